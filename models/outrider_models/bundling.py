@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -16,13 +16,14 @@ from torch import Tensor
 
 from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.checkpoints.bundle import DRAFTER, Bundle, find_bundle
+from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, select_rows, write_draft_vocab
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights, borrowed_names, resolve_dir
 from outrider_drafters.contracts.drafter import Drafter
-from outrider_drafters.families.family import Family
-from outrider_drafters.load import load_drafter, open_drafter
+from outrider_drafters.families.family import DRAFT_VOCAB_OPTION, Family
+from outrider_drafters.load import draft_vocabulary, load_drafter, open_drafter
 from outrider_drafters.quantization.quantize import Weights, code_tensors, quantize
 from outrider_drafters.readers.checkpoint import SINGLE, Checkpoint
 from outrider_drafters.readers.config import read_config
@@ -43,7 +44,7 @@ class _RecordingTarget(TargetWeights):
         return TargetWeights.last_layers(self, count)
 
 
-def make_bundle(target: str | Path, drafter: str | Path, weights: str, out: Path) -> Bundle:
+def make_bundle(target: str | Path, drafter: str | Path | DrafterSource, weights: str, out: Path) -> Bundle:
     """Write the bundle to `out` and load it once as a check.
 
     Raises UsageError for a directory that is not empty, a drafter that does not fit the target, or a bundle that does
@@ -65,9 +66,10 @@ def make_bundle(target: str | Path, drafter: str | Path, weights: str, out: Path
     packed = _packing(weights)
     out.mkdir(parents=True, exist_ok=True)
     try:
-        _write_target(directory, max(recording.asked, default=0), packed, out)
+        tokens = draft_vocabulary(family, files, target_weights.sizes.vocab)
+        _write_target(directory, max(recording.asked, default=0), packed, tokens, out)
         if family.needs_files:
-            _write_drafter(files, family, packed, target_weights, out / DRAFTER)
+            _write_drafter(files, family, packed, target_weights, tokens, out / DRAFTER)
         bundle = _manifest(str(target), directory, weights, source, family, loaded, target_weights)
         bundle.write(out)
         _check_again(out, loaded)
@@ -102,13 +104,15 @@ def _manifest(
     loaded: Drafter,
     target_weights: TargetWeights,
 ) -> Bundle:
+    # The draft vocabulary is a file of the bundle: a path recorded here would be one on this machine.
+    options = {name: value for name, value in source.options.chosen().items() if name != DRAFT_VOCAB_OPTION}
     return Bundle(
         weights=weights,
         target=Path(name).name,
         target_fingerprint=target_fingerprint(target),
         tokenizer_fingerprint=tokenizer_fingerprint(target),
         drafter=DRAFTER if family.needs_files else family.name,
-        options={**source.options.chosen(), "family": family.name},
+        options={**options, "family": family.name},
         tap=asdict(loaded.tap),
         sizes=asdict(target_weights.sizes),
         made_by={package: version(package) for package in ("outrider", "torch")},
@@ -129,13 +133,26 @@ def _packing(weights: str) -> Packing:
 
 
 def _coded(name: str, tensor: Tensor, weights: str) -> Mapping[str, Tensor]:
-    """Quantize matrices; embeddings keep at least 8 bits, since a lookup reads only one row."""
+    """Quantize matrices; embeddings keep at least 8 bits."""
+    # A lookup reads only one row; and where the embedding is the head too, 4 bits change one guess in eleven
+    # (docs/edge.md).
     if not (name.endswith(".weight") and tensor.ndim == 2 and tensor.is_floating_point()):
         return {name: tensor}
     return code_tensors(name, quantize(tensor, "int8" if weights == "int8" or name.endswith(EMBEDDING) else "int4"))
 
 
-def _write_target(target: Path, num_layers: int, packed: Packing, out: Path) -> None:
+def _with_rows(packed: Packing, tokens: Sequence[int] | None, vocab: int, is_head: Callable[[str], bool]) -> Packing:
+    """Return a packing that stores of every head only the rows of the draft vocabulary, in the order of ids."""
+    wanted = None if tokens is None else torch.tensor(sorted(tokens))
+
+    def cut(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+        whole = tensor.shape[:1] == (vocab,) and is_head(name)
+        return packed(name, select_rows(tensor, None, wanted)[0] if whole else tensor)
+
+    return cut
+
+
+def _write_target(target: Path, num_layers: int, packed: Packing, tokens: Sequence[int] | None, out: Path) -> None:
     """Write the target's small files, embedding, lm_head, and the last layers with the norm after them."""
     for pattern in TARGET_FILES:
         for path in target.glob(pattern):
@@ -146,23 +163,32 @@ def _write_target(target: Path, num_layers: int, packed: Packing, out: Path) -> 
     total = int(config["num_hidden_layers"])
     layers = tuple(f"{stem}layers.{number}." for number in range(total - num_layers, total))
     names = {embedding, head} | {name for name in checkpoint.names if layers and name.startswith(layers)}
-    _save(checkpoint, names | ({f"{stem}norm.weight"} if layers else set()), packed, out)
+    # A tied head keeps all rows: the embedding looks up any token.
+    cut = _with_rows(packed, tokens, checkpoint.shape(head)[0], lambda name: name == head != embedding)
+    _save(checkpoint, names | ({f"{stem}norm.weight"} if layers else set()), cut, out)
 
 
 def _write_drafter(
-    files: DrafterFiles, family: Family, packed: Packing, target_weights: TargetWeights, out: Path
+    files: DrafterFiles,
+    family: Family,
+    packed: Packing,
+    target_weights: TargetWeights,
+    tokens: Sequence[int] | None,
+    out: Path,
 ) -> None:
     """Write the drafter's tensors under their own names, without a copy of the target's embedding."""
     out.mkdir()
     path = files.directory / "config.json"
     (out / "config.json").write_text(path.read_text() if path.is_file() else json.dumps(dict(files.config), indent=2))
     for extra in files.directory.glob("*.json") if files.directory.is_dir() else ():
-        if extra.name != "config.json" and "index" not in extra.name:
+        if extra.name not in ("config.json", DRAFT_VOCAB) and "index" not in extra.name:
             shutil.copyfile(extra, out / extra.name)
+    if tokens is not None:
+        write_draft_vocab(out, tokens)
     unused = files.options.embedding == "target" or _same(files.checkpoint, target_weights.embed)
     names = set(files.names) - ({EMBEDDING} if unused else set())
     kept: Packing = lambda name, tensor: {name: tensor} if family.keep_unquantized(name) else packed(name, tensor)  # noqa: E731
-    _save(files.checkpoint, names, kept, out)
+    _save(files.checkpoint, names, _with_rows(kept, tokens, target_weights.sizes.vocab, family.is_head), out)
 
 
 def _same(checkpoint: Checkpoint, target: Tensor) -> bool:
@@ -177,6 +203,14 @@ def _save(checkpoint: Checkpoint, names: set[str], packed: Packing, out: Path) -
     for name in sorted(names):
         tensors |= packed(name, checkpoint.read(name))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / SINGLE, metadata={"format": "pt"})
+
+
+def weights_note(out: Path, bundle: Bundle) -> str:
+    """Say how the weights are stored, and where that is not what was asked for."""
+    if bundle.weights != "int4":
+        return bundle.weights
+    embedding, head = borrowed_names(read_config(out), Checkpoint(out))
+    return "int4 (the embedding, which is the head too, int8)" if embedding == head else "int4 (the embedding int8)"
 
 
 def size_bytes(bundle: Path) -> int:

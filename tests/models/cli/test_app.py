@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, read_draft_vocab
 from outrider_models.cli.app import main
 
 
@@ -27,6 +28,31 @@ def test_corpus_writes_json_lines(monkeypatch, tmp_path):
 def test_corpus_shows_samples(monkeypatch, capsys):
     assert run(monkeypatch, "corpus", "--family", "math", "--count", "1") == 0
     assert "Answer:" in capsys.readouterr().out
+
+
+def test_a_target_writes_chats(monkeypatch, capsys, tmp_path):
+    out = tmp_path / "chats.jsonl"
+    assert (
+        run(monkeypatch, "distill", "--out", str(out), "--tokens", "40", "--batch", "4", "--max-new-tokens", "32") == 0
+    )
+    assert f"{out}: " in capsys.readouterr().out
+    chats = [json.loads(line) for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
+    assert sum(chat["tokens"] for chat in chats) >= 40
+
+
+def test_a_draft_vocabulary_is_chosen_and_bundled(monkeypatch, capsys, tmp_path):
+    data, out = tmp_path / "chats.jsonl", tmp_path / "vocab.json"
+    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello! Hello?"}]}
+    data.write_text((json.dumps({**chat, "kind": "greeting"}) + "\n") * 2)
+    chosen = ["--data", str(data), "--size", "16", "--out", str(out)]
+    assert run(monkeypatch, "draft-vocab", *chosen) == 0
+    shown = capsys.readouterr().out
+    assert "greeting" in shown
+    assert f"{out}: 16 tokens" in shown
+    bundle = ["--drafter", "eagle2", "--weights", "int4", "--out", str(tmp_path / "bundle"), "--draft-vocab", str(out)]
+    assert run(monkeypatch, "bundle", *bundle) == 0
+    assert "int4 (the embedding, which is the head too, int8)" in capsys.readouterr().out
+    assert len(read_draft_vocab(tmp_path / "bundle/drafter" / DRAFT_VOCAB, 10**6)) == 16
 
 
 def test_info_lists_what_is_embedded(monkeypatch, capsys):
@@ -56,6 +82,12 @@ def test_info_lists_what_is_embedded(monkeypatch, capsys):
         (["train", "--out", "OUT", "--family", "moa", "--data", "FULL", "--set", "x"], "TABLE.KEY=VALUE"),
         (["train", "--out", "OUT", "--family", "oracle", "--data", "FULL"], "family 'oracle'"),
         (["train", "--out", "OUT", "--family", "moa", "--data", "FULL", "--settings", "OUT"], "out"),
+        (["draft-vocab", "--data", "FULL", "--out", "OUT"], "cannot be read"),
+        (["bundle", "--drafter", "moa", "--draft-vocab", "7", "--out", "OUT"], "draft_vocab=7: it has no"),
+        (["distill", "--out", "OUT", "--dtype", "int3"], "--dtype int3"),
+        (["distill", "--out", "OUT", "--held-out", "1"], "held_out=1"),
+        (["distill", "--out", "OUT", "--prompts", "FULL"], "cannot be read"),
+        (["distill", "--out", "OUT", "--target", "nowhere"], "nowhere: no such directory or file"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(monkeypatch, capsys, tmp_path, arguments, message):

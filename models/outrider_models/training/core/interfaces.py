@@ -4,13 +4,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from torch import Tensor, nn
 
 from outrider_drafters.blocks.last_layers import LastLayers
+from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterOptions
 from outrider_drafters.checkpoints.target_weights import TargetSizes
+
+PADDING = -100  # as in Hugging Face's labels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,7 +22,7 @@ class Batch:
     """Right-padded rows of tokens, and the mask of those that are trained."""
 
     tokens: Tensor  # [B, T] int64
-    labels: Tensor  # [B, T] int64: the token after position i
+    labels: Tensor  # [B, T] int64: the token after position i, PADDING after the last
     loss_mask: Tensor  # [B, T] bool: the label belongs to a reply, so its prediction is trained
 
 
@@ -36,12 +40,13 @@ class TeacherOutput:
     """The target's output for a batch, and the weights that drafters borrow from it. No gradient flows here."""
 
     embed: Tensor  # [V, E]
-    lm_head: Tensor  # [V, E]
+    lm_head: Tensor  # [Vd, E]: rows of the draft vocabulary
     feature_scale: Tensor  # []: roughly the rms of its last hidden states, from its final norm
     hidden: Mapping[int, Tensor]  # each [B, T, E]
-    keys: Tensor | None = None  # [B, L, kv_heads, T, head_dim], post-RoPE
-    values: Tensor | None = None
+    packed_kv: Tensor | None = None  # [B, T, L, 2 E_kv]: K, post-RoPE, and V of all layers as MoA packs them
     last_layers: LastLayers | None = None
+    draft_tokens: Tensor | None = None  # [Vd] int64: the tokens of lm_head's rows; None: all
+    likeliest: Tensor | None = None  # [B, T] int64: the target's likeliest tokens, where trained; None: see lm_head
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,9 +78,23 @@ class TrainableDrafter(nn.Module, ABC):
     teacher_request = TeacherRequest()
     options = DrafterOptions()  # options that the exported files must be loaded with
     untrained_tensors: frozenset[str] = frozenset()  # tensors of published files that no run trains
+    layout_has_draft_vocab = False
+    draft_tokens: Tensor | None = None  # [Vd] int64: all that it drafts; None: every token
+
+    def limited_to(self, count: int, frequencies: Frequencies, vocab: int) -> Self:
+        """Let it draft the `count` most frequent tokens alone; 0: all."""
+        if 0 < count < vocab:
+            self.draft_tokens = most_frequent(frequencies(), count)
+        return self
 
     def init_from_lm_head(self, lm_head: Tensor) -> None:  # most families start from random weights alone
         """Initialize from the target's lm_head [V, E], where the family does so; called once, before training."""
+
+    def write(self, directory: Path) -> None:
+        """Write the family's published layout, and the draft vocabulary if the layout has no place for it."""
+        self.export(directory)
+        if self.draft_tokens is not None and not self.layout_has_draft_vocab:
+            write_draft_vocab(directory, self.draft_tokens.tolist())
 
     def load_weights(self, files: DrafterFiles) -> None:
         """Load a drafter of this family and these sizes. Raises UsageError."""
@@ -89,6 +108,18 @@ class TrainableDrafter(nn.Module, ABC):
     @abstractmethod
     def export(self, directory: Path) -> None:
         """Write the family's published layout, in bfloat16."""
+
+
+def most_frequent(frequencies: Tensor, count: int) -> Tensor:
+    """Return the ids [count] of the largest of [V] counts, the largest first; of equal counts, the lower id first."""
+    # Stable, so that equal counts give the same vocabulary on every device.
+    order: Tensor = frequencies.sort(descending=True, stable=True).indices
+    return order[:count]
+
+
+def chosen_rows(rows: Tensor, draft_tokens: Tensor | None) -> Tensor:
+    """Return the draft vocabulary's rows of an output [V, ...]."""
+    return rows if draft_tokens is None else rows[draft_tokens]
 
 
 def rows_of(mask: Tensor) -> Tensor:  # [B, T] bool -> [n] int64

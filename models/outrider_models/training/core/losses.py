@@ -1,19 +1,22 @@
 """Losses: the distance of a drafter from its target, position by position."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from outrider_models.core.tables import need_at_least
+from outrider_models.training.core.interfaces import Batch, TeacherOutput
 from outrider_proto.errors import UsageError
 
-Head = Callable[[Tensor], Tensor]  # rows [n, ...] -> logits [n, V]
-LogitLoss = Callable[[Tensor, Tensor], Tensor]  # the drafter's logits, the target's -> [n]
-MAX_LOGITS = 1 << 26  # held at once; more rows go in parts, whose logits are computed again in backward
+Reweigh = Callable[[Tensor], Tensor]  # distributions [n, Vd] -> weights of the cross-entropy
+MAX_SHARED = 1 << 26  # weights kept for all steps of a batch; more are computed for each step
+MAX_LOGITS = 1 << 21  # held at once: measured, about the processor's cache
+MAX_HELD = 1 << 23  # logit gradients held for a trained output: each sum into its own gradient goes through all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,189 @@ class HeadDecay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compared:
-    loss: Tensor  # [n] float32
-    hits: Tensor  # [n] bool: both have the same likeliest token
+    """A drafter's rows against the target's distributions."""
+
+    total: Tensor  # []: the cross-entropy of all rows, each by its scale
+    loss: Tensor  # [n] float32: of each row, without its scale and without gradient
+    hits: Tensor  # [n] bool: the drafter's likeliest token is the target's
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Aim:
+    """What some rows of logits aim at."""
+
+    weights: Tensor  # [n, Vd] float32: of the cross-entropy, 0 in rows without a loss
+    likeliest: Tensor  # [n] int64: the target's likeliest token
+
+
+class Aims(ABC):
+    """What the drafter should say after each trained position, counted through a batch's loss mask."""
+
+    def __init__(self, mask: Tensor, draft_tokens: Tensor | None) -> None:
+        self._mask, self._numbers = mask, mask.flatten().cumsum(0).view_as(mask) - 1
+        self.draft_tokens = draft_tokens
+
+    def ahead(self, steps: int) -> Tensor:
+        """Return the numbers [n] of the trained positions that lie `steps` or more after a row's start."""
+        return self._numbers[:, steps:][self._mask[:, steps:]]
+
+    def at(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which of these positions [B, R] are trained, [B, R] bool, and the numbers [n] of those."""
+        inside = places.clamp(max=self._mask.shape[1] - 1)
+        trained = self._mask.gather(1, inside) & (places == inside)
+        return trained, self._numbers.gather(1, inside)[trained]
+
+    @abstractmethod
+    def of(self, numbers: Tensor) -> Aim:
+        """Compute the aims of some positions."""
+
+
+class TargetAims(Aims):
+    """The target's distributions, over the draft vocabulary; positions whose likeliest token it lacks have no loss.
+
+    `shared` keeps those of a whole batch, for drafters that aim at them several times; `reweigh` changes them once.
+    """
+
+    def __init__(
+        self, target: TeacherOutput, mask: Tensor, *, shared: bool = False, reweigh: Reweigh | None = None
+    ) -> None:
+        super().__init__(mask, target.draft_tokens)
+        self._hidden, self._lm_head, self._reweigh = target.hidden[-1][mask], target.lm_head, reweigh
+        self._likeliest = None if target.likeliest is None else target.likeliest[mask]
+        self._covered = None
+        if target.draft_tokens is not None and self._likeliest is not None:
+            self._covered = torch.isin(self._likeliest, target.draft_tokens)
+        size = len(self._hidden) * len(self._lm_head)
+        self._kept = self._made(torch.arange(len(self._hidden))) if shared and size <= MAX_SHARED else None
+
+    def of(self, numbers: Tensor) -> Aim:
+        if self._kept is None:
+            return self._made(numbers)
+        return Aim(self._kept.weights[numbers], self._kept.likeliest[numbers])
+
+    def _made(self, numbers: Tensor) -> Aim:
+        numbers = numbers.to(self._hidden.device)
+        weights = F.linear(self._hidden[numbers], self._lm_head).float().softmax(-1)
+        likeliest = weights.argmax(-1) if self._likeliest is None else self._likeliest[numbers]
+        if self._reweigh is not None:
+            weights = self._reweigh(weights)
+        if self._covered is not None:
+            weights.mul_(self._covered[numbers].unsqueeze(-1))
+        return Aim(weights, likeliest)
+
+
+class TextAims(Aims):
+    """The text's own next tokens."""
+
+    def __init__(self, batch: Batch, target: TeacherOutput) -> None:
+        super().__init__(batch.loss_mask, target.draft_tokens)
+        self._tokens, self._columns = batch.labels[batch.loss_mask], len(target.lm_head)
+
+    def of(self, numbers: Tensor) -> Aim:
+        tokens = self._tokens[numbers]
+        if self.draft_tokens is None:
+            return Aim(F.one_hot(tokens, self._columns).float(), tokens)
+        return Aim((tokens.unsqueeze(-1) == self.draft_tokens).float(), tokens)
+
+
+def compare(
+    hidden: Tensor,  # [n, E]
+    weight: Tensor,  # [Vd, E]
+    bias: Tensor | None,  # [Vd]
+    aims: Aims,
+    numbers: Tensor,  # [n] int64
+    scales: Tensor | None = None,  # [n] float32: of each row's loss; None: 1
+) -> Compared:
+    """Compute the cross-entropy of a drafter's output against the aims of the positions `numbers`."""
+    scales = torch.ones(len(hidden), device=hidden.device) if scales is None else scales
+    total, loss, hits = _CrossEntropy.apply(hidden, weight, bias, aims, numbers, scales)  # type: ignore[no-untyped-call]  # torch
+    return Compared(total, loss, hits)
+
+
+def compare_plainly(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    aims: Aims,
+    numbers: Tensor,
+    scales: Tensor | None = None,
+) -> Compared:
+    """Compute the same as `compare` with all logits at once and autograd: its oracle."""
+    logits, aim = F.linear(hidden, weight, bias).float(), aims.of(numbers)
+    loss = -(aim.weights * logits.log_softmax(-1)).sum(-1)
+    total = (loss if scales is None else loss * scales).sum()
+    return Compared(total, loss.detach(), _tokens(logits.argmax(-1), aims) == aim.likeliest)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Cross-entropy through an output layer, some rows at a time, whose gradients are computed with the loss.
+
+    Logits [n, V] are the largest tensors of training by far. Their gradient is softmax - aim, known at once, so no more
+    than a chunk of them is ever held, and none is computed twice (as in Liger's fused linear cross-entropy).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # Any: torch's context holds what one puts there
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        aims: Aims,
+        numbers: Tensor,
+        scales: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        kind = hidden.device.type
+        narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        output, offset = weight.to(narrow), None if bias is None else bias.to(narrow)
+        losses, hits = torch.empty(len(hidden), device=hidden.device), torch.empty_like(numbers, dtype=torch.bool)
+        d_hidden = torch.empty_like(hidden) if wants_hidden else None
+        d_weight = torch.zeros_like(weight) if wants_weight else None
+        d_bias = torch.zeros_like(bias) if bias is not None and wants_bias else None
+        held: list[Tensor] = []
+        num_rows, max_held = max(1, MAX_LOGITS // len(weight)), MAX_HELD // len(weight)
+        # Casts are explicit: autocast would cache those it makes here, where there is no graph, for where there is one.
+        with torch.autocast(kind, enabled=False):
+            for first in range(0, len(hidden), num_rows):
+                some = slice(first, first + num_rows)
+                rows, aim = hidden[some].to(narrow), aims.of(numbers[some])
+                logits = F.linear(rows, output, offset).float()
+                largest, chances = logits.max(-1, keepdim=True), logits.softmax(-1)
+                hits[some] = _tokens(largest.indices.squeeze(-1), aims) == aim.likeliest
+                norm = largest.values - chances.gather(-1, largest.indices).log()  # logsumexp, in fewer passes
+                mass = aim.weights.sum(-1, keepdim=True)
+                losses[some] = (mass * norm).squeeze(-1) - torch.linalg.vecdot(aim.weights, logits)
+                gradient = chances.mul_(mass).sub_(aim.weights).mul_(scales[some].unsqueeze(-1))
+                if d_bias is not None:
+                    d_bias += gradient.sum(0)
+                gradient = gradient.to(narrow)
+                if d_hidden is not None:
+                    d_hidden[some] = gradient @ output
+                if d_weight is not None:
+                    held.append(gradient)
+                    if len(held) * num_rows >= max_held or first + num_rows >= len(hidden):
+                        begin = first + len(gradient) - sum(map(len, held))
+                        d_weight += torch.cat(held).T @ hidden[begin : first + len(gradient)].to(narrow)
+                        held.clear()
+        ctx.save_for_backward(d_hidden, d_weight, d_bias)
+        ctx.mark_non_differentiable(losses, hits)
+        return (losses * scales).sum(), losses, hits
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # Any: as above
+        gradients = (None if part is None else part * upstream[0] for part in ctx.saved_tensors)
+        return (*gradients, None, None, None)
+
+
+def _tokens(likeliest: Tensor, aims: Aims) -> Tensor:
+    """Return the target's ids [n] of a drafter's."""
+    return likeliest if aims.draft_tokens is None else aims.draft_tokens[likeliest]
+
+
+def add_top(weights: Tensor, divergence: float, top_k: int, top_weight: float) -> Tensor:
+    """Weigh the whole distribution and its `top_k` likeliest tokens (HASS, arXiv 2408.15766, 3.1)."""
+    chances, tokens = weights.topk(min(top_k, weights.shape[-1]))
+    return (weights * divergence).scatter_add_(-1, tokens, chances * top_weight)
 
 
 def rms(features: Tensor) -> Tensor:
@@ -59,62 +243,6 @@ def rms(features: Tensor) -> Tensor:
     return features.float().pow(2).mean().sqrt()
 
 
-def linear(weight: Tensor, bias: Tensor | None = None) -> Head:
-    """Wrap a head [V, E] as a function."""
-    return lambda rows: F.linear(rows, weight, bias)
-
-
-def compare(
-    student: Head,
-    drafted: Tensor,
-    teacher: Head,
-    wanted: Tensor,
-    loss: LogitLoss,
-    vocab: int,
-    student_ids: Tensor | None = None,
-) -> Compared:
-    """Compute the loss between the logits of `drafted` and `wanted`, both [n, ...], MAX_LOGITS at a time.
-
-    The teacher may return tokens [n] instead of logits. `student_ids` [Vd] maps the student's ids to the target's.
-    """
-    work = (student, teacher, loss, student_ids)
-    rows = max(1, MAX_LOGITS // vocab)
-    if len(drafted) <= rows:
-        return Compared(*_part(drafted, wanted, *work))
-    # The reentrant kind would drop the gradients of heads: their inputs, the target's features, require none.
-    parts = [
-        checkpoint(_part, some, others, *work, use_reentrant=False)
-        for some, others in zip(torch.split(drafted, rows), torch.split(wanted, rows), strict=True)
-    ]
-    return Compared(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]))
-
-
-def soft_cross_entropy(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Cross-entropy [n] of softmax(wanted) against softmax(logits), both [n, V]: forward KL up to a constant."""
-    return -(wanted.float().softmax(-1) * logits.float().log_softmax(-1)).sum(-1)
-
-
-def token_cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Cross-entropy [n] of tokens [n] against softmax(logits) [n, V]."""
-    return F.cross_entropy(logits.float(), tokens, reduction="none")
-
-
-def top_cross_entropy(logits: Tensor, wanted: Tensor, top_k: int) -> Tensor:
-    """Cross-entropy over the target's `top_k` likeliest tokens only (HASS, arXiv 2408.15766, 3.1)."""
-    chances, tokens = wanted.float().softmax(-1).topk(min(top_k, wanted.shape[-1]))
-    return -(chances * logits.float().log_softmax(-1).gather(-1, tokens)).sum(-1)
-
-
 def feature_distance(drafted: Tensor, wanted: Tensor, unit: Tensor | float = 1.0) -> Tensor:
     """Smooth L1 distance [n] between hidden states [n, E], the mean over their values."""
     return F.smooth_l1_loss(drafted.float() / unit, wanted.float() / unit, reduction="none").mean(-1)
-
-
-def _part(
-    drafted: Tensor, wanted: Tensor, student: Head, teacher: Head, loss: LogitLoss, student_ids: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    logits = student(drafted)
-    with torch.no_grad():
-        aim = teacher(wanted)
-    likeliest = logits.argmax(-1) if student_ids is None else student_ids[logits.argmax(-1)]
-    return loss(logits, aim), likeliest == (aim if aim.ndim == 1 else aim.argmax(-1))

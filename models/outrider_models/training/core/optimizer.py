@@ -13,21 +13,36 @@ from torch import Tensor, nn
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _NUM_ITERATIONS = 5
 _EPS = 1e-7
+_NOT_HIDDEN = ("embed_tokens", "lm_head")
 
 
 class Optimizer:
-    """Two optimizers that step together; their rates are given as a share of the recipe's."""
+    """Two optimizers that step together; their rates are given as a share of their peaks.
 
-    def __init__(self, model: nn.Module, muon_lr: float, adamw_lr: float, weight_decay: float) -> None:
+    Without `muon`, AdamW takes everything, with weight decay. With it, only Muon's matrices decay.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        muon_lr: float,
+        adamw_lr: float,
+        weight_decay: float,
+        betas: tuple[float, float] = (0.9, 0.95),
+        *,
+        muon: bool = True,
+    ) -> None:
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         # Muon is made for matrices between hidden states; embeddings and heads stay with AdamW.
-        hidden = [p for name, p in trained if p.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name]
+        hidden = [p for name, p in trained if muon and p.ndim == 2 and not any(part in name for part in _NOT_HIDDEN)]
         chosen = {id(p) for p in hidden}
         rest = [p for _, p in trained if id(p) not in chosen]
         self.parameters = [p for _, p in trained]
         self._rates = (muon_lr, adamw_lr)
         self._muon = Muon(hidden, weight_decay)
-        self._adamw = torch.optim.AdamW(rest, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        self._adamw = torch.optim.AdamW(
+            rest, lr=adamw_lr, betas=betas, weight_decay=0.0 if muon else weight_decay, fused=True
+        )
 
     def step(self, factor: float, clip_norm: float) -> Tensor:
         """Update at `factor` of the full rates; return the gradient's norm before clipping."""
@@ -53,7 +68,7 @@ class Muon:
 
     def __init__(self, parameters: Iterable[nn.Parameter], weight_decay: float, momentum: float = 0.95) -> None:
         self._groups = _by_shape(parameters)
-        self._momenta = [torch.zeros(len(group), *group[0].shape) for group in self._groups]
+        self._momenta = [torch.zeros(len(group), *group[0].shape, device=group[0].device) for group in self._groups]
         self._weight_decay, self._momentum = weight_decay, momentum
 
     @torch.no_grad()

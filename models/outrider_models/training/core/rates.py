@@ -1,18 +1,22 @@
-"""Learning rates and lengths of runs on chats. Recipes of the embedded models have their own."""
+"""Optimizers, their learning rates, and lengths of runs: schedules of papers for chats, a trapezoid for recipes."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
+from torch import nn
+
 from outrider_models.core.tables import need_at_least
+from outrider_models.training.core.optimizer import Optimizer
 from outrider_proto.errors import UsageError
 
 Decay = Literal["linear", "cosine"]
+OptimizerName = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """AdamW's settings and learning rate: from 0 up to `peak`, then down to `last`, where it stays."""
+    """The optimizer's settings and learning rate: from 0 up to `peak`, then down to `last`, where it stays."""
 
     peak: float
     last: float
@@ -23,9 +27,11 @@ class Schedule:
     beta2: float
     weight_decay: float
     clip_norm: float
+    optimizer: OptimizerName = "adamw"
+    muon_peak: float = 0.01  # muon: the rate of hidden matrices where that of all else, AdamW's, is `peak`
 
     def __post_init__(self) -> None:
-        need_at_least(self, 0, "last", "warmup_updates", "decay_epochs", "weight_decay")
+        need_at_least(self, 0, "last", "warmup_updates", "decay_epochs", "weight_decay", "muon_peak")
         if not self.peak > 0 or self.last > self.peak:
             raise UsageError(f"schedule: peak={self.peak}, last={self.last}: need 0 < peak and last <= peak")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.clip_norm > 0):
@@ -40,6 +46,38 @@ class Schedule:
         end = self.decay_epochs * updates_an_epoch if self.decay_epochs else updates
         done = min(1.0, (update - warmup) / max(1.0, end - warmup))
         return self.last + (self.peak - self.last) * _share_left(self.decay, done)
+
+    def make_optimizer(self, network: nn.Module) -> Optimizer:
+        return Optimizer(
+            network, self.muon_peak, self.peak, self.weight_decay, (self.beta1, self.beta2),
+            muon=self.optimizer == "muon",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Muon and AdamW of a recipe; learning rates are those of the flat part."""
+
+    muon_lr: float
+    adamw_lr: float
+    weight_decay: float
+    clip_norm: float
+    warmup: float  # share of the run
+    decay: float  # share of the run, at its end
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0 or self.decay < 0 or self.warmup + self.decay > 1:
+            raise UsageError(f"warmup={self.warmup} and decay={self.decay}: need shares that are together at most 1")
+
+    def factor(self, progress: float) -> float:
+        """Return the share of the full rates at `progress`: a trapezoid that ends at 0."""
+        # Above 0 from the start, or the first step would be wasted.
+        rising = progress / self.warmup + 1e-3 if self.warmup else 1.0
+        falling = (1 - progress) / self.decay if self.decay else 1.0
+        return max(0.0, min(1.0, rising, falling))
+
+    def make_optimizer(self, network: nn.Module) -> Optimizer:
+        return Optimizer(network, self.muon_lr, self.adamw_lr, self.weight_decay)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
@@ -12,9 +13,15 @@ from transformers.utils import logging
 from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir, target_sizes
 from outrider_drafters.contracts.tap import LAST, Activations
+from outrider_drafters.families.moa.network import pack_kv
 from outrider_drafters.readers.config import config_int, read_config
 from outrider_models.training.core.interfaces import TargetFacts, TeacherOutput, TeacherRequest
 from outrider_proto.errors import UsageError
+
+_KV, _LIKELIEST = "kv", "likeliest"
+_ROWS = 256  # of logits at once
+_CHECKED_TOKENS = 32
+_MAX_VARIATION = 0.05  # of distributions; rounding in bfloat16 and Gemma 2's cap stay far below
 
 
 class Teacher:
@@ -26,6 +33,7 @@ class Teacher:
         self.embed: Tensor = _weight(model.get_input_embeddings(), "embedding")
         self.lm_head: Tensor = _weight(_output(model), "lm_head")
         self._unit = _final_norm_size(model)
+        self.restrict(None)
         self._read: dict[int, LastLayers] = {}
 
     @classmethod
@@ -38,7 +46,25 @@ class Teacher:
             model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise UsageError(f"{directory}: not a causal language model that transformers loads ({error})") from error
-        return cls(model.to(device), facts)  # type: ignore[arg-type]  # transformers' wrapper hides the arguments
+        teacher = cls(model.to(device), facts)  # type: ignore[arg-type]  # transformers' wrapper hides the arguments
+        teacher.check_distribution()
+        return teacher
+
+    @torch.no_grad()
+    def check_distribution(self) -> None:
+        """Raise UsageError where the target's distribution is not that of its lm_head, from which drafters learn."""
+        # Measured, not read from the config: scaled logits (Granite, Cohere), a bias (Phi) and caps (Gemma 2, which
+        # changes next to nothing) go by a new name in every family.
+        tokens = torch.arange(1, _CHECKED_TOKENS + 1, device=self.embed.device).remainder(len(self.embed)).unsqueeze(0)
+        own = self.model(input_ids=tokens).logits.float().softmax(-1)
+        last = self.run(tokens, TeacherRequest()).hidden[LAST]
+        taught = F.linear(last, self.lm_head).float().softmax(-1)
+        apart = ((own - taught).abs().sum(-1) / 2).mean().item()
+        if apart > _MAX_VARIATION:
+            raise UsageError(
+                f"target: its logits are not those of its lm_head (scaled, capped or biased; total variation "
+                f"{apart:.2f}), and drafters would learn another distribution than it serves: it cannot teach"
+            )
 
     def target_weights(self) -> TargetWeights:
         """Return the weights that drafters borrow, without copying them."""
@@ -46,24 +72,75 @@ class Teacher:
         ends = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
         return TargetWeights(self.embed, self.lm_head, self.facts.sizes, ends, self.facts.directory)
 
+    def restrict(self, draft_tokens: Tensor | None) -> None:
+        """Teach the distribution over these tokens [Vd] alone; None: over all."""
+        self._draft_tokens = None if draft_tokens is None else draft_tokens.to(self.lm_head.device)
+        self._draft_head = self.lm_head if self._draft_tokens is None else self.lm_head[self._draft_tokens]
+
+    def fields(self, request: TeacherRequest) -> tuple[str, ...]:
+        """Return the names of what `compute` returns for a request."""
+        names = [_hidden_name(layer) for layer in request.hidden]
+        return (*names, *([_KV] if request.kv else []), *([_LIKELIEST] if self._draft_tokens is not None else []))
+
     @torch.no_grad()
-    def run(self, tokens: Tensor, request: TeacherRequest) -> TeacherOutput:  # [B, T] int64, right-padded
-        """Compute what is requested for tokens. Raises UsageError if the model does not keep K/V of the whole text."""
+    def compute(self, tokens: Tensor, request: TeacherRequest, loss_mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Compute `fields` [B, T, ...] of right-padded tokens [B, T].
+
+        The likeliest tokens are those of `loss_mask` [B, T] alone, or all. Raises UsageError if the model does not keep
+        K/V of the whole text.
+        """
         # Hidden states of all layers take memory: they are asked for only where an inner one is needed.
         inner = any(layer != LAST for layer in request.hidden)
         output = self.model.base_model(input_ids=tokens, use_cache=request.kv, output_hidden_states=inner)
-        hidden = {layer: output.last_hidden_state if layer == LAST else output.hidden_states[layer]
+        fields = {_hidden_name(layer): output.last_hidden_state if layer == LAST else output.hidden_states[layer]
                   for layer in request.hidden}  # fmt: skip
-        keys, values = _stacked(output.past_key_values, tokens.shape[1]) if request.kv else (None, None)
-        last_layers = self._last_layers(request.last_layers) if request.last_layers else None
-        return TeacherOutput(self.embed, self.lm_head, self._unit, hidden, keys, values, last_layers)
+        if request.kv:
+            fields[_KV] = pack_kv(*_stacked(output.past_key_values, tokens.shape[1]))
+        if self._draft_tokens is not None:
+            fields[_LIKELIEST] = self._likeliest(output.last_hidden_state, tokens, loss_mask)
+        return fields
 
+    def output(self, fields: Mapping[str, Tensor], request: TeacherRequest) -> TeacherOutput:
+        """Put computed fields together with the weights that drafters borrow."""
+        return TeacherOutput(
+            embed=self.embed,
+            lm_head=self._draft_head,
+            feature_scale=self._unit,
+            hidden={layer: fields[_hidden_name(layer)] for layer in request.hidden},
+            packed_kv=fields.get(_KV),
+            last_layers=self._last_layers(request.last_layers) if request.last_layers else None,
+            draft_tokens=self._draft_tokens,
+            likeliest=fields.get(_LIKELIEST),
+        )
+
+    def run(self, tokens: Tensor, request: TeacherRequest, loss_mask: Tensor | None = None) -> TeacherOutput:
+        """Compute what is requested for tokens, as `compute` does."""
+        return self.output(self.compute(tokens, request, loss_mask), request)
+
+    def check(self, request: TeacherRequest) -> None:
+        """Raise UsageError if the target lacks what is requested."""
+        self.run(torch.zeros(1, 2, dtype=torch.int64, device=self.embed.device), request)
+
+    @torch.no_grad()
     def activations(self, tokens: Tensor, needs_kv: bool, hidden_layers: tuple[int, ...]) -> Activations:
         """Return activations of one text [1, T] in the form that a tap reads."""
-        target = self.run(tokens, TeacherRequest(hidden_layers, needs_kv))
+        output = self.model.base_model(
+            input_ids=tokens, use_cache=needs_kv, output_hidden_states=any(layer != LAST for layer in hidden_layers)
+        )
         nothing = self.embed.new_empty(0)
-        keys, values = (nothing if part is None else part[0] for part in (target.keys, target.values))
-        return Activations(keys, values, {layer: rows[0] for layer, rows in target.hidden.items()})
+        keys, values = (
+            (part[0] for part in _stacked(output.past_key_values, tokens.shape[1])) if needs_kv else (nothing, nothing)
+        )
+        hidden = {layer: output.last_hidden_state if layer == LAST else output.hidden_states[layer]
+                  for layer in hidden_layers}  # fmt: skip
+        return Activations(keys, values, {layer: rows[0] for layer, rows in hidden.items()})
+
+    def _likeliest(self, hidden: Tensor, tokens: Tensor, loss_mask: Tensor | None) -> Tensor:
+        mask = torch.ones_like(tokens, dtype=torch.bool) if loss_mask is None else loss_mask
+        found = torch.zeros_like(tokens)
+        parts = [F.linear(rows, self.lm_head).argmax(-1) for rows in torch.split(hidden[mask], _ROWS)]
+        found[mask] = torch.cat(parts) if parts else found.new_empty(0)
+        return found
 
     def _last_layers(self, count: int) -> LastLayers:
         if count not in self._read:
@@ -75,6 +152,10 @@ def target_facts(directory: Path) -> TargetFacts:
     """Read the properties that drafters' default sizes follow from. Raises UsageError."""
     config, sizes = read_config(directory), target_sizes(directory)
     return TargetFacts(directory, sizes, config_int(config, "intermediate_size", 4 * sizes.hidden))
+
+
+def _hidden_name(layer: int) -> str:
+    return f"hidden{layer}"
 
 
 def _output(model: PreTrainedModel) -> object:

@@ -25,7 +25,7 @@ from outrider_models.training.core.interfaces import (
     TrainableDrafter,
     rows_of,
 )
-from outrider_models.training.core.losses import PAPER, Losses, compare, feature_distance, linear, soft_cross_entropy
+from outrider_models.training.core.losses import PAPER, Losses, TargetAims, compare, feature_distance
 from outrider_models.training.core.rates import Length, Schedule
 
 
@@ -42,9 +42,10 @@ class Eagle2Settings:
     shape: EagleShape
     losses: Losses
     noise: float  # uniform noise of +- this on features (paper 3.3: 0.1)
+    draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
 
     def __post_init__(self) -> None:
-        need_at_least(self, 0, "noise")
+        need_at_least(self, 0, "noise", "draft_vocab")
 
 
 def eagle_sizes(shape: EagleShape, target: TargetSizes) -> Eagle2Sizes:
@@ -73,11 +74,11 @@ class TrainableEagle2(TrainableDrafter):
         drafted = self.network.forward_train(F.embedding(batch.tokens[:, 1:], target.embed), features)
         mask = batch.loss_mask[:, 1:]
         drafted_hidden, target_hidden = drafted[mask], hidden[:, 1:][mask]
-        head = linear(target.lm_head)
-        compared = compare(head, drafted_hidden, head, target_hidden, soft_cross_entropy, self._target_sizes.vocab)
+        aims = TargetAims(target, batch.loss_mask)
+        compared = compare(drafted_hidden, target.lm_head, None, aims, aims.ahead(1))
         feature = feature_distance(drafted_hidden, target_hidden, target.feature_scale if losses.in_units else 1.0)
-        total = (losses.divergence * compared.loss + losses.feature * feature).sum()
-        return LossOutput(total, compared.loss.detach(), compared.hits, rows_of(mask))
+        total = losses.divergence * compared.total + losses.feature * feature.sum()
+        return LossOutput(total, compared.loss, compared.hits, rows_of(mask))
 
     def export(self, directory: Path) -> None:
         """Write SafeAILab's layout, without a copy of the target's embedding."""
@@ -95,13 +96,13 @@ def default_shape(target: TargetFacts) -> EagleShape:
 
 
 def make_drafter(settings: Eagle2Settings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-    return TrainableEagle2(settings, target)
+    return TrainableEagle2(settings, target).limited_to(settings.draft_vocab, frequencies, target.sizes.vocab)
 
 
 FAMILY = TrainableFamily(
     name="eagle2",
     settings=Eagle2Settings,
-    defaults=lambda target: Eagle2Settings(default_shape(target), PAPER, noise=0.1),
+    defaults=lambda target: Eagle2Settings(default_shape(target), PAPER, noise=0.1, draft_vocab=0),
     make_drafter=make_drafter,
     schedule=Schedule(
         peak=3e-5, last=0.0, warmup_updates=2000, decay="linear", decay_epochs=0,

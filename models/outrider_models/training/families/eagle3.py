@@ -29,9 +29,10 @@ from outrider_models.training.core.interfaces import (
     TeacherOutput,
     TeacherRequest,
     TrainableDrafter,
+    most_frequent,
     rows_of,
 )
-from outrider_models.training.core.losses import HeadDecay, compare, linear, soft_cross_entropy
+from outrider_models.training.core.losses import HeadDecay, TargetAims, compare
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.families.eagle2 import EagleShape, default_shape
 from outrider_proto.errors import UsageError
@@ -52,87 +53,62 @@ class Eagle3Settings:
 
 
 class TrainableEagle3(TrainableDrafter):
-    draft_tokens: Tensor
-    covered: Tensor  # [V] bool: can be drafted
     untrained_tensors = frozenset({EMBEDDING, T2D})
+    layout_has_draft_vocab = True
 
     def __init__(self, settings: Eagle3Settings, target: TargetFacts, frequencies: Frequencies) -> None:
         super().__init__()
         self._settings, self._target_sizes = settings, target.sizes
         self.teacher_request = TeacherRequest(hidden=(-1, *settings.target_layers))
         self.network: Eagle3 = Eagle3(_sizes(settings, target))
-        vocab = target.sizes.vocab
-        chosen = most_frequent(frequencies(), settings.draft_vocab) if settings.draft_vocab < vocab else None
-        if chosen is not None:
-            self.network.set_draft_tokens(chosen)
-        self._cover(torch.arange(vocab) if chosen is None else chosen)
+        if settings.draft_vocab < target.sizes.vocab:
+            # d2t can express rising ids alone.
+            self.draft_tokens = most_frequent(frequencies(), settings.draft_vocab).sort().values
+            self.network.set_draft_tokens(self.draft_tokens)
 
     def init_from_lm_head(self, lm_head: Tensor) -> None:
         assert self.network.lm_head is not None
         with torch.no_grad():
-            self.network.lm_head.weight.copy_(lm_head[self.draft_tokens.to(lm_head.device)])
+            self.network.lm_head.weight.copy_(lm_head if self.draft_tokens is None else lm_head[self.draft_tokens])
 
     def load_weights(self, files: DrafterFiles) -> None:
         # The draft vocabulary comes with the weights; that of the data's replies would not fit the head's rows.
         super().load_weights(canonical(files))
-        if (chosen := self.network.draft_tokens) is not None:
-            self._cover(chosen)
+        self.draft_tokens = self.network.draft_tokens
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         embeds = F.embedding(batch.tokens[:, 1:], target.embed)
         states = torch.cat([target.hidden[layer] for layer in self._settings.target_layers], dim=-1)
         count = min(self._settings.steps.count, embeds.shape[1])
-        steps = self.network.forward_train(embeds, self.network.fuse(states[:, :-1]), count)
-        outputs = [self._loss_output(step.logits, number, batch, target) for number, step in enumerate(steps)]
-        weighted = [weight * one.total for weight, one in zip(self._settings.steps.weights, outputs, strict=False)]
-        return LossOutput(torch.stack(weighted).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows)
+        rows = rows_that_teach(batch.loss_mask, count)
+        steps = self.network.forward_train(embeds, self.network.fuse(states[:, :-1]), count, chosen=rows)
+        aims = TargetAims(target, batch.loss_mask, shared=True)
+        # Row t of step j predicts token t + 2 + j, as the target's position t + 1 + j does.
+        trained, numbers = zip(*(aims.at(rows + 1 + number) for number in range(count)), strict=True)
+        drafted = [step.normed[mask] for step, mask in zip(steps, trained, strict=True)]
+        weights = zip(self._settings.steps.weights, drafted, strict=False)
+        scales = torch.cat([torch.full((len(part),), weight, device=part.device) for weight, part in weights])
+        assert self.network.lm_head is not None
+        compared = compare(torch.cat(drafted), self.network.lm_head.weight, None, aims, torch.cat(numbers), scales)
+        first = len(drafted[0])
+        return LossOutput(compared.total, compared.loss[:first], compared.hits[:first], rows_of(trained[0]))
 
     def export(self, directory: Path) -> None:
         """Write SafeAILab's layout with d2t and t2d, without a copy of the target's embedding."""
         self.network.export(directory, self._target_sizes, torch.bfloat16)
 
-    def _cover(self, tokens: Tensor) -> None:
-        # Not persistent: the published files hold the same information as d2t and t2d.
-        self.register_buffer("draft_tokens", tokens, persistent=False)
-        covered = torch.zeros(self._target_sizes.vocab, dtype=torch.bool, device=tokens.device)
-        covered[tokens] = True
-        self.register_buffer("covered", covered, persistent=False)
 
-    def _loss_output(self, logits: Tensor, step: int, batch: Batch, target: TeacherOutput) -> LossOutput:
-        """Row t of a step predicts token t + 2 + step, as the target's position t + 1 + step does."""
-        ahead = step + 1
-        mask = batch.loss_mask[:, ahead:]
-        drafted_logits = logits[:, : mask.shape[1]][mask]
-        target_hidden = target.hidden[-1][:, ahead:][mask]
-        compared = compare(
-            _as_it_is,
-            drafted_logits,
-            linear(target.lm_head),
-            target_hidden,
-            self._loss,
-            self._target_sizes.vocab,
-            self.draft_tokens,
-        )
-        return LossOutput(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(mask))
-
-    def _loss(self, logits: Tensor, wanted: Tensor) -> Tensor:
-        learnable = self.covered[wanted.argmax(-1)]
-        return soft_cross_entropy(logits, wanted[:, self.draft_tokens]) * learnable
-
-
-def most_frequent(frequencies: Tensor, count: int) -> Tensor:
-    """Return the ids [count] of the largest of [V] counts, ascending; of equal counts, the lower id."""
-    # Stable, so that equal counts give the same vocabulary on every device.
-    order: Tensor = frequencies.sort(descending=True, stable=True).indices
-    return order[:count].sort().values
+def rows_that_teach(loss_mask: Tensor, steps: int) -> Tensor:
+    """Return rows [B, R] int64 that hold all those from which one of the steps predicts a trained token."""
+    padded = F.pad(loss_mask[:, 1:], (0, steps - 1))
+    needed = padded.unfold(1, steps, 1).any(-1)
+    # Rows of the batch that need fewer are filled up with others, from which nothing trained is predicted.
+    order = needed.int().argsort(dim=1, descending=True, stable=True)
+    return order[:, : max(1, int(needed.sum(1).max()))]
 
 
 def make_drafter(settings: Eagle3Settings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
     return TrainableEagle3(settings, target, frequencies)
-
-
-def _as_it_is(logits: Tensor) -> Tensor:
-    return logits
 
 
 def _sizes(settings: Eagle3Settings, target: TargetFacts) -> Eagle3Sizes:

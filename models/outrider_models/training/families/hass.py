@@ -15,6 +15,7 @@ Keys and values of all steps lie one after another: the mask is a triangle, then
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,15 +36,7 @@ from outrider_models.training.core.interfaces import (
     TrainableDrafter,
     rows_of,
 )
-from outrider_models.training.core.losses import (
-    PAPER,
-    Losses,
-    compare,
-    feature_distance,
-    linear,
-    soft_cross_entropy,
-    top_cross_entropy,
-)
+from outrider_models.training.core.losses import PAPER, Losses, TargetAims, add_top, compare, feature_distance
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.families.eagle2 import EagleShape, default_shape, eagle_sizes, noisy
 
@@ -57,10 +50,11 @@ class HassSettings:
     detached: bool
     top_k: int
     top_weight: float
+    draft_vocab: int  # as in EAGLE
 
     def __post_init__(self) -> None:
         need_at_least(self, 1, "steps", "top_k")
-        need_at_least(self, 0, "noise", "top_weight")
+        need_at_least(self, 0, "noise", "top_weight", "draft_vocab")
 
 
 class TrainableHass(TrainableDrafter):
@@ -72,13 +66,19 @@ class TrainableHass(TrainableDrafter):
         self.network: Eagle2 = Eagle2(eagle_sizes(settings.shape, target.sizes))
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
-        steps: list[LossOutput] = []
-        for step, drafted in enumerate(self._drafted(batch, target)):
-            ahead = step + 1  # row t aims at the feature of position t + 1 + step
-            wanted, mask = target.hidden[-1][:, ahead:], batch.loss_mask[:, ahead:]
-            steps.append(self._loss_output(drafted[mask], wanted[mask], target, rows_of(mask)))
-        first = steps[0]
-        return LossOutput(torch.stack([outputs.total for outputs in steps]).sum(), first.main, first.hits, first.rows)
+        settings, losses = self._settings, self._settings.losses
+        reweigh = partial(add_top, divergence=losses.divergence, top_k=settings.top_k, top_weight=settings.top_weight)
+        aims = TargetAims(target, batch.loss_mask, shared=True, reweigh=reweigh)
+        # Row t of a step aims at the feature of position t + 1 + step.
+        masks = [batch.loss_mask[:, ahead:] for ahead in range(1, settings.steps + 1)]
+        steps = [step[mask] for step, mask in zip(self._drafted(batch, target), masks, strict=False)]
+        drafted, numbers = torch.cat(steps), torch.cat([aims.ahead(ahead) for ahead in range(1, len(steps) + 1)])
+        compared = compare(drafted, target.lm_head, None, aims, numbers)
+        wanted = target.hidden[-1][batch.loss_mask][numbers]
+        feature = feature_distance(drafted, wanted, target.feature_scale if losses.in_units else 1.0)
+        first = len(steps[0])
+        total = compared.total + losses.feature * feature.sum()
+        return LossOutput(total, compared.loss[:first], compared.hits[:first], rows_of(masks[0]))
 
     def export(self, directory: Path) -> None:
         """Write SafeAILab's layout, which HASS uses too, without a copy of the target's embedding."""
@@ -104,17 +104,6 @@ class TrainableHass(TrainableDrafter):
             features = outputs[-1].detach() if self._settings.detached else outputs[-1]
         return outputs
 
-    def _loss_output(self, drafted: Tensor, wanted: Tensor, target: TeacherOutput, rows: Tensor) -> LossOutput:
-        head, losses = linear(target.lm_head), self._settings.losses
-        compared = compare(head, drafted, head, wanted, self._logit_loss, self._target_sizes.vocab)
-        feature = feature_distance(drafted, wanted, target.feature_scale if losses.in_units else 1.0)
-        total = (compared.loss + losses.feature * feature).sum()
-        return LossOutput(total, compared.loss.detach(), compared.hits, rows)
-
-    def _logit_loss(self, logits: Tensor, wanted: Tensor) -> Tensor:
-        whole = self._settings.losses.divergence * soft_cross_entropy(logits, wanted)
-        return whole + self._settings.top_weight * top_cross_entropy(logits, wanted, self._settings.top_k)
-
 
 def step_mask(rows: int, step: int, device: torch.device) -> Tensor:
     """Return [rows, rows * (step + 1)] bool, true where a query of `step` sees a key."""
@@ -128,14 +117,14 @@ def joined(parts: list[Tensor], rows: int) -> Tensor:
 
 
 def make_drafter(settings: HassSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-    return TrainableHass(settings, target)
+    return TrainableHass(settings, target).limited_to(settings.draft_vocab, frequencies, target.sizes.vocab)
 
 
 FAMILY = TrainableFamily(
     name="hass",
     settings=HassSettings,
     defaults=lambda target: HassSettings(
-        default_shape(target), PAPER, noise=0.1, steps=3, detached=True, top_k=10, top_weight=1.0
+        default_shape(target), PAPER, noise=0.1, steps=3, detached=True, top_k=10, top_weight=1.0, draft_vocab=0
     ),
     make_drafter=make_drafter,
     schedule=Schedule(

@@ -2,7 +2,7 @@
 
 Heads also read the tokens drafted so far and learn the target's whole distribution. Every head weighs the same.
 With `own_output` each head's output is trained, starting from the target's lm_head, as in the published heads; without,
-it stays the target's. The files contain it in both cases.
+it is the target's, and the files contain none: `outrider_own_output` in their config.json says so.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,10 @@ from outrider_models.training.core.interfaces import (
     TargetFacts,
     TeacherOutput,
     TrainableDrafter,
+    chosen_rows,
     rows_of,
 )
-from outrider_models.training.core.losses import compare, linear, soft_cross_entropy
+from outrider_models.training.core.losses import TargetAims, compare
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.families.eagle2 import EagleShape, default_shape
 from outrider_proto.errors import UsageError
@@ -41,21 +42,24 @@ class HydraSettings:
     shape: EagleShape  # of that layer
     own_output: bool
     dropout: float
+    draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
 
     def __post_init__(self) -> None:
+        need_at_least(self, 0, "draft_vocab")
         need_at_least(self, 1, "heads", "blocks")
         if not 0 <= self.dropout < 1:
             raise UsageError(f"dropout={self.dropout}: need at least 0 and less than 1")
 
 
 class TrainableHydra(TrainableDrafter):
-    untrained_tensors = frozenset(EMBEDDINGS)
-
     def __init__(self, settings: HydraSettings, target: TargetFacts) -> None:
         super().__init__()
         self._settings, self._target_sizes, self._base = settings, target.sizes, target.directory.name
         self.network: Hydra = Hydra(_sizes(settings, target))
-        self.network.hydra_lm_head.requires_grad_(settings.own_output)
+        # Of files with outputs that were never trained: they are the target's.
+        unused = 0 if settings.own_output else settings.heads
+        outputs = (f"hydra_lm_head.{head}.{part}" for head in range(unused) for part in ("weight", "bias"))
+        self.untrained_tensors = frozenset({*EMBEDDINGS, *outputs})
 
     def init_from_lm_head(self, lm_head: Tensor) -> None:
         self.network.start_from(lm_head)
@@ -67,7 +71,10 @@ class TrainableHydra(TrainableDrafter):
         hidden = target.hidden[-1]
         features = hidden if self.network.prefix is None else self.network.prefix(hidden)
         embeds = F.embedding(batch.tokens, target.embed)
-        outputs = [self._loss_output(number, features, embeds, batch, target) for number in range(self._settings.heads)]
+        aims = TargetAims(target, batch.loss_mask, shared=True)
+        outputs = [
+            self._loss_output(number, features, embeds, batch, target, aims) for number in range(self._settings.heads)
+        ]
         return LossOutput(
             torch.stack([one.total for one in outputs]).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows
         )
@@ -77,7 +84,7 @@ class TrainableHydra(TrainableDrafter):
         self.network.export(directory, self._target_sizes, torch.bfloat16, self._base)
 
     def _loss_output(
-        self, number: int, features: Tensor, embeds: Tensor, batch: Batch, target: TeacherOutput
+        self, number: int, features: Tensor, embeds: Tensor, batch: Batch, target: TeacherOutput, aims: TargetAims
     ) -> LossOutput:
         """Head i at row t reads tokens t + 1 .. t + 1 + i and predicts t + 2 + i, as position t + 1 + i does."""
         ahead = number + 1
@@ -85,20 +92,17 @@ class TrainableHydra(TrainableDrafter):
         rows = mask.shape[1]
         parts = [embeds[:, 1 + further : 1 + further + rows][mask] for further in range(ahead)]
         x = torch.cat((features[:, :rows][mask], *parts), dim=-1)
-        dropout = self._settings.dropout if self.training else 0.0
-
-        def student(rows: Tensor) -> Tensor:
-            return self.network.head_logits(number, rows, dropout)
-
-        target_hidden = target.hidden[-1][:, ahead:][mask]
-        compared = compare(
-            student, x, linear(target.lm_head), target_hidden, soft_cross_entropy, self._target_sizes.vocab
-        )
-        return LossOutput(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(mask))
+        drafted = self.network.head_hidden(number, x, self._settings.dropout if self.training else 0.0)
+        weight, bias = target.lm_head, None
+        _, output = self.network.heads[number]
+        if output is not None:
+            weight, bias = (chosen_rows(part, self.draft_tokens) for part in (output.weight, output.bias))
+        compared = compare(drafted, weight, bias, aims, aims.ahead(ahead))
+        return LossOutput(compared.total, compared.loss, compared.hits, rows_of(mask))
 
 
 def make_drafter(settings: HydraSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-    return TrainableHydra(settings, target)
+    return TrainableHydra(settings, target).limited_to(settings.draft_vocab, frequencies, target.sizes.vocab)
 
 
 def _sizes(settings: HydraSettings, target: TargetFacts) -> HydraSizes:
@@ -114,7 +118,7 @@ def _sizes(settings: HydraSettings, target: TargetFacts) -> HydraSizes:
     )
     return HydraSizes(
         hidden=sizes.hidden,
-        vocab=sizes.vocab,
+        vocab=sizes.vocab if settings.own_output else 0,
         heads=settings.heads,
         blocks=settings.blocks,
         prefix=prefix if settings.prefix else None,
@@ -125,7 +129,8 @@ FAMILY = TrainableFamily(
     name="hydra",
     settings=HydraSettings,
     defaults=lambda target: HydraSettings(
-        heads=4, blocks=4, prefix=True, shape=default_shape(target), own_output=True, dropout=0.2
+        heads=4, blocks=4, prefix=True, shape=default_shape(target), own_output=False, dropout=0.2,
+        draft_vocab=0,
     ),
     make_drafter=make_drafter,
     schedule=Schedule(

@@ -23,9 +23,10 @@ from outrider_models.training.core.interfaces import (
     TargetFacts,
     TeacherOutput,
     TrainableDrafter,
+    chosen_rows,
     rows_of,
 )
-from outrider_models.training.core.losses import compare, linear, soft_cross_entropy
+from outrider_models.training.core.losses import TargetAims, compare
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_proto.errors import UsageError
 
@@ -40,8 +41,10 @@ class IndependentSettings:
     heads: int
     kv_heads: int
     intermediate: int
+    draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
 
     def __post_init__(self) -> None:
+        need_at_least(self, 0, "draft_vocab")
         need_at_least(self, 1, "layers", "hidden", "heads", "kv_heads", "intermediate")
         if self.hidden % self.heads or self.heads % self.kv_heads:
             raise UsageError(
@@ -63,11 +66,10 @@ class TrainableIndependent(TrainableDrafter):
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         drafted = self.network.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
-        mask, vocab = batch.loss_mask, self._facts.sizes.vocab
-        student, teacher = linear(self._output()[:vocab]), linear(target.lm_head)
-        target_hidden = target.hidden[-1][mask]
-        compared = compare(student, drafted[mask], teacher, target_hidden, soft_cross_entropy, vocab)
-        return LossOutput(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(mask))
+        mask, aims = batch.loss_mask, TargetAims(target, batch.loss_mask)
+        weight = chosen_rows(self._output()[: self._facts.sizes.vocab], self.draft_tokens)
+        compared = compare(drafted[mask], weight, None, aims, aims.ahead(0))
+        return LossOutput(compared.total, compared.loss, compared.hits, rows_of(mask))
 
     def export(self, directory: Path) -> None:
         """Write a Hugging Face directory with the target's tokenizer."""
@@ -83,7 +85,7 @@ class TrainableIndependent(TrainableDrafter):
 
 
 def make_drafter(settings: IndependentSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-    return TrainableIndependent(settings, target)
+    return TrainableIndependent(settings, target).limited_to(settings.draft_vocab, frequencies, target.sizes.vocab)
 
 
 def default_settings(target: TargetFacts) -> IndependentSettings:
@@ -97,6 +99,7 @@ def default_settings(target: TargetFacts) -> IndependentSettings:
         heads=heads,
         kv_heads=divisor(max(1, sizes.kv_heads // 2), heads),
         intermediate=target.mlp // 2,
+        draft_vocab=0,
     )
 
 

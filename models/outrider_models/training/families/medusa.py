@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider_drafters.families.medusa.network import Medusa, MedusaSizes
 from outrider_models.core.tables import need_at_least
@@ -21,9 +20,10 @@ from outrider_models.training.core.interfaces import (
     TargetFacts,
     TeacherOutput,
     TrainableDrafter,
+    chosen_rows,
     rows_of,
 )
-from outrider_models.training.core.losses import HeadDecay, compare, token_cross_entropy
+from outrider_models.training.core.losses import HeadDecay, TextAims, compare
 from outrider_models.training.core.rates import Length, Schedule
 
 
@@ -33,9 +33,11 @@ class MedusaSettings:
     blocks: int
     tied: bool  # all blocks of a head share their weights, as in the published code
     own_output: bool
+    draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
 
     def __post_init__(self) -> None:
         need_at_least(self, 1, "blocks")
+        need_at_least(self, 0, "draft_vocab")
 
 
 class TrainableMedusa(TrainableDrafter):
@@ -52,7 +54,8 @@ class TrainableMedusa(TrainableDrafter):
             self.network.start_from(lm_head)
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
-        outputs = [self._loss_output(number, batch, target) for number in range(self._settings.heads.count)]
+        aims = TextAims(batch, target)
+        outputs = [self._loss_output(number, batch, target, aims) for number in range(self._settings.heads.count)]
         weighted = [weight * one.total for weight, one in zip(self._settings.heads.weights, outputs, strict=True)]
         return LossOutput(torch.stack(weighted).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows)
 
@@ -60,33 +63,33 @@ class TrainableMedusa(TrainableDrafter):
         """Write the published v0.1 layout."""
         self.network.export(directory, self._target_sizes, torch.bfloat16, self._base)
 
-    def _loss_output(self, number: int, batch: Batch, target: TeacherOutput) -> LossOutput:
+    def _loss_output(self, number: int, batch: Batch, target: TeacherOutput, aims: TextAims) -> LossOutput:
         """Head i at row t predicts token t + 2 + i, the successor of position t + 1 + i."""
-        ahead, head = number + 1, self.network.heads[number]
+        ahead = number + 1
+        head: nn.Module = self.network.heads[number]
         mask = batch.loss_mask[:, ahead:]
         rows = target.hidden[-1][:, : mask.shape[1]][mask]
-        tokens = batch.labels[:, ahead:][mask]
-
-        def student(hidden: Tensor) -> Tensor:
-            output: Tensor = head(hidden)
-            return output if self._settings.own_output else F.linear(output, target.lm_head)
-
-        compared = compare(student, rows, _as_they_are, tokens, token_cross_entropy, self._target_sizes.vocab)
-        return LossOutput(compared.loss.sum(), compared.loss.detach(), compared.hits, rows_of(mask))
+        if self._settings.own_output:
+            *blocks, output = self.network.heads[number]
+            head = nn.Sequential(*blocks)
+            assert isinstance(output, nn.Linear)
+            weight = chosen_rows(output.weight, self.draft_tokens)
+        else:
+            weight = target.lm_head
+        compared = compare(head(rows), weight, None, aims, aims.ahead(ahead))
+        return LossOutput(compared.total, compared.loss, compared.hits, rows_of(mask))
 
 
 def make_drafter(settings: MedusaSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-    return TrainableMedusa(settings, target)
-
-
-def _as_they_are(tokens: Tensor) -> Tensor:
-    return tokens
+    return TrainableMedusa(settings, target).limited_to(settings.draft_vocab, frequencies, target.sizes.vocab)
 
 
 FAMILY = TrainableFamily(
     name="medusa",
     settings=MedusaSettings,
-    defaults=lambda target: MedusaSettings(HeadDecay(count=5, decay=0.8), blocks=1, tied=True, own_output=False),
+    defaults=lambda target: MedusaSettings(
+        HeadDecay(count=5, decay=0.8), blocks=1, tied=True, own_output=False, draft_vocab=0
+    ),
     make_drafter=make_drafter,
     schedule=Schedule(
         peak=1e-3, last=0.0, warmup_updates=100, decay="cosine", decay_epochs=0,

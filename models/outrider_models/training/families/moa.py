@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.source import DrafterOptions
-from outrider_drafters.families.moa.network import MoA, MoASizes, pack_kv
+from outrider_drafters.families.moa.network import MoA, MoASizes
 from outrider_drafters.readers.config import read_config
 from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily, divisor
@@ -32,15 +32,7 @@ from outrider_models.training.core.interfaces import (
     TrainableDrafter,
     rows_of,
 )
-from outrider_models.training.core.losses import (
-    PAPER,
-    Losses,
-    compare,
-    feature_distance,
-    linear,
-    rms,
-    soft_cross_entropy,
-)
+from outrider_models.training.core.losses import PAPER, Losses, TargetAims, compare, feature_distance, rms
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_proto.errors import UsageError
 
@@ -49,6 +41,7 @@ from outrider_proto.errors import UsageError
 class MoaShape:
     """Sizes of MoA's three layers; widths follow from the target."""
 
+    layer_heads: int
     layer_kv_heads: int
     layer_intermediate: int
     self_kv_heads: int
@@ -78,9 +71,10 @@ class MoaSettings:
     tli: int  # target layers that run on the client (paper 3.2)
     lsa: bool  # false: the paper's ablation with the target's last hidden state instead of its K/V
     staircase: bool
+    draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
 
     def __post_init__(self) -> None:
-        need_at_least(self, 0, "tli")
+        need_at_least(self, 0, "tli", "draft_vocab")
 
 
 class TrainableMoa(TrainableDrafter):
@@ -98,14 +92,14 @@ class TrainableMoa(TrainableDrafter):
         mask, hidden = batch.loss_mask, target.hidden[-1]
         drafted, entering_distance = self._drafted(batch, target, progress)
         drafted_hidden, target_hidden = drafted[mask], hidden[mask]
-        head = linear(target.lm_head)
-        compared = compare(head, drafted_hidden, head, target_hidden, soft_cross_entropy, self._target_sizes.vocab)
+        aims = TargetAims(target, mask)
+        compared = compare(drafted_hidden, target.lm_head, None, aims, aims.ahead(0))
         losses = self._settings.losses
         feature = feature_distance(drafted_hidden, target_hidden, target.feature_scale if losses.in_units else 1.0)
         if entering_distance is not None:
             feature = 0.5 * feature + 0.5 * entering_distance
-        total = (losses.divergence * compared.loss + losses.feature * feature).sum()
-        return LossOutput(total, compared.loss.detach(), compared.hits, rows_of(mask))
+        total = losses.divergence * compared.total + losses.feature * feature.sum()
+        return LossOutput(total, compared.loss, compared.hits, rows_of(mask))
 
     def _drafted(self, batch: Batch, target: TeacherOutput, progress: float) -> tuple[Tensor, Tensor | None]:
         """Return drafted hidden states [B, T, E]; with TLI also the distance [n] of what enters the last layers."""
@@ -125,9 +119,8 @@ class TrainableMoa(TrainableDrafter):
     def _activations(self, target: TeacherOutput) -> Tensor:
         if not self._settings.lsa:
             return target.hidden[-1]
-        assert target.keys is not None
-        assert target.values is not None
-        return pack_kv(target.keys, target.values)
+        assert target.packed_kv is not None
+        return target.packed_kv
 
     def _stairs(self, rows: int, progress: float) -> Tensor:  # [rows] bool
         return torch.rand(rows) < 1 - 2 * progress if self.training else torch.zeros(rows, dtype=torch.bool)
@@ -160,8 +153,10 @@ def sync_points(predicts_reply: Tensor, blocks: Blocks) -> Tensor:
 def default_shape(target: TargetFacts) -> MoaShape:
     """Scale the paper's Table 6 for Llama-3-8B (E = 4096, 32 heads, 2 E_kv = 2048) to the target."""
     heads, hidden, packed = target.sizes.heads, target.sizes.hidden, target.sizes.packed_kv
+    layer_heads = divisor(heads, packed // 2)  # RoPE needs heads of an even width
     return MoaShape(
-        layer_kv_heads=divisor(heads // 2, heads),
+        layer_heads=layer_heads,
+        layer_kv_heads=divisor(layer_heads // 2, layer_heads),
         layer_intermediate=3 * packed,
         self_kv_heads=divisor(heads // 8, heads),
         self_intermediate=hidden // 8,
@@ -171,7 +166,7 @@ def default_shape(target: TargetFacts) -> MoaShape:
 
 
 def make_drafter(settings: MoaSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-    return TrainableMoa(settings, target)
+    return TrainableMoa(settings, target).limited_to(settings.draft_vocab, frequencies, target.sizes.vocab)
 
 
 def _sizes(settings: MoaSettings, target: TargetFacts) -> MoASizes:
@@ -192,6 +187,7 @@ def _sizes(settings: MoaSettings, target: TargetFacts) -> MoASizes:
         qkv_bias=sizes.model_type == "qwen2",  # SA and LSA are layers of the target's kind
         tli=settings.tli,
         rope_scaling=rope_scaling(read_config(target.directory)),
+        lsa_heads=shape.layer_heads if settings.lsa else None,
     )
 
 
@@ -199,7 +195,7 @@ FAMILY = TrainableFamily(
     name="moa",
     settings=MoaSettings,
     defaults=lambda target: MoaSettings(
-        default_shape(target), Blocks(5, 15, blind_share=0.0), PAPER, tli=0, lsa=True, staircase=False
+        default_shape(target), Blocks(5, 15, blind_share=0.0), PAPER, tli=0, lsa=True, staircase=False, draft_vocab=0
     ),
     make_drafter=make_drafter,
     schedule=Schedule(

@@ -1,1 +1,0 @@
-"""Training of drafters on files of chats."""

@@ -1,0 +1,90 @@
+"""A file of chats as a source: passes over all of them in an order of the seed, some kept for validation."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from outrider_models.core.tables import need_at_least
+from outrider_models.training.core.rates import Length
+from outrider_models.training.data.chats import read_chats
+from outrider_models.training.data.texts import ChatTokens, reply_frequencies
+from outrider_models.training.data.tokens import tokenize
+from outrider_proto.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    max_length: int  # tokens of a chat; longer chats are cut
+    held_out: int  # chats kept for validation, at most a tenth of all
+    seed: int
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 2, "max_length")
+        need_at_least(self, 0, "held_out")
+
+
+class ChatSource:
+    """Tokenized chats; a shard is a pass over them."""
+
+    prompt_weight = 0.0
+    unit = "reply tokens"
+
+    def __init__(
+        self, train: Sequence[ChatTokens], held_out: Sequence[ChatTokens], num_dropped: int, length: Length, seed: int
+    ) -> None:
+        self.train, self.seed = train, seed
+        self._held_out, self._num_dropped, self._batch = held_out, num_dropped, length.batch
+        self.kinds = tuple(sorted({text.kind for text in train}))
+        self.updates_an_epoch = -(-len(train) // length.batch)  # the last one may be smaller
+        self.num_updates = max(1, math.ceil(length.epochs * self.updates_an_epoch))
+
+    @classmethod
+    def read(
+        cls, path: Path, tokenizer: PreTrainedTokenizerBase, settings: ChatSettings, length: Length
+    ) -> "ChatSource":
+        """Tokenize the chats of a file and draw those to hold out, at most a tenth. Raises UsageError."""
+        found = [tokenize(tokenizer, chat, settings.max_length) for chat in read_chats(path)]
+        kept = [chat for chat in found if chat is not None]
+        if not kept:
+            raise UsageError(
+                f"data: no reply among the first {settings.max_length} tokens of any of {len(found)} chats: "
+                "raise data.max_length"
+            )
+        count = min(settings.held_out, len(kept) // 10)
+        chosen = set(random.Random(f"held out/{settings.seed}").sample(range(len(kept)), count))
+        train = [chat for i, chat in enumerate(kept) if i not in chosen]
+        return cls(train, [kept[i] for i in sorted(chosen)], len(found) - len(kept), length, settings.seed)
+
+    def updates(self, shard: int) -> list[list[ChatTokens]]:
+        order = list(range(len(self.train)))
+        random.Random(f"chats/{self.seed}/{shard}").shuffle(order)
+        # Rows of about the same length share a pass, so that little of it is padding.
+        return [
+            sorted((self.train[i] for i in order[first : first + self._batch]), key=lambda chat: -len(chat.ids))
+            for first in range(0, len(order), self._batch)
+        ]
+
+    def num_tokens(self, texts: Sequence[ChatTokens]) -> int:
+        return sum(text.num_labels for text in texts)
+
+    def progress(self, update: int, tokens: int) -> float:
+        return update / self.num_updates
+
+    def frequencies(self, vocab: int) -> Tensor:
+        return reply_frequencies(self.train, vocab)
+
+    def held_out_prompts(self) -> list[list[int]]:
+        return [chat.prompt for chat in self._held_out]
+
+    def __str__(self) -> str:
+        dropped = f", {self._num_dropped} left out (no reply within data.max_length)" if self._num_dropped else ""
+        warning = "" if self._held_out else "; fewer than 10 chats, so none are held out and no tau is measured"
+        return (
+            f"{self.num_tokens(self.train):,} reply tokens of {len(self.train):,} chats, "
+            f"{len(self._held_out)} held out{dropped}{warning}"
+        )

@@ -1,1 +1,0 @@
-"""Training the embedded models on the generated corpus."""

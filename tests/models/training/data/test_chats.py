@@ -1,0 +1,206 @@
+"""Chats from files: both layouts read, every bad line named; and their tokens, replies alone marked."""
+
+import json
+import lzma
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from outrider_models.core.embedded import target_dir
+from outrider_models.core.tokenizer import EOS
+from outrider_models.training.core.rates import Length
+from outrider_models.training.data.chat_file import ChatSource
+from outrider_models.training.data.chats import Chat, ChatTurn, read_chats
+from outrider_models.training.data.texts import ChatTokens, make_batch, reply_frequencies
+from outrider_models.training.data.tokens import need_chat_template, tokenize
+from outrider_models.training.data_parallel import DataParallel
+from outrider_proto.errors import UsageError
+
+TURNS = (
+    ChatTurn("user", "What is 2 + 3?"),
+    ChatTurn("assistant", "Answer: 5"),
+    ChatTurn("user", "Why?"),
+    ChatTurn("assistant", "So."),
+)
+CHAT = Chat(TURNS, "chats.jsonl:1")
+MASKING = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}<|assistant|>"
+    "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}"
+    "{% else %}<|user|>{{ message.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+THINKING = (  # shows a reply's thoughts in the last turn only, as Qwen3's template does
+    "{% for message in messages %}{% if message.role == 'assistant' %}<|assistant|>"
+    "{% if loop.last %}hmm... {% endif %}{{ message.content }}{{ eos_token }}"
+    "{% else %}<|user|>{{ message.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>hmm{% endif %}"
+)
+
+
+@pytest.fixture
+def tokenizer():
+    return AutoTokenizer.from_pretrained(target_dir())
+
+
+def written(path, *lines):
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+    return path
+
+
+def test_compressed_chats_are_read_and_a_broken_file_is_named(tmp_path):
+    path = tmp_path / "chats.jsonl.xz"
+    line = json.dumps({"messages": [{"role": turn.role, "content": turn.content} for turn in TURNS]})
+    path.write_bytes(lzma.compress(line.encode()))
+    assert read_chats(path) == [Chat(TURNS, f"{path}:1")]
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(UsageError, match=r"chats\.jsonl\.xz: cannot be read as text"):
+        read_chats(path)
+
+
+def test_both_layouts_are_the_same_chats(tmp_path):
+    messages = {"messages": [{"role": turn.role, "content": turn.content} for turn in TURNS], "id": 7}
+    names = {"user": "human", "assistant": "gpt"}
+    sharegpt = {"conversations": [{"from": names[turn.role], "value": turn.content} for turn in TURNS]}
+    chats = read_chats(written(tmp_path / "chats.jsonl", messages, "", sharegpt))
+    assert [chat.turns for chat in chats] == [TURNS, TURNS]
+    assert [chat.source.rpartition(":")[2] for chat in chats] == ["1", "3"]
+
+
+GOOD = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ([1], 'need an object with a list "messages"'),
+        ({"text": "Hi"}, 'need an object with a list "messages"'),
+        ({"messages": [{"role": "robot", "content": "Hi"}]}, "turn 0: role='robot'"),
+        ({"messages": ["Hi"]}, "turn 0: role=None"),
+        ({"messages": [{"role": ["user"], "content": "Hi"}]}, "turn 0: role="),
+        ({"messages": [{"role": "user", "content": None}]}, "turn 0: content is not text"),
+        ({"conversations": [{"from": "assistant", "value": "Hi"}]}, "starts with a reply"),
+        ({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": " "}]}, "no reply"),
+        ({"messages": []}, "no reply"),
+    ],
+)
+def test_a_bad_line_is_named(line, message, tmp_path):
+    path = written(tmp_path / "chats.jsonl", GOOD, line)
+    with pytest.raises(UsageError, match=rf"chats\.jsonl:2: .*{message}"):
+        read_chats(path)
+
+
+def test_files_without_chats(tmp_path):
+    with pytest.raises(UsageError, match="holds no chats"):
+        read_chats(written(tmp_path / "empty.jsonl", ""))
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_chats(tmp_path / "none.jsonl")
+    (tmp_path / "picture").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_chats(tmp_path / "picture")
+
+
+def replies(tokenizer, chat):
+    """What is marked, run by run, as text."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], chat.is_reply, [False])).astype(int)))
+    return [tokenizer.decode(chat.ids[first:end]) for first, end in edges.reshape(-1, 2)]
+
+
+@pytest.mark.parametrize("template", [None, MASKING])
+def test_replies_are_marked_to_the_end_of_their_turn(template, tokenizer):
+    tokenizer.chat_template = template or tokenizer.chat_template
+    chat = tokenize(tokenizer, CHAT, 100)
+    assert replies(tokenizer, chat) == [f"Answer: 5{EOS}", f"So.{EOS}"]
+    whole = tokenizer.apply_chat_template(
+        [{"role": t.role, "content": t.content} for t in TURNS], tokenize=True, return_dict=True
+    )["input_ids"]
+    assert chat.ids.tolist() == whole
+    opening = [{"role": "user", "content": TURNS[0].content}]
+    assert tokenizer.decode(chat.prompt) == tokenizer.apply_chat_template(
+        opening, tokenize=False, add_generation_prompt=True
+    )
+
+
+def test_a_reply_that_later_turns_change_does_not_count(tokenizer):
+    tokenizer.chat_template = THINKING
+    assert replies(tokenizer, tokenize(tokenizer, CHAT, 100)) == [f"... So.{EOS}"]
+
+
+@pytest.mark.parametrize("template", [None, MASKING])
+def test_a_reply_that_was_cut_off_teaches_no_end(template, tokenizer, tmp_path):
+    tokenizer.chat_template = template or tokenizer.chat_template
+    messages = [{"role": turn.role, "content": turn.content} for turn in TURNS]
+    (chat,) = read_chats(written(tmp_path / "chats.jsonl", {"messages": messages, "cut": True}))
+    assert replies(tokenizer, tokenize(tokenizer, chat, 100)) == [f"Answer: 5{EOS}", "So."]
+
+
+def test_long_chats_are_cut_and_those_without_a_reply_left_out(tokenizer):
+    whole = tokenize(tokenizer, CHAT, 100)
+    cut = tokenize(tokenizer, CHAT, len(whole.prompt) + 2)
+    assert len(cut.ids) == len(whole.prompt) + 2
+    assert cut.num_labels == 2
+    assert tokenize(tokenizer, CHAT, len(whole.prompt)) is None
+
+
+def test_a_template_that_refuses_names_the_line(tokenizer):
+    tokenizer.chat_template = "{{ raise_exception('Only user and assistant roles') }}"
+    with pytest.raises(UsageError, match=r"chats\.jsonl:1: .*Only user"):
+        tokenize(tokenizer, CHAT, 100)
+
+
+def test_a_tokenizer_that_cannot_write_chats_is_refused(tokenizer):
+    tokenizer.chat_template = None
+    with pytest.raises(UsageError, match="no chat template"):
+        need_chat_template(tokenizer, "base-model")
+    with pytest.raises(UsageError, match=r"no tokenizer\.json"):
+        need_chat_template(SimpleNamespace(chat_template="x", is_fast=False), "slow-model")
+
+
+def chat_of(length, reply):
+    return ChatTokens(np.arange(length, dtype=np.int32), np.arange(length) >= length - reply)
+
+
+CHATS = [chat_of(4 + i, 2 + i % 2) for i in range(11)]
+
+
+def source_of(batch, seed=0, epochs=1.0):
+    return ChatSource(CHATS, [], 0, Length(batch, epochs), seed)
+
+
+@pytest.mark.parametrize(("part", "processes"), [(0, 1), (1, 1), (2, 1), (2, 3), (4, 2), (0, 3)])
+def test_processes_share_every_update(part, processes):
+    seen = []
+    for texts in source_of(4).updates(0):
+        parts = [rows for rank in range(processes) for rows in DataParallel(rank, processes).share(texts, part)]
+        assert part == 0 or all(len(rows) <= part for rows in parts)
+        assert sorted(len(text.ids) for rows in parts for text in rows) == sorted(len(text.ids) for text in texts)
+        seen += texts
+    assert sorted(len(text.ids) for text in seen) == [len(text.ids) for text in CHATS]
+
+
+def test_the_order_follows_from_seed_and_epoch():
+    def order(seed, epoch):
+        return [len(text.ids) for texts in source_of(2, seed).updates(epoch) for text in texts]
+
+    assert order(0, 0) == order(0, 0)
+    assert order(0, 0) != order(0, 1)
+    assert order(0, 0) != order(1, 0)
+
+
+def test_a_run_ends_within_an_epoch():
+    source = source_of(2, epochs=1.5)
+    assert (source.updates_an_epoch, source.num_updates) == (6, 9)
+    assert [source.progress(update, 0) >= 1 for update in (8, 9)] == [False, True]
+
+
+def test_a_batch_pairs_tokens_with_their_labels():
+    batch = make_batch([chat_of(5, 2), chat_of(3, 1)], "cpu")
+    assert batch.tokens.tolist() == [[0, 1, 2, 3], [0, 1, 2, 0]]
+    assert batch.labels.tolist() == [[1, 2, 3, 4], [1, 2, -100, -100]]
+    assert batch.loss_mask.tolist() == [[False, False, True, True], [False, True, False, False]]
+
+
+def test_frequencies_are_of_replies():
+    assert reply_frequencies([chat_of(4, 2), chat_of(3, 1)], 6).tolist() == [0, 0, 2, 1, 0, 0]

@@ -1,0 +1,367 @@
+"""Training on chats from end to end: tiny drafters of every family for a tiny target."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.checkpoints.target_weights import TargetWeights
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.load import load_drafter
+from outrider_drafters.readers.checkpoint import Checkpoint
+from outrider_drafters.trees.grow import grow_tree
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_models.core.tables import merged, parse_changes
+from outrider_models.corpus import generate
+from outrider_models.training.config import ValidationSettings
+from outrider_models.training.core.features import FeatureStore
+from outrider_models.training.core.interfaces import TeacherRequest
+from outrider_models.training.core.teacher import Teacher
+from outrider_models.training.data.corpus import held_out_samples, prompt_ids
+from outrider_models.training.data.texts import make_batch
+from outrider_models.training.drafter import DrafterTask
+from outrider_models.training.families import TRAINABLE_FAMILIES
+from outrider_models.training.train import ChatRunOptions
+from outrider_models.training.train import train as run_training
+from outrider_models.training.validation import AcceptanceCounts, Validator, follow
+from outrider_proto.addresses import free_port
+from outrider_proto.errors import OutriderError, UsageError
+
+QUICK = parse_changes([
+    "schedule.peak=1e-2", "schedule.last=1e-3", "schedule.warmup_updates=0", "length.batch=6", "length.epochs=1.0",
+    "machine.part=3", "machine.precision=no",
+    "data.held_out=1", "data.max_length=90", "validation.new_tokens=4", "validation.levels=2",
+])  # fmt: skip
+SMALLER = {"eagle3": ["drafter.draft_vocab=200", "drafter.steps.count=2"], "hydra": ["drafter.blocks=1"]}
+
+
+@pytest.fixture(scope="module")
+def target(tiny_target):
+    return tiny_target
+
+
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "chats.jsonl"
+    samples = [sample for family in ("chat", "math") for sample in generate(family, "train", 3, 12)]
+    lines = [[{"role": m.role, "content": m.content} for m in sample.conversation()] for sample in samples]
+    path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in lines))
+    return path
+
+
+def train(family, chats, target, out, *sets, start=None, resume=False, stop=None):
+    changes = merged(QUICK, parse_changes([*SMALLER.get(family, []), *sets]))
+    options = ChatRunOptions(family, chats, out, str(target), changes, start and str(start))
+    return run_training(options, resume=resume, console=Console(quiet=True), stop_after_updates=stop)
+
+
+def log_of(directory):
+    return [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
+
+
+@torch.no_grad()
+def loss_of(run):
+    """Compute the loss on all training chats, under the same masks each time."""
+    torch.manual_seed(0)
+    run.task.drafter.eval()
+    return float(run.task.loss(make_batch(run.source.train, torch.device("cpu")), 1.0).total)
+
+
+@pytest.mark.parametrize("family", TRAINABLE_FAMILIES)
+def test_the_loss_falls_and_the_export_drafts(family, chats, target, tmp_path):
+    before = loss_of(train(family, chats, target, tmp_path / "untrained", stop=0))
+    run = train(family, chats, target, tmp_path / "out", "validation.every_updates=3", "length.epochs=1.5")
+    assert loss_of(run) < before
+    log = log_of(tmp_path / "out")
+    assert [entry["update"] for entry in log] == [3, 6]
+    assert all(1 <= entry["tau"] <= 3 for entry in log)
+    drafter = load_drafter(DrafterSource(str(tmp_path / "out"), run.task.drafter.options), TargetWeights.load(target))
+    state = drafter.new_state()
+    state.append([5, 6, 7])
+    if drafter.tap.width:
+        state.add_features(0, torch.zeros(2, drafter.tap.width))
+    assert len(grow_tree(state, TreeShape.chain(2)).tokens) >= 1
+    assert not list(tmp_path.glob("*/*.partial"))
+
+
+@pytest.mark.parametrize("run", ["moa", "hass", "independent", "eagle3 muon"])
+def test_a_resumed_run_equals_an_undisturbed_one(run, chats, target, tmp_path):
+    family, _, optimizer = run.partition(" ")
+    sets = ("length.epochs=2.0", f"schedule.optimizer={optimizer or 'adamw'}")
+    train(family, chats, target, tmp_path / "whole", *sets, stop=6)
+    train(family, chats, target, tmp_path / "parts", *sets, stop=3)
+    train(family, chats, target, tmp_path / "parts", *sets, resume=True, stop=3)
+    whole, parts = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))
+    assert whole == parts
+    train(family, chats, target, tmp_path / "short", *sets, stop=5)
+    assert (tmp_path / "short" / "model.safetensors").read_bytes() != whole  # control
+
+
+class KilledError(Exception):
+    """Stands for a kill: nothing catches it."""
+
+
+@pytest.mark.parametrize(("step", "call"), [("loss", 3), ("loss", 8), ("export", 1), ("validate", 1)])
+def test_a_run_killed_anywhere_comes_to_the_same_weights(step, call, chats, target, tmp_path, monkeypatch):
+    """Before its first checkpoint, between two, with a checkpoint newer than its drafter, while it validates."""
+    sets = ("length.epochs=1.0", "length.batch=5", "machine.checkpoint_updates=2", "validation.every_updates=2")
+    train("moa", chats, target, tmp_path / "whole", *sets[:2])
+    calls, plain = iter(range(1, 99)), getattr(DrafterTask, step)
+
+    def killed(*arguments):
+        if next(calls) == call:
+            raise KilledError
+        return plain(*arguments)
+
+    monkeypatch.setattr(DrafterTask, step, killed)
+    with pytest.raises(KilledError):
+        train("moa", chats, target, tmp_path / "parts", *sets)
+    monkeypatch.undo()
+    (tmp_path / "parts" / "checkpoint.pt.1.partial").touch()
+    train("moa", chats, target, tmp_path / "parts", *sets, resume=True)
+    assert not list(tmp_path.glob("*/*.partial"))
+    whole, parts = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))
+    assert whole == parts
+    first, second = (log_of(tmp_path / name)[-1] for name in ("whole", "parts"))
+    assert (first["loss"], first["top1"]) == (second["loss"], second["top1"])
+
+
+def test_checkpoints_of_older_versions_are_refused_in_one_line(chats, target, tmp_path):
+    for name, left in (("chats", "course.json"), ("recipe", "checkpoint.pt")):
+        (tmp_path / name / "state").mkdir(parents=True)
+        if name == "recipe":
+            (tmp_path / name / "state").rmdir()
+        (tmp_path / name / left).write_text("{}")
+        with pytest.raises(UsageError, match="older version"):
+            train("moa", chats, target, tmp_path / name, resume=True)
+
+
+def tensors_of(directory):
+    checkpoint = Checkpoint(directory, heads_first=True)
+    return {name: checkpoint.read(name) for name in checkpoint.names}
+
+
+@pytest.mark.parametrize("family", [name for name in TRAINABLE_FAMILIES if name != "independent"])
+def test_a_run_starts_from_given_weights(family, chats, target, tmp_path):
+    train(family, chats, target, tmp_path / "given", "data.seed=7", stop=1)
+    train(family, chats, target, tmp_path / "taken", start=tmp_path / "given", stop=0)
+    train(family, chats, target, tmp_path / "fresh", stop=0)
+    given, taken, fresh = (tensors_of(tmp_path / name) for name in ("given", "taken", "fresh"))
+    assert given.keys() == taken.keys()
+    assert all(torch.equal(given[name], taken[name]) for name in given)
+    assert not all(torch.equal(given[name], fresh[name]) for name in given)  # control
+    train(family, chats, target, tmp_path / "taken", start=tmp_path / "given", resume=True, stop=1)
+    with pytest.raises(UsageError, match="another start"):
+        train(family, chats, target, tmp_path / "taken", start=tmp_path / "fresh", resume=True)
+
+
+def test_an_eagle3_head_keeps_its_draft_vocabulary(chats, target, tmp_path):
+    train("eagle3", chats, target, tmp_path / "given", stop=0)
+    few = tmp_path / "few.jsonl"
+    few.write_text(chats.read_text().splitlines(keepends=True)[-1])
+    own = train("eagle3", few, target, tmp_path / "fresh", stop=0).task.drafter
+    run = train("eagle3", few, target, tmp_path / "taken", start=tmp_path / "given", stop=1)
+    brought = run.task.drafter.network.draft_tokens
+    assert not torch.equal(own.draft_tokens, brought)
+    assert torch.equal(run.task.drafter.draft_tokens, brought)
+    assert torch.equal(
+        run.task.teacher.run(torch.ones(1, 2, dtype=torch.int64), TeacherRequest()).draft_tokens, brought
+    )
+
+
+def test_hydra_heads_without_outputs_write_none(chats, target, tmp_path):
+    sizes = {}
+    for own in ("false", "true"):
+        run = train("hydra", chats, target, tmp_path / own, f"drafter.own_output={own}", stop=0)
+        source, frozen = DrafterSource(str(tmp_path / own), run.task.drafter.options), TargetWeights.load(target)
+        state = load_drafter(source, frozen).new_state()
+        state.append([5, 6, 7])
+        state.add_features(0, torch.ones(2, frozen.sizes.hidden))
+        sizes[own] = (tmp_path / own / "hydra_lm_head.safetensors").stat().st_size, state.root_logits()
+    outputs = 2 * run.task.drafter._settings.heads * (frozen.sizes.hidden + 1) * frozen.sizes.vocab
+    assert sizes["true"][0] - sizes["false"][0] >= outputs
+    # Untrained, both have the target's output.
+    torch.testing.assert_close(sizes["true"][1], sizes["false"][1], atol=0.1, rtol=0.05)
+    train("hydra", chats, target, tmp_path / "on", start=tmp_path / "true", stop=0)
+
+
+def test_how_an_update_is_laid_out_does_not_matter(chats, target, tmp_path):
+    weights = []
+    for part in (1, 4, 6):
+        sets = (f"machine.part={part}", "drafter.noise=0.0", "schedule.peak=1e-3", "data.held_out=0")
+        run = train("eagle2", chats, target, tmp_path / str(part), *sets)
+        weights.append(torch.cat([p.detach().flatten() for p in run.task.drafter.parameters()]))
+    for other in weights[1:]:
+        torch.testing.assert_close(other, weights[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(chats, target, tmp_path):
+    sets = ["length.batch=5", "machine.part=2", "drafter.noise=0.0", "schedule.peak=1e-3", "validation.every_updates=2"]
+    one = train("hass", chats, target, tmp_path / "one", *sets, "length.epochs=1.0")
+    assert one._parallel.size == 1
+    changes = merged(QUICK, parse_changes([*sets, "length.epochs=1.0"]))
+    pairs = [
+        f"--set={table}.{key}={json.dumps(value)}" for table, rows in changes.items() for key, value in rows.items()
+    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
+    program = ["-m", "outrider_models.cli.app", "train", "--family=hass", f"--data={chats}", f"--target={target}"]
+    subprocess.run([*torchrun, *program, f"--out={tmp_path / 'two'}", *pairs], check=True, timeout=200)
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, atol=2e-3, rtol=0.02)  # stored in bfloat16
+    assert log_of(tmp_path / "one")[-1]["tokens"] == log_of(tmp_path / "two")[-1]["tokens"]
+
+
+@pytest.mark.parametrize("family", ["moa", "eagle3"])
+def test_stored_features_teach_what_the_target_does(family, chats, target, tmp_path):
+    weights = {}
+    for name in ("no", "auto", str(tmp_path / "shared"), str(tmp_path / "shared")):
+        out = tmp_path / f"out{len(weights)}"
+        run = train(
+            family, chats, target, out, f"machine.features={name}", "drafter.draft_vocab=200", "length.epochs=2.0"
+        )
+        weights[name] = torch.cat([p.detach().flatten() for p in run.task.drafter.parameters()])
+    first, *others = weights.values()
+    for other in others:
+        torch.testing.assert_close(other, first, atol=1e-4, rtol=0)
+    assert not (tmp_path / "out1" / "features").exists()  # only for that run
+    files = list((tmp_path / "shared").glob("*/*/*.safetensors"))
+    assert {path.name.split(".")[1] for path in files} == {*run.task.teacher.fields(run.task.drafter.teacher_request)}
+
+
+def test_families_share_stored_features(chats, target, tmp_path, monkeypatch):
+    shared = f"machine.features={tmp_path / 'shared'}"
+    train("eagle3", chats, target, tmp_path / "first", shared, "drafter.draft_vocab=200")
+    monkeypatch.setattr(FeatureStore, "_write", None)  # nothing is computed again
+    train("eagle2", chats, target, tmp_path / "second", shared, "drafter.draft_vocab=100")
+
+
+def test_a_full_disk_is_one_line(chats, target, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("outrider_models.training.core.features.save_file", full)
+    with pytest.raises(OutriderError, match=r"No space left on device.*machine.features=no"):
+        train("eagle2", chats, target, tmp_path / "out", f"machine.features={tmp_path / 'shared'}")
+    assert not list(tmp_path.glob("**/*.partial"))
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(chats, target, tmp_path, monkeypatch):
+    train("eagle2", chats, target, tmp_path, stop=1)
+
+    def full(*_):
+        raise RuntimeError("PytorchStreamWriter failed writing file")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OutriderError, match=r"checkpoint cannot be written .*free some space"):
+        train("eagle2", chats, target, tmp_path, resume=True)
+    monkeypatch.undo()
+    assert not list(tmp_path.glob("*.partial"))
+    assert train("eagle2", chats, target, tmp_path, resume=True).is_done
+
+
+def test_features_beyond_the_limit_are_computed_again(chats, target, tmp_path):
+    shared = tmp_path / "shared"
+    train("eagle2", chats, target, tmp_path / "out", f"machine.features={shared}", "machine.features_gb=2e-5")
+    assert 0 < sum(path.stat().st_size for path in shared.glob("**/*.safetensors")) < 40_000
+
+
+def test_bf16_leaves_the_weights_themselves_wide(chats, target, tmp_path):
+    run = train("moa", chats, target, tmp_path, "machine.precision=bf16", stop=1)
+    assert {parameter.dtype for parameter in run.task.drafter.parameters()} == {torch.float32}
+    assert run.task.teacher.embed.dtype == torch.bfloat16
+    assert log_of(tmp_path)[-1]["loss"] > 0
+
+
+def test_a_few_chats_are_trained_on_without_validation(chats, target, tmp_path):
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(chats.read_text().splitlines(keepends=True)[:4]))
+    train("eagle2", few, target, tmp_path / "out")
+    assert "tau" not in log_of(tmp_path / "out")[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [("length.batch=5", "another length"), ("drafter.tli=1", "another drafter"), ("data.seed=9", "another data")],
+)
+def test_another_run_is_not_resumed(change, message, chats, target, tmp_path):
+    train("moa", chats, target, tmp_path, stop=1)
+    with pytest.raises(UsageError, match=message):
+        train("moa", chats, target, tmp_path, change, resume=True)
+    train("moa", chats, target, tmp_path, "machine.part=2", resume=True, stop=1)  # that may change
+
+
+def test_mistakes_are_found_before_anything_is_written(chats, target, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(UsageError, match="no reply among the first 3 tokens"):
+        train("moa", chats, target, out, "data.max_length=3")
+    with pytest.raises(UsageError, match="no such directory"):
+        train("moa", chats, "/nowhere/at/all", out)
+    with pytest.raises(UsageError, match="holds no checkpoint"):
+        train("moa", chats, target, out, resume=True)
+    with pytest.raises(UsageError, match="family 'oracle'"):
+        train("oracle", chats, target, out)
+    with pytest.raises(UsageError, match="lacks tensors"):
+        train("eagle2", chats, target, out, start=drafter_dir("moa"))
+    with pytest.raises(UsageError, match=r"fc\.weight has shape"):
+        train("eagle2", chats, target, out, start=drafter_dir("eagle2"))
+    with pytest.raises(UsageError, match="in its own settings"):
+        train("independent", chats, target, out, start=drafter_dir("independent"))
+    assert not out.exists()
+
+
+class ScriptedDrafter:
+    """Drafts given tokens, whatever its state."""
+
+    def __init__(self, says):
+        self.says, self.tokens, self.num_features, self.max_levels, self.fed = says, [], 0, 99, []
+
+    def new_state(self):
+        return self
+
+    def append(self, tokens):
+        self.tokens += tokens
+
+    def add_features(self, first, rows):
+        self.num_features = first + len(rows)
+        self.fed.append((len(self.tokens), first, len(rows)))
+
+    def root_logits(self):
+        self.drafted = 1
+        return self._likes(self.says[len(self.tokens)])
+
+    def expand(self, tokens, parents):
+        self.drafted += 1
+        return self._likes(self.says[len(self.tokens) + self.drafted - 1])[None]
+
+    def _likes(self, token):
+        return torch.nn.functional.one_hot(torch.tensor(token), 50).float() * 9
+
+
+def test_tau_is_counted_as_verdicts_would():
+    text = list(range(10, 24))
+    says = [*text[:6], 49, *text[7:], 0, 0, 0]  # wrong at position 6 only
+    scripted, found = ScriptedDrafter(says), AcceptanceCounts()
+    follow(scripted, text, 3, torch.zeros(len(text), 2), 4, found)
+    # Root 3 (the prompt's verdict): drafts 4 5 _ _, two right, 6 as the bonus; 7 .. 10 right, 11; then 12, 13.
+    assert found.by_depth == [0, 0, 2, 0, 1]
+    assert found.tokens == 3 + 5 + 2
+    assert found.tau == pytest.approx(10 / 3)
+    assert scripted.fed == [(4, 0, 3), (7, 3, 3), (12, 6, 5)]  # never the root's own
+
+
+def test_the_shipped_drafter_scores_as_in_the_benchmark():
+    teacher = Teacher.load(target_dir(), torch.float32)
+    tokenizer = Tokenizer.from_file(str(target_dir() / "tokenizer.json"))
+    prompts = [prompt_ids(tokenizer, sample) for sample in held_out_samples(1)[:3]]
+    found = Validator(teacher, prompts, ValidationSettings(every_updates=0, new_tokens=40, levels=4)).validate(
+        DrafterSource(str(drafter_dir("moa")))
+    )
+    assert 3.5 < found.tau <= 5

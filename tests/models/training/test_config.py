@@ -1,0 +1,118 @@
+"""Settings of a run on chats: the papers' values, changes on top, every wrong key named; and rates."""
+
+from dataclasses import replace
+
+import pytest
+
+from outrider_drafters.checkpoints.target_weights import TargetSizes
+from outrider_models.core.embedded import target_dir
+from outrider_models.core.tables import merged, parse_changes
+from outrider_models.training.config import make_train_config
+from outrider_models.training.core.interfaces import TargetFacts
+from outrider_models.training.core.rates import Schedule
+from outrider_models.training.core.teacher import target_facts
+from outrider_models.training.families import TRAINABLE_FAMILIES
+from outrider_models.training.families.moa import _sizes
+from outrider_proto.errors import UsageError
+
+LLAMA3_8B = TargetSizes(4096, 32, 32, 8, 128, 128256, 500000.0, 1e-5, 8192, "llama")
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return target_facts(target_dir())
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "layer_heads"),
+    [(32, 8, 128, 32), (9, 3, 64, 8), (14, 2, 64, 8), (28, 4, 128, 16), (40, 8, 128, 32), (24, 8, 128, 16)],
+)
+def test_moas_layer_attention_has_heads_that_divide_its_width(facts, heads, kv_heads, head_dim, layer_heads):
+    """Llama-3-8B, SmolLM2-135M, Qwen2.5-0.5B, 7B and 14B, Llama-3.2-3B."""
+    sizes = replace(LLAMA3_8B, heads=heads, kv_heads=kv_heads, head_dim=head_dim, hidden=heads * head_dim)
+    target = TargetFacts(target_dir(), sizes, 4 * sizes.hidden)
+    drafter = make_train_config("moa", target, {}).drafter
+    assert drafter.shape.layer_heads == layer_heads
+    made = _sizes(drafter, target).lsa
+    assert (made.heads, made.width) == (layer_heads, sizes.packed_kv)
+
+
+def test_defaults_are_the_papers(facts):
+    big = TargetFacts(target_dir(), LLAMA3_8B, 14336)
+    moa = make_train_config("moa", big, {})
+    shape = moa.drafter.shape  # Table 6
+    assert (shape.layer_kv_heads, shape.layer_intermediate) == (16, 6144)
+    assert (shape.self_kv_heads, shape.self_intermediate) == (4, 512)
+    assert (shape.cross_kv_heads, shape.cross_intermediate) == (8, 7168)
+    assert make_train_config("eagle3", big, {}).drafter.target_layers == (2, 16, 29)
+    assert make_train_config("eagle3", big, {}).drafter.draft_vocab == 32000
+
+
+def test_changes_nest_and_the_command_line_wins(facts):
+    file = {"drafter": {"blocks": {"longest": 20}}, "length": {"epochs": 2.0}}
+    sets = ["drafter.blocks.longest=30", "schedule.decay=cosine", "machine.precision='no'", "length.batch=3"]
+    config = make_train_config("moa", facts, merged(file, parse_changes(sets)))
+    assert (config.drafter.blocks.shortest, config.drafter.blocks.longest) == (5, 30)
+    assert (config.length.epochs, config.length.batch) == (2.0, 3)
+    assert config.schedule.decay == "cosine"
+    assert config.schedule.peak == TRAINABLE_FAMILIES["moa"].schedule.peak
+    layers = make_train_config("eagle3", facts, parse_changes(["drafter.target_layers=[1, 2]"])).drafter.target_layers
+    assert layers == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("drafter.color=3", "drafter: unknown keys color; it has shape"),
+        ("colors.red=3", "unknown tables colors; there are drafter"),
+        ("length=3", "length=3: need a table"),
+        ("length.batch=many", "length.batch='many'"),
+        ("length.batch=0", "batch=0"),
+        ("length.epochs=0.0", "epochs=0"),
+        ("schedule.decay=stairs", "decay='stairs': choose one of linear, cosine"),
+        ("schedule.last=1.0", "last <= peak"),
+        ("schedule.beta1=1.0", "beta1"),
+        ("drafter.shape.self_kv_heads.x=1", "self_kv_heads={'x': 1}"),
+        ("data.max_length=1", "max_length=1"),
+        ("validation.levels=0", "levels=0"),
+        ("drafter.tli=-1", "tli=-1"),
+        ("batch", "need TABLE.KEY=VALUE"),
+        (".batch=1", "need TABLE.KEY=VALUE"),
+    ],
+)
+def test_a_wrong_change_is_named(change, message, facts):
+    with pytest.raises(UsageError) as error:
+        make_train_config("moa", facts, parse_changes([change]))
+    assert message in str(error.value)
+
+
+def test_a_table_where_a_value_stood():
+    with pytest.raises(UsageError, match="was given a value before"):
+        parse_changes(["length=3", "length.batch=1"])
+
+
+@pytest.mark.parametrize("name", TRAINABLE_FAMILIES)
+def test_every_family_has_defaults_for_the_embedded_target(name, facts):
+    config = make_train_config(name, facts, {})
+    assert config.family == name
+    assert make_train_config(name, facts, {"drafter": {}}) == config
+
+
+def schedule(**changes):
+    values = {"peak": 6e-4, "last": 3e-5, "warmup_updates": 50, "decay": "linear", "decay_epochs": 1.0, "beta1": 0.9,
+              "beta2": 0.95, "weight_decay": 0.0, "clip_norm": 1.0}  # fmt: skip
+    return Schedule(**values | changes)
+
+
+def test_moas_rate_rises_falls_over_an_epoch_and_stays():
+    rates = [schedule().rate(update, 200, 1000) for update in range(1000)]
+    assert rates[0] < rates[49] < rates[50] == 6e-4
+    assert rates[125] == pytest.approx((6e-4 + 3e-5) / 2)
+    assert rates[200] == rates[999] == pytest.approx(3e-5)
+
+
+def test_a_cosine_over_the_run_and_a_short_run_warms_up_for_a_tenth():
+    rates = [schedule(decay="cosine", decay_epochs=0.0).rate(update, 5, 100) for update in range(101)]
+    assert max(rates) == rates[10] == 6e-4
+    assert rates[55] == pytest.approx((6e-4 + 3e-5) / 2)
+    assert rates[100] == pytest.approx(3e-5)
