@@ -99,7 +99,7 @@ async def test_an_id_is_worth_nothing_under_another_key(running):
     """The server knows who opened a session; to anybody else it is not there, and its owner's stream goes on."""
     verifier = running.verifier
     alice, mallory = Principal("alice"), Principal("mallory")
-    async with talking(As(verifier, alice)) as hers, talking(As(verifier, mallory)) as theirs:
+    async with talking(verifier, alice) as hers, talking(verifier, mallory) as theirs:
         about = await hers.open(verifier.describe())
         await hers.prompt(PROMPT)
         stolen = await theirs.open(verifier.describe(), session_id=about.session_id, committed_len=len(PROMPT))
@@ -107,14 +107,3 @@ async def test_an_id_is_worth_nothing_under_another_key(running):
         assert stolen.kept_len == 0
         assert stolen.session_id != about.session_id
         assert (await hers.verdict(len(PROMPT), (), plain()[0])).bonus == plain()[1]
-
-
-class As:
-    """A verifier as one key sees it."""
-
-    def __init__(self, verifier, principal: Principal) -> None:
-        self._verifier = verifier
-        self._principal = principal
-
-    def session(self, incoming):
-        return self._verifier.session(incoming, self._principal)

@@ -6,6 +6,7 @@ import pytest
 from stage import ANSWER_S, NEW, PROMPT, answer, client, opened, plain, server, until
 
 from outrider_proto.errors import Reason, Refusal
+from outrider_server.sessions import session_table
 
 MARK = 77  # a token of the prompt that there is no memory for
 NUM_CLIENTS = 4
@@ -75,6 +76,16 @@ async def test_more_clients_than_sessions_finish_or_are_told_that_the_server_is_
         finally:
             for mine in clients:
                 await mine.close()
+
+
+async def test_open_chats_that_rest_share_the_places_of_a_full_server(monkeypatch):
+    """Room for one session: whoever writes has it, and the others resume where they were."""
+    monkeypatch.setattr(session_table, "_IDLE_S", 0.0)
+    async with server(max_sessions=1) as running, client(running.address) as one, client(running.address) as two:
+        streams = running.verifier._streams
+        for mine in (one, two, one, two):
+            assert await answer(mine) == plain()
+            await until(lambda: not any(stream.num_requests for stream in streams), "the last reply is out")
 
 
 async def test_a_fault_of_the_loop_itself_leaves_nobody_waiting(monkeypatch):

@@ -83,7 +83,7 @@ async def test_a_client_that_never_reads_is_bounded_and_then_ended(kind):
         shouting.cancel()
         await asyncio.gather(shouting, return_exceptions=True)
     assert most["requests"] <= _MAX_REQUESTS
-    assert most["bytes"] <= stream.max_waiting_bytes
+    assert most["bytes"] <= ROOM_BYTES
     assert (
         most["frames"] <= _MAX_WAITING_FRAMES + _MAX_REQUESTS * 410
     )  # what was asked for before it was not listened to
@@ -139,3 +139,15 @@ async def test_one_that_reads_may_take_far_more_than_may_wait():
     assert taken > 4 * ROOM_BYTES // _MAX_UNREAD_BYTES
     assert not stream.is_ending
     await frames.aclose()
+
+
+async def test_streams_without_open_give_way_to_those_who_come():
+    """However many there are, from however many addresses: an answer is written beside them."""
+    async with server(max_sessions=1) as running, grpc.aio.insecure_channel(running.address) as channel:
+        calls = [channel.stream_stream("/outrider.v1.Verifier/Session")() for _ in range(4)]
+        await until(lambda: len(running.verifier._streams) == 4, "four streams")
+        async with client(running.address) as other:
+            assert await answer(other) == plain()
+        await until(lambda: any(call.done() for call in calls), "the end of the oldest")
+        (ended,) = [call for call in calls if call.done()]
+        assert await ended.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

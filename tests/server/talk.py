@@ -13,6 +13,7 @@ from outrider_proto.frames import Decode, Draft, Features, Finish, Open, TapInfo
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
 from outrider_proto.wire import client_frame_to_proto, server_frame_from_proto
+from outrider_server.security.principal import ANONYMOUS, Principal
 from outrider_server.sessions.verifier import Verifier
 
 WAIT_S = 60  # no answer takes that long; it only keeps a broken test from hanging
@@ -88,7 +89,7 @@ class Talk:
 
 
 @asynccontextmanager
-async def talking(verifier: Verifier):
+async def talking(verifier: Verifier, principal: Principal = ANONYMOUS):
     """A stream in process."""
     inbox: asyncio.Queue = asyncio.Queue()
 
@@ -96,7 +97,7 @@ async def talking(verifier: Verifier):
         while (frame := await inbox.get()) is not None:
             yield frame
 
-    outgoing = verifier.session(incoming())
+    outgoing = verifier.session(incoming(), principal)
 
     async def hang_up() -> None:
         await outgoing.aclose()

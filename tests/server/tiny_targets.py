@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.gemma2 import Gemma2Config
+from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.llama import LlamaConfig
 from transformers.models.mistral import MistralConfig
 from transformers.models.mixtral import MixtralConfig
@@ -31,6 +32,7 @@ SIZES = {
     "eos_token_id": 2,
 }
 WINDOW = 7
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SIZES),
     "qwen2": lambda: Qwen2Config(**SIZES),
@@ -39,6 +41,9 @@ CONFIGS = {
     "mistral": lambda: MistralConfig(**SIZES, sliding_window=None),
     "mistral-window": lambda: MistralConfig(**SIZES, sliding_window=WINDOW),
     "gemma2": lambda: Gemma2Config(**SIZES, sliding_window=WINDOW, query_pre_attn_scalar=8, attn_logit_softcapping=5.0),
+    "gpt-oss": lambda: GptOssConfig(
+        **SIZES, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2, rope_parameters=_ROPE
+    ),
     "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
     "mixtral-window": lambda: MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW),
 }

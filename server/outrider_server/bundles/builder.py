@@ -72,7 +72,7 @@ def checked_weights(requested: tuple[str, ...]) -> tuple[str, ...]:
 
 async def build(offer: BundleOffer, cache: Path) -> BuiltBundle:
     """Return the bundle from the cache, or build it. Raises UsageError or OSError."""
-    directory = cache / await asyncio.to_thread(_cache_key, offer)
+    directory = cache / await asyncio.to_thread(cache_key, offer)
     if (built := await asyncio.to_thread(read_built, offer, directory)) is not None:
         return built
     await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)  # what is still there is damaged
@@ -139,10 +139,13 @@ def _file(directory: Path, name: str) -> BundleFile:
         return BundleFile(name, file.tell(), digest)
 
 
-def _cache_key(offer: BundleOffer) -> str:
+def cache_key(offer: BundleOffer) -> str:
     """Return a hash of the models' files, the offer, and the software versions."""
     digest = hashlib.sha256(repr((astuple(offer), version("outrider"), version("torch"))).encode())
-    for path in sorted({*_files(offer.target), *_files(DrafterSource.parse(offer.drafter).name)}):
+    drafter = DrafterSource.parse(offer.drafter)
+    vocabulary = drafter.options.draft_vocab_file
+    chosen = () if vocabulary is None else (vocabulary.resolve(),)
+    for path in sorted({*_files(offer.target), *_files(drafter.name), *chosen}):
         # Size and time stand for the contents: to read all weights would take too long.
         status = path.stat()
         digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())

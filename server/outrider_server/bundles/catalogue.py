@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider_proto.bundles import CHUNK_BYTES, BundleFile, BundleManifest
@@ -22,6 +23,15 @@ _ANSWER_S = 5.0  # how long a manifest request waits for a bundle that is being 
 _AGAIN_S = 30.0  # before a failed build is tried again
 MAX_FETCHES = 8  # files under way at once
 MAX_FETCHES_OF_PEER = 4
+_TURN_S = 60.0  # a fetch keeps its place for at least so long while others wait
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """A fetch under way: whose, and since when."""
+
+    peer: str
+    since: float
 
 
 class EdgeBundles:
@@ -31,7 +41,12 @@ class EdgeBundles:
     """
 
     def __init__(
-        self, target: str, drafters: Sequence[str] = (), weights: tuple[str, ...] = (), cache: Path | None = None
+        self,
+        target: str,
+        drafters: Sequence[str] = (),
+        weights: tuple[str, ...] = (),
+        cache: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         sources = [str(drafter) for drafter in drafters] or ["lookup"]
         offers = [BundleOffer(target, source, kind) for source in sources for kind in checked_weights(weights)]
@@ -42,7 +57,8 @@ class EdgeBundles:
         self._builds: dict[BundleOffer, asyncio.Task[BuiltBundle]] = {}
         self._built: dict[str, BuiltBundle] = {}  # by bundle id
         self._one_at_a_time = asyncio.Lock()
-        self._fetches = Counter[str]()  # by peer
+        self._clock = clock
+        self._places: dict[_Place, None] = {}  # the oldest first
         self._draining = False
 
     async def manifest(self, drafter: str = "", weights: str = "") -> BundleManifest:
@@ -71,21 +87,19 @@ class EdgeBundles:
         built, file = self._find(bundle_id, name)
         if not 0 <= offset <= file.size_bytes:
             raise Violation(Reason.MALFORMED_FRAME, f"offset={offset}: {name} has {file.size_bytes} bytes")
-        if self._fetches.total() >= MAX_FETCHES or self._fetches[peer] >= MAX_FETCHES_OF_PEER:
-            most = f"{MAX_FETCHES} files are being fetched already, or {MAX_FETCHES_OF_PEER} from your address"
-            raise Refusal(Reason.SERVER_FULL, f"{most}: try again")
-        self._fetches[peer] += 1
+        place = self._take_place(peer)
         try:
             async with contextlib.aclosing(_read(built.directory / file.name, offset)) as chunks:
                 async for chunk in chunks:
                     yield chunk
                     self._check_open()
+                    if place not in self._places:
+                        raise Refusal(Reason.SERVER_FULL, "others wait for this place: fetch the rest later")
         except OSError as error:
             self._forget(built)
             raise Refusal(Reason.BUNDLE_CHANGED, f"{name} is gone from the server: ask for the manifest") from error
         finally:
-            # Subtraction drops addresses with none left, so that the table does not grow.
-            self._fetches -= Counter([peer])
+            self._places.pop(place, None)
 
     def drain(self) -> None:
         """End all fetches: clients go on where they stopped, with the next server. Safe to call twice."""
@@ -98,6 +112,24 @@ class EdgeBundles:
         for task in builds.values():
             task.cancel()
         await asyncio.gather(*builds.values(), return_exceptions=True)
+
+    def _take_place(self, peer: str) -> _Place:
+        """Return a place for one more fetch: a free one, or one of whoever has most. Raises Refusal."""
+        num_of = Counter(place.peer for place in self._places)
+        if num_of[peer] >= MAX_FETCHES_OF_PEER:
+            raise Refusal(
+                Reason.SERVER_FULL, f"{MAX_FETCHES_OF_PEER} files are being fetched from your address: try again"
+            )
+        if len(self._places) >= MAX_FETCHES:
+            oldest = max(self._places, key=lambda place: num_of[place.peer])  # of equals the first, which is the oldest
+            is_fair = num_of[oldest.peer] <= num_of[peer] + 1
+            if is_fair and self._clock() - oldest.since < _TURN_S:
+                raise Refusal(Reason.SERVER_FULL, f"{MAX_FETCHES} files are being fetched already: try again")
+            # Not ended here: it may wait for its client, and hears of it with its next chunk.
+            del self._places[oldest]
+        place = _Place(peer, self._clock())
+        self._places[place] = None
+        return place
 
     def _check_open(self) -> None:
         if self._draining:

@@ -14,6 +14,8 @@ from outrider_server.checking.finding import Finding, found
 from outrider_server.config.config import ServerConfig
 from outrider_server.engine.load import load_drafters, load_taps
 from outrider_server.engine.target import Target
+from outrider_server.kv.budget import budget_bytes
+from outrider_server.kv.size import show_bytes
 from outrider_server.parallel.load import load_target
 from outrider_server.sessions.verifier import Verifier
 
@@ -42,6 +44,7 @@ def _tried(target: Target, config: ServerConfig) -> Iterator[Finding]:
     yield Finding("target", "ok", _described(target))
     if target.tokenizer_fingerprint == "none":
         yield Finding("target", "warning", "no tokenizer beside it: clients bring their own, unchecked")
+    yield found("kv_memory", lambda: _memory(target, config))
     for source in config.drafters:
         yield found(f"drafter {source}", partial(_pair, target, config, source))
 
@@ -54,6 +57,13 @@ def _described(target: Target) -> str:
         f" {target.max_context}, {kv.dtype} on {kv.device}; slots reproduce its own attention;"
         f" {kv.bytes_per_token} bytes of K/V a token, {session_mib:.1f} MiB a full session"
     )
+
+
+def _memory(target: Target, config: ServerConfig) -> str:
+    """Return what the budget holds. Raises UsageError where that is too little."""
+    num_bytes = budget_bytes(config.limits.kv_memory, target.kv)
+    num_tokens = num_bytes // target.kv.bytes_per_token
+    return f"{show_bytes(num_bytes)} for K/V and features: {num_tokens} tokens of K/V alone"
 
 
 def _pair(target: Target, config: ServerConfig, source: str) -> str:

@@ -44,7 +44,7 @@ def add(
         list[str] | None,
         Option(help=f"Scope of the key: {', '.join(s.value for s in Scope)}; repeatable. Default: all."),
     ] = None,
-    sessions: Annotated[int | None, Option(help="Largest number of sessions at once. Default: no limit.")] = None,
+    sessions: Annotated[int | None, Option(help="Largest number of sessions at once. Default: the server's.")] = None,
     tokens_per_minute: Annotated[
         int | None, Option(help="Context, drafted and decoded tokens per minute. Default: no limit.")
     ] = None,

@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
+from outrider_models.core.embedded import drafter_source
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import MAX_NODES
 from outrider_server.config.schema import FORBID_EXTRA, Flag
 from outrider_server.config.security import SecurityConfig
 from outrider_server.config.telemetry import TelemetryConfig
-from outrider_server.kv.size import parse_bytes
+from outrider_server.kv.size import MemorySize
 
 SchedulerName = Literal["fair", "plain"]
+_CHUNK_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +29,30 @@ class LimitsConfig:
 
     session_ttl_s: Annotated[float, Flag("Seconds a session is kept after its stream has ended.")] = 600.0
     max_sessions: Annotated[int, Flag("Largest number of sessions at once.")] = 64
+    client_sessions: Annotated[
+        int | None,
+        Flag(
+            "Largest number of sessions of one key (unless added with --sessions) or, without keys, of one address;"
+            " loopback has no limit. Default: half of --max-sessions."
+        ),
+    ] = None
     max_nodes: Annotated[int, Flag("Largest number of nodes in a draft tree.")] = MAX_NODES
     batch_tokens: Annotated[int, Flag("Rows of one pass: drafted nodes, roots and parts of prompts.")] = 1024
-    chunk_tokens: Annotated[int, Flag("Tokens of one session's prompt processed in one pass.")] = 512
+    chunk_tokens: Annotated[
+        int | None,
+        Flag(
+            "Tokens of one session's prompt processed in one pass."
+            f" Default: {_CHUNK_TOKENS}, or --batch-tokens where that is less."
+        ),
+    ] = None
     scheduler: Annotated[
         SchedulerName,
         Flag("fair: equal shares for all keys; plain: every draft runs in the next pass, however long others wait."),
     ] = "fair"
     adaptive_trees: Annotated[bool, Flag("Ask clients for smaller draft trees while the server is busy.")] = True
     kv_memory: Annotated[
-        str | None, Flag("Memory for K/V and features of all sessions, such as 2GiB. Default: half of the free memory.")
+        str | None,
+        Flag("Memory for K/V and features of all sessions, such as 2GiB, or a share of what is free. Default: 50%."),
     ] = None
     shared_prefixes: Annotated[
         Literal["payer", "all", "none"],
@@ -53,15 +69,19 @@ class LimitsConfig:
             raise UsageError(f"session_ttl={self.session_ttl_s}: need 0 seconds or more")
         if self.max_sessions < 1:
             raise UsageError(f"max_sessions={self.max_sessions}: need at least 1")
+        if self.client_sessions is not None and self.client_sessions < 1:
+            raise UsageError(f"client_sessions={self.client_sessions}: need at least 1")
         if not 1 <= self.max_nodes <= MAX_NODES:
             raise UsageError(f"max_nodes={self.max_nodes}: need 1 to {MAX_NODES}")
         for name in ("batch_tokens", "chunk_tokens"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}: need at least 1")
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UsageError(f"{name}={value}: need at least 1")
+        if self.scheduler == "fair" and self.chunk_rows > self.batch_tokens:
+            raise UsageError(f"chunk_tokens={self.chunk_tokens}: need at most batch_tokens={self.batch_tokens}")
         if self.scheduler not in get_args(SchedulerName):
             raise UsageError(f"scheduler={self.scheduler}: need one of {', '.join(get_args(SchedulerName))}")
         if self.kv_memory is not None:
-            parse_bytes(self.kv_memory)
+            MemorySize.parse(self.kv_memory)
         if not self.room_wait_s >= 0:
             raise UsageError(f"room_wait={self.room_wait_s}: need 0 seconds or more")
         if not self.stall_s > 0:
@@ -69,32 +89,58 @@ class LimitsConfig:
         if not self.drain_s >= 0:
             raise UsageError(f"drain={self.drain_s}: need 0 seconds or more")
 
+    @property
+    def chunk_rows(self) -> int:
+        """Rows of one session's prompt in one pass."""
+        return self.chunk_tokens or min(_CHUNK_TOKENS, self.batch_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The configuration of `outrider-server serve`. `target` and `drafters` are directories or hub names.
+    """The configuration of `outrider-server serve`. `target` and `drafters` are directories, hub names or our names.
 
     `pace`: named hardware, or a file that describes it, to whose times passes are stretched. `server_draft`: sessions
-    may have the server draft for them, with the drafter of their features. `edge_bundle`: devices may fetch target and
-    drafter from here, with `edge_weights` (empty: int8 where torchao is installed), built in `edge_cache`.
+    may have the server draft for them, with the drafter of their features. `draft_vocab`: the option of that name for
+    all drafters. `edge_bundle`: devices may fetch target and drafter from here, with `edge_weights` (empty: int8 where
+    torchao is installed), built in `edge_cache`.
     """
 
     __pydantic_config__ = FORBID_EXTRA
 
     target: Annotated[
-        str, Flag("Directory or hub name of the target, a Hugging Face causal LM. Default: the embedded one.")
+        str,
+        Flag(
+            "Target: directory, GGUF file, hub name, or name got with outrider-models."
+            " Default: what was got, else the embedded one."
+        ),
     ]
     drafters: Annotated[
         tuple[str, ...],
-        Flag("Drafter whose features to offer; repeatable. Default: the embedded target's.", name="drafter"),
+        Flag("Drafter whose features to offer; repeatable. Default: those that ship for the target.", name="drafter"),
     ] = ()
     host: Annotated[str, Flag("Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1"
     port: Annotated[int, Flag("Port to listen on; 0 picks a free one.")] = 50051
-    dtype: Annotated[str, Flag("Data type of the target: float32, bfloat16 or float16.")] = "float32"
-    device: Annotated[str, Flag("Device of the target: cpu, cuda, cuda:1, ...")] = "cpu"
-    max_context: Annotated[int | None, Flag("Largest number of tokens in a session. Default: the target's limit.")] = (
-        None
-    )
+    dtype: Annotated[
+        str,
+        Flag(
+            "Data type of the target: float32, bfloat16, float16, or auto: the checkpoint's own on a GPU, float32 on a"
+            " CPU."
+        ),
+    ] = "auto"
+    device: Annotated[
+        str, Flag("Device of the target: cpu, cuda, cuda:1, ..., or auto: the first GPU, else the CPU.")
+    ] = "auto"
+    batch_invariant: Annotated[
+        bool,
+        Flag("Compute a token alike whatever else a pass computes: answers in bfloat16 and float16 are exact, too."),
+    ] = False
+    max_context: Annotated[
+        int | None,
+        Flag(
+            "Largest number of tokens in a session. Default: the target's limit, or what a quarter of --kv-memory holds"
+            " where that is less, but not under 4096."
+        ),
+    ] = None
     threads: Annotated[int | None, Flag("CPU threads of the target. Default: all cores; 1 for a small target.")] = None
     tensor_parallel: Annotated[int, Flag("Number of processes on this machine to divide the target among.")] = 1
     limits: LimitsConfig = LimitsConfig()
@@ -105,6 +151,13 @@ class ServerConfig:
         Flag("Emulate slower hardware: stretch every pass to the times of a named profile (paper) or a TOML file."),
     ] = None
     server_draft: Annotated[bool, Flag("Draft on the server for sessions that ask for it.")] = False
+    draft_vocab: Annotated[
+        str | None,
+        Flag(
+            "Tokens that drafters draft, here and in edge bundles: a file of `outrider-models draft-vocab`, the first N"
+            " of a drafter's own, or all. Default: a drafter's own, else all."
+        ),
+    ] = None
     edge_bundle: Annotated[
         bool, Flag("Serve edge bundles: what a device needs of target and drafter (`outrider pull`).")
     ] = True
@@ -121,3 +174,7 @@ class ServerConfig:
             raise UsageError(f"threads={self.threads}: need at least 1")
         if self.tensor_parallel < 1:
             raise UsageError(f"tensor_parallel={self.tensor_parallel}: need at least 1")
+        if self.batch_invariant and self.tensor_parallel > 1:
+            raise UsageError("batch_invariant: not with tensor_parallel")
+        # Frozen, and strict about the field's type: names of drafters that ship become their directories here.
+        object.__setattr__(self, "drafters", tuple(drafter_source(text, self.target) for text in self.drafters))

@@ -13,13 +13,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from outrider_models.core.embedded import drafter_source, model_dirs
+from outrider_drafters.checkpoints.catalog import CATALOG
+from outrider_models.core.embedded import EMBEDDED, default_target, drafter_source, model_dirs, shipped_drafters
 from outrider_proto.errors import UsageError
 from outrider_server.config.config import ServerConfig
 from outrider_server.config.schema import ConfigField, config_fields
 
 _SECTIONS = ("limits", "security", "telemetry")
-_NAMES_OR_PATHS = ("target", "drafters", "pace")  # may name a model or hardware, else a path
+_NAMES_OR_PATHS = ("target", "drafters", "draft_vocab", "pace")  # may name a model or hardware, else a path
 _ANY_TARGET = {"target": ""}
 
 Raw = Mapping[str, Any]  # Any: whatever a TOML file may hold
@@ -31,14 +32,14 @@ def load_config(file: Path | None, given: Raw) -> ServerConfig:
     Raises UsageError, which names the file if the fault is the file's.
     """
     if file is None:
-        return _with_embedded(_config({**_ANY_TARGET, **given}))
+        return _with_models(_config({**_ANY_TARGET, **given}))
     table = _anchored(_read(file), file.absolute().parent)
     try:
         config = _config(_merged({**_ANY_TARGET, **table}, given))
     except UsageError:
         _blame(file, table)
         raise
-    return _with_embedded(config)
+    return _with_models(config)
 
 
 def _read(file: Path) -> dict[str, Any]:  # Any: as Raw
@@ -125,10 +126,22 @@ def _found(value: object, folder: Path) -> object:
     return f"{beside}{comma}{options}" if path.startswith(("./", "../", "~/")) or beside.exists() else value
 
 
-def _with_embedded(config: ServerConfig) -> ServerConfig:
-    """Fill in the embedded target and its drafters where no target is named. Raises UsageError."""
-    if config.target:
-        return config
+def _with_models(config: ServerConfig) -> ServerConfig:
+    """Fill in the default target, the drafters that ship for it, and their draft vocabulary. Raises UsageError."""
+    filled = _with_pair(config)
+    if filled.server_draft and not filled.drafters:
+        raise UsageError(f"server_draft needs a drafter, and none ships for {filled.target}: name one with --drafter")
+    if filled.draft_vocab is None:
+        return filled
+    chosen = f",draft_vocab={filled.draft_vocab}"  # the last of two in a source counts
+    return replace(filled, drafters=tuple(drafter + chosen for drafter in filled.drafters), draft_vocab=None)
+
+
+def _with_pair(config: ServerConfig) -> ServerConfig:
+    name = config.target or default_target(config.drafters)
+    if name != EMBEDDED:
+        shipped = shipped_drafters(name) if name in CATALOG else ()
+        return replace(config, target=name, drafters=config.drafters or shipped)
     embedded = model_dirs()
     if "target" not in embedded:
         raise UsageError("this installation has no embedded target: name one with --target")

@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
-from outrider_server.engine.grouped_attention import AttentionGroup, group_segments
+from outrider_server.engine.grouped_attention import AttentionGroup, group_segments, wide_scores
 
 Part: TypeAlias = tuple[Tensor, Tensor]  # keys and values of one layer, [kv_heads, n, dim] each
 IMPLEMENTATION = "outrider_slots"
@@ -40,10 +40,14 @@ class SlotAttention(Protocol):
 
 
 class FlatBatch:
-    """The segments of one pass; with `grouped`, similar ones share one product."""
+    """The segments of one pass; with `grouped`, similar ones share one product.
 
-    def __init__(self, segments: Sequence[BatchSegment], *, grouped: bool = False) -> None:
+    `invariant`: each on its own, in float64 (batch_invariant.py).
+    """
+
+    def __init__(self, segments: Sequence[BatchSegment], *, grouped: bool = False, invariant: bool = False) -> None:
         self.segments = segments
+        self._attend = _attend_invariant if invariant else _attend_segment
         self._num_rows = sum(segment.num_rows for segment in segments)
         self._groups: list[AttentionGroup] = []
         self._single: list[tuple[int, BatchSegment]] = []  # with the index of their first row
@@ -51,18 +55,18 @@ class FlatBatch:
         for segment in segments:
             self._single.append((first, segment))
             first += segment.num_rows
-        if grouped and len(segments) > 1:
+        if grouped and not invariant and len(segments) > 1:
             self._groups, self._single = group_segments(self._single)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         if len(self._single) == 1 and not self._groups:
-            return _attend_segment(self.segments[0], layer, query, key[0], value[0], call)
+            return self._attend(self.segments[0], layer, query, key[0], value[0], call)
         out = query.new_empty(1, self._num_rows, query.shape[1], value.shape[3])
         for group in self._groups:
             group.attend(layer, query[0], key[0], value[0], call, out[0])
         for first, segment in self._single:
             rows = slice(first, first + segment.num_rows)
-            out[:, rows] = _attend_segment(segment, layer, query[:, :, rows], key[0, :, rows], value[0, :, rows], call)
+            out[:, rows] = self._attend(segment, layer, query[:, :, rows], key[0, :, rows], value[0, :, rows], call)
         return out
 
 
@@ -73,13 +77,24 @@ def _attend_segment(
     parts = [*segment.slot.shared(layer), segment.slot.write(layer, key, value)]
     _, heads, num_rows, _ = query.shape
     is_cheap_to_join = num_rows > _PACKED_ROWS or sum(keys.numel() for keys, _ in parts) <= _JOINED_VALUES
-    if call.softcap is not None or (len(parts) > 1 and not is_cheap_to_join):
+    if not call.fits_fused_kernel or (len(parts) > 1 and not is_cheap_to_join):
         out = _by_hand(segment, query[0], parts, call)
     elif num_rows <= _PACKED_ROWS:
         out = _packed(segment, query, *_joined(parts), call)
     else:
         out = _expanded(segment, query, *_joined(parts), call)
-    return out.view(1, heads, num_rows, -1).transpose(1, 2)
+    # Contiguous, as transformers' own functions answer: some layers take a view of it.
+    return out.view(1, heads, num_rows, -1).transpose(1, 2).contiguous()
+
+
+def _attend_invariant(
+    segment: BatchSegment, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall
+) -> Tensor:
+    """Do as _attend_segment(), in float64."""
+    parts = [*segment.slot.shared(layer), segment.slot.write(layer, key, value)]
+    wide = [(keys.double(), values.double()) for keys, values in parts]
+    out = _by_hand(segment, query[0].double(), wide, call).to(query.dtype)
+    return out.view(1, *out.shape).transpose(1, 2).contiguous()
 
 
 def _packed(segment: BatchSegment, query: Tensor, keys: Tensor, values: Tensor, call: AttentionCall) -> Tensor:
@@ -113,7 +128,7 @@ def _joined(parts: Sequence[Part]) -> Part:
 def _by_hand(segment: BatchSegment, query: Tensor, parts: Sequence[Part], call: AttentionCall) -> Tensor:
     """[heads, n, dim] -> [heads, n, value_dim] without the fused kernel, a block of rows at a time.
 
-    For soft-capped scores (Gemma 2), and for one softmax over keys in several places.
+    For soft-capped scores (Gemma 2), for sinks (gpt-oss), and for one softmax over keys in several places.
     """
     heads, num_rows, dim = query.shape
     kv_heads, lengths = parts[0][0].shape[0], [keys.shape[1] for keys, _ in parts]
@@ -123,14 +138,13 @@ def _by_hand(segment: BatchSegment, query: Tensor, parts: Sequence[Part], call: 
     answers = []
     for first in range(0, num_rows, block):
         rows = grouped[:, :, first : first + block].flatten(1, 2)
-        scores = torch.cat([torch.bmm(rows, keys.transpose(1, 2)) for keys, _ in parts], dim=-1) * call.scaling
+        scores = torch.cat([wide_scores(rows, keys) for keys, _ in parts], dim=-1) * call.scaling
         if call.softcap is not None:
             scores = torch.tanh(scores / call.softcap) * call.softcap
         scores = scores.view(kv_heads, heads // kv_heads, -1, sum(lengths))
         if mask is not None:
             scores = scores + mask[0, :, first : first + block]
-        # Softmax in float32, as transformers' own attention does it: half precision loses small weights.
-        weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype).flatten(1, 2)
+        weights = call.weights(scores.flatten(0, 1)).to(query.dtype).reshape(kv_heads, -1, sum(lengths))
         shares = torch.split(weights, lengths, dim=-1)
         out = torch.stack([torch.bmm(share, values) for share, (_, values) in zip(shares, parts, strict=True)]).sum(0)
         answers.append(out.view(kv_heads, heads // kv_heads, -1, parts[0][1].shape[2]))
@@ -148,11 +162,12 @@ def _outrider_slots(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **extra: Any,  # other arguments that models pass; the check at load shows whether they matter
 ) -> tuple[Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment] # nn.Module's attributes have no types
-    return slots.attend(layer, query, key, value, AttentionCall(scale, softcap, sliding_window)), None
+    return slots.attend(layer, query, key, value, AttentionCall(scale, softcap, sliding_window, s_aux)), None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:  # signature is transformers' mask functions'

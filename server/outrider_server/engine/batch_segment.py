@@ -12,14 +12,29 @@ from outrider_server.kv.slot import KVSlot
 
 
 class AttentionCall:
-    """One layer's parameters: scaling, soft cap, sliding window."""
+    """One layer's parameters: scaling, soft cap, sliding window, sinks.
 
-    __slots__ = ("scaling", "softcap", "window")
+    `sinks` [heads]: a score for each head that takes its part of the softmax and adds nothing (gpt-oss).
+    """
 
-    def __init__(self, scaling: float, softcap: float | None, window: int | None) -> None:
+    __slots__ = ("scaling", "sinks", "softcap", "window")
+
+    def __init__(self, scaling: float, softcap: float | None, window: int | None, sinks: Tensor | None = None) -> None:
         self.scaling = scaling
         self.softcap = softcap
         self.window = window
+        self.sinks = sinks
+
+    @property
+    def fits_fused_kernel(self) -> bool:
+        return self.softcap is None and self.sinks is None
+
+    def weights(self, scores: Tensor) -> Tensor:
+        """Map masked scores [..., heads, rows, keys] to their softmax over the keys and the head's sink."""
+        if self.sinks is None:
+            return scores.softmax(-1)
+        sinks = self.sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
 
 
 class BatchSegment:

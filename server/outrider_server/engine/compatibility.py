@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from transformers import PreTrainedModel
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch
+from outrider_server.engine.batch_invariant import BatchInvariantLinear
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.kv.budget import KVShape
 from outrider_server.kv.slot import KVSlot
@@ -19,6 +22,7 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Refused beyond the original length: they scale by the length of the batch, which holds sessions of many lengths.
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 _PROBE_TOKENS = 12
+_PROBE_WINDOW = 5
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}  # mean, in logit standard deviations
 
 
@@ -63,17 +67,21 @@ def probe(model: PreTrainedModel, max_context: int) -> KVShape:
 
 
 @torch.inference_mode()
-def check_against_eager(model: PreTrainedModel, kv: KVShape, max_context: int) -> None:
-    """Compare a few tokens through slots with the model's own attention. Raises UsageError if they differ."""
+def check_against_eager(model: PreTrainedModel, kv: KVShape, max_context: int, *, narrow: bool = True) -> None:
+    """Compare a few tokens through slots with the model's own attention. Raises UsageError if they differ.
+
+    `narrow`: with windows that they reach beyond; not of a divided target, whose other ranks keep theirs.
+    """
     count = min(_PROBE_TOKENS, max_context)
     vocab = model.config.get_text_config().vocab_size
     tokens = [(7919 * i + 13) % vocab for i in range(count)]
-    logits = _through_slots(model, kv, tokens)
-    model.set_attn_implementation("eager")
-    try:
-        reference = model(**_inputs(tokens, list(range(count)), model)).logits[0].float()
-    finally:
-        model.set_attn_implementation(IMPLEMENTATION)
+    with _narrow_windows(model) if narrow else nullcontext():
+        logits = _through_slots(model, kv, tokens)
+        model.set_attn_implementation("eager")
+        try:
+            reference = model(**_inputs(tokens, list(range(count)), model)).logits[0].float()
+        finally:
+            model.set_attn_implementation(IMPLEMENTATION)
     difference = float((logits - reference).abs().mean() / reference.std().clamp_min(1e-6))
     # Not `difference > ...`: NaN must be refused too.
     if not difference <= _TOLERANCE.get(kv.dtype, 0.05):
@@ -83,7 +91,45 @@ def check_against_eager(model: PreTrainedModel, kv: KVShape, max_context: int) -
         )
 
 
-def _through_slots(model: PreTrainedModel, kv: KVShape, tokens: list[int]) -> Tensor:
+@contextmanager
+def _narrow_windows(model: PreTrainedModel) -> Iterator[None]:
+    """Make sliding windows so narrow that a few tokens reach beyond them.
+
+    Some architectures have their window in the mask alone, which slots replace: only such a text shows it.
+    """
+    owners: list[Any] = [model.config.get_text_config(), *model.modules()]
+    # Pairs, not a dict: configs have no hash.
+    widths = [(one, one.sliding_window) for one in owners if isinstance(getattr(one, "sliding_window", None), int)]
+    try:
+        for owner, _ in widths:
+            owner.sliding_window = _PROBE_WINDOW
+        yield
+    finally:
+        for owner, width in widths:
+            owner.sliding_window = width
+
+
+@torch.inference_mode()
+def check_invariance(model: PreTrainedModel, kv: KVShape, max_context: int) -> None:
+    """Compare a few tokens in two passes with one a pass, bit for bit. Raises UsageError if they differ."""
+    vocab = model.config.get_text_config().vocab_size
+    tokens = [(7919 * i + 13) % vocab for i in range(min(_PROBE_TOKENS, max_context))]
+    with BatchInvariantLinear():
+        together = _through_slots(model, kv, tokens, invariant=True)
+        slot, alone = KVSlot(kv), []
+        for token in tokens:
+            segment = BatchSegment(slot, 1, DraftTree(), max_position=len(tokens))
+            batch = FlatBatch([segment], invariant=True)
+            alone.append(model(**_inputs([token], segment.positions, model), slots=batch).logits[0])
+            slot.commit(1)
+    if not torch.equal(together, torch.cat(alone).float()):
+        raise UsageError(
+            f"{model.config.model_type}: its passes cannot be made batch-invariant here: logits depend on how many rows"
+            " a pass has; leave --batch-invariant out"
+        )
+
+
+def _through_slots(model: PreTrainedModel, kv: KVShape, tokens: list[int], *, invariant: bool = False) -> Tensor:
     """Return logits [tokens, vocab] float32: a chain, then a tree with a wrong branch beside the right one."""
     slot = KVSlot(kv)
     vocab = model.config.get_text_config().vocab_size
@@ -91,7 +137,8 @@ def _through_slots(model: PreTrainedModel, kv: KVShape, tokens: list[int]) -> Te
     answers = []
     for part, tree in ((tokens[:half], DraftTree()), (tokens[half : half + 1], _forked(tokens[half + 1 :], vocab))):
         segment = BatchSegment(slot, len(part), tree, max_position=slot.length + len(tokens))
-        out = model(**_inputs([*part, *tree.tokens], segment.positions, model), slots=FlatBatch([segment]))
+        batch = FlatBatch([segment], invariant=invariant)
+        out = model(**_inputs([*part, *tree.tokens], segment.positions, model), slots=batch)
         path = range(1, len(tree)) if len(tree) else range(0)
         slot.commit(len(part), path)
         answers.append(out.logits[0, : len(part)])

@@ -5,6 +5,7 @@ verify() runs the pass and judges the trees but changes no session; commit() app
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import abc
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, assert_never
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,15 +27,19 @@ from outrider_server.engine.batch_segment import BatchSegment
 from outrider_server.engine.sampler import Sampler, token_logprobs
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
+from outrider_server.kv.buffers import is_out_of_memory
+from outrider_server.kv.slot import KVSlot
 
 _NO_TREE = DraftTree()
+_NOT_FINITE = -1  # in place of a token
 
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
     """One session's share of a pass. `chain` follows what is held; `tree` hangs below its last token, the root.
 
-    Without a sampler the chain is only context: no root, no tree, no verdict. `logprobs` as in Draft.
+    Without a sampler the chain is only context: no root, no tree, no verdict. `logprobs` as in Draft. The text ends at
+    `max_context` tokens, where that is less than the target's.
     """
 
     sequence: Sequence
@@ -41,6 +47,7 @@ class StepInput:
     tree: DraftTree = _NO_TREE
     sampler: Sampler | None = None
     logprobs: int | None = None
+    max_context: int = sys.maxsize
 
     @property
     def num_rows(self) -> int:
@@ -57,13 +64,17 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of one StepInput: accepted path (None for context only), hidden states, log probabilities."""
+    """The result of one StepInput: accepted path (None for context only), hidden states, log probabilities.
+
+    Logits that are not `finite` (NaN or infinite) choose no token: there is no path, and nothing may be committed.
+    """
 
     step_input: StepInput
     timing: StepTiming
     accepted: AcceptedPath | None
     hidden: dict[int, Tensor]
     logprobs: tuple[TokenLogprob, ...] = ()
+    finite: bool = True
 
 
 class Engine:
@@ -102,7 +113,8 @@ class Engine:
         )
         keep = _rows_with_logits(inputs)
         started = self._clock()
-        output = self.target.forward(tokens, positions, FlatBatch(segments, grouped=self._is_grouped), keep, wanted)
+        batch = FlatBatch(segments, grouped=self._is_grouped, invariant=self.target.batch_invariant)
+        output = self.target.forward(tokens, positions, batch, keep, wanted)
         self._wait_out(started, len(tokens))
         timing = StepTiming(started, self._clock())
         accepted_paths = self._verify_trees(inputs, segments, output.logits)
@@ -111,8 +123,22 @@ class Engine:
         for step_input, segment, accepted, logprobs in zip(inputs, segments, accepted_paths, logprobs_of, strict=True):
             rows = slice(first, first := first + segment.num_rows)
             hidden = {layer: h[rows] for layer, h in output.hidden.items()}
-            results.append(StepResult(step_input, timing, accepted, hidden, logprobs))
+            finite = accepted is not None or step_input.sampler is None
+            results.append(StepResult(step_input, timing, accepted, hidden, logprobs, finite))
         return results
+
+    @torch.inference_mode()
+    def target_works(self) -> bool:
+        """Return whether the target still runs, with finite logits, a text that no client has chosen."""
+        slot = KVSlot(self.target.kv)
+        slot.reserve(1)
+        token = min(self._eos, default=0)
+        try:
+            segment = BatchSegment(slot, 1, _NO_TREE, self.target.max_context - 1)
+            output = self.target.forward([token], [0], FlatBatch([segment]), [0], frozenset())
+            return _NOT_FINITE not in _argmax(output.logits)
+        except Exception as error:
+            return is_out_of_memory(error)  # there may be memory again
 
     @torch.inference_mode()
     def commit(self, result: StepResult) -> None:
@@ -152,21 +178,26 @@ class Engine:
     def _verify_trees(
         self, inputs: abc.Sequence[StepInput], segments: abc.Sequence[BatchSegment], logits: Tensor
     ) -> list[AcceptedPath | None]:
-        # One argmax and one transfer for all greedy sessions; drawing costs more, and is done on the path only.
-        likeliest = _argmax(logits) if any(w.sampler and not w.sampler.sampling.draws for w in inputs) else []
+        # One argmax and one transfer for all sessions; drawing costs more, and is done on the path only.
+        likeliest = _argmax(logits) if any(step_input.sampler for step_input in inputs) else []
         accepted_paths: list[AcceptedPath | None] = []
         root_row = 0  # of logits
         for step_input, segment in zip(inputs, segments, strict=True):
             if step_input.sampler is None:
                 accepted_paths.append(None)
                 continue
-            rows = logits[root_row : root_row + 1 + len(step_input.tree)]
+            stop = root_row + 1 + len(step_input.tree)
+            rows = logits[root_row:stop]
+            if _NOT_FINITE in likeliest[root_row:stop]:
+                accepted_paths.append(None)
+                root_row = stop
+                continue
             if step_input.sampler.sampling.draws:
                 choose = partial(_draw, step_input.sampler, rows, segment.positions[len(step_input.chain) - 1 :])
             else:
                 choose = partial(_look_up, likeliest, root_row)
             accepted_paths.append(self._verify_tree(step_input, step_input.sampler, choose, rows))
-            root_row += 1 + len(step_input.tree)
+            root_row = stop
         return accepted_paths
 
     def _verify_tree(
@@ -188,16 +219,23 @@ class Engine:
     def _max_depth(self, step_input: StepInput) -> int:
         """Return how many nodes fit below the root, leaving one position for the bonus."""
         root = step_input.sequence.slot.length + len(step_input.chain) - 1
-        return max(0, self.target.max_context - 2 - root)
+        return max(0, min(self.target.max_context, step_input.max_context) - 2 - root)
 
 
 def _argmax(logits: Tensor) -> list[int]:
-    """Return the first largest index of every row, as torch's argmax does."""
+    """Return the first largest index of every row, as torch's argmax does; _NOT_FINITE where there is no largest."""
+    # The largest logit alone tells: NaN counts as larger than all numbers, and -inf elsewhere is a token ruled out.
     # numpy's argmax is 8 times as fast as torch's on a CPU. Both return the first of equal values, which replies must
     # not depend on.
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        return [int(token) for token in logits.numpy().argmax(-1)]
-    return [int(token) for token in logits.argmax(-1).tolist()]
+        values = logits.numpy()
+        largest = values.argmax(-1)
+        finite = np.isfinite(np.take_along_axis(values, largest[:, None], -1)[:, 0])
+        return [int(token) for token in np.where(finite, largest, _NOT_FINITE)]
+    tokens = logits.argmax(-1)
+    # Marked on the device: a flag of its own would be one more transfer, and the host would wait for it.
+    finite_rows = logits.gather(-1, tokens[:, None])[:, 0].isfinite()
+    return [int(token) for token in tokens.where(finite_rows, _NOT_FINITE).tolist()]
 
 
 def _logprobs(
@@ -207,7 +245,7 @@ def _logprobs(
     found: list[tuple[TokenLogprob, ...]] = []
     root_row = 0  # of logits
     for step_input, accepted in zip(inputs, accepted_paths, strict=True):
-        num_rows = 0 if accepted is None else 1 + len(step_input.tree)
+        num_rows = 0 if step_input.sampler is None else 1 + len(step_input.tree)
         if accepted is None or step_input.logprobs is None:
             found.append(())
         else:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.contracts.tap import BEFORE_NORM
+from outrider_drafters.processor import cpu_has_bf16
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import IMPLEMENTATION, register
 
 _SMALL = 30_000_000  # parameters of a target for which one thread is fastest
+_LONGEST_MESSAGE = 300
+AUTO = "auto"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -43,19 +47,19 @@ def last_layer_output(model: PreTrainedModel, *, wanted: bool) -> Iterator[dict[
         seen[BEFORE_NORM] = (output[0] if isinstance(output, tuple) else output)[0]
 
     # hidden_states[-1] is behind the final norm: only a hook sees the last layer's own output.
-    handle = _last_layer(model).register_forward_hook(keep)
+    handle = decoder_layers(model)[-1].register_forward_hook(keep)
     try:
         yield seen
     finally:
         handle.remove()
 
 
-def _last_layer(model: PreTrainedModel) -> nn.Module:
-    """Return the last decoder layer: that of the list which is as long as the config says."""
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """Return the list of layers: the one that is as long as the config says. Raises UsageError where there is none."""
     count = model.config.get_text_config().num_hidden_layers
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module[-1]
+            return module
     raise UsageError(f"{model.config.model_type}: its {count} layers are not found; no drafter can have their output")
 
 
@@ -80,35 +84,85 @@ def load_model(
             output_loading_info=True,
             # Not left out: None would ask on the terminal whether to run the directory's own code.
             trust_remote_code=False,
-            **({} if distributed_config is None else {"distributed_config": distributed_config}),
+            **_placement(device, distributed_config),
         )
-    except (ValueError, OSError, KeyError, RuntimeError) as error:
-        raise UsageError(f"target {path}: {error}") from error
-    model: PreTrainedModel = loaded[0]
+        model: PreTrainedModel = loaded[0]
+        if device is not None and model.device != device:
+            model.to(device)  # type: ignore[arg-type] # transformers' annotation of `to` hides nn.Module's
+    # Whatever a checkpoint does not stand: a quantization's missing library, a file cut short, no memory on the device.
+    except Exception as error:
+        raise UsageError(f"target {path}: {explained(error)}") from error
     info: dict[str, Any] = loaded[1]
     # transformers only warns about missing tensors, and fills them with random numbers.
     if missing := sorted(info["missing_keys"]):
         raise UsageError(f"target {path}: {len(missing)} tensors are missing, the first is {missing[0]}")
-    if device is not None:
-        model.to(device)  # type: ignore[arg-type] # transformers' annotation of `to` hides nn.Module's
     return model
 
 
-def check_dtype(name: str) -> torch.dtype:
-    """Return the dtype of that name. Raises UsageError."""
-    if name not in DTYPES:
-        raise UsageError(f"dtype={name}: need one of {', '.join(DTYPES)}")
-    return DTYPES[name]
+def explained(error: Exception) -> str:
+    """Return the error's name and its first line; transformers' messages go over pages."""
+    words = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {words[:_LONGEST_MESSAGE]}" if words else type(error).__name__
 
 
-def check_device(name: str) -> torch.device:
+def _placement(device: torch.device | None, distributed_config: object | None) -> dict[str, Any]:  # Any: arguments
+    if distributed_config is not None:
+        return {"distributed_config": distributed_config}
+    # Straight to the device: through host memory, an 8B model takes its whole size there first.
+    if device is not None and device.type != "cpu" and find_spec("accelerate") is not None:
+        return {"device_map": {"": device}}
+    return {}
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device of that name; auto: the first GPU, else the CPU. Raises UsageError."""
+    if name == AUTO:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         # torch.device() accepts devices that do not exist; only an allocation fails, by AssertionError without CUDA.
-        torch.empty(0, device=device)
+        return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device={name}: {str(error).splitlines()[0]}") from error
-    return device
+
+
+def resolve_dtype(name: str, path: Path, device: torch.device) -> torch.dtype:
+    """Return the dtype of that name. Raises UsageError.
+
+    auto: the checkpoint's own on a GPU; float32 on a CPU, where answers then are the same on every processor.
+    """
+    if name == AUTO:
+        return torch.float32 if device.type == "cpu" else _own_dtype(path)
+    if name not in DTYPES:
+        raise UsageError(f"dtype={name}: need one of {AUTO}, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def costly_placement(dtype: torch.dtype, device: torch.device, path: Path) -> str | None:
+    """Return a warning where a choice makes every pass several times slower than it need be."""
+    if device.type == "cpu":
+        if torch.cuda.is_available():
+            return "device=cpu: this machine has a GPU, which is many times faster; leave --device out to use it"
+        if dtype != torch.float32 and not cpu_has_bf16():
+            return f"dtype={dtype_name(dtype)}: this processor does not compute in it; passes take several times longer"
+    elif dtype == torch.float32 and (own := _own_dtype(path)) != torch.float32:
+        return f"dtype=float32: twice the memory and several times the time of {dtype_name(own)}, the checkpoint's own"
+    return None
+
+
+def _own_dtype(path: Path) -> torch.dtype:
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:
+        raise UsageError(f"target {path}: {explained(error)}") from error
+    own = config.get_text_config().dtype or config.dtype
+    if own is None:
+        return torch.float32
+    return own if own in DTYPES.values() else torch.bfloat16  # weights of 8 bits and fewer are decoded to it
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def context_length(model: PreTrainedModel, requested: int | None) -> int:

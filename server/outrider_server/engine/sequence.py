@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Mapping
 from functools import partial
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,9 +19,10 @@ from torch import Tensor
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import Activations, StatelessTap, Tap, TapState
 from outrider_proto.errors import Reason, Violation
-from outrider_proto.packing import prefix_hash
+from outrider_proto.packing import PrefixHasher
 from outrider_server.engine.server_drafter import SessionDrafter
 from outrider_server.kv.budget import KVShape, OutOfKVMemory
+from outrider_server.kv.eviction import Status, Usage
 from outrider_server.kv.memory import KVMemory
 
 
@@ -38,11 +39,11 @@ class Sequence:
     Between passes features cover the same positions as rows, but for the newest rows where nobody waits for them: their
     hidden states are kept until then. `bonus` is the last verdict's as long as it follows the tokens, None where the
     text has ended. `drafter` is set where the server may draft for this session. Sessions of one `payer` may share the
-    rows of a common prefix.
+    rows of a common prefix. Rows and memory are shared out among payers, or else holders.
     """
 
     def __init__(
-        self, kv: KVShape | KVMemory, tap: Tap | None, drafter: Drafter | None = None, payer: str = ""
+        self, kv: KVShape | KVMemory, tap: Tap | None, drafter: Drafter | None = None, payer: str = "", holder: str = ""
     ) -> None:
         self._memory = kv if isinstance(kv, KVMemory) else KVMemory(kv, sharing="none")
         self.payer = payer
@@ -50,14 +51,15 @@ class Sequence:
         self.drafter = SessionDrafter(drafter) if drafter else None
         self.bonus: int | None = None
         self.parked = False  # no stream is attached
-        self.used_at = 0
+        # Of a caller of this machine without a key, each session counts for itself.
+        self.usage = Usage(payer or holder or id(self))
         self.tokens: list[int] = []
         self.block_hashes: list[bytes] = []
+        self._hasher = PrefixHasher()  # of the first tokens
         self._tap_state = tap.new_state() if tap else None
         self._num_features = 0
         self._hidden: dict[int, list[Tensor]] = {}  # of the rows that have no features yet, [n, E] each
         self._request: ActiveRequest | None = None
-        self._waits = False
         self._released = False
         self._group = self._memory.group(payer, tap.info.fingerprint if tap else "")
         self._is_invalid = False
@@ -78,6 +80,11 @@ class Sequence:
         return self.slot.length if self.tap is None else min(self.slot.length, self._num_features)
 
     @property
+    def is_evicted(self) -> bool:
+        """True if it lacks the rows, and the room, that `begin` or `reserve` gave it."""
+        return not self.slot.holds_any
+
+    @property
     def group(self) -> bytes | None:
         """Key of the sequences it shares with; None where its features depend on more than K/V rows."""
         if self._is_invalid or (self.tap is not None and not isinstance(self._tap_state, StatelessTap)):
@@ -85,9 +92,9 @@ class Sequence:
         return self._group
 
     @property
-    def status(self) -> Literal["parked", "idle", "waiting", "working"]:
-        """State that decides how soon its rows are evicted: parked first, working never."""
-        if self._waits and not self.parked:
+    def status(self) -> Status:
+        """State that decides how soon its rows are evicted."""
+        if self.usage.waits_since is not None and not self.parked:
             return "waiting"
         if self._request is not None and not self._request.over:
             return "working"
@@ -104,6 +111,8 @@ class Sequence:
                 Reason.BAD_SEQUENCE,
                 f"base_len={base_len}: the server holds {len(self.tokens)} tokens of this session",
             )
+        # First: a draft that is refused leaves the session as it was.
+        self._memory.check_fit(self, base_len + len(context) + num_more)
         if self.tokens[base_len:] != list(context):
             # Before truncate(): the rows that it leaves are found by its block hashes, which truncate() drops.
             self._memory.leave(self, base_len)
@@ -127,7 +136,6 @@ class Sequence:
         self._memory.between_passes()
         total = len(self.tokens) + num_more
         self._memory.check_fit(self, total)
-        self._waits = True
         take = partial(self._memory.take_for, self)
         try:
             self.slot.reserve(total - self.slot.length, take)
@@ -137,13 +145,17 @@ class Sequence:
             self.evict()
             # Its old rows and their larger copy do not fit side by side: recompute them into the new buffer.
             self.slot.reserve(total, take)
-        self._waits = False
+        self.usage.settle()
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens."""
         if length < len(self.tokens):
             self.bonus = None
         del self.tokens[length:]
+        if length < self._hasher.length:
+            self._hasher = PrefixHasher()
+        if self.drafter is not None:
+            self.drafter.truncate(length)
         self._keep_rows(min(length, self.slot.length))
 
     def evict(self) -> None:
@@ -172,6 +184,7 @@ class Sequence:
         self.slot.commit(len(chain), path)
         self.tokens[first : self.slot.length] = [*chain, *path_tokens]
         self.bonus = bonus
+        self._memory.touch(self)
         if self.tap is None:
             self._memory.register_blocks(self)
 
@@ -179,7 +192,8 @@ class Sequence:
         """Return whether `root` comes next: the last bonus, after exactly `base_len` tokens, hashing to `prefix`."""
         if len(self.tokens) != base_len or root != self.bonus:
             return False
-        return prefix_hash([*self.tokens, root]) == prefix
+        self._hasher.extend(self.tokens[self._hasher.length :])
+        return self._hasher.hash_with(root) == prefix
 
     @property
     def tap_state(self) -> TapState | None:
@@ -215,11 +229,24 @@ class Sequence:
         self._hidden.clear()
         self._memory.register_blocks(self)
 
+    @property
+    def num_features(self) -> int:
+        """Number of tokens that have features."""
+        return self._num_features
+
+    def first_feature(self, first: int) -> int:
+        """Return the first row, from `first` on, that its drafter reads."""
+        is_newest_only = self.tap is not None and self.tap.info.newest_only
+        return max(first, self._num_features - 1, 0) if is_newest_only else first
+
+    def feature_rows(self, first: int, stop: int) -> NDArray[np.float32]:
+        """Return a copy of the feature rows first .. stop-1, which must be held, and keep it active."""
+        self._memory.touch(self)
+        return self.slot.features(first, stop)
+
     def features(self, first: int) -> tuple[int, NDArray[np.float32]]:
         """Return the feature rows from `first` on that its drafter reads, and where they begin."""
-        if self.tap is not None and self.tap.info.newest_only:
-            first = max(first, self._num_features - 1)
-        first = min(first, self._num_features) if first < 0 else first
+        first = self.first_feature(first)
         return first, self.slot.features(first, max(first, self._num_features))
 
     def _keep_rows(self, length: int) -> None:

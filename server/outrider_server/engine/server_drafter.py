@@ -11,15 +11,18 @@ from numpy.typing import NDArray
 
 from outrider_drafters.contracts.drafter import Drafter, sync_tokens
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_drafters.trees.grow import grow_tree
-from outrider_proto.tree import DraftTree
+from outrider_drafters.trees.grow import TreeGrowth
 
 
 @dataclass(frozen=True, slots=True)
 class DraftContext:
-    """The input of a draft: tokens up to the root, and a getter of feature rows, None without features."""
+    """The input of a draft: the tokens a session holds, those behind them up to the root, and a getter of feature rows.
+
+    The getter is None without features.
+    """
 
     tokens: Sequence[int]
+    chain: Sequence[int]
     features: Callable[[int], tuple[int, NDArray[np.float32]]] | None
 
 
@@ -27,17 +30,28 @@ class SessionDrafter:
     """One session's draft state, synchronized before each draft."""
 
     def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.alone = False  # its levels run in no pass with those of others: one such pass has failed
         self._state = drafter.new_state()
         self._tokens: list[int] = []  # what the state holds
+        self._num_same = 0  # first tokens that are surely still the session's
+        self.begun_at = 0.0  # when the caller began its last draft
+
+    def truncate(self, length: int) -> None:
+        """Note that the session kept only its first `length` tokens."""
+        self._num_same = min(self._num_same, length)
 
     @torch.inference_mode()
-    def grow(self, known: DraftContext, shape: TreeShape, cancelled: Callable[[], bool]) -> DraftTree:
-        """Return a draft below the root; `cancelled` ends it between levels."""
-        tokens = list(known.tokens)
-        sync_tokens(self._state, self._tokens, tokens)
-        self._tokens = tokens
+    def begin(self, known: DraftContext, shape: TreeShape) -> TreeGrowth:
+        """Begin a draft below the root, with its first level."""
+        # Only what may differ is looked at: a long text would take longer to compare than to draft for.
+        first = self._num_same
+        newer = [*known.tokens[first:], *known.chain]
+        sync_tokens(self._state, self._tokens[first:], newer, first)
+        self._tokens[first:] = newer
+        self._num_same = len(known.tokens)
         if known.features is not None:
             first, rows = known.features(self._state.num_features)
             if len(rows):
                 self._state.add_features(first, torch.from_numpy(rows))
-        return grow_tree(self._state, shape, cancelled)
+        return TreeGrowth(self._state, shape)

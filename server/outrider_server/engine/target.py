@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,19 +16,25 @@ from transformers import PreTrainedModel
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_drafters.contracts.tap import BEFORE_NORM
+from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import SlotAttention, register
-from outrider_server.engine.compatibility import check_against_eager, probe
+from outrider_server.engine.batch_invariant import BatchInvariantLinear
+from outrider_server.engine.compatibility import check_against_eager, check_invariance, probe
 from outrider_server.engine.fused_llama import FusedLlama, fused_llama
 from outrider_server.engine.hf_model import (
-    check_device,
-    check_dtype,
     context_length,
+    costly_placement,
     eos_token_ids,
+    explained,
     is_small,
     last_layer_output,
     load_model,
+    resolve_device,
+    resolve_dtype,
 )
 from outrider_server.kv.budget import KVShape
+
+_log = logging.getLogger(__name__)
 
 
 class Ranks(Protocol):
@@ -55,6 +63,7 @@ class Target:
     """A loaded target. Only one thread may run passes.
 
     `ranks`: the processes it is divided among. `fused`: its passes in fewer steps; None: transformers' own.
+    `batch_invariant`: a row's result depends on its own text alone.
     """
 
     model: PreTrainedModel
@@ -68,6 +77,7 @@ class Target:
     eos_token_ids: tuple[int, ...]
     ranks: Ranks | None = None
     fused: FusedLlama | None = None
+    batch_invariant: bool = False
 
     @property
     def is_small(self) -> bool:
@@ -87,10 +97,18 @@ class Target:
         max_context: int | None = None,
         *,
         fused: bool = True,
+        batch_invariant: bool = False,
     ) -> Target:
-        """Load a local directory or a hub name. Raises UsageError for anything that cannot serve as a target."""
-        path = resolve_dir(name_or_path)
-        model = load_model(str(path), check_dtype(dtype), check_device(device))
+        """Load a local directory or a hub name. Raises UsageError for anything that cannot serve as a target.
+
+        `dtype`, `device`: auto as in resolve_dtype() and resolve_device(). Logs a warning where passes are slower than
+        they need be.
+        """
+        path, on = resolve_dir(name_or_path), resolve_device(device)
+        computed_in = resolve_dtype(dtype, path, on)
+        if (warning := costly_placement(computed_in, on, path)) is not None:
+            _log.warning(warning)
+        model = load_model(str(path), computed_in, on)
         return cls.of(
             model,
             name=public_name(name_or_path),
@@ -98,6 +116,7 @@ class Target:
             tokenizer_fingerprint=tokenizer_fingerprint(path),
             max_context=max_context,
             fused=fused,
+            batch_invariant=batch_invariant,
         )
 
     @classmethod
@@ -111,16 +130,25 @@ class Target:
         ranks: Ranks | None = None,
         *,
         fused: bool = True,
+        batch_invariant: bool = False,
     ) -> Target:
-        """Make a loaded model a target, `fused` where it can be.
+        """Make a loaded model a target, `fused` where it can be and its passes need not be batch-invariant.
 
-        Raises UsageError when slots cannot reproduce its own attention.
+        Raises UsageError when slots cannot reproduce its own attention, or its passes cannot be made batch-invariant.
         """
         register()
         model.train(False)
         config, context = model.config.get_text_config(), context_length(model, max_context)
-        kv = probe(model, context)
-        check_against_eager(model, kv, context)
+        try:
+            kv = probe(model, context)
+            check_against_eager(model, kv, context, narrow=ranks is None)
+            if batch_invariant:
+                check_invariance(model, kv, context)
+        except UsageError:
+            raise
+        # Layers that slots do not suit fail in as many ways as there are architectures.
+        except Exception as error:
+            raise UsageError(f"{config.model_type}: cannot be a target: {explained(error)}") from error
         return cls(
             model=model,
             name=name,
@@ -132,7 +160,8 @@ class Target:
             max_context=context,
             eos_token_ids=eos_token_ids(model),
             ranks=ranks,
-            fused=fused_llama(model) if fused and ranks is None else None,
+            fused=fused_llama(model) if fused and ranks is None and not batch_invariant else None,
+            batch_invariant=batch_invariant,
         )
 
     def forward(
@@ -149,11 +178,14 @@ class Target:
             return TargetOutput(*self.fused.forward(rows[0], rows[1], slots, kept, hidden))
         wants_all = len(keep) == len(tokens)
         listed = hidden - {BEFORE_NORM}
-        with last_layer_output(self.model, wanted=BEFORE_NORM in hidden) as last:
+        invariance = BatchInvariantLinear() if self.batch_invariant else nullcontext()
+        with last_layer_output(self.model, wanted=BEFORE_NORM in hidden) as last, invariance:
             out = self.model(
                 input_ids=rows[:1],
                 position_ids=rows[1:],
                 use_cache=False,
+                # Any mask of four dimensions keeps transformers from making its own, for which the host waits.
+                attention_mask=rows.new_empty(1, 1, 1, 1),
                 slots=slots,
                 # An empty index would make an empty product; one row costs less than a second code path.
                 logits_to_keep=0 if wants_all else torch.tensor(keep or [0], device=device),

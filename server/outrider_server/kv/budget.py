@@ -9,11 +9,16 @@ from pathlib import Path
 
 import torch
 
-from outrider_server.kv.size import parse_bytes, show_bytes
+from outrider_proto.errors import UsageError
+from outrider_server.kv.size import MemorySize, show_bytes
 
 _log = logging.getLogger(__name__)
-_SHARE = 2  # take one part in so many of what is free
-_CGROUP = Path("/sys/fs/cgroup")
+_DEFAULT = MemorySize(share=0.5)
+_LEAST_TOKENS = 64  # of a session that is worth a server
+_CONTEXT_SHARE = 4  # a session gets one part in so many of the budget,
+_SHORT_CONTEXT = 4096  # or so many tokens
+_FEATURE_BYTES = 4
+_ENDLESS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +69,55 @@ class MemoryBudget:
 
 
 def budget_bytes(configured: str | None, shape: KVShape) -> int:
-    """Return the configured size, or half of the free memory where none is configured."""
-    num_bytes = default_budget(shape.device) if configured is None else parse_bytes(configured)
+    """Return the configured size, or half of the free memory where none is configured.
+
+    Raises UsageError for more than there is, and where that is too little for a single short session.
+    """
+    free = free_bytes(shape.device)
+    num_bytes = (_DEFAULT if configured is None else MemorySize.parse(configured)).of(free)
+    if num_bytes > (most := _total_bytes(shape.device)):
+        raise UsageError(f"kv_memory={configured}: need at most {show_bytes(most)}, all the memory of {shape.device}")
     tokens = num_bytes // shape.bytes_per_token
+    if tokens < _LEAST_TOKENS:
+        raise UsageError(
+            f"kv_memory={configured or _DEFAULT}: {show_bytes(num_bytes)} hold {tokens} tokens of K/V, and a session"
+            f" needs at least {_LEAST_TOKENS} ({show_bytes(_LEAST_TOKENS * shape.bytes_per_token)});"
+            f" {show_bytes(free)} are free on {shape.device} beside the target"
+        )
     _log.info("%s for K/V and features, %d tokens of K/V alone", show_bytes(num_bytes), tokens)
     return num_bytes
 
 
-def default_budget(device: torch.device) -> int:
-    """Return half of the memory that is free on the device, now that the target is loaded."""
+def fitting_context(max_context: int, num_bytes: int, shape: KVShape, width: int) -> int:
+    """Return how many tokens a session may have: what a quarter of the memory holds, with features of `width`.
+
+    A short text may take all of it. Logs a warning where that is less than the target's `max_context`.
+    """
+    rows = num_bytes // (shape.bytes_per_token + width * _FEATURE_BYTES)
+    context = min(max_context, max(rows // _CONTEXT_SHARE, min(rows, _SHORT_CONTEXT), 2))
+    if context < max_context:
+        _log.warning(
+            "sessions of at most %d of the target's %d tokens: %s for K/V and features hold %d (--kv-memory); set"
+            " --max-context for another limit",
+            context,
+            max_context,
+            show_bytes(num_bytes),
+            rows,
+        )
+    return context
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that this process may still take on the device, now that the target is loaded."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] // _SHARE
-    return min(_available_bytes(), _container_bytes()) // _SHARE
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_available_bytes(), cgroup_bytes(Path("/")))
+
+
+def _total_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _available_bytes() -> int:
@@ -85,13 +127,62 @@ def _available_bytes() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass  # not Linux: ask the C library
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _total_bytes(torch.device("cpu"))
 
 
-def _container_bytes() -> int:
-    """Return the memory a container may still take; practically endless outside one."""
+@dataclass(frozen=True, slots=True)
+class _CgroupVersion:
+    """Names of the files of a group, and of fields in its memory.stat."""
+
+    folder: str  # below /sys/fs/cgroup
+    limits: tuple[str, ...]
+    used: str
+    cache: str
+    mapped: str
+
+
+_V1 = _CgroupVersion(
+    "memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file", "total_mapped_file"
+)
+_V2 = _CgroupVersion("", ("memory.max", "memory.high"), "memory.current", "inactive_file", "file_mapped")
+
+
+def cgroup_bytes(root: Path) -> int:
+    """Return the memory that containers and systemd units leave this process; practically endless without a limit.
+
+    `root`: where /proc and /sys are.
+    """
+    left = _ENDLESS
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, _, controllers_and_path = line.partition(":")
+        controllers, _, path = controllers_and_path.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        version = _V1 if controllers else _V2
+        mount = root / "sys/fs/cgroup" / version.folder
+        # A container sees its own group as the mount itself; the path may then be that of the host, which is not there.
+        group = mount / path.lstrip("/")
+        for folder in (group, *group.parents):
+            left = min(left, _left_in(folder, version))
+            if folder == mount:
+                break
+    return left
+
+
+def _left_in(group: Path, version: _CgroupVersion) -> int:
+    limits = [int(text) for name in version.limits if (text := _text(group / name)).isdecimal()]
+    if not limits:
+        return _ENDLESS
+    pairs = [line.split() for line in _text(group / "memory.stat").splitlines()]
+    stat = {name: int(value) for name, value in pairs}
+    # Pages of files count as used, but the kernel gives them back when asked: those of a checkpoint that was just read
+    # would leave nothing. Not those that are mapped: weights may lie there.
+    cache = max(stat.get(version.cache, 0) - stat.get(version.mapped, 0), 0)
+    return max(min(limits) - int(_text(group / version.used) or 0) + cache, 0)
+
+
+def _text(file: Path) -> str:
     try:
-        most = (_CGROUP / "memory.max").read_text().strip()
-        return 2**62 if most == "max" else max(int(most) - int((_CGROUP / "memory.current").read_text()), 0)
-    except (OSError, ValueError):
-        return 2**62
+        return file.read_text().strip()
+    except OSError:
+        return ""

@@ -142,6 +142,12 @@ class BufferPool:
             self._spare[key] = kept
             self.spare_bytes -= freed
             self.budget.give(freed)
+
+    def give_back(self) -> None:
+        """Free them, and let others on the device have the memory."""
+        self.trim()
+        # Not at every eviction: it waits for the device, and the next allocations then have to ask the driver. Where
+        # torch itself runs out it does this before it fails.
         if self.shape.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -185,6 +191,8 @@ def rounded_capacity(num_rows: int) -> int:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the error says that the machine has no memory left."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError, OutOfKVMemory)) or (
-        # torch raises a plain RuntimeError when a CPU allocation fails: only the message tells it apart.
-        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        # torch raises a plain RuntimeError when a CPU allocation fails, and an error of the device where CUDA's own
+        # libraries find no memory: only the message tells them apart.
+        isinstance(error, RuntimeError)
+        and any(words in str(error) for words in ("can't allocate memory", "error: out of memory"))
     )

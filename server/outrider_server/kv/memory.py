@@ -1,14 +1,14 @@
 """The K/V memory of all sessions: what they hold, what they share, and what is evicted when it is full.
 
-Memory is freed in this order: spare buffers; unused prefixes; then the rows of sessions, least recently used first:
-sessions without a stream, idle ones, ones that wait for memory themselves. Rows and features go; the tokens stay, and
-the rows are computed again from them when the session goes on.
+Memory is freed in this order: spare buffers; unused prefixes; then the rows of sessions, as eviction.py has it. Rows
+and features go; the tokens stay, and the rows are computed again from them when the session goes on.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from typing import Literal, Protocol
@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 from outrider_proto.errors import Reason, Refusal
 from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
 from outrider_server.kv.buffers import BufferPool, KVBuffer, rounded_capacity
+from outrider_server.kv.eviction import EvictionPolicy, Holding, Status, Usage
 from outrider_server.kv.prefix import BLOCK, Prefix, group_hash
 from outrider_server.kv.prefix_cache import CachedSequence, PrefixCache
 from outrider_server.kv.slot import KVSlot, Take
@@ -26,10 +27,10 @@ Sharing = Literal["payer", "all", "none"]
 class EvictableSequence(CachedSequence, Protocol):
     """A sequence whose rows can be taken away."""
 
-    used_at: int
+    usage: Usage
 
     @property
-    def status(self) -> Literal["parked", "idle", "waiting", "working"]: ...
+    def status(self) -> Status: ...
 
     def evict(self) -> None:
         """Drop rows and features; keep the tokens."""
@@ -38,7 +39,6 @@ class EvictableSequence(CachedSequence, Protocol):
 
 _SMALL_BYTES = 256 * 1024  # a separate product in every pass costs more than this memory
 _DROP_SHARE = 16  # prefixes of one part in so many of all memory go at once: finding them takes time
-_EVICTION_ORDER = {"parked": 0, "idle": 1, "waiting": 2}
 
 
 class KVMemory:
@@ -54,12 +54,16 @@ class KVMemory:
         budget_bytes: int | None = None,
         sharing: Sharing = "payer",
         small_bytes: int = _SMALL_BYTES,
+        policy: EvictionPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.budget = MemoryBudget(sys.maxsize if budget_bytes is None else budget_bytes)
         self.pool = BufferPool(shape, self.budget)
         self.evictions = 0
         self.prefix_hits_tokens = 0  # tokens found in the cache
         self.prefix_asked_tokens = 0  # tokens looked up
+        self.policy = policy or EvictionPolicy(self.budget.limit_bytes)
+        self._clock = clock
         self._prefix_cache = PrefixCache(self, small_bytes)
         self._sharing = sharing
         self._sequences: dict[EvictableSequence, None] = {}
@@ -100,8 +104,16 @@ class KVMemory:
         return sequence.slot
 
     def take_for(self, sequence: EvictableSequence, num_rows: int, width: int) -> KVBuffer:
-        """Return a larger buffer for its rows. Raises OutOfKVMemory."""
-        return self._taken(self.pool.take, num_rows, width, (sequence,))
+        """Return a larger buffer for its rows. Raises OutOfKVMemory, and lets the sequence wait in line then."""
+        now = self._clock()
+        sequence.usage.wait(rounded_capacity(num_rows) * self.pool.row_bytes(width), now)
+        if not sequence.slot.holds_any:
+            sequence.usage.placed_at = now
+        return self._taken(self.pool.take, num_rows, width, (sequence,), asking=sequence)
+
+    def touch(self, sequence: EvictableSequence) -> None:
+        """Note that a pass, or the client that they are sent to, has used its rows."""
+        sequence.usage.used_at = self._clock()
 
     def begin(self, sequence: EvictableSequence, num_rows: int) -> int:
         """Attach the cached prefix of a sequence that will grow to `num_rows` rows.
@@ -109,8 +121,10 @@ class KVMemory:
         Returns how many of its tokens have rows and features by that.
         """
         self.count += 1
-        sequence.used_at = self.count
+        sequence.usage.ask(self.count, now := self._clock())
         slot, first = sequence.slot, sequence.slot.length
+        if not slot.holds_any:
+            sequence.usage.placed_at = now
         if self._shares(sequence):
             is_more_to_know = len(sequence.tokens) - first >= BLOCK
             if is_more_to_know and (known := self._prefix_cache.find(sequence)) is not None:
@@ -185,40 +199,55 @@ class KVMemory:
     def free_all(self) -> None:
         """Give back everything that can be computed again: the machine itself has run out."""
         self._drop_unused(-1)
-        for sequence in self._evictable(()):
-            self._evict(sequence)
+        for sequence in list(self._sequences):
+            if sequence.slot.holds_any and sequence.status != "working":
+                self._evict(sequence)
         self._drop_unused(-1)
-        self.pool.trim()
+        self.pool.give_back()
 
     def _shares(self, sequence: EvictableSequence) -> bool:
         return self._sharing != "none" and sequence.group is not None
 
-    def _taken(self, take: Take, num_rows: int, width: int, spare: Sequence[CachedSequence]) -> KVBuffer:
-        """Call `take`, evicting step by step; nothing is evicted where that cannot suffice. Raises OutOfKVMemory."""
+    def _taken(
+        self,
+        take: Take,
+        num_rows: int,
+        width: int,
+        spare: Sequence[CachedSequence],
+        asking: EvictableSequence | None = None,
+    ) -> KVBuffer:
+        """Call `take`, evicting step by step; nothing is evicted where that cannot suffice. Raises OutOfKVMemory.
+
+        Active sessions are preempted only for a sequence that is `asking`.
+        """
         try:
             return take(num_rows, width)
         except OutOfKVMemory as shortage:
-            # Ask before evicting: no session may lose its rows for a request that cannot fit anyway.
-            if not spare or not self._can_make_room(num_rows, width, spare):
+            if not spare:
                 raise
-            for _ in self._free_stepwise(shortage.num_bytes, spare):
+            victims = self._victims(spare, asking)
+            # Ask before evicting: no session may lose its rows for a request that cannot fit anyway.
+            if not self._can_make_room(num_rows, width, victims):
+                raise
+            for _ in self._free_stepwise(shortage.num_bytes, victims):
                 with suppress(OutOfKVMemory):
                     return take(num_rows, width)
             raise
 
-    def _free_stepwise(self, num_bytes: int, spare: Sequence[CachedSequence]) -> Iterator[None]:
+    def _free_stepwise(self, num_bytes: int, victims: Mapping[EvictableSequence, Holding]) -> Iterator[None]:
         """Free memory, a step at each iteration."""
         self._drop_some_unused(num_bytes)
         yield
-        for sequence in self._evictable(spare):
+        for sequence, holding in victims.items():
+            self.policy.preempt(holding, self._clock())
             self._evict(sequence)
             self.pool.trim()
             self._drop_unused(self.budget_bytes - num_bytes)
             yield
 
-    def _can_make_room(self, num_rows: int, width: int, spare: Sequence[CachedSequence]) -> bool:
+    def _can_make_room(self, num_rows: int, width: int, victims: Collection[EvictableSequence]) -> bool:
         """Return whether the rows fit beside everything that must stay."""
-        staying = [t for t in list(self._sequences) if t in spare or t.status == "working"]
+        staying = [t for t in list(self._sequences) if t not in victims]
         links = {link for t in staying if t.slot.prefix for link in t.slot.prefix.chain()}
         slabs = {t.slot.buffer.slab for t in staying}
         pinned = sum(slab.num_bytes for slab in slabs) + sum(link.buffer.num_bytes for link in links)
@@ -230,15 +259,17 @@ class KVMemory:
                 t.slot.buffer.slab in slabs
                 and t.slot.buffer.capacity == rounded_capacity(num_rows)
                 and t.slot.width == width
-                for t in self._evictable(spare)
+                for t in victims
             )
         )
 
-    def _evictable(self, spare: Sequence[CachedSequence]) -> list[EvictableSequence]:
+    def _victims(
+        self, spare: Sequence[CachedSequence], asking: EvictableSequence | None
+    ) -> dict[EvictableSequence, Holding]:
         """Return the sequences that may be evicted, in that order."""
-        status = {t: t.status for t in list(self._sequences) if t.slot.holds_any and t not in spare}
-        candidates = [t for t, what in status.items() if what != "working"]
-        return sorted(candidates, key=lambda t: (_EVICTION_ORDER[status[t]], t.used_at))
+        sequences = {_holding(t): t for t in list(self._sequences) if t not in spare}
+        order = self.policy.order(None if asking is None else _holding(asking), list(sequences), self._clock())
+        return {sequences[holding]: holding for holding in order}
 
     def _evict(self, sequence: EvictableSequence) -> None:
         sequence.evict()
@@ -261,3 +292,8 @@ class KVMemory:
             if (parent := prefix.parent) is not None and not parent.users:
                 # Dropping the last child makes a parent unused: it becomes a candidate at once.
                 heappush(unused, (parent.used_at, id(parent), parent))
+
+
+def _holding(sequence: EvictableSequence) -> Holding:
+    slot = sequence.slot
+    return Holding(sequence.usage, sequence.status, slot.num_bytes, slot.length - slot.start, slot.holds_any)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import dropwhile
+from itertools import chain, dropwhile
 from typing import Protocol
 
 from outrider_server.kv.budget import OutOfKVMemory
@@ -82,9 +82,10 @@ class PrefixCache:
 
     def find(self, sequence: CachedSequence) -> Prefix | None:
         """Return the longest known prefix of its text, if longer than the rows it has."""
-        tokens = sequence.tokens
+        tokens, hashed = sequence.tokens, sequence.block_hashes
+        before = hashed[-1] if hashed else sequence.group or b""
         length, owner = 0, None
-        for block_hash in block_hashes_of(sequence.group or b"", tokens):
+        for block_hash in chain(hashed, block_hashes_of(before, tokens[BLOCK * len(hashed) :])):
             if (known := self._owners.get(block_hash)) is None:
                 break
             length, owner = length + BLOCK, known

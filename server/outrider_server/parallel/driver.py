@@ -13,7 +13,7 @@ from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_proto.errors import Reason, Refusal
 from outrider_server.config.config import ServerConfig
 from outrider_server.engine.attention import SlotAttention
-from outrider_server.engine.hf_model import check_dtype
+from outrider_server.engine.hf_model import AUTO, dtype_name, resolve_device, resolve_dtype
 from outrider_server.engine.target import Target, public_name
 from outrider_server.parallel.divisible import check_divisible
 from outrider_server.parallel.gathered_attention import GatheringAttention
@@ -25,9 +25,10 @@ from outrider_server.parallel.shard import Shard, load_shard
 def load_tensor_parallel(config: ServerConfig) -> Target:
     """Start the other ranks and load together with them. Raises UsageError."""
     path = resolve_dir(config.target)
-    check_dtype(config.dtype)
-    check_divisible(path, config.tensor_parallel, config.device)
-    shard = Shard(str(path), config.dtype, config.device, 0, config.tensor_parallel, "", config.threads)
+    device = resolve_device(config.device).type if config.device == AUTO else config.device
+    dtype = resolve_dtype(config.dtype, path, torch.device("cuda" if device == "cuda" else "cpu"))
+    check_divisible(path, config.tensor_parallel, device)
+    shard = Shard(str(path), dtype_name(dtype), device, 0, config.tensor_parallel, "", config.threads)
     ranks, shard = RankProcesses.start(shard)
     try:
         model = load_shard(shard)
@@ -68,8 +69,9 @@ class _DrivenModel:
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool = False,
         use_cache: bool = False,
+        attention_mask: Tensor | None = None,
     ) -> Any:  # Any: transformers' own output types
-        """Run a pass on all ranks. Raises Refusal once a rank is gone."""
+        """Run a pass on all ranks, which need no mask. Raises Refusal once a rank is gone."""
         assert not use_cache
         if self._ranks.broken.done():
             raise self._refusal()

@@ -61,6 +61,8 @@ def deploy(
     if remove and ray_address is None:
         raise UsageError("remove needs --ray-address: from which cluster?")
     check_exposure(config.host, config.security)
+    if config.telemetry.metrics_port is not None:
+        typer.echo("outrider-server: metrics_port has no effect here: replicas serve Ray's metrics", err=True)
     config = replace(config, port=config.port or free_port())
     http_port = ray_http_port or free_port()
     scale = Scale(replicas, max_replicas, streams_per_replica, surge, cpus, gpus, http_port)
@@ -84,14 +86,13 @@ def _run_here(config: ServerConfig, scale: Scale, ready_file: Path | None) -> No
 
     # Fail here and now: a replica that cannot find its target would be started again and again.
     resolve_dir(config.target)
-    most = (scale.max_replicas or scale.replicas) * (2 if scale.surge else 1)
     for host, port in ((config.host.strip("[]"), config.port), ("127.0.0.1", scale.http_port)):
         _check_free(host, port)
     import ray
 
     from outrider_server.rayserve.launch import connect, remove
 
-    connect(None, num_cpus=max(os.cpu_count() or 1, math.ceil(most * scale.cpus)))
+    connect(None, num_cpus=max(os.cpu_count() or 1, math.ceil(scale.most_replicas * scale.cpus)))
     try:
         stop = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -108,6 +109,9 @@ def _launch(config: ServerConfig, scale: Scale, ready_file: Path | None) -> None
 
     from outrider_server.rayserve.launch import launch
 
+    if config.limits.kv_memory is None:
+        machines = sum(node["Alive"] for node in ray.nodes())
+        config = replace(config, limits=replace(config.limits, kv_memory=scale.kv_memory(max(machines, 1))))
     launch(config, scale)
     address = join_host_port(config.host, config.port)
     if ready_file is not None:

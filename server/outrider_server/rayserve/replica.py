@@ -13,6 +13,7 @@ from outrider_server.rayserve.bridge import SerializedMessage, ServicerBridge
 from outrider_server.rpc.bundle_service import BUNDLES
 from outrider_server.rpc.server import Server
 from outrider_server.rpc.service import SERVICE
+from outrider_server.telemetry.logs import start_logging
 
 if TYPE_CHECKING:
     from ray.serve.grpc_util import RayServegRPCContext
@@ -22,6 +23,8 @@ class Replica:
     """A deployment of launch.py. Ray calls each gRPC method by its short name, with its context as `grpc_context`."""
 
     async def __init__(self, config: ServerConfig) -> None:  # type: ignore[misc] # Ray awaits it, on its event loop
+        # A process of its own: what `deploy` was told of logs is set here again.
+        start_logging(config.telemetry.log_format, config.telemetry.log_level)
         self._server = Server.build(config)
         self._bridge = ServicerBridge(self._server.handlers())
         await self._server.start_verifier()
@@ -52,4 +55,4 @@ class Replica:
     async def check_health(self) -> None:
         """Raise when the replica must be replaced; Ray asks from time to time."""
         if not self._server.verifier.alive:
-            raise RuntimeError("the engine thread has ended")
+            raise RuntimeError("the target can run no more passes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from outrider_proto.errors import UsageError
@@ -30,3 +31,18 @@ class Scale:
             raise UsageError(f"cpus={self.cpus}, gpus={self.gpus}: need 0 or more")
         if not 0 < self.http_port < 2**16:
             raise UsageError(f"http_port={self.http_port}: need 1 to {2**16 - 1}")
+
+    @property
+    def most_replicas(self) -> int:
+        """Largest number of replicas at once, also during an update."""
+        return (self.max_replicas or self.replicas) * (2 if self.surge else 1)
+
+    def kv_memory(self, num_machines: int) -> str:
+        """Return the share of its device's free memory that a replica may take for K/V.
+
+        Replicas that may share a device, by CPUs or by a part of a GPU each, take half of it together.
+        """
+        together = math.ceil(self.most_replicas / num_machines)
+        if self.gpus:
+            together = min(together, max(int(1 / self.gpus), 1))
+        return f"{50 / together:.3g}%"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -69,7 +70,7 @@ class Server:
         self.reporter = reporter or TelemetryReporter(TelemetryConfig())
         self.bundles = bundles
         self.authenticator = authenticator or Authenticator()
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
         self.host = host
         self.port = port  # the real one once started
         self._grpc: grpc.aio.Server | None = None
@@ -100,7 +101,7 @@ class Server:
     async def start_verifier(self) -> None:
         """Start everything but the port, for callers that have a port of their own."""
         await self.verifier.start()
-        self._watching = asyncio.create_task(self.authenticator.watch(self.verifier.end_unless), name="outrider keys")
+        self._watch(self.authenticator.watch(self.verifier.end_unless), "outrider keys")
 
     async def start(self) -> None:
         """Listen. Raises UsageError when the address is taken or not ours."""
@@ -124,6 +125,15 @@ class Server:
         await server.start()
         self._grpc = server
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        self._watch(self._until_broken(), "outrider health")
+
+    def _watch(self, work: Coroutine[None, None, None], name: str) -> None:
+        self._watching.append(asyncio.create_task(work, name=name))
+
+    async def _until_broken(self) -> None:
+        """Report NOT_SERVING once the target cannot run any more."""
+        await self.verifier.broken()
+        await self._health.enter_graceful_shutdown()
 
     async def drain(self, deadline_s: float) -> None:
         """Take nothing new, and let streams finish what is under way.
@@ -147,9 +157,9 @@ class Server:
     async def stop(self) -> None:
         """End everything that is left, at once. Safe to call twice."""
         server, self._grpc = self._grpc, None
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        for watching in self._watching:
+            watching.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
         if server is not None:
             await self.verifier.stop()
             await self.verifier.close()
@@ -183,4 +193,13 @@ def _verifier_on(target: Target, config: ServerConfig, observer: ServerObserver 
     taps = load_taps(target, config.target, config.drafters)
     drafters = load_drafters(target, config.target, config.drafters) if config.server_draft else []
     wait_s = config.security.longest_wait_s
-    return Verifier(target, taps, config.limits, pace=pace, drafters=drafters, observer=observer, longest_wait_s=wait_s)
+    return Verifier(
+        target,
+        taps,
+        config.limits,
+        pace=pace,
+        drafters=drafters,
+        observer=observer,
+        longest_wait_s=wait_s,
+        fits_context=config.max_context is None,
+    )

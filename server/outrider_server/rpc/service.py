@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -141,8 +142,12 @@ def _messages(frame: ServerFrame, codec: Codec) -> Iterator[bytes]:
 
 def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> Caller:  # Any: of any method
     """Return what gRPC knows of a caller."""
-    names = context.auth_context().get("x509_common_name", ())
+    about = context.auth_context()
+    names = about.get("x509_common_name", ())
     certificate = b"".join(names).decode(errors="replace")
+    # Names are optional, but clients without one must not share an account: the certificate itself names them.
+    if not certificate and (pem := b"".join(about.get("x509_pem_cert", ()))):
+        certificate = f"sha256-{hashlib.sha256(pem).hexdigest()[:32]}"
     return Caller(context.invocation_metadata() or (), PeerAddress.of(context.peer()), certificate)
 
 

@@ -4,7 +4,8 @@ Only this thread changes what sessions hold. A step: gather arrivals, take the f
 where the server is asked to, plan, verify, post verdicts, commit, tap, post features, report. Where the target only
 decodes, what is left of a pass is done while the next one runs: its verdicts leave then, and features that nobody reads
 yet wait for each other. Requests of one session run in the order they came. A request that finds no memory for its K/V
-stays in its queue and is tried again, up to a bound; so does one whose client does not read.
+stays in its queue and is tried again, up to a bound; so does one whose client does not read. Once the target cannot
+run any more, every request is refused and `broken` is set: the process must end.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import threading
 import time
 from collections import abc, deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Literal, TypeAlias
+
+import torch
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Verdict
@@ -28,14 +31,20 @@ from outrider_server.engine.engine import Engine, StepInput, StepResult
 from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.budget import OutOfKVMemory
 from outrider_server.kv.buffers import is_out_of_memory
+from outrider_server.scheduling.feature_feed import FeatureFeed
 from outrider_server.scheduling.request import Post, Request
 from outrider_server.scheduling.scheduler import new_scheduler
 from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.scheduling.tree_budget import NO_LIMIT, TreeBudget
 
 _log = logging.getLogger(__name__)
+_DRAFT_S = 0.1  # that the server's drafts may take before a pass; as long as the pass before, where that is more
 _RETRY_S = 0.01  # where every request waits for memory, or for its client
+_RETRY_MEMORY_S = 0.005  # least time between two tries of one request: each looks at all sessions
 _DEFERRED_ROWS = 64  # of a session, whose features are made together: at little more than the cost of one
+_MAX_FAILED = 3  # steps in a row in which every session failed; then the target is tried by itself
+_NO_NUMBERS = "the target's logits for this text are not finite (NaN or infinite): no token can be chosen"
+_DEVICE_ERRORS: tuple[type[Exception], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
 
 RequestState: TypeAlias = Literal["ready", "waiting", "paused", "over"]
 
@@ -80,11 +89,11 @@ class EngineLoop:
         self._engine = engine
         self._held = held
         self._overlap = overlap
-        self._scheduler = new_scheduler(limits.scheduler, limits.batch_tokens, limits.chunk_tokens)
+        self._scheduler = new_scheduler(limits.scheduler, limits.batch_tokens, limits.chunk_rows)
         self._tree_budget = TreeBudget(limits.batch_tokens) if limits.adaptive_trees else None
         self._room_wait_s = limits.room_wait_s
         self._on_step = on_step
-        self._inbox: SimpleQueue[Request | PrefixQuery | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Request | PrefixQuery | FeatureFeed | None] = SimpleQueue()
         self._queues: dict[Sequence, deque[Request | PrefixQuery]] = {}
         self._unposted: list[Request] = []  # requests whose verdicts leave with the next pass
         # A thread: a post from this one writes to a socket, which hands the interpreter lock to the event loop.
@@ -93,6 +102,11 @@ class EngineLoop:
         self._is_blocked = False  # no queued request could run
         self._num_paused = 0  # whose clients must read first: no load
         self._idle_s = 0.0  # since the last pass
+        self._pass_s = 0.0  # of the last pass
+        self._num_failed = 0  # steps since a session had a verdict, in which every session failed
+        # Done, with the reason, once no further pass can run. Running: a waiter that gives up must not cancel it.
+        self.broken: Future[str] = Future()
+        self.broken.set_running_or_notify_cancel()
         self._thread = threading.Thread(target=self._run, name="outrider-model", daemon=True)
 
     def start(self) -> None:
@@ -100,9 +114,14 @@ class EngineLoop:
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self.broken.done()
 
-    def submit(self, item: Request | PrefixQuery) -> None:
+    def give_up(self, why: str) -> None:
+        """Refuse every request from now on, and set `broken`; the first reason counts. From any thread."""
+        with suppress(InvalidStateError):
+            self.broken.set_result(why)
+
+    def submit(self, item: Request | PrefixQuery | FeatureFeed) -> None:
         self._inbox.put(item)
 
     def stop(self) -> None:
@@ -113,12 +132,16 @@ class EngineLoop:
         self._poster.shutdown()
 
     def _run(self) -> None:
-        while self._gather():
-            try:
-                self._step()
-            except Exception as error:  # a fault of the loop, not of a session: answer every request and go on
-                self._fail_all(error)
-        self._post_verdicts()
+        try:
+            while self._gather():
+                try:
+                    self._step()
+                except Exception as error:  # a fault of the loop, not of a session: answer every request and go on
+                    self._fail_all(error)
+            self._post_verdicts()
+        except BaseException as error:
+            self.give_up(f"the engine thread has ended: {type(error).__name__}")
+            raise
 
     def _gather(self) -> bool:
         """Sort arrivals into their sessions' queues, waiting where nothing can run. Returns False to end."""
@@ -132,18 +155,33 @@ class EngineLoop:
             while (item := self._inbox.get(timeout=patience_s)) is not None:
                 self._idle_s += time.monotonic() - started if is_idle else 0.0
                 is_idle = False
-                self._queues.setdefault(item.sequence, deque()).append(item)
                 patience_s = 0.0
+                # At once: rows may not wait behind a request that goes on for long.
+                if isinstance(item, FeatureFeed):
+                    self._pump(item)
+                else:
+                    self._queues.setdefault(item.sequence, deque()).append(item)
         except Empty:
             self._idle_s += time.monotonic() - started if is_idle else 0.0
             return True
         return False
 
+    def _pump(self, feed: FeatureFeed) -> None:
+        try:
+            with self._held():
+                feed.pump()
+        except Exception as error:  # concerns no other stream
+            _log.error("features failed", exc_info=error)
+
     def _step(self) -> None:
+        if self.broken.done():
+            self._fail_all(_about_to_restart())
+            return
         planned = self._plan(self._ready_requests())
         self._post_alongside()
-        results = self._verify(planned)
+        results = self._judged(self._verify(planned))
         self._end_posting()
+        self._count_failed(planned, results)
         for request, result in results:
             request.apply_result(result, self._tree_nodes)
         self._unposted = [request for request, _ in results]
@@ -184,7 +222,7 @@ class EngineLoop:
         for queue in queues.values():
             for item in queue:
                 if isinstance(item, Request):
-                    _fail(item, error)
+                    self._fail(item, error)
                 # A stream waits for it to open, or memory waits to be given back.
                 else:
                     _answer(item)
@@ -205,10 +243,14 @@ class EngineLoop:
                     break
                 if isinstance(first, PrefixQuery):
                     _answer(first)
+                # Or the session's next request would have the place in line of this one.
+                sequence.usage.settle()
                 queue.popleft()
             else:
                 del self._queues[sequence]
-        # Asked again: a request that was abandoned meanwhile may have lost its rows to another one in this very loop.
+        # Asked again: a request may have lost its rows to a later one in this very loop. It stays in line.
+        requests = [request for request in requests if not request.ended and not request.sequence.is_evicted]
+        self._draft(requests)
         return [request for request in requests if not request.ended]
 
     def _plan(self, requests: abc.Sequence[Request]) -> list[tuple[Request, StepInput]]:
@@ -225,18 +267,39 @@ class EngineLoop:
         except Exception as error:
             self._end_posting()
             # An exception does not tell which session caused it: run each alone, so that only that one fails.
-            if len(planned) > 1:
+            if len(planned) > 1 and not _is_lost_device(error):
                 return [pair for one in planned for pair in self._verify([one])]
-            _fail(planned[0][0], error)
+            for request, _ in planned:
+                self._fail(request, error)
             return []
         return [(request, result) for (request, _), result in zip(planned, results, strict=True)]
+
+    def _judged(self, results: abc.Sequence[tuple[Request, StepResult]]) -> list[tuple[Request, StepResult]]:
+        """Return the results that can stand; the sessions of the others have failed."""
+        for request, result in results:
+            if not result.finite:
+                _log.warning("a session failed: %s", _NO_NUMBERS)
+                self._fail(request, Refusal(Reason.INTERNAL, _NO_NUMBERS))
+        return [(request, result) for request, result in results if result.finite]
+
+    def _count_failed(self, planned: abc.Sequence[object], results: abc.Sequence[tuple[Request, StepResult]]) -> None:
+        """Give up where step after step failed for every session, and the target fails on its own, too."""
+        if any(result.accepted is not None for _, result in results):
+            self._num_failed = 0
+        elif planned and not results:
+            self._num_failed += 1
+        if self._num_failed >= _MAX_FAILED:
+            self._num_failed = 0
+            # Texts that a target cannot stand are no reason to end: anyone could send them again and again.
+            if not self._engine.target_works():
+                self.give_up(f"{_MAX_FAILED} passes in a row failed for every session, and the target fails by itself")
 
     def _commit(self, request: Request, result: StepResult) -> bool:
         """Apply a result; return whether that succeeded."""
         try:
             self._engine.commit(result)
         except Exception as error:
-            _fail(request, error)
+            self._fail(request, error)
             return False
         return True
 
@@ -248,12 +311,12 @@ class EngineLoop:
         except Exception as error:
             if len(committed) > 1:
                 return sum(self._tap([pair]) for pair in committed)
-            _fail(committed[0][0], error)
+            self._fail(committed[0][0], error)
             return time.monotonic() - started
         tap_s = time.monotonic() - started
         with self._held():
             for request, _ in committed:
-                _finish_step(request, tap_s)
+                self._finish_step(request, tap_s)
         return tap_s
 
     def _defers_features(self, request: Request) -> bool:
@@ -272,6 +335,7 @@ class EngineLoop:
             return
         num_waiting = len(self._queues) - self._num_paused - len(results)
         stats = StepStats.of(results, num_waiting, tap_s, self._idle_s)
+        self._pass_s = stats.forward_s
         self._idle_s = 0.0
         if self._tree_budget is not None:
             self._tree_budget.take(stats, time.monotonic())
@@ -287,33 +351,118 @@ class EngineLoop:
         except Refusal as refusal:
             request.fail(refusal)
         except Exception as error:
-            _fail(request, error)
+            self._fail(request, error)
         return "over"
 
     def _try_begin(self, request: Request) -> RequestState:
         if request.ended:
             return "over"
-        if request.update_paused(time.monotonic()):
+        now = time.monotonic()
+        if request.update_paused(now):
             return "paused"
         if request.stale and not request.cancelled:
             request.reject_stale()
             return "over"
-        if not request.cancelled:
-            request.begin()
-            self._draft(request)
-        # Asked again after the draft: a Cancel may have come in while it ran.
         if request.cancelled:
             request.cancel()
             return "over"
+        if request.has_lacked_memory(now - _RETRY_MEMORY_S):
+            return "waiting"
+        request.begin()
         return "ready"
 
-    def _draft(self, request: Request) -> None:
-        """Draft for a request that wants the server to."""
-        if request.needs_draft:
-            started = time.monotonic()
+    def _draft(self, requests: abc.Sequence[Request]) -> None:
+        """Draft for those who want the server to: level by level, together where one pass of the drafter can.
+
+        It ends when the time for it is over. Who got no level then runs without a tree, and goes first the next time.
+        """
+        wanting = [request for request in requests if request.needs_draft]
+        ends_at = time.monotonic() + max(_DRAFT_S, self._pass_s)
+        groups: dict[int, list[Request]] = {}  # that grow together
+        for request in sorted(wanting, key=_last_drafted):
+            if not request.is_stopped and self._begin_draft(request):
+                groups.setdefault(request.draft_group, []).append(request)
+            if time.monotonic() >= ends_at:
+                break
+        turns = deque(groups.values())
+        while turns and time.monotonic() < ends_at:
+            if group := self._grow_drafts([request for request in turns.popleft() if not request.is_stopped]):
+                turns.append(group)
+        for request in wanting:
+            request.end_draft()
+            # Asked again after the draft: a Cancel may have come in while it ran.
+            if request.cancelled and not request.ended:
+                request.cancel()
+
+    def _begin_draft(self, request: Request) -> bool:
+        """Draft the first level; return whether there may be another."""
+        assert request.sequence.drafter is not None
+        started = request.sequence.drafter.begun_at = time.monotonic()
+        try:
             self._engine.tap([request.sequence])  # what was deferred: the drafter reads all features
-            request.draft(self._tree_nodes)
+            return request.begin_draft(self._tree_nodes)
+        except Exception as error:
+            self._fail(request, error)
+            return False
+        finally:
             request.add_draft_time(time.monotonic() - started)
+
+    def _grow_drafts(self, group: abc.Sequence[Request]) -> list[Request]:
+        """Draft one level more for all of a group; return those that may have another."""
+        started = time.monotonic()
+        try:
+            has_more = Request.grow_drafts(group)
+        except Exception as error:
+            # It does not tell whose fault it is: these drafts end here, and the next ones run each alone.
+            for request in group:
+                if len(group) == 1 or _is_lost_device(error):
+                    self._fail(request, error)
+                elif request.sequence.drafter is not None:
+                    request.sequence.drafter.alone = True
+            return []
+        finally:
+            for request in group:
+                request.add_draft_time(time.monotonic() - started)
+        return [request for request, more in zip(group, has_more, strict=True) if more]
+
+    def _finish_step(self, request: Request, tap_s: float) -> None:
+        try:
+            request.finish_step(tap_s)
+        except Exception as error:
+            self._fail(request, error)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        if is_out_of_memory(error):
+            _log.warning("no memory for a pass: %s", error)
+            request.sequence.request_memory()
+            request.fail(Refusal(Reason.SERVER_FULL, "the server has no memory for this request now; try again later"))
+            return
+        if _is_lost_device(error):
+            _log.error("the target's device failed", exc_info=error)
+            first_line, *_ = str(error).splitlines() or [""]
+            self.give_up(f"the target's device failed: {first_line}")
+            error = _about_to_restart()
+        request.sequence.invalidate()
+        if isinstance(error, Refusal):
+            request.fail(error)
+            return
+        _log.error("a session failed", exc_info=error)
+        request.fail(Refusal(Reason.INTERNAL, f"the server failed on this session: {type(error).__name__}"))
+
+
+def _last_drafted(request: Request) -> float:
+    assert request.sequence.drafter is not None
+    return request.sequence.drafter.begun_at
+
+
+def _is_lost_device(error: Exception) -> bool:
+    """Return whether no further pass can run on the device."""
+    return isinstance(error, _DEVICE_ERRORS) and not is_out_of_memory(error)
+
+
+def _about_to_restart() -> Refusal:
+    # A reason that clients wait on and resume: the next server goes on from their tokens.
+    return Refusal(Reason.SHUTTING_DOWN, "the server is about to restart: its target cannot run any more")
 
 
 def _answer(query: PrefixQuery) -> None:
@@ -323,30 +472,9 @@ def _answer(query: PrefixQuery) -> None:
         _log.error("a prefix query failed", exc_info=error)
 
 
-def _finish_step(request: Request, tap_s: float) -> None:
-    try:
-        request.finish_step(tap_s)
-    except Exception as error:
-        _fail(request, error)
-
-
 def _wait_for_memory(request: Request, longest_s: float) -> RequestState:
     """Keep the request waiting for K/V memory, or refuse it after `longest_s`."""
     if request.memory_wait_s(time.monotonic()) < longest_s:
         return "waiting"
     request.fail(Refusal(Reason.SERVER_FULL, f"no room for this session's K/V in {longest_s:g} s; try again later"))
     return "over"
-
-
-def _fail(request: Request, error: Exception) -> None:
-    if is_out_of_memory(error):
-        _log.warning("no memory for a pass: %s", error)
-        request.sequence.request_memory()
-        request.fail(Refusal(Reason.SERVER_FULL, "the server has no memory for this request now; try again later"))
-        return
-    request.sequence.invalidate()
-    if isinstance(error, Refusal):  # tensor parallel: a rank is gone
-        request.fail(error)
-        return
-    _log.error("a session failed", exc_info=error)
-    request.fail(Refusal(Reason.INTERNAL, f"the server failed on this session: {type(error).__name__}"))

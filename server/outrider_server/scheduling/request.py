@@ -1,15 +1,20 @@
 """A request under way, from Draft (one verdict) or Decode (a row of them) to its last reply.
 
-For the engine thread; other threads may only set `cancelled` and `abandoned`. A request whose replies are not read is
-paused.
+For the engine thread; other threads may only set `cancelled` and `abandoned`. A request whose replies are not read, or
+whose payer is over its rate, is paused.
 """
 
 from __future__ import annotations
 
+import sys
+from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.trees.grow import TreeGrowth
 from outrider_proto.errors import Refusal
 from outrider_proto.frames import Decode, Draft, Features, Finish, TokenLogprob, Verdict
 from outrider_proto.tree import DraftTree
@@ -18,6 +23,7 @@ from outrider_server.engine.engine import StepInput, StepResult
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.server_drafter import DraftContext
+from outrider_server.scheduling.feature_feed import FeatureFeed
 from outrider_server.scheduling.scheduler import SchedulingRequest
 
 _NO_TREE = DraftTree()
@@ -29,15 +35,23 @@ class RequestDone:
     """The last reply of a request."""
 
 
-Reply = Verdict | Features | Refusal | RequestDone
+@dataclass(frozen=True, slots=True)
+class RowsAgain:
+    """The request asked for so many feature rows that its session was sent before."""
+
+    num_rows: int
+
+
+Reply = Verdict | Features | Refusal | RowsAgain | RequestDone
 Post = Callable[[Reply], None]
 
 
 class Request:
     """One Draft or Decode under way.
 
-    `post` takes its replies, `is_behind` says that enough of them wait to be read; both are called from the engine
-    thread.
+    `post` takes its replies, `is_behind` says that it must wait, for its client to read or for its payer's rate; both
+    are called from the engine thread. The text ends at `max_context` tokens, where that is less than the
+    target's. `feed`: that of its stream.
     """
 
     def __init__(
@@ -49,6 +63,8 @@ class Request:
         now: float,
         padded_width: int = 0,
         is_behind: Callable[[], bool] = lambda: False,
+        max_context: int = sys.maxsize,
+        feed: FeatureFeed | None = None,
     ) -> None:
         self.sequence = sequence
         self.post = post
@@ -58,11 +74,15 @@ class Request:
         self._sampler = sampler
         self._padded_width = padded_width
         self._is_behind = is_behind
+        self._max_context = max_context
+        self._feed = feed or FeatureFeed(sequence)
         self._paused = False
         self._chain: tuple[int, ...] = (frame.root,)  # tokens behind those held, besides the context
         self._tree = frame.tree if isinstance(frame, Draft) else _NO_TREE
         self._shape = _shape(frame)
         self._grown = False
+        self._growth: TreeGrowth | None = None  # the draft under way
+        self.num_drafted = 0  # nodes that the server's drafter ran, and those of its trees
         self._tokens_left = frame.max_tokens if isinstance(frame, Decode) else 1
         self._features_from = frame.features_from
         self._last_features: Features | None = None  # the last row that was sent
@@ -71,6 +91,7 @@ class Request:
         self._begun = False
         self._waiting_since = now
         self._lacks_memory_since: float | None = None
+        self._lacked_memory_at = 0.0  # its last try
         self._queue_s = 0.0
         self._draft_s = 0.0
         self._verify_s = 0.0
@@ -93,9 +114,11 @@ class Request:
     @property
     def scheduling_request(self) -> SchedulingRequest:
         """The rows it wants to run in the next pass."""
-        payer = self.sequence.payer or id(self.sequence)
         return SchedulingRequest(
-            payer, self.sequence.num_uncomputed, len(self._chain) + len(self._tree), self._waiting_since
+            self.sequence.usage.payer,
+            self.sequence.num_uncomputed,
+            len(self._chain) + len(self._tree),
+            self._waiting_since,
         )
 
     @property
@@ -132,12 +155,17 @@ class Request:
         if self._begun:
             self.sequence.reserve(rows)
             return
+        self._feed.begin(self._frame.base_len)
         ahead = min(self._tokens_left - 1, _ROWS_AHEAD)
         self.sequence.begin(self, self._frame.base_len, self._frame.context, rows + ahead)
         self._begun = True
+        if self._features_from is not None and self.sequence.tap is not None and not self.sequence.tap.info.newest_only:
+            self._features_from, num_again = self._feed.claim(self._features_from)
+            if num_again:
+                self.post(RowsAgain(num_again))
 
     def update_paused(self, now: float) -> bool:
-        """Return whether its replies must be read before it goes on; that does not count as queueing.
+        """Return whether it must wait for its client or its payer's rate; that does not count as queueing.
 
         For the engine thread only, between passes.
         """
@@ -151,18 +179,47 @@ class Request:
         """Return for how many seconds it could not begin or go on for lack of memory."""
         if self._lacks_memory_since is None:
             self._lacks_memory_since = now
+        self._lacked_memory_at = now
         return now - self._lacks_memory_since
 
-    def draft(self, tree_budget: int) -> None:
-        """Draft for the next pass, at most as many tokens as are wanted and `tree_budget` nodes (0: any)."""
+    def has_lacked_memory(self, since: float) -> bool:
+        """Return whether it has found no memory `since` then."""
+        return self._lacks_memory_since is not None and self._lacked_memory_at > since
+
+    def begin_draft(self, tree_budget: int) -> bool:
+        """Draft the first level for the next pass; return whether there may be more.
+
+        The tree has at most as many levels as tokens are wanted, and at most `tree_budget` nodes (0: any).
+        """
         assert self._shape is not None
         assert self.sequence.drafter is not None
         self._grown = True
         shape = self._shape.fitted(self._tokens_left - 1, tree_budget or self._shape.budget)
         if shape is not None:
             features = self.sequence.features if self.sequence.tap else None
-            known = DraftContext((*self.sequence.tokens, *self._chain), features)
-            self._tree = self.sequence.drafter.grow(known, shape, lambda: self.is_stopped)
+            known = DraftContext(self.sequence.tokens, self._chain, features)
+            self._growth = self.sequence.drafter.begin(known, shape)
+        return self._growth is not None
+
+    @property
+    def draft_group(self) -> int:
+        """Key of the drafts that can grow together with the one under way."""
+        assert self.sequence.drafter is not None
+        assert self._growth is not None
+        joins = self._growth.can_step_together and not self.sequence.drafter.alone
+        return id(self.sequence.drafter.drafter if joins else self)
+
+    @staticmethod
+    def grow_drafts(requests: abc.Sequence[Request]) -> list[bool]:
+        """Draft one more level for each of a group; return for each whether there may be more."""
+        return TreeGrowth.step_together([request._growth for request in requests if request._growth is not None])
+
+    def end_draft(self) -> None:
+        """Take the draft as far as it has grown."""
+        growth, self._growth = self._growth, None
+        if growth is not None:
+            self._tree = growth.drafted().tree
+            self.num_drafted += growth.num_expanded + len(self._tree)
 
     def add_draft_time(self, draft_s: float) -> None:
         """Count `draft_s` seconds as drafting, not as queueing."""
@@ -182,14 +239,16 @@ class Request:
         self._post(Verdict(self._frame.seq, (), None, Finish.CANCELLED, draft_us=round(self._draft_s * 1e6)))
         # Sent again: the client waits for a frame marked last, and the rows themselves may be evicted by now.
         if self._last_features is not None:
-            self._post(replace(self._last_features, last=True, tap_us=round(self._tap_s * 1e6)))
+            mark = replace(self._last_features, last=True, tap_us=round(self._tap_s * 1e6))
+            self._feed.promise(self.post, mark, 0, 0)
         self._post(RequestDone())
 
     def step_input(self, room: int) -> StepInput:
         """Return its share of the next pass: all of it, or the first `room` context tokens."""
         chain = (*self.sequence.uncomputed, *self._chain)
         if len(chain) + len(self._tree) <= room:
-            return StepInput(self.sequence, chain, self._tree, self._sampler, self._frame.logprobs)
+            logprobs, most = self._frame.logprobs, self._max_context
+            return StepInput(self.sequence, chain, self._tree, self._sampler, logprobs, most)
         return StepInput(self.sequence, chain[: min(room, len(chain) - 1)])
 
     def apply_result(self, result: StepResult, tree_budget: int) -> None:
@@ -240,9 +299,12 @@ class Request:
 
     def _post(self, reply: Reply) -> None:
         """Post a reply behind the verdict."""
+        self._post_verdict()
+        self.post(reply)
+
+    def _post_verdict(self) -> None:
         if (verdict := self.take_verdict()) is not None:
             self.post(verdict)
-        self.post(reply)
 
     def _verdict(
         self, accepted: AcceptedPath, finish: Finish, logprobs: tuple[TokenLogprob, ...], tree_budget: int
@@ -264,16 +326,19 @@ class Request:
     def _post_features(self) -> None:
         if self.sequence.tap is None or self._features_from is None:
             return
-        first, rows = self.sequence.features(self._features_from)
-        if not len(rows):
+        first, stop = self.sequence.first_feature(self._features_from), self.sequence.num_features
+        if first >= stop:
             return
-        self._features_from = first + len(rows)
+        self._features_from = stop
+        no_rows = np.empty((0, self.sequence.tap.info.width), np.float32)
         tap_us = round(self._tap_s * 1e6) if self.ended else 0
         codec = self._frame.codec
-        features = Features(self._frame.seq, first, rows, self.ended, tap_us, self._padded_width, codec=codec)
+        features = Features(self._frame.seq, first, no_rows, self.ended, tap_us, self._padded_width, codec=codec)
         if not self.ended:
-            self._last_features = replace(features, first=self._features_from - 1, rows=rows[-1:].copy())
-        self._post(features)
+            newest = self.sequence.feature_rows(stop - 1, stop)
+            self._last_features = replace(features, first=stop - 1, rows=newest)
+        self._post_verdict()
+        self._feed.promise(self.post, features, first, stop)
 
 
 def _shape(frame: Draft | Decode) -> TreeShape | None:

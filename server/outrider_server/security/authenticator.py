@@ -32,7 +32,7 @@ Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A call as the transport describes it. `certificate`: the common name of the client's, if one is required."""
+    """A call as the transport describes it. `certificate`: what names the client's, if one is required."""
 
     metadata: Metadata
     address: PeerAddress
@@ -99,13 +99,18 @@ class Authenticator:
         """
         while self._keyring is not None:
             await asyncio.sleep(_LOOK_S)
-            # In a thread: reading a file may block, and this is the loop of all streams.
-            await asyncio.to_thread(self._keyring.refresh)
-            end(self.still_admits)
+            try:
+                # In a thread: reading a file may block, and this is the loop of all streams.
+                await asyncio.to_thread(self._keyring.refresh)
+                end(self.still_admits)
+            except Exception as error:  # it must go on: nothing else revokes keys
+                _log.error("revoked keys could not be looked for; trying again", exc_info=error)
 
     def _principal(self, caller: Caller) -> Principal:
         if self._keyring is None:
-            return Principal(f"cert:{_label(caller.certificate)}") if caller.certificate else ANONYMOUS
+            if caller.certificate:
+                return Principal(f"cert:{_label(caller.certificate)}")
+            return ANONYMOUS if caller.address.is_loopback else Principal(address=caller.address.name)
         # find() takes the same time for a wrong key as for an unknown id. Count the failure only after it.
         key = None if (presented := _bearer(caller.metadata)) is None else self._keyring.find(presented)
         if key is not None:

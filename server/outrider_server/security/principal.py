@@ -40,12 +40,22 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller. `payer` is the account, empty without keys; `digest` is the key's."""
+    """An authenticated caller.
+
+    `payer` is the account, empty without keys; `digest` is the key's; `address` is that of a caller without an account,
+    empty on this machine.
+    """
 
     payer: str = ""
     scopes: frozenset[Scope] = ALL_SCOPES
     quota: Quota = Quota()
     digest: bytes = field(default=b"", repr=False)
+    address: str = ""
+
+    @property
+    def holder(self) -> str:
+        """Whom its sessions count for: the account, or else the address."""
+        return self.payer or self.address
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes

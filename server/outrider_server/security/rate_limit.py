@@ -1,6 +1,7 @@
-"""Rate limits of keys: every request is charged for its rows, and delayed while its payer is over its rate.
+"""Rate limits of keys: every request pays for its rows, and waits while its payer is over its rate.
 
-Requests of one stream keep their order, however long each has to wait.
+A payer's requests wait in one line over all its streams, and pay when their turn comes: what one of them did not use
+after all brings those behind it forward. A Decode pays as it goes, some rows at a time, and pauses where it cannot.
 """
 
 from __future__ import annotations
@@ -12,31 +13,54 @@ from dataclasses import dataclass
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Features, Finish, Verdict
-from outrider_server.scheduling.request import Reply, Request, RequestDone
+from outrider_server.scheduling.request import Reply, Request, RequestDone, RowsAgain
 from outrider_server.security.gcra import Gcra
 from outrider_server.security.principal import Principal
 
 _BURST_S = 10.0  # seconds' worth of the rate that may be used at once
+_STEP_ROWS = 64  # that a Decode pays for at a time
+_STALE_ROWS = 1  # of a draft that was stale: it took no pass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turn:
+    """A place in a payer's line: `go` is called with the rows that were paid."""
+
+    rows: int
+    go: Callable[[int], None]
 
 
 class QuotaUsage:
-    """One payer's use of its rate. Beyond `longest_wait_s` a request is refused rather than delayed."""
+    """One payer's use of its rate, and the line of those who wait for it. For the event loop.
+
+    Beyond `longest_wait_s` a request is refused rather than delayed.
+    """
 
     def __init__(self, tokens_per_minute: int, longest_wait_s: float, clock: Callable[[], float]) -> None:
         self.tokens_per_minute = tokens_per_minute
-        rate = tokens_per_minute / 60
-        self._gcra = Gcra(rate, _BURST_S * rate)
+        self._rate = tokens_per_minute / 60
+        self._gcra = Gcra(self._rate, _BURST_S * self._rate)
         self._longest_wait_s = longest_wait_s
         self._clock = clock
+        self._line: deque[_Turn] = deque()
+        self._timer: asyncio.TimerHandle | None = None
 
-    def charge(self, num_rows: int) -> float:
-        """Charge rows; return the seconds to wait. Raises Refusal OVER_QUOTA, and charges nothing then."""
-        wait_s = self._gcra.wait_s(now := self._clock())
+    def check(self) -> None:
+        """Raise Refusal OVER_QUOTA where one more request would have to wait too long."""
+        wait_s = self._gcra.wait_s(self._clock()) + sum(turn.rows for turn in self._line) / self._rate
         if wait_s > self._longest_wait_s:
             message = f"this key has {self.tokens_per_minute} tokens a minute, all used for the next {wait_s:.0f} s"
             raise Refusal(Reason.OVER_QUOTA, message, retry_after_s=wait_s)
-        self._gcra.charge(num_rows, now)
-        return wait_s
+
+    def queue(self, turn: _Turn) -> None:
+        """Let it go now, or when its turn comes."""
+        self._line.append(turn)
+        self._advance()
+
+    def drop(self, turn: _Turn) -> None:
+        """Take one out of the line that no longer waits."""
+        self._line.remove(turn)
+        self._advance()
 
     def settle(self, num_rows: int) -> None:
         """Charge rows used beyond those paid; refund where negative."""
@@ -44,6 +68,20 @@ class QuotaUsage:
             self._gcra.charge(num_rows, self._clock())
         else:
             self._gcra.refund(-num_rows)
+            self._advance()
+
+    def _advance(self) -> None:
+        """Let those go whose turn has come, and come back when the next one is due."""
+        while self._line and self._gcra.wait_s(now := self._clock()) <= 0:
+            turn = self._line.popleft()
+            self._gcra.charge(turn.rows, now)
+            turn.go(turn.rows)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._line:
+            wait_s = self._gcra.wait_s(self._clock())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._advance)
 
 
 class Quotas:
@@ -65,22 +103,30 @@ class Quotas:
         return usage
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Charge:
-    paid: int
-    used: int
-    nodes: int | None  # drafted for each verdict of a decode; None for a draft, whose rows are known
+    """The rows of one request: `used` so far, of them `fixed` at its start, and `paid` for.
+
+    `pass_rows`: the most that one pass of a Decode takes; None for a Draft, whose rows are known.
+    """
+
+    request: Request
+    fixed: int
+    pass_rows: int | None = None
+    tokens_left: int = 0  # of a Decode
+    drafted: int = 0  # by the server's drafter, and counted
+    used: int = 0
+    paid: int = 0
+    turn: _Turn | None = None  # that it waits for
 
 
 class RateLimiter:
-    """Delays the requests of one stream; `submit` takes those that are due. Without a usage it delays nothing."""
+    """Delays the requests of one stream; `submit` takes those whose turn has come. Without a usage none waits."""
 
     def __init__(self, usage: QuotaUsage | None, submit: Callable[[Request], None]) -> None:
         self._usage = usage
         self._submit = submit
-        self._waiting: deque[tuple[float, int, Request]] = deque()  # due (loop time), seq
-        self._charges: dict[int, _Charge] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._charges: dict[int, _Charge] = {}  # by seq
         self._closed = False
 
     def submit_or_wait(self, request: Request, frame: Draft | Decode, room: int) -> None:
@@ -88,65 +134,107 @@ class RateLimiter:
         if self._usage is None:
             self._submit(request)
             return
-        entry = _charge_for(frame, room)
-        wait_s = self._usage.charge(entry.paid)
-        self._charges[frame.seq] = entry
-        self._waiting.append((asyncio.get_running_loop().time() + wait_s, frame.seq, request))
-        self._submit_due()
+        self._usage.check()
+        charge = self._charges[frame.seq] = _charge_for(request, frame, room)
+        self._wait(charge, charge.fixed + min(_STEP_ROWS, charge.tokens_left), self._begin)
+
+    def is_short(self, seq: int) -> bool:
+        """Return whether a request has used what it paid for, and must wait. From any thread."""
+        charge = self._charges.get(seq)
+        return charge is not None and charge.turn is not None and charge.used >= charge.paid
 
     def observe(self, seq: int, answer: Reply) -> None:
         """Count what a reply used, also one that came too late for the client: it was computed."""
-        entry = self._charges.get(seq)
-        if entry is None or self._usage is None:
+        charge = self._charges.get(seq)
+        if charge is None or self._usage is None:
             return
         match answer:
-            case Verdict() if entry.nodes is not None and (answer.finish is not Finish.CANCELLED or answer.draft_us):
-                entry.used += entry.nodes + len(answer.tokens) + (answer.bonus is not None)
-                # An abandoned request that ends between passes sends no RequestDone: settle with every verdict.
-                if self._closed:
-                    self._settle(entry)
+            case Verdict():
+                self._count(charge, answer)
+            case RowsAgain():
+                self._usage.settle(answer.num_rows)
             case RequestDone() | Refusal():
-                self._settle(entry)
+                self._settle(charge)
                 del self._charges[seq]
-            case Verdict() | Features():
+            case Features():
                 pass
 
     def recheck(self) -> None:
-        """Submit what is due, after a request was cancelled: it need not wait."""
-        self._submit_due()
+        """Submit the first requests in line that were cancelled: they need not wait, and cost nothing."""
+        for charge in [charge for charge in self._charges.values() if charge.turn is not None]:
+            # Only the first: a later request must not overtake one that still waits.
+            if not charge.request.is_stopped:
+                return
+            go = self._leave(charge)
+            go(0)
 
     def close(self) -> None:
         """Refund what never ran; a pass under way is charged when it ends. Safe to call twice."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        for _, seq, _ in self._waiting:
-            # It never reached the engine: close() refunds all of it.
-            self._charges[seq].used = 0
-        self._waiting.clear()
-        for entry in self._charges.values():
-            self._settle(entry)
+        for charge in self._charges.values():
+            self._settle(charge)
 
-    def _settle(self, entry: _Charge) -> None:
+    def _wait(self, charge: _Charge, rows: int, go: Callable[[_Charge], None]) -> None:
+        """Pay `rows` for it and call `go`, now or when its turn comes."""
         assert self._usage is not None
-        self._usage.settle(entry.used - entry.paid)
-        entry.paid = entry.used
 
-    def _submit_due(self) -> None:
-        loop = asyncio.get_running_loop()
-        # Only the head of the queue: a later request must not overtake it, even when it is due.
-        while self._waiting and (self._waiting[0][2].is_stopped or self._waiting[0][0] <= loop.time()):
-            self._submit(self._waiting.popleft()[2])
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = loop.call_at(self._waiting[0][0], self._submit_due) if self._waiting else None
+        def pay(paid: int) -> None:
+            charge.turn = None
+            charge.paid += paid
+            go(charge)
+
+        charge.turn = _Turn(rows, pay)
+        self._usage.queue(charge.turn)
+
+    def _begin(self, charge: _Charge) -> None:
+        charge.used = 0 if charge.request.is_stopped else charge.fixed  # what was cancelled before runs no pass
+        self._submit(charge.request)
+
+    def _count(self, charge: _Charge, verdict: Verdict) -> None:
+        """Count a verdict's rows; of a draft they are known before, unless it was stale."""
+        if verdict.stale:
+            charge.used = _STALE_ROWS
+        if charge.pass_rows is None:
+            return
+        num_tokens, drafted = len(verdict.tokens) + (verdict.bonus is not None), charge.request.num_drafted
+        charge.tokens_left -= num_tokens
+        charge.used += num_tokens + drafted - charge.drafted
+        charge.drafted = drafted
+        # An abandoned request that ends between passes sends no RequestDone: settle with every verdict.
+        if self._closed:
+            self._settle(charge)
+        elif verdict.finish is Finish.NOT_YET:
+            self._pay_ahead(charge)
+
+    def _pay_ahead(self, charge: _Charge) -> None:
+        """Pay for the next rows of a Decode before it has used all it paid for, so that it need not stop."""
+        assert charge.pass_rows is not None
+        step = min(_STEP_ROWS, charge.tokens_left * charge.pass_rows)
+        rows = charge.used - charge.paid + step
+        if charge.turn is None and rows > max(0, step - _STEP_ROWS // 2):
+            self._wait(charge, rows, lambda _: None)
+
+    def _settle(self, charge: _Charge) -> None:
+        assert self._usage is not None
+        if charge.turn is not None:
+            self._leave(charge)
+        self._usage.settle(charge.used - charge.paid)
+        charge.paid = charge.used
+
+    def _leave(self, charge: _Charge) -> Callable[[int], None]:
+        """Take it out of the line; return what would have been called."""
+        assert self._usage is not None
+        assert charge.turn is not None
+        turn, charge.turn = charge.turn, None
+        self._usage.drop(turn)
+        return turn.go
 
 
-def _charge_for(frame: Draft | Decode, room: int) -> _Charge:
-    """Return the rows to charge: of a draft exact, of a decode the most, settled at its end."""
+def _charge_for(request: Request, frame: Draft | Decode, room: int) -> _Charge:
+    """Return the rows to charge: of a draft all, of a decode those of its context; its tokens follow."""
     fixed = len(frame.context) + 1
     if isinstance(frame, Draft):
-        rows = fixed + len(frame.tree)
-        return _Charge(rows, rows, None)
-    nodes = 0 if frame.tree is None else frame.tree.budget
-    return _Charge(fixed + min(frame.max_tokens, max(room, 1)), fixed, nodes)
+        return _Charge(request, fixed + len(frame.tree))
+    tree = frame.tree
+    pass_rows = 1 if tree is None else 1 + tree.budget + tree.most_expanded
+    return _Charge(request, fixed, pass_rows, min(frame.max_tokens, max(room, 1)))

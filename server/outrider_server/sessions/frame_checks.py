@@ -5,7 +5,17 @@ from __future__ import annotations
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import Reason, Refusal, UsageError, Violation
-from outrider_proto.frames import CODECS, MAX_TOP_LOGPROBS, Codec, Decode, Draft, Open, ServerDescription, ServerTree
+from outrider_proto.frames import (
+    CODECS,
+    MAX_EXPANDED,
+    MAX_TOP_LOGPROBS,
+    Codec,
+    Decode,
+    Draft,
+    Open,
+    ServerDescription,
+    ServerTree,
+)
 from outrider_proto.packing import HASH_BYTES
 from outrider_server.security.principal import Principal, Scope
 
@@ -100,6 +110,12 @@ def _check_shape(tree: ServerTree, server: ServerDescription) -> None:
         TreeShape(tree.breadth, tree.levels, tree.budget)
     except UsageError as error:
         raise Violation(Reason.MALFORMED_TREE, str(error)) from None
+    if max(tree.breadth, tree.levels) > tree.budget:
+        shape = f"breadth={tree.breadth}, levels={tree.levels}"
+        raise Violation(Reason.TREE_TOO_LARGE, f"{shape}: need at most budget={tree.budget} of each")
+    if tree.most_expanded > MAX_EXPANDED:
+        shape = f"breadth={tree.breadth}, levels={tree.levels}: a draft would run {tree.most_expanded} nodes"
+        raise Violation(Reason.TREE_TOO_LARGE, f"{shape}; this server runs {MAX_EXPANDED}")
 
 
 def _malformed(message: str) -> Violation:

@@ -33,12 +33,13 @@ from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.memory import KVMemory
 from outrider_server.scheduling.callback_queue import CallbackQueue
 from outrider_server.scheduling.engine_loop import PrefixInfo, PrefixQuery
+from outrider_server.scheduling.feature_feed import FeatureFeed
 from outrider_server.scheduling.request import Reply, Request
 from outrider_server.security.principal import Principal, Scope
 from outrider_server.security.rate_limit import QuotaUsage, RateLimiter
 from outrider_server.sessions.frame_checks import check_drafting, check_open, check_tokens
 from outrider_server.sessions.session_table import Session, SessionTable
-from outrider_server.sessions.stream_writer import ROOM_BYTES, StreamWriter
+from outrider_server.sessions.stream_writer import StreamWriter
 
 _log = logging.getLogger(__name__)
 
@@ -56,9 +57,10 @@ class ServerContext:
     drafters: Mapping[str, Drafter]
     memory: KVMemory
     sessions: SessionTable
-    submit: Callable[[Request | PrefixQuery], None]
+    submit: Callable[[Request | PrefixQuery | FeatureFeed], None]
     callbacks: CallbackQueue
     clock: Callable[[], float]
+    max_row_bytes: int  # of features that wait in one stream
     padded_width: int = 0  # of features, where a larger target is emulated
 
 
@@ -69,6 +71,7 @@ class StreamReader:
         self._server = server
         self._stream = stream
         self._rate_limiter = RateLimiter(usage, server.submit)
+        self._feed: FeatureFeed | None = None  # from Open on
         self._about = _as_seen_by(stream.principal, server.description)
 
     async def run(self, incoming: AsyncIterator[ClientFrame]) -> None:
@@ -136,8 +139,9 @@ class StreamReader:
         resumed = session is not None
         stream.session = session = session or self._new_session(frame)
         stream.watch.opened(session.id, stream.principal.payer, resumed=resumed)
-        stream.max_waiting_bytes = ROOM_BYTES + 2 * self._row_bytes(session)
         info = await self._query_prefix(session, frame.committed_len if resumed else 0)
+        self._feed = self._new_feed(session.sequence, info.length)
+        stream.attach(self._feed, self._server.submit)
         stream.send(
             Opened(
                 session_id=session.id,
@@ -161,7 +165,7 @@ class StreamReader:
             return None
         session.principal = stream.principal
         # Take the session over before the older stream fails: from here on its frames can no longer reach the session.
-        former = server.sessions.take(session, stream)
+        former = server.sessions.take(session, stream, server.clock())
         if isinstance(former, StreamWriter):
             # A session has one writer: the older stream must not send for it any more.
             former.fail(_taken_over())
@@ -176,8 +180,8 @@ class StreamReader:
         server.sessions.make_room(server.clock())
         tap = server.taps[frame.tap] if frame.tap else None
         drafter = server.drafters.get(frame.tap) if principal.may(Scope.SERVER_DRAFT) else None
-        sequence = Sequence(server.memory, tap, drafter, principal.payer)
-        session = server.sessions.add(sequence, frame.tap, self._stream)
+        sequence = Sequence(server.memory, tap, drafter, principal.payer, principal.holder)
+        session = server.sessions.add(sequence, frame.tap, self._stream, server.clock())
         session.principal = principal
         return session
 
@@ -204,21 +208,27 @@ class StreamReader:
         room = about.max_context - frame.base_len - len(frame.context) - 1
         if isinstance(frame, Decode):
             check_drafting(frame, stream.principal, is_offered=session.sequence.drafter is not None)
-            if about is not server.description:  # else the engine itself stops at the target's context
-                frame = replace(frame, max_tokens=min(frame.max_tokens, room))
         assert stream.sampler is not None
 
         def post(answer: Reply) -> None:
             server.callbacks.put(partial(self._deliver, frame.seq, answer))
 
+        def is_behind() -> bool:
+            return stream.is_unread or self._rate_limiter.is_short(frame.seq)
+
         now, width = time.monotonic(), server.padded_width
-        request = Request(session.sequence, frame, stream.sampler, post, now, width, lambda: stream.is_unread)
+        request = Request(
+            session.sequence, frame, stream.sampler, post, now, width, is_behind, about.max_context, self._feed
+        )
+        session.active_at, session.has_asked = server.clock(), True
         stream.start(frame.seq, request)
         stream.watch.asked(frame)
         self._rate_limiter.submit_or_wait(request, frame, room)
 
     def _deliver(self, seq: int, answer: Reply) -> None:
         self._rate_limiter.observe(seq, answer)
+        if self._stream.session is not None:
+            self._stream.session.active_at = self._server.clock()
         self._stream.deliver(seq, answer)
 
     def _own_session(self) -> Session:
@@ -229,11 +239,11 @@ class StreamReader:
             raise _taken_over()
         return session
 
-    def _row_bytes(self, session: Session) -> int:
-        """Return the bytes of a whole context's features."""
-        width = session.sequence.tap.info.width if session.sequence.tap else 0
-        # A client may ask for all features and send more requests before they have come.
-        return 4 * width * self._server.description.max_context
+    def _new_feed(self, sequence: Sequence, num_sent: int) -> FeatureFeed:
+        """Return the source of the stream's feature rows."""
+        put, stream = self._server.callbacks.put, self._stream
+        left, ended = partial(put, stream.rows_left), partial(put, stream.rows_ended)
+        return FeatureFeed(sequence, num_sent, self._server.max_row_bytes, left, ended)
 
 
 def _as_seen_by(principal: Principal, description: ServerDescription) -> ServerDescription:

@@ -1,22 +1,24 @@
 """The writing half of one client's stream: frames waiting to be sent, requests under way, and how it will end.
 
 For the event loop; knows neither gRPC nor the model. Features wait apart and leave in small pieces when nothing else is
-waiting, so that no verdict waits behind a prompt's features. What waits for a client that does not read is bounded:
-first its frames are no longer read and its requests pause, then the stream ends.
+waiting, so that no verdict waits behind a prompt's features; more rows are taken from the session's memory as they
+leave. What waits for a client that does not read is bounded: first its frames are no longer read and its requests
+pause, then the stream ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import assert_never
 
 from outrider_proto.errors import Reason, Refusal, Violation
 from outrider_proto.frames import Features, ServerFrame, Verdict
 from outrider_server.engine.sampler import Sampler
-from outrider_server.scheduling.request import Reply, Request, RequestDone
+from outrider_server.scheduling.feature_feed import FeatureFeed
+from outrider_server.scheduling.request import Reply, Request, RequestDone, RowsAgain
 from outrider_server.security.principal import ANONYMOUS, Principal
 from outrider_server.sessions.session_table import Session
 from outrider_server.telemetry.observer import StreamObserver
@@ -26,7 +28,10 @@ _MAX_WAITING_FRAMES = 256
 _MAX_UNREAD_BYTES = 16 * 1024 * 1024
 _MAX_REQUESTS = 32
 _FRAME_BYTES = 256  # approximate size of a frame without its rows
-ROOM_BYTES = 2 * _MAX_UNREAD_BYTES  # always allowed to wait: replies to requests read before the limit was hit
+ROOM_BYTES = 2 * _MAX_UNREAD_BYTES  # allowed to wait: replies to requests read before the limit was hit
+_ALL_ROWS_BYTES = 256 * 1024 * 1024  # of features that wait, of all sessions together
+_MOST_ROWS_BYTES = _MAX_UNREAD_BYTES // 4  # and of one
+_LEAST_ROWS_BYTES = 64 * 1024
 _PIECE_VALUES = 16 * 1024  # of features; 16 KiB at a byte each
 
 
@@ -36,13 +41,16 @@ class StreamWriter:
     def __init__(self, watch: StreamObserver | None = None, principal: Principal = ANONYMOUS) -> None:
         self.principal = principal
         self.watch = watch or StreamObserver()
-        self.max_waiting_bytes = ROOM_BYTES
         self.session: Session | None = None
         self.sampler: Sampler | None = None
         self.faulty = False  # whether the session's state can no longer be trusted
         self._frames: deque[ServerFrame] = deque()
         self._features: deque[Features] = deque()
         self._row_bytes = 0  # of the features that wait
+        self._feed: FeatureFeed | None = None
+        self._pull: Callable[[FeatureFeed], None] = lambda feed: None
+        self._has_more_rows = False  # in the session's memory
+        self._must_pull = False  # once there is room
         self._requests: dict[int, Request] = {}
         self._last_seq = -1
         self._refusal: Refusal | None = None
@@ -61,6 +69,11 @@ class StreamWriter:
         return self._refusal
 
     @property
+    def num_requests(self) -> int:
+        """Number of requests under way."""
+        return len(self._requests)
+
+    @property
     def is_ending(self) -> bool:
         """True once no further frames should be taken from the client."""
         return self._ending
@@ -69,9 +82,24 @@ class StreamWriter:
     def is_unread(self) -> bool:
         """True if so many verdicts wait that the client cannot be reading. From any thread.
 
-        Features do not count: they wait for the link, and no verdict waits for them.
+        Features do not count: no verdict waits for them, and only so many leave the session's memory before their time.
         """
         return len(self._frames) >= _MAX_WAITING_FRAMES
+
+    def attach(self, feed: FeatureFeed, pull: Callable[[FeatureFeed], None]) -> None:
+        """Take rows from `feed`; `pull` has it go on after rows_left()."""
+        self._feed, self._pull = feed, pull
+
+    def rows_left(self) -> None:
+        """Have the feed go on once there is room: it has more rows."""
+        if self._feed is not None and not self._feed.abandoned:
+            self._has_more_rows = self._must_pull = True
+            self._pull_rows()
+
+    def rows_ended(self) -> None:
+        """Wait for no more rows: the feed has posted all."""
+        self._has_more_rows = False
+        self._changed.set()
 
     def send(self, frame: ServerFrame) -> None:
         """Queue a frame. Ends the stream when more waits than would for a client that reads."""
@@ -80,7 +108,7 @@ class StreamWriter:
             self._row_bytes += frame.rows.nbytes
         else:
             self._frames.append(frame)
-        if self.waiting_bytes > self.max_waiting_bytes:
+        if self.waiting_bytes > ROOM_BYTES:
             self._drop()
             self.fail(Refusal(Reason.STALLED, "too much waited to be read: connect again and resume"))
         self._changed.set()
@@ -102,6 +130,9 @@ class StreamWriter:
     def deliver(self, seq: int, answer: Reply) -> None:
         """Take the engine's reply to request `seq`; ignore it after the stream was abandoned."""
         if seq not in self._requests:
+            # Of a request that has ended, what had no room then.
+            if isinstance(answer, Features) and self._has_more_rows:
+                self.send(answer)
             return
         self.watch.answered(seq, answer)
         match answer:
@@ -110,6 +141,8 @@ class StreamWriter:
             case Refusal():
                 self.faulty = answer.reason is Reason.INTERNAL
                 self.fail(answer)
+            case RowsAgain():
+                pass
             case RequestDone():
                 del self._requests[seq]
                 self._changed.set()
@@ -133,6 +166,9 @@ class StreamWriter:
         for request in self._requests.values():
             request.abandoned = True
         self._requests.clear()
+        if self._feed is not None:
+            self._feed.abandoned = True
+        self._has_more_rows = self._must_pull = False
         self._changed.set()
         self._has_room.set()
 
@@ -154,7 +190,7 @@ class StreamWriter:
             while (frame := self._next()) is not None:
                 self._has_room.set()
                 yield frame
-            if self._ending and not self._requests:
+            if self._ending and not self._requests and not self._has_more_rows:
                 break
             # No await between the checks above and clear(): a change in between would be lost.
             self._changed.clear()
@@ -182,7 +218,16 @@ class StreamWriter:
             return None
         piece = self._piece()
         self._row_bytes -= piece.rows.nbytes
+        if self._feed is not None:
+            self._feed.taken_bytes += piece.rows.nbytes
+            self._pull_rows()
         return piece
+
+    def _pull_rows(self) -> None:
+        # Half of the room at a time: the engine thread is woken for it.
+        if self._feed is not None and self._must_pull and 2 * self._row_bytes <= self._feed.max_bytes:
+            self._must_pull = False
+            self._pull(self._feed)
 
     def _piece(self) -> Features:
         """Return the first rows of the features that wait longest."""
@@ -193,3 +238,8 @@ class StreamWriter:
         waiting = replace(waiting, of_rows=max(waiting.of_rows, len(waiting.rows)))
         self._features.appendleft(replace(waiting, first=waiting.first + count, rows=waiting.rows[count:]))
         return replace(waiting, rows=waiting.rows[:count], last=False, tap_us=0)
+
+
+def max_row_bytes(max_sessions: int) -> int:
+    """Return how many bytes of features may wait in each stream."""
+    return max(min(_ALL_ROWS_BYTES // max_sessions, _MOST_ROWS_BYTES), _LEAST_ROWS_BYTES)

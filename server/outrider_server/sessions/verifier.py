@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from dataclasses import replace
 from importlib.metadata import version
 
 from outrider_drafters.contracts.drafter import Drafter
@@ -19,18 +20,21 @@ from outrider_server.config.config import LimitsConfig
 from outrider_server.config.security import SecurityConfig
 from outrider_server.engine.engine import Engine
 from outrider_server.engine.target import Target
-from outrider_server.kv.budget import budget_bytes
+from outrider_server.kv.budget import budget_bytes, fitting_context
+from outrider_server.kv.eviction import EvictionPolicy
 from outrider_server.kv.memory import KVMemory
 from outrider_server.scheduling.callback_queue import CallbackQueue
 from outrider_server.scheduling.engine_loop import EngineLoop, PrefixQuery
+from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.security.principal import ANONYMOUS, Principal
 from outrider_server.security.rate_limit import Quotas
 from outrider_server.sessions.session_table import Session, SessionTable
 from outrider_server.sessions.stream_reader import ServerContext, StreamReader
-from outrider_server.sessions.stream_writer import StreamWriter
+from outrider_server.sessions.stream_writer import StreamWriter, max_row_bytes
 from outrider_server.telemetry.observer import ServerObserver, ServerStats
 
 _SWEEP_S = 5.0  # how often expired sessions are dropped when no new one is opened
+_HOLD_S = 1.0  # how long a session that waits for its link keeps its K/V rows, whoever else wants the memory
 _STREAMS_A_SESSION = 4  # one is attached; others are about to take over, to be refused, or to end
 
 
@@ -39,6 +43,7 @@ class Verifier:
 
     `drafters`: sessions with their features may ask the server to draft; of several with the same features the first
     one does. `observer` sees every stream and pass. `longest_wait_s`: longest delay of a payer that is over its rate.
+    `fits_context`: shorten the target's context to what the memory for K/V holds of several sessions.
     """
 
     def __init__(
@@ -51,10 +56,16 @@ class Verifier:
         drafters: Sequence[Drafter] = (),
         observer: ServerObserver | None = None,
         longest_wait_s: float = SecurityConfig().longest_wait_s,
+        *,
+        fits_context: bool = False,
     ) -> None:
         self.observer = observer or ServerObserver()
         self._limits = limits or LimitsConfig()
         self.pace = pace
+        kv_bytes = budget_bytes(self._limits.kv_memory, target.kv)
+        if fits_context:
+            width = max((tap.info.width for tap in taps), default=0)
+            target = replace(target, max_context=fitting_context(target.max_context, kv_bytes, target.kv, width))
         self._drafters: dict[str, Drafter] = {}
         for drafter in drafters:
             self._drafters.setdefault(drafter.tap.fingerprint, _paced(drafter, pace))
@@ -62,10 +73,15 @@ class Verifier:
         self._taps: Mapping[str, Tap] = {tap.info.fingerprint: tap for tap in taps}
         self._clock = clock
         self._description = _description(target, self._taps.values(), self._limits.max_nodes)
-        self._sessions = SessionTable(self._limits.session_ttl_s, self._limits.max_sessions, self._release)
-        self.memory = KVMemory(target.kv, budget_bytes(self._limits.kv_memory, target.kv), self._limits.shared_prefixes)
-        self._engine_loop = EngineLoop(Engine(target, pace), self._limits, self.observer.stepped, held=self._held)
-        self._streams: set[StreamWriter] = set()
+        self._sessions = SessionTable(
+            self._limits.session_ttl_s, self._limits.max_sessions, self._release, self._limits.client_sessions
+        )
+        policy = EvictionPolicy(kv_bytes, _HOLD_S, self._limits.room_wait_s)
+        self.memory = KVMemory(target.kv, kv_bytes, self._limits.shared_prefixes, policy=policy)
+        self._engine_loop = EngineLoop(Engine(target, pace), self._limits, self._stepped, held=self._held)
+        if target.ranks is not None:
+            target.ranks.broken.add_done_callback(lambda broken: self._engine_loop.give_up(broken.result()))
+        self._streams: dict[StreamWriter, None] = {}  # the oldest first
         self._quotas = Quotas(longest_wait_s, clock)
         self._idle = asyncio.Event()  # no stream is open
         self._idle.set()
@@ -102,16 +118,11 @@ class Verifier:
     @property
     def alive(self) -> bool:
         """True while the target can run."""
-        ranks = self._target.ranks
-        return self._engine_loop.alive and (ranks is None or not ranks.broken.done())
+        return self._engine_loop.alive
 
     async def broken(self) -> str:
-        """Wait until the target can no longer run, and return why. Only a divided target can break."""
-        ranks = self._target.ranks
-        return await (
-            # A target in one process cannot break: wait on a future that never ends.
-            asyncio.get_running_loop().create_future() if ranks is None else asyncio.wrap_future(ranks.broken)
-        )
+        """Wait until the target can no longer run, and return why."""
+        return await asyncio.wrap_future(self._engine_loop.broken)
 
     async def start(self) -> None:
         self._context = self._new_context(CallbackQueue(asyncio.get_running_loop()))
@@ -162,7 +173,7 @@ class Verifier:
         stream = StreamWriter(self.observer.stream(), principal)
         assert self._context is not None
         reader = StreamReader(self._context, stream, self._quotas.of(principal))
-        self._streams.add(stream)
+        self._streams[stream] = None
         self._idle.clear()
         reading = asyncio.create_task(reader.run(incoming))
         silence = asyncio.get_running_loop().call_later(self.stall_s, reader.end_unless_opened, self.stall_s)
@@ -184,7 +195,7 @@ class Verifier:
                 stream.watch.ended(stream.refusal)
 
     def _leave(self, stream: StreamWriter) -> None:
-        self._streams.discard(stream)
+        self._streams.pop(stream, None)
         if not self._streams:
             self._idle.set()
 
@@ -193,11 +204,19 @@ class Verifier:
         refusal = None
         if self._draining:
             refusal = _shutting_down()
-        elif len(self._streams) >= _STREAMS_A_SESSION * self._limits.max_sessions:
+        elif len(self._streams) >= _STREAMS_A_SESSION * self._limits.max_sessions and not self._end_unopened():
             refusal = Refusal(Reason.SERVER_FULL, f"{len(self._streams)} streams are open; try again later")
         if refusal is not None:
             self.observer.refused(refusal.reason)
             raise refusal
+
+    def _end_unopened(self) -> bool:
+        """End the stream that has been without Open for longest; return whether there is one."""
+        for stream in self._streams:
+            if stream.session is None and not stream.is_ending:
+                stream.fail(Refusal(Reason.SERVER_FULL, "others wait, and this stream has not sent Open; try again"))
+                return True
+        return False
 
     def _new_context(self, callbacks: CallbackQueue) -> ServerContext:
         return ServerContext(
@@ -209,8 +228,14 @@ class Verifier:
             submit=self._engine_loop.submit,
             callbacks=callbacks,
             clock=self._clock,
+            max_row_bytes=max_row_bytes(self._limits.max_sessions),
             padded_width=self.pace.feature_width if self.pace else 0,
         )
+
+    def _stepped(self, stats: StepStats) -> None:
+        """Take the report of a pass, in the engine thread."""
+        self.memory.policy.learn(stats.rows, stats.sessions, stats.forward_s + stats.tap_s)
+        self.observer.stepped(stats)
 
     def _held(self) -> AbstractContextManager[None]:
         return nullcontext() if self._context is None else self._context.callbacks.held()

@@ -14,6 +14,7 @@ from talk import TAP, calling
 from tiny_targets import random_tokens, target
 
 from outrider_drafters.checkpoints.bundle import find_bundle
+from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto import verifier_pb2_grpc as stubs
 from outrider_proto.bundles import CHUNK_BYTES, manifest_from_proto
@@ -21,7 +22,7 @@ from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
 from outrider_server.bundles import catalogue as bundles_module
-from outrider_server.bundles.builder import checked_weights
+from outrider_server.bundles.builder import BundleOffer, cache_key, checked_weights
 from outrider_server.bundles.catalogue import MAX_FETCHES, MAX_FETCHES_OF_PEER, EdgeBundles
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.rpc import bundle_service
@@ -111,6 +112,16 @@ async def test_a_damaged_cache_is_rebuilt_and_no_request_waits_long(copied, made
     assert [path.name for path in copied.parent.iterdir()] == [copied.name]
 
 
+def test_another_draft_vocabulary_is_another_bundle(pair, tmp_path):
+    """Also under the same name: the cache must not give out the old one."""
+    file, keys = tmp_path / "vocab.json", set()
+    for tokens in ([1, 2, 3], [4, 5]):
+        write_draft_vocab(file, tokens)
+        keys.add(cache_key(BundleOffer(pair[0], f"{pair[1]},draft_vocab={file}", "float32")))
+    keys.add(cache_key(BundleOffer(pair[0], pair[1], "float32")))
+    assert len(keys) == 3
+
+
 async def test_a_cache_that_went_away(copied, pair):
     """The fetch notices it, and the next request builds the bundle again (here: finds it again)."""
     bundles = bundles_in(copied.parent, pair)
@@ -195,7 +206,7 @@ async def test_offsets_and_ids(made, cache, pair):
 
 
 async def test_fetches_are_bounded_and_end_with_the_server(made, cache, pair):
-    bundles = bundles_in(cache, pair)
+    bundles = EdgeBundles(pair[0], [pair[1]], ("float32",), cache, lambda: 0.0)
     manifest = await bundles.manifest()
     fetches = [bundles.chunks(manifest.bundle_id, "model.safetensors", 0, f"{n}") for n in range(MAX_FETCHES)]
     for fetch in fetches:
@@ -226,6 +237,33 @@ async def test_nobody_has_all_places(made, cache, pair):
     for fetch in (*fetches, other):
         await fetch.aclose()
     assert await content(bundles, manifest, "config.json")
+
+
+async def test_places_go_from_those_with_most_and_longest_to_those_who_wait(made, cache, pair):
+    now = 0.0
+    bundles = EdgeBundles(pair[0], [pair[1]], ("float32",), cache, lambda: now)
+    manifest = await bundles.manifest()
+
+    async def fetch(peer: str):
+        chunks = bundles.chunks(manifest.bundle_id, "model.safetensors", 0, peer)
+        assert await anext(chunks)
+        return chunks
+
+    hogs = [await fetch("a") for _ in range(4)] + [await fetch("b") for _ in range(4)]
+    others = [await fetch(f"{n}") for n in range(6)]  # at once: one place of each hog stays
+    for evicted in (*hogs[:3], *hogs[4:7]):
+        with pytest.raises(Refusal, match="fetch the rest later") as refused:
+            await anext(evicted)
+        assert refused.value.reason is Reason.SERVER_FULL
+    with pytest.raises(Refusal, match="being fetched already"):
+        await fetch("late")
+    now += 60
+    others.append(await fetch("late"))
+    with pytest.raises(Refusal):
+        await anext(hogs[3])
+    for chunks in (*hogs, *others):
+        await chunks.aclose()
+    assert not bundles._places
 
 
 async def test_who_takes_little_by_little_loses_the_place(monkeypatch):

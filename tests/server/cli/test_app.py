@@ -37,7 +37,7 @@ def serve(*options: str):
     ("options", "message"),
     [
         (["--target", "/nowhere"], "/nowhere: no such directory"),
-        (["--dtype", "int4"], "dtype=int4: need one of float32, bfloat16, float16"),
+        (["--dtype", "int4"], "dtype=int4: need one of auto, float32, bfloat16, float16"),
         (["--device", "abacus"], "device=abacus"),
         (["--port", "70000"], "port=70000"),
         (["--session-ttl", "-1"], "session_ttl=-1.0: need 0 seconds or more"),
@@ -47,6 +47,9 @@ def serve(*options: str):
         (["--drafter", "/nowhere"], "/nowhere: no such directory"),
         (["--pace", "laptop"], "pace laptop: need a .toml file or one of"),
         (["--pace", "/nowhere/my.toml"], "/nowhere/my.toml: cannot be read"),
+        (["--server-draft"], "server_draft needs a drafter, and none ships for"),
+        (["--kv-memory", "900TiB"], "kv_memory=900TiB: need at most"),
+        (["--chunk-tokens", "4096", "--batch-tokens", "16"], "chunk_tokens=4096: need at most batch_tokens=16"),
         (["--host", "203.0.113.1", "--port", "1", "--open-to-network"], "cannot listen on 203.0.113.1:1"),
     ],
 )

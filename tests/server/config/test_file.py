@@ -58,6 +58,13 @@ def test_every_part_can_be_in_the_file(file):
     )
 
 
+def test_a_draft_vocabulary_is_an_option_of_every_drafter(file, tmp_path):
+    (tmp_path / "vocab.json").touch()
+    config = load_config(file('target = "org/t"\ndrafters = ["org/a", "org/b,tli=1"]\ndraft_vocab = "vocab.json"'), {})
+    chosen = f"draft_vocab={tmp_path / 'vocab.json'}"
+    assert config.drafters == (f"org/a,{chosen}", f"org/b,tli=1,{chosen}")
+
+
 def test_options_override_the_file_one_by_one(file):
     path = file('target = "a"\nport = 1\n[limits]\nmax_sessions = 7\nmax_nodes = 9\n')
     config = load_config(path, {"port": 2, "limits": {"max_nodes": 8}})

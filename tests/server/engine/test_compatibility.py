@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from tiny_targets import SIZES, build
-from transformers import AutoModelForCausalLM
+from tiny_targets import SIZES, WINDOW, build
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.gpt2 import GPT2Config
 from transformers.models.mamba import MambaConfig
 
+from outrider_drafters.checkpoints.fingerprint import target_fingerprint
+from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_proto.errors import UsageError
 from outrider_server.engine.target import Target
 
@@ -23,11 +25,57 @@ def test_learned_positions_are_no_obstacle():
     assert Target.of(AutoModelForCausalLM.from_config(config)).max_context == 64
 
 
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+        ("gpt_bigcode", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+        ("gpt_neox", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}),
+    ],
+)
+def test_older_names_of_the_embedding_are_no_obstacle(kind, more, tmp_path):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, vocab_size=61, eos_token_id=2, bos_token_id=1, **more)
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    loaded = Target.load(str(tmp_path))
+    weights = TargetWeights.load(tmp_path)
+    assert loaded.fingerprint == target_fingerprint(tmp_path)
+    assert (weights.sizes.hidden, weights.sizes.layers, weights.sizes.heads) == (32, 2, 4)
+    assert weights.sizes.max_context == loaded.max_context
+    assert torch.equal(weights.embed, model.get_input_embeddings().weight)
+    assert torch.equal(weights.lm_head, model.get_output_embeddings().weight)
+
+
 def test_a_model_whose_own_attention_differs_is_refused(monkeypatch):
     model = build("llama")
     monkeypatch.setattr("outrider_server.engine.batch_segment.BatchSegment.mask", lambda *_: None)  # sees its future
     with pytest.raises(UsageError, match="slots do not reproduce"):
         Target.of(model)
+
+
+def tiny(kind: str, **more: object) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES, **more))
+
+
+@pytest.mark.parametrize(("kind", "more"), [("doge", {}), ("phimoe", {"num_local_experts": 4})])
+def test_a_window_that_is_in_the_mask_alone_is_refused(kind, more):
+    """Wider than the tokens of the check, as every real one is."""
+    assert Target.of(tiny(kind, **more, sliding_window=None)).max_context == 512
+    with pytest.raises(UsageError, match=f"{kind}: slots do not reproduce"):
+        Target.of(tiny(kind, **more, sliding_window=64))
+
+
+def test_a_window_is_as_before_after_the_check():
+    model = build("mistral-window")
+    Target.of(model)
+    assert model.config.sliding_window == WINDOW
+
+
+def test_layers_that_take_a_view_of_the_attention_are_no_obstacle():
+    few = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_dense_layers": 1}
+    assert Target.of(tiny("afmoe", **few, sliding_window=WINDOW)).max_context == 512
 
 
 def test_a_layer_outside_the_interface_is_refused():

@@ -1,5 +1,7 @@
 """The engine: greedy output equal to the plain loop under any draft, K/V after commit equal to a fresh prefill."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -195,3 +197,33 @@ def test_features_are_those_of_a_fresh_prefill_at_every_position(tap):
     np.testing.assert_allclose(sequence.features(0)[1], fresh.features(0)[1], atol=2e-5)
     assert len(sequence.features(0)[1]) == len(sequence.tokens) == 33
     assert len(sequence.features(31)[1]) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_session_whose_logits_are_not_finite_stands_apart(dtype, monkeypatch):
+    """NaN, infinity and nothing but -inf choose no token; -inf elsewhere is a token that the model rules out."""
+    forward, passes = Target.forward, []
+
+    def spoiled(self, *arguments):
+        output = forward(self, *arguments)
+        logits = output.logits.to(dtype, copy=True)
+        # Rows 0 and 1 are root and node of the first session; the others have a root each.
+        logits[1, 7], logits[2, 7], logits[3], logits[4, 7] = float("nan"), float("inf"), -float("inf"), -float("inf")
+        passes.append(len(logits))
+        return replace(output, logits=logits)
+
+    monkeypatch.setattr(Target, "forward", spoiled)
+    inputs = []
+    for tree, sampling in [
+        (DraftTree((3,), (-1,)), Sampling()),
+        *[(DraftTree(), Sampling(0.7))] * 2,
+        *[(DraftTree(), Sampling())] * 2,
+    ]:
+        sequence = Sequence(target().kv, None)
+        sequence.slot.reserve(2)
+        inputs.append(StepInput(sequence, [9], tree, Sampler(sampling), logprobs=2))
+    results = Engine(target()).verify(inputs)
+    assert [result.finite for result in results] == [False, False, False, True, True]
+    assert [bool(result.accepted) for result in results] == [False, False, False, True, True]
+    assert [len(result.logprobs) for result in results] == [0, 0, 0, 1, 1]
+    assert passes == [6]

@@ -6,6 +6,7 @@ import torch
 from tiny_targets import build, random_tokens, random_tree, target
 from torch import nn
 
+from outrider_drafters.blocks.packed_linear import can_pack
 from outrider_drafters.contracts.tap import BEFORE_NORM, LAST
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
@@ -35,7 +36,6 @@ def passes(served: Target, num_chain: int, tree: DraftTree, keep: list[int]) -> 
     return output
 
 
-# One row takes the products as they are, many the packed ones.
 @pytest.mark.parametrize(("num_chain", "num_nodes"), [(1, 0), (1, 5), (3, 20), (40, 0)])
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "mlp_bias": True}], ids=["plain", "biases"])
 def test_logits_and_hidden_states_are_those_of_transformers(num_chain, num_nodes, changes):
@@ -50,6 +50,18 @@ def test_logits_and_hidden_states_are_those_of_transformers(num_chain, num_nodes
         assert set(made[1].hidden) == set(made[0].hidden) == HIDDEN
         for layer in HIDDEN:
             torch.testing.assert_close(made[1].hidden[layer], made[0].hidden[layer], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(1, 1).bfloat16()), reason="no products in bfloat16 on this processor")
+@pytest.mark.parametrize(("num_chain", "num_nodes"), [(1, 0), (1, 16), (40, 0)])
+def test_in_bfloat16_the_logits_differ_by_rounding_alone(num_chain, num_nodes):
+    tree, num_rows = random_tree(np.random.default_rng(1), num_nodes), num_chain + num_nodes
+    exact, *rounded = (
+        passes(Target.of(build("llama").to(dtype), fused=fused), num_chain, tree, list(range(num_rows))).logits.float()
+        for dtype, fused in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True))
+    )
+    plain_error, fused_error = (float((logits - exact).square().mean().sqrt()) for logits in rounded)
+    assert 0 < fused_error < 1.5 * plain_error
 
 
 def _with_random_biases(model: nn.Module) -> nn.Module:
@@ -86,11 +98,14 @@ def test_answers_are_the_plain_loops(fused):
             chains[n] = list(bonus)
 
 
-def test_other_models_keep_transformers_own_pass():
+def test_other_models_keep_transformers_own_pass(monkeypatch):
     assert target("llama").fused is not None
     assert target("qwen2").fused is None
-    assert fused_llama(build("llama").to(torch.bfloat16)) is None
+    assert fused_llama(build("llama").half()) is None
     assert fused_llama(build("llama", hidden_act="gelu")) is None
+    monkeypatch.setattr("outrider_server.engine.fused_llama._MOST_BYTES", 1000)
+    assert fused_llama(build("llama")) is None
+    monkeypatch.undo()
     adapted = build("llama")
 
     class Adapted(nn.Linear):

@@ -43,6 +43,8 @@ def test_eagle2_features_and_the_greedy_text(golden):
     torch.testing.assert_close(rows, vectors["target_features"][0], atol=1e-4, rtol=0)
     expected = vectors["vanilla_output_ids"].flatten().tolist()[len(prompt) :]
     assert plain_greedy(target, prompt, len(expected)) == expected
+    for at_once in (1, 3, len(prompt) - 1, len(prompt)):  # a long prompt is read in parts
+        assert plain_greedy(target, prompt, len(expected), at_once) == expected
 
 
 @pytest.mark.parametrize("case", ["medusa_v01", "hydra_mlp"])

@@ -7,14 +7,19 @@ from tiny_targets import CONFIGS, random_tokens, random_tree, target
 
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
+from outrider_server.engine import attention as attention_module
 from outrider_server.engine import grouped_attention as group
 from outrider_server.engine.attention import FlatBatch
-from outrider_server.engine.batch_segment import BatchSegment
+from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.grouped_attention import Placed, group_segments
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
+from outrider_server.kv.budget import KVShape
+from outrider_server.kv.buffers import unlimited_pool
 from outrider_server.kv.memory import KVMemory
+from outrider_server.kv.prefix import Prefix
+from outrider_server.kv.slot import KVSlot
 
 TOLERANCE = 1e-5
 
@@ -155,3 +160,51 @@ def test_scores_of_one_product_have_a_bound(monkeypatch):
     together, alone = group_segments(placed(parts))
     assert [len(each._members) for each in together] == [4, 2]
     assert not alone
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@torch.inference_mode()
+def test_half_precision_is_as_exact_behind_a_prefix_as_in_one_piece(dtype, grouped, monkeypatch):
+    """Two sessions behind a prefix, scores up to about 20, against float64; the fused kernel sets the mark."""
+    monkeypatch.setattr(attention_module, "_JOINED_VALUES", 0)
+    torch.manual_seed(0)
+    heads, kv_heads, dim, shared, own, rows = 8, 2, 64, 128, 40, 6
+    pool, call = (
+        unlimited_pool(KVShape(1, kv_heads, dim, dim, dtype, torch.device("cpu"))),
+        AttentionCall(0.125, None, None),
+    )
+    keys, values = (torch.randn(2, kv_heads, shared + own + rows, dim).mul(2).to(dtype) for _ in range(2))
+    keys[1, :, :shared], values[1, :, :shared] = keys[0, :, :shared], values[0, :, :shared]
+    query = torch.randn(2, heads, rows, dim).mul(2).to(dtype)
+
+    def attend(*, behind: bool) -> torch.Tensor:
+        prefix = None
+        if behind:
+            buffer = pool.take(shared, 0)
+            buffer.layer_keys[0][:, :shared], buffer.layer_values[0][:, :shared] = (
+                keys[0, :, :shared],
+                values[0, :, :shared],
+            )
+            prefix = Prefix(None, [7] * buffer.capacity, [b""] * (buffer.capacity // 32), buffer)
+        segments, first = [], shared if behind else 0
+        for each in range(2):
+            slot = KVSlot(pool)
+            if prefix is not None:
+                slot.attach(prefix)
+            slot.reserve(shared + own - first)
+            slot.write(0, keys[each, :, first : shared + own], values[each, :, first : shared + own])
+            slot.commit(shared + own - first)
+            segments.append(BatchSegment(slot, rows, DraftTree(), 10**6))
+        new = [
+            torch.cat([whole[0, :, shared + own :], whole[1, :, shared + own :]], 1)[None] for whole in (keys, values)
+        ]
+        flat = FlatBatch(segments, grouped=grouped).attend(0, torch.cat([query[0], query[1]], 1)[None], *new, call)
+        return flat[0].view(2, rows, heads, dim).transpose(1, 2).double()
+
+    wide_keys, wide_values = (whole.double().repeat_interleave(heads // kv_heads, 1) for whole in (keys, values))
+    scores = query.double() @ wide_keys.transpose(2, 3) * call.scaling
+    future = ~torch.ones(rows, shared + own + rows, dtype=torch.bool).tril(shared + own)
+    exact = scores.masked_fill(future, -torch.inf).softmax(-1) @ wide_values
+    off = {behind: (attend(behind=behind) - exact).abs().mean() / exact.abs().mean() for behind in (False, True)}
+    assert off[True] < 2 * off[False]

@@ -119,3 +119,10 @@ def test_the_coldest_temperatures_choose_tokens(temperature, acceptance):
     sampler = Sampler(Sampling(temperature, seed=3, acceptance=acceptance))
     assert sampler.choose(logits, [5, 6]) == [1, 0]
     assert sampler.distribution(logits).isfinite().all()
+
+
+def test_no_draw_leaves_the_vocabulary():
+    """Whatever the logits are: an id beyond the embedding loses a GPU."""
+    logits = torch.full((1, 61), float("nan"))
+    for sampling in (Sampling(0.8, seed=1), Sampling(0.8, top_p=0.9, seed=1), Sampling(1.0, top_k=5, seed=1)):
+        assert 0 <= Sampler(sampling).choose(logits, [5])[0] < 61

@@ -1,8 +1,10 @@
 """The server drafts beside its target: the plain loop's text in fewer passes, and what is refused."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,21 +12,41 @@ import torch
 from talk import TAP, talking
 from tiny_targets import VOCAB, build, random_tokens, target
 
+from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
 from outrider_drafters.checkpoints.target_weights import target_sizes
 from outrider_drafters.contracts.drafter import UNLIMITED, Drafter
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.families.eagle2.network import Eagle2, Eagle2Sizes
+from outrider_drafters.families.eagle2.pair_state import PairState
 from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_proto.errors import Reason
-from outrider_proto.frames import Cancel, Decode, Draft, Features, Finish, Sampling, ServerTree, Verdict
-from outrider_proto.packing import prefix_hash
+from outrider_proto.frames import (
+    MAX_EXPANDED,
+    Cancel,
+    Decode,
+    Draft,
+    Features,
+    Finish,
+    Sampling,
+    ServerTree,
+    Verdict,
+)
+from outrider_proto.packing import common_prefix_len, prefix_hash
 from outrider_proto.tree import DraftTree
 from outrider_server.config.config import LimitsConfig
+from outrider_server.engine.engine import Engine
 from outrider_server.engine.load import load_drafters
 from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.server_drafter import DraftContext, SessionDrafter
 from outrider_server.engine.target import Target
+from outrider_server.kv.memory import KVMemory
+from outrider_server.scheduling import engine_loop
+from outrider_server.scheduling.engine_loop import EngineLoop
+from outrider_server.scheduling.request import Request, RequestDone
+from outrider_server.security.principal import ANONYMOUS, Principal, Quota
 from outrider_server.sessions.verifier import Verifier
 
 PROMPT = random_tokens(np.random.default_rng(1), 12)
@@ -46,6 +68,7 @@ class Prophet:
     def __init__(self, text: list[int], errs: int = 7) -> None:
         self.text = [(token + 1) % VOCAB if i % errs == 0 else token for i, token in enumerate(text)]
         self.drafts = 0
+        self.levels = []  # states that ran them
         self.on_level = lambda: None
 
     def new_state(self) -> "Foresight":
@@ -80,11 +103,13 @@ class Foresight:
     def root_logits(self) -> torch.Tensor:
         assert self.num_features >= self.num_tokens - 1
         self.prophet.drafts += 1
+        self.prophet.levels.append(id(self))
         self.prophet.on_level()
         self.depths = []
         return self._next(0)
 
     def expand(self, tokens, parents) -> torch.Tensor:
+        self.prophet.levels.append(id(self))
         self.prophet.on_level()
         self.depths += [1 + (0 if parent < 0 else self.depths[parent]) for parent in parents]
         return torch.stack([self._next(depth) for depth in self.depths[-len(tokens) :]])
@@ -110,9 +135,11 @@ def text_of(verdicts: list[Verdict]) -> list[int]:
     return [token for verdict in verdicts for token in (*verdict.tokens, verdict.bonus) if token is not None]
 
 
-async def said(verifier, sampling: Sampling, count: int, tree: ServerTree | None) -> list[Verdict]:
+async def said(
+    verifier, sampling: Sampling, count: int, tree: ServerTree | None, key: Principal = ANONYMOUS
+) -> list[Verdict]:
     """An answer to PROMPT; each session in a stream of its own."""
-    async with talking(verifier) as talk:
+    async with talking(verifier, key) as talk:
         await talk.open(verifier.describe(), tap=TAP.info.fingerprint, sampling=sampling)
         return await talk.decode(0, PROMPT[:-1], PROMPT[-1], count, tree=tree)
 
@@ -218,6 +245,104 @@ async def test_two_sessions_are_drafted_for_side_by_side(truth):
     assert [text_of(verdicts) for verdicts in both] == [truth[:40]] * 2
 
 
+def decoded(prophet: Prophet, num_sessions: int, count: int) -> list[list]:
+    """The replies to a Decode of each session, all of which wait when the engine thread starts."""
+    loop = EngineLoop(Engine(target()), LimitsConfig())
+    replies, ended = [[] for _ in range(num_sessions)], threading.Semaphore(0)
+
+    def post(own: list, reply) -> None:
+        own.append(reply)
+        if isinstance(reply, RequestDone):
+            ended.release()
+
+    memory = KVMemory(target().kv)
+    for own in replies:
+        sequence = Sequence(memory, TAP, prophet)
+        frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], count, tree=SHAPE)
+        loop.submit(Request(sequence, frame, Sampler(Sampling()), partial(post, own), 0.0))
+    loop.start()
+    try:
+        assert all(ended.acquire(timeout=60) for _ in replies)
+    finally:
+        loop.stop()
+    return [[reply for reply in own if isinstance(reply, Verdict)] for own in replies]
+
+
+def test_sessions_are_drafted_for_level_by_level_in_turn(truth):
+    prophet = Prophet(PROMPT + truth, errs=1000)
+    assert [text_of(verdicts) for verdicts in decoded(prophet, 3, 11)] == [truth[:11]] * 3
+    one, two, three = prophet.levels[:3]
+    assert prophet.levels[:12] == [one, two, three] * 4
+    assert len({one, two, three}) == 3
+
+
+def test_sessions_are_drafted_for_in_one_pass_where_the_drafter_can(truth, tmp_path, monkeypatch):
+    build("llama").save_pretrained(tmp_path)
+    eagle = Eagle2(Eagle2Sizes(hidden=32, heads=4, kv_heads=2, head_dim=8, mlp=48))
+    eagle.export(tmp_path / "eagle", target_sizes(tmp_path))
+    (drafter,) = load_drafters(Target.load(str(tmp_path)), tmp_path, [tmp_path / "eagle"])
+    sizes, together = [], PairState.expand_together
+    monkeypatch.setattr(
+        PairState, "expand_together", staticmethod(lambda levels: sizes.append(len(levels)) or together(levels))
+    )
+    assert [text_of(verdicts) for verdicts in decoded(drafter, 3, 8)] == [truth[:8]] * 3
+    assert sizes[:3] == [3, 3, 3]
+
+
+class JointForesight(Foresight):
+    """It cannot stand another one beside it."""
+
+    @staticmethod
+    def expand_together(levels) -> list[torch.Tensor]:
+        if len(levels) > 1:
+            raise RuntimeError("too many")
+        ((state, level),) = levels
+        return [state.expand(level.tokens, level.parents)]
+
+
+def test_a_pass_of_several_drafts_that_fails_ends_no_session(truth):
+    prophet = Prophet(PROMPT + truth, errs=1000)
+    prophet.new_state = lambda: JointForesight(prophet)
+    verdicts = decoded(prophet, 2, 12)
+    assert [text_of(each) for each in verdicts] == [truth[:12]] * 2
+    assert [len(verdict.tokens) for verdict in verdicts[0]][:3] == [0, 1, 4]  # no draft, its first level, and whole
+
+
+def test_drafts_take_no_longer_than_they_may_and_the_one_left_out_goes_first_then(truth, monkeypatch):
+    """Each level takes a second by the clock."""
+    prophet, seconds = Prophet(PROMPT + truth, errs=1000), []
+    monkeypatch.setattr(engine_loop, "time", SimpleNamespace(monotonic=lambda: 1.0 + len(seconds)))
+    prophet.on_level = lambda: seconds.append(None)
+    verdicts = decoded(prophet, 2, 11)
+    assert [text_of(each) for each in verdicts] == [truth[:11]] * 2
+    assert all(len(verdict.tokens) <= 1 for each in verdicts for verdict in each)  # a level a pass, of one session
+    one, two = prophet.levels[:2]
+    assert prophet.levels == [one, two] * (len(prophet.levels) // 2) + [one] * (len(prophet.levels) % 2)
+
+
+def test_the_largest_shapes_that_clients_ask_for_fit():
+    assert ServerTree.within(64, 64, 255) == ServerTree(64, 4, 255)
+    assert ServerTree.within(4, 64, 255) == ServerTree(4, 64, 255)
+    assert ServerTree.within(8, 16, 12) == ServerTree(8, 12, 12)
+    assert ServerTree.within(64, 64, 1) == ServerTree(1, 1, 1)
+    assert max(ServerTree.within(b, 64, 255).most_expanded for b in range(1, 65)) <= MAX_EXPANDED
+
+
+async def test_what_a_draft_ran_is_what_is_billed(truth):
+    prophet = Prophet(PROMPT + truth, errs=1000)
+    key = Principal("a", quota=Quota(tokens_per_minute=60_000))
+    async with serving([prophet]) as verifier:
+        usage = verifier._quotas.of(key)
+        settled, settle = asyncio.Event(), usage.settle
+        paid = []
+        usage.queue = lambda turn, queue=usage.queue: paid.append(turn.rows) or queue(turn)
+        usage.settle = lambda rows: paid.append(rows) or settle(rows) or settled.set()
+        await said(verifier, Sampling(), 6, SHAPE, key)
+        await asyncio.wait_for(settled.wait(), 60)
+    # A pass for the prompt, then one draft of four levels: the root and three times three nodes for a tree of twelve.
+    assert sum(paid) == HAVE + 6 + (1 + 3 * 3) + 12
+
+
 async def test_a_drafter_without_features_serves_sessions_without(truth):
     looped = [3, 4, 5, 6] * 5
     async with serving([LookupDrafter(VOCAB)]) as verifier, talking(verifier) as talk:
@@ -235,6 +360,9 @@ REFUSED = [
     (ServerTree(4, 65, 9), Reason.MALFORMED_TREE),
     (ServerTree(4, 4, 0), Reason.MALFORMED_TREE),
     (ServerTree(4, 4, 21), Reason.TREE_TOO_LARGE),
+    (ServerTree(5, 4, 4), Reason.TREE_TOO_LARGE),
+    (ServerTree(4, 5, 4), Reason.TREE_TOO_LARGE),
+    (ServerTree(15, 19, 20), Reason.TREE_TOO_LARGE),  # 271 nodes run for 20
 ]
 
 
@@ -297,19 +425,41 @@ def test_drafters_share_the_loaded_targets_weights(tmp_path):
     assert drafter.tap == TAP.info
 
 
+async def test_a_draft_vocabulary_changes_no_text(truth, tmp_path):
+    """An independent drafter that is the target, so that whatever it may draft is right."""
+    build("llama").save_pretrained(tmp_path)
+    loaded = Target.load(str(tmp_path))
+    write_draft_vocab(tmp_path / "vocab.json", sorted(set(truth))[::2])
+    source = f"{tmp_path},family=independent,draft_vocab={tmp_path / 'vocab.json'}"
+    async with serving(load_drafters(loaded, tmp_path, [source]), loaded) as verifier, talking(verifier) as talk:
+        await talk.open(verifier.describe())
+        verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 50, tree=SHAPE)
+    assert text_of(verdicts) == truth[:50]
+    assert len(verdicts) < 50
+
+
+def grown(drafter: SessionDrafter, known: DraftContext, shape: TreeShape) -> DraftTree:
+    growth = drafter.begin(known, shape)
+    while growth.step():
+        pass
+    return growth.drafted().tree
+
+
 def test_a_session_drafter_keeps_in_step_with_any_text():
     """Through growth, rewinding and a wholly other text, it drafts as a fresh one that is told everything."""
     rng = np.random.default_rng(4)
     features = torch.randn(40, TAP.info.width).numpy()
 
-    def known(tokens: list[int]) -> DraftContext:
-        return DraftContext(tokens, lambda first: (first, features[first : len(tokens) - 1]))
+    def rows(end: int, first: int):
+        return first, features[first:end]
 
     prophet = Prophet(random_tokens(rng, 60))
-    kept = SessionDrafter(prophet)
-    text = random_tokens(rng, 30)
-    for tokens in (text[:5], text[:20], text[:7], [*text[:6], 9, 9], text, [9]):
-        shape = TreeShape(3, 3, 9)
-        fresh = SessionDrafter(prophet).grow(known(tokens), shape, lambda: False)
-        assert kept.grow(known(tokens), shape, lambda: False) == fresh
+    sequence = Sequence(target().kv, None, prophet)
+    kept, shape, text = sequence.drafter, TreeShape(3, 3, 9), random_tokens(rng, 30)
+    for tokens in (text[:5], text[:20], text[:7], [*text[:6], 9, 9], [*text[:6], 9, 8], text, [9]):
+        *before, root = tokens
+        sequence.truncate(common_prefix_len(before, sequence.tokens))
+        sequence.tokens += before[len(sequence.tokens) :]
+        known = DraftContext(sequence.tokens, [root], partial(rows, len(before)))
+        assert grown(kept, known, shape) == grown(SessionDrafter(prophet), known, shape)
         assert kept._state.tokens == tokens

@@ -1,6 +1,8 @@
 """The memory of all sessions against a model of it, with real sessions that compute nothing: every byte is accounted,
 nobody's rows are anybody else's, and who goes first."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from outrider_proto.frames import TapInfo
 from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.budget import KVShape, OutOfKVMemory
 from outrider_server.kv.buffers import rounded_capacity
+from outrider_server.kv.eviction import EvictionPolicy
 from outrider_server.kv.memory import KVMemory, Sharing
 from outrider_server.kv.prefix import BLOCK, Prefix
 
@@ -245,8 +248,11 @@ def test_what_one_session_gives_back_the_next_one_takes():
 
 
 def test_the_parked_go_first_then_the_idle_and_of_each_the_longest_unused():
-    memory = KVMemory(SHAPE, 4 * 128 * ROW, "none")
-    first, second, parked, busy = (new(memory, 100, 200 * i) for i in range(4))
+    now, limit = [0.0], 4 * 128 * ROW
+    memory = KVMemory(SHAPE, limit, "none", policy=EvictionPolicy(limit, hold_s=1.0), clock=lambda: now[0])
+    first, second, parked = (new(memory, 100, 200 * i) for i in range(3))
+    now[0] = 10.0
+    busy = new(memory, 100, 600)
     parked.parked = True
     request = FakeRequest()
     busy.begin(request, 100, [], 1)
@@ -259,6 +265,7 @@ def test_the_parked_go_first_then_the_idle_and_of_each_the_longest_unused():
     with pytest.raises(OutOfKVMemory):
         new(memory, 100, 5000)
     request.over = True
+    now[0] = 20.0
     new(memory, 100, 5000)
     assert not busy.slot.length
     assert len(busy.tokens) == 100
@@ -578,7 +585,7 @@ def test_who_has_no_room_for_a_copy_disturbs_nobody_by_asking_for_it(monkeypatch
 
 @pytest.mark.parametrize("length", [3, 5, 33, 90])
 def test_rows_move_up_where_there_is_no_memory_to_move_them(length, monkeypatch):
-    memory = shared_memory()
+    memory = KVMemory(SHAPE, 100_000 * ROW, small_bytes=0, policy=EvictionPolicy(100_000 * ROW, hold_s=60.0))
     new(memory, 96).release()
     one = Sequence(memory, None)
     go_on(one, 0, list(range(96 + length)))
@@ -594,3 +601,14 @@ def test_rows_move_up_where_there_is_no_memory_to_move_them(length, monkeypatch)
         two.begin(FakeRequest(), 0, one.tokens[:96], 1)
     assert (one.slot.start, one.slot.length) == (96, 96 + length)
     check_rows(one)
+
+
+def test_a_device_is_asked_to_take_memory_back_only_when_it_has_run_out(monkeypatch):
+    """Not at every eviction: it waits for the device."""
+    calls = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
+    memory = KVMemory(replace(SHAPE, device=torch.device("cuda")), 10**6)
+    memory.pool.trim()
+    assert not calls
+    memory.free_all()
+    assert calls == ["empty"]

@@ -1,12 +1,17 @@
 """Mistakes of `outrider-server deploy`: one line and exit code 2, before anything is started."""
 
+import logging
 import socket
 import sys
 
 import pytest
 from typer.testing import CliRunner
+from watched import server_config
 
 from outrider_server.cli.app import app
+from outrider_server.config.telemetry import TelemetryConfig
+from outrider_server.rayserve.replica import Replica
+from outrider_server.telemetry.logs import JsonFormatter
 
 
 @pytest.mark.parametrize(
@@ -32,6 +37,24 @@ def test_a_port_in_use():
         result = CliRunner().invoke(app, ["deploy", "--port", port, "--ray-http-port", "0"])
     assert result.exit_code == 2
     assert result.stderr.startswith(f"outrider-server: cannot listen on 127.0.0.1:{port}")
+
+
+async def test_a_replica_logs_as_its_deployment_was_told():
+    root = logging.getLogger()
+    former, level = root.handlers[:], root.level
+    try:
+        replica = Replica.__new__(Replica)
+        await replica.__init__(server_config(telemetry=TelemetryConfig(log_format="json", log_level="info")))
+        assert (type(root.handlers[0].formatter), root.level) == (JsonFormatter, logging.INFO)
+        await replica._server.verifier.stop()
+    finally:
+        root.handlers[:] = former
+        root.setLevel(level)
+
+
+def test_metrics_that_replicas_do_not_serve_are_said_not_to_be():
+    result = CliRunner().invoke(app, ["deploy", "--metrics-port", "0", "--replicas", "0"])
+    assert result.stderr.startswith("outrider-server: metrics_port has no effect here")
 
 
 def test_without_ray(monkeypatch):

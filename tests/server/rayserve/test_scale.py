@@ -22,3 +22,19 @@ def test_refused(fields, message):
 
 def test_grows():
     assert Scale(2, 2).max_replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("scale", "machines", "share"),
+    [
+        (Scale(), 1, "50%"),
+        (Scale(3), 1, "16.7%"),
+        (Scale(2, 5, surge=True), 1, "5%"),
+        (Scale(6), 4, "25%"),
+        (Scale(6, gpus=1.0), 1, "50%"),
+        (Scale(6, gpus=0.5), 1, "25%"),
+        (Scale(2, gpus=0.1), 1, "25%"),
+    ],
+)
+def test_replicas_divide_what_they_may_share(scale, machines, share):
+    assert scale.kv_memory(machines) == share

@@ -105,18 +105,19 @@ class Process:
             bufsize=1,
         )
 
-    async def start(self, port: int, *options: str) -> None:
-        """Until it is ready."""
+    async def start(self, port: int, *options: str, passes: int | None = None) -> None:
+        """Until it is ready; after so many `passes` its device is lost."""
         models = ["--target", str(TARGET), "--drafter", str(DRAFTER), "--no-edge-bundle", "--threads", "1"]
-        line = await self._ask({"start": ["serve", *models, "--port", str(port), *options]})
+        line = await self._ask({"start": ["serve", *models, "--port", str(port), *options], "passes": passes})
         assert "ready on" in line, line
 
     async def term(self) -> None:
         await self._ask({"signal": signal.SIGTERM})
 
-    async def ended(self) -> None:
-        """It ends by itself, without a word and with code 0."""
-        assert await self._ask({"end": True}) == {"said": "", "code": 0}
+    async def ended(self, said: str = "", code: int = 0) -> None:
+        """It ends by itself, with these last words and this code."""
+        end = await self._ask({"end": True})
+        assert (end["said"][-len(said) :] if said else end["said"], end["code"]) == (said, code)
 
     def close(self) -> None:
         self._process.communicate()
@@ -180,6 +181,20 @@ async def answered(port: int, prompt, amid: asyncio.Barrier) -> list[int]:
                 await amid.wait()
                 await amid.wait()
     return tokens
+
+
+@pytest.mark.slow
+async def test_a_lost_device_ends_the_process_and_its_successor_goes_on(process, port):
+    prompt = (7, 5, 1)
+    truth = plain_greedy(Target.load(str(TARGET)), prompt, NEW)
+    await process.start(port, passes=3)
+    answer = asyncio.create_task(answered(port, prompt, asyncio.Barrier(1)))
+    reason = "the target's device failed: CUDA error: device-side assert triggered"
+    await process.ended(f"outrider-server: {reason}; start the server again\n", code=1)
+    await process.start(port)
+    assert await answer == truth
+    await process.term()
+    await process.ended()
 
 
 async def to_the_end(talk) -> None:

@@ -1,13 +1,16 @@
 """Authentication by what a call came with, and limits by address. No transport, and a clock of the test's own."""
 
+import asyncio
+
 import pytest
 
 from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_server.config.security import SecurityConfig
+from outrider_server.security import authenticator as authenticator_module
 from outrider_server.security.address import PeerAddress, check_exposure
 from outrider_server.security.authenticator import Authenticator, Caller
 from outrider_server.security.keys import Key, digest_of, new_secret, write_keys
-from outrider_server.security.principal import ANONYMOUS, Quota, Scope
+from outrider_server.security.principal import ANONYMOUS, Principal, Quota, Scope
 
 HOME = PeerAddress.of("ipv4:127.0.0.1:5")
 AWAY = PeerAddress.of("ipv4:203.0.113.7:5")
@@ -89,12 +92,13 @@ def test_addresses_are_forgotten_rather_than_kept_without_end(authenticator):
 def test_without_keys_anybody_is_let_in_but_not_to_begin_too_many_streams():
     clock = Clock()
     authenticator = Authenticator(SecurityConfig(streams_per_minute=5), clock)
-    assert [authenticator.admit_stream(caller()) for _ in range(5)] == [ANONYMOUS] * 5
+    stranger = Principal(address=caller().address.name)
+    assert [authenticator.admit_stream(caller()) for _ in range(5)] == [stranger] * 5
     with pytest.raises(Refusal) as refused:
         authenticator.admit_stream(caller())
     assert refused.value.reason is Reason.OVER_QUOTA
     clock.now += refused.value.retry_after_s
-    assert authenticator.admit_stream(caller()) is ANONYMOUS
+    assert authenticator.admit_stream(caller()) == stranger
     assert all(authenticator.admit_stream(caller(address=HOME)) is ANONYMOUS for _ in range(100))
 
 
@@ -184,3 +188,20 @@ def test_anywhere_else_needs_tls_and_keys_or_so_many_words(host, tmp_path):
 def test_a_bad_configuration_says_what_is_wrong(fields, complaint):
     with pytest.raises(UsageError, match=complaint):
         SecurityConfig(**fields)
+
+
+async def test_keys_are_watched_on_after_a_failure(authenticator, monkeypatch, caplog):
+    monkeypatch.setattr(authenticator_module, "_LOOK_S", 0.0)
+    looked = asyncio.Event()
+    failures = [OSError("no"), RuntimeError("no")]
+
+    def end(_) -> None:
+        if failures:
+            raise failures.pop()
+        looked.set()
+
+    watching = asyncio.create_task(authenticator.watch(end))
+    async with asyncio.timeout(60):
+        await looked.wait()
+    watching.cancel()
+    assert caplog.text.count("revoked keys could not be looked for") == 2

@@ -64,28 +64,31 @@ def test_a_clock_that_jumps_ahead_brings_one_burst_and_no_more():
     assert rate.wait_s(1e9) == pytest.approx(1)
 
 
-def test_what_would_wait_too_long_is_refused_says_for_how_long_and_is_not_charged():
+def test_what_would_wait_too_long_is_refused_and_says_for_how_long():
     clock = Clock()
     usage = QuotaUsage(600, longest_wait_s=30, clock=clock)  # 10 a second, 100 at once
-    assert usage.charge(500) == 0
+    usage.check()
+    usage.settle(500)
     with pytest.raises(Refusal) as refused:
-        usage.charge(1)
+        usage.check()
     assert refused.value.reason is Reason.OVER_QUOTA
     assert refused.value.retry_after_s == pytest.approx(40)
     clock.now += 15
-    assert usage.charge(10) == pytest.approx(25)
-    clock.now += refused.value.retry_after_s
-    assert usage.charge(10) == 0
+    usage.check()
 
 
 def test_a_refund_is_as_if_it_had_never_been_paid():
     clock = Clock()
-    usage = QuotaUsage(600, longest_wait_s=60, clock=clock)
-    usage.charge(400)
-    usage.settle(-300)
-    assert usage.charge(1) == 0
+    usage = QuotaUsage(600, longest_wait_s=0, clock=clock)
     usage.settle(400)
-    assert usage.charge(1) == pytest.approx(40.1)
+    with pytest.raises(Refusal):
+        usage.check()
+    usage.settle(-300)
+    usage.check()
+    usage.settle(401)
+    with pytest.raises(Refusal) as refused:
+        usage.check()
+    assert refused.value.retry_after_s == pytest.approx(40.1)
 
 
 def test_sessions_of_one_payer_share_its_rate_and_others_have_their_own():

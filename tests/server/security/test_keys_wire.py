@@ -18,6 +18,7 @@ from outrider_proto import verifier_pb2_grpc as stubs
 from outrider_proto.errors import Reason
 from outrider_proto.frames import Cancel, Decode, Finish, Open, Ping, Pong, ServerTree, Verdict
 from outrider_proto.status import error_from_rpc
+from outrider_proto.tree import DraftTree
 from outrider_server.config.config import LimitsConfig
 from outrider_server.config.security import SecurityConfig
 from outrider_server.engine.reference_decode import plain_greedy
@@ -171,7 +172,14 @@ async def test_a_keys_context_is_what_it_is_told_and_held_to(keys_file, truth):
             assert (await talk.open(about(server))).max_context == 20
             verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 1000)
             assert [verdict.bonus for verdict in verdicts] == truth[: 20 - len(PROMPT)]
-            assert verdicts[-1].finish is Finish.LIMIT
+            assert verdicts[-1].finish is Finish.CONTEXT_FULL
+        async with calling(server.address, key) as talk:
+            await talk.open(about(server))
+            await talk.prompt(PROMPT)
+            verdict = await talk.verdict(len(PROMPT), (), truth[0], DraftTree.chain(truth[1:]))
+            drafted = (truth[0], *truth[1 : 1 + len(verdict.path)], verdict.bonus)
+            assert drafted == tuple(truth[: 20 - len(PROMPT)])
+            assert verdict.finish is Finish.CONTEXT_FULL
         async with calling(server.address, key) as talk:
             await talk.open(about(server))
             await talk.draft(0, PROMPT + PROMPT, PROMPT[0])
@@ -207,6 +215,26 @@ async def test_over_its_rate_a_key_waits_while_its_pings_are_answered(keys_file,
         verdict = await talk.receive()
         assert isinstance(verdict, Verdict)
         assert verdict.finish is Finish.CANCELLED
+
+
+async def test_a_decode_over_its_rate_pauses_and_goes_on_with_the_same_text(keys_file):
+    key, clock = give(keys_file, "a", tokens_per_minute=60), Clock()  # 1 a second, 10 at once
+    async with serving(keys_file, clock) as server, calling(server.address, key) as talk:
+        await talk.open(about(server))
+        await talk.send(Decode(1, 0, PROMPT[:-1], PROMPT[-1], 100))
+        verdicts = [await talk.receive() for _ in range(64)]  # the first step, which was paid at its start
+        for _ in range(6000):
+            if server.verifier._engine_loop._num_paused:
+                break
+            await asyncio.sleep(0.01)
+        assert server.verifier._engine_loop._num_paused
+        usage = server.verifier._quotas.of(Principal("a", quota=Quota(tokens_per_minute=60)))
+        while verdicts[-1].finish is Finish.NOT_YET:
+            clock.now += 100
+            usage.settle(0)  # it looks at the clock again
+            verdicts.append(await talk.receive())
+    assert [verdict.bonus for verdict in verdicts] == plain_greedy(target(), PROMPT, 100)
+    assert verdicts[-1].finish is Finish.LIMIT
 
 
 async def test_a_pass_whose_client_hangs_up_is_paid(keys_file, monkeypatch):

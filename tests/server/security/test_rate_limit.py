@@ -7,35 +7,49 @@ import pytest
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Finish, ServerTree, Verdict
 from outrider_proto.tree import DraftTree
-from outrider_server.scheduling.request import RequestDone
-from outrider_server.security.rate_limit import RateLimiter
+from outrider_server.scheduling.request import RequestDone, RowsAgain
+from outrider_server.security.rate_limit import QuotaUsage, RateLimiter
+
+BURST = 1000  # rows that may be used at once, at 6000 a minute
 
 
-class Purse:
-    """Says how long each has to wait, and adds up."""
+class Clock:
+    """Stands still unless told."""
 
-    def __init__(self, *waits: float) -> None:
-        self.waits = list(waits)
-        self.paid: list[int] = []
+    now = 1000.0
 
-    def charge(self, num_rows: int) -> float:
-        wait = self.waits.pop(0) if self.waits else 0.0
-        if wait is None:
-            raise Refusal(Reason.OVER_QUOTA, "no")
-        self.paid.append(num_rows)
-        return wait
+    def __call__(self) -> float:
+        return self.now
 
-    def settle(self, num_rows: int) -> None:
-        self.paid.append(num_rows)
+
+class Payer:
+    """A key of 6000 tokens a minute, and the streams that it opens."""
+
+    def __init__(self, longest_wait_s: float = 1e9) -> None:
+        self.clock = Clock()
+        self.usage = QuotaUsage(6000, longest_wait_s, self.clock)
+        self.passed = []
+
+    def stream(self) -> RateLimiter:
+        return RateLimiter(self.usage, lambda request: self.passed.append(request.seq))
+
+    @property
+    def paid(self) -> int:
+        return round((self.usage._gcra._full_at - self.clock.now) * 100) if self.usage._gcra._full_at > 0 else 0
 
 
 class Job:
     def __init__(self, seq: int) -> None:
-        self.seq, self.is_stopped = seq, False
+        self.seq, self.is_stopped, self.num_drafted = seq, False, 0
 
 
 def draft(seq: int, context: int = 0, nodes: int = 0) -> Draft:
     return Draft(seq, 0, (1,) * context, 1, DraftTree.chain(range(nodes)))
+
+
+@pytest.fixture
+def payer() -> Payer:
+    return Payer()
 
 
 async def test_without_a_rate_everything_passes_at_once():
@@ -56,120 +70,192 @@ async def test_requests_pass_in_the_order_they_came_whatever_each_has_to_wait():
         if len(passed) == 5:
             all_passed.set()
 
-    rate_limiter = RateLimiter(Purse(0.0, 0.03, 0.01, 0.0, 0.02), submit)
-    for seq in range(5):
-        rate_limiter.submit_or_wait(Job(seq), draft(seq), 10)
+    usage = QuotaUsage(60_000, 1000.0, asyncio.get_running_loop().time)  # 1000 a second
+    one, other = RateLimiter(usage, submit), RateLimiter(usage, submit)
+    one.submit_or_wait(Job(0), draft(0, 10_000), 10)  # more than may be had at once: 1 ms for each row above
+    for seq, rows in ((1, 29), (2, 9), (3, 0), (4, 19)):
+        (one if seq % 2 else other).submit_or_wait(Job(seq), draft(seq, rows), 10)
     assert passed == [0]
     await asyncio.wait_for(all_passed.wait(), 20)
     assert passed == [0, 1, 2, 3, 4]
 
 
-async def test_what_was_cancelled_waits_no_longer():
-    passed = []
-    rate_limiter = RateLimiter(Purse(1000.0, 1000.0, 1000.0), passed.append)
+async def test_what_was_cancelled_waits_no_longer_and_costs_nothing(payer):
+    stream, other = payer.stream(), payer.stream()
+    other.submit_or_wait(Job(9), draft(9, BURST), 10)
+    other.submit_or_wait(Job(10), draft(10), 10)
     requests = [Job(seq) for seq in range(3)]
     for request in requests:
-        rate_limiter.submit_or_wait(request, draft(request.seq), 10)
+        stream.submit_or_wait(request, draft(request.seq), 10)
     requests[1].is_stopped = True
-    rate_limiter.recheck()
-    assert passed == []
+    stream.recheck()
+    assert payer.passed == [9]
     requests[0].is_stopped = True
-    rate_limiter.recheck()
-    assert passed == requests[:2]
-    rate_limiter.close()
+    stream.recheck()
+    assert payer.passed == [9, 0, 1]
+    for seq in (0, 1):
+        stream.observe(seq, RequestDone())
+    assert payer.paid == BURST + 1
+    stream.close()
 
 
-async def test_a_draft_costs_its_context_its_root_and_its_nodes():
-    purse = Purse()
-    rate_limiter = RateLimiter(purse, lambda request: None)
-    rate_limiter.submit_or_wait(Job(1), draft(1, context=7, nodes=4), 100)
-    rate_limiter.observe(1, Verdict(1, (0, 1), 5))
-    rate_limiter.observe(1, RequestDone())
-    assert purse.paid == [12, 0]
+async def test_what_one_did_not_use_frees_those_who_wait(payer):
+    """A decode of 3900 tokens that ends after four, beside another session's draft of one row."""
+    one, other = payer.stream(), payer.stream()
+    one.submit_or_wait(Job(1), Decode(1, 0, (1,) * (BURST - 1), 3, 3900), 8000)
+    other.submit_or_wait(Job(2), draft(2), 10)
+    assert payer.passed == [1]
+    for _ in range(3):
+        one.observe(1, Verdict(1, (), 9))
+    one.observe(1, Verdict(1, (), None, Finish.EOS))
+    one.observe(1, RequestDone())
+    payer.clock.now += 0.04  # what three tokens earn, and a little
+    payer.usage.settle(0)
+    assert payer.passed == [1, 2]
 
 
-async def test_a_decode_costs_what_it_came_to():
-    purse = Purse()
-    rate_limiter = RateLimiter(purse, lambda request: None)
-    rate_limiter.submit_or_wait(Job(1), Decode(1, 0, (1, 2), 3, 50), 20)
-    assert purse.paid == [3 + 20]  # no more than there is room for
+async def test_a_long_decode_keeps_no_other_session_from_asking(payer):
+    payer = Payer(longest_wait_s=30.0)
+    one, other = payer.stream(), payer.stream()
+    one.submit_or_wait(Job(1), Decode(1, 0, (), 3, 100_000), 200_000)
+    other.submit_or_wait(Job(2), draft(2), 10)
+    assert payer.passed == [1, 2]
+
+
+async def test_a_decode_over_its_rate_goes_on_as_fast_as_it_earns(payer):
+    stream = payer.stream()
+    stream.submit_or_wait(Job(1), Decode(1, 0, (), 3, 100_000), 200_000)
+    num_tokens = 0
+
+    def write() -> None:
+        nonlocal num_tokens
+        while not stream.is_short(1):
+            stream.observe(1, Verdict(1, (), 9))
+            num_tokens += 1
+
+    write()
+    assert BURST <= num_tokens < BURST + 70
+    for _ in range(5):
+        payer.clock.now += 1.0
+        payer.usage.settle(0)
+        write()
+    assert BURST + 500 <= num_tokens < BURST + 570
+    stream.close()
+    assert payer.paid == num_tokens + 1 - 500
+    payer.usage.settle(0)
+    assert not payer.usage._line
+
+
+async def test_a_draft_costs_its_context_its_root_and_its_nodes(payer):
+    stream = payer.stream()
+    stream.submit_or_wait(Job(1), draft(1, context=7, nodes=4), 100)
+    stream.observe(1, Verdict(1, (0, 1), 5))
+    stream.observe(1, RequestDone())
+    assert payer.paid == 12
+
+
+async def test_a_stale_draft_costs_one_row_and_not_its_nodes(payer):
+    stream = payer.stream()
+    stream.submit_or_wait(Job(1), draft(1, nodes=60), 100)
+    stream.observe(1, Verdict(1, (), None, stale=True))
+    stream.observe(1, RequestDone())
+    assert payer.paid == 1
+
+
+async def test_a_decode_costs_what_it_came_to(payer):
+    stream = payer.stream()
+    stream.submit_or_wait(Job(1), Decode(1, 0, (1, 2), 3, 50), 20)
+    assert payer.paid == 3 + 20  # no more than there is room for
     for _ in range(4):
-        rate_limiter.observe(1, Verdict(1, (), 9))
-    rate_limiter.observe(1, Verdict(1, (), None, Finish.CANCELLED))
-    rate_limiter.observe(1, RequestDone())
-    assert sum(purse.paid) == 3 + 4
+        stream.observe(1, Verdict(1, (), 9))
+    stream.observe(1, Verdict(1, (), None, Finish.CANCELLED))
+    stream.observe(1, RequestDone())
+    assert payer.paid == 3 + 4
 
 
-async def test_a_decode_with_server_trees_pays_for_their_nodes():
-    purse = Purse()
-    rate_limiter = RateLimiter(purse, lambda request: None)
-    rate_limiter.submit_or_wait(Job(1), Decode(1, 0, (), 3, 5, tree=ServerTree(2, 2, 6)), 20)
-    rate_limiter.observe(1, Verdict(1, (), 9, tokens=(7, 8)))
-    rate_limiter.observe(1, Verdict(1, (), 9, Finish.LIMIT, tokens=(7,)))
-    rate_limiter.observe(1, RequestDone())
-    assert sum(purse.paid) == 1 + 5 + 2 * 6
+async def test_a_decode_with_server_trees_pays_for_what_was_drafted(payer):
+    stream, job = payer.stream(), Job(1)
+    stream.submit_or_wait(job, Decode(1, 0, (), 3, 5, tree=ServerTree(2, 2, 6)), 20)
+    job.num_drafted = 9
+    stream.observe(1, Verdict(1, (), 9, tokens=(7, 8)))
+    job.num_drafted = 16
+    stream.observe(1, Verdict(1, (), 9, Finish.LIMIT, tokens=(7,)))
+    stream.observe(1, RequestDone())
+    assert payer.paid == 1 + 5 + 16
 
 
-async def test_what_never_ran_costs_nothing_when_the_stream_ends():
-    purse = Purse(0.0, 1000.0)
-    rate_limiter = RateLimiter(purse, lambda request: None)
-    rate_limiter.submit_or_wait(Job(1), draft(1, context=9), 20)
-    rate_limiter.submit_or_wait(Job(2), draft(2, context=99), 20)
-    rate_limiter.close()
-    rate_limiter.close()
-    assert sum(purse.paid) == 10
+async def test_what_never_ran_costs_nothing_when_the_stream_ends(payer):
+    stream = payer.stream()
+    stream.submit_or_wait(Job(1), draft(1, context=BURST), 20)
+    stream.submit_or_wait(Job(2), draft(2, context=99), 20)
+    stream.close()
+    stream.close()
+    assert (payer.passed, payer.paid) == ([1], BURST + 1)
 
 
-async def test_a_pass_under_way_when_the_stream_ends_is_paid():
-    purse = Purse()
-    rate_limiter = RateLimiter(purse, lambda request: None)
-    rate_limiter.submit_or_wait(Job(1), Decode(1, 0, (), 3, 50, tree=ServerTree(2, 2, 6)), 100)
-    rate_limiter.submit_or_wait(Job(2), draft(2, context=9, nodes=3), 100)
-    rate_limiter.observe(1, Verdict(1, (), 9, tokens=(7, 8)))
-    rate_limiter.close()
-    assert sum(purse.paid) == (1 + 6 + 3) + 13  # what was paid ahead is back at once
-    rate_limiter.observe(1, Verdict(1, (), 9, tokens=(7,)))
-    rate_limiter.observe(1, RequestDone())
-    rate_limiter.observe(2, Verdict(2, (0,), 9))
-    rate_limiter.observe(2, RequestDone())
-    rate_limiter.close()
-    assert sum(purse.paid) == (1 + 6 + 3 + 6 + 2) + 13
+async def test_a_pass_under_way_when_the_stream_ends_is_paid(payer):
+    stream, job = payer.stream(), Job(1)
+    stream.submit_or_wait(job, Decode(1, 0, (), 3, 50, tree=ServerTree(2, 2, 6)), 100)
+    stream.submit_or_wait(Job(2), draft(2, context=9, nodes=3), 100)
+    job.num_drafted = 6
+    stream.observe(1, Verdict(1, (), 9, tokens=(7, 8)))
+    stream.close()
+    assert payer.paid == (1 + 6 + 3) + 13  # what was paid ahead is back at once
+    job.num_drafted = 12
+    stream.observe(1, Verdict(1, (), 9, tokens=(7,)))
+    stream.observe(1, RequestDone())
+    stream.observe(2, Verdict(2, (0,), 9))
+    stream.observe(2, RequestDone())
+    stream.close()
+    assert payer.paid == (1 + 6 + 3 + 6 + 2) + 13
 
 
-async def test_a_verdict_on_its_way_when_the_stream_ends_is_paid_though_no_end_follows():
-    purse = Purse()
-    rate_limiter = RateLimiter(purse, lambda request: None)
-    rate_limiter.submit_or_wait(Job(1), Decode(1, 0, (), 3, 50, tree=ServerTree(2, 2, 6)), 100)
-    rate_limiter.close()
-    rate_limiter.observe(1, Verdict(1, (), 9, tokens=(7, 8)))
-    assert sum(purse.paid) == 1 + 6 + 3
-    rate_limiter.observe(1, RequestDone())
-    rate_limiter.close()
-    assert sum(purse.paid) == 1 + 6 + 3
+async def test_a_verdict_on_its_way_when_the_stream_ends_is_paid_though_no_end_follows(payer):
+    stream, job = payer.stream(), Job(1)
+    stream.submit_or_wait(job, Decode(1, 0, (), 3, 50, tree=ServerTree(2, 2, 6)), 100)
+    stream.close()
+    job.num_drafted = 6
+    stream.observe(1, Verdict(1, (), 9, tokens=(7, 8)))
+    assert payer.paid == 1 + 6 + 3
+    stream.observe(1, RequestDone())
+    stream.close()
+    assert payer.paid == 1 + 6 + 3
 
 
-async def test_a_tree_that_was_drafted_for_a_pass_that_was_cancelled_is_paid():
-    purse = Purse()
-    rate_limiter = RateLimiter(purse, lambda request: None)
-    rate_limiter.submit_or_wait(Job(1), Decode(1, 0, (), 3, 50, tree=ServerTree(2, 2, 6)), 100)
-    rate_limiter.observe(1, Verdict(1, (), None, Finish.CANCELLED, draft_us=40))
-    rate_limiter.observe(1, RequestDone())
-    assert sum(purse.paid) == 1 + 6
+async def test_a_tree_that_was_drafted_for_a_pass_that_was_cancelled_is_paid(payer):
+    stream, job = payer.stream(), Job(1)
+    stream.submit_or_wait(job, Decode(1, 0, (), 3, 50, tree=ServerTree(2, 2, 6)), 100)
+    job.num_drafted = 6
+    stream.observe(1, Verdict(1, (), None, Finish.CANCELLED, draft_us=40))
+    stream.observe(1, RequestDone())
+    assert payer.paid == 1 + 6
 
 
-async def test_a_refused_request_goes_nowhere():
-    passed = []
-    rate_limiter = RateLimiter(Purse(None), passed.append)
-    with pytest.raises(Refusal):
-        rate_limiter.submit_or_wait(Job(1), draft(1), 10)
-    rate_limiter.close()
-    assert passed == []
+async def test_over_its_rate_for_too_long_a_request_is_refused_and_goes_nowhere():
+    payer = Payer(longest_wait_s=1.0)
+    stream = payer.stream()
+    stream.submit_or_wait(Job(1), draft(1, BURST), 10)
+    stream.submit_or_wait(Job(2), draft(2, 98), 10)
+    stream.submit_or_wait(Job(3), draft(3, 98), 10)  # waits for those 99 and a row, which is a second
+    with pytest.raises(Refusal) as refused:
+        stream.submit_or_wait(Job(4), draft(4), 10)
+    assert (refused.value.reason, refused.value.retry_after_s) == (Reason.OVER_QUOTA, pytest.approx(1.99))
+    stream.close()
+    assert payer.passed == [1]
 
 
-async def test_a_verdict_that_ends_the_text_within_its_draft_is_paid_too():
-    purse = Purse()
-    rate_limiter = RateLimiter(purse, lambda request: None)
-    rate_limiter.submit_or_wait(Job(0), Decode(0, 0, (), 1, 50, tree=ServerTree(4, 4, 8)), 100)
-    rate_limiter.observe(0, Verdict(0, (), None, Finish.EOS, tokens=(5, 2)))
-    rate_limiter.observe(0, RequestDone())
-    assert sum(purse.paid) == 1 + 8 + 2
+async def test_a_verdict_that_ends_the_text_within_its_draft_is_paid_too(payer):
+    stream, job = payer.stream(), Job(0)
+    stream.submit_or_wait(job, Decode(0, 0, (), 1, 50, tree=ServerTree(4, 4, 8)), 100)
+    job.num_drafted = 8
+    stream.observe(0, Verdict(0, (), None, Finish.EOS, tokens=(5, 2)))
+    stream.observe(0, RequestDone())
+    assert payer.paid == 1 + 8 + 2
+
+
+async def test_feature_rows_that_are_sent_again_are_charged(payer):
+    stream = payer.stream()
+    stream.submit_or_wait(Job(1), draft(1, nodes=3), 10)
+    stream.observe(1, RowsAgain(700))
+    stream.observe(1, RequestDone())
+    assert payer.paid == 704

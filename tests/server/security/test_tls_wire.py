@@ -5,6 +5,7 @@ import logging
 
 import grpc
 import pytest
+from cryptography import x509
 from talk import TAP, calling
 from tiny_targets import target
 
@@ -95,6 +96,23 @@ async def test_only_clients_with_a_certificate_connect_and_it_names_them(folder)
         issue(folder, certs.new_client_certificate(certs.new_authority(9), "phone", 9), "phone")
         assert not await describes(server, trusting(folder, "phone"))
     assert [principal.payer for principal in seen] == ["cert:phone"]
+
+
+async def test_clients_whose_certificates_have_no_name_are_told_apart(folder, authority, monkeypatch):
+    monkeypatch.setattr(certs, "_name", lambda name: x509.Name([]))
+    for client in ("one", "other"):
+        issue(folder, certs.new_client_certificate(authority, client, 9), client)
+    seen = []
+    server = serving(folder, client_ca=folder / "ca.pem")
+    admit = server.authenticator.admit
+    server.authenticator.admit = lambda *args: seen.append(admit(*args)) or seen[-1]
+    async with server:
+        for client in ("one", "other", "one"):
+            assert await describes(server, trusting(folder, client))
+    one, other, again = (principal.payer for principal in seen)
+    assert one.startswith("cert:sha256-")
+    assert other.startswith("cert:sha256-")
+    assert one == again != other
 
 
 async def test_a_connection_that_says_nothing_is_ended(folder):

@@ -1,15 +1,17 @@
 """Drafts sent ahead of the verdict they build on: verified where that came true, answered stale where it did not."""
 
 import asyncio
+from hashlib import blake2b
 
 import numpy as np
 import pytest
 from talk import NO_TREE, TAP, talking
 from tiny_targets import build, random_tokens, target, tree_around
 
+from outrider_proto import packing
 from outrider_proto.errors import Reason
 from outrider_proto.frames import Draft, Finish, Ping, Pong, Sampling, Verdict
-from outrider_proto.packing import prefix_hash
+from outrider_proto.packing import pack_tokens, prefix_hash
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.sequence import Sequence
@@ -130,6 +132,22 @@ def test_what_is_held_awaits_its_last_bonus_only():
     assert sequence.expects(2, 7, prefix_hash([3, 4, 7]))
     sequence.truncate(1)
     assert sequence.bonus is None
+
+
+def test_a_long_text_is_hashed_once_however_many_drafts_assume_it(monkeypatch):
+    hashed = []
+    monkeypatch.setattr(packing, "pack_tokens", lambda tokens: hashed.append(len(tokens)) or pack_tokens(tokens))
+    text = random_tokens(np.random.default_rng(2), 5000)
+    sequence = Sequence(target().kv, None)
+    sequence.tokens, sequence.bonus = text[:1000], 7
+    for length in (*range(1000, 5000, 40), 3000, *range(3000, 5000, 40)):
+        sequence.truncate(length)
+        sequence.tokens += text[len(sequence.tokens) : length]
+        sequence.bonus = 7
+        assumes = blake2b(pack_tokens([*text[:length], 7]), digest_size=8).digest()
+        assert sequence.expects(length, 7, assumes)
+        assert not sequence.expects(length, 7, bytes(8))
+    assert sum(hashed) < 5000 + 5000 + 1000  # once, once more from where it was cut, and every bonus
 
 
 async def test_nothing_follows_an_end_of_text(truth):

@@ -1,5 +1,6 @@
 """Eviction, sharing and want of memory, as sessions see them: not at all, but for the time it takes."""
 
+import asyncio
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -10,7 +11,7 @@ from tiny_targets import random_tokens, random_tree, target
 
 from outrider_models.core.embedded import model_dirs
 from outrider_proto.errors import Reason, UsageError
-from outrider_proto.frames import Features, Ping, Pong, Sampling
+from outrider_proto.frames import Decode, Features, Finish, Ping, Pong, Sampling
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
 from outrider_server.config.config import LimitsConfig
@@ -19,9 +20,13 @@ from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
+from outrider_server.kv.budget import fitting_context
 from outrider_server.kv.memory import KVMemory
 from outrider_server.kv.prefix import BLOCK
-from outrider_server.kv.size import parse_bytes, show_bytes
+from outrider_server.kv.size import MemorySize, show_bytes
+from outrider_server.scheduling.engine_loop import PrefixQuery
+from outrider_server.security.principal import Principal
+from outrider_server.sessions import verifier as verifier_module
 from outrider_server.sessions.verifier import Verifier
 
 PROMPTS = [random_tokens(np.random.default_rng(seed), 40) for seed in range(4)]
@@ -54,8 +59,63 @@ async def features_of(talk, *draft, **more) -> tuple[int, np.ndarray]:
     return verdict.bonus, features.rows
 
 
-async def test_an_evicted_session_goes_on_as_if_nothing_had_been(truths):
+@pytest.mark.parametrize("tap", [None, TAP], ids=["plain", "features"])
+async def test_decodes_that_take_turns_write_what_each_writes_alone(tap, monkeypatch):
+    """Room for one of two; each loses its rows while it runs."""
+    monkeypatch.setattr(verifier_module, "_HOLD_S", 0.0)
+    fingerprint = tap.info.fingerprint if tap else ""
+    async with serving(rows=130, room_wait_s=60) as verifier, talking(verifier) as one, talking(verifier) as two:
+
+        async def written(talk, prompt) -> list[int]:
+            await talk.open(verifier.describe(), tap=fingerprint)
+            verdicts = await talk.decode(0, prompt[:-1], prompt[-1], 60, features_from=0)
+            return [token for v in verdicts for token in (*v.tokens, v.bonus) if token is not None]
+
+        prompts = [PROMPTS[0], PROMPTS[3]]
+        answers = await asyncio.gather(written(one, prompts[0]), written(two, prompts[1]))
+        assert answers == [plain_greedy(target(), prompt, 60) for prompt in prompts]
+        assert verifier.memory.evictions > 1
+
+
+@pytest.mark.parametrize(
+    ("hog", "others"),
+    [(Principal("long"), [Principal("a"), Principal("b")]), (Principal(address="long"), [Principal(address="a")] * 2)],
+    ids=["keys", "addresses"],
+)
+async def test_who_has_most_of_the_memory_gives_way_in_the_middle_of_an_answer(hog, others):
+    """A long answer holds nine tenths; short prompts of others do not wait for its end, nor change it."""
+    long = random_tokens(np.random.default_rng(1), 200)
+    async with serving(rows=420, room_wait_s=60) as verifier, talking(verifier, hog) as long_talk:
+        await long_talk.open(verifier.describe(), tap=TAP.info.fingerprint)
+        await long_talk.send(Decode(1, 0, tuple(long[:-1]), long[-1], 150))
+        verdicts = [await long_talk.receive()]
+        for i, principal in enumerate(others):
+            async with talking(verifier, principal) as talk:
+                await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
+                assert (await talk.prompt(PROMPTS[i])).bonus == plain_greedy(target(), PROMPTS[i], 1)[0]
+        while verdicts[-1].finish is Finish.NOT_YET:
+            verdicts.append(await long_talk.receive())
+        assert [verdict.bonus for verdict in verdicts] == plain_greedy(target(), long, 150)
+        assert verifier.memory.evictions
+
+
+@pytest.mark.parametrize(
+    ("rows", "context"), [(10**6, 512), (2000, 512), (300, 300)], ids=["plenty", "short texts may take all", "all"]
+)
+def test_the_default_context_is_one_that_the_memory_holds(rows, context, caplog):
+    limits = LimitsConfig(kv_memory=str(rows * ROW))
+    verifier = Verifier(target(), [TAP], limits, fits_context=True)
+    assert verifier.describe().max_context == context
+    assert ("of the target's 512 tokens" in caplog.text) == (context < 512)
+
+
+def test_a_long_context_is_a_quarter_of_what_the_memory_holds():
+    assert fitting_context(131072, 64000 * ROW, target().kv, TAP.info.width) == 16000
+
+
+async def test_an_evicted_session_goes_on_as_if_nothing_had_been(truths, monkeypatch):
     """Room for one of two, which take turns; each has its features as well."""
+    monkeypatch.setattr(verifier_module, "_HOLD_S", 0.0)
     async with serving(rows=130) as verifier, talking(verifier) as one, talking(verifier) as two:
         talks, rows = (one, two), []
         for talk, prompt, truth in zip(talks, PROMPTS, truths, strict=False):
@@ -69,8 +129,10 @@ async def test_an_evicted_session_goes_on_as_if_nothing_had_been(truths):
                 tree = DraftTree.chain([truth[2 * turn - 1]])
                 bonus, features = await features_of(talk, sequence, (), truth[2 * turn - 2], tree)
                 assert bonus == truth[2 * turn]
-                np.testing.assert_allclose(features[: len(prompt)], before, atol=1e-5)
-                assert len(features) == sequence + 2
+                # All rows are asked for each time, and sent again once.
+                if turn == 1:
+                    np.testing.assert_allclose(features[: len(prompt)], before, atol=1e-5)
+                assert len(features) == (sequence + 2 if turn == 1 else 2)
         assert verifier.memory.evictions == 7
         assert verifier.memory.used_bytes <= verifier.memory.budget_bytes
 
@@ -91,32 +153,39 @@ async def test_a_parked_session_is_evicted_and_resumes(truths):
             assert verdict.bonus == truths[0][1]
 
 
-def occupy(verifier: Verifier, num_rows: int) -> FakeRequest:
-    """Hold rows for a request that runs until it is over."""
-    request = FakeRequest()
-    Sequence(verifier.memory, None).begin(request, 0, [3] * num_rows, 1)
-    return request
+def occupy(verifier: Verifier, num_rows: int) -> Sequence:
+    """Hold rows for a request that runs."""
+    sequence = Sequence(verifier.memory, None)
+    sequence.begin(FakeRequest(), 0, [3] * num_rows, 1)
+    return sequence
 
 
-async def test_a_request_waits_for_room_and_then_runs(truths):
+def leave(verifier: Verifier, sequence: Sequence) -> None:
+    """End it, in the engine thread."""
+    verifier._engine_loop.submit(PrefixQuery(sequence, 0, lambda _: sequence.release()))
+
+
+async def test_a_request_waits_for_room_and_then_runs(truths, monkeypatch):
+    monkeypatch.setattr(verifier_module, "_HOLD_S", 3600.0)
     async with serving(rows=200, room_wait_s=60) as verifier, talking(verifier) as talk:
-        request = occupy(verifier, 240)
+        occupant = occupy(verifier, 240)
         await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
         await talk.draft(0, PROMPTS[1][:-1], PROMPTS[1][-1])
         await talk.send(Ping(1))
         assert isinstance(await talk.receive(), Pong)  # by now it is in line
-        request.over = True
+        leave(verifier, occupant)
         assert (await talk.receive()).bonus == truths[1][0]
 
 
-async def test_who_waits_too_long_is_refused(truths):
+async def test_who_waits_too_long_is_refused(truths, monkeypatch):
+    monkeypatch.setattr(verifier_module, "_HOLD_S", 3600.0)
     async with serving(rows=200, room_wait_s=0) as verifier:
-        request = occupy(verifier, 240)
+        occupant = occupy(verifier, 240)
         async with talking(verifier) as talk:
             await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
             await talk.draft(0, PROMPTS[1][:-1], PROMPTS[1][-1])
             assert (await talk.refusal()).reason is Reason.SERVER_FULL
-        request.over = True
+        leave(verifier, occupant)
         async with talking(verifier) as talk:
             await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
             assert (await talk.prompt(PROMPTS[1])).bonus == truths[1][0]
@@ -228,13 +297,22 @@ def test_answers_of_the_embedded_target_are_the_same_with_shared_prefixes_and_wi
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("2GiB", 2**31), ("512M", 2**29), ("1.5 GiB", 3 * 2**29), ("1000", 1000), ("7KB", 7168)]
+    ("text", "size"),
+    [
+        ("2GiB", 2**31),
+        ("512M", 2**29),
+        ("1.5 GiB", 3 * 2**29),
+        ("1000", 1000),
+        ("7KB", 7168),
+        ("25%", 25 * 10**7),
+        ("100 %", 10**9),
+    ],
 )
 def test_sizes_as_people_write_them(text, size):
-    assert parse_bytes(text) == size
+    assert MemorySize.parse(text).of(10**9) == size
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "many", "2 gibibytes", "1e9", "²GiB"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "many", "2 gibibytes", "1e9", "²GiB", "0%", "101%", "1K%"])
 def test_what_is_no_size_is_named(text):
     with pytest.raises(UsageError, match="2GiB"):
         LimitsConfig(kv_memory=text)
@@ -242,3 +320,17 @@ def test_what_is_no_size_is_named(text):
 
 def test_sizes_as_they_are_shown():
     assert [show_bytes(n) for n in (10, 2048, 3 * 2**29)] == ["10 B", "2 KiB", "1.5 GiB"]
+
+
+async def test_a_draft_that_can_never_fit_leaves_the_session_as_it_was(truths):
+    prompt = PROMPTS[0]
+    async with serving(rows=100) as verifier:
+        async with talking(verifier) as talk:
+            session = (await talk.open(verifier.describe())).session_id
+            await talk.prompt(prompt)
+            await talk.draft(3, prompt * 4, 5)
+            assert (await talk.refusal()).reason is Reason.CONTEXT_FULL
+        async with talking(verifier) as talk:
+            opened = await talk.open(verifier.describe(), session_id=session, committed_len=len(prompt))
+            assert (opened.kept_len, opened.kept_hash) == (len(prompt), prefix_hash(prompt))
+            assert (await talk.verdict(len(prompt), (), truths[0][0])).bonus == truths[0][1]

@@ -48,7 +48,7 @@ async def answers(verifier: Verifier, truths: list[list[int]]) -> list[list[int]
     [
         {"scheduler": "plain"},
         {"scheduler": "fair"},
-        {"batch_tokens": 5, "chunk_tokens": 50},
+        {"batch_tokens": 5},
         {"batch_tokens": 12, "chunk_tokens": 7},
         {"batch_tokens": 50, "adaptive_trees": False},
     ],
@@ -151,11 +151,21 @@ async def test_the_servers_own_drafts_obey_too(truths, monkeypatch):
 
 @pytest.mark.parametrize(
     ("limits", "message"),
-    [({"batch_tokens": 0}, "batch_tokens=0"), ({"scheduler": "quick"}, "scheduler=quick: need one of fair, plain")],
+    [
+        ({"batch_tokens": 0}, "batch_tokens=0"),
+        ({"scheduler": "quick"}, "scheduler=quick: need one of fair, plain"),
+        ({"batch_tokens": 16, "chunk_tokens": 17}, "chunk_tokens=17: need at most batch_tokens=16"),
+    ],
 )
 def test_limits_out_of_range(limits, message):
     with pytest.raises(UsageError, match=message):
         LimitsConfig(**limits)
+
+
+def test_a_small_pass_has_small_chunks():
+    assert LimitsConfig(batch_tokens=16).chunk_rows == 16
+    assert LimitsConfig(batch_tokens=16, chunk_tokens=7).chunk_rows == 7
+    assert LimitsConfig(batch_tokens=16, chunk_tokens=512, scheduler="plain").chunk_rows == 512
 
 
 async def test_a_verdict_without_a_wish_is_an_old_servers():

@@ -21,6 +21,7 @@ from outrider_server.sessions.verifier import Verifier
 TTL_S = 60.0
 MAX_SESSIONS = 3
 MAX_STREAMS = 4
+IDLE_S = 10.0
 ALL = 999  # more tokens than any session has
 MAX_NODES = 16
 words = st.lists(st.integers(3, 9), max_size=3).map(tuple)  # few, so that texts come again
@@ -52,6 +53,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.forgotten: list[tuple[str, str]] = []  # id and tap
         self.streams: dict[object, ModelSession] = {}  # by Talk
         self.contexts: dict[object, object] = {}
+        self.displaced: object | None = None  # the stream whose place a new one will get
 
     @initialize()
     def start(self) -> None:
@@ -241,7 +243,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.run(talk.send(Ping(nonce)))
         assert self.run(talk.receive()) == Pong(nonce)
 
-    @rule(seconds=st.sampled_from([1.0, 20.0, 59.0, 61.0]))
+    @rule(seconds=st.sampled_from([1.0, 6.0, 20.0, 59.0, 61.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
@@ -265,13 +267,31 @@ class SessionMachine(RuleBasedStateMachine):
             self.forget(session)
 
     def makes_room(self) -> bool:
-        """Whether one more fits, at the cost of the parked one that would end first."""
+        """Whether one more fits, at the cost of one that is parked, or else idle for long."""
         if len(self.sessions) == MAX_SESSIONS:
-            parked = [session for session in self.sessions.values() if session.stream is None]
-            if not parked:
+            self.run(self.all_answered())
+            table = self.verifier._sessions._sessions
+            idle = [
+                session
+                for session in self.sessions.values()
+                if session.stream is None or self.now - table[session.id].active_at >= IDLE_S
+            ]
+            if not idle:
                 return False
-            self.forget(min(parked, key=lambda session: session.expires_at))
+
+            def order(session: ModelSession) -> tuple[bool, bool, float]:
+                return session.stream is not None, table[session.id].has_asked, table[session.id].active_at
+
+            session = min(idle, key=order)
+            self.displaced = session.stream
+            self.forget(session)
         return True
+
+    async def all_answered(self) -> None:
+        """The last verdict is not the last reply."""
+        for stream in list(self.verifier._streams):
+            while stream.num_requests:  # noqa: ASYNC110 # it has no event of its own
+                await asyncio.sleep(0.001)
 
     def forget(self, session: ModelSession) -> None:
         del self.sessions[session.id]
@@ -281,7 +301,12 @@ class SessionMachine(RuleBasedStateMachine):
         context = talking(self.verifier)
         talk = self.run(context.__aenter__())
         self.contexts[talk] = context
-        return talk, self.run(talk.open(self.verifier.describe(), **changes))
+        opened = self.run(talk.open(self.verifier.describe(), **changes))
+        if self.displaced is not None:
+            displaced, self.displaced = self.displaced, None
+            assert self.run(displaced.refusal()).reason is Reason.STALLED
+            self.leave(displaced)
+        return talk, opened
 
     def is_refused(self, reason: Reason, **changes) -> None:
         async def tried() -> None:
