@@ -117,6 +117,7 @@ def chat(
     from outrider_client.cli.chat.conversation import ChatConversation
     from outrider_client.cli.chat.input import read_lines
     from outrider_client.cli.chat.link import ChatLink
+    from outrider_client.cli.chat.own_server import needs_own_server, own_server
     from outrider_client.cli.chat.repl import ChatRepl
     from outrider_client.client import Client
     from outrider_client.privacy.fences import read_private_file
@@ -124,6 +125,9 @@ def chat(
     config = client_config(options)
     conversation = ChatConversation("" if private is None else read_private_file(private))
     with contextlib.ExitStack() as stack:
+        if needs_own_server(config):
+            print_message(f"no server at {config.server}: starting one, for this chat alone")
+            config = replace(config, server=stack.enter_context(own_server(config)))
         link = None if profile is None else stack.enter_context(ChatLink(profile, config.server))
         reached = config
         if link is not None:

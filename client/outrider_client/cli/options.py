@@ -12,12 +12,23 @@ from typer import Option
 
 from outrider_client.cli.access_options import ACCESS_OPTIONS, access_from, with_options, with_port
 from outrider_client.connection.policy import Patience
-from outrider_client.core.config import ClientConfig, LastResort, Mode, OnReconnect, Privacy
+from outrider_client.core.config import (
+    AUTO_LIMITS,
+    ClientConfig,
+    DrafterType,
+    LastResort,
+    Mode,
+    OnReconnect,
+    Privacy,
+    TreeSize,
+)
+from outrider_client.display.messages import print_message
 from outrider_client.models.pulled import find_pulled
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_drafters.routing.keywords import Keywords
 from outrider_drafters.routing.rules import Route, Routing
+from outrider_models.core.embedded import EMBEDDED
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import CODECS, MAX_TOP_LOGPROBS, Acceptance, Codec
 
@@ -41,16 +52,25 @@ def _options(
     target: Annotated[
         str | None,
         Option(
-            help="Directory or hub name of the target, of which embedding, output layer and tokenizer are read."
-            " Default: the bundle pulled from the server, else the embedded target.",
+            help="Target, of which embedding, output layer and tokenizer are read: directory, GGUF file, hub name, or "
+            "name got with outrider-models."
+            " Default: the bundle pulled from the server, else what outrider-models got, else the embedded target.",
             rich_help_panel=_DRAFTER,
         ),
     ] = None,
     drafter: Annotated[
         list[str] | None,
         Option(
-            help="Directory or hub name of the drafter, or none. Repeat it for several heads. Default: the one in the"
-            " target's bundle, else the embedded drafter.",
+            help="Drafter: directory, hub name, name of one that ships (smollm2/moa), lookup or none. Repeat it for"
+            " several heads. Default: the one in the target's bundle, else the best that ships for the target.",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = None,
+    draft_vocab: Annotated[
+        str | None,
+        Option(
+            help="Tokens that are drafted: a file that `outrider-models draft-vocab` made, the first N of the drafter's"
+            " own, or all. Default: the drafter's own, else all.",
             rich_help_panel=_DRAFTER,
         ),
     ] = None,
@@ -83,6 +103,14 @@ def _options(
         bool,
         Option(help="With several heads: run those of one kind and size as one batch.", rich_help_panel=_DRAFTER),
     ] = True,
+    drafter_dtype: Annotated[
+        DrafterType | None,
+        Option(
+            help="Data type of the drafter's weights; bfloat16 is faster on processors that compute in it. Default:"
+            " float32, or that of the bundle.",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = None,
     threads: Annotated[
         int | None,
         Option(
@@ -177,6 +205,15 @@ def _options(
             rich_help_panel=_DRAFTING,
         ),
     ] = None,
+    tree: Annotated[
+        TreeSize,
+        Option(
+            help="Size of draft trees. fixed: as given here, or the drafter's own. auto: as many nodes and levels as"
+            f" pay by measured costs and acceptance, within --breadth {AUTO_LIMITS.breadth} --levels"
+            f" {AUTO_LIMITS.levels} --budget {AUTO_LIMITS.budget}, or all those given.",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = _DEFAULT.tree,
     in_flight: Annotated[
         int, Option(help="Drafts in flight at once in mode pipelined.", rich_help_panel=_DRAFTING)
     ] = _DEFAULT.in_flight,
@@ -273,13 +310,27 @@ def client_config(options: dict[str, Any], **more: Any) -> ClientConfig:  # Any:
     )
     patience = Patience(floor_s=chosen.pop("link_floor_ms") / 1000)
     heads = _heads(**{name: chosen.pop(name) for name in ("drafter", "route", "gate", "keywords", "batch_heads")})
-    fixed = {name: chosen.pop(name) for name in ("server", "target", "threads", "codec", "pace")}
+    fixed = {
+        name: chosen.pop(name)
+        for name in ("server", "target", "draft_vocab", "drafter_dtype", "threads", "codec", "pace")
+    }
     fixed["server"] = with_port(fixed["server"])
     fixed["access"] = access_from({name: chosen.pop(name) for name in ACCESS_OPTIONS if name in chosen})
     if fixed["target"] is None and heads["drafter"] is None:
         fixed["target"] = find_pulled(fixed["server"])
     offline = {name: chosen.pop(name) for name in ("offline_start", "last_resort")}
-    return replace(ClientConfig(shape=shape, patience=patience), **fixed, **heads, **offline).for_answer(**chosen)
+    config = replace(ClientConfig(shape=shape, patience=patience), **fixed, **heads, **offline).for_answer(**chosen)
+    return _with_told_defaults(config)
+
+
+def _with_told_defaults(config: ClientConfig) -> ClientConfig:
+    """Fill in target and drafter, and tell the user where an installed model takes the embedded one's place."""
+    from outrider_client.models.local_models import with_default_models
+
+    filled = with_default_models(config)
+    if config.target is None and filled.target != EMBEDDED:
+        print_message(f"target {filled.target}, drafter {filled.drafter}; --target {EMBEDDED} is the built-in one")
+    return filled
 
 
 def _heads(

@@ -41,6 +41,10 @@ CHANNEL_OPTIONS = (
 # see.
 _NO_PROXY = ("grpc.enable_http_proxy", 0)
 
+# grpc.aio puts this in the place of the server's own status where a stream is refused while a message is being sent.
+_SENDING_FAILED = "Internal error from Core"
+_REFUSAL_S = 5.0
+
 
 class GrpcConnection:
     """One stream on its own channel."""
@@ -51,6 +55,7 @@ class GrpcConnection:
         self._address = address
         self._channel = channel
         self._outbox = SendQueue()
+        self._metadata = metadata
         self._call: ServerStream | None = _stub(channel).Session(self._messages(), metadata=metadata)
 
     async def wait_until_connected(self) -> None:
@@ -65,6 +70,10 @@ class GrpcConnection:
         with translate_errors(self._address):
             try:
                 message = await self._stream.read()
+            except grpc.aio.AioRpcError as error:
+                if error.details() == _SENDING_FAILED and not self.bytes_down:
+                    await self._raise_refusal()
+                raise
             except asyncio.CancelledError as cancelled:
                 # The traceback's frames hold the call, and gRPC keeps the connection open while anything does.
                 raise cancelled.with_traceback(None) from None
@@ -87,6 +96,10 @@ class GrpcConnection:
         if self._call is None:
             raise LinkError(f"{self._address}: the connection is closed")
         return self._call
+
+    async def _raise_refusal(self) -> None:
+        """Ask by another call why the stream was refused, if it was."""
+        await _stub(self._channel).Describe(pb.DescribeRequest(), metadata=self._metadata, timeout=_REFUSAL_S)
 
     async def _messages(self) -> AsyncIterator[pb.ClientFrame]:
         async for frame in self._outbox.frames():

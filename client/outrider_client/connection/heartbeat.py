@@ -65,16 +65,19 @@ class Heartbeat:
         self._patience = patience
         self._factor = min(factor, _MAX_FACTOR)
         self._unproved_factor = _UNPROVED_FACTOR
-        self._allowance_s = 0.0
+        self._request_bytes = 0
+        self._row_bytes = 0
         self._unanswered: dict[int, float] = {}
         self._next_nonce = 1
         self._next_ping_at = 0.0
         self._heard_at = 0.0
 
-    def begin(self, now: float, num_bytes: int) -> None:
-        """Note that a reply is awaited from now on; request and reply together have about `num_bytes`."""
+    def begin(self, now: float, request_bytes: int, row_bytes: int = 0) -> None:
+        """Note that a reply is awaited from now on: to a request of `request_bytes`, with rows of about `row_bytes`."""
         self._heard_at = now
-        self._allowance_s = num_bytes * 8 / self._patience.assumed_rate_bps
+        self._request_bytes = request_bytes
+        # Added: a small request (a Cancel, a draft) may follow while a prompt's rows are still on their way.
+        self._row_bytes += row_bytes
         self._next_ping_at = now + self.interval_s
 
     def ping(self, now: float) -> int:
@@ -97,6 +100,10 @@ class Heartbeat:
     def heard(self, now: float) -> None:
         """Note that any frame arrived: the link is alive."""
         self._heard_at = now
+
+    def rows_arrived(self, num_bytes: int, *, last: bool) -> None:
+        """Note that rows arrived, `num_bytes` as `begin` counts them; the `last` of a request end what was awaited."""
+        self._row_bytes = 0 if last else max(self._row_bytes - num_bytes, 0)
 
     def discount_pause(self, seconds: float) -> None:
         """Do not count the `seconds` in which our own event loop stood still as silence of the link."""
@@ -122,7 +129,8 @@ class Heartbeat:
         """Longest time that a Pong may take, in seconds."""
         measured = 1.5 * self._mean_s + 4 * self._rtt.spread_s
         factor = self._factor * self._unproved_factor
-        return max(measured, self._patience.floor_s) * factor + self._allowance_s
+        under_way_s = (self._request_bytes + self._row_bytes) * 8 / self._patience.assumed_rate_bps
+        return max(measured, self._patience.floor_s) * factor + under_way_s
 
     @property
     def _mean_s(self) -> float:

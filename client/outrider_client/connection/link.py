@@ -17,6 +17,7 @@ from outrider_proto.frames import ClientFrame, Close, Features, Open, Opened, Pi
 
 _LATE_S = 0.05  # a timer this late means that our own process stood still
 _MAX_UNREAD_BYTES = 512 * 1024 * 1024  # more than a long prompt's features
+_VALUE_BYTES = 1  # of a value of a feature row on the wire, about
 _FRAME_BYTES = 1024  # approximate size of a frame without its rows
 Reply = Verdict | Features
 
@@ -55,9 +56,9 @@ class ServerLink:
         self._ping(now)
         return opened
 
-    def send(self, frame: ClientFrame, num_bytes: int = 0) -> None:
-        """Queue a frame whose reply will be awaited; both together have about `num_bytes`."""
-        self._heartbeat.begin(self._clock(), num_bytes)
+    def send(self, frame: ClientFrame, num_bytes: int = 0, num_values: int = 0) -> None:
+        """Queue a frame of about `num_bytes` whose reply will be awaited, with rows of `num_values` in all."""
+        self._heartbeat.begin(self._clock(), num_bytes, num_values * _VALUE_BYTES)
         self.connection.send(frame)
 
     async def receive(self, timeout_s: float) -> Reply | None:
@@ -105,6 +106,8 @@ class ServerLink:
                     continue
                 if isinstance(frame, Verdict):
                     self._heartbeat.verdict_arrived()
+                elif isinstance(frame, Features):
+                    self._heartbeat.rows_arrived(frame.rows.size * _VALUE_BYTES, last=frame.last)
                 self._unread_bytes += _size(frame)
                 if self._unread_bytes > _MAX_UNREAD_BYTES:
                     raise Violation(Reason.FRAME_TOO_LARGE, "the server sends more than was requested")

@@ -13,10 +13,12 @@ from outrider_client.controller.hysteresis import ModeSelector
 from outrider_client.controller.measurements import ModeLimits
 from outrider_client.controller.observer import CycleObserver, Priors
 from outrider_client.controller.smoothing import Median
-from outrider_client.core.config import ClientConfig
+from outrider_client.controller.tree_tuner import TreeTuner
+from outrider_client.core.config import AUTO_LIMITS, ClientConfig
 from outrider_client.drafting.drafting_thread import AheadDraft, AsyncDrafter
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_drafters.emulation.pace import Pace
+from outrider_drafters.trees.grow import ScoredTree
 from outrider_drafters.trees.predraft import TreeOutcome
 from outrider_proto.feature_codec import MANY_ROWS as MAX_REPLY_ROWS
 from outrider_proto.frames import Codec, Decode, Draft, Opened, Verdict
@@ -45,6 +47,7 @@ class ModeController:
         self._config = ClientConfig()
         self._own_plan: TreePlan | None = None
         self._choice: Choice | None = None
+        self._tuner = TreeTuner()
         self._row_s: float | None = None  # time that a row of a prompt's features takes downwards
         self._row_bytes = 0.0  # and its size
         self._reply_row_bytes = Median()  # converted to the finest codec
@@ -119,6 +122,19 @@ class ModeController:
             self._observer.record_verdict(now, verdict, request.tree or None, cut, stale=stale)
         else:
             self._observer.record_verdict(now, verdict, levels=0 if request.tree is None else request.tree.levels)
+
+    def record_tree(self, drafted: ScoredTree, verdict: Verdict) -> None:
+        """Record the verdict on a tree with its drafter's probabilities."""
+        if not verdict.stale:
+            self._tuner.record_pass(1 + len(drafted.tree), verdict.verify_us / 1e3)
+            self._tuner.record_tree(drafted, verdict.path)
+
+    def tuned(self, limits: TreePlan | None, *, ahead: bool = False) -> TreeShape:
+        """Return the tree that is worth its cost, within `limits`. `ahead`: it is drafted in hidden time."""
+        speed = self._observer.tokens_per_second
+        level_ms = 0.0 if ahead else self._observer.measured().draft_level_ms
+        shape = limits if isinstance(limits, TreeShape) else AUTO_LIMITS
+        return self._tuner.shape(shape, None if speed is None else speed / 1e3, level_ms)
 
     def record_drafting(self, seconds: float, num_passes: int) -> None:
         self._observer.record_drafting(seconds, num_passes)
@@ -200,7 +216,7 @@ class ModeController:
         return ModeLimits(
             modes=frozenset(self._modes(opened)),
             shape=shape,
-            fixed=config.shape is not None or self._own_plan is not None,
+            fixed=config.shape is not None or (self._own_plan is not None and config.tree == "fixed"),
             in_flight=config.in_flight,
             outcomes=config.outcomes,
             wait_for_features=config.wait_for_features,

@@ -9,7 +9,8 @@ from typing import Any, Literal, Self, get_args
 from outrider_client.connection.access import PLAIN, Access
 from outrider_client.connection.policy import Backoff, Patience, Timeouts
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.contracts.tree_choices import TreeChoices
+from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_drafters.routing.keywords import Keywords
 from outrider_drafters.routing.rules import Routing
 from outrider_proto.errors import UsageError, Violation
@@ -18,13 +19,17 @@ from outrider_proto.frames import MAX_TOP_LOGPROBS, Codec, Sampling
 Mode = Literal["auto", "stop-and-wait", "proactive", "pipelined", "server-draft", "stream", "offline"]
 OnReconnect = Literal["keep", "verify"]
 LastResort = Literal["lookup", "none"]
+DrafterType = Literal["float32", "bfloat16"]
+TreeSize = Literal["fixed", "auto"]
 Privacy = Literal["local", "placeholder"]
 NO_DRAFTER = "none"
+AUTO_LIMITS = TreeShape(breadth=8, levels=8, budget=32)  # of trees of automatic size, unless others are given
 
 _OF_SAMPLING = {field.name for field in fields(Sampling)}
 _OF_ANSWER = {
     "mode",
     "shape",
+    "tree",
     "sampling",
     "max_new_tokens",
     "on_reconnect",
@@ -45,16 +50,19 @@ _OF_ANSWER = {
 class ClientConfig:
     """All settings of a client. Raises UsageError.
 
-    `target` and `drafter` are directories or hub names; None takes the embedded pair, and the drafter "none" means no
-    drafter at all. The fields from `mode` on can be overridden for each answer.
+    `target` and `drafter` are directories, hub names or names of ours (smollm2, smollm2/moa). None takes the pair that
+    `outrider-models get` has installed, else the embedded one; the drafter "none" means no drafter at all. The fields
+    from `mode` on can be overridden for each answer.
     """
 
     server: str = "127.0.0.1:50051"
     target: str | Path | None = None
     drafter: str | Path | DrafterSource | None = None  # may carry options: see DrafterSource
     other_heads: tuple[str | Path | DrafterSource, ...] = ()  # further drafters that run as heads next to the first
+    draft_vocab: str | None = None  # tokens that every drafter may draft: a file, or how many of those in its own
     routing: Routing = field(default_factory=Routing)  # how to route between the heads
     keywords: Keywords | None = None  # for route=keywords: words by head name
+    drafter_dtype: DrafterType | None = None  # None: float32, or what the bundle's weights are
     threads: int | None = None  # CPU threads of the drafter; None: one for a small drafter, else torch's choice
     pace: str | Path | None = None  # slow the drafter down to the speed of named hardware
     codec: Codec = "lean"
@@ -65,6 +73,7 @@ class ClientConfig:
     backoff: Backoff = field(default_factory=Backoff)
     mode: Mode = "auto"
     shape: TreePlan | None = None  # of draft trees; None: what the drafter was made for, else TreeShape()
+    tree: TreeSize = "fixed"  # auto: nodes and levels as far as they pay, within `shape`
     sampling: Sampling = field(default_factory=Sampling)
     max_new_tokens: int = 256
     on_reconnect: OnReconnect = "verify"
@@ -82,6 +91,7 @@ class ClientConfig:
     def __post_init__(self) -> None:
         closed = (
             ("mode", Mode),
+            ("tree", TreeSize),
             ("on_reconnect", OnReconnect),
             ("codec", Codec),
             ("last_resort", LastResort),
@@ -90,8 +100,12 @@ class ClientConfig:
         for name, choices in closed:
             if getattr(self, name) not in get_args(choices):
                 raise UsageError(f"{name}={getattr(self, name)!r}: need one of {', '.join(get_args(choices))}")
+        if self.drafter_dtype not in (None, *get_args(DrafterType)):
+            raise UsageError(f"drafter_dtype={self.drafter_dtype!r}: need one of {', '.join(get_args(DrafterType))}")
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"threads={self.threads}: need at least 1")
+        if self.tree == "auto" and isinstance(self.shape, TreeChoices):
+            raise UsageError("tree=auto chooses the nodes, and so do choices: leave one of them out")
         if self.in_flight < 1:
             raise UsageError(f"in_flight={self.in_flight}: need at least 1")
         if self.outcomes is not None and self.outcomes < 1:

@@ -369,10 +369,10 @@ class Generation:
             if judged.request.tree is not None and verdict.bonus is not None:
                 num_nodes = min(judged.request.tree.budget, self.planner.draft_nodes)
                 self._meter.judged(num_nodes, len(verdict.tokens))
-        elif judged.drafted.tree.tokens and (
-            warning := self._local_drafter.judge(judged.drafted, judged.head, verdict)
-        ):
-            self._events.emit(Warned(warning))
+        elif judged.drafted.tree.tokens:
+            self._controller.record_tree(judged.drafted, verdict)
+            if warning := self._local_drafter.judge(judged.drafted, judged.head, verdict):
+                self._events.emit(Warned(warning))
 
     @property
     def _waits_for_features(self) -> bool:

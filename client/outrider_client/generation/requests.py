@@ -83,7 +83,7 @@ class RequestTracker:
         root_at = request.base_len + len(request.context)
         stale = self._drafting is not None and self._uses_features and self._drafting.num_features < root_at
         self._pending[request.seq] = PendingRequest(request, self._clock(), drafted, head, stale)
-        self._session.link.send(request, TOKEN_BYTES * len(request.context) + num_rows * width)
+        self._session.link.send(request, TOKEN_BYTES * len(request.context), num_rows * width)
 
     def cancel(self, decode: Decode) -> None:
         """Ask the server to stop a Decode."""

@@ -1,4 +1,4 @@
-"""Plans an answer's draft trees: as configured, as the drafter was made for, or as the controller chose.
+"""Plans an answer's draft trees: as configured, as the drafter was made for, as the controller chose, or as they pay.
 
 Every plan stays within the limits of context and server.
 """
@@ -33,12 +33,18 @@ class TreePlanner:
     def next_plan(self, num_tokens: int, room: int) -> TreePlan | None:
         """Plan a draft on `num_tokens` tokens with space for `room` more; None if nothing fits."""
         choice = self._controller.choice
-        return self._fitted(num_tokens, room, None if choice is None else choice.shape)
+        chosen = None if choice is None else choice.shape
+        if self._config.tree == "auto":
+            chosen = self._controller.tuned(self._config.shape or chosen)
+        return self._fitted(num_tokens, room, chosen)
 
     def ahead_plan(self, num_tokens: int, room: int) -> TreePlan | None:
         """Plan a draft that is made ahead of a verdict; None if nothing fits."""
         choice = self._controller.choice
-        return self._fitted(num_tokens, room, None if choice is None else choice.ahead_shape)
+        chosen = None if choice is None else choice.ahead_shape
+        if self._config.tree == "auto":
+            chosen = self._controller.tuned(self._config.shape or chosen, ahead=True)
+        return self._fitted(num_tokens, room, chosen)
 
     def server_tree(self) -> ServerTree:
         """Plan the server's own drafts. Raises UsageError if it does not draft, LinkError without a link."""
@@ -52,7 +58,7 @@ class TreePlanner:
         choice = self._controller.choice
         plan = self._config.shape or (None if choice is None else choice.shape)
         shape = plan if isinstance(plan, TreeShape) else TreeShape()
-        return ServerTree(shape.breadth, shape.levels, min(shape.budget, limits.max_nodes))
+        return ServerTree.within(shape.breadth, shape.levels, min(shape.budget, limits.max_nodes))
 
     @property
     def max_context(self) -> int:
@@ -76,7 +82,10 @@ class TreePlanner:
         return None if self._models.drafter is None else self._models.drafter.plan
 
     def _fitted(self, num_tokens: int, room: int, chosen: TreeShape | None) -> TreePlan | None:
-        plan = self._config.shape or self._own or chosen or TreeShape()
+        if self._config.tree == "auto" and chosen is not None:
+            plan: TreePlan = chosen
+        else:
+            plan = self._config.shape or self._own or chosen or TreeShape()
         if self._controller.choice is None:
             # With a fixed mode trees are not cut at the answer's end: its tau counts whole trees, as published ones do.
             room = self.max_context

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+
+import torch
 
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.prompt import PlainMessage, PlainPrompt, plain_prompt, safe_text
@@ -13,6 +15,7 @@ from outrider_client.core.prompt import Prompt as Prompt
 from outrider_client.models.private_tokens import PrivateSplit, split
 from outrider_client.models.tokenizer import TextTokenizer, load_tokenizer
 from outrider_drafters.checkpoints.bundle import find_bundle
+from outrider_drafters.checkpoints.catalog import CATALOG
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir
@@ -22,13 +25,21 @@ from outrider_drafters.emulation.paced_drafter import PacedDrafter
 from outrider_drafters.load import load_drafter
 from outrider_drafters.routing.keywords import KeywordRule
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
+from outrider_models.core.embedded import (
+    DRAFTERS,
+    EMBEDDED,
+    default_target,
+    drafter_source,
+    shipped_drafters,
+    target_dir,
+)
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Codec, Open, Sampling
 
 # Values of lm_head, a drafter's largest matrix. Below this, CPU threads cost more in synchronization than they save.
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SMALL = 4_000_000
-EMBEDDED_DRAFTER = "moa"
 
 
 @dataclass(frozen=True)
@@ -51,8 +62,9 @@ class LocalModels:
     @classmethod
     def load(cls, config: ClientConfig) -> LocalModels:
         """Load the drafter and the parts of the target that it borrows. Raises UsageError."""
-        target = resolve_dir(config.target) if config.target is not None else _embedded_target()
-        weights = TargetWeights.load(target)
+        config = with_default_models(config)
+        target = target_dir() if config.target == EMBEDDED else resolve_dir(str(config.target))
+        weights = TargetWeights.load(target, None if config.drafter_dtype is None else _DTYPES[config.drafter_dtype])
         has_text = (target / "tokenizer.json").is_file()
         if config.keywords is not None and not has_text:
             raise UsageError(f"{target}: no tokenizer.json, and route=keywords needs the text: choose another route")
@@ -130,16 +142,16 @@ class LocalModels:
         return self.text.encode_chat(turns) if turns else [item for item in written if isinstance(item, int)]
 
 
-def _embedded_target() -> Path:
-    from outrider_models.core.embedded import target_dir
+def with_default_models(config: ClientConfig) -> ClientConfig:
+    """Name the target where none is given, and the best drafter that ships for it: lookup where none does.
 
-    return target_dir()
-
-
-def _embedded_source(source: str | Path | DrafterSource) -> str | Path | DrafterSource:
-    from outrider_models.core.embedded import drafter_source
-
-    return drafter_source(source) if isinstance(source, str) else source
+    The drafter stays None for a target without a name of ours, such as a bundle. Raises UsageError.
+    """
+    target = config.target or default_target(source for source in config.drafters if isinstance(source, str))
+    if config.drafter is not None or not (target == EMBEDDED or target in CATALOG):
+        return replace(config, target=target)
+    best = shipped_drafters(None if target == EMBEDDED else target)
+    return replace(config, target=target, drafter=next(iter(best), "lookup"))
 
 
 def head_names(sources: Sequence[str | Path | DrafterSource | None]) -> tuple[str, ...]:
@@ -147,7 +159,7 @@ def head_names(sources: Sequence[str | Path | DrafterSource | None]) -> tuple[st
 
     A drafter that is listed twice gets a number.
     """
-    full = [EMBEDDED_DRAFTER if source is None else DrafterSource.parse(source).name for source in sources]
+    full = [DRAFTERS[0] if source is None else DrafterSource.parse(source).name for source in sources]
     last = [Path(name).name for name in full]
     names = [short if last.count(short) == 1 else name for short, name in zip(last, full, strict=True)]
     before = [names[:i].count(name) for i, name in enumerate(names)]
@@ -157,6 +169,8 @@ def head_names(sources: Sequence[str | Path | DrafterSource | None]) -> tuple[st
 def _load_drafters(config: ClientConfig, weights: TargetWeights) -> Drafter | None:
     """Return the drafter: None without one; several become heads that are routed between."""
     drafters = [_paced(_load_drafter(source, config, weights), config.pace) for source in config.drafters]
+    if config.draft_vocab is not None and not drafters:
+        raise UsageError(f"draft_vocab={config.draft_vocab}: there is no drafter to use it; leave it out")
     if len(drafters) < 2:
         return drafters[0] if drafters else None
     return RoutedDrafter(drafters, head_names(config.drafters), config.routing)
@@ -170,12 +184,10 @@ def _paced(drafter: Drafter, pace: str | Path | None) -> Drafter:
 
 
 def _load_drafter(source: str | Path | DrafterSource | None, config: ClientConfig, weights: TargetWeights) -> Drafter:
-    if source is not None:
-        return load_drafter(_embedded_source(source) if config.target is None else source, weights)
-    if config.target is not None:
-        if find_bundle(resolve_dir(config.target)) is not None:
-            return load_drafter(config.target, weights)
+    if isinstance(source, str):
+        source = drafter_source(source, None if config.target == EMBEDDED else config.target)
+    if source is None and weights.directory is not None and find_bundle(weights.directory) is not None:
+        source = weights.directory
+    if source is None:
         raise UsageError("drafter is not given: name one for this target, or none")
-    from outrider_models.core.embedded import drafter_dir
-
-    return load_drafter(drafter_dir(EMBEDDED_DRAFTER), weights)
+    return load_drafter(DrafterSource.parse(source).with_draft_vocab(config.draft_vocab), weights)

@@ -75,7 +75,12 @@ class SafePrefix:
                 if not await self._reconnects():
                     return False
             else:
-                return self._drafting.num_features >= len(self._safe)
+                if self._drafting.num_features >= len(self._safe):
+                    return True
+                # The stream may have sent these rows to another drafter, and sends rows again only once.
+                await self._session.disconnect(HUNG_UP)
+                if not await self._reconnects():
+                    return False
         return False
 
     async def _request_features(self) -> None:

@@ -21,6 +21,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from outrider_client.cli import app as cli
+from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
@@ -213,6 +214,8 @@ def test_describe(outrider):
         (["generate", "hi", "--temperature", "-1"], 2, "temperature=-1"),
         (["generate", "hi", "--mode", "warp"], 2, "warp"),
         (["generate", "hi", "--drafter", "/nowhere"], 2, "/nowhere"),
+        (["generate", "hi", "--draft-vocab", "7"], 2, "draft_vocab=7: it has no draft_vocab.json"),
+        (["generate", "hi", "--draft-vocab", "7", "--drafter", "none"], 2, "draft_vocab=7: there is no drafter"),
         (["generate", "hi", "--route", "entropy"], 2, "route=entropy: there is only one head"),
         (["generate", "hi", "--gate", "0.5"], 2, "there is only one head"),
         (["generate", "hi", "--drafter", "a", "--drafter", "b", "--gate", "2"], 2, "gate=2"),
@@ -249,6 +252,14 @@ def test_tokens_without_text_are_reported(outrider, golden):
     code, out, err = outrider("generate", *arguments, "--json", options=False)
     assert json.loads(out.splitlines()[-1])["token_ids"][0] == 3
     assert err == ""
+
+
+def test_a_draft_vocabulary_holds_all_that_the_drafter_writes(outrider, tmp_path):
+    write_draft_vocab(tmp_path / "vocab.json", [72, 9, 101, 30])
+    arguments = ("generate", "hi", "--mode", "offline", "--max-new-tokens", "8", "--json")
+    code, out, _ = outrider(*arguments, "--draft-vocab", str(tmp_path / "vocab.json"))
+    assert code == 0
+    assert set(json.loads(out.splitlines()[-1])["token_ids"]) <= {72, 9, 101, 30}
 
 
 def test_server_without_our_drafter(outrider, models, golden):

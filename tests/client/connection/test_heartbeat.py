@@ -122,6 +122,19 @@ def test_patience_is_stretched_by_floor_bytes_and_false_alarms():
     assert loaded.deadline_s == 0.5
 
 
+def test_rows_under_way_stretch_the_deadline_until_they_arrived():
+    heartbeat = steady(floor_s=0.5)
+    heartbeat.begin(0.0, 0, 1_000_000)
+    heartbeat.begin(0.1, 0)  # a Cancel: the rows are still on their way
+    assert heartbeat.deadline_s == pytest.approx(1.5)
+    heartbeat.rows_arrived(400_000, last=False)
+    assert heartbeat.deadline_s == pytest.approx(1.1)
+    heartbeat.begin(0.2, 0, 100_000)
+    assert heartbeat.deadline_s == pytest.approx(1.2)
+    heartbeat.rows_arrived(100_000, last=True)
+    assert heartbeat.deadline_s == 0.5
+
+
 def test_new_connection_is_given_twice_the_time():
     rtt = RttEstimator()
     rtt.add(0.001)

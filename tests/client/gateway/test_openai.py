@@ -118,7 +118,10 @@ def test_logprobs_are_of_the_text(openai):
         assert len(each.top_logprobs) == 2
     with openai.chat.completions.create(**asked, stream=True) as stream:
         received = [each for chunk in stream if chunk.choices[0].logprobs for each in chunk.choices[0].logprobs.content]
-    assert received == choice.logprobs.content
+    assert [each.token for each in received] == [each.token for each in choice.logprobs.content]
+    # Rounding differs with the number of rows in a pass, and how many are drafted depends on time.
+    expected = [each.logprob for each in choice.logprobs.content]
+    assert [each.logprob for each in received] == pytest.approx(expected, abs=1e-4)
     old = openai.completions.create(model="outrider", prompt="Mia has 4", max_tokens=4, temperature=0, logprobs=1)
     assert "".join(old.choices[0].logprobs.tokens) == old.choices[0].text
     assert len(old.choices[0].logprobs.token_logprobs) == 4

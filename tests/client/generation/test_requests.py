@@ -45,7 +45,7 @@ class ScriptedLink:
         self._replies += replies
         self._came.set()
 
-    def send(self, frame, num_bytes=0) -> None:
+    def send(self, frame, num_bytes=0, num_values=0) -> None:
         self.sent.append((frame, num_bytes))
 
     async def receive(self, timeout_s):

@@ -498,11 +498,11 @@ def test_where_a_servers_bundle_lies(monkeypatch, tmp_path, made):
     assert len(set(places)) == 5
     assert {place.parent for place in places} == {tmp_path / "outrider/bundles"}
     options = {name: p.default for name, p in _shared().items()}
-    assert client_config(options | {"server": "host:1"}).target is None
+    assert client_config(options | {"server": "host:1"}).target == "embedded"
     shutil.copytree(made["moa"], places[0])
     assert client_config(options | {"server": "host:1"}).target == places[0]
-    assert client_config(options | {"server": "host:2"}).target is None
-    assert client_config(options | {"server": "host:1", "drafter": ["eagle2"]}).target is None
+    assert client_config(options | {"server": "host:2"}).target == "embedded"
+    assert client_config(options | {"server": "host:1", "drafter": ["eagle2"]}).target == "embedded"
     assert client_config(options | {"server": "host:1", "target": "here"}).target == "here"
 
 

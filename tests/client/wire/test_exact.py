@@ -14,6 +14,7 @@ from outrider_client.connection.link_state import LinkState
 from outrider_client.connection.policy import Patience
 from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.events import Committed, Cycle, LinkChanged, RolledBack, Unverified
+from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, write_draft_vocab
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
 from outrider_netsim import Link, profile_named
@@ -122,6 +123,28 @@ async def test_sampled_answers_do_not_depend_on_the_mode(base_config):
         greedy = await client.complete(PROMPTS[0])
     assert drafted.token_ids == streamed.token_ids
     assert drafted.token_ids != greedy.token_ids
+
+
+async def test_a_draft_vocabulary_changes_no_answer(base_config, tmp_path):
+    """Greedy or sampled, with every other token of the answer in it: those are drafted, the others come as bonus."""
+    drafted = sorted({token for prompt in PROMPTS for token in plain(base_config, prompt)})[::2]
+    write_draft_vocab(tmp_path, drafted)
+    source = f"{base_config.drafter},draft_vocab={tmp_path / DRAFT_VOCAB}"
+    config = dataclasses.replace(base_config, drafter=source)
+    sampling = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "seed": 5}
+    accepted = 0.0
+    async with server_for(config) as server, AsyncClient(at(config, server.address)) as client:
+        for prompt in PROMPTS:
+            events = [event async for event in client.generate(prompt, mode="stop-and-wait")]
+            assert tuple(replayed(events)) == plain(config, prompt)
+            trees = [event.request.tree for event in events if isinstance(event, Cycle) and event.request.tree]
+            assert trees
+            assert {token for tree in trees for token in tree.tokens} <= set(drafted)
+            accepted += events[-1].statistics.mean_acceptance_length - 1
+            sampled = await client.complete(prompt, mode="stop-and-wait", **sampling)
+            streamed = await client.complete(prompt, mode="stream", **sampling)
+            assert sampled.token_ids == streamed.token_ids
+    assert accepted > 0
 
 
 @pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])

@@ -13,7 +13,7 @@ import pytest
 
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.grpc_transport import GrpcTransport
-from outrider_client.connection.policy import Patience
+from outrider_client.connection.policy import Patience, Timeouts
 from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.events import Committed, Finished, LinkChanged, Private, Warned
 from outrider_client.core.prompt import is_private
@@ -34,6 +34,7 @@ from ..conftest import FAST, FakeDrafter, FakeVerifier, Language, Letters, fake_
 
 MODES = ("auto", "stop-and-wait", "proactive", "pipelined", "server-draft", "stream", "offline")
 SHORT = replace(FAST, max_new_tokens=6)
+STALL_S = 60.0
 NUM_IN_PROCESS, NUM_SOCKETS = 720, 40  # a session each of 20; of each mode: 720 + 7 * 40 = 1000
 
 
@@ -303,7 +304,11 @@ def without_pings(frames: list[bytes]) -> list[bytes]:
 async def frames_of(seed: int, size: int, privacy: str, transport, models) -> list[bytes]:
     """Frames sent for the same safe parts, with private parts that differ and are `size` characters longer."""
     tap = Tap(transport)
-    steady = replace(SHORT, wait_for_features=True, opening=False)  # else drafts depend on when features come
+    # Frames must follow from the prompts alone: not from when features come, nor from a stall taken for a lost link.
+    steady = replace(
+        SHORT, wait_for_features=True, opening=False, patience=Patience(floor_s=STALL_S),
+        timeouts=Timeouts(connect_s=STALL_S, open_s=STALL_S, features_s=STALL_S),
+    )  # fmt: skip
     async with AsyncClient(steady, models=models, transport=tap) as client:
         for number in range(4):
             made = asked(random.Random(seed * 10 + number), lambda: size)

@@ -8,7 +8,7 @@ import pytest
 
 from outrider_client import Access, AsyncClient, ClientConfig
 from outrider_client.connection.emulated import emulated_link
-from outrider_client.connection.grpc_transport import GrpcTransport
+from outrider_client.connection.grpc_transport import GrpcConnection, GrpcTransport
 from outrider_client.connection.link_state import LinkState
 from outrider_client.connection.policy import Patience, Timeouts
 from outrider_client.connection.tls_diagnosis import TrustError
@@ -18,6 +18,7 @@ from outrider_client.pull.pull import PullConfig, pull_bundle
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
 from outrider_proto.errors import LinkError, Reason, Refusal
+from outrider_proto.frames import Ping
 from outrider_server.config.config import LimitsConfig
 from outrider_server.config.security import SecurityConfig
 from outrider_server.engine.reference_decode import plain_greedy
@@ -193,6 +194,21 @@ async def test_a_wrong_key_is_final(loaded, models, tmp_path, offline_start):
                 assert refused.value.reason is Reason.NO_KEY
 
 
+async def test_a_refusal_is_told_though_a_frame_was_being_sent(loaded, tmp_path):
+    """gRPC then has an error of its own in the place of the server's."""
+    write_keys(tmp_path / "keys", [Key("a", digest_of(new_secret("a")))])
+    async with serving(loaded, SecurityConfig(keys=tmp_path / "keys")) as server:
+        transport = GrpcTransport(server.address)
+        for _ in range(4):  # two of five streams met that error; more wrong keys are a refusal of another kind
+            connection = GrpcConnection(server.address, transport.channel(), transport.metadata())
+            for number in range(3):
+                connection.send(Ping(number))
+            with pytest.raises(Refusal) as refused:
+                await connection.receive()
+            await connection.close()
+            assert refused.value.reason is Reason.NO_KEY
+
+
 async def test_a_revoked_key_ends_the_answer(loaded, models, tmp_path, monkeypatch):
     monkeypatch.setattr(authenticator_module, "_LOOK_S", 0.01)
     secret, file = new_secret("a"), tmp_path / "keys"
@@ -222,7 +238,7 @@ async def test_a_key_over_its_rate_gets_the_same_answer_only_later(loaded, model
         client(models, server.address, Access(key=secret), shape=TreeShape(2, 2, 4)) as remote,
         asyncio.timeout(WAIT_S),
     ):
-        server.verifier._quotas.of(Principal("a", quota=key.quota)).charge(101)
+        server.verifier._quotas.of(Principal("a", quota=key.quota)).settle(101)
         async for event in remote.generate(PROMPT):
             if isinstance(event, LinkChanged):
                 seen.append((event.state, event.detail))

@@ -1,0 +1,98 @@
+"""Chooses how far draft trees are worth growing, from what passes and levels cost and what nodes bring. Pure.
+
+A cycle brings tau tokens in T ms. The tree with the largest tau / T holds what brings more than r = tau / T tokens for
+each ms that it costs, r being that of the cycles so far (Dinkelbach 1967, on fractional programs):
+
+    a node      accepted with probability p, costs row_ms of the target's pass         p > r row_ms
+    a level     expands nodes of probability P in all, of which q P goes on below,     q P > r (level_ms + row_ms)
+                costs level_ms of the drafter
+
+p is the drafter's own probability of the node's path, times the share of such probabilities that has come true. So
+trees are deep where the drafter is sure, and end early where it is not. The first drafts of a client have fixed sizes,
+from which the costs are learnt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from outrider_client.controller.smoothing import Mean
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.trees.grow import ScoredTree
+
+_TRIALS = (16, 4, 32, 8, 1, 24, 2, 32, 4, 16, 1, 24)  # nodes of the first drafts
+_TRIAL_LEVELS, _TRIAL_BREADTH = 4, 4
+_HORIZON = 40  # verdicts
+_PASSES = 64
+_APART = 4  # rows between two passes whose times are compared
+_PRIOR = 0.5  # tokens of a tree's probability, to begin with
+_SURE = 0.5  # a node at least as likely is always tried: else nothing would be learnt any more
+
+
+class TreeTuner:
+    """Measurements of one client's trees, over all its answers."""
+
+    def __init__(self) -> None:
+        self._passes: deque[tuple[int, float]] = deque(maxlen=_PASSES)
+        self._expected, self._accepted = Mean(_HORIZON), Mean(_HORIZON)  # nodes of a tree
+        self._parents, self._children = Mean(_HORIZON), Mean(_HORIZON)  # probability of levels 1 and 2
+
+    def record_pass(self, num_rows: int, ms: float) -> None:
+        """Record the time of the target's pass over a root and its tree."""
+        self._passes.append((num_rows, ms))
+
+    def record_tree(self, drafted: ScoredTree, path: Sequence[int]) -> None:
+        """Record the accepted path of a tree."""
+        probabilities = [math.exp(score) for score in drafted.scores]
+        self._expected.add(sum(probabilities))
+        self._accepted.add(len(path))
+        levels = [0.0, 0.0]
+        for probability, depth in zip(probabilities, drafted.tree.depths(), strict=True):
+            if depth <= len(levels):
+                levels[depth - 1] += probability
+        if levels[1]:
+            self._parents.add(levels[0])
+            self._children.add(levels[1])
+
+    def shape(self, limits: TreeShape, tokens_per_ms: float | None, level_ms: float | None) -> TreeShape:
+        """Return the shape of the next tree within `limits`; `level_ms` is 0 where drafting is hidden."""
+        row_ms = self.row_ms
+        if self._expected.count < len(_TRIALS) or row_ms is None or tokens_per_ms is None or level_ms is None:
+            nodes = _TRIALS[self._expected.count % len(_TRIALS)]
+            breadth, levels = min(limits.breadth, _TRIAL_BREADTH), min(limits.levels, _TRIAL_LEVELS)
+            return replace(limits, breadth=breadth, levels=levels, budget=min(limits.budget, nodes))
+        return replace(
+            limits,
+            min_probability=max(limits.min_probability, min(tokens_per_ms * row_ms / self.calibration, _SURE)),
+            min_level_probability=tokens_per_ms * (level_ms + row_ms) / (self.calibration * self._continued),
+        )
+
+    @property
+    def row_ms(self) -> float | None:
+        """Time of another row in a pass; None while passes of different sizes are lacking."""
+        if len(self._passes) < len(_TRIALS):
+            return None
+        rows, ms = np.array(self._passes).T
+        # The median over pairs (Theil and Sen): one pass that the machine held up must not count.
+        apart, slower = rows[:, None] - rows, ms[:, None] - ms
+        slopes = slower[apart >= _APART] / apart[apart >= _APART]
+        return None if not len(slopes) else max(float(np.median(slopes)), 0.0)
+
+    @property
+    def calibration(self) -> float:
+        """Accepted nodes over the sum of the drafter's probabilities."""
+        return self._ratio(self._accepted, self._expected)
+
+    @property
+    def _continued(self) -> float:
+        """Share of the first level's probability that the second one had."""
+        return min(self._ratio(self._children, self._parents), 1.0)
+
+    @staticmethod
+    def _ratio(part: Mean, whole: Mean) -> float:
+        return (part.value * part.count + _PRIOR) / (whole.value * whole.count + _PRIOR)

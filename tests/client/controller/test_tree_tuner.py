@@ -1,0 +1,127 @@
+"""Trees as large as they pay: the rule, what it is learnt from, and an answer that is the target's whatever it says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from outrider_client import Client, ClientConfig
+from outrider_client.connection.transport import LocalTransport
+from outrider_client.controller.tree_tuner import TreeTuner
+from outrider_client.core.config import AUTO_LIMITS
+from outrider_client.core.events import Committed, Cycle
+from outrider_drafters.contracts.tree_choices import TreeChoices
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.trees.grow import ScoredTree
+from outrider_proto.errors import UsageError
+from outrider_proto.frames import Draft
+from outrider_proto.tree import ROOT, DraftTree
+
+# Two children of the root, of probability .6 and .2, and a child of the first, of .3.
+TREE = ScoredTree(DraftTree((5, 6, 7), (ROOT, ROOT, 0)), tuple(map(math.log, (0.6, 0.2, 0.3))))
+
+
+def taught(row_ms: float, paths: int = 24, path: tuple[int, ...] = (0,), hiccup: int = 6) -> TreeTuner:
+    """A tuner that has seen passes of 10 ms and `row_ms` a row, some held up, and trees of which `path` held."""
+    tuner = TreeTuner()
+    for number in range(paths):
+        rows = 1 + (7 * number) % 33
+        tuner.record_pass(rows, 10 + row_ms * rows + (90 if number % hiccup == 0 else 0))
+        tuner.record_tree(TREE, path)
+    return tuner
+
+
+@pytest.mark.parametrize("row_ms", [0.0, 0.2, 1.5])
+def test_the_cost_of_a_row_is_found_despite_passes_that_were_held_up(row_ms):
+    assert taught(row_ms).row_ms == pytest.approx(row_ms, abs=0.15)
+
+
+def test_the_first_trees_have_sizes_of_all_kinds():
+    tuner, sizes = TreeTuner(), set()
+    for _ in range(12):
+        sizes.add(tuner.shape(AUTO_LIMITS, 0.05, 1.0).budget)
+        tuner.record_tree(TREE, ())
+    assert {1, 4, 32} <= sizes
+    assert tuner.shape(TreeShape(1, 2, 3), 0.05, 1.0).budget <= 3  # within the limits even then
+
+
+def test_nodes_and_levels_must_bring_what_their_time_brings_elsewhere():
+    # .9 of 1.1 expected nodes were accepted, a third of the first level's .8 go on in the second.
+    tuner, speed, level_ms = taught(1.0, path=(0,)), 0.05, 2.0
+    shape = tuner.shape(AUTO_LIMITS, speed, level_ms)
+    calibration, row_ms = tuner.calibration, tuner.row_ms
+    assert calibration == pytest.approx(1 / 1.1, rel=0.05)
+    assert shape.min_probability == pytest.approx(speed * row_ms / calibration)
+    assert shape.min_level_probability == pytest.approx(
+        speed * (level_ms + row_ms) / calibration / (0.3 / 0.8), rel=0.05
+    )
+    assert (shape.breadth, shape.levels, shape.budget) == (8, 8, 32)
+    assert tuner.shape(AUTO_LIMITS, speed, 0.0).min_level_probability < shape.min_level_probability
+
+
+def test_dearer_rows_and_worse_drafters_make_smaller_trees():
+    base = taught(0.2).shape(AUTO_LIMITS, 0.05, 1.0)
+    dearer = taught(1.0).shape(AUTO_LIMITS, 0.05, 1.0)
+    worse = taught(0.2, path=()).shape(AUTO_LIMITS, 0.05, 1.0)
+    assert base.min_probability < dearer.min_probability
+    assert base.min_probability < worse.min_probability <= 0.5  # likely nodes are always tried
+    slow_link = taught(0.2).shape(AUTO_LIMITS, 0.005, 1.0)
+    assert slow_link.min_probability < base.min_probability
+
+
+def test_the_best_size_in_a_simulation():
+    """Independent chains: every level is accepted with probability .7; a pass takes 10 ms and 1 a row, a level 1 ms."""
+    accept, fixed = 0.7, {}
+    for levels in range(1, 13):
+        tau = sum(accept**k for k in range(levels + 1))
+        fixed[levels] = tau / (10 + (1 + levels) + levels)
+    best = max(fixed, key=fixed.__getitem__)
+    tuner, speed = TreeTuner(), None
+    chain = TreeShape(1, 12, 12)
+    for number in range(60):
+        shape = tuner.shape(chain, speed, 1.0)
+        levels = grown(shape, accept)
+        scores = tuple(k * math.log(accept) for k in range(1, levels + 1))
+        drafted = ScoredTree(DraftTree.chain(tuple(range(levels))), scores)
+        tuner.record_pass(1 + levels, 10 + (1 + levels))
+        # In turn as many as the probabilities say: no chance is needed for a mean.
+        accepted = sum((number * 0.618) % 1 < accept**k for k in range(1, levels + 1))
+        tuner.record_tree(drafted, tuple(range(accepted)))
+        speed = fixed[levels]
+    assert abs(levels - best) <= 1
+    assert fixed[levels] > 0.97 * fixed[best]
+
+
+def grown(shape: TreeShape, accept: float) -> int:
+    """Levels of a chain whose every token has probability `accept`."""
+    levels = 1
+    while (
+        levels < min(shape.levels, shape.budget)
+        and accept**levels >= shape.min_level_probability
+        and accept ** (levels + 1) >= shape.min_probability
+    ):
+        levels += 1
+    return levels
+
+
+@pytest.mark.parametrize("mode", ["stop-and-wait", "proactive", "pipelined", "auto"])
+def test_answers_are_the_targets(mode, verifier, models, fast, language):
+    sizes = set()
+    with Client(fast, models=models, transport=LocalTransport(verifier.describe, verifier.session)) as client:
+        for prompt in ([5, 9, 12, 3], [7, 9], [1, 2, 3]):
+            events = list(client.generate(prompt, mode=mode, tree="auto", shape=None))
+            tokens = [token for event in events if isinstance(event, Committed) for token in event.tokens]
+            assert tuple(tokens) == language.answer(prompt, 40)
+            drafts = [
+                event.request for event in events if isinstance(event, Cycle) and isinstance(event.request, Draft)
+            ]
+            sizes |= {len(draft.tree) for draft in drafts} - {0}
+    assert mode == "auto" or len(sizes) > 1
+
+
+def test_fixed_choices_leave_nothing_to_choose():
+    with pytest.raises(UsageError, match="leave one of them out"):
+        ClientConfig(tree="auto", shape=TreeChoices(((0,), (1,))))
+    with pytest.raises(UsageError, match="tree='huge'"):
+        ClientConfig(tree="huge")
