@@ -23,11 +23,14 @@ from outrider_bench.cli.network import network_command
 from outrider_bench.cli.pair import (
     eval_command,
     exact_command,
+    offline_command,
     overhead_command,
+    passes_command,
     recover_command,
     verify_cost_command,
 )
 from outrider_bench.cli.serving import gateway_command, privacy_command, ray_command
+from outrider_bench.cli.spec import spec_command
 from outrider_bench.cli.tcp import tcp_command
 from outrider_bench.cli.virtual import record_command, sweep_command, virtual_command
 from outrider_proto.errors import LinkError, OutriderError, Refusal
@@ -62,6 +65,7 @@ def _bench(
 app.command("trace")(trace_command)
 app.command("eval")(eval_command)
 app.command("exact")(exact_command)
+app.command("offline")(offline_command)
 app.command("overhead")(overhead_command)
 app.command("recover")(recover_command)
 app.command("drafters")(drafters_command)
@@ -74,6 +78,7 @@ app.command("codec")(codec_command)
 app.command("staleness")(staleness_command)
 app.command("prompt-rows")(prompt_rows_command)
 app.command("verify-cost")(verify_cost_command)
+app.command("passes")(passes_command)
 app.command("network")(network_command)
 app.command("gateway")(gateway_command)
 app.command("load")(load_command)
@@ -81,6 +86,7 @@ app.command("ray")(ray_command)
 app.command("record")(record_command)
 app.command("virtual")(virtual_command)
 app.command("sweep")(sweep_command)
+app.command("spec")(spec_command)
 
 
 def main() -> None:

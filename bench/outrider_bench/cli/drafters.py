@@ -5,29 +5,37 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
 from outrider_bench.cli.options import (
     BreadthOption,
     BudgetOption,
+    DrafterOption,
+    FamiliesOption,
     JsonOption,
     LevelsOption,
     LimitOption,
     OrderSeedOption,
     PerFamilyOption,
     PlotOption,
+    QuestionsOption,
+    QuestionsPerFamilyOption,
     RepetitionsOption,
     TargetDirOption,
     TargetOption,
+    drafter_for,
+    drafters_for,
+    source_of,
     target_of,
 )
 from outrider_bench.core.progress import progress_line
 from outrider_bench.core.report import write_report
 from outrider_bench.core.tables import show
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_models.core.embedded import DRAFTERS, PAIR, drafter_source, target_dir
+from outrider_models.core.embedded import PAIR, drafter_source, target_dir
+from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
 
 if TYPE_CHECKING:
@@ -39,11 +47,17 @@ _SAMPLING = Sampling()
 
 
 def trace_command(
-    target: Annotated[str, typer.Option(help="Directory or hub name of the target.")],
+    target: Annotated[
+        str, typer.Option(help="Target: directory, GGUF file, hub name, or name got with `outrider-models get`.")
+    ],
     drafter: Annotated[
         str, typer.Option(help="Directory or hub name of the drafter, or lookup; options follow as ,KEY=VALUE.")
     ],
-    prompt_ids: Annotated[str, typer.Option(help="Token ids of the prompt, separated by commas.")],
+    prompt_ids: Annotated[
+        str | None, typer.Option(help="Token ids of the prompt, separated by commas; or give --questions.")
+    ] = None,
+    questions: QuestionsOption = None,
+    families: FamiliesOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens at most.")] = 64,
     breadth: Annotated[
         int | None, typer.Option(help=f"Nodes expanded per level, and children of each; default: {_TREE.breadth}.")
@@ -76,23 +90,38 @@ def trace_command(
     baseline: Annotated[bool, typer.Option("--baseline", help="Also run the target alone, and compare.")] = False,
     json: JsonOption = Path("-"),
 ) -> None:
-    """Trace one answer in process, cycle by cycle; without limits or choices, with the drafter's own trees."""
-    from outrider_bench.studies.drafters.trace import TraceRequest, read_sampling, read_source, read_token_ids, trace
+    """Trace answers in process, cycle by cycle; without limits or choices, with the drafter's own trees."""
+    from outrider_bench.studies.drafters.trace import (
+        TraceRequest,
+        read_sampling,
+        read_source,
+        read_token_ids,
+        trace,
+        trace_questions,
+    )
     from outrider_client.cli.options import tree_plan
 
+    if (prompt_ids is None) == (questions is None):
+        raise UsageError("what to ask: need either --prompt-ids or --questions")
+    directory = target_of(target)
     request = TraceRequest(
-        target=target_of(target),
+        target=directory,
         drafter=read_source(drafter, tli),
-        prompt_ids=read_token_ids(prompt_ids),
+        prompt_ids=() if prompt_ids is None else read_token_ids(prompt_ids),
         max_new_tokens=max_new_tokens,
         plan=tree_plan(choices, breadth=breadth, levels=levels, budget=budget, min_probability=min_probability),
         sampling=read_sampling(acceptance, temperature, top_k, top_p, seed=seed, epsilon=epsilon, alpha=alpha),
         baseline=baseline,
     )
-    report = asyncio.run(trace(request))
+    if questions is None:
+        report = asyncio.run(trace(request))
+        traced = [report]
+    else:
+        report = asyncio.run(trace_questions(request, source_of(directory, questions, families)))
+        traced = cast(list[dict[str, object]], report["questions"])
     write_report(json, report)
     lossless = request.sampling.acceptance == "exact"
-    if baseline and lossless and not report["matches_baseline"]:
+    if baseline and lossless and not all(one["matches_baseline"] for one in traced):
         raise typer.Exit(1)
 
 
@@ -101,14 +130,17 @@ def drafters_command(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            "--drafter", help="Embedded name, DIR[,option=value...] or lookup; repeatable; default: all embedded."
+            "--drafter",
+            help="Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: all that ship.",
         ),
     ] = None,
     assistant: Annotated[
         list[Path] | None,
         typer.Option("--assistant", help="Small model for transformers' assisted generation; repeatable."),
     ] = None,
-    per_family: PerFamilyOption = 10,
+    questions: QuestionsOption = None,
+    families: FamiliesOption = None,
+    per_family: QuestionsPerFamilyOption = None,
     repetitions: RepetitionsOption = 3,
     seed: OrderSeedOption = 1,
     max_new_tokens: LimitOption = 128,
@@ -128,10 +160,11 @@ def drafters_command(
 
     plan = tree_plan(choices, breadth=breadth, levels=levels, budget=budget)
     directory = target_of(target)
-    entries = {drafter_label(name): drafter_entry(directory, name, plan) for name in drafter or DRAFTERS}
+    source = source_of(directory, questions, families)
+    entries = {drafter_label(name): drafter_entry(directory, name, plan) for name in drafters_for(directory, drafter)}
     with progress_line() as step:
         result = compare_drafters(
-            directory, entries, assistant or (), per_family, max_new_tokens, repetitions, seed, step
+            directory, source, entries, assistant or (), per_family, max_new_tokens, repetitions, seed, step
         )
     show(families_table(result), positions_table(result), speeds_table(result))
     write_report(json, asdict(result))
@@ -144,9 +177,13 @@ def drafters_command(
 
 def depth_sweep_command(
     target: TargetOption = None,
-    drafter: Annotated[str, typer.Option(help="Embedded name or DIR[,option=value...].")] = DRAFTERS[0],
+    drafter: DrafterOption = None,
     levels: Annotated[int, typer.Option(min=1, max=32, help="Draft chains of 1 to this many levels.")] = 8,
-    per_family: PerFamilyOption = 5,
+    questions: QuestionsOption = None,
+    families: FamiliesOption = None,
+    per_family: Annotated[
+        int | None, typer.Option(min=1, help="Questions per family; default: 5, of --questions all of a category.")
+    ] = None,
     repetitions: RepetitionsOption = 3,
     seed: OrderSeedOption = 1,
     max_new_tokens: LimitOption = 128,
@@ -160,10 +197,14 @@ def depth_sweep_command(
     from outrider_bench.studies.drafters.comparison import compare_drafters, drafter_entry, drafter_label
     from outrider_bench.studies.drafters.comparison_report import sweep_table
 
-    directory, label = target_of(target), drafter_label(drafter)
-    entries = {str(n): drafter_entry(directory, drafter, TreeShape.chain(n)) for n in range(1, levels + 1)}
+    directory = target_of(target)
+    named = drafter_for(directory, drafter)
+    label = drafter_label(named)
+    source = source_of(directory, questions, families)
+    few = 5 if per_family is None and questions is None else per_family
+    entries = {str(n): drafter_entry(directory, named, TreeShape.chain(n)) for n in range(1, levels + 1)}
     with progress_line() as step:
-        result = compare_drafters(directory, entries, (), per_family, max_new_tokens, repetitions, seed, step)
+        result = compare_drafters(directory, source, entries, (), few, max_new_tokens, repetitions, seed, step)
     show(sweep_table(label, result))
     write_report(json, {"drafter": label, **asdict(result)})
     if plot is not None:

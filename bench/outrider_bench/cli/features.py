@@ -105,11 +105,11 @@ def prompt_rows_command(
         read_row_counts,
     )
     from outrider_drafters.checkpoints.target_weights import resolve_dir
-    from outrider_models.core.embedded import drafter_dir
+    from outrider_models.core.embedded import drafter_source
 
     chosen = prompt_row_choices(read_row_counts(rows))
     directory = target_of(target)
-    source = drafter_dir("moa") if drafter is None else resolve_dir(drafter)
+    source = resolve_dir(drafter_source("moa" if drafter is None else str(drafter)))
     asked = ask_long_prompts(directory, per_family, prompt_tokens)
     with progress_line() as step:
         results = asyncio.run(measure_shares(directory, source, asked, chosen, max_new_tokens, step))

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from outrider_bench.cli.options import (
-    ALL_FAMILIES,
     FamiliesOption,
     JsonOption,
     NewTokensOption,
     PlotOption,
+    QuestionsOption,
     TargetOption,
-    families_of,
+    drafter_for,
+    source_of,
+    sources_of,
     target_of,
 )
 from outrider_bench.core.progress import progress_line
@@ -25,7 +27,6 @@ from outrider_bench.core.tables import show, show_line
 from outrider_client.cli.access_options import with_access_options
 from outrider_client.connection.policy import Patience
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_models.core.embedded import DRAFTERS, drafter_dir
 
 if TYPE_CHECKING:
     from outrider_bench.load.measures.process_use import CoreShares
@@ -67,10 +68,16 @@ def load_command(
     breadth: Annotated[int, typer.Option(help="Nodes expanded per level of a draft tree.")] = _TREE.breadth,
     levels: Annotated[int, typer.Option(help="Levels of a draft tree.")] = _TREE.levels,
     budget: Annotated[int, typer.Option(help="Nodes of a draft tree.")] = _TREE.budget,
-    prompt_mix: Annotated[str, typer.Option(help="Weights of short and long prompts.")] = "short:3,long:1",
+    prompt_mix: Annotated[
+        str | None,
+        typer.Option(help="Weights of short and long prompts; default: short:3,long:1; --questions are as they are."),
+    ] = None,
     long_tokens: Annotated[int, typer.Option(min=1, help="Least number of tokens of a long prompt.")] = 384,
-    families: FamiliesOption = ALL_FAMILIES,
-    per_family: Annotated[int, typer.Option(min=1, help="Prompts per family.")] = 8,
+    questions: QuestionsOption = None,
+    families: FamiliesOption = None,
+    per_family: Annotated[
+        int | None, typer.Option(min=1, help="Prompts per family; default: 8, or all of a category of --questions.")
+    ] = None,
     max_new_tokens: NewTokensOption = 64,
     profile: Annotated[
         str, typer.Option(help="Link profile between clients and server (proxy engine); none for no link.")
@@ -90,8 +97,12 @@ def load_command(
     ] = None,
     target: TargetOption = None,
     drafter: Annotated[
-        str, typer.Option(help="Embedded name or directory; replayed clients ask for the features that it needs.")
-    ] = (DRAFTERS[0]),
+        str | None,
+        typer.Option(
+            help="Name of one that ships, DIR[,option=value...] or lookup; replayed clients ask for the features that "
+            "it needs; default: the best that ships for the target, or else lookup."
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option(help="Type of the target's weights: float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="Device of the target: cpu, cuda, cuda:1, ...")] = "cpu",
     workers: Annotated[int, typer.Option(min=1, help="Processes that run the clients.")] = 1,
@@ -126,14 +137,15 @@ def load_command(
     from outrider_bench.load.plan import LoadPlan, client_counts, mix_of, options_of
     from outrider_bench.load.soak import plan_soak
     from outrider_client.core.config import Mode
-    from outrider_drafters.checkpoints.target_weights import resolve_dir
 
     think_s = (10.0 if soak_ else 0.0) if think is None else think
+    directory = target_of(target)
+    named = drafter_for(directory, drafter)
     plan = LoadPlan(
-        target=target_of(target),
-        drafter=drafter_dir(drafter) if drafter in DRAFTERS else resolve_dir(drafter),
+        target=directory,
+        drafter=sources_of([named])[named],
         clients=client_counts(clients),
-        mix=mix_of(prompt_mix, families_of(families), per_family, long_tokens, max_new_tokens),
+        mix=mix_of(prompt_mix, source_of(directory, questions, families), per_family, long_tokens, max_new_tokens),
         habits=ClientBehavior(think_s, rate, requests, 5.0 if soak_ and stay is None else stay),
         kind=cast(ClientKind, clients_kind),
         mode=cast(Mode, mode),

@@ -13,17 +13,19 @@ import typer
 from outrider_bench.cli.options import (
     BreadthOption,
     BudgetOption,
+    FamiliesOption,
     JsonOption,
     LevelsOption,
     PlotOption,
+    QuestionsOption,
     TargetOption,
     codec_of,
-    families_of,
+    drafters_for,
+    target_of,
 )
 from outrider_bench.core.progress import progress_line
 from outrider_bench.core.report import write_report
 from outrider_bench.core.tables import show, show_line
-from outrider_models.core.embedded import DRAFTERS
 from outrider_netsim import EngineChoice
 
 if TYPE_CHECKING:
@@ -55,7 +57,11 @@ def network_command(
     target: TargetOption = None,
     drafter: Annotated[
         list[str] | None,
-        typer.Option("--drafter", help=f"Embedded name or DIR[,option=value...]; repeatable; default: {DRAFTERS[0]}."),
+        typer.Option(
+            "--drafter",
+            help="Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: the best that ships "
+            "for the target, or else lookup.",
+        ),
     ] = None,
     mode: Annotated[
         list[str] | None,
@@ -69,13 +75,12 @@ def network_command(
         int | None,
         typer.Option(
             min=1,
-            help="Held-out prompts, the families in turn; default: 24, 4 of each. A run of three modes then takes "
-            "about a minute, two with --pace paper.",
+            help="Questions, the families in turn; default: 24 held-out ones, 4 of each family, or all of --questions. "
+            "A run of three modes over 24 takes about a minute, two with --pace paper.",
         ),
     ] = None,
-    families: Annotated[
-        str | None, typer.Option(help="Prompt families, separated by commas; default: all six.")
-    ] = None,
+    questions: QuestionsOption = None,
+    families: FamiliesOption = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=2, help="New tokens per answer; default: 128.")] = None,
     prompt_tokens: Annotated[
         int | None,
@@ -114,7 +119,12 @@ def network_command(
         ),
     ] = None,
     table3: Annotated[
-        bool, typer.Option("--table3", help="The paper's Table 3: its drafters on one device, over 5G and over 4G.")
+        bool,
+        typer.Option(
+            "--table3",
+            help="The paper's Table 3: its drafters (of another target all that ship, or else lookup) on one device, "
+            "over 5G and over 4G.",
+        ),
     ] = False,
     table7: Annotated[
         bool, typer.Option("--table7", help="Only the paper's Table 7: bytes of messages, by drafter and codec.")
@@ -151,7 +161,8 @@ def network_command(
         "pace": pace,
         "codec": codecs[0] if codec else None,
         "engine": engine,
-        "families": None if families is None else families_of(families),
+        "questions": questions,
+        "families": None if families is None else families.split(","),
         "prompts": prompts,
         "max_new_tokens": max_new_tokens,
         "prompt_tokens": prompt_tokens,
@@ -161,7 +172,9 @@ def network_command(
         "in_flight": in_flight,
         "outcomes": outcomes,
     }
-    papers = (TABLE_3 if table3 else {}) | ({"drafters": PAPERS_DRAFTERS} if table3 or table7 else {})
+    papers: dict[str, Sequence[str]] = dict(TABLE_3) if table3 else {}
+    if table3 or table7:
+        papers["drafters"] = PAPERS_DRAFTERS if target is None else drafters_for(target_of(target))
     plan = planned(experiment, {name: value for name, value in given.items() if value is not None}, papers)
     if table7:
         _measure_messages(plan, codecs if codec or experiment is None else [plan.codec], json)
@@ -221,7 +234,7 @@ def _show(scenarios: Sequence[Scenario], table3: bool) -> None:
         mismatches = scenario.mismatches
         differing = f"{mismatches} answers differ from the stream's" if mismatches else "all answers the same"
         show_line(f"{differing}; {scenario.extent}")
-    if len({scenario.setting.profile for scenario in scenarios}) > 1:
+    if table3 or len({scenario.setting.profile for scenario in scenarios}) > 1:
         show(link_table(scenarios, "(the paper's Table 3)" if table3 else ""))
 
 

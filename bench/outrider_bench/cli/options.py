@@ -8,23 +8,47 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_models.core.embedded import DRAFTERS, drafter_dir, target_dir
-from outrider_models.corpus import FAMILIES, Family
+from outrider_models.core.embedded import drafter_source, shipped_drafters, target_dir
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
+    from outrider_bench.core.prompts import QuestionSource
     from outrider_proto.frames import Codec
 
 TargetOption = Annotated[
-    str | None, typer.Option(help="Directory or hub name of the target; default: the embedded target.")
+    str | None,
+    typer.Option(
+        help="Target: directory, GGUF file, hub name, or name got with outrider-models; default: the embedded one."
+    ),
 ]
 TargetDirOption = Annotated[Path | None, typer.Option(help="Directory of the target; default: the embedded target.")]
 PerFamilyOption = Annotated[int, typer.Option(min=1, help="Held-out prompts per family.")]
+QuestionsPerFamilyOption = Annotated[
+    int | None,
+    typer.Option("--per-family", min=1, help="Questions per family; default: 10, of --questions all of a category."),
+]
 RepetitionsOption = Annotated[int, typer.Option(min=1, help="Times that each prompt is asked.")]
 OrderSeedOption = Annotated[int, typer.Option("--seed", help="Random seed of the order in which a prompt is answered.")]
-FamiliesOption = Annotated[str, typer.Option(help="Prompt families, separated by commas.")]
+FamiliesOption = Annotated[
+    str | None,
+    typer.Option(help="Prompt families, or with --questions categories, separated by commas; default: all."),
+]
+QuestionsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Ask the questions of this file of JSON lines: Spec-Bench's form, chats or prompts, turn by turn. "
+        "Default: held-out prompts of the embedded corpus, for the embedded target only."
+    ),
+]
 NewTokensOption = Annotated[int, typer.Option(min=2, help="New tokens per answer.")]
 LimitOption = Annotated[int, typer.Option(min=1, help="New tokens per answer.")]
+DrafterOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of one that ships, DIR[,option=value...] or lookup; default: the best that ships for the target, "
+        "or else lookup."
+    ),
+]
 BreadthOption = Annotated[
     int | None, typer.Option(help="Nodes expanded per level of a draft tree; default: the drafter's own.")
 ]
@@ -34,7 +58,6 @@ JsonOption = Annotated[
     Path | None, typer.Option("--json", help="Write the report to this file; - for standard output.")
 ]
 PlotOption = Annotated[Path | None, typer.Option(help="Draw the results to this PNG file.")]
-ALL_FAMILIES = ",".join(FAMILIES)
 DEFAULT_CODEC = "int8"  # CODECS[0], whose module imports numpy
 
 
@@ -49,16 +72,35 @@ def drafters_of(names: Sequence[str]) -> dict[str, Path]:
     """Return the drafters' directories by name."""
     from outrider_drafters.checkpoints.target_weights import resolve_dir
 
-    return {name: drafter_dir(name) if name in DRAFTERS else resolve_dir(name) for name in names}
+    return {name: resolve_dir(drafter_source(name)) for name in names}
 
 
-def families_of(text: str) -> list[Family]:
-    """Return the families named in `text`, in the order of the corpus."""
-    asked = text.split(",")
-    for name in asked:
-        if name not in FAMILIES:
-            raise UsageError(f"families={name!r}: choose from {', '.join(FAMILIES)}")
-    return [family for family in FAMILIES if family in asked]
+def drafters_for(target: Path, named: Sequence[str] | None = None) -> Sequence[str]:
+    """Return the drafters to measure: those named, or else all that ship for the target, or else lookup."""
+    return named or shipped_drafters(target) or ("lookup",)
+
+
+def drafter_for(target: Path, named: str | None) -> str:
+    """Return the one drafter to measure: the one named, or else the first of `drafters_for`."""
+    return named or drafters_for(target)[0]
+
+
+def sources_of(names: Sequence[str]) -> dict[str, str]:
+    """Return drafters' sources by name: embedded ones, or DIR[,option=value...]. Raises UsageError for no drafter."""
+    from outrider_drafters.checkpoints.source import DrafterSource
+    from outrider_drafters.load import open_drafter
+
+    sources = {name: drafter_source(name) for name in names}
+    for source in sources.values():
+        open_drafter(DrafterSource.parse(source))
+    return sources
+
+
+def source_of(target: Path, questions: Path | None, families: str | None) -> QuestionSource:
+    """Return what to ask a target."""
+    from outrider_bench.core.prompts import QuestionSource
+
+    return QuestionSource.of(target, questions, None if families is None else families.split(","))
 
 
 def codec_of(name: str) -> Codec:

@@ -1,15 +1,29 @@
-"""Commands on the embedded pair, or another target and drafters: eval, exact, overhead, recover, verify-cost."""
+"""Commands on a target and its drafters, by default the embedded pair: their quality, exactness and costs."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from outrider_bench.cli.options import JsonOption, PlotOption, TargetDirOption, TargetOption, drafters_of
+from outrider_bench.cli.options import (
+    FamiliesOption,
+    JsonOption,
+    LimitOption,
+    PlotOption,
+    QuestionsOption,
+    TargetDirOption,
+    TargetOption,
+    drafters_for,
+    drafters_of,
+    source_of,
+    sources_of,
+    target_of,
+)
 from outrider_bench.core.progress import ProgressCounter, progress_line
 from outrider_bench.core.report import write_report
 from outrider_bench.core.tables import show, show_line
@@ -18,23 +32,37 @@ from outrider_proto.errors import UsageError
 
 DraftersOption = Annotated[
     list[str] | None,
-    typer.Option("--drafter", help=f"Embedded name or directory; repeatable; default: {', '.join(PAIR)}."),
+    typer.Option(
+        "--drafter",
+        help=f"Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: {', '.join(PAIR)} of the "
+        "embedded target, of others all that ship, or else lookup.",
+    ),
 ]
+DEFAULT_TAU_PER_FAMILY, DEFAULT_EXACT_PROMPTS, DEFAULT_OFFLINE_PROMPTS = 30, 200, 60  # of the corpus
 PromptsOption = Annotated[int, typer.Option("--prompts", min=1, help="Held-out prompts, spread over the families.")]
 
 
 def eval_command(
-    target: TargetDirOption = None,
+    target: TargetOption = None,
     drafter: DraftersOption = None,
-    per_family: Annotated[int, typer.Option(min=1, help="Questions per family, code excepted.")] = 100,
-    code: Annotated[int, typer.Option(min=1, help="Questions of the code family.")] = 164,
+    questions: QuestionsOption = None,
+    families: FamiliesOption = None,
+    per_family: Annotated[int, typer.Option(min=1, help="Questions per family of the corpus, code excepted.")] = 100,
+    code: Annotated[int, typer.Option(min=1, help="Questions of the corpus' code family.")] = 164,
     tau_per_family: Annotated[
-        int, typer.Option(min=1, help="Questions per family for the mean acceptance lengths.")
-    ] = 30,
+        int | None,
+        typer.Option(
+            min=1, help="Questions per family for the mean acceptance lengths; default: 30, or all of --questions."
+        ),
+    ] = None,
+    max_new_tokens: LimitOption = 192,
     json: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
-    """Score the target, measure the drafters' acceptance, and score code written after the link has died."""
+    """Score the target, measure the drafters' acceptance, and score code written after the link has died.
+
+    With --questions only acceptance: nobody says there which answer is right.
+    """
     from outrider_bench.studies.pair.evaluation import (
         EvaluationPlan,
         acceptance_table,
@@ -43,10 +71,15 @@ def eval_command(
         scores_table,
     )
 
-    plan = EvaluationPlan(target or target_dir(), _drafters(drafter), per_family, code, tau_per_family)
+    directory = target_of(target)
+    source = source_of(directory, questions, families)
+    named = _named(directory, drafter)
+    of_tau = DEFAULT_TAU_PER_FAMILY if tau_per_family is None and questions is None else tau_per_family
+    plan = EvaluationPlan(directory, sources_of(named), source, per_family, code, of_tau, max_new_tokens)
     with progress_line() as step:
         evaluation = asyncio.run(evaluate(plan, step))
-    show(scores_table(evaluation), acceptance_table(evaluation), outage_table(evaluation))
+    show(*([scores_table(evaluation)] if evaluation.scores else []), acceptance_table(evaluation))
+    show(*([outage_table(evaluation)] if evaluation.stop else []))
     write_report(json, evaluation.as_dict())
     if plot is not None:
         from outrider_bench.studies.pair.plots import plot_evaluation
@@ -57,22 +90,77 @@ def eval_command(
 
 
 def exact_command(
-    target: TargetDirOption = None,
+    target: TargetOption = None,
     drafter: DraftersOption = None,
-    prompts: PromptsOption = 200,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer.")] = 96,
+    questions: QuestionsOption = None,
+    prompts: Annotated[
+        int | None,
+        typer.Option(min=1, help="Questions, the families in turn; default: 200, or all of --questions."),
+    ] = None,
+    max_new_tokens: LimitOption = 96,
+    dtype: Annotated[str, typer.Option(help="Type of the target's weights: float32, bfloat16 or float16.")] = "float32",
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="Serve with --batch-invariant: then no answer may differ.")
+    ] = False,
     json: JsonOption = None,
 ) -> None:
-    """Compare answers in process and over gRPC, token for token, with transformers' generate in float32."""
-    from outrider_bench.studies.pair.exact import compare_with_generate
+    """Compare answers in process and over gRPC, token for token, with transformers' generate.
 
-    directory, drafters = target or target_dir(), _drafters(drafter)
+    In bfloat16 and float16 with the plain loop, and an answer may depart from it where two tokens are a near-tie.
+    """
+    from outrider_bench.studies.pair.exact import ExactPlan, exactness_table, measure_exactness
+
+    directory = target_of(target)
+    source = source_of(directory, questions, None)
+    count = DEFAULT_EXACT_PROMPTS if prompts is None and questions is None else prompts
+    drafters = sources_of(_named(directory, drafter))
+    plan = ExactPlan(directory, drafters, source, count, max_new_tokens, dtype, batch_invariant)
     with progress_line() as step:
-        report = asyncio.run(compare_with_generate(directory, drafters, prompts, max_new_tokens, step))
-    for name, differing in report.items():
-        show_line(f"{name}: {prompts - len(differing)} of {prompts} identical")
-    write_report(json, {"prompts": prompts, "differing": report})
-    if any(report.values()):
+        result = asyncio.run(measure_exactness(plan, step))
+    show(exactness_table(result))
+    for way in result.ways:
+        for at in result.failures(way):
+            show_line(f"{way}: {at}", style="red")
+    write_report(json, result.as_dict())
+    if not result.is_exact:
+        raise typer.Exit(1)
+
+
+def offline_command(
+    target: TargetOption = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drafter",
+            help="Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: all that ship for the "
+            "target, or else lookup.",
+        ),
+    ] = None,
+    questions: QuestionsOption = None,
+    families: FamiliesOption = None,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Questions, the families in turn; default: 60, or all of --questions.")
+    ] = None,
+    cut_at: Annotated[int, typer.Option(min=1, help="Tokens of the answer after which the link dies.")] = 32,
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens that the drafter writes from there on.")] = 64,
+    json: JsonOption = None,
+) -> None:
+    """Measure what drafters write when the link dies: how long it stays readable, and what the target keeps of it."""
+    from outrider_bench.studies.pair.offline import OfflinePlan, measure_offline_quality
+    from outrider_bench.studies.pair.offline_figures import circles_table, kept_table, perplexity_table
+
+    directory = target_of(target)
+    source = source_of(directory, questions, families)
+    count = DEFAULT_OFFLINE_PROMPTS if prompts is None and questions is None else prompts
+    plan = OfflinePlan(directory, sources_of(drafters_for(directory, drafter)), source, count, cut_at, tokens)
+    with progress_line() as step:
+        result = asyncio.run(measure_offline_quality(plan, step))
+    show(kept_table(result), perplexity_table(result), circles_table(result))
+    if result.left_out:
+        show_line(f"{result.left_out} answers are left out: they end before the cut")
+    write_report(json, asdict(result))
+    if any(result.mismatches.values()):
+        show_line(f"the last token before the cut is not the target's: {dict(result.mismatches)}", style="red")
         raise typer.Exit(1)
 
 
@@ -121,6 +209,9 @@ def verify_cost_command(
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads; default: as the server, 1 for a small target.")
     ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Run transformers' own forward pass where the fused one would run.")
+    ] = False,
     json: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:
@@ -130,18 +221,46 @@ def verify_cost_command(
     from outrider_bench.studies.pair.verify_cost import device_name, verify_cost_table, verify_costs
     from outrider_server.engine.target import Target
 
-    loaded = Target.load(target or str(target_dir()), dtype, device)
+    loaded = Target.load(target or str(target_dir()), dtype, device, fused=not plain)
     if (count := threads or (1 if loaded.is_small else None)) is not None:
         torch.set_num_threads(count)
     with progress_line() as step:
         costs = verify_costs(loaded, context, repeats, ProgressCounter(step, "passes", repeats))
     show(verify_cost_table(loaded.name, context, costs))
     how = {"target": loaded.name, "context": context, "repeats": repeats, "dtype": dtype, "device": device_name(device)}
+    how["pass"] = "plain" if loaded.fused is None else "fused"
     write_report(json, {**how, "costs": [asdict(cost) for cost in costs]})
     if plot is not None:
         from outrider_bench.studies.pair.plots import plot_verify_costs
 
         plot_verify_costs(f"{loaded.name}, {dtype}, {device_name(device)}, {context} tokens before", costs, plot)
+
+
+def passes_command(
+    target: TargetOption = None,
+    context: Annotated[int, typer.Option(help="Tokens of context of every session.")] = 256,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed passes of each kind.")] = 10,
+    json: JsonOption = None,
+) -> None:
+    """Count what a pass over 1, 8 and 32 sessions asks of its host: operations, reads, Python's time. Needs no GPU.
+
+    Without --target in the shape of Llama-3-8B; of a target, only the config is read.
+    """
+    import torch
+
+    from outrider_bench.studies.pair.passes import hollow_target, llama_8b, num_kinds, pass_cost_table, pass_costs
+
+    torch.set_num_threads(1)
+    hollow = llama_8b() if target is None else hollow_target(target)
+    with progress_line() as step:
+        costs = pass_costs(hollow, context, repeats, ProgressCounter(step, "kinds of passes", num_kinds()))
+    show(pass_cost_table(hollow, context, costs))
+    how = {"target": hollow.target.name, "layers": hollow.num_layers, "context": context, "repeats": repeats}
+    write_report(json, {**how, "costs": [asdict(cost) for cost in costs]})
+
+
+def _named(target: Path, drafters: list[str] | None) -> Sequence[str]:
+    return drafters_for(target, drafters or (PAIR if target == target_dir() else None))
 
 
 def _drafters(names: list[str] | None) -> dict[str, Path]:

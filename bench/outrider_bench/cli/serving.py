@@ -13,7 +13,7 @@ from outrider_bench.cli.options import JsonOption, LimitOption, PerFamilyOption,
 from outrider_bench.core.progress import progress_line
 from outrider_bench.core.report import write_report
 from outrider_bench.core.tables import OVER_PROMPTS, ci95_cells, show, table
-from outrider_models.core.embedded import PAIR, target_dir
+from outrider_models.core.embedded import EMBEDDED, PAIR, target_dir
 
 _WAIT_FOR_LINK_S = 120.0  # of a client whose replica is gone
 PRIVACY_DRAFTERS = (*PAIR, "independent")
@@ -79,10 +79,10 @@ def ray_command(
     from outrider_client.core.config import ClientConfig
     from outrider_client.models.local_models import LocalModels
 
-    models = LocalModels.load(ClientConfig())
+    models = LocalModels.load(ClientConfig(target=EMBEDDED))
     asked = questions(models, 2)
     expected = generated(target_dir(), asked, max_new_tokens)
-    with RayProcess(["--replicas", str(replicas), "--cpus", "0.5", "--no-edge-bundle"]) as ray:
+    with RayProcess(["--target", EMBEDDED, "--replicas", str(replicas), "--cpus", "0.5", "--no-edge-bundle"]) as ray:
         typer.echo(f"{replicas} replicas on {ray.address}: processes {ray.replicas()}")
         config = ClientConfig(server=ray.address, wait_for_link_s=_WAIT_FOR_LINK_S)
         load = RayLoad(config, models, asked, expected)

@@ -11,24 +11,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider_bench.cli.options import (
-    ALL_FAMILIES,
     DEFAULT_CODEC,
     BreadthOption,
     BudgetOption,
+    DrafterOption,
     FamiliesOption,
     JsonOption,
     LevelsOption,
     NewTokensOption,
     PlotOption,
+    QuestionsOption,
     TargetOption,
     codec_of,
-    families_of,
+    drafter_for,
+    source_of,
     target_of,
 )
 from outrider_bench.core.progress import ProgressCounter, progress_line
 from outrider_bench.core.report import CsvFile, write_report
 from outrider_bench.core.tables import show, show_line
-from outrider_models.core.embedded import DRAFTERS
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,9 +56,15 @@ SeedOption = Annotated[int, typer.Option(help="Random seed of the links, and of 
 def record_command(
     tape: Annotated[Path, typer.Option(help="Write the tape to this file: .json, or .json.gz.")],
     target: TargetOption = None,
-    drafter: Annotated[str, typer.Option(help="Embedded name or DIR[,option=value...].")] = DRAFTERS[0],
-    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts, as `outrider-bench network` takes them.")] = 12,
-    families: FamiliesOption = ALL_FAMILIES,
+    drafter: DrafterOption = None,
+    questions: QuestionsOption = None,
+    prompts: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Questions, as `outrider-bench network` takes them; default: 24, or all of --questions."
+        ),
+    ] = None,
+    families: FamiliesOption = None,
     max_new_tokens: Annotated[
         int, typer.Option(min=2, help="New tokens per answer that a replay may ask for; 16 more are taped.")
     ] = 128,
@@ -70,30 +77,33 @@ def record_command(
     if keep <= breadth:
         raise UsageError(f"keep={keep}: need more than the breadth, {breadth}, so that a bonus can be predicted")
 
+    from outrider_bench.network.experiment import DEFAULT_PROMPTS
     from outrider_bench.network.plan import NetworkPlan
     from outrider_bench.virtual.record import record_plan
     from outrider_drafters.contracts.tree_shape import TreeShape
 
     shape = TreeShape(breadth, levels, budget)
+    directory = target_of(target)
+    named = drafter_for(directory, drafter)
     plan = NetworkPlan(
-        target=target_of(target),
+        target=directory,
         profiles=(),
-        drafters=(drafter,),
+        drafters=(named,),
         variants=(),
         common={},
         pace=None,
         codec="float32",
         engine="auto",
-        families=families_of(families),
-        prompts=prompts,
+        source=source_of(directory, questions, families),
+        prompts=DEFAULT_PROMPTS if prompts is None and questions is None else prompts,
         max_new_tokens=max_new_tokens,
         runs=1,
         seeds=(1,),
     )
     with progress_line() as step:
-        made = asyncio.run(record_plan(plan, drafter, shape, keep, step))
+        made = asyncio.run(record_plan(plan, named, shape, keep, step))
     made.save(tape)
-    show_line(f"{tape}: {len(made.recordings)} answers of {drafter}, {tape.stat().st_size:,} bytes")
+    show_line(f"{tape}: {len(made.recordings)} answers of {named}, {tape.stat().st_size:,} bytes")
 
 
 def virtual_command(
@@ -105,6 +115,12 @@ def virtual_command(
     pace: PaceOption = PACE,
     mode: ModeOption = None,
     codec: CodecOption = DEFAULT_CODEC,
+    questions: Annotated[
+        Path | None, typer.Option(help="Replay only the answers to the questions of this file; default: all.")
+    ] = None,
+    families: Annotated[
+        str | None, typer.Option(help="Replay only these families or categories, separated by commas; default: all.")
+    ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=2, help="New tokens per answer; default: all that were taped.")
     ] = None,
@@ -149,12 +165,14 @@ def virtual_command(
     from outrider_bench.virtual.overhead_fit import fit_overheads
     from outrider_bench.virtual.real_report import real_cases
     from outrider_bench.virtual.replay import VIRTUAL_NOTE, ReplaySetup, link_of, replay_scenario
-    from outrider_bench.virtual.tape import Tape, lengthened
+    from outrider_bench.virtual.tape import Tape, lengthened, only
     from outrider_bench.virtual.texts import TapedTexts
     from outrider_bench.virtual.thinning import Thinning, thinned
     from outrider_drafters.emulation.pace import Pace
+    from outrider_models.core.questions import read_questions
 
-    taped = Tape.load(tape)
+    asked = None if questions is None else read_questions(questions)
+    taped = only(Tape.load(tape), asked, None if families is None else families.split(","))
     texts = TapedTexts(thinned(lengthened(taped, prompt_tokens), Thinning(thin, seed)))
     common = {"breadth": breadth, "levels": levels, "budget": budget}
     variants = _variants(mode or MODES, common)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from outrider_bench.core.answer_record import gather, mean_acceptance_length
 from outrider_bench.core.bootstrap import Interval, ratio_interval
 from outrider_bench.core.pair import InProcessPair
+from outrider_bench.core.prompts import ALL as ALL
 from outrider_bench.core.prompts import Question, by_family, by_group
 from outrider_client.core.events import Cycle
 from outrider_drafters.contracts.tree_shape import TreeShape
@@ -17,7 +18,6 @@ from outrider_proto.frames import Draft
 CHAIN = TreeShape(breadth=1, levels=4, budget=4)
 TREE = TreeShape()
 SHAPES = {"chain": CHAIN, "tree": TREE}
-ALL = "all"  # texts
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider_bench.core.prompts import QuestionSource
 from outrider_bench.load.clients.access_json import access_from_json
 from outrider_bench.load.clients.client import ClientBehavior, ClientKind
 from outrider_bench.load.clients.drafting import probability_for
@@ -15,7 +16,6 @@ from outrider_bench.load.clients.texts import PromptMix
 from outrider_bench.load.clients.worker import Assignment
 from outrider_client.core.config import Mode
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_models.corpus import Family
 from outrider_netsim import ProfileError, profile_named
 from outrider_proto.errors import UsageError
 from outrider_server.engine.hf_model import DTYPES
@@ -34,7 +34,7 @@ class LoadPlan:
     """
 
     target: Path
-    drafter: Path
+    drafter: str  # its source
     clients: tuple[int, ...]
     mix: PromptMix
     habits: ClientBehavior
@@ -79,7 +79,7 @@ class LoadPlan:
     def serve_options(self) -> list[str]:
         """Options for `outrider-server serve`."""
         room = max(64, 2 * max(self.clients))  # a session whose link broke is parked while its client comes back
-        named = ["--target", str(self.target), "--drafter", str(self.drafter), "--max-sessions", str(room)]
+        named = ["--target", str(self.target), "--drafter", self.drafter, "--max-sessions", str(room)]
         named += ["--dtype", self.dtype, "--device", self.device, "--shared-prefixes", self.shared_prefixes]
         return [*named, "--no-edge-bundle", *self.server_options]
 
@@ -87,7 +87,7 @@ class LoadPlan:
         return Assignment(
             server=server,
             target=str(self.target),
-            drafter=str(self.drafter),
+            drafter=self.drafter,
             texts=str(texts),
             numbers=tuple(range(num_clients)),
             num_clients=num_clients,
@@ -117,8 +117,16 @@ def client_counts(text: str) -> tuple[int, ...]:
     return counts
 
 
-def mix_of(text: str, families: Sequence[Family], per_family: int, long_tokens: int, limit: int) -> PromptMix:
-    """Read `short:3,long:1`: three short prompts to every long one. Raises UsageError."""
+DEFAULT_MIX, DEFAULT_PER_FAMILY = "short:3,long:1", 8  # of the corpus
+
+
+def mix_of(text: str | None, source: QuestionSource, per_family: int | None, long_tokens: int, limit: int) -> PromptMix:
+    """Read `short:3,long:1`: three short prompts to every long one, None the default. Raises UsageError."""
+    if source.file is not None:
+        if text is not None:
+            raise UsageError(f"prompt_mix={text}: --questions are asked as they are: leave one out")
+        return PromptMix(source.families, per_family, 0.0, long_tokens, limit, source)
+    text = DEFAULT_MIX if text is None else text
     weights = {"short": 0.0, "long": 0.0}
     for part in text.split(","):
         name, _, weight = part.partition(":")
@@ -129,7 +137,7 @@ def mix_of(text: str, families: Sequence[Family], per_family: int, long_tokens: 
     total = sum(weights.values())
     if min(weights.values()) < 0 or not total > 0:
         raise UsageError(f"prompt_mix={text!r}: need weights of 0 or more, at least one above 0")
-    return PromptMix(tuple(families), per_family, weights["long"] / total, long_tokens, limit)
+    return PromptMix(source.families, per_family or DEFAULT_PER_FAMILY, weights["long"] / total, long_tokens, limit)
 
 
 def options_of(text: str) -> tuple[str, ...]:

@@ -114,14 +114,15 @@ def measure_limits(plan: LoadPlan, texts: Sequence[LoadText], shares: CoreShares
 
 def title_of(plan: LoadPlan) -> str:
     loop = f"open loop, {plan.habits.rate:g} questions a second" if plan.habits.rate else "closed loop"
-    drafts = f"replayed drafts of tau {plan.tau:g}" if plan.kind == "replay" else f"real clients, {plan.drafter.name}"
+    real = f"real clients, {Path(plan.drafter).name}"
+    drafts = f"replayed drafts of tau {plan.tau:g}" if plan.kind == "replay" else real
     return f"{plan.target.name}, {loop}, think time {plan.habits.think_s:g} s, {drafts}, link {plan.profile or NO_LINK}"
 
 
 def plan_as_dict(plan: LoadPlan, texts: Sequence[LoadText], shares: CoreShares) -> dict[str, Any]:  # Any: JSON
     """Return the settings for a report."""
     return {
-        "plan": asdict(plan) | {"target": str(plan.target), "drafter": str(plan.drafter)},
+        "plan": asdict(plan) | {"target": str(plan.target), "mix": plan.mix.settings},
         "texts": len(texts),
         "cores": asdict(shares),
         "link_engine": "proxy" if plan.profile else NO_LINK,

@@ -16,19 +16,20 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from outrider_bench.core.prompts import QuestionSource
 from outrider_bench.network.plan import NetworkPlan
 from outrider_bench.network.variants import CONTROLS
 from outrider_client.core.config import ClientConfig
 from outrider_drafters.checkpoints.target_weights import resolve_dir
-from outrider_models.core.embedded import DRAFTERS, target_dir
-from outrider_models.corpus import FAMILIES, Family
+from outrider_models.core.embedded import shipped_drafters, target_dir
 from outrider_netsim import EngineChoice
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Codec
 
 Raw = Mapping[str, Any]  # Any: whatever a TOML file may hold
 _FORBID_EXTRA: Final[Any] = {"extra": "forbid"}  # Any: pydantic's ConfigDict
-_PATHS = ("target", "pace", "drafters")  # each also takes names
+_PATHS = ("target", "pace", "drafters", "questions")  # each but the last also takes names
+DEFAULT_PROMPTS = 24  # of the corpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,15 @@ class Experiment:
 
     target: str | None = None
     profiles: tuple[str, ...] = ("paper-5g",)
-    drafters: tuple[str, ...] = DRAFTERS[:1]
+    drafters: tuple[str, ...] | None = None  # None: the best that ships for the target, or else lookup
     modes: tuple[str, ...] = (ClientConfig().mode,)
     seeds: tuple[int, ...] = (1,)
     pace: str | None = None
     codec: Codec = "int8"
     engine: EngineChoice = "auto"
-    families: tuple[Family, ...] = FAMILIES
-    prompts: int = 24
+    questions: str | None = None
+    families: tuple[str, ...] | None = None
+    prompts: int | None = None
     max_new_tokens: int = 128
     prompt_tokens: int = 0
     runs: int = 1
@@ -70,12 +72,14 @@ class Experiment:
     def plan(self) -> NetworkPlan:
         """Raises UsageError for values out of range and unknown names."""
         for name in ("profiles", "drafters", "modes", "seeds", "families"):
-            if not getattr(self, name):
+            if getattr(self, name) == ():
                 raise UsageError(f"{name}=[]: need at least one")
+        target = target_dir() if self.target is None else resolve_dir(self.target)
+        questions = None if self.questions is None else Path(self.questions)
         return NetworkPlan(
-            target=target_dir() if self.target is None else resolve_dir(self.target),
+            target=target,
             profiles=self.profiles,
-            drafters=self.drafters,
+            drafters=self.drafters or shipped_drafters(target)[:1] or ("lookup",),
             variants=[mode for mode in dict.fromkeys(self.modes) if mode not in CONTROLS],
             common={
                 "breadth": self.tree.breadth,
@@ -88,8 +92,8 @@ class Experiment:
             pace=self.pace,
             codec=self.codec,
             engine=self.engine,
-            families=[family for family in FAMILIES if family in self.families],
-            prompts=self.prompts,
+            source=QuestionSource.of(target, questions, self.families),
+            prompts=DEFAULT_PROMPTS if self.prompts is None and questions is None else self.prompts,
             max_new_tokens=self.max_new_tokens,
             prompt_tokens=self.prompt_tokens,
             runs=self.runs,

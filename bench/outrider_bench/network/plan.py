@@ -11,7 +11,8 @@ from typing import Any, cast
 
 from outrider_bench.core.processes import ServerProcess
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import SEED, Question, lengthened, questions
+from outrider_bench.core.prompts import Question, QuestionSource, lengthened, spread_questions
+from outrider_bench.core.reference_answers import answers_when_needed
 from outrider_bench.network.link_endpoint import LinkEndpoint, open_link, profile_or_none
 from outrider_bench.network.pings import PingStats
 from outrider_bench.network.records import AnswerEntry, CaseEntry, CaseKey, Records
@@ -19,12 +20,11 @@ from outrider_bench.network.report import Scenario, ScenarioSetting
 from outrider_bench.network.scenario_run import PromptSet, ScenarioRun, available_variants, run_once, slots_of_run
 from outrider_bench.network.timed_answer import AnswerSlot, TimedAnswer
 from outrider_bench.network.variants import STREAM, ModeVariant, Options, with_controls
-from outrider_client.core.config import ClientConfig
+from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.emulation.pace import Pace
 from outrider_models.core.embedded import drafter_source
-from outrider_models.corpus import Family
 from outrider_netsim import EngineChoice
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Codec
@@ -34,8 +34,8 @@ from outrider_proto.frames import Codec
 class NetworkPlan:
     """Links, drafters, variants and prompts to measure. Raises UsageError.
 
-    `variants` are texts (see variants.py), `common` the options of all of them; profile `none` is no link; prompts have
-    at least `prompt_tokens` tokens.
+    `prompts` is the number of questions, None: all of a user's file. `variants` are texts (see variants.py), `common`
+    the options of all of them; profile `none` is no link; prompts have at least `prompt_tokens` tokens.
     """
 
     target: Path
@@ -46,8 +46,8 @@ class NetworkPlan:
     pace: str | None
     codec: Codec
     engine: EngineChoice
-    families: Sequence[Family]
-    prompts: int
+    source: QuestionSource
+    prompts: int | None
     max_new_tokens: int
     runs: int
     seeds: Sequence[int]
@@ -66,13 +66,19 @@ class NetworkPlan:
 
     def _check_numbers(self) -> None:
         for name, least in (("prompts", 1), ("max_new_tokens", 2), ("prompt_tokens", 0), ("runs", 1)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name}={getattr(self, name)}: need at least {least}")
+            if (value := getattr(self, name)) is not None and value < least:
+                raise UsageError(f"{name}={value}: need at least {least}")
+        if self.prompt_tokens and self.source.file is not None:
+            raise UsageError(f"prompt_tokens={self.prompt_tokens}: --questions are asked as they are: leave one out")
         for before, after in pairwise(sorted(self.seeds)):
             if after - before < self.runs:
                 raise UsageError(
                     f"seeds={list(self.seeds)}: need them {self.runs} or more apart: run n of a seed takes seed + n"
                 )
+
+    @property
+    def families(self) -> list[str]:
+        return list(self.source.families)
 
     @property
     def cases(self) -> list[CaseKey]:
@@ -84,6 +90,7 @@ class NetworkPlan:
         """All that determines the figures, links and hardware in full, as JSON has it."""
         settings = {
             **asdict(self),
+            "source": self.source.settings,
             "profiles": {
                 name: None if (link := profile_or_none(name)) is None else asdict(link) for name in self.profiles
             },
@@ -112,17 +119,15 @@ class NetworkPlan:
         )
 
     def prompt_set(self, models: LocalModels) -> PromptSet:
-        """Return as many prompts as wanted, the families in turn."""
-        each = -(-self.prompts // len(self.families))
-        asked = questions(models, lambda family: each if family in self.families else 0)
-        in_turn = [asked[family * each + number] for number in range(each) for family in range(len(self.families))]
-        warm_up = questions(models, lambda family: int(family == self.families[0]), SEED + 1)[0]
-        return PromptSet(warm_up, self._lengthened(in_turn[: self.prompts], models), models)
+        """Return as many prompts as wanted, the families in turn; the target may have to answer earlier turns."""
+        return PromptSet(self.source.warm_up(models), self._asked(models), models)
 
-    def _lengthened(self, asked: Sequence[Question], models: LocalModels) -> Sequence[Question]:
-        """Lengthen the prompts as the plan says. Raises UsageError where the context is too short."""
+    def _asked(self, models: LocalModels) -> Sequence[Question]:
+        """Lengthen the corpus' prompts as the plan says. Raises UsageError where the context is too short."""
         if not self.prompt_tokens:
-            return asked
+            answer = answers_when_needed(self.target)
+            return self.source.spread(models, self.prompts, self.max_new_tokens, answer)
+        asked = spread_questions(models, self.prompts or 0, self.source.families)
         longer = lengthened(asked, models, self.prompt_tokens)
         most = models.max_context - self.max_new_tokens
         if (longest := max(len(question.prompt) for question in longer)) > most:
@@ -132,32 +137,38 @@ class NetworkPlan:
 
 async def measure(plan: NetworkPlan, records: Records, step: Step) -> list[Scenario]:
     """Measure what `records` lack of every case, and return all cases."""
-    lacking = [key for key in plan.cases if key not in records.cases or _missing(plan, records, key)]
+    # Once for all cases: for questions of several turns, the target answers the earlier ones now.
+    prompt_set = plan.prompt_set(LocalModels.load(plan.config(NO_DRAFTER)))
+    count = len(prompt_set.asked)
+    lacking = [key for key in plan.cases if key not in records.cases or _missing(plan, records, key, count)]
     if lacking:
         with ServerProcess(plan.server_options) as server:
             for key in lacking:
-                await _measure_case(plan, key, server.address, records, step)
+                await _measure_case(plan, key, server.address, prompt_set, records, step)
     records.complete()
     return [scenario_of(plan, records, key) for key in plan.cases]
 
 
-async def _measure_case(plan: NetworkPlan, key: CaseKey, server: str, records: Records, step: Step) -> None:
+async def _measure_case(
+    plan: NetworkPlan, key: CaseKey, server: str, prompts: PromptSet, records: Records, step: Step
+) -> None:
     models = LocalModels.load(plan.config(key.drafter, server=server))
     models.prepare()
-    prompt_set, profile = plan.prompt_set(models), profile_or_none(key.profile)
+    prompt_set, profile = replace(prompts, models=models), profile_or_none(key.profile)
+    count = len(prompt_set.asked)
     if key not in records.cases:
         await _begin_case(plan, key, server, prompt_set, records)
     variants = _variants(plan, records, key)
-    counter = ProgressCounter(step, str(key), len(_missing(plan, records, key)))
+    counter = ProgressCounter(step, str(key), len(_missing(plan, records, key, count)))
 
     def take(slot: AnswerSlot, pings_ms: Sequence[float], answer: TimedAnswer) -> None:
         asked = prompt_set.asked[slot.place]
-        family, size = asked.sample.family, len(asked.prompt)
+        family, size = asked.family, len(asked.prompt)
         records.take(AnswerEntry(key, slot, family, size, tuple(pings_ms), answer))
         counter()
 
     for run in range(plan.runs):
-        missing = [slot for slot in _missing(plan, records, key) if slot.run == run]
+        missing = [slot for slot in _missing(plan, records, key, count) if slot.run == run]
         if missing:
             # Each run has another link of the same engine: with one seed, all runs would lose the same packets.
             engine = cast(EngineChoice, records.cases[key].setting.engine)
@@ -171,7 +182,7 @@ async def _begin_case(plan: NetworkPlan, key: CaseKey, server: str, prompt_set: 
     config = plan.config(key.drafter, server=server)
     variants, missing = await available_variants(plan.all_variants, prompt_set, config)
     async with open_link(profile_or_none(key.profile), server, plan.engine, key.seed) as endpoint:
-        setting = _setting(plan, key, endpoint, prompt_set.models)
+        setting = _setting(plan, key, endpoint, prompt_set)
     records.begin(CaseEntry(key, setting, tuple(variant.name for variant in variants), missing))
 
 
@@ -194,13 +205,13 @@ def _variants(plan: NetworkPlan, records: Records, key: CaseKey) -> list[ModeVar
     return [variant for variant in plan.all_variants if variant.name in records.cases[key].variants]
 
 
-def _missing(plan: NetworkPlan, records: Records, key: CaseKey) -> list[AnswerSlot]:
+def _missing(plan: NetworkPlan, records: Records, key: CaseKey, prompts: int) -> list[AnswerSlot]:
     variants = _variants(plan, records, key)
-    slots = (slot for run in range(plan.runs) for slot in slots_of_run(variants, plan.prompts, key.seed, run))
+    slots = (slot for run in range(plan.runs) for slot in slots_of_run(variants, prompts, key.seed, run))
     return [slot for slot in slots if not records.has(key, slot)]
 
 
-def _setting(plan: NetworkPlan, key: CaseKey, endpoint: LinkEndpoint, models: LocalModels) -> ScenarioSetting:
+def _setting(plan: NetworkPlan, key: CaseKey, endpoint: LinkEndpoint, prompts: PromptSet) -> ScenarioSetting:
     profile = profile_or_none(key.profile)
     return ScenarioSetting(
         profile=key.profile,
@@ -211,12 +222,13 @@ def _setting(plan: NetworkPlan, key: CaseKey, endpoint: LinkEndpoint, models: Lo
         codec=plan.codec,
         pace=plan.pace,
         hardware=None if plan.pace is None else asdict(Pace.load(plan.pace)),
-        families=plan.families,
-        prompts=plan.prompts,
+        families=plan.source.families,
+        prompts=len(prompts.asked),
         max_new_tokens=plan.max_new_tokens,
         prompt_tokens=plan.prompt_tokens,
         seed=key.seed,
-        tree=_tree(plan, key.drafter, models),
+        tree=_tree(plan, key.drafter, prompts.models),
+        questions=None if plan.source.file is None else plan.source.file.name,
     )
 
 

@@ -103,7 +103,7 @@ class Records:
         self._write_line({"answer": _ANSWER.dump_python(entry, mode="json")})
         group = self._at(entry.key, entry.slot.run, entry.slot.place)
         if self._answered(entry.key, group):
-            self._write_rows(answer_rows(group))
+            self._write_rows(answer_rows(group, in_corpus=self._in_corpus(entry.key)))
 
     def complete(self) -> None:
         """Note that nothing is missing, so that the next measurement may replace the file."""
@@ -124,7 +124,10 @@ class Records:
         runs = sorted({run for run, _, _ in self._answers.get(key, {})})
         places = [(run, place) for run in runs for place in sorted({e.slot.place for e in self.run_of(key, run)})]
         groups = (self._at(key, run, place) for run, place in places)
-        return [row for group in groups if self._answered(key, group) for row in answer_rows(group)]
+        in_corpus = self._in_corpus(key)
+        return [
+            row for group in groups if self._answered(key, group) for row in answer_rows(group, in_corpus=in_corpus)
+        ]
 
     def read(self, file: Path, settings: Mapping[str, Any]) -> None:
         """Read what `file` holds, and cut off a line that was never finished.
@@ -169,6 +172,9 @@ class Records:
     def _at(self, key: CaseKey, run: int, place: int) -> list[AnswerEntry]:
         found = (self._answers[key].get((run, place, way)) for way in self.cases[key].variants)
         return sorted((entry for entry in found if entry is not None), key=lambda entry: entry.slot.order)
+
+    def _in_corpus(self, key: CaseKey) -> bool:
+        return self.cases[key].setting.questions is None
 
     def _answered(self, key: CaseKey, group: Sequence[AnswerEntry]) -> bool:
         return len(group) == len(self.cases[key].variants)
@@ -251,13 +257,14 @@ def first_difference(here: object, there: object, path: str = "") -> str | None:
     return None if here == there else f"{path}={json.dumps(here)} here, {json.dumps(there)} there"
 
 
-def answer_rows(group: Sequence[AnswerEntry]) -> list[Row]:
-    """Return a flat row for each answer to one prompt of one run."""
+def answer_rows(group: Sequence[AnswerEntry], *, in_corpus: bool = True) -> list[Row]:
+    """Return a flat row for each answer to one prompt of one run; only prompts of the corpus are easy or hard."""
     right = next((entry.answer.token_ids for entry in group if entry.slot.way == STREAM), None)
-    return [_row(entry, right) for entry in group]
+    groups = TEXT_GROUPS if in_corpus else {}
+    return [_row(entry, right, groups) for entry in group]
 
 
-def _row(entry: AnswerEntry, right: tuple[int, ...] | None) -> Row:
+def _row(entry: AnswerEntry, right: tuple[int, ...] | None, groups: Mapping[str, Sequence[str]]) -> Row:
     answer, told, traffic = entry.answer, entry.answer.statistics, entry.answer.traffic
     judging = answer.judging(answer.drafts)
     return {
@@ -265,7 +272,7 @@ def _row(entry: AnswerEntry, right: tuple[int, ...] | None) -> Row:
         "link_seed": entry.key.seed + entry.slot.run,
         **asdict(entry.slot),
         "family": entry.family,
-        "text": next((name for name, families in TEXT_GROUPS.items() if entry.family in families), ""),
+        "text": next((name for name, families in groups.items() if entry.family in families), ""),
         "prompt_tokens": entry.prompt_tokens,
         "held_tokens": answer.held_tokens,
         "tokens": len(answer.token_ids),

@@ -40,6 +40,7 @@ class ScenarioSetting:
     seed: int
     tree: Mapping[str, object]
     prompt_tokens: int = 0  # at least; 0: as the questions are
+    questions: str | None = None  # the user's file; None: the corpus
 
 
 @dataclass(frozen=True)  # without slots, for cached properties
@@ -68,7 +69,9 @@ class Scenario:
 
     @cached_property
     def text_groups(self) -> Mapping[str, Scenario]:
-        """The same scenario on easy and on hard text alone; empty unless there is both."""
+        """The same scenario on easy and on hard text of the corpus alone; empty unless there is both."""
+        if self.setting.questions is not None:
+            return {}
         places = {
             name: [place for place, family in enumerate(self.families) if family in families]
             for name, families in TEXT_GROUPS.items()

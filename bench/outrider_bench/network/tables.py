@@ -38,6 +38,11 @@ _COST = (
     ("stale", "stale_tokens", 1),
     ("server ms", "server_busy_ms_per_token", 1),
 )
+_OF_ANY_LINK = (
+    ("acceptance length", "mean_acceptance_length", 2),
+    ("calls", "target_calls", 1),
+    *_COST[:2],
+)
 _PARTS = ("draft", "wire", "queue", "server_draft", "verify", "wait", "tap")
 _PERCENTILES = ("p50", "p95", "p99")
 _EVENNESS = ("inter_token_ms", "pause_ms")
@@ -121,16 +126,15 @@ def link_table(scenarios: Sequence[Scenario], note: str = "") -> ResultTable:
         of_link = {
             one.setting.profile: one for one in scenarios if (one.setting.drafter, one.setting.seed) == (drafter, seed)
         }
-        # Any link's acceptance will do: it is the same on all of them except for staleness.
+        # Those of any link will do: they are the same on all of them except for staleness.
         last = of_link[links[-1]]
         for variant in last.variants:
             label = f"{drafter}, {last.label(variant)}" + (f", seed {seed}" if len(seeds) > 1 else "")
             speeds = [_cell(of_link[link], variant, "tokens_per_second", 1) for link in links]
-            tau, calls = _cell(last, variant, "mean_acceptance_length", 2), _cell(last, variant, "target_calls", 1)
-            rows.append([label, *speeds, tau, calls])
+            rows.append([label, *speeds, *(_cell(last, variant, key, digits) for _, key, digits in _OF_ANY_LINK)])
     headings = ["single device" if link == NO_LINK else link for link in links]
     heading = " ".join(["tokens a second by link", *([note] if note else [])])
-    return table(heading, ("drafter, way", *headings, "acceptance length", "calls"), rows)
+    return table(heading, ("drafter, way", *headings, *(name for name, _, _ in _OF_ANY_LINK)), rows)
 
 
 def title(scenario: Scenario) -> str:

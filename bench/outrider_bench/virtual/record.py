@@ -7,7 +7,7 @@ again with late ones. What it then considers likely after the root and every nod
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider_bench.core.pair import InProcessPair, in_process
 from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.core.prompts import CorpusQuestion, Question
 from outrider_bench.network.plan import NetworkPlan
 from outrider_bench.virtual.tape import MARGIN, Guess, Tape, TapedAnswer, TapedPosition, TokenPath, Vocabulary
 from outrider_bench.virtual.texts import guess_from
@@ -36,19 +37,20 @@ LAGS = (5, 10)  # tokens whose features are late: a verdict's and two verdicts'
 
 async def record(
     pair: InProcessPair,
-    prompts: Mapping[str, tuple[int, ...]],
+    prompts: Sequence[Question],
     plan: TreePlan,
     keep: int,
     limit: int,
     step: Callable[[], None] = lambda: None,
 ) -> Tape:
-    """Tape the target's answers to all prompts, given by name, of at most `limit` tokens each.
+    """Tape the target's answers to all prompts, of at most `limit` tokens each.
 
     `keep`: next tokens taped per node.
     """
     recorder, recordings = _Recorder(pair, plan, keep), []
-    for name, prompt in prompts.items():
-        recordings.append(await recorder.record(name, prompt, limit))
+    for asked in prompts:
+        category = None if isinstance(asked, CorpusQuestion) else asked.family
+        recordings.append(replace(await recorder.record(asked.name, asked.prompt, limit), category=category))
         step()
     return recorder.tape(recordings)
 
@@ -236,6 +238,5 @@ async def record_plan(plan: NetworkPlan, drafter: str, shape: TreeShape, keep: i
         asked, own = plan.prompt_set(pair.models).asked, pair.models.drafter.plan
         counter = ProgressCounter(step, f"taping {drafter}", len(asked))
         tree = own if isinstance(own, TreeChoices) else shape
-        prompts = {f"{question.sample.family}-{number}": question.prompt for number, question in enumerate(asked)}
-        tape = await record(pair, prompts, tree, keep, plan.max_new_tokens, counter)
+        tape = await record(pair, asked, tree, keep, plan.max_new_tokens, counter)
     return replace(tape, drafter=drafter)

@@ -182,7 +182,7 @@ def replay_scenario(
 ) -> Scenario:
     counter = ProgressCounter(step, setup.profile.name, runs * len(variants) * len(setup.texts.tape.recordings))
     setting = replace(_setting(setup, variants, seed), prompt_tokens=prompt_tokens)
-    families = [_family(recording) for recording in setup.asked]
+    families = [recording.family for recording in setup.asked]
     replayed = [replay(setup, variants, seed + n, counter) for n in range(runs)]
     rows = [row for number, run in enumerate(replayed) for row in rows_of(setup, run, seed, number)]
     return Scenario(setting, variants, {}, replayed, families, rows)
@@ -200,19 +200,16 @@ def rows_of(setup: ReplaySetup, run: ScenarioRun, seed: int, number: int = 0) ->
                 AnswerEntry(
                     key,
                     AnswerSlot(number, place, name, order),
-                    _family(recording),
+                    recording.family,
                     len(recording.prompt),
                     (),
                     given[place],
                 )
                 for order, (name, given) in enumerate(run.answers.items())
-            ]
+            ],
+            in_corpus=recording.category is None,
         )
     ]
-
-
-def _family(recording: TapedAnswer) -> str:
-    return recording.name.partition("-")[0]
 
 
 def _setting(setup: ReplaySetup, variants: Sequence[ModeVariant], seed: int) -> ScenarioSetting:
@@ -228,9 +225,10 @@ def _setting(setup: ReplaySetup, variants: Sequence[ModeVariant], seed: int) -> 
         codec=setup.codec,
         pace=setup.pace.name,
         hardware=asdict(setup.pace),
-        families=sorted(set(map(_family, tape.recordings))),
+        families=sorted({recording.family for recording in tape.recordings}),
         prompts=len(tape.recordings),
         max_new_tokens=setup.max_new_tokens,
         seed=seed,
         tree=asdict(shape),
+        questions=None if all(recording.category is None for recording in tape.recordings) else "on the tape",
     )

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from outrider_models.core.questions import UserQuestion
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
 from outrider_proto.frames import TapInfo
@@ -51,6 +52,9 @@ class TapedAnswer:
 
     `limit`: tokens that a replay may ask for; the answer is shorter only where it ends by itself. `late`: the positions
     again, by how many tokens before the root lack their features (the answer's at most).
+
+    `category` is that of a user's question, whose name is its `question_id`, with the turn if it has several (`81.2`);
+    None: of the corpus, where names begin with the family.
     """
 
     name: str
@@ -59,6 +63,11 @@ class TapedAnswer:
     positions: tuple[TapedPosition, ...]
     limit: int
     late: Mapping[int, tuple[TapedPosition, ...]] = field(default_factory=dict)
+    category: str | None = None
+
+    @property
+    def family(self) -> str:
+        return self.name.partition("-")[0] if self.category is None else self.category
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +129,27 @@ class Tape:
             raise UsageError(f"{path}: a damaged tape ({error!r}); make one with outrider-bench record") from error
 
 
+def only(tape: Tape, questions: Sequence[UserQuestion] | None, families: Sequence[str] | None) -> Tape:
+    """Return the tape with the answers to these questions and of these families only; None: all of them.
+
+    Raises UsageError for an unknown family, and where nothing is left.
+    """
+    for name in families or ():
+        if name not in (known := {recording.family for recording in tape.recordings}):
+            raise UsageError(f"families={name!r}: the tape has {', '.join(sorted(known))}")
+    ids = None if questions is None else {str(question.id): question.category for question in questions}
+    chosen = tuple(
+        recording
+        for recording in tape.recordings
+        if (families is None or recording.family in families)
+        and (ids is None or recording.category in (ids.get(recording.name), ids.get(recording.name.rpartition(".")[0])))
+        and (ids is None or recording.category is not None)
+    )
+    if not chosen:
+        raise UsageError("questions: the tape has none of them: make one with outrider-bench record --questions FILE")
+    return replace(tape, recordings=chosen)
+
+
 def lengthened(tape: Tape, least: int) -> Tape:
     """Lengthen prompts to `least` tokens by repeating them; drafts and answers stay the same.
 
@@ -166,6 +196,7 @@ def _recording_as_dict(recording: TapedAnswer) -> dict[str, object]:
         "places": _packed_positions(recording.positions),
         # Pairs, not an object: JSON would turn the lags into strings.
         "late": [[lag, _packed_positions(positions)] for lag, positions in recording.late.items()],
+        **({} if recording.category is None else {"category": recording.category}),
     }
 
 
@@ -204,6 +235,7 @@ def _recording(found: dict[str, Any]) -> TapedAnswer:  # Any: as above
         positions=tuple(_place(each) for each in found["places"]),
         limit=found["limit"],
         late={lag: tuple(map(_place, positions)) for lag, positions in found.get("late", ())},
+        category=found.get("category"),
     )
 
 

@@ -62,7 +62,7 @@ class VirtualVerifier:
         self.pace = pace
         self.server_draft = server_draft
         self.pause_ms = pause_ms  # between two passes
-        self.chunk_tokens = (limits or LimitsConfig()).chunk_tokens
+        self.chunk_tokens = (limits or LimitsConfig()).chunk_rows
         self.busy_s = 0.0
         self.num_passes = 0
         self.fault: OutriderError | None = None

@@ -4,7 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.cli.options import DEFAULT_CODEC
+from outrider_bench.cli.options import DEFAULT_CODEC, drafter_for
+from outrider_bench.network.experiment import planned
+from outrider_models.core.embedded import DRAFTERS, target_dir
 from outrider_proto.frames import CODECS
 
 COMMANDS = [command.name for command in app.registered_commands]
@@ -16,6 +18,15 @@ def test_every_command_has_help_for_every_option(name):
     assert result.exit_code == 0
     command = next(command for command in app.registered_commands if command.name == name)
     assert (command.callback.__doc__ or "").split("\n")[0].split()[0] in result.output
+
+
+def test_the_default_drafter_is_the_best_that_ships_or_else_lookup(monkeypatch):
+    assert drafter_for(target_dir(), None) == DRAFTERS[0]
+    assert drafter_for(target_dir(), "eagle2") == "eagle2"
+    for module in ("outrider_bench.cli.options", "outrider_bench.network.experiment"):
+        monkeypatch.setattr(f"{module}.shipped_drafters", lambda target: ())
+    assert drafter_for(target_dir(), None) == "lookup"
+    assert planned(None, {}).drafters == ("lookup",)
 
 
 def test_the_default_codec_is_the_client_s():

@@ -1,6 +1,6 @@
 """The order in which prompts are answered: random, seeded, and complete."""
 
-from outrider_bench.core.prompts import AskedPrompts, Question, by_group
+from outrider_bench.core.prompts import AskedPrompts, CorpusQuestion, Question, by_group
 from outrider_models.corpus import FAMILIES, Sample, generate
 
 WAYS = ("a", "b", "c", "d")
@@ -8,7 +8,7 @@ WAYS = ("a", "b", "c", "d")
 
 def asked() -> list[Question]:
     samples: list[Sample] = [sample for family in FAMILIES for sample in generate(family, "test", 1, 2)]
-    return [Question(sample, (1, 2)) for sample in samples]
+    return [CorpusQuestion(sample.family, (1, 2), sample.key, sample) for sample in samples]
 
 
 def test_all_ways_answer_a_prompt_before_the_next_in_an_order_that_the_seed_decides():

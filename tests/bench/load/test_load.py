@@ -8,9 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
+from outrider_bench.core.prompts import QuestionSource
 from outrider_bench.load.clients.client import CountingWindow, _AnswerCheck
 from outrider_bench.load.clients.drafting import ReplayDrafter, ReplayDrafting, probability_for
-from outrider_bench.load.clients.texts import LoadText, PromptMix, _is_long
+from outrider_bench.load.clients.texts import LoadText, PromptMix, _asked, _is_long
 from outrider_bench.load.clients.verdict_observer import ObservedConnection
 from outrider_bench.load.control import answer_of, left_padded, static_batches
 from outrider_bench.load.measures.counters import ClientCounters
@@ -20,10 +21,13 @@ from outrider_bench.load.measures.pass_samples import PassSamples, parse, share_
 from outrider_bench.load.metrics import Fairness, jain_index
 from outrider_bench.load.plan import client_counts, mix_of, options_of
 from outrider_bench.load.soak import SoakPlan, SoakResult
+from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.core.events import Committed, Finished, RolledBack, Unverified, Verified
 from outrider_client.core.statistics import Statistics
+from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.families.lookup.drafter import LookupDrafter
+from outrider_models.core.embedded import target_dir
 from outrider_models.corpus import FAMILIES
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Draft, Finish, Verdict
@@ -233,16 +237,29 @@ def test_metrics_are_read_and_subtracted():
 
 
 def test_prompts_are_mixed_as_asked():
-    mix = mix_of("short:3,long:1", FAMILIES, 8, 300, 64)
+    mix = mix_of("short:3,long:1", QuestionSource(FAMILIES), 8, 300, 64)
     assert mix == PromptMix(FAMILIES, 8, 0.25, 300, 64)
     assert sum(_is_long(number, mix.long_share) for number in range(40)) == 10
-    assert mix_of("long:1", FAMILIES, 8, 300, 64).long_share == 1
+    assert mix_of("long:1", QuestionSource(FAMILIES), 8, 300, 64).long_share == 1
+
+
+def test_a_user_s_questions_are_asked_as_they_are(tmp_path):
+    (tmp_path / "asked.jsonl").write_text(json.dumps({"question_id": 7, "category": "qa", "turns": ["Who?", "Why?"]}))
+    source = QuestionSource.of(target_dir(), tmp_path / "asked.jsonl")
+    mix = mix_of(None, source, None, 300, 4)
+    assert (mix.families, mix.per_family, mix.long_share) == (("qa",), None, 0.0)
+    models = LocalModels.load(ClientConfig(target=target_dir(), drafter=NO_DRAFTER))
+    asked = _asked(models, mix, 1, lambda prompt, limit: [5])
+    assert [name for name, _ in asked] == ["qa 7.1", "qa 7.2"]
+    assert mix.settings["source"]["questions"]
+    with pytest.raises(UsageError, match="prompt_mix=short:1: --questions are asked as they are"):
+        mix_of("short:1", source, None, 300, 4)
 
 
 @pytest.mark.parametrize("text", ["short", "short:x", "tall:1", "short:-1,long:2", "short:0"])
 def test_a_bad_mix_is_refused(text):
     with pytest.raises(UsageError, match="prompt_mix"):
-        mix_of(text, FAMILIES, 8, 300, 64)
+        mix_of(text, QuestionSource(FAMILIES), 8, 300, 64)
 
 
 def test_counts_of_clients():
@@ -298,22 +315,31 @@ def test_bad_input_is_refused_before_anything_starts(arguments, message):
     assert message in str(result.exception)
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
 
 
 SMALL = ["--families", "chat", "--per-family", "4", "--max-new-tokens", "12", "--prompt-mix", "short:1", "--any-cores"]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # several processes begin with torch: on a busy machine that takes minutes
-def test_two_clients_of_a_real_server(tmp_path):
-    report = tmp_path / "load.json"
-    counted = ["--clients", "2", "--requests", "2", "--no-control", "--no-limit", "--json", str(report)]
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict:
+    """The report of one run with its controls."""
+    folder = tmp_path_factory.mktemp("load")
+    report, plot = folder / "load.json", folder / "load.png"
+    counted = ["--clients", "2", "--requests", "2", "--no-limit", "--json", str(report), "--plot", str(plot)]
     result = runner.invoke(app, ["load", *SMALL, *counted], catch_exceptions=False)
     assert result.exit_code == 0
-    found = json.loads(report.read_text())
+    assert plot.stat().st_size > 0
+    return json.loads(report.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # several processes begin with torch: on a busy machine that takes minutes
+def test_two_clients_of_a_real_server(found):
     (run,) = found["runs"]
     assert (run["num_clients"], run["answers"], run["checked"]) == (2, 4, 4)
     assert (run["wrong"], run["strays"], run["lost"], run["errors"]) == (0, 0, 0, {})
@@ -327,12 +353,7 @@ def test_two_clients_of_a_real_server(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # several processes begin with torch: on a busy machine that takes minutes
-def test_controls_of_the_same_prompts(tmp_path):
-    report, plot = tmp_path / "load.json", tmp_path / "load.png"
-    counted = ["--clients", "2", "--requests", "2", "--no-limit", "--json", str(report), "--plot", str(plot)]
-    result = runner.invoke(app, ["load", *SMALL, *counted], catch_exceptions=False)
-    assert result.exit_code == 0
-    found = json.loads(report.read_text())
+def test_controls_of_the_same_prompts(found):
     kinds = [(one["batch"], one["order"], one["use_cache"]) for one in found["controls"]]
     assert kinds == [(1, None, True), (1, None, False), (2, "drawn", True), (2, "sorted", True)]
     assert all(one["wrong"] == 0 and one["tokens_per_s"] > 0 for one in found["controls"])
@@ -340,7 +361,6 @@ def test_controls_of_the_same_prompts(tmp_path):
     # 4 answers of 12 tokens, of which none was drafted
     assert (stream["num_clients"], stream["answers"], stream["wrong"]) == (2, 4, 0)
     assert stream["nodes_per_draft"] == 0
-    assert plot.stat().st_size > 0
 
 
 @pytest.mark.slow

@@ -122,6 +122,6 @@ def test_links_stand_side_by_side_a_row_per_seed(scenario):
         for profile in ("paper-5g", "none")
     ]
     table = link_table(cases)
-    assert table.columns[1:3] == ("paper-5g", "single device")
+    assert table.columns[1:] == ("paper-5g", "single device", "acceptance length", "calls", "up B", "down B")
     assert [row[0] for row in table.rows][::3] == ["moa, stream, seed 1", "moa, stream, seed 11"]
     assert link_table(cases[:2]).rows[0][0] == "moa, stream"

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
+from outrider_bench.network import pings
 from outrider_proto.errors import UsageError
 
 COMMAND = [sys.executable, "-c", "from outrider_bench.cli.app import main; main()", "network"]
@@ -96,7 +97,13 @@ def test_a_run_that_is_told_to_end_takes_its_server_along_and_says_how_to_go_on(
     assert f"{len(answers(records))} answers are kept: the same command with --resume goes on" in said
 
 
-def test_every_way_meets_every_prompt_of_every_run_cold(tmp_path):
+@pytest.fixture
+def few_pings(monkeypatch):
+    """Ping less where a test is not about the round trip: 200 pings take a run at least two seconds."""
+    monkeypatch.setattr(pings, "PINGS_A_RUN", 6)
+
+
+def test_every_way_meets_every_prompt_of_every_run_cold(tmp_path, few_pings):
     report, pace = tmp_path / "run.json", tmp_path / "rows.toml"
     pace.write_text(PACE)
     cold = ("--pace", pace, "--profile", "none", "--prompts", "2", "--runs", "2", "--prompt-tokens", "256")
@@ -114,7 +121,7 @@ def test_every_way_meets_every_prompt_of_every_run_cold(tmp_path):
         assert second == pytest.approx(first, rel=0.5)
 
 
-def test_an_experiment_file_has_a_case_per_link_and_seed(tmp_path):
+def test_an_experiment_file_has_a_case_per_link_and_seed(tmp_path, few_pings):
     report, file = tmp_path / "run.json", tmp_path / "links.toml"
     file.write_text(
         'profiles = ["none", "lan"]\nseeds = [1, 5]\nmodes = ["stop-and-wait"]\nengine = "proxy"\n'

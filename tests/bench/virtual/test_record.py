@@ -31,7 +31,9 @@ async def taped(name, plan):
     target = GOLDEN / TARGETS[name]
     config = stop_and_wait_config(target=target, drafter=source(name), codec="float32")
     async with in_process(target, config) as pair:
-        tape = await record(pair, {str(number): tuple(p) for number, p in enumerate(PROMPTS)}, plan, 16, NEW)
+        tape = await record(
+            pair, [Question("code", tuple(p), str(number)) for number, p in enumerate(PROMPTS)], plan, 16, NEW
+        )
         real = {}
         for shape in (plan,) if plan is FIXED else REPLAYED:
             async with pair.client() as client:
@@ -81,8 +83,8 @@ async def taped_late(name):
     plan = FIXED if name == "medusa_v01" else TAPED
     config = stop_and_wait_config(target=GOLDEN / TARGETS[name], drafter=source(name), codec="float32")
     async with in_process(GOLDEN / TARGETS[name], config) as pair:
-        tape = await record(pair, {"0": tuple(PROMPTS[0])}, plan, 16, NEW)
-        question = Question(None, tuple(PROMPTS[0]))
+        tape = await record(pair, [Question("code", tuple(PROMPTS[0]), "0")], plan, 16, NEW)
+        question = Question("code", tuple(PROMPTS[0]), "code-0")
         (whole,) = await all_features(pair, [question], [tape.recordings[0].answer])
         return tape, pair.models.drafter, whole
 

@@ -244,7 +244,7 @@ def test_a_replay_cannot_ask_for_more_than_was_taped():
 @pytest.mark.parametrize("text", ["stop-and-wait", "server-draft"])
 def test_trees_that_were_not_taped_are_refused_on_either_side(text):
     with pytest.raises(UsageError, match="the tape has"):
-        answers(setup(), ModeVariant.parse(text, {**CHAIN, "levels": LEVELS + 1}), 1)
+        answers(setup(), ModeVariant.parse(text, {**CHAIN, "levels": LEVELS + 1, "budget": LEVELS + 1}), 1)
 
 
 def test_the_prompt_is_of_the_tape():

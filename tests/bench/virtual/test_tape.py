@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 from virtual_tapes import BELIEVED, LEVELS, NEVER, PROMPT, RIGHT, SECOND, guess, recording_of, tape_of, texts_of
 
-from outrider_bench.virtual.tape import Tape
+from outrider_bench.virtual.tape import Tape, only
 from outrider_bench.virtual.thinning import Thinning, thinned
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.trees.predraft import TreeOutcome
+from outrider_models.core.questions import UserQuestion
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -21,6 +22,28 @@ def test_a_tape_is_read_as_it_was_written(tmp_path, name):
     tape = tape_of(replace(recording_of(10), late=late), recording_of(10, name="hand-1", prompt=(9, 9), salt=3))
     tape.save(tmp_path / name)
     assert Tape.load(tmp_path / name) == tape
+
+
+def test_the_answers_to_some_questions_are_taken_from_a_tape(tmp_path):
+    named = {"81.1": "writing", "81.2": "writing", "7": "qa", "x.2": "qa"}
+    recordings = (replace(recording_of(10, name=name), category=category) for name, category in named.items())
+    tape_of(*recordings).save(tmp_path / "tape.json")
+    tape = Tape.load(tmp_path / "tape.json")
+
+    def names(questions, families):
+        return [recording.name for recording in only(tape, questions, families).recordings]
+
+    asked = [UserQuestion(81, "writing", ("a", "b")), UserQuestion("x.2", "qa", ("c",))]
+    assert names(asked, None) == ["81.1", "81.2", "x.2"]
+    assert names(asked, ["qa"]) == ["x.2"]
+    assert names(None, ["qa"]) == ["7", "x.2"]
+    assert [recording.family for recording in tape.recordings] == ["writing", "writing", "qa", "qa"]
+    with pytest.raises(UsageError, match="the tape has none of them"):
+        names([UserQuestion(81, "roleplay", ("a",))], None)
+    with pytest.raises(UsageError, match="families='rag': the tape has qa, writing"):
+        names(None, ["rag"])
+    with pytest.raises(UsageError, match="the tape has none of them"):
+        only(tape_of(recording_of(10)), [UserQuestion("hand-0", "hand", ("a",))], None)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"format": 1}', b"\x1f\x8b"])

@@ -11,44 +11,53 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import Question, lengthened, questions
+from outrider_bench.core.prompts import Answer, Question, QuestionSource, lengthened, questions
+from outrider_bench.core.reference_answers import LEAST_MARGIN
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
-from outrider_models.corpus import FAMILIES, Family
+from outrider_models.corpus import FAMILIES
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
-from outrider_server.engine.hf_model import eager_attention
-from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.reference_decode import plain_greedy, plain_logits
 from outrider_server.engine.target import Target
 
 MARGIN_TOKENS = 16  # known beyond the longest answer asked for, so that its last draft can be right
-_LEAST_MARGIN = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}  # between the two likeliest logits
 _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class PromptMix:
-    """Prompts per family, and the share lengthened to `long_tokens` tokens. Raises UsageError."""
+    """Prompts per family, and the share lengthened to `long_tokens` tokens. Raises UsageError.
 
-    families: tuple[Family, ...] = FAMILIES
-    per_family: int = 8
+    `source` has a user's questions instead (per_family None: all); they are as long as they are.
+    """
+
+    families: tuple[str, ...] = FAMILIES
+    per_family: int | None = 8
     long_share: float = 0.25
     long_tokens: int = 384
     limit: int = 64  # new tokens
+    source: QuestionSource | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.long_share <= 1:
             raise UsageError(f"long_share={self.long_share}: need 0 to 1")
-        if self.per_family < 1:
+        if self.per_family is not None and self.per_family < 1:
             raise UsageError(f"per_family={self.per_family}: need at least 1")
         if self.limit < 2:
             raise UsageError(f"max_new_tokens={self.limit}: need at least 2")
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What determines the prompts, as JSON has it."""
+        return {**asdict(self), "source": None if self.source is None else self.source.settings}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +94,11 @@ def read_texts(path: Path) -> list[LoadText]:
 
 def _compute_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, device: str, step: Step) -> list[LoadText]:
     models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
-    asked = _asked(models, mix, seed)
     target = Target.load(str(directory), dtype, device)
     # As the server does: more threads are slower for a small target.
     if target.is_small:
         torch.set_num_threads(1)
+    asked = _asked(models, mix, seed, partial(plain_greedy, target))
     longest = max(len(question.prompt) for _, question in asked)
     if longest + mix.limit + MARGIN_TOKENS >= target.max_context:
         raise UsageError(
@@ -100,7 +109,7 @@ def _compute_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, devic
     for name, question in asked:
         answer = plain_greedy(target, question.prompt, mix.limit + MARGIN_TOKENS)
         # Nearly equal logits swap with the size of a batch: such an answer would count as wrong under load.
-        if _margin(target, question.prompt, answer) >= _LEAST_MARGIN[dtype]:
+        if _margin(target, question.prompt, answer) > LEAST_MARGIN[dtype]:
             texts.append(LoadText(name, question.prompt, tuple(answer)))
         counter()
     if not texts:
@@ -108,13 +117,16 @@ def _compute_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, devic
     return texts
 
 
-def _asked(models: LocalModels, mix: PromptMix, seed: int) -> list[tuple[str, Question]]:
+def _asked(models: LocalModels, mix: PromptMix, seed: int, answer: Answer) -> Sequence[tuple[str, Question]]:
     """Return the questions by name, the long ones last."""
-    short = questions(models, lambda family: mix.per_family if family in mix.families else 0, seed)
+    if mix.source is not None:
+        given = mix.source.per_family(models, mix.per_family, mix.limit + MARGIN_TOKENS + 1, answer)
+        return [(f"{question.family} {question.name}", question) for question in given]
+    short = questions(models, lambda family: (mix.per_family or 0) if family in mix.families else 0, seed)
     late = [question for number, question in enumerate(short) if _is_long(number, mix.long_share)]
-    named = [(f"{q.sample.family} {n}", q) for n, q in enumerate(short) if not _is_long(n, mix.long_share)]
+    named = [(f"{q.family} {n}", q) for n, q in enumerate(short) if not _is_long(n, mix.long_share)]
     long = lengthened(late, models, mix.long_tokens)
-    return named + [(f"{question.sample.family}, long {number}", question) for number, question in enumerate(long)]
+    return named + [(f"{question.family}, long {number}", question) for number, question in enumerate(long)]
 
 
 def _is_long(number: int, share: float) -> bool:
@@ -122,18 +134,14 @@ def _is_long(number: int, share: float) -> bool:
     return int((number + 1) * share) > int(number * share)
 
 
-@torch.inference_mode()
 def _margin(target: Target, prompt: Sequence[int], answer: Sequence[int]) -> float:
     """Return the smallest gap between the two most likely logits over the answer's tokens."""
-    ids = torch.tensor([[*prompt, *answer[:-1]]], device=target.kv.device)
-    with eager_attention(target.model):
-        logits = target.model(ids, logits_to_keep=len(answer)).logits[0]
-    best = logits.float().topk(2).values
+    best = plain_logits(target, [*prompt, *answer[:-1]], len(answer)).topk(2).values
     return float((best[:, 0] - best[:, 1]).min())
 
 
 def _key(directory: Path, mix: PromptMix, seed: int, dtype: str) -> str:
-    key_text = json.dumps([_FORMAT, target_fingerprint(directory), asdict(mix), seed, dtype])
+    key_text = json.dumps([_FORMAT, target_fingerprint(directory), mix.settings, seed, dtype])
     return hashlib.blake2b(key_text.encode(), digest_size=16).hexdigest()
 
 

@@ -14,17 +14,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from outrider_bench.core.acceptance import PositionAcceptance, TauByText, acceptance_by_position
 from outrider_bench.core.answer_record import AnswerRecord, gather
 from outrider_bench.core.bootstrap import Interval, median_interval
 from outrider_bench.core.pair import COLD, InProcessPair, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import WARM_UP_TOKENS, AskedPrompts, Question, by_group, questions, warm_up_question
+from outrider_bench.core.prompts import WARM_UP_TOKENS, AskedPrompts, Question, QuestionSource, by_group
+from outrider_bench.core.reference_answers import LOOKUP_TOKENS, GenerateModel
 from outrider_bench.core.stats import median_of_medians
 from outrider_bench.core.tapped_transport import TappedTransport, WiredConnection
 from outrider_bench.core.timed_drafter import TimedDrafter
@@ -33,12 +32,10 @@ from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_models.core.embedded import drafter_source
-from outrider_proto.errors import UsageError
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
 PLAIN = "plain loop"
-LOOKUP_TOKENS = 10  # transformers' own default for prompt lookup
 AnswerFunction = Callable[[Question], Awaitable[tuple[int, ...]]]
 Repeated = Sequence[Sequence[float]]  # by repetition and prompt
 
@@ -183,20 +180,21 @@ class Controls:
     """
 
     plain: Target
-    model: Any  # Any: transformers' classes are untyped
-    assistants: Mapping[str, Any]
+    model: GenerateModel
+    assistants: Mapping[str, GenerateModel]
     limit: int
 
     @classmethod
     def load(cls, target: Path, assistants: Mapping[str, Path], limit: int) -> Controls:
-        loaded = {name: _load(path) for name, path in assistants.items()}
-        return cls(Target.load(str(target)), _load(target), loaded, limit)
+        loaded = {name: GenerateModel.load(path) for name, path in assistants.items()}
+        plain = Target.load(str(target))
+        return cls(plain, GenerateModel.load(target, eos_token_ids=plain.eos_token_ids), loaded, limit)
 
     def answer_functions(self) -> dict[str, AnswerFunction]:
         answer_functions: dict[str, AnswerFunction] = {PLAIN: self._plain, "generate": self._generate_with()}
         answer_functions["generate, prompt lookup"] = self._generate_with(prompt_lookup_num_tokens=LOOKUP_TOKENS)
         for name, model in self.assistants.items():
-            answer_functions[f"generate, assistant {name}"] = self._generate_with(assistant_model=model)
+            answer_functions[f"generate, assistant {name}"] = self._generate_with(**self.model.with_assistant(model))
         return answer_functions
 
     async def _plain(self, question: Question) -> tuple[int, ...]:
@@ -204,24 +202,9 @@ class Controls:
 
     def _generate_with(self, **how: object) -> AnswerFunction:
         async def answer(question: Question) -> tuple[int, ...]:
-            ids = torch.tensor([question.prompt])
-            with torch.inference_mode():
-                # Without a mask, generate infers one from the pad token, which may occur in a prompt.
-                made = self.model.generate(
-                    ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=self.limit, **how
-                )
-            return tuple(made[0, len(question.prompt) :].tolist())
+            return self.model.answer(question.prompt, self.limit, **how).token_ids
 
         return answer
-
-
-def _load(directory: Path) -> Any:  # Any: as above
-    from transformers import AutoModelForCausalLM
-
-    try:
-        return AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32, trust_remote_code=False)
-    except (ValueError, OSError) as error:
-        raise UsageError(f"{directory}: not a causal language model that transformers loads ({error})") from error
 
 
 async def compare(
@@ -284,18 +267,20 @@ def _speed(seconds: Repeated, plain: Repeated, asked: Sequence[Question], answer
 
 def compare_drafters(
     directory: Path,
+    source: QuestionSource,
     entries: Mapping[str, DrafterEntry],
     assistants: Sequence[Path],
-    per_family: int,
+    per_family: int | None,
     limit: int,
     repetitions: int,
     seed: int,
     step: Step,
 ) -> Comparison:
-    """Compare the entries and the controls on held-out questions for the target in `directory`."""
+    """Compare the entries and the controls on the source's questions for the target in `directory`."""
     models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
-    prompts = AskedPrompts(questions(models, per_family), warm_up_question(models), repetitions, seed)
     controls = Controls.load(directory, {path.name: path for path in assistants}, limit)
+    asked = source.per_family(models, per_family, limit, partial(plain_greedy, controls.plain))
+    prompts = AskedPrompts(asked, source.warm_up(models), repetitions, seed)
     return asyncio.run(compare(entries, controls, Target.load(str(directory)), prompts, step))
 
 
@@ -305,4 +290,5 @@ def drafter_entry(directory: Path, drafter: str, plan: TreePlan | None) -> Draft
 
 def drafter_label(drafter: str) -> str:
     """Return the last part of the path, options included."""
-    return drafter.rsplit("/", 1)[-1]
+    name, comma, options = drafter.partition(",")  # an option may name a path, too
+    return f"{name.rsplit('/', 1)[-1]}{comma}{options}"

@@ -106,7 +106,7 @@ def count(state: GappedState, recording: RecordedAnswer, plan: TreePlan, part: P
 Shares = Mapping[str, TauShare]  # by what is there of a prompt's features, all of them first
 
 
-def ask_long_prompts(directory: Path, per_family: int, least: int) -> list[Question]:
+def ask_long_prompts(directory: Path, per_family: int, least: int) -> Sequence[Question]:
     models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
     return lengthened(questions(models, per_family), models, least)
 

@@ -1,1 +1,1 @@
-"""Studies of the embedded pair: quality, exactness, overhead, recovery, cost of verifying."""
+"""Studies of the embedded pair or others: quality, exactness, offline quality, overhead, recovery, cost of a pass."""

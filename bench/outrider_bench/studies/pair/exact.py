@@ -1,62 +1,212 @@
-"""Exactness: are answers equal, token for token, to those of transformers' `generate` in float32?"""
+"""Exactness: are answers, in process and over gRPC, equal to the target's own, token for token?
+
+In float32 they must equal those of transformers' `generate`. In a narrower type a pass over a draft tree may round
+another way than the plain loop's: there every answer is compared with the plain loop's, and each first difference must
+be a near-tie (core/reference_answers.py). Where passes are batch-invariant, there must be none in any type.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
+from torch import Tensor
+
 from outrider_bench.core.answer_record import gather
-from outrider_bench.core.pair import in_process
+from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.processes import ServerProcess
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import Question, spread_questions
-from outrider_bench.core.reference_answers import generated
+from outrider_bench.core.prompts import Question, QuestionSource
+from outrider_bench.core.reference_answers import (
+    LEAST_MARGIN,
+    ROUNDINGS,
+    Departure,
+    departure,
+    generated,
+    plain_answers,
+)
+from outrider_bench.core.stats import share_interval
+from outrider_bench.core.tables import ResultTable, plus_minus, table
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
+from outrider_server.engine.reference_decode import plain_greedy, plain_logits
+from outrider_server.engine.target import Target
+
+STRICT = "float32"
+_Answers = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExactPlan:
+    """What is asked, and how: `prompts` is the number of questions (None: all of a file), `drafters` are sources."""
+
+    target: Path
+    drafters: Mapping[str, str]
+    source: QuestionSource
+    prompts: int | None
+    max_new_tokens: int
+    dtype: str = STRICT
+    batch_invariant: bool = False
+
+    @property
+    def server_options(self) -> list[str]:
+        drafters = [option for source in self.drafters.values() for option in ("--drafter", source)]
+        invariant = ["--batch-invariant"] if self.batch_invariant else []
+        return ["--target", str(self.target), *drafters, "--dtype", self.dtype, *invariant, "--no-edge-bundle"]
+
+
+@dataclass(frozen=True, slots=True)
+class WayExactness:
+    """One drafter's answers in one way: drafted tokens among theirs, and where they depart from the reference."""
+
+    drafted: int
+    departures: tuple[Departure, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """The number of questions, and the indices of those whose answers differ."""
+    """All ways beside the reference, whose answers have `tokens` tokens in all."""
 
-    asked: int
-    differing: tuple[int, ...]
+    reference: str
+    dtype: str
+    questions: int
+    tokens: int
+    ways: dict[str, WayExactness]
+    batch_invariant: bool = False
+
+    def failures(self, way: str) -> list[Departure]:
+        """Return the departures that must not be.
+
+        In float32 and of batch-invariant passes all, otherwise those that are no near-ties.
+        """
+        is_strict = self.batch_invariant or self.dtype == STRICT
+        return [one for one in self.ways[way].departures if is_strict or not one.is_near_tie(self.dtype)]
+
+    @property
+    def is_exact(self) -> bool:
+        return not any(self.failures(way) for way in self.ways)
+
+    def as_dict(self) -> dict[str, object]:
+        rule = {"least_margin": LEAST_MARGIN[self.dtype], "roundings": ROUNDINGS}
+        return {**asdict(self), **rule, "is_exact": self.is_exact}
 
 
-async def exactness(
-    client: AsyncClient,
-    asked: Sequence[Question],
-    expected: Sequence[tuple[int, ...]],
-    max_new_tokens: int,
-    step: Callable[[], None] = lambda: None,
-) -> Exactness:
-    """Ask everything through `client` and compare."""
-    differing = []
-    for number, (question, tokens) in enumerate(zip(asked, expected, strict=True)):
-        answer = await gather(client, question.prompt, max_new_tokens=max_new_tokens)
-        if answer.token_ids != tokens:
-            differing.append(number)
-        step()
-    return Exactness(len(asked), tuple(differing))
+async def measure_exactness(plan: ExactPlan, step: Step) -> Exactness:
+    """Answer every question with each drafter in process and over gRPC, and compare."""
+    target = Target.load(str(plan.target), plan.dtype, batch_invariant=plan.batch_invariant)
+    models = LocalModels.load(ClientConfig(target=plan.target, drafter=NO_DRAFTER))
+    asked = plan.source.spread(models, plan.prompts, plan.max_new_tokens, partial(plain_greedy, target))
+    reference, expected = _reference(plan, target, asked, step)
+    answers = await _in_process(plan, target, asked, step) | await _over_grpc(plan, asked, step)
+    found = {way: _departures(asked, given, expected) for way, (given, _) in answers.items()}
+    tokens = {one.name: (one.prompt, right) for one, right in zip(asked, expected, strict=True)}
+    with_margins = _with_margins(target, found, tokens)
+    ways = {way: WayExactness(drafted, with_margins[way]) for way, (_, drafted) in answers.items()}
+    return Exactness(reference, plan.dtype, len(asked), sum(map(len, expected)), ways, plan.batch_invariant)
 
 
-async def compare_with_generate(
-    target: Path, drafters: dict[str, Path], count: int, limit: int, step: Step
-) -> dict[str, tuple[int, ...]]:
-    """Return the indices of the differing prompts, by drafter in process and over gRPC."""
-    asked = spread_questions(LocalModels.load(ClientConfig(target=target, drafter=NO_DRAFTER)), count)
-    expected = generated(target, asked, limit, ProgressCounter(step, "transformers", count))
-    report = {}
-    for name, directory in drafters.items():
-        config = ClientConfig(target=target, drafter=directory)
-        counter = ProgressCounter(step, f"{name} in process", count)
-        async with in_process(target, config) as pair, pair.client() as client:
-            report[f"{name} in process"] = (await exactness(client, asked, expected, limit, counter)).differing
-        counter = ProgressCounter(step, f"{name} over gRPC", count)
-        with ServerProcess(["--target", str(target), "--drafter", str(directory)]) as server:
-            config = ClientConfig(server=server.address, target=target, drafter=directory)
+def _reference(plan: ExactPlan, target: Target, asked: Sequence[Question], step: Step) -> tuple[str, _Answers]:
+    if plan.batch_invariant or plan.dtype != STRICT:
+        return "the plain loop", plain_answers(target, asked, plan.max_new_tokens, step)
+    counter = ProgressCounter(step, "transformers", len(asked))
+    return "generate", generated(plan.target, asked, plan.max_new_tokens, counter, target.eos_token_ids)
+
+
+async def _in_process(
+    plan: ExactPlan, target: Target, asked: Sequence[Question], step: Step
+) -> dict[str, tuple[_Answers, int]]:
+    answers = {}
+    for name, source in plan.drafters.items():
+        counter = ProgressCounter(step, f"{name} in process", len(asked))
+        config = stop_and_wait_config(target=plan.target, drafter=source)
+        async with in_process(plan.target, config, target) as pair, pair.client() as client:
+            answers[f"{name} in process"] = await _ask(client, asked, plan.max_new_tokens, counter)
+    return answers
+
+
+async def _over_grpc(plan: ExactPlan, asked: Sequence[Question], step: Step) -> dict[str, tuple[_Answers, int]]:
+    answers = {}
+    with ServerProcess(plan.server_options) as server:
+        for name, source in plan.drafters.items():
+            counter = ProgressCounter(step, f"{name} over gRPC", len(asked))
+            # Not auto: on loopback it would often choose stream, where nothing is drafted.
+            config = ClientConfig(server=server.address, target=plan.target, drafter=source, mode="pipelined")
             async with AsyncClient(config) as client:
-                report[f"{name} over gRPC"] = (await exactness(client, asked, expected, limit, counter)).differing
-    return report
+                answers[f"{name} over gRPC"] = await _ask(client, asked, plan.max_new_tokens, counter)
+    return answers
+
+
+async def _ask(
+    client: AsyncClient, asked: Sequence[Question], limit: int, step: Callable[[], None]
+) -> tuple[_Answers, int]:
+    """Return the answers, and how many of their tokens were drafted."""
+    answers, drafted = [], 0
+    for question in asked:
+        answer = await gather(client, question.prompt, max_new_tokens=limit)
+        answers.append(answer.token_ids)
+        drafted += sum(len(cycle.verdict.path) for cycle in answer.cycles)
+        step()
+    return answers, drafted
+
+
+def _departures(asked: Sequence[Question], found: _Answers, expected: _Answers) -> list[Departure]:
+    compared = (departure(one.name, its, right) for one, its, right in zip(asked, found, expected, strict=True))
+    return [one for one in compared if one is not None]
+
+
+def _with_margins(
+    target: Target,
+    found: Mapping[str, Sequence[Departure]],
+    tokens: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]],
+) -> dict[str, tuple[Departure, ...]]:
+    """Compute the margins of all departures; `tokens` are prompt and expected answer by question."""
+    # Most ways depart at the same places.
+    places = {(at.question, at.place) for departures in found.values() for at in departures}
+
+    def logits() -> dict[tuple[str, int], Tensor]:
+        return {(name, place): _logits_at(target, *tokens[name], place) for name, place in places}
+
+    own = logits()
+    # Last of all: from here on the target computes in float32, with the weights as they were rounded.
+    target.model.float()  # type: ignore[no-untyped-call] # transformers
+    exact = logits()
+    return {
+        way: tuple(at.measured(own[at.question, at.place], exact[at.question, at.place]) for at in departures)
+        for way, departures in found.items()
+    }
+
+
+def _logits_at(target: Target, prompt: Sequence[int], answer: Sequence[int], place: int) -> Tensor:  # [vocab]
+    return plain_logits(target, (*prompt, *answer[:place]))[-1]
+
+
+def exactness_table(result: Exactness) -> ResultTable:
+    """Build a row per drafter and way."""
+    rows = []
+    for way, its in result.ways.items():
+        equal, departures = result.questions - len(its.departures), its.departures
+        margins = [abs(at.margin) for at in departures if at.margin is not None]
+        wide = [abs(at.margin_float32) for at in departures if at.margin_float32 is not None]
+        rows.append(
+            [
+                way,
+                f"{equal} of {result.questions}",
+                plus_minus(len(departures) / result.questions, share_interval(len(departures), result.questions), 3),
+                f"{its.drafted}",
+                f"{len(departures) - len(result.failures(way))}",
+                *(f"{max(some):.3g}" if some else "-" for some in (margins, wide)),
+            ]
+        )
+    columns = ("way", "equal", "share that differs", "drafted tokens", "allowed near-ties", "margin", "in float32")
+    asked = f"{result.questions} questions, {result.tokens} tokens"
+    how = f"{result.dtype}, batch-invariant" if result.batch_invariant else result.dtype
+    title = f"answers beside those of {result.reference}, {how}: {asked}"
+    least = LEAST_MARGIN[result.dtype]
+    caption = (
+        f"near-tie: margins of at most {least:g}, or {ROUNDINGS:.1f} times a logit's rounding error; "
+        "margin: the largest where answers depart"
+    )
+    return table(title, columns, rows, caption=caption)

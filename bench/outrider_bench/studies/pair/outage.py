@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider_bench.core.pair import InProcessPair
-from outrider_bench.core.prompts import Question
+from outrider_bench.core.prompts import CorpusQuestion
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_models.corpus.check import score_all
 from outrider_proto import PROTOCOL_VERSION
@@ -24,7 +24,7 @@ CUTS = (1, 10, 25, 40)  # tokens that came before the link died
 
 async def outage_scores(
     pair: InProcessPair,
-    asked: Sequence[Question],
+    asked: Sequence[CorpusQuestion],
     expected: Sequence[tuple[int, ...]],
     cut: int,
     limit: int,
@@ -46,7 +46,9 @@ async def outage_scores(
     return _share(asked, texts)
 
 
-def stop_scores(pair: InProcessPair, asked: Sequence[Question], expected: Sequence[tuple[int, ...]], cut: int) -> float:
+def stop_scores(
+    pair: InProcessPair, asked: Sequence[CorpusQuestion], expected: Sequence[tuple[int, ...]], cut: int
+) -> float:
     """Return the share of right answers when nothing follows the first `cut` tokens."""
     return _share(asked, [pair.models.decode(tokens[:cut]) for tokens in expected])
 
@@ -84,6 +86,6 @@ async def features_of(pair: InProcessPair, tokens: tuple[int, ...], tap: str) ->
                 return np.concatenate(rows)
 
 
-def _share(asked: Sequence[Question], texts: Sequence[str]) -> float:
+def _share(asked: Sequence[CorpusQuestion], texts: Sequence[str]) -> float:
     verdicts = score_all([question.sample for question in asked], texts)
     return sum(verdicts) / len(verdicts)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 def plot_evaluation(evaluation: Evaluation, path: Path) -> None:
     """Plot acceptance by family, and code pass@1 against the moment the link died."""
+    if not evaluation.stop:  # a user's questions
+        with saved_figure(path, figsize=(6.5, 4.5)) as (_, axes):
+            _plot_acceptance(axes, evaluation)
+        return
     with saved_figure(path, 1, 2, figsize=(12, 4.5)) as (_, (left, right)):
         _plot_acceptance(left, evaluation)
         _plot_outage(right, evaluation)
@@ -63,7 +67,7 @@ def _plot_outage(axes: Axes, evaluation: Evaluation) -> None:
     for number, (name, result) in enumerate(evaluation.drafters.items()):
         axes.plot(list(result.outage), list(result.outage.values()), "o-", label=name, color=COLORS[2 * number % 4])
     axes.plot(list(evaluation.stop), list(evaluation.stop.values()), "x--", color="grey", label="stop")
-    axes.axhline(evaluation.target_alone, color="black", linewidth=1, label="target alone")
+    axes.axhline(evaluation.target_alone or 0.0, color="black", linewidth=1, label="target alone")
     axes.set_xlabel("tokens received before the link died")
     axes.set_ylabel("code pass@1")
     axes.set_title("the drafter alone from there on")

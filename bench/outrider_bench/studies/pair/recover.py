@@ -36,7 +36,7 @@ async def recoveries(
     server: ServerProcess,
     config: ClientConfig,
     models: LocalModels,
-    asked: list[Question],
+    asked: Sequence[Question],
     expected: list[tuple[int, ...]],
     seed: int,
     step: Callable[[Recovery], None],

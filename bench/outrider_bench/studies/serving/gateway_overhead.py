@@ -19,7 +19,7 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Committed, Finished
 from outrider_client.models.local_models import LocalModels
-from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_models.core.embedded import EMBEDDED, drafter_dir, target_dir
 from outrider_proto.errors import UsageError
 
 _DATA = b"data: "
@@ -133,9 +133,9 @@ async def measure_gateway(
 ) -> Mapping[str, dict[str, Any]]:  # Any: as in `medians`
     report: dict[str, dict[str, Any]] = {}
     with ServerProcess(["--target", str(target_dir()), "--drafter", str(drafter_dir("moa"))]) as server:
-        models = LocalModels.load(ClientConfig())
+        models = LocalModels.load(ClientConfig(target=EMBEDDED))
         asked, warm_up = spread_questions(models, num_prompts), warm_up_question(models).prompt
-        with GatewayProcess(server.address) as gateway:
+        with GatewayProcess(server.address, ["--target", EMBEDDED]) as gateway:
             async with AsyncClient(ClientConfig(server.address), models=models) as client:
                 for mode in modes:
                     counter = ProgressCounter(step, mode, num_prompts)

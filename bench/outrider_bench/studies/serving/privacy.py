@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from outrider_bench.core.bootstrap import Interval, ratio_interval
 from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import SEED, Question
+from outrider_bench.core.prompts import SEED, CorpusQuestion
 from outrider_bench.core.reference_answers import plain_answers
 from outrider_bench.core.stats import share_interval
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minuses, table
@@ -48,7 +48,7 @@ WAYS: dict[str, dict[str, Any]] = {  # Any: what an answer can choose
 class PrivateQuestion:
     """A question as it is, and its messages with the fact marked private."""
 
-    question: Question
+    question: CorpusQuestion
     turns: tuple[PromptMessage, ...]
     num_safe: int  # tokens
 
@@ -89,7 +89,7 @@ def private_questions(pair: InProcessPair, per_family: int) -> list[PrivateQuest
 def _private(pair: InProcessPair, sample: Sample, fact: tuple[str, str]) -> PrivateQuestion:
     turns = private_turns(sample, *fact)
     plain = [PromptMessage(role=message.role, content=message.content) for message in sample.messages]
-    question = Question(sample, tuple(pair.models.encode(plain, raw=False)))
+    question = CorpusQuestion(sample.family, tuple(pair.models.encode(plain, raw=False)), sample.key, sample)
     return PrivateQuestion(question, turns, len(pair.models.split(turns, raw=False).safe))
 
 
@@ -180,7 +180,7 @@ async def _agreement(
     assert drafter is not None
     counted: Agreement = {name: {} for name in KNOWN}
     for one, answer in zip(asked, expected, strict=True):
-        family, prompt = one.question.sample.family, one.question.prompt
+        family, prompt = one.question.family, one.question.prompt
         rows = await features_of(pair, prompt, drafter.tap.fingerprint)
         for name, known in zip(KNOWN, (len(prompt) - 1, one.num_safe, 0), strict=True):
             hits, tokens = counted[name].setdefault(family, ([], []))
@@ -207,11 +207,7 @@ def _shares(asked: Sequence[PrivateQuestion], texts: Sequence[str]) -> dict[str,
 
 
 def _by_family(asked: Sequence[PrivateQuestion]) -> dict[str, list[PrivateQuestion]]:
-    return {
-        family: group
-        for family in FAMILIES
-        if (group := [one for one in asked if one.question.sample.family == family])
-    }
+    return {family: group for family in FAMILIES if (group := [one for one in asked if one.question.family == family])}
 
 
 async def measure_privacy(

@@ -18,15 +18,39 @@ def run(tmp_path, *arguments):
 
 
 def test_answers_are_those_of_transformers_generate(tmp_path):
-    """Both drafters, in process and over gRPC. `outrider-bench exact` does it with 200 prompts."""
-    result, report = run(tmp_path, "exact", "--prompts", 12)
+    """Both drafters, in process and over gRPC, a prompt of each family. `outrider-bench exact` does it with 200."""
+    result, report = run(tmp_path, "exact", "--prompts", 6)
     assert result.exit_code == 0, result.output
-    assert report["differing"] == {f"{name} {way}": [] for name in PAIR for way in ("in process", "over gRPC")}
+    assert set(report["ways"]) == {f"{name} {way}" for name in PAIR for way in ("in process", "over gRPC")}
+    assert (report["reference"], report["questions"], report["is_exact"]) == ("generate", 6, True)
+    for way in report["ways"].values():
+        assert way["departures"] == []
+        assert report["tokens"] / 2 < way["drafted"] < report["tokens"]  # drafts were verified, and much of them
+
+
+def test_in_bfloat16_answers_may_depart_at_near_ties(tmp_path):
+    (tmp_path / "asked.jsonl").write_text(json.dumps({"category": "math", "turns": ["1 + 1?", "And 2?"]}))
+    asked = ("--questions", tmp_path / "asked.jsonl", "--max-new-tokens", 6, "--dtype", "bfloat16")
+    result, report = run(tmp_path, "exact", "--drafter", "lookup", "--drafter", "eagle2", *asked)
+    assert result.exit_code == 0, result.output
+    assert (report["reference"], report["questions"]) == ("the plain loop", 2)
+    assert set(report["ways"]) == {
+        f"{name} {way}" for name in ("lookup", "eagle2") for way in ("in process", "over gRPC")
+    }
+
+
+def test_batch_invariant_answers_do_not_depart(tmp_path):
+    (tmp_path / "asked.jsonl").write_text(json.dumps({"category": "math", "turns": ["1 + 1?", "And 2?"]}))
+    asked = ("--questions", tmp_path / "asked.jsonl", "--max-new-tokens", 6, "--dtype", "bfloat16", "--batch-invariant")
+    result, report = run(tmp_path, "exact", "--drafter", "eagle2", *asked)
+    assert result.exit_code == 0, result.output
+    assert (report["reference"], report["batch_invariant"], report["is_exact"]) == ("the plain loop", True, True)
+    assert all(way["drafted"] for way in report["ways"].values())
 
 
 def test_a_server_killed_in_mid_answer_changes_nothing(tmp_path):
     """`outrider-bench recover` does it 20 times."""
-    result, report = run(tmp_path, "recover", "--prompts", 4, "--seed", 7)
+    result, report = run(tmp_path, "recover", "--prompts", 2, "--seed", 7)
     assert result.exit_code == 0, result.output
     assert all(recovery["identical"] for recovery in report["recoveries"])
     assert any(recovery["interrupted"] for recovery in report["recoveries"])
@@ -44,6 +68,16 @@ def test_evaluation_of_a_few(tmp_path):
             assert accepted["mismatches"] == 0
             assert 1 <= accepted["overall"] <= 6
     assert report["made_by"]["command"]
+
+
+def test_a_user_s_questions_have_acceptance_alone(tmp_path):
+    (tmp_path / "asked.jsonl").write_text(json.dumps({"category": "math", "turns": ["1 + 1?", "And 2?"]}))
+    options = ("--questions", tmp_path / "asked.jsonl", "--max-new-tokens", 4, "--plot", tmp_path / "evaluation.png")
+    result, report = run(tmp_path, "eval", "--drafter", "lookup", *options)
+    assert result.exit_code == 0, result.output
+    assert (report["scores"], report["stop"], report["target_alone"]) == ({}, {}, None)
+    accepted = report["drafters"]["lookup"]["acceptance"]["tree"]
+    assert (list(accepted["by_family"]), accepted["by_group"], accepted["mismatches"]) == (["math"], {}, 0)
 
 
 def test_overhead_adds_up(tmp_path):

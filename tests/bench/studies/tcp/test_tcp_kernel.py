@@ -18,7 +18,7 @@ MODULES = (
     "studies/__init__.py",
     *(f"studies/tcp/{name}.py" for name in ("__init__", "tcp_exchange", "tcp_statistics")),
 )
-GUEST_TIMEOUT_S = 280.0
+GUEST_SCRIPT = TESTS / "bench" / "guest_tcp.py"
 DIRECTION = {"delay_ms": 27, "rate_bps": 20e6}
 ROUND_TRIP_MS = 54
 
@@ -46,10 +46,9 @@ ORDERS = [
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(vm.missing() is not None, reason=vm.missing() or "")
-def test_round_trips_of_a_reply():
-    modules = {name: (BENCH / name).read_text() for name in MODULES}
-    arguments = {"modules": modules, "orders": ORDERS}
-    vm.check_in_guest(TESTS / "bench" / "guest_tcp.py", arguments, GUEST_TIMEOUT_S, _check)
+@pytest.mark.guest(GUEST_SCRIPT, {"modules": {name: (BENCH / name).read_text() for name in MODULES}, "orders": ORDERS})
+def test_round_trips_of_a_reply(request):
+    vm.check_in_guest(request.node, _check)
 
 
 def _check(found):

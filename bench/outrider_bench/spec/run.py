@@ -1,0 +1,225 @@
+"""Asks Spec-Bench's questions: all ways answer one before the next comes, in an order drawn at random."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from outrider_bench.core.pair import COLD, InProcessPair, in_process
+from outrider_bench.core.processes import ServerProcess
+from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.core.prompts import WARM_UP, too_long, turn_prompt
+from outrider_bench.core.reference_answers import LOOKUP_TOKENS, GenerateModel, departure
+from outrider_bench.core.tables import show_line
+from outrider_bench.network.link_endpoint import open_link, profile_or_none
+from outrider_bench.spec.journal import Journal, QuestionRecord, TurnRecord
+from outrider_bench.spec.plan import ASSISTANT, BASELINE, IN_PROCESS, LOOKUP, PLAIN, ClientSpec, SpecPlan
+from outrider_bench.spec.ways import ClientWay, GenerateWay, PlainWay, Way
+from outrider_client.async_client import AsyncClient
+from outrider_client.core.config import NO_DRAFTER, ClientConfig
+from outrider_client.models.local_models import LocalModels
+from outrider_models.core.questions import UserQuestion
+from outrider_proto.errors import UsageError
+from outrider_server.engine.reference_decode import plain_logits
+from outrider_server.engine.target import Target
+
+WARM_UPS = 3  # Spec-Bench's
+WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The questions whose first turns fit, and a line for each of the others."""
+
+    questions: Sequence[UserQuestion]
+    left_out: Sequence[str]
+
+    @classmethod
+    def of(cls, plan: SpecPlan, models: LocalModels) -> Asked:
+        """Raises UsageError where nothing fits."""
+        left_out = {}
+        for question in plan.source.asked:
+            size = len(turn_prompt(models, question, ()))
+            if size >= models.max_context:
+                left_out[question.id] = too_long(question, 1, size, 1, models.max_context)
+        fitting = [question for question in plan.source.asked if question.id not in left_out]
+        if not fitting:
+            raise UsageError(f"questions: none fits the target's context of {models.max_context}")
+        return cls(fitting, tuple(left_out.values()))
+
+
+def load_asked(plan: SpecPlan) -> Asked:
+    """Return what is asked; a line tells what is not."""
+    asked = Asked.of(plan, LocalModels.load(ClientConfig(target=plan.target, drafter=NO_DRAFTER)))
+    for line in asked.left_out:
+        show_line(line)
+    return asked
+
+
+async def answer_all(plan: SpecPlan, asked: Asked, journal: Journal, step: Step) -> None:
+    """Ask what the journal lacks, run after run."""
+    slots = [
+        (run, question, way)
+        for run in range(plan.runs)
+        for place, question in enumerate(asked.questions)
+        for way in _order(plan, run, place)
+        if (run, question.id, way) not in journal
+    ]
+    if not slots:
+        return
+    counter = ProgressCounter(step, "answers", len(slots))
+    loaded = _Loaded.load(plan)
+    with ExitStack() as servers:
+        server = servers.enter_context(ServerProcess(plan.server_options)).address if plan.profiles else None
+        for run in sorted({run for run, _, _ in slots}):
+            async with AsyncExitStack() as stack:
+                # Each run has other links, of the next seed: with one seed, all would lose the same packets.
+                ways = await loaded.ways(plan, server, plan.seed + run, stack)
+                await _warm_up(ways, loaded.models, asked.questions[0])
+                for _, question, way in (slot for slot in slots if slot[0] == run):
+                    turns = await _ask(ways[way], question, loaded.models, plan.max_new_tokens)
+                    journal.take(_record(run, question, way, turns))
+                    counter()
+
+
+def largest_gaps(plan: SpecPlan, asked: Asked, journal: Journal) -> dict[str, float]:
+    """Return how far apart two tokens' logits were where an answer left the plain loop's: the largest gap by way.
+
+    The target computes them once more, in its own type. Ways without such answers are left out.
+    """
+    taken, gaps = journal.taken, dict[str, float]()
+    apart = [one for one in taken.values() if one.token_ids != taken[one.run, one.question_id, PLAIN].token_ids]
+    if not apart:
+        return gaps
+    target = Target.load(str(plan.target), plan.dtype, plan.device)
+    models = LocalModels.load(ClientConfig(target=plan.target, drafter=NO_DRAFTER))
+    questions = {question.id: question for question in asked.questions}
+    for record in apart:
+        right = taken[record.run, record.question_id, PLAIN]
+        gap = _gap(target, models, questions[record.question_id], record, right)
+        gaps[record.way] = max(gaps.get(record.way, 0.0), gap)
+    return gaps
+
+
+def _gap(
+    target: Target, models: LocalModels, question: UserQuestion, record: QuestionRecord, right: QuestionRecord
+) -> float:
+    """Return the gap at the first token that differs; infinite where one answer ends and the other does not."""
+    for number, (mine, theirs) in enumerate(zip(record.turns, right.turns, strict=False)):
+        if mine.token_ids == theirs.token_ids:
+            continue
+        at = departure(str(question.id), mine.token_ids, theirs.token_ids)
+        assert at is not None
+        prompt = turn_prompt(models, question, [turn.text for turn in right.turns[:number]])
+        if at.expected is None or at.found is None:
+            return math.inf
+        logits = plain_logits(target, (*prompt, *theirs.token_ids[: at.place]))[-1]
+        return float(logits[at.expected] - logits[at.found])
+    return math.inf
+
+
+def _order(plan: SpecPlan, run: int, place: int) -> list[str]:
+    return random.Random(f"{plan.seed}/{run}/{place}").sample(plan.ways, len(plan.ways))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """Models that all runs share; `serving` is the target of our ways in process."""
+
+    models: LocalModels
+    plain: Target
+    serving: Target | None
+    generate: GenerateModel
+    assistant: GenerateModel | None
+
+    @classmethod
+    def load(cls, plan: SpecPlan) -> _Loaded:
+        """Load the models and set the number of threads."""
+        plain = Target.load(str(plan.target), plan.dtype, plan.device)
+        # As the server does: more threads are slower for a small target.
+        if (count := plan.threads or (1 if plain.is_small else None)) is not None:
+            torch.set_num_threads(count)
+        models = LocalModels.load(ClientConfig(target=plan.target, drafter=NO_DRAFTER))
+        models.prepare()
+        generate = GenerateModel.load(plan.target, plain.kv.dtype, plan.device, plain.eos_token_ids)
+        assistant = None
+        if plan.assistant is not None:
+            assistant = GenerateModel.load(plan.assistant, plain.kv.dtype, plan.device, plain.eos_token_ids)
+        serving = None if plan.profiles else Target.load(str(plan.target), plan.dtype, plan.device)
+        return cls(models, plain, serving, generate, assistant)
+
+    async def ways(self, plan: SpecPlan, server: str | None, seed: int, stack: AsyncExitStack) -> dict[str, Way]:
+        """Return all ways by name; ours have sessions of their own."""
+        ways: dict[str, Way] = {
+            BASELINE: GenerateWay(self.generate, {}),
+            LOOKUP: GenerateWay(self.generate, {"prompt_lookup_num_tokens": LOOKUP_TOKENS}),
+            PLAIN: PlainWay(self.plain),
+        }
+        if self.assistant is not None:
+            ways[ASSISTANT] = GenerateWay(self.generate, self.generate.with_assistant(self.assistant))
+        clients = _Clients(plan, self.serving, stack)
+        for profile in plan.profiles:
+            assert server is not None
+            link = await stack.enter_async_context(open_link(profile_or_none(profile), server, plan.engine, seed))
+            clients.addresses[profile] = link.address
+        forget = turn_prompt(self.models, WARM_UP, ())
+        for name, spec in plan.clients.items():
+            ways[name] = ClientWay(await clients.client(spec), forget, dict(spec.choices))
+        return ways
+
+
+class _Clients:
+    """Our clients of one run: each has a session of its own, and all with the same drafter share its models."""
+
+    def __init__(self, plan: SpecPlan, serving: Target | None, stack: AsyncExitStack) -> None:
+        self._plan, self._serving, self._stack = plan, serving, stack
+        self._pairs: dict[str | None, InProcessPair] = {}
+        self._models: dict[str | None, LocalModels] = {}
+        self.addresses: dict[str, str] = {}  # by profile
+
+    async def client(self, spec: ClientSpec) -> AsyncClient:
+        config = self._plan.config(spec, self.addresses.get(spec.profile))
+        if spec.profile == IN_PROCESS:
+            if spec.drafter not in self._pairs:
+                pair = in_process(self._plan.target, config, self._serving, COLD)
+                self._pairs[spec.drafter] = await self._stack.enter_async_context(pair)
+            return await self._stack.enter_async_context(self._pairs[spec.drafter].client())
+        if spec.drafter not in self._models:
+            self._models[spec.drafter] = LocalModels.load(config)
+        return await self._stack.enter_async_context(AsyncClient(config, models=self._models[spec.drafter]))
+
+
+async def _warm_up(ways: Mapping[str, Way], models: LocalModels, question: UserQuestion) -> None:
+    """Have every way begin the first question three times, before any time is taken."""
+    prompt = turn_prompt(models, question, ())
+    for way in ways.values():
+        for _ in range(WARM_UPS):
+            await way.answer(prompt, min(WARM_UP_TOKENS, models.max_context - len(prompt)))
+
+
+async def _ask(way: Way, question: UserQuestion, models: LocalModels, limit: int) -> list[TurnRecord]:
+    """Ask turn by turn, with this way's own answers in the history; it ends early where a turn no longer fits."""
+    turns: list[TurnRecord] = []
+    for _ in question.turns:
+        prompt = turn_prompt(models, question, [turn.text for turn in turns])
+        room = models.max_context - len(prompt)
+        if room < 1:
+            show_line(too_long(question, len(turns) + 1, len(prompt), 1, models.max_context))
+            break
+        answer = await way.answer(prompt, min(limit, room))
+        text = models.decode(answer.token_ids).strip()
+        turns.append(
+            TurnRecord(text, len(prompt), answer.token_ids, answer.tokens_by_pass, answer.wall_s, answer.ttft_s)
+        )
+    return turns
+
+
+def _record(run: int, question: UserQuestion, way: str, turns: Sequence[TurnRecord]) -> QuestionRecord:
+    return QuestionRecord(run, question.id, question.category, way, uuid.uuid4().hex, time.time(), tuple(turns))

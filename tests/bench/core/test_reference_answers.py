@@ -1,0 +1,42 @@
+"""Where answers depart from the plain loop's, and whether rounding explains it."""
+
+import pytest
+import torch
+
+from outrider_bench.core.reference_answers import LEAST_MARGIN, ROUNDINGS, Departure, departure
+from outrider_models.core.embedded import target_dir
+from outrider_server.engine.reference_decode import plain_greedy, plain_logits
+from outrider_server.engine.target import Target
+
+
+def test_the_first_difference_is_named():
+    assert departure("q", (1, 2, 3), (1, 2, 3)) is None
+    assert departure("q", (1, 5, 3), (1, 2, 4)) == Departure("q", 1, expected=2, found=5)
+    assert departure("q", (1,), (1, 2)) == Departure("q", 1, expected=2, found=None)
+    assert departure("q", (1, 2, 3), (1, 2)) == Departure("q", 2, expected=None, found=3)
+
+
+def test_near_ties_are_near_in_both_types_and_have_two_tokens():
+    near = LEAST_MARGIN["bfloat16"]
+    assert Departure("q", 0, 1, 2, near, -near, 0.0).is_near_tie("bfloat16")
+    assert not Departure("q", 0, 1, 2, near, 2 * near, 0.0).is_near_tie("bfloat16")
+    assert not Departure("q", 0, 1, 2, 2 * near, near, 0.0).is_near_tie("bfloat16")
+    assert Departure("q", 0, 1, 2, near, 2 * near, 2 * near / ROUNDINGS).is_near_tie("bfloat16")
+    assert not Departure("q", 0, 1, None).is_near_tie("bfloat16")
+
+
+def test_the_rounding_is_what_sets_two_types_apart_beside_a_shift_of_all():
+    exact, error = torch.linspace(20, 0, 200), torch.tensor([0.25, -0.25] * 100)
+    measured = Departure("q", 0, 3, 5).measured(exact + error + 1, exact)
+    assert measured.margin_float32 == pytest.approx(float(exact[3] - exact[5]), abs=1e-5)
+    assert measured.margin == pytest.approx(float(exact[3] - exact[5]), abs=1e-5)
+    assert measured.rounding == pytest.approx(0.25, rel=0.01)
+    assert Departure("q", 0, None, 5).measured(exact, exact) == Departure("q", 0, None, 5)
+
+
+def test_the_plain_loop_s_logits_are_those_that_it_chooses_by():
+    target, prompt = Target.load(str(target_dir())), [*range(5, 25)]
+    answer = plain_greedy(target, prompt, 4, at_once=7)
+    logits = plain_logits(target, [*prompt, *answer[:-1]], len(answer))
+    assert logits.argmax(-1).tolist() == answer
+    torch.testing.assert_close(plain_logits(target, [*prompt, *answer[:2]])[-1], logits[2], atol=1e-3, rtol=0)

@@ -1,0 +1,184 @@
+"""`outrider-bench spec` whole on the embedded target: its files, and its figures computed from them once more."""
+
+import json
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_bench.cli.app import app
+from outrider_bench.spec.plan import assistant_among, drafter_names
+from outrider_client.models.tokenizer import load_tokenizer
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_proto.errors import UsageError
+
+QUESTIONS = [
+    {"question_id": 81, "category": "writing", "turns": ["Write a line.", "Write it again."], "reference": []},
+    {"question_id": 321, "category": "qa", "turns": ["Who?"]},
+    {"question_id": "long", "category": "rag", "turns": ["word " * 2000]},
+]
+NEW = 5
+
+
+def spec(*arguments: object) -> dict:
+    result = CliRunner().invoke(app, ["spec", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout) if result.stdout else {}
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("spec")
+    (folder / "question.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS)))
+    spec(*options(folder / "out"))
+    return folder / "out"
+
+
+WAYS = {
+    "generate",
+    "generate-lookup",
+    "generate-assistant",
+    "plain",
+    "independent",
+    "independent-auto",
+    "independent-chain",
+}
+
+
+def options(out: Path) -> list[object]:
+    asked = ["--questions", out.parent / "question.jsonl", "--max-new-tokens", NEW, "--runs", 2, "--out", out]
+    return [*asked, "--drafter", "independent", "--tree", "own", "--tree", "auto", "--tree", "chain"]
+
+
+def test_there_is_a_file_for_each_way_in_spec_bench_s_form(out):
+    assert {path.stem for path in out.glob("*.jsonl")} == {*WAYS, "records"}
+    plain = read(out / "plain.jsonl")
+    for way in WAYS:
+        answers = read(out / f"{way}.jsonl")
+        assert [answer["question_id"] for answer in answers] == [81, 321]
+        for answer, its in zip(answers, plain, strict=True):
+            assert answer["model_id"] == f"target-{way}"
+            for choice, right in zip(answer["choices"], its["choices"], strict=True):
+                assert choice["turns"] == right["turns"]
+                assert choice["new_tokens"] == right["new_tokens"]
+                assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"])
+                assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
+                assert min(choice["wall_time"]) > 0
+    assert [len(answer["choices"]) for answer in plain] == [2, 2]
+    assert [len(answer["choices"][0]["turns"]) for answer in plain] == [2, 1]
+    assert set(plain[0]["choices"][0]["accept_lengths"]) == {1}
+    assert max(read(out / "independent.jsonl")[0]["choices"][0]["accept_lengths"]) > 1
+
+
+def test_the_summary_is_what_speed_py_computes_from_the_files(out):
+    summary = json.loads((out / "summary.json").read_text())
+    tokenizer, base = load_tokenizer(target_dir()), read(out / "generate.jsonl")
+    for way, found in summary["ways"].items():
+        answers = read(out / f"{way}.jsonl")
+        for run, figures in enumerate(found["overall"]["runs"]):
+            mine, theirs = ([answer["choices"][run] for answer in some] for some in (answers, base))
+            speeds = [sum(one["new_tokens"]) / sum(one["wall_time"]) for one in mine]
+            counted = [
+                sum(len(tokenizer.encode(turn)) - 1 for turn in one["turns"]) / sum(one["wall_time"]) for one in theirs
+            ]
+            assert figures["tokens_per_second"] == pytest.approx(fmean(speeds))
+            assert figures["speedup"] == pytest.approx(fmean(speeds) / fmean(counted))
+            lengths = [length for one in mine for length in one["accept_lengths"]]
+            assert figures["mean_accepted_tokens"] == pytest.approx(fmean(lengths))
+        assert found["overall"]["mean"]["speedup"] == pytest.approx(
+            fmean(run["speedup"] for run in found["overall"]["runs"])
+        )
+        assert set(found) == {"mt_bench", "qa", "overall"}
+    assert {way: one["answers"] for way, one in summary["differing"].items()} == dict.fromkeys(WAYS - {"plain"}, 0)
+    assert (
+        summary["left_out"] == [line for line in summary["left_out"] if line.startswith("question long, turn 1")] != []
+    )
+    assert summary["made_by"]["torch_threads"] > 0
+    assert spec("--summarize", out)["ways"] == summary["ways"]
+
+
+def test_a_run_is_continued_where_it_was_interrupted(out):
+    records = out / "records.jsonl"
+    lines = records.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if '"answer"' not in line or '"plain"' not in line or '"run": 1' not in line]
+    records.write_text("".join(line for line in kept if "complete" not in line))
+    before = (out / "independent.jsonl").read_text()
+    refused = CliRunner().invoke(app, ["spec", *map(str, options(out))])
+    assert isinstance(refused.exception, UsageError)
+    spec(*options(out), "--resume")
+    assert (out / "independent.jsonl").read_text() == before
+    assert len(read(records)) == len(lines)
+
+
+def test_the_gap_of_logits_is_told_where_an_answer_begins_to_differ(out):
+    records = out / "records.jsonl"
+    entries = read(records)
+    answer = next(one["answer"] for one in entries if one.get("answer", {}).get("way") == "generate-lookup")
+    answer["turns"][0]["token_ids"][1] += 1
+    records.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    spec(*options(out), "--resume")
+    differing = json.loads((out / "summary.json").read_text())["differing"]
+    assert differing["generate-lookup"]["answers"] == 1
+    assert differing["generate-lookup"]["largest_gap"] > 0
+    assert differing["independent"] == {"answers": 0, "of": 4, "share": 0.0, "largest_gap": None}
+
+
+def test_modes_answer_over_a_link(tmp_path):
+    (tmp_path / "question.jsonl").write_text(json.dumps(QUESTIONS[1]))
+    link = ["--profile", "none", "--mode", "stream", "--mode", "pipelined,in_flight=3"]
+    asked = ["--questions", tmp_path / "question.jsonl", "--max-new-tokens", 3, "--out", tmp_path / "out"]
+    spec(*asked, *link, "--drafter", "lookup")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert {"stream-none", "lookup-pipelined-in_flight=3-none"} < set(summary["ways"])
+    assert {one["answers"] for one in summary["differing"].values()} == {0}
+    assert summary["ways"]["stream-none"]["qa"]["mean"]["mean_accepted_tokens"] == 1
+    assert summary["ttft_s"]["stream-none"] > 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ((), "need --questions and --out, or --summarize"),
+        (("--tree", "bush"), "tree='bush': choose from own, auto, chain, tree"),
+        (("--drafter", "/nowhere"), "/nowhere"),
+        (("--mode", "telepathy"), "mode='telepathy'"),
+        (("--profile", "moon"), "profile 'moon' is unknown"),
+        (("--families", "maths"), "families='maths': choose from qa"),
+        (("--codec", "zip"), "codec='zip': choose from"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_loaded(tmp_path, wrong, message):
+    (tmp_path / "question.jsonl").write_text(json.dumps(QUESTIONS[1]))
+    asked = ["--questions", str(tmp_path / "question.jsonl"), "--out", str(tmp_path / "out")] if wrong else []
+    result = CliRunner().invoke(app, ["spec", *asked, *wrong])
+    assert isinstance(result.exception, UsageError)
+    assert message in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_way_never_takes_another_one_s_file(tmp_path):
+    (tmp_path / "plain").symlink_to(drafter_dir("moa"))
+    (tmp_path / "question.jsonl").write_text(json.dumps(QUESTIONS[1]))
+    asked = ["--questions", str(tmp_path / "question.jsonl"), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, ["spec", *asked, "--drafter", str(tmp_path / "plain")])
+    assert isinstance(result.exception, UsageError)
+    assert "two ways are called plain: give the drafters' directories other names" in str(result.exception)
+
+
+def test_a_directory_without_a_baseline_has_no_summary(tmp_path):
+    result = CliRunner().invoke(app, ["spec", "--summarize", str(tmp_path)])
+    assert isinstance(result.exception, UsageError)
+    assert "no generate.jsonl" in str(result.exception)
+
+
+def test_drafters_are_named_by_their_directories():
+    assert drafter_names(["/a/moa,tli=1", "lookup"]) == {"moa,tli=1": "/a/moa,tli=1", "lookup": "lookup"}
+    with pytest.raises(UsageError, match="another one is called moa, too"):
+        drafter_names(["/a/moa", "/b/moa"])
+    assert assistant_among(["lookup", str(drafter_dir("independent"))]) == drafter_dir("independent")
+    assert assistant_among(["lookup"]) is None

@@ -1,0 +1,76 @@
+"""What a pass asks of its host, with the bounds that hold today. Python's time is not tested."""
+
+import json
+
+import pytest
+import torch
+from golden_pairs import GOLDEN
+from transformers import LlamaConfig
+from typer.testing import CliRunner
+
+from outrider_bench.cli.app import app
+from outrider_bench.studies.pair.passes import (
+    DRAFTS,
+    SESSIONS,
+    HollowTarget,
+    PassCost,
+    _Called,
+    _Counts,
+    _Dispatched,
+    pass_costs,
+)
+from outrider_proto.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def costs() -> dict[tuple[str, int], PassCost]:
+    config = LlamaConfig(num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=2, head_dim=16)
+    found = pass_costs(HollowTarget(config, "tiny"), 24, 1)
+    return {(cost.draft, cost.sessions): cost for cost in found}
+
+
+def test_operations_reads_and_uploads_are_counted():
+    counts = _Counts()
+    with torch.inference_mode(), _Called(counts), _Dispatched(counts):
+        product = torch.nn.functional.linear(torch.tensor([[1.0, 2.0]]), torch.ones(3, 2))
+        host = product.view(3).transpose(0, 0).float().cpu()
+        assert host.tolist() == [3.0, 3.0, 3.0]
+        assert bool((product > 2).all())
+    assert counts.kernels == {"aten::ones": 1, "aten::mm": 1, "aten::gt": 1, "aten::all": 1}
+    assert counts.reads == {"cpu": 1, "aten::_local_scalar_dense": 1}
+    assert counts.uploads == 1
+
+
+def test_all_kinds_of_passes_are_measured(costs):
+    assert list(costs) == [(draft, count) for count in SESSIONS for draft in DRAFTS]
+
+
+@pytest.mark.parametrize("draft", ["chain of 4", "tree of 16"])
+def test_sessions_that_are_alike_share_the_operations_of_a_layer(costs, draft):
+    alone, crowd = costs[draft, 1], costs[draft, 32]
+    assert alone.layer_kernels <= 40
+    assert crowd.layer_kernels <= alone.layer_kernels + 16  # the K/V of 32 lie in several slabs
+    assert crowd.kernels <= alone.kernels + 4
+
+
+@pytest.mark.parametrize("sessions", SESSIONS)
+@pytest.mark.parametrize("draft", ["chain of 4", "tree of 16"])
+def test_the_host_waits_twice_a_pass(costs, draft, sessions):
+    """For the target's tokens, and for the features."""
+    assert costs[draft, sessions].reads == 2
+
+
+def test_the_command_takes_the_shape_of_a_target(tmp_path):
+    report = tmp_path / "passes.json"
+    options = ["--target", GOLDEN / "target_tiny", "--context", 9, "--repeats", 1, "--json", report]
+    result = CliRunner().invoke(app, ["passes", *map(str, options)])
+    assert result.exit_code == 0, result.output
+    told = json.loads(report.read_text())
+    assert (told["target"], told["context"]) == ("target_tiny", 9)
+    assert len(told["costs"]) == len(SESSIONS) * len(DRAFTS)
+
+
+def test_a_context_that_leaves_no_room_is_refused():
+    config = LlamaConfig(num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64)
+    with pytest.raises(UsageError, match="context=60: need 1 to 46"):
+        pass_costs(HollowTarget(config, "tiny"), 60, 1)
