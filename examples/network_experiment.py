@@ -49,7 +49,9 @@ def has_begun(event: Event) -> bool:
 async def run(profile: str, outage_s: float, max_new_tokens: int) -> None:
     served = ServerConfig(str(target_dir()), (str(drafter_dir("moa")),), port=0, pace="paper")
     async with Server.build(served) as server, Link(profile_named(profile), server.address) as link:
-        config = ClientConfig(link.address, max_new_tokens=max_new_tokens, wait_for_link_s=30, pace="paper")
+        config = ClientConfig(
+            link.address, target="embedded", max_new_tokens=max_new_tokens, wait_for_link_s=30, pace="paper"
+        )
         models = LocalModels.load(config)
         async with AsyncClient(config, models=models) as client:
             await statistics_of(client, "stream")  # the first answer opens the session and measures the link

@@ -46,7 +46,8 @@ async def gateway() -> AsyncIterator[str]:
     """Start a server in this process and a gateway in another; yield the gateway's address."""
     config = ServerConfig(str(target_dir()), (str(drafter_dir("moa")),), port=0)
     async with Server.build(config) as server:
-        command = ("-m", "outrider_client.cli.app", "gateway", "--port", "0", "--server", server.address)
+        options = ("--target", "embedded", "--port", "0", "--server", server.address)
+        command = ("-m", "outrider_client.cli.app", "gateway", *options)
         process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
         try:
             yield await announced_address(process)

@@ -1,7 +1,10 @@
 """What every test runs under: one torch thread, no network for models, reproducible property tests."""
 
 import os
+import tempfile
 
+# A model that the user has installed would be the default target.
+os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="outrider-tests-")
 # Before anything imports huggingface_hub or torch, which read them once. Processes that tests start inherit them.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
@@ -10,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models; more threads only 
 
 import asyncio
 import functools
+import shutil
 import signal
 from pathlib import Path
 
@@ -20,6 +24,13 @@ from hypothesis import settings
 from outrider_netsim import EngineError, Link, profile_named
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # whoever imported torch first
+
+DATA_HOME = os.environ["XDG_DATA_HOME"]
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(DATA_HOME, ignore_errors=True)
+
 
 settings.register_profile("outrider", deadline=None, derandomize=True, database=None)
 settings.load_profile("outrider")

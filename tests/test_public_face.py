@@ -27,16 +27,16 @@ PUBLIC = {
         Keywords LastHiddenTap LookupDrafter MoA MoADrafter MoASizes MoATap Pace PacedDrafter RoutedDraft
         RoutedDrafter Routing ScoredTree StatelessTap Tap TapState TargetSizes TargetWeights TextDrafter
         TreeChoices TreePlan TreeShape grow_tree load_drafter load_tap pack_kv resolve_dir
-        target_fingerprint tokenizer_fingerprint
+        target_fingerprint tokenizer_fingerprint write_draft_vocab
     """,
     "outrider_netsim": """
         Bursts Direction EngineChoice EngineError EngineName Link LinkStats Outage PROFILES PathStats
         Profile ProfileError VirtualClock VirtualLink parse_outage probe_profile profile_named run_outages
     """,
     "outrider_models": """
-        ChatRunOptions DRAFTERS FAMILIES PAIR RecipeRunOptions Sample Score drafter_dir drafter_source
-        exercises generate make_bundle score score_all score_by_family target_dir train_on_chats
-        train_recipe
+        ChatRunOptions DRAFTERS FAMILIES PAIR RecipeRunOptions Sample Score UserQuestion default_target drafter_dir
+        drafter_source exercises generate get_model make_bundle read_questions score score_all score_by_family
+        shipped_drafters target_dir train
     """,
 }
 HEAVY = ("torch", "transformers", "grpc", "numpy", "scipy", "matplotlib", "presidio_analyzer")

@@ -1,47 +1,50 @@
-"""The run of the demo: prompts over an emulated link, with an outage during one answer."""
+"""The run of the demo: questions over an emulated link, an outage during one answer, and the check of them all."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
 from rich.console import Console
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
+from demonstration.questions import Question
 from demonstration.recording import Answer, Recording
 from demonstration.terminal import AnswerView
-from outrider_client import AsyncClient, Event, PromptMessage
-from outrider_models import FAMILIES, Sample, generate, score_all
+from outrider_client import AnswerText, AsyncClient, LocalModels, Mode
 from outrider_netsim import Link, Profile
 
 WAIT_FOR_LINK_S = 60
-PAUSE_S = 0.6  # between answers, for people who watch
+PAUSE_S = 0.3  # between answers, for people who watch
+WARM_UP_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The prompts of the demo and the time of its outage."""
+    """How the questions are asked, and when the outage comes."""
 
     seed: int
-    per_family: int
     profile: Profile
-    cut_from: int  # the link is cut in the first answer from this one on, counted from 0,
-    cut_after: int  # that reaches so many committed tokens
+    max_new_tokens: int
+    cut: int  # this question, counted from 0, is asked again, and
+    cut_after: int  # the link is cut once its answer has so many tokens
     outage_s: float
-
-    def samples(self) -> list[Sample]:
-        """Draw held-out prompts, one of each family in turn."""
-        drawn = [generate(family, "test", self.seed, self.per_family) for family in FAMILIES]
-        return [sample for turn in zip(*drawn, strict=True) for sample in turn]
 
 
 class DemoRun:
     """One run: its link, client and recording."""
 
-    def __init__(self, plan: Plan, link: Link, client: AsyncClient, console: Console) -> None:
+    def __init__(
+        self, plan: Plan, questions: list[Question], link: Link, client: AsyncClient, console: Console
+    ) -> None:
         self._plan = plan
+        self._questions = questions
         self._link = link
         self._client = client
         self._console = console
@@ -49,33 +52,32 @@ class DemoRun:
         self._started_at = time.perf_counter()
 
     async def run(self) -> Recording:
-        """Answer every prompt; then repeat the one with the outage without it, to compare."""
-        samples = self._plan.samples()
-        for number, sample in enumerate(samples):
-            await self._ask(sample, may_cut=number >= self._plan.cut_from)
-            await asyncio.sleep(PAUSE_S)
-        if self._recording.outages:
-            await self._compare(samples[self._recording.answers.index(self._recording.cut_answer)])
-        rights = await asyncio.to_thread(score_all, samples, [answer.text for answer in self._recording.answers])
-        for answer, right in zip(self._recording.answers, rights, strict=True):
-            answer.right = right
+        """Answer every question by streaming and with the drafter, then one of them again with an outage."""
+        for mode in ("stream", "auto"):  # first uses of both sides would count as one mode's time
+            await self._client.complete(list(self._questions[-1].messages), mode=mode, max_new_tokens=WARM_UP_TOKENS)
+        # No question twice in a row: the server would still hold its prompt. And neither mode always goes first.
+        orders: tuple[tuple[Mode, Mode], ...] = (("stream", "auto"), ("auto", "stream"))
+        for first, second in orders:
+            for number, question in enumerate(self._questions):
+                await self._ask(question, first if number % 2 == 0 else second)
+        await self._ask(self._questions[self._plan.cut], "auto", cut=True)
         return self._recording
 
-    async def _ask(self, sample: Sample, *, may_cut: bool) -> None:
-        answer = Answer(sample.family, sample.messages[-1].content, self._now())
+    async def _ask(self, question: Question, mode: Mode, *, cut: bool = False) -> None:
+        await asyncio.sleep(PAUSE_S)
+        answer = Answer(question.subject, question.text, mode, self._now())
         self._recording.answers.append(answer)
+        events = self._client.generate(list(question.messages), mode=mode, wait_for_link_s=WAIT_FOR_LINK_S)
+        written = AnswerText()
         with AnswerView(self._console, answer) as view:
-            async for event in self._events(sample):
-                answer.note(event, self._now())
-                view.refresh()
-                if may_cut and answer.num_committed >= self._plan.cut_after and not self._recording.outages:
-                    self._begin_outage(view)
-
-    async def _events(self, sample: Sample) -> AsyncIterator[Event]:
-        messages = [PromptMessage(role=message.role, content=message.content) for message in sample.messages]
-        async with contextlib.aclosing(self._client.generate(messages, wait_for_link_s=WAIT_FOR_LINK_S)) as events:
-            async for event in events:
-                yield event
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    answer.note(event, self._now())
+                    written.take(event)
+                    view.refresh()
+                    if cut and answer.num_committed >= self._plan.cut_after and not self._recording.outages:
+                        self._begin_outage(view)
+        answer.token_ids = written.token_ids
 
     def _begin_outage(self, view: AnswerView) -> None:
         self._link.cut()
@@ -89,12 +91,25 @@ class DemoRun:
         self._recording.outages[:] = [(started, self._now())]
         view.show_link("link restored")
 
-    async def _compare(self, sample: Sample) -> None:
-        undisturbed = Answer(sample.family, "", self._now())
-        async for event in self._events(sample):
-            undisturbed.note(event, self._now())
-        disturbed = self._recording.cut_answer
-        disturbed.as_without_outage = disturbed.text == undisturbed.text
-
     def _now(self) -> float:
         return time.perf_counter() - self._started_at
+
+
+@torch.inference_mode()
+def check(recording: Recording, asked: Sequence[Question], directory: Path, models: LocalModels, limit: int) -> None:
+    """Say of every answer whether it is the target's own, token for token.
+
+    It is asked by transformers' `generate`, which shares no code with server and client.
+    """
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers'
+    model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32)
+    own: dict[str, tuple[int, ...]] = {}
+    for question in asked:
+        prompt = torch.tensor([models.encode(list(question.messages), raw=False)])
+        # Without a mask, generate infers one from the pad token, which may occur in a prompt.
+        output = model.generate(  # type: ignore[misc] # annotated with a doubled self
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=limit
+        )
+        own[question.text] = tuple(output[0, prompt.shape[1] :].tolist())
+    for answer in recording.answers:
+        answer.is_targets_own = answer.token_ids == own[answer.prompt]

@@ -1,4 +1,4 @@
-"""The demo's picture: tokens by origin over time, the link's state, and what each verdict accepted."""
+"""The demo's picture: streaming beside drafting for every question, and the answer with the outage."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.gridspec import SubplotSpec
 from matplotlib.lines import Line2D
 
 from demonstration.recording import Answer, Recording
@@ -37,55 +38,50 @@ STATES = {
 SHOWN_STATES = ("online", "offline", "resuming")
 MARKERS = dict.fromkeys(COLORS, "o") | {"rolled back": "x"}
 CUT = "#f8d7d3"
+STREAMED = "#b0bec5"
 INK = "#37474f"
 
 
 def draw(recording: Recording, path: Path, title: str, footnote: str) -> None:
     """Write the picture to `path`."""
     with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.color": INK}):
-        figure = Figure(figsize=(13, 9.5), dpi=130, layout="constrained")
-        rows = figure.add_gridspec(4, 1, height_ratios=(0.5, 3, 1.7, 3))
+        figure = Figure(figsize=(13, 9), dpi=130, layout="constrained")
+        rows = figure.add_gridspec(3, 1, height_ratios=(0.5, 3, 3))
         _draw_legend(figure.add_subplot(rows[0]))
-        whole = figure.add_subplot(rows[1])
-        _draw_tokens(whole, recording)
-        _draw_acceptance(figure.add_subplot(rows[2], sharex=whole), recording)
+        _draw_questions(figure, rows[1], recording)
         if recording.outages:
-            _draw_outage(figure.add_subplot(rows[3]), recording)
+            _draw_outage(figure.add_subplot(rows[2]), recording)
         figure.suptitle(title, fontsize=14, fontweight="bold")
         figure.supxlabel(footnote, fontsize=8, color="#78909c")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
 
 
-def _draw_tokens(axes: Axes, recording: Recording) -> None:
-    highest = max(mark.position + mark.count for answer in recording.answers for mark in answer.marks)
-    axes.set_ylim(-0.1 * highest, 1.25 * highest)
-    axes.set_ylabel("tokens of the answer")
-    axes.set_title("Every answer", loc="left", fontsize=11)
-    _shade_outages(axes, recording)
-    for answer in recording.answers:
-        _scatter_tokens(axes, answer, size=7)
-        _strip_of_states(axes, answer, height=0.03)
-        middle = (answer.started_s + answer.finished_s) / 2
-        axes.text(middle, 1.1 * highest, answer.family, ha="center", fontsize=9)
+def _draw_questions(figure: Figure, place: SubplotSpec, recording: Recording) -> None:
+    """Draw a panel a question: the streamed answer as a line, the drafted one as points, both from the question on."""
+    pairs = recording.pairs
+    panels = place.subgridspec(1, len(pairs)).subplots(sharey=True, squeeze=False)[0]
+    longest = max(answer.seconds for pair in pairs for answer in pair)
+    for axes, (streamed, drafted) in zip(panels, pairs, strict=True):
+        axes.step(*_growth(streamed), where="post", color=STREAMED, lw=2)
+        _scatter_tokens(axes, drafted, size=9, origin_s=drafted.started_s)
+        axes.set_xlim(0, 1.02 * longest)
+        axes.set_title(drafted.subject, loc="left", fontsize=11)
+        axes.set_xlabel("seconds")
+        ratio = drafted.tokens_per_second / streamed.tokens_per_second
+        tau = f", {drafted.statistics.mean_acceptance_length:.2f} tokens a verdict" if drafted.verdicts else ""
+        figures = (
+            f"stream {streamed.tokens_per_second:.1f} tokens/s\n"
+            f"auto {drafted.tokens_per_second:.1f} tokens/s: {ratio:.2f} times{tau}"
+        )
+        axes.text(0.98, 0.02, figures, transform=axes.transAxes, ha="right", va="bottom", fontsize=8)
+    panels[0].set_ylabel("tokens of the answer")
 
 
-def _draw_acceptance(axes: Axes, recording: Recording) -> None:
-    most = max((verdict.accepted for answer in recording.answers for verdict in answer.verdicts), default=1) + 1
-    axes.set_ylim(0, most + 1.6)
-    axes.set_ylabel("tokens per verdict")
-    axes.set_xlabel("seconds")
-    axes.set_title(
-        "Acceptance: drafted tokens accepted + 1, verdict by verdict; line and number: mean", loc="left", fontsize=11
-    )
-    _shade_outages(axes, recording)
-    for answer in recording.answers:
-        times = [verdict.at_s for verdict in answer.verdicts]
-        axes.scatter(times, [v.accepted + 1 for v in answer.verdicts], s=9, color=COLORS["accepted"], alpha=0.55, lw=0)
-        mean = answer.statistics.mean_acceptance_length
-        if times:
-            axes.hlines(mean, answer.started_s, answer.finished_s, color=INK, lw=1.5)
-            axes.text((answer.started_s + answer.finished_s) / 2, most + 0.5, f"{mean:.2f}", ha="center", fontsize=9)
+def _growth(answer: Answer) -> tuple[list[float], list[int]]:
+    """Return the moments at which an answer grew, since its question, and its length from then on."""
+    grown = [(mark.at_s - answer.started_s, mark.position + mark.count) for mark in answer.marks]
+    return [0.0, *(at_s for at_s, _ in grown)], [0, *(length for _, length in grown)]
 
 
 def _draw_outage(axes: Axes, recording: Recording) -> None:
@@ -93,10 +89,10 @@ def _draw_outage(axes: Axes, recording: Recording) -> None:
     cut, restored = recording.outages[0]
     highest = max(mark.position + mark.count for mark in answer.marks)
     axes.set_xlim(answer.started_s - 0.1, answer.finished_s + 0.1)
-    axes.set_ylim(-0.1 * highest, 1.3 * highest)
+    axes.set_ylim(-0.1 * highest, 1.5 * highest)
     axes.set_ylabel("tokens of the answer")
     axes.set_xlabel("seconds")
-    axes.set_title(f"The answer with the outage ({answer.family})", loc="left", fontsize=11)
+    axes.set_title(f"The answer with the outage ({answer.subject})", loc="left", fontsize=11)
     _shade_outages(axes, recording)
     _scatter_tokens(axes, answer, size=16)
     _strip_of_states(axes, answer, height=0.03)
@@ -114,28 +110,28 @@ class _Moment(NamedTuple):
     at_s: float
     text: str
     side: Literal["left", "right"]
-    height: float = 1.27
+    height: float = 1.47
 
 
 def _moments(answer: Answer, cut: float, restored: float) -> list[_Moment]:
     offline = [at_s for at_s, state in answer.states if state == "offline" and at_s >= cut]
     online = [at_s for at_s, state in answer.states if state == "online" and at_s >= restored]
-    moments = [_Moment(cut, "link cut", "right"), _Moment(restored, "link restored", "right")]
+    moments = [_Moment(cut, "link cut", "right"), _Moment(restored, "link restored", "right", height=1.27)]
     if offline:
         noticed = f"noticed after {(offline[0] - cut) * 1000:.0f} ms:\nthe drafter writes on alone"
         moments.append(_Moment(offline[0], noticed, "left"))
     if online:
         caught_up = f"caught up {(online[0] - restored) * 1000:.0f} ms later"
-        moments.append(_Moment(online[0], caught_up, "right", height=1.14))
+        moments.append(_Moment(online[0], caught_up, "right", height=1.16))
     return moments
 
 
-def _scatter_tokens(axes: Axes, answer: Answer, size: float) -> None:
+def _scatter_tokens(axes: Axes, answer: Answer, size: float, origin_s: float = 0.0) -> None:
     for mark in answer.marks:
         positions = range(mark.position, mark.position + mark.count)
         color = COLORS[mark.kind]
         axes.scatter(
-            [mark.at_s] * mark.count, positions, s=size, marker=MARKERS[mark.kind],
+            [mark.at_s - origin_s] * mark.count, positions, s=size, marker=MARKERS[mark.kind],
             color="none" if mark.kind == "verified" else color, edgecolors=color if mark.kind == "verified" else None,
             lw=0.9 if mark.kind in ("verified", "rolled back") else 0, zorder=3,
         )  # fmt: skip
@@ -156,7 +152,7 @@ def _shade_outages(axes: Axes, recording: Recording) -> None:
 
 def _draw_legend(axes: Axes) -> None:
     axes.axis("off")
-    tokens = [_dot(kind, label) for kind, label in LABELS.items()]
+    tokens = [Line2D([], [], color=STREAMED, lw=2, label="streamed"), *(_dot(*each) for each in LABELS.items())]
     link = [_band(CUT, "link cut"), *(_band(STATES[state], f"client: {state}") for state in SHOWN_STATES)]
     kept = axes.legend(handles=tokens, loc="upper center", ncols=len(tokens), frameon=False, borderaxespad=0)
     axes.legend(handles=link, loc="lower center", ncols=len(link), frameon=False, borderaxespad=0)

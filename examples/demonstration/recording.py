@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import exp, log
 
 import outrider_client
 from outrider_client import Draft, Statistics
@@ -42,10 +43,11 @@ class JudgedDraft:
 
 @dataclass(slots=True)
 class Answer:
-    """One prompt's answer; times are seconds since the demo's first prompt."""
+    """One question's answer in one mode; times are seconds since the demo's first question."""
 
-    family: str
+    subject: str
     prompt: str
+    mode: str
     started_s: float
     finished_s: float = 0.0
     finish: str = ""
@@ -54,8 +56,8 @@ class Answer:
     verdicts: list[JudgedDraft] = field(default_factory=list)
     states: list[tuple[float, str]] = field(default_factory=list)
     statistics: Statistics = field(default_factory=Statistics)
-    right: bool = False
-    as_without_outage: bool | None = None  # None where there was no outage
+    token_ids: tuple[int, ...] = ()
+    is_targets_own: bool = False  # token for token
 
     @property
     def text(self) -> str:
@@ -69,6 +71,15 @@ class Answer:
     @property
     def num_committed(self) -> int:
         return sum(mark.count for mark in self.marks if mark.kind in ("accepted", "bonus", "corrected", "verified"))
+
+    @property
+    def seconds(self) -> float:
+        return self.finished_s - self.started_s
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Speed from the question to the end, the wait for the first token included."""
+        return len(self.token_ids) / self.seconds
 
     def note(self, event: outrider_client.Event, now: float) -> None:
         """Record one event of the client."""
@@ -118,3 +129,19 @@ class Recording:
         """The answer during which the link was cut."""
         start, _ = self.outages[0]
         return next(answer for answer in self.answers if answer.started_s <= start <= answer.finished_s)
+
+    @property
+    def pairs(self) -> list[tuple[Answer, Answer]]:
+        """The answers to each question without an outage: streamed, and with the drafter."""
+        undisturbed = [answer for answer in self.answers if not self.outages or answer is not self.cut_answer]
+        streamed = {answer.prompt: answer for answer in undisturbed if answer.mode == "stream"}
+        drafted = {answer.prompt: answer for answer in undisturbed if answer.mode != "stream"}
+        return [
+            (streamed[prompt], drafted[prompt]) for prompt in dict.fromkeys(answer.prompt for answer in undisturbed)
+        ]
+
+    @property
+    def speed_up(self) -> float:
+        """Geometric mean over the questions: speed with the drafter by that of streaming."""
+        logs = [log(drafted.tokens_per_second / streamed.tokens_per_second) for streamed, drafted in self.pairs]
+        return exp(sum(logs) / len(logs))

@@ -43,7 +43,11 @@ class AnswerView:
         self._answer = answer
         self._link = ""
         self._drawn_at = 0.0
-        console.print(Text.assemble("\n", (f" {answer.family} ", "bold reverse"), " ", (_short(answer.prompt), "dim")))
+        console.print(
+            Text.assemble(
+                "\n", (f" {answer.subject}, {answer.mode} ", "bold reverse"), " ", (_short(answer.prompt), "dim")
+            )
+        )
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
 
     def __enter__(self) -> AnswerView:
@@ -77,9 +81,10 @@ class AnswerView:
 
 def table(recording: Recording) -> Table:
     """Build a table with a row of statistics for each answer."""
-    shown = Table(title="The answers", caption=_CAPTION, caption_justify="left", box=box.SIMPLE)
-    shown.add_column("family")
-    for name in ("right", "tokens", "tau", "tokens/s", "first", "up", "down", "offline"):
+    shown = Table(title="The answers", caption=_CAPTION, caption_justify="left", box=box.SIMPLE, padding=0)
+    shown.add_column("question")
+    shown.add_column("mode")
+    for name in ("own", "tokens", "tau", "tokens/s", "first", "up", "down", "offline"):
         shown.add_column(name, justify="right")
     for answer in recording.answers:
         shown.add_row(*_row(answer))
@@ -87,8 +92,8 @@ def table(recording: Recording) -> Table:
 
 
 _CAPTION = (
-    "right: passes the corpus's check. tau: tokens per verdict on a draft, bonus included. first: time to the "
-    "first token. up, down: bytes per token."
+    "own: token for token what the target writes alone. tau: tokens per verdict on a draft, bonus included. "
+    "tokens/s: from the question on. first: time to the first token. up, down: bytes per token."
 )
 
 
@@ -96,16 +101,40 @@ def _row(answer: Answer) -> list[str]:
     s = answer.statistics
     tokens = max(s.new_tokens, 1)
     return [
-        answer.family,
-        "yes" if answer.right else "no",
+        answer.subject,
+        answer.mode,
+        "yes" if answer.is_targets_own else "NO",
         str(s.new_tokens),
-        f"{s.mean_acceptance_length:.2f}",
-        f"{s.tokens_per_second:.0f}",
-        f"{s.time_to_first_token_ms:.0f} ms",
+        f"{s.mean_acceptance_length:.2f}" if answer.verdicts else "",
+        f"{answer.tokens_per_second:.1f}",
+        f"{s.time_to_first_token_ms / 1000:.2f} s",
         f"{s.bytes_up / tokens:.0f}",
         f"{s.bytes_down / tokens:.0f}",
         f"{s.offline_ms / 1000:.1f} s" if s.outages else "",
     ]
+
+
+def speed_summary(recording: Recording) -> str:
+    """Compare the two modes, question by question."""
+    each = ", ".join(
+        f"{drafted.subject} {drafted.tokens_per_second / streamed.tokens_per_second:.2f}"
+        for streamed, drafted in recording.pairs
+    )
+    return f"auto against stream: {recording.speed_up:.2f} times the speed (geometric mean of {each})."
+
+
+def outage_summary(recording: Recording) -> str:
+    """Summarize the outage and the answer that it interrupted."""
+    if not recording.outages:
+        return "The link was not cut: the answer ended earlier. Choose a smaller --cut-after."
+    answer, (cut, restored) = recording.cut_answer, recording.outages[0]
+    verified = sum(mark.count for mark in answer.marks if mark.kind == "verified")
+    outcome = "the target's own all the same" if answer.is_targets_own else "NOT the target's own"
+    return (
+        f"Outage of {restored - cut:.1f} s in the {answer.subject} answer: the drafter wrote "
+        f"{verified + answer.statistics.rolled_back} tokens alone, the target kept {verified} of them; "
+        f"the answer is {outcome}."
+    )
 
 
 def _short(prompt: str) -> str:

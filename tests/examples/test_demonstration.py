@@ -29,7 +29,7 @@ def parts(monkeypatch):
 @pytest.fixture
 def disturbed(parts):
     """An answer of seven tokens, three of them unverified for a while, of which one stood."""
-    answer = parts("recording").Answer("code", "Write f.", started_s=0.0)
+    answer = parts("recording").Answer("code", "Write f.", "auto", started_s=0.0)
     draft = Draft(seq=1, base_len=0, context=(), root=5, tree=DraftTree.chain((6, 7)))
     told = [
         Cycle(draft, Verdict(seq=1, path=(0,), bonus=8)),
@@ -66,9 +66,32 @@ def test_the_record_keeps_what_stands_and_what_was_taken_back(disturbed):
     assert [(verdict.drafted, verdict.accepted) for verdict in disturbed.verdicts] == [(2, 1)]
 
 
+@pytest.fixture
+def answers(parts, disturbed):
+    """A question answered in both modes, the second at twice the speed, and again with the outage."""
+    both = [
+        parts("recording").Answer("code", "Write f.", mode, started_s=at)
+        for mode, at in (("auto", -4.0), ("stream", -3.0))
+    ]
+    for answer, finished in zip(both, (-3.5, -2.0), strict=True):
+        answer.note(Committed(0, (6, 7), "accepted", "ab"), answer.started_s + 0.1)
+        answer.note(Finished("eos", Statistics(new_tokens=2), "!"), finished)
+    for answer in (*both, disturbed):
+        answer.token_ids = (6, 7)
+    return [*both, disturbed]
+
+
+def test_the_modes_are_compared_without_the_answer_of_the_outage(parts, answers):
+    recording = parts("recording").Recording(answers, [(0.25, 0.7)])
+    assert [[answer.mode for answer in pair] for pair in recording.pairs] == [["stream", "auto"]]
+    assert recording.speed_up == pytest.approx(2)
+    assert "2.00 times" in parts("terminal").speed_summary(recording)
+    assert "3 tokens alone, the target kept 1" in parts("terminal").outage_summary(recording)
+
+
 @pytest.mark.parametrize("outages", [[(0.25, 0.7)], []])
-def test_the_picture_is_drawn_with_and_without_an_outage(parts, disturbed, tmp_path, outages):
-    recording = parts("recording").Recording([disturbed], outages)
+def test_the_picture_is_drawn_with_and_without_an_outage(parts, answers, tmp_path, outages):
+    recording = parts("recording").Recording(answers, outages)
     parts("picture").draw(recording, tmp_path / "new" / "demo.png", "Title", "footnote")
     assert (tmp_path / "new" / "demo.png").read_bytes().startswith(b"\x89PNG")
 
@@ -78,6 +101,7 @@ def test_the_terminal_shows_every_token_and_a_row_of_figures(parts, disturbed):
     console = Console(width=80, record=True, file=sys.stderr)
     with terminal.AnswerView(console, disturbed) as view:
         view.refresh()
+    disturbed.token_ids = (6, 8, 9, 20)
     console.print(terminal.table(parts("recording").Recording([disturbed])))
     shown = console.export_text()
     assert "abc[-de-]D!" in shown
@@ -86,15 +110,25 @@ def test_the_terminal_shows_every_token_and_a_row_of_figures(parts, disturbed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["auto", "proxy"])
-def test_the_demo_ends_by_itself_with_the_undisturbed_answer(tmp_path, engine):
-    options = ["--engine", engine, "--per-family", "1", "--cut-from", "0", "--outage-s", "1", "--out", str(tmp_path)]
+def test_the_demo_ends_by_itself_with_the_targets_own_answers(tmp_path, engine):
+    options = ["--target", "embedded", "--engine", engine, "--count", "2", "--cut", "1", "--outage-s", "1"]
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "demo.py"), *options], capture_output=True, text=True, timeout=240, check=False
-    )
+        [sys.executable, str(EXAMPLES / "demo.py"), *options, "--out", str(tmp_path)],
+        capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "demo.json").read_text())
     assert len(report["outages"]) == 1
-    assert [a["as_without_outage"] for a in report["answers"] if a["as_without_outage"] is not None] == [True]
+    assert [answer["mode"] for answer in report["answers"]] == ["stream", "auto", "auto", "stream", "auto"]
+    assert all(answer["is_targets_own"] and answer["token_ids"] for answer in report["answers"])
     assert report["link"].startswith("emulated (TCP relay)" if engine == "proxy" else "emulated (")
     assert {"command", "versions", "processor"} <= report["made_by"].keys()
     assert (tmp_path / "demo.png").stat().st_size > 10_000
+
+
+def test_questions_come_from_a_file_or_the_corpus(parts):
+    real = parts("questions").questions_of(EXAMPLES / "questions.jsonl", 3, seed=1)
+    assert [len(question.messages) for question in real] == [1, 1, 1]
+    assert all(question.messages[0]["content"] == question.text for question in real)
+    drawn = parts("questions").questions_of(None, 8, seed=1)
+    assert len({question.text for question in drawn}) == 8
