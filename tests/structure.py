@@ -24,7 +24,6 @@ SMALL_ON_PURPOSE: dict[str, str] = {
     "outrider_models.corpus.sandbox": "the only module that runs generated code",
     "outrider_client.controller.codec_choice": "one rule of its own, next to the other choices",
     "outrider_client.generation.event_emitter": "generation.py, its importer, has nearly 400 lines",
-    "outrider_client.drafting.sampling": "the server's rule in torch alone, held equal to it by a test",
     **{
         f"outrider_netsim.impairments.{name}": "one impairment a file, composed by nesting"
         for name in (

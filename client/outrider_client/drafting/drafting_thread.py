@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider_client.drafting.sampling import choose_token
 from outrider_client.drafting.worker_thread import WorkerThread
 from outrider_drafters.contracts.drafter import Drafter, sync_tokens
+from outrider_drafters.contracts.token_draw import choose_tokens
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
 from outrider_drafters.routing.routed_drafter import RoutedDraft, RoutedDrafter
@@ -266,7 +266,7 @@ class DraftingThread:
     def _write(self, sampling: Sampling) -> int | None:
         if not self._state.switch_to_able_head():
             return None
-        return choose_token(self._state.root_logits(), sampling, len(self._tokens))
+        return choose_tokens(self._state.root_logits()[None], sampling, [len(self._tokens)])[0]
 
     @torch.inference_mode()
     def _job(self, tokens: list[int], arrived: list[_Rows], job: Callable[[], T]) -> tuple[T, int]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, assert_never
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,14 +23,21 @@ from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import AcceptedPath, verify_path, verify_typical
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import BatchSegment
-from outrider_server.engine.sampler import Sampler, token_logprobs
+from outrider_server.engine.sampler import (
+    NOT_FINITE,
+    BatchedChoices,
+    ChoiceRequest,
+    RowChoices,
+    Sampler,
+    TokenChoices,
+    argmax,
+)
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.kv.buffers import is_out_of_memory
 from outrider_server.kv.slot import KVSlot
 
 _NO_TREE = DraftTree()
-_NOT_FINITE = -1  # in place of a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,9 @@ class StepResult:
 class Engine:
     """Runs passes on one target; with a pace, each lasts as long as on that hardware.
 
-    `attention`: compute similar sessions together (grouped), or each on its own (plain).
+    `attention`: compute similar sessions together (grouped), or each on its own (plain). `choices`: make all tokens on
+    the device and read them at once (batched), or one at a time as they are needed (plain); auto: batched unless the
+    device is the host, which waits for nothing and would compute what nobody needs.
     """
 
     def __init__(
@@ -90,8 +98,10 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         attention: Literal["bunched", "plain"] = "bunched",
+        choices: Literal["auto", "batched", "plain"] = "auto",
     ) -> None:
         self._is_grouped = attention == "bunched"
+        self._is_batched = choices == "batched" or (choices == "auto" and target.kv.device.type != "cpu")
         self.target = target
         self._pace = pace
         self._clock = clock
@@ -117,14 +127,19 @@ class Engine:
         output = self.target.forward(tokens, positions, batch, keep, wanted)
         self._wait_out(started, len(tokens))
         timing = StepTiming(started, self._clock())
-        accepted_paths = self._verify_trees(inputs, segments, output.logits)
-        logprobs_of = _logprobs(inputs, accepted_paths, output.logits)
+        requests = _choice_requests(inputs, segments)
+        choices = self._choose(requests, output.logits)
         results, first = [], 0
-        for step_input, segment, accepted, logprobs in zip(inputs, segments, accepted_paths, logprobs_of, strict=True):
+        for step_input, segment, request in zip(inputs, segments, requests, strict=True):
             rows = slice(first, first := first + segment.num_rows)
             hidden = {layer: h[rows] for layer, h in output.hidden.items()}
-            finite = accepted is not None or step_input.sampler is None
-            results.append(StepResult(step_input, timing, accepted, hidden, logprobs, finite))
+            if request is None or choices is None:
+                results.append(StepResult(step_input, timing, None, hidden))
+            elif choices.is_finite(request):
+                accepted = self._verify_tree(step_input, request, choices)
+                results.append(StepResult(step_input, timing, accepted, hidden, choices.logprobs(request, accepted)))
+            else:
+                results.append(StepResult(step_input, timing, None, hidden, finite=False))
         return results
 
     @torch.inference_mode()
@@ -136,7 +151,7 @@ class Engine:
         try:
             segment = BatchSegment(slot, 1, _NO_TREE, self.target.max_context - 1)
             output = self.target.forward([token], [0], FlatBatch([segment]), [0], frozenset())
-            return _NOT_FINITE not in _argmax(output.logits)
+            return NOT_FINITE not in argmax(output.logits)
         except Exception as error:
             return is_out_of_memory(error)  # there may be memory again
 
@@ -175,46 +190,23 @@ class Engine:
             if left > 0:
                 self._sleep(left)
 
-    def _verify_trees(
-        self, inputs: abc.Sequence[StepInput], segments: abc.Sequence[BatchSegment], logits: Tensor
-    ) -> list[AcceptedPath | None]:
-        # One argmax and one transfer for all sessions; drawing costs more, and is done on the path only.
-        likeliest = _argmax(logits) if any(step_input.sampler for step_input in inputs) else []
-        accepted_paths: list[AcceptedPath | None] = []
-        root_row = 0  # of logits
-        for step_input, segment in zip(inputs, segments, strict=True):
-            if step_input.sampler is None:
-                accepted_paths.append(None)
-                continue
-            stop = root_row + 1 + len(step_input.tree)
-            rows = logits[root_row:stop]
-            if _NOT_FINITE in likeliest[root_row:stop]:
-                accepted_paths.append(None)
-                root_row = stop
-                continue
-            if step_input.sampler.sampling.draws:
-                choose = partial(_draw, step_input.sampler, rows, segment.positions[len(step_input.chain) - 1 :])
-            else:
-                choose = partial(_look_up, likeliest, root_row)
-            accepted_paths.append(self._verify_tree(step_input, step_input.sampler, choose, rows))
-            root_row = stop
-        return accepted_paths
+    def _choose(self, requests: abc.Sequence[ChoiceRequest | None], logits: Tensor) -> TokenChoices | None:
+        if not (asked := [request for request in requests if request is not None]):
+            return None
+        return BatchedChoices(logits, asked) if self._is_batched else RowChoices(logits)
 
-    def _verify_tree(
-        self, step_input: StepInput, sampler: Sampler, choose: Callable[[int], int], logits: Tensor
-    ) -> AcceptedPath:
-        """Apply the acceptance rule. `logits` are those of root and nodes."""
+    def _verify_tree(self, step_input: StepInput, request: ChoiceRequest, choices: TokenChoices) -> AcceptedPath:
+        """Apply the acceptance rule."""
         # The limit is the session's own: a flat batch holds sessions of many lengths.
-        max_depth = self._max_depth(step_input)
-        match sampler.sampling.acceptance:
+        tree, max_depth = request.tree, self._max_depth(step_input)
+        choose = partial(choices.token, request)
+        match request.sampler.sampling.acceptance:
             case "exact":
-                return verify_path(step_input.tree, choose, self._eos, max_depth)
+                return verify_path(tree, choose, self._eos, max_depth)
             case "typical":
-                return verify_typical(
-                    step_input.tree, sampler.log_probs(logits, step_input.tree), choose, self._eos, max_depth
-                )
+                return verify_typical(tree, choices.log_probs(request), choose, self._eos, max_depth)
             case _:
-                assert_never(sampler.sampling.acceptance)
+                assert_never(request.sampler.sampling.acceptance)
 
     def _max_depth(self, step_input: StepInput) -> int:
         """Return how many nodes fit below the root, leaving one position for the bonus."""
@@ -222,48 +214,20 @@ class Engine:
         return max(0, min(self.target.max_context, step_input.max_context) - 2 - root)
 
 
-def _argmax(logits: Tensor) -> list[int]:
-    """Return the first largest index of every row, as torch's argmax does; _NOT_FINITE where there is no largest."""
-    # The largest logit alone tells: NaN counts as larger than all numbers, and -inf elsewhere is a token ruled out.
-    # numpy's argmax is 8 times as fast as torch's on a CPU. Both return the first of equal values, which replies must
-    # not depend on.
-    if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        values = logits.numpy()
-        largest = values.argmax(-1)
-        finite = np.isfinite(np.take_along_axis(values, largest[:, None], -1)[:, 0])
-        return [int(token) for token in np.where(finite, largest, _NOT_FINITE)]
-    tokens = logits.argmax(-1)
-    # Marked on the device: a flag of its own would be one more transfer, and the host would wait for it.
-    finite_rows = logits.gather(-1, tokens[:, None])[:, 0].isfinite()
-    return [int(token) for token in tokens.where(finite_rows, _NOT_FINITE).tolist()]
-
-
-def _logprobs(
-    inputs: abc.Sequence[StepInput], accepted_paths: abc.Sequence[AcceptedPath | None], logits: Tensor
-) -> list[tuple[TokenLogprob, ...]]:
-    """Return log probabilities for each input; empty for those that did not ask."""
-    found: list[tuple[TokenLogprob, ...]] = []
-    root_row = 0  # of logits
-    for step_input, accepted in zip(inputs, accepted_paths, strict=True):
-        num_rows = 0 if step_input.sampler is None else 1 + len(step_input.tree)
-        if accepted is None or step_input.logprobs is None:
-            found.append(())
-        else:
-            found.append(
-                token_logprobs(logits[root_row : root_row + num_rows], step_input.tree, accepted, step_input.logprobs)
-            )
-        root_row += num_rows
-    return found
-
-
-def _look_up(chosen: list[int], root_row: int, node: int) -> int:
-    return chosen[root_row + 1 + node]
-
-
-def _draw(sampler: Sampler, logits: Tensor, positions: list[int], node: int) -> int:
-    """Draw the token after `node`; `logits` and `positions` begin with the root's."""
-    row = 1 + node
-    return sampler.choose(logits[row : row + 1], [positions[row] + 1])[0]
+def _choice_requests(
+    inputs: abc.Sequence[StepInput], segments: abc.Sequence[BatchSegment]
+) -> list[ChoiceRequest | None]:
+    """Return what each input wants to know of its rows of logits; None for context only."""
+    requests: list[ChoiceRequest | None] = []
+    first = 0  # row of logits
+    for step_input, segment in zip(inputs, segments, strict=True):
+        if step_input.sampler is None:
+            requests.append(None)
+            continue
+        positions = [position + 1 for position in segment.positions[len(step_input.chain) - 1 :]]
+        requests.append(ChoiceRequest(step_input.sampler, step_input.tree, positions, step_input.logprobs, first))
+        first += len(positions)
+    return requests
 
 
 def _rows_with_logits(inputs: abc.Sequence[StepInput]) -> list[int]:

@@ -2,26 +2,32 @@
 
 The draw for position p uses one uniform number that depends on (seed, p) alone, from a counter-based generator. So the
 choice depends neither on the tree it is compared with, nor on batching, nor on interruptions of the session.
+
+Two ways lead to the same tokens. `RowChoices` computes what it is asked for, when it is asked: nodes beside the path
+cost nothing, but the host waits for each answer. `BatchedChoices` computes all rows of all sessions beforehand, on the
+device, and copies everything to the host at once.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
 
-from outrider_drafters.contracts.token_draw import draw_tokens
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider_drafters.contracts.token_draw import choose_tokens, distribution, distributions, drawn, filters, uniforms
 from outrider_proto.frames import MIN_LOGPROB, Sampling, TokenLogprob
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import NOT_TYPICAL, AcceptedPath
 
-_COLDEST = 1e-30  # below it the quotient overflows float32, and the softmax is NaN
+NOT_FINITE = -1  # in place of a token
 _ENTROPY_FLOOR = 1e-5  # keeps ln finite; part of the published rule
+_VALUES = 2**24  # of a distribution that are held at once, 128 MiB in float64
 
 
 class Sampler:
@@ -29,20 +35,14 @@ class Sampler:
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
-        self._processors = None if sampling.greedy else _processors(sampling)
 
     def distribution(self, logits: Tensor) -> Tensor:
         """Return the distribution [n, vocab] float64 after temperature, top-k and top-p."""
-        assert self._processors is not None
-        no_ids = torch.empty(logits.shape[0], 0, dtype=torch.long, device=logits.device)
-        scores: Tensor = self._processors(no_ids, logits.float())  # type: ignore[arg-type] # annotated as LongTensor
-        return scores.double().softmax(-1)
+        return distribution(logits, self.sampling)
 
-    def choose(self, logits: Tensor, positions: list[int]) -> list[int]:
+    def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
         """Return n tokens for logits [n, vocab]; positions[i] is the position that row i predicts."""
-        if not self.sampling.draws:
-            return logits.argmax(-1).tolist()
-        return draw_tokens(self.distribution(logits), self.sampling.seed, positions)
+        return choose_tokens(logits, self.sampling, positions)
 
     def log_probs(self, logits: Tensor, tree: DraftTree) -> list[float]:
         """Return ln p of every node's token below its parent, NOT_TYPICAL below the threshold.
@@ -52,25 +52,147 @@ class Sampler:
         if not len(tree):
             return []
         parents, tokens = torch.tensor([tree.parents, tree.tokens], device=logits.device)
-        # Siblings share the distribution below their parent, and the processors are slow: run each row once.
+        # Siblings share the distribution below their parent, and top-p is slow: run each row once.
         rows, row = (parents + 1).unique(return_inverse=True)
-        p = self.distribution(logits[rows])
-        entropy = -(p * (p + _ENTROPY_FLOOR).log()).sum(-1)
-        threshold = (self.sampling.alpha * (-entropy).exp()).clamp(max=self.sampling.epsilon)
-        drafted = p[row, tokens]
-        return torch.where(drafted > threshold[row], drafted.log(), NOT_TYPICAL).tolist()
+        limits = torch.tensor([[self.sampling.epsilon], [self.sampling.alpha]], dtype=torch.float64)
+        return _typical(self.distribution(logits[rows]), row, tokens, *limits.to(logits.device)).tolist()
 
 
-def _processors(sampling: Sampling) -> LogitsProcessorList:
-    """Return the processors in the order of transformers' `generate`."""
-    processors = LogitsProcessorList()
-    if sampling.temperature != 1.0:
-        processors.append(TemperatureLogitsWarper(max(sampling.temperature, _COLDEST)))
-    if sampling.top_k:
-        processors.append(TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p < 1.0:
-        processors.append(TopPLogitsWarper(sampling.top_p))
-    return processors
+def _typical(p: Tensor, row: Tensor, tokens: Tensor, epsilon: Tensor, alpha: Tensor) -> Tensor:
+    """Return ln p[row, tokens], NOT_TYPICAL below the threshold of the row: acceptance.py has the rule.
+
+    p: [n, vocab] float64; row, tokens: [nodes]; epsilon, alpha: [n] or [1] float64.
+    """
+    entropy = -(p * (p + _ENTROPY_FLOOR).log()).sum(-1)
+    threshold = torch.minimum(alpha * (-entropy).exp(), epsilon)
+    drafted = p[row, tokens]
+    return torch.where(drafted > threshold[row], drafted.log(), NOT_TYPICAL)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceRequest:
+    """One session's rows of logits: those of root and nodes, from row `first` on. Row i predicts positions[i].
+
+    `num_logprobs` as in Draft.
+    """
+
+    sampler: Sampler
+    tree: DraftTree
+    positions: Sequence[int]
+    num_logprobs: int | None
+    first: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first, self.first + len(self.positions))
+
+
+class TokenChoices(Protocol):
+    """The target's choices for the rows of a pass."""
+
+    def is_finite(self, request: ChoiceRequest) -> bool:
+        """Return whether all its rows have a largest logit that is a number."""
+        ...
+
+    def token(self, request: ChoiceRequest, node: int) -> int:
+        """Return the token after `node`, or the root."""
+        ...
+
+    def log_probs(self, request: ChoiceRequest) -> Sequence[float]:
+        """Return what Sampler.log_probs() does."""
+        ...
+
+    def logprobs(self, request: ChoiceRequest, accepted: AcceptedPath) -> tuple[TokenLogprob, ...]:
+        """Return what token_logprobs() does; nothing where none were asked for."""
+        ...
+
+
+class RowChoices:
+    """Choices made when they are asked for."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
+        self._likeliest = argmax(logits)
+
+    def is_finite(self, request: ChoiceRequest) -> bool:
+        return NOT_FINITE not in self._likeliest[request.rows]
+
+    def token(self, request: ChoiceRequest, node: int) -> int:
+        row = 1 + node
+        if not request.sampler.sampling.draws:
+            return self._likeliest[request.first + row]
+        logits = self._logits[request.first + row : request.first + row + 1]
+        return request.sampler.choose(logits, request.positions[row : row + 1])[0]
+
+    def log_probs(self, request: ChoiceRequest) -> Sequence[float]:
+        return request.sampler.log_probs(self._logits[request.rows], request.tree)
+
+    def logprobs(self, request: ChoiceRequest, accepted: AcceptedPath) -> tuple[TokenLogprob, ...]:
+        if request.num_logprobs is None:
+            return ()
+        return token_logprobs(self._logits[request.rows], request.tree, accepted, request.num_logprobs)
+
+
+class BatchedChoices:
+    """Choices for all rows, made on the device and copied to the host at once."""
+
+    def __init__(self, logits: Tensor, requests: Sequence[ChoiceRequest]) -> None:
+        vocab = logits.shape[1]
+        chunks = list(_chunks([one for one in requests if not one.sampler.sampling.greedy], vocab))
+        drawing = [members for members in chunks if members[0].sampler.sampling.draws]
+        typical = [members for members in chunks if not members[0].sampler.sampling.draws]
+        judged = list(_chunks([one for one in requests if one.num_logprobs is not None], vocab))
+        tokens = likeliest = logits.argmax(-1)
+        for members in drawing:
+            tokens = _draw(members, logits, tokens)
+        chosen, *arrays = _to_host(
+            [
+                _finite(logits, likeliest, tokens),
+                *(_typical_rows(members, logits) for members in typical),
+                *(_judged_rows(members, logits, tokens) for members in judged),
+            ]
+        )
+        self._tokens: list[int] = chosen.astype(np.int64).tolist()
+        self._log_probs = _by_first_row(typical, arrays[: len(typical)])
+        self._judged = _by_first_row(judged, arrays[len(typical) :])
+
+    def is_finite(self, request: ChoiceRequest) -> bool:
+        return NOT_FINITE not in self._tokens[request.rows]
+
+    def token(self, request: ChoiceRequest, node: int) -> int:
+        return self._tokens[request.first + 1 + node]
+
+    def log_probs(self, request: ChoiceRequest) -> Sequence[float]:
+        return self._log_probs[request.first][1:].tolist()  # type: ignore[no-any-return] # numpy's tolist
+
+    def logprobs(self, request: ChoiceRequest, accepted: AcceptedPath) -> tuple[TokenLogprob, ...]:
+        if request.num_logprobs is None:
+            return ()
+        rows, path = self._judged[request.first], [1 + node for node in accepted.path]
+        own = [*rows[path, 0].tolist(), *([] if accepted.bonus is None else [float(rows[path[-1] if path else 0, 1])])]
+        tops, values = np.split(rows[[0, *path][: len(own)], 2:], 2, axis=1)
+        num_top = request.num_logprobs  # others of the chunk may have asked for more
+        return _framed(own, tops[:, :num_top].astype(np.int64).tolist(), values[:, :num_top].tolist())
+
+
+def argmax(logits: Tensor) -> list[int]:
+    """Return the first largest index of every row, as torch's argmax does; NOT_FINITE where there is no largest."""
+    # The largest logit alone tells: NaN counts as larger than all numbers, and -inf elsewhere is a token ruled out.
+    # numpy's argmax is 8 times as fast as torch's on a CPU. Both return the first of equal values, which replies must
+    # not depend on.
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        values = logits.numpy()
+        largest = values.argmax(-1)
+        finite = np.isfinite(np.take_along_axis(values, largest[:, None], -1)[:, 0])
+        return np.where(finite, largest, NOT_FINITE).tolist()  # type: ignore[no-any-return] # numpy's tolist
+    return _finite(logits, logits.argmax(-1)).tolist()
+
+
+def _finite(logits: Tensor, likeliest: Tensor, chosen: Tensor | None = None) -> Tensor:
+    """Return the tokens chosen, else the likeliest; NOT_FINITE where even that one's logit is no finite number."""
+    # Marked on the device: a flag of its own would be one more transfer, and the host would wait for it.
+    is_finite = logits.gather(-1, likeliest[:, None])[:, 0].isfinite()
+    return (likeliest if chosen is None else chosen).where(is_finite, NOT_FINITE)
 
 
 def token_logprobs(logits: Tensor, tree: DraftTree, accepted: AcceptedPath, num_top: int) -> tuple[TokenLogprob, ...]:
@@ -84,9 +206,119 @@ def token_logprobs(logits: Tensor, tree: DraftTree, accepted: AcceptedPath, num_
     judged = logits[rows].float()
     likeliest, top = judged.topk(min(num_top, judged.shape[-1]))
     scores = torch.cat([judged.gather(-1, tokens[:, None]), likeliest], dim=-1)
+    logprobs = _within_frame(scores - judged.logsumexp(-1, keepdim=True))
+    return _framed(logprobs[:, 0].tolist(), top.tolist(), logprobs[:, 1:].tolist())
+
+
+def _within_frame(logprobs: Tensor) -> Tensor:
     # Rounding may give slightly more than 0, and -inf does not fit the frame: both would be refused as malformed.
-    logprobs = (scores - judged.logsumexp(-1, keepdim=True)).clamp(MIN_LOGPROB, 0.0)
+    return logprobs.clamp(MIN_LOGPROB, 0.0)
+
+
+def _framed(
+    own: Sequence[float], tops: Sequence[Sequence[int]], values: Sequence[Sequence[float]]
+) -> tuple[TokenLogprob, ...]:
     return tuple(
-        TokenLogprob(own, tuple(zip(ids, values, strict=True)))
-        for (own, *values), ids in zip(logprobs.tolist(), top.tolist(), strict=True)
+        TokenLogprob(logprob, tuple(zip(top, likeliest, strict=True)))
+        for logprob, top, likeliest in zip(own, tops, values, strict=True)
     )
+
+
+def _chunks(requests: Sequence[ChoiceRequest], vocab: int) -> Iterator[list[ChoiceRequest]]:
+    """Yield requests that are processed alike, as many at once as there is memory for, in the order of their rows."""
+
+    def kind(request: ChoiceRequest) -> tuple[bool, bool]:
+        return request.sampler.sampling.draws, request.sampler.sampling.top_p < 1.0
+
+    for _, alike in groupby(sorted(requests, key=kind), kind):
+        chunk, num_rows = list[ChoiceRequest](), 0
+        for request in alike:
+            if chunk and (num_rows + len(request.positions)) * vocab > _VALUES:
+                yield chunk
+                chunk, num_rows = [], 0
+            chunk.append(request)
+            num_rows += len(request.positions)
+        yield chunk
+
+
+class _Rows:
+    """The rows of a chunk's members, one behind the other, with what is known of them beforehand.
+
+    `more` [k, rows]: sent along, as `sent`. `index` [rows]: where they lie in the logits of the pass.
+    """
+
+    def __init__(self, members: Sequence[ChoiceRequest], logits: Tensor, *more: Sequence[float]) -> None:
+        self._samplings = [one.sampler.sampling for one in members]
+        sizes = [len(one.positions) for one in members]
+        first, stop = members[0].first, members[-1].rows.stop
+        index = [row for one in members for row in range(one.rows.start, one.rows.stop)]
+        table = [index, *np.repeat(filters(self._samplings), sizes, axis=1), *more]
+        # All in one upload, in a type that holds the smallest uniform's bits as well as any row's number.
+        sent = torch.from_numpy(np.array(table, np.float64)).to(logits.device)
+        self.index, self._filters, self.sent = sent[0].long(), sent[1:4], sent[4:]
+        self.logits = logits[first:stop] if len(index) == stop - first else logits[self.index]
+
+    def distributions(self) -> Tensor:  # [rows, vocab] float64
+        max_top_k = max(sampling.top_k for sampling in self._samplings)
+        return distributions(self.logits, self._filters, max_top_k, self._samplings[0].top_p < 1.0)
+
+
+def _draw(members: Sequence[ChoiceRequest], logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return `tokens` [rows of logits] with those of the members drawn."""
+    rows = _Rows(members, logits, [u for one in members for u in uniforms(one.sampler.sampling.seed, one.positions)])
+    return tokens.index_copy(0, rows.index, drawn(rows.distributions(), rows.sent[0]))
+
+
+def _typical_rows(members: Sequence[ChoiceRequest], logits: Tensor) -> Tensor:
+    """Return what Sampler.log_probs() does, [rows]: row by row, with a number that says nothing for roots."""
+    epsilon = [one.sampler.sampling.epsilon for one in members for _ in one.positions]
+    alpha = [one.sampler.sampling.alpha for one in members for _ in one.positions]
+    rows = _Rows(members, logits, *_edges(members), epsilon, alpha)
+    parents, tokens = rows.sent[:2].long()
+    return _typical(rows.distributions(), parents, tokens, rows.sent[2], rows.sent[3])
+
+
+def _judged_rows(members: Sequence[ChoiceRequest], logits: Tensor, chosen: Tensor) -> Tensor:
+    """Return log probabilities and likeliest tokens, [rows, 2 + 2k] float64.
+
+    Columns: ln p of the row's own token, below its parent; ln p of the token `chosen` after the row; the k likeliest
+    tokens after it; ln p of these.
+    """
+    rows = _Rows(members, logits, *_edges(members))
+    parents, tokens = rows.sent.long()
+    judged = rows.logits.float()
+    # topk on the logits as they are: in float32 log probabilities neighbors can round to equals and change order.
+    likeliest, top = judged.topk(min(max(one.num_logprobs or 0 for one in members), judged.shape[-1]))
+    norms = judged.logsumexp(-1, keepdim=True)
+    after = judged.gather(-1, chosen[rows.index][:, None]) - norms
+    own = judged[parents, tokens][:, None] - norms[parents]
+    return torch.cat([_within_frame(torch.cat([own, after], -1)), top.double(), _within_frame(likeliest - norms)], -1)
+
+
+def _edges(members: Sequence[ChoiceRequest]) -> tuple[list[int], list[int]]:
+    """Return for the row of every node its parent's row and its token; for a root, its own row and token 0."""
+    parents: list[int] = []
+    tokens: list[int] = []
+    for one in members:
+        root = len(parents)
+        parents += [root, *(root + 1 + parent for parent in one.tree.parents)]
+        tokens += [0, *one.tree.tokens]
+    return parents, tokens
+
+
+def _to_host(tensors: Sequence[Tensor]) -> list[NDArray[np.float64]]:
+    """Copy all in one transfer. float64 holds token ids and float32 as they are."""
+    flat = torch.cat([tensor.double().flatten() for tensor in tensors]).cpu().numpy()
+    ends = np.cumsum([tensor.numel() for tensor in tensors])[:-1]
+    return [part.reshape(tensor.shape) for part, tensor in zip(np.split(flat, ends), tensors, strict=True)]
+
+
+def _by_first_row(
+    chunks: Sequence[Sequence[ChoiceRequest]], arrays: Sequence[NDArray[np.float64]]
+) -> dict[int, NDArray[np.float64]]:
+    """Return each member's rows, by its `first`."""
+    found: dict[int, NDArray[np.float64]] = {}
+    for members, rows in zip(chunks, arrays, strict=True):
+        ends = np.cumsum([len(one.positions) for one in members])[:-1]
+        found |= {one.first: part for one, part in zip(members, np.split(rows, ends), strict=True)}
+    return found

@@ -89,17 +89,16 @@ def test_the_plain_loop_is_generate():
     assert plain_greedy(Target.of(model), prompt, 40) == expected
 
 
-def test_several_sessions_in_one_pass_answer_as_they_would_alone():
+@pytest.mark.parametrize("choices", ["plain", "batched"])
+def test_several_sessions_in_one_pass_answer_as_they_would_alone(choices):
     rng = np.random.default_rng(8)
-    engine, choosers = (
-        Engine(target()),
-        [GREEDY, Sampler(Sampling(1.0, seed=4)), GREEDY, Sampler(Sampling(0.8, top_k=9))],
-    )
+    typical = Sampler(Sampling(2.0, acceptance="typical"))
+    engine, choosers = Engine(target()), [GREEDY, Sampler(Sampling(1.0, seed=4)), typical, Sampler(Sampling(0.8, 9))]
     prompts, trees = [random_tokens(rng, n) for n in (4, 30, 1, 9)], [random_tree(rng, n) for n in (0, 8, 20, 3)]
     alone = [cycle(engine, Sequence(target().kv, None), *work) for work in zip(prompts, trees, choosers, strict=True)]
     inputs = [StepInput(Sequence(target().kv, None), *work) for work in zip(prompts, trees, choosers, strict=True)]
     context = StepInput(Sequence(target().kv, None), random_tokens(rng, 50))
-    results = engine.verify([inputs[0], context, *inputs[1:]])
+    results = Engine(target(), choices=choices).verify([inputs[0], context, *inputs[1:]])
     assert results.pop(1).accepted is None
     assert [result.accepted for result in results] == alone
 
@@ -114,16 +113,19 @@ def test_a_pass_that_is_not_committed_leaves_no_trace():
     assert cycle(engine, sequence, prompt, DraftTree()) == first
 
 
-def test_sampled_text_is_the_same_whatever_is_drafted():
+@pytest.mark.parametrize("sampling", [Sampling(0.9, top_p=0.95, seed=3), Sampling(1.1, top_k=20, seed=2**62)])
+def test_sampled_text_is_the_same_whatever_is_drafted(sampling):
     rng = np.random.default_rng(10)
-    engine, prompt, sampler = Engine(target()), random_tokens(rng, 8), Sampler(Sampling(0.9, top_p=0.95, seed=3))
+    prompt, sampler = random_tokens(rng, 8), Sampler(sampling)
 
-    def say(draft) -> list[int]:
+    def say(draft, choices="plain") -> list[int]:
+        engine = Engine(target(), choices=choices)
         return speculate(engine, Sequence(target().kv, None), prompt, 30, draft, sampler)[:30]
 
     truth = say(lambda _: DraftTree())
     assert truth != plain_greedy(target(), prompt, 30)
     assert say(lambda a: tree_around(rng, truth[len(a) :], 3, 5)) == truth
+    assert say(lambda a: tree_around(rng, truth[len(a) :], 3, 5), "batched") == truth
 
 
 def test_the_context_ends_the_answer_and_no_position_beyond_it_is_used():
@@ -199,8 +201,9 @@ def test_features_are_those_of_a_fresh_prefill_at_every_position(tap):
     assert len(sequence.features(31)[1]) == 2
 
 
+@pytest.mark.parametrize("choices", ["plain", "batched"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_session_whose_logits_are_not_finite_stands_apart(dtype, monkeypatch):
+def test_a_session_whose_logits_are_not_finite_stands_apart(dtype, choices, monkeypatch):
     """NaN, infinity and nothing but -inf choose no token; -inf elsewhere is a token that the model rules out."""
     forward, passes = Target.forward, []
 
@@ -222,7 +225,7 @@ def test_a_session_whose_logits_are_not_finite_stands_apart(dtype, monkeypatch):
         sequence = Sequence(target().kv, None)
         sequence.slot.reserve(2)
         inputs.append(StepInput(sequence, [9], tree, Sampler(sampling), logprobs=2))
-    results = Engine(target()).verify(inputs)
+    results = Engine(target(), choices=choices).verify(inputs)
     assert [result.finite for result in results] == [False, False, False, True, True]
     assert [bool(result.accepted) for result in results] == [False, False, False, True, True]
     assert [len(result.logprobs) for result in results] == [0, 0, 0, 1, 1]

@@ -158,7 +158,7 @@ def test_only_those_who_ask_pay(plain, monkeypatch):
         asked.append(len(logits))
         return token_logprobs(logits, *rest)
 
-    monkeypatch.setattr("outrider_server.engine.engine.token_logprobs", counting)
+    monkeypatch.setattr("outrider_server.engine.sampler.token_logprobs", counting)
     prompts = [random_tokens(RNG, count) for count in (7, 3, 9, 5)]
     trees = [random_tree(RNG, count) for count in (4, 6, 0, 5)]
     inputs = [
