@@ -62,7 +62,7 @@ async def run(prompt: str, server: str) -> None:
 
 
 def main(
-    prompt: Annotated[str, typer.Argument(help="Prompt with <<...>> around its private parts.")] = PROMPT,
+    prompt: Annotated[str, typer.Argument(help="Prompt with <<KIND: ...>> around its private parts.")] = PROMPT,
     server: Annotated[str, typer.Option(help="Address of the server, HOST:PORT.")] = ClientConfig().server,
 ) -> None:
     """Answer a prompt whose private part never reaches the server."""

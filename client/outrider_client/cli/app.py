@@ -63,7 +63,9 @@ def generate(
     private: Annotated[
         list[Path] | None, Option(help="File whose text is added to the prompt as private text. Repeatable.")
     ] = None,
-    fences: Annotated[bool, Option(help="Treat <<...>> in the prompt as private text.")] = True,
+    fences: Annotated[
+        bool, Option(help="Treat <<private: ...>>, <<EMAIL: ...>> in the prompt as private text.")
+    ] = True,
     detect_pii: Annotated[
         bool, Option(help="Also treat as private what looks like personal data: addresses, numbers, names.")
     ] = False,
@@ -110,7 +112,7 @@ def chat(
     ] = True,
     **options: Any,  # the shared ones
 ) -> None:
-    """Chat with the model. /help lists the commands; <<...>> is private; Ctrl-C stops an answer, Ctrl-D leaves."""
+    """Chat with the model. /help lists commands; <<private: ...>> stays here; Ctrl-C stops an answer, Ctrl-D leaves."""
     import contextlib
     from dataclasses import replace
 
@@ -223,8 +225,9 @@ def _parsed_prompt(
     from outrider_client.privacy.fences import parse_prompt, private_kinds
 
     parsed = parse_prompt(sys.stdin.read() if prompt == "-" else prompt or "", private, fences=fences, detect=detect)
-    if detect:
-        print_message(f"private: {', '.join(private_kinds(parsed)) or 'nothing'}")
+    kinds = private_kinds(parsed)
+    if kinds or detect:
+        print_message(f"private: {', '.join(kinds) or 'nothing'}")
     return parsed
 
 

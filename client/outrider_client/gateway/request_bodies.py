@@ -38,7 +38,7 @@ class OutriderOptions(_RequestBody):
     mode: Mode | None = None
     drafter: str | None = None
     privacy: Privacy | None = None
-    fences: bool = False  # treat <<...>> in the messages as private
+    fences: bool = False  # treat <<private: ...>> in the messages as private
     unverified: UnverifiedPolicy = "hold"  # what to do with text of an outage: see UnverifiedPolicy
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from outrider_client.gateway.completion import GatewayCompletion
 from outrider_client.gateway.text_stream import TextChunk
 from outrider_client.models.local_models import LocalModels
+from outrider_client.privacy.fences import private_kinds
 from outrider_client.text.detokenizer import REPLACEMENT
 from outrider_client.text.logprobs import TokenLogprobs
 
@@ -152,6 +153,8 @@ def chunk_extension(chunk: TextChunk) -> Body:
 def answer_extension(completion: GatewayCompletion, chunks: Sequence[TextChunk] = ()) -> Body:
     """Extension of a whole answer, or of the last chunk."""
     extension: Body = {"reason": completion.reason, "statistics": asdict(completion.statistics)}
+    if kinds := private_kinds(completion.request.prompt):
+        extension["private"] = kinds
     if completion.warnings:
         extension["warnings"] = completion.warnings
     if chunks:

@@ -1,6 +1,6 @@
 """Private parts of a prompt: fences in plain text, private files after it, and what the detector finds.
 
-A fence reads `call <<Ann>>`, or with its kind `write to <<EMAIL: ann@example.org>>`.
+A fence reads `call <<private: Ann>>`, or with its kind `write to <<EMAIL: ann@example.org>>`.
 """
 
 from __future__ import annotations
@@ -9,54 +9,73 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from outrider_client.core.prompt_segments import DEFAULT_KIND, Segment, as_segments
+from outrider_client.core.prompt import Prompt, segments_of
+from outrider_client.core.prompt_segments import DEFAULT_KIND, Segment
 from outrider_proto.errors import UsageError
 
-OPEN, CLOSE = "<<", ">>"
-ESCAPED = "\\<<"
-_MARK = re.compile(r"\\<<|<<|>>")
-_WITH_KIND = re.compile(r"([A-Z][A-Z0-9_]*):\s*(.*\S)\s*", re.DOTALL)
+OPEN, ESCAPED = "<<", "\\<<"
+_OPENING = r"<<(?:private|[A-Z][A-Z0-9_]+):(?=\s)"
+# page/fences.js holds the same expressions. Shifts, streams and heredocs are text. What looks like a fence and is none
+# is refused: read as text it would be sent, and read as a fence it would silently change who answers.
+MARK = re.compile(
+    r"(?P<escaped>\\<<)"
+    r"|(?P<code>(?<![^\n])[ \t]*(?P<block>`{3,}|~{3,})[^\n`]*(?:\n(?![ \t]*(?P=block))[^\n]*)*(?:\n[ \t]*(?P=block))?"
+    r"|(?<!`)(?P<ticks>`+)(?!`)[^\n]*?(?<!`)(?P=ticks)(?!`))"
+    r"|<<(?P<label>private|[A-Z][A-Z0-9_]+):(?=\s)(?P<inner>(?:(?!>>)[\s\S])*)(?P<close>>>)?"
+    # A label that is spelled or spaced otherwise, or the form without a label where no operator could stand.
+    r"|(?P<meant><<[ \t]*(?:[Pp]rivate|[A-Z][A-Z0-9_]+):(?!:)(?=(?:(?!<<|>>)[\s\S])*>>)"
+    r"|(?<![<A-Za-z0-9_)\]])<<(?![\s<>=])(?:(?!<<|>>)[\s\S])*(?<![\s<])>>(?![A-Za-z0-9_(=>]))"
+)
 
 
 def parse_fences(text: str) -> tuple[Segment, ...]:
-    r"""Return safe and private segments in order; `\<<` stands for `<<`, and `>>` outside a fence for itself.
+    r"""Return safe and private segments in order; `\<<` stands for `<<`, and any other `<<` and `>>` for themselves.
 
-    Raises UsageError for a fence that is not closed, is empty or contains another one; the message says where.
+    Raises UsageError for a fence that is not closed, is empty, contains another one, or stands inside code (Markdown's
+    backticks), and for what is plainly meant as one. The message says where.
     """
     segments: list[Segment] = []
     safe, end = "", 0
-    opened: re.Match[str] | None = None
-    for mark in _MARK.finditer(text):
-        if opened is None:
-            safe += text[end : mark.start()]
-            end = mark.end()
-            if mark.group() == OPEN:
-                opened = mark
-            else:
-                safe += mark.group().removeprefix("\\")
-        elif mark.group() == OPEN:
-            raise _misplaced(text, mark, "opens within another one: close that first")
-        elif mark.group() == CLOSE:
-            segments += [Segment(safe)] if safe else []
-            segments.append(_private(text, opened, mark))
-            safe, end, opened = "", mark.end(), None
-    if opened is not None:
-        raise _misplaced(text, opened, rf"does not close: end it with {CLOSE}, or write {ESCAPED} for the characters")
+    for mark in MARK.finditer(text):
+        safe += text[end : mark.start()]
+        end = mark.end()
+        if mark["label"] is None:
+            safe += _as_text(mark)
+            continue
+        segments += [*([Segment(safe)] if safe else []), _private(mark)]
+        safe = ""
     safe += text[end:]
     return (*segments, *([Segment(safe)] if safe else []))
 
 
-def _private(text: str, opened: re.Match[str], closed: re.Match[str]) -> Segment:
-    inner = text[opened.end() : closed.start()]
-    if not inner.strip():
-        raise _misplaced(text, opened, "holds nothing: put the private text between its marks")
-    with_kind = _WITH_KIND.fullmatch(inner)
-    return Segment(inner, private=True) if with_kind is None else Segment(with_kind[2], True, with_kind[1])
+def _as_text(mark: re.Match[str]) -> str:
+    if mark["meant"] is not None:
+        raise _misplaced(
+            mark.string,
+            mark.start(),
+            f"is not read: write <<private: ...>> or <<EMAIL: ...>>, or {ESCAPED} for the characters",
+        )
+    if mark["code"] is not None and (within := re.search(r"(?<!\\)" + _OPENING, mark["code"])) is not None:
+        at = mark.start() + within.start()
+        raise _misplaced(mark.string, at, f"is not read inside code: move it out of the backticks, or write {ESCAPED}")
+    return mark.group().replace(ESCAPED, OPEN)
 
 
-def _misplaced(text: str, mark: re.Match[str], what: str) -> UsageError:
-    line = text.count("\n", 0, mark.start()) + 1
-    column = mark.start() - text.rfind("\n", 0, mark.start())
+def _private(mark: re.Match[str]) -> Segment:
+    if mark["close"] is None:
+        what = f"does not close: end it with >>, or write {ESCAPED} for the characters"
+        raise _misplaced(mark.string, mark.start(), what)
+    if re.search(_OPENING, mark["inner"]):
+        raise _misplaced(mark.string, mark.start(), "has another one within: close it first")
+    inner = mark["inner"].strip()
+    if not inner:
+        raise _misplaced(mark.string, mark.start(), "holds nothing: put the private text between its marks")
+    return Segment(inner, True, None if mark["label"] == "private" else mark["label"])
+
+
+def _misplaced(text: str, at: int, what: str) -> UsageError:
+    line = text.count("\n", 0, at) + 1
+    column = at - text.rfind("\n", 0, at)
     return UsageError(f"line {line}, column {column}: private marker {OPEN} {what}")
 
 
@@ -79,9 +98,9 @@ def parse_prompt(
     return segments
 
 
-def private_kinds(prompt: str | Sequence[Segment]) -> list[str]:
+def private_kinds(prompt: Prompt) -> list[str]:
     """Return the kinds of the private segments in order."""
-    return [segment.kind or DEFAULT_KIND for segment in as_segments(prompt) if segment.private]
+    return [segment.kind or DEFAULT_KIND for segment in segments_of(prompt) if segment.private]
 
 
 def read_private_file(file: Path) -> str:

@@ -40,7 +40,7 @@ def test_unknown_commands(line, message):
 
 def test_an_answer_to_something_private_is_private():
     conversation = ChatConversation("the enclosed")
-    conversation.add_question("Greet <<Ann>>.")
+    conversation.add_question("Greet <<private: Ann>>.")
     assert conversation.messages[0]["content"] == (
         Segment("Greet "),
         Segment("Ann", private=True),
@@ -50,7 +50,9 @@ def test_an_answer_to_something_private_is_private():
     )
     conversation.add_answer("Hello Ann", private=conversation.is_private)
     assert conversation.messages[1]["content"] == (Segment("Hello Ann", private=True),)
-    assert conversation.text() == "user: Greet <<Ann>>.\n<<the enclosed>>\n\nassistant: <<Hello Ann>>"
+    assert conversation.text() == (
+        "user: Greet <<private: Ann>>.\n<<private: the enclosed>>\n\nassistant: <<private: Hello Ann>>"
+    )
     conversation.clear()
     conversation.add_question("Hello")
     assert conversation.messages == [{"role": "user", "content": "Hello"}]
@@ -58,16 +60,25 @@ def test_an_answer_to_something_private_is_private():
 
 
 @pytest.mark.parametrize(
-    "line", ["a <<b>> c", "a <<b> c", "<<EMAIL: a@b.c>> <<x\ny>>", "<<", "a <<b>> <<c", "a <<c <<x>> b>>"]
+    "line",
+    [
+        "A <<private: 12>> C",
+        "A <<12>> C",
+        "A <<private: 12> C",
+        "<<EMAIL: 1@2.C>> <<private: 1\n2>>",
+        "A <<private: 12>> <<NAME: 2",
+        "A <<NAME: 12 <<NAME: 2>> 2>>",
+        "`A <<NAME: 12>>` 2",
+    ],
 )
 def test_a_history_keeps_nothing_private(line):
     kept = without_private(line)
-    assert "<<" in kept
-    assert not set("bxy@") & set(kept)
+    assert "<<private: >>" in kept
+    assert not set("12@") & set(kept)
 
 
 def test_a_history_keeps_what_is_not_private_as_it_was_typed():
-    assert without_private(r"1 \<< 4 >> 2, <<b>>") == r"1 \<< 4 >> 2, <<>>"
+    assert without_private(r"1 \<< 4 >> 2 << 1, `<<a>>`, <<NAME: b>>") == r"1 \<< 4 >> 2 << 1, `<<a>>`, <<private: >>"
 
 
 class Scripted:
@@ -123,7 +134,7 @@ def test_turns_add_up_and_commands_take_effect(capsys, tmp_path):
     assert [message["role"] for message in second] == ["user", "assistant", "user"]
     assert second[2]["content"] == (Segment("/usr?"), Segment("\n"), Segment("4711", private=True))
     assert third == [{"role": "user", "content": "again"}]
-    assert saved.read_text() == "user: hi\n\nassistant: one\n\nuser: /usr?\n<<4711>>\n\nassistant: two\n"
+    assert saved.read_text() == "user: hi\n\nassistant: one\n\nuser: /usr?\n<<private: 4711>>\n\nassistant: two\n"
     out = capsys.readouterr().out
     assert all(f"/{name}" in out for name in COMMANDS)
     assert "no answer yet" in out
@@ -132,9 +143,23 @@ def test_turns_add_up_and_commands_take_effect(capsys, tmp_path):
     assert out.endswith("user: again\n\nassistant: three\n")
 
 
+def test_a_private_conversation_says_so_and_code_starts_none(capsys):
+    client = Scripted("one", "two", "three", "four")
+    chat(client, "what is (1 << 4) and 256 >> 2 ?", "Greet <<NAME: Ann>>.", "again", "/clear", "cout << x << y")
+    assert [len(prompt) for prompt, _ in client.asked] == [1, 3, 5, 1]
+    assert [client.asked[index][0][0]["content"] for index in (0, 3)] == [
+        "what is (1 << 4) and 256 >> 2 ?",
+        "cout << x << y",
+    ]
+    alone = "outrider: this conversation holds private text: answered on this device alone, until /clear"
+    assert capsys.readouterr().err.splitlines() == ["outrider: private: NAME", alone, alone]
+
+
 def test_a_later_failure_does_not_end_the_chat(capsys):
     client = Scripted("one", LinkError("gone"), "three")
-    chat(client, "hi", "lost", "/mode warp", "/nonsense", "/link cut", "/private /nowhere", "a <<b", "/save", "again")
+    chat(
+        client, "hi", "lost", "/mode warp", "/nonsense", "/link cut", "/private /nowhere", "<<NAME: b", "/save", "again"
+    )
     assert [message["content"] for message in client.asked[-1][0]] == ["hi", "one", "again"]
     said = capsys.readouterr().err.splitlines()
     wanted = ["gone", "/mode warp: choose one of auto", "/nonsense", "--profile", "/nowhere", "does not close", "/save"]
@@ -219,7 +244,7 @@ def test_a_conversation_on_a_real_terminal(tmp_path):
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "100"}
     terminal = Terminal([*command, "--offline-start"], environment)
     seen = terminal.until(">")
-    for line, wanted in (("Who am I?", "●"), ("/stats", "last answer"), ("Greet <<Ann>>.", "●")):
+    for line, wanted in (("Who am I?", "●"), ("/stats", "last answer"), ("Greet <<private: Ann>>.", "●")):
         terminal.type(f"{line}\r")
         seen = terminal.until(">", terminal.until(wanted, seen))
     terminal.type("\x04")

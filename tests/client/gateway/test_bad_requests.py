@@ -74,7 +74,7 @@ def message(**fields) -> dict:
         (GOOD | {"outrider": {"mode": "fast"}}, 400, "outrider.mode", None),
         (GOOD | {"outrider": {"wibble": 1}}, 400, "outrider.wibble", "unknown_parameter"),
         (GOOD | {"outrider": {"drafter": "eagle"}}, 400, "outrider.drafter", None),
-        (message(content=f"call <<{SECRET}") | {"outrider": {"fences": True}}, 400, None, None),
+        (message(content=f"call <<private: {SECRET}") | {"outrider": {"fences": True}}, 400, None, None),
         (message(content=[{"type": "text", "text": SECRET, "private": True, "kind": "e-mail"}]), 400, None, None),
     ],
 )

@@ -27,7 +27,7 @@ def test_the_limit_does_not_reveal_the_length_of_a_private_value(completion, end
     """An answer may have as many tokens as there is room for, and the server learns how many those are."""
 
     def limit(value: str) -> tuple[int, int]:
-        text, extension = f"Write to <<{value}>>", {"privacy": "placeholder", "fences": True}
+        text, extension = f"Write to <<private: {value}>>", {"privacy": "placeholder", "fences": True}
         if endpoint == "chat":
             messages = [{"role": "user", "content": text}]
             body = ChatRequest.model_validate({"model": "outrider", "messages": messages, "outrider": extension})

@@ -208,11 +208,12 @@ def test_private_text_is_answered_on_the_device(openai, marked):
         content = [{"type": "text", "text": "Who is "}, {"type": "text", "text": "Heidi", "private": True}]
         extension = {"privacy": "local"}
     else:
-        content, extension = "Who is <<Heidi>>", {"fences": True}
+        content, extension = "Who is <<private: Heidi>>", {"fences": True}
     asked = ask(max_tokens=8) | {"messages": [{"role": "user", "content": content}]}
     answer = openai.chat.completions.create(**asked, extra_body={"outrider": extension})
     assert {span["origin"] for span in answer.outrider["spans"]} == {"private"}
     assert answer.outrider["reason"] == "private"
+    assert answer.outrider["private"] == ["PRIVATE"]
     plain = openai.chat.completions.create(
         **asked | {"messages": [{"role": "user", "content": "Who is Heidi"}], "max_tokens": 1}
     )

@@ -217,6 +217,7 @@ def test_private_text_is_marked_and_stays(behind_link, visit):
     page.press("#message", "Enter")
     visitor.wait_for_answers(1)
     assert visitor.origins == {"private"}
+    assert "on this device alone" in page.inner_text(".turn.assistant > .muted")
     [body] = visitor.bodies()
     assert body["outrider"]["privacy"] == "local"
     assert body["messages"][0]["content"] == [
@@ -236,30 +237,50 @@ def test_private_text_is_marked_and_stays(behind_link, visit):
 
 def test_a_marker_that_does_not_close_is_not_sent(behind_link, visit):
     visitor = visit(behind_link)
-    visitor.page.fill("#message", "Greet <<Ann")
+    visitor.page.fill("#message", "Greet <<private: Ann")
     visitor.page.press("#message", "Enter")
     assert "does not close" in visitor.page.inner_text("#problem")
-    assert visitor.page.input_value("#message") == "Greet <<Ann"
+    assert visitor.page.input_value("#message") == "Greet <<private: Ann"
     assert visitor.bodies() == []
+
+
+def test_code_is_sent_as_it_is_and_unlabelled_markers_are_not(behind_link, visit):
+    visitor = visit(behind_link)
+    visitor.ask("Who am <<I>>?")
+    assert "write <<private: ...>>" in visitor.page.inner_text("#problem")
+    assert visitor.bodies() == []
+    code = "what is (1 << 4) and 256 >> 2 ?"
+    visitor.ask(code)
+    visitor.wait_for_answers(1)
+    assert "private" not in visitor.origins
+    assert visitor.bodies()[0]["messages"] == [{"role": "user", "content": code}]
 
 
 FENCED = [
     "plain",
     "",
     "a <<b>> c",
+    "a <<private: b>> c",
     "<<EMAIL: a@b.c>>",
     "<<email: a@b.c>>",
     "<<A_1:  x  >>y<< z >>",
-    "a \\<< b >> c",
+    "a \\<< b >> c \\<<private: d>>",
     "a > b < c >> d",
-    "<<a\nb>>",
-    "<<a",
-    "<<a <<b>>",
+    "<<private: a\nb>>",
+    "<<private: a",
+    "<<private: a <<NAME: b>>",
     "<<>>",
-    "<< >>",
-    "é <<𝄞>> x",
+    "<<private: >>",
+    "é <<private: 𝄞>> x",
     "<<NAME:>>",
-    "<<a \\<< b>>",
+    "<< private: a >>",
+    "<<private: a \\<< b>>",
+    "cout << x << y; (1 << 4) and 256 >> 2; 1<<4>>2",
+    "`<<a>>` and ``b ` <<c>>`` <<NAME: d>>",
+    "`<<private: a>>`",
+    "x\n```py\n<<a>>\n```\n<<NAME: b>>\n~~~\n<<c>>",
+    "```\n<<NAME: a>>\n```",
+    "don`t <<NAME: a>>",
 ]
 
 
@@ -319,7 +340,7 @@ def test_no_serious_accessibility_finding(behind_link, visit, scheme, size):
 
     visitor = visit(behind_link, color_scheme=scheme, viewport=size)
     page = visitor.page
-    visitor.ask("Who am <<I>>?")
+    visitor.ask("Who am <<private: I>>?")
     visitor.wait_for_answers(1)
     visitor.ask("Who am I?", mode="stream")
     visitor.wait_for_answers(2)

@@ -29,10 +29,15 @@ def private(text: str, kind: str | None = None) -> Segment:
     [
         ("plain", [Segment("plain")]),
         ("", []),
-        ("call <<Ann>> now", [Segment("call "), private("Ann"), Segment(" now")]),
+        ("call <<private: Ann>> now", [Segment("call "), private("Ann"), Segment(" now")]),
         ("<<EMAIL: a@b.c >>", [private("a@b.c", "EMAIL")]),
-        ("<<two\nlines>><<Email: x>>", [private("two\nlines"), private("Email: x")]),
+        ("<<private: two\nlines>><<PRIVATE: x>>", [private("two\nlines"), private("x", "PRIVATE")]),
+        ("<<private: cout << x>> y", [private("cout << x"), Segment(" y")]),
         (r"cout \<< x; cin >> y", [Segment("cout << x; cin >> y")]),
+        (r"\<<private: x>>", [Segment("<<private: x>>")]),
+        ("```\nput <<Ann>>\n``` <<private: Ann>>", [Segment("```\nput <<Ann>>\n``` "), private("Ann")]),
+        ("`<<Ann>>` <<private: Ann>>", [Segment("`<<Ann>>` "), private("Ann")]),
+        ("don`t <<private: Ann>>\nor `x`", [Segment("don`t "), private("Ann"), Segment("\nor `x`")]),
     ],
 )
 def test_fences(text, segments):
@@ -40,11 +45,54 @@ def test_fences(text, segments):
 
 
 @pytest.mark.parametrize(
+    "code",
+    [
+        "what does cout << x << y; do?",
+        "what is (1 << 4) and 256 >> 2 ?",
+        "(1<<4) and 256>>2",
+        "a[1 << n: m >> 2]; x <<= 2; y >>= 3",
+        "cout<<x<<std::endl; cin>>y;",
+        "cat <<EOF >>out.txt\nName: x\nEOF",
+        "$text = <<<EOT\nhello\nEOT; $y >> 2;",
+        "vector<vector<int>> v; v<<x; std <<A::x >> y",
+        "<<<<<<< HEAD\none\n=======\ntwo\n>>>>>>> branch",
+        "while (<<>>) { print }",
+        ">>> 1 <<2",
+        "UML `<<interface>>`",
+        "~~~\n<<interface>>",
+    ],
+)
+def test_code_is_text(code):
+    assert parse_fences(code) == (Segment(code),)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "call <<quokka>> now",
+        "write to <<quokka@example.org>>, please",
+        "<<two\nquokka>>",
+        "<<email: quokka>>",
+        "<<EMAIL:quokka>>",
+        "<<Private: quokka>>",
+        "call << private: quokka >>",
+        "叫<<quokka>>来",
+    ],
+)
+def test_what_is_plainly_meant_as_a_fence_is_neither_sent_nor_guessed(text):
+    with pytest.raises(UsageError, match=r"<<private: \.\.\.>>") as refused:
+        parse_fences(text)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("text", "place", "what"),
     [
-        (f"a <<{SECRET}", "line 1, column 3", "does not close"),
-        (f"a\nbc <<{SECRET} <<b>>>>", "line 2, column 13", "within another"),
-        (f"<<{SECRET}>> << >>", "line 1, column 12", "nothing"),
+        (f"a <<private: {SECRET}", "line 1, column 3", "does not close"),
+        (f"a\nbc <<private: {SECRET} <<NAME: b>>>>", "line 2, column 4", "another one within"),
+        (f"<<private: {SECRET}>> <<NAME: >>", "line 1, column 21", "nothing"),
+        (f"a\n`b <<private: {SECRET}>>`", "line 2, column 4", "inside code"),
+        (f"```\n<<NAME: {SECRET}>>", "line 2, column 1", "inside code"),
     ],
 )
 def test_misplaced_fences_are_named_by_place_alone(text, place, what):
@@ -131,7 +179,7 @@ def test_commands_take_fences_and_files(tmp_path):
     asked = parse_prompt("call <<NAME: Ann>>", [file])
     assert [segment.text for segment in asked] == ["call ", "Ann", "\n\n", SECRET]
     assert private_kinds(asked) == ["NAME", "PRIVATE"]
-    assert parse_prompt("1 << 2", fences=False) == "1 << 2"
+    assert parse_prompt("<<Ann>>", fences=False) == "<<Ann>>"
     assert parse_prompt(r"1 \<< 2") == "1 << 2"
     assert parse_prompt("", [file]) == (private(SECRET),)
 

@@ -267,8 +267,9 @@ def test_the_command_says_what_stays_here(verifier, models, monkeypatch, capsys,
     )
     monkeypatch.setattr(Detector, "__init__", lambda self: setattr(self, "_recognizers", {}))
     runner = CliRunner()
-    done = runner.invoke(cli.app, ["generate", f"{SAFE}<<{SECRET}>>", *options])
+    done = runner.invoke(cli.app, ["generate", f"{SAFE}<<private: {SECRET}>>", *options])
     assert done.exit_code == 0
     sent = [token for request in verifier.requests for token in (*request.context, request.root)]
     assert (done.stderr.count("the drafter wrote this answer alone") == 1) == (options != ["--no-fences"])
+    assert (done.stderr.count("outrider: private: PRIVATE\n") == 1) == (options != ["--no-fences"])
     assert (tuple(sent) == SAFE_TOKENS) == (options != ["--no-fences"])

@@ -145,7 +145,7 @@ async def fail(haul: Haul, client: AsyncClient, verifier: FakeVerifier, made: As
         verifier.refusal = None
     with contextlib.suppress(OutriderError):
         try:
-            parse_fences(f"a <<{made.canaries[0]}")
+            parse_fences(f"a <<private: {made.canaries[0]}")
         except OutriderError as error:
             haul.watch.error(error)
             raise

@@ -25,7 +25,7 @@ class ChatConversation:
         self._attached += private
 
     def add_question(self, line: str) -> None:
-        """Add the user's message, `<<...>>` in it being private. Raises UsageError for a fence that does not close."""
+        """Add the user's message, `<<private: ...>>` in it being private. Raises what parse_fences does."""
         segments = tuple(parse_fences(line))
         if self._attached:
             segments = (*segments, Segment("\n"), Segment(self._attached, private=True))
@@ -58,4 +58,6 @@ class ChatConversation:
 
 
 def _fenced(segments: Sequence[Segment]) -> str:
-    return "".join(f"<<{segment.text}>>" if segment.private else segment.text for segment in segments)
+    return "".join(
+        f"<<{segment.kind or 'private'}: {segment.text}>>" if segment.private else segment.text for segment in segments
+    )

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outrider_client.cli.chat.commands import COMMANDS
-from outrider_client.privacy.fences import CLOSE, ESCAPED, OPEN, parse_fences
+from outrider_client.privacy.fences import MARK, OPEN, parse_fences
 from outrider_proto.errors import UsageError
 
-_BLANK = OPEN + CLOSE
+_BLANK = "<<private: >>"
 
 
 def read_lines(history: Path | None) -> Iterator[str]:
@@ -25,10 +25,10 @@ def read_lines(history: Path | None) -> Iterator[str]:
 def without_private(line: str) -> str:
     """A line as the history may keep it."""
     try:
-        segments = parse_fences(line)
-    except UsageError:  # a fence does not close, so anything after it may be private
+        parse_fences(line)
+    except UsageError:  # a fence does not close, say, so anything after it may be private
         return line.partition(OPEN)[0] + _BLANK
-    return "".join(_BLANK if segment.private else segment.text.replace(OPEN, ESCAPED) for segment in segments)
+    return MARK.sub(lambda mark: mark.group() if mark["label"] is None else _BLANK, line)
 
 
 def _from_pipe() -> Iterator[str]:

@@ -18,7 +18,7 @@ from outrider_client.core.statistics import Statistics
 from outrider_client.display.display import display_for, show_answer
 from outrider_client.display.messages import print_message, printable
 from outrider_client.display.status_line import format_bytes
-from outrider_client.privacy.fences import read_private_file
+from outrider_client.privacy.fences import private_kinds, read_private_file
 from outrider_proto.errors import OutriderError, UsageError
 
 View = Literal["markdown", "origins"]
@@ -64,6 +64,7 @@ class ChatRepl:
 
     def _answer(self, line: str) -> None:
         self._conversation.add_question(line)
+        self._print_private()
         display = display_for(self._client, as_json=self._as_json, markdown=self._view == "markdown")
         try:
             finished = show_answer(
@@ -103,10 +104,17 @@ class ChatRepl:
                 self._conversation.clear()
                 self._client.begin_conversation()
 
+    def _print_private(self) -> None:
+        """Tell what of the newest message was taken as private, and what follows for the answer."""
+        if kinds := private_kinds(self._conversation.messages[-1:]):
+            print_message(f"private: {', '.join(kinds)}")
+        if self._conversation.is_private and self._privacy == "local":
+            print_message("this conversation holds private text: answered on this device alone, until /clear")
+
     def _help(self) -> None:
         for name, (argument, meaning) in COMMANDS.items():
             self._console.print(f"{f'/{name} {argument}':28} {meaning}", markup=False)
-        self._console.print("<<...>> in a message is private: it never leaves this device.", markup=False)
+        self._console.print("<<private: ...>> in a message never leaves this device; \\<< is for code.", markup=False)
 
     def _choice(self, name: str, argument: str, now: str, choices: tuple[str, ...]) -> str:
         """The choice that `argument` names; without one print the present choice and keep it."""

@@ -11,6 +11,7 @@ const KINDS = ["", "PERSON", "EMAIL", "PHONE", "ADDRESS", "NUMBER"];
 const KEPT_SETTINGS = ["mode", "privacy", "max-tokens", "temperature", "tint", "copy-tint", "appearance"];
 const REMARKS = {
   length: "Stopped at the token limit.",
+  private: "Written on this device alone: the conversation holds private text. A new conversation asks the server again.",
   link: "The link broke, and the drafter could not continue alone.",
 };
 const $ = (id) => document.getElementById(id);
