@@ -113,6 +113,13 @@ def load_command(
         bool, typer.Option(help="Also measure transformers' generate, and this server with clients that do not draft.")
     ] = True,
     limit: Annotated[bool, typer.Option(help="Also measure the limit of the hardware.")] = True,
+    hogs: Annotated[
+        str | None,
+        typer.Option(
+            help="Also measure the clients beside each of these hogs, separated by commas: features, wide-drafts, "
+            "server-drafts, decode, prompts, silent, or all."
+        ),
+    ] = None,
     soak_: Annotated[
         bool,
         typer.Option("--soak", help="Soak test: watch memory and answers for --seconds, with faults; one --clients."),
@@ -133,6 +140,7 @@ def load_command(
     """Load one server with many clients: throughput, latency, fairness, memory; every token is checked."""
     from outrider_bench.load.clients.access_json import access_to_json
     from outrider_bench.load.clients.client import ClientBehavior, ClientKind
+    from outrider_bench.load.clients.hogs import hog_kinds
     from outrider_bench.load.measures.process_use import CoreShares
     from outrider_bench.load.plan import LoadPlan, client_counts, mix_of, options_of
     from outrider_bench.load.soak import plan_soak
@@ -162,6 +170,7 @@ def load_command(
         dtype=dtype,
         device=device,
         access=access_to_json(access),
+        hogs=hog_kinds(hogs),
     )
     shares = CoreShares.apart(workers) if own_cores and server is None else CoreShares()
     if soak_:
@@ -182,7 +191,7 @@ def _load(
 ) -> None:
     from outrider_bench.load.clients.texts import load_texts, read_texts
     from outrider_bench.load.run import measure_controls, measure_limits, measure_runs, plan_as_dict, title_of
-    from outrider_bench.load.tables import control_table, latency_table, throughput_table, use_table
+    from outrider_bench.load.tables import control_table, hog_table, latency_table, throughput_table, use_table
 
     with progress_line() as step:
         path = load_texts(plan.target, plan.mix, plan.seed, plan.dtype, plan.device, step)
@@ -194,8 +203,11 @@ def _load(
     show(throughput_table(title, runs, limits, controls, streams), latency_table(runs), use_table(runs))
     if controls:
         show(control_table(controls, streams))
+    if measured.beside:
+        show(hog_table(runs, measured.beside))
     results = {"runs": [asdict(run) for run in runs], "controls": [asdict(c) for c in controls]}
     results["streams"] = [asdict(run) for run in streams]
+    results["beside"] = [asdict(run) for run in measured.beside]
     write_report(json, {**plan_as_dict(plan, texts, shares), **results, "limits": [asdict(one) for one in limits]})
     if plot is not None:
         from outrider_bench.load.plot import plot_load

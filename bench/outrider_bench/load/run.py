@@ -12,11 +12,11 @@ from typing import Any
 from outrider_bench.core.progress import Step
 from outrider_bench.load.clients.texts import LoadText
 from outrider_bench.load.clients.worker import Assignment
-from outrider_bench.load.clients.worker_pool import worker_pool
+from outrider_bench.load.clients.worker_pool import hog_process, worker_pool
 from outrider_bench.load.control import BatchOrder, GenerateControl, GenerateResult
 from outrider_bench.load.hardware_limit import HardwareLimit, hardware_limits
 from outrider_bench.load.measures.process_use import CoreShares, on_cores
-from outrider_bench.load.metrics import LoadRun, ResourceUse, load_run
+from outrider_bench.load.metrics import HogRun, LoadRun, ResourceUse, load_run
 from outrider_bench.load.plan import NO_LINK, LoadPlan
 from outrider_bench.load.server_under_test import ServerUnderTest, server_under_test
 from outrider_bench.load.soak import SoakPlan, SoakResult, soak
@@ -29,14 +29,15 @@ _UNCACHED_PROMPTS = 4
 
 @dataclass(frozen=True, slots=True)
 class LoadRuns:
-    """The runs of one server, by number of clients; `streams` are those of clients that do not draft."""
+    """The runs of one server, by number of clients; `streams`: of clients that do not draft; `beside`: beside hogs."""
 
     drafting: list[LoadRun] = field(default_factory=list)
     streams: list[LoadRun] = field(default_factory=list)
+    beside: list[HogRun] = field(default_factory=list)
 
     @property
     def all(self) -> list[LoadRun]:
-        return [*self.drafting, *self.streams]
+        return [*self.drafting, *self.streams, *(hog.run for hog in self.beside)]
 
 
 async def measure_runs(
@@ -53,6 +54,13 @@ async def measure_runs(
                 step(f"{count} clients that do not draft", number, len(plan.clients))
                 plain = replace(assignment, mode="stream")
                 done.streams.append(await run_load(server, plain, seconds, plan.workers))
+            for kind in plan.hogs:
+                step(f"{count} clients beside {kind}", number, len(plan.clients))
+                async with hog_process(plan.hog(kind, server.address, texts, shares.clients)) as hog:
+                    run = await run_load(server, assignment, seconds, plan.workers)
+                    hog.end_input()
+                    got = await hog.receive("result")
+                done.beside.append(HogRun(kind, run, got["verdicts"], got["refusals"]))
     return done
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from outrider_bench.core.tables import ResultTable, table
 from outrider_bench.load.control import GenerateResult
 from outrider_bench.load.hardware_limit import HardwareLimit
 from outrider_bench.load.measures.memory_growth import MemoryGrowth
 from outrider_bench.load.measures.pass_samples import mean_of, share_of
-from outrider_bench.load.metrics import LatencyPercentiles, LoadRun
+from outrider_bench.load.metrics import HogRun, LatencyPercentiles, LoadRun
 from outrider_bench.load.soak import SoakResult
 
 _MIB = 2**20
@@ -52,6 +52,30 @@ def latency_table(runs: Sequence[LoadRun]) -> ResultTable:
     return table("latency, ms: 50th, 95th, 99th percentile", columns, rows)
 
 
+def hog_table(runs: Sequence[LoadRun], beside: Sequence[HogRun]) -> ResultTable:
+    """Build a row per number of clients alone and beside each hog; ratios are to those clients alone."""
+    rows = []
+    for alone in runs:
+        hogs = [hog for hog in beside if hog.run.num_clients == alone.num_clients]
+        for hog, run in [(None, alone), *((hog, hog.run) for hog in hogs)]:
+            rows.append(
+                [
+                    str(run.num_clients),
+                    "nobody" if hog is None else hog.kind,
+                    _ms(run.verdict),
+                    _ratio(run.verdict.p99, alone.verdict.p99),
+                    _ms(run.first_token),
+                    f"{run.tokens_per_s:.1f}",
+                    _ratio(run.tokens_per_s, alone.tokens_per_s),
+                    str(run.wrong),
+                    *(("", "") if hog is None else (str(hog.verdicts), _counts(hog.refusals))),
+                ]
+            )
+    columns = ("clients", "beside", "verdict", "99th / alone", "first token", "tokens/s", "/ alone", "wrong")
+    title = "beside hogs; latency in ms: 50th, 95th, 99th percentile"
+    return table(title, (*columns, "its verdicts", "its refusals"), rows, keys=2)
+
+
 def use_table(runs: Sequence[LoadRun]) -> ResultTable:
     rows = [
         [
@@ -59,7 +83,7 @@ def use_table(runs: Sequence[LoadRun]) -> ResultTable:
             f"{run.server.cpu_s / run.seconds:.2f}",
             f"{run.clients.cpu_s / run.seconds:.2f}",
             *(f"{size / _MIB:.0f}" for size in _sizes(run)),
-            ", ".join(f"{kind} {count}" for kind, count in run.errors.items()) or "-",
+            _counts(run.errors),
         ]
         for run in runs
     ]
@@ -122,6 +146,10 @@ def _pass_cells(run: LoadRun, limit: HardwareLimit | None) -> list[str]:
 def _known(batches: dict[str, float]) -> float:
     """Return the share of the contexts' tokens that needed no pass."""
     return share_of(batches, "outrider_prefix_cache_hits_total", "outrider_prefix_cache_queries_total")
+
+
+def _counts(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} {count}" for kind, count in counted.items()) or "-"
 
 
 def _ratio(value: float, other: float | None) -> str:

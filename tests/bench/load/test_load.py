@@ -330,7 +330,8 @@ def found(tmp_path_factory) -> dict:
     """The report of one run with its controls."""
     folder = tmp_path_factory.mktemp("load")
     report, plot = folder / "load.json", folder / "load.png"
-    counted = ["--clients", "2", "--requests", "2", "--no-limit", "--json", str(report), "--plot", str(plot)]
+    counted = ["--clients", "2", "--requests", "2", "--no-limit", "--hogs", "prompts"]
+    counted += ["--json", str(report), "--plot", str(plot)]
     result = runner.invoke(app, ["load", *SMALL, *counted], catch_exceptions=False)
     assert result.exit_code == 0
     assert plot.stat().st_size > 0
@@ -349,6 +350,15 @@ def test_two_clients_of_a_real_server(found):
     assert run["batches"]["outrider_prefix_cache_queries_total"] > 0
     assert run["batches"]["outrider_prefix_cache_hits_total"] == 0  # each prompt is as new as a user's
     assert "command" in found["made_by"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # several processes begin with torch: on a busy machine that takes minutes
+def test_the_same_clients_beside_a_hog(found):
+    (hog,) = found["beside"]
+    assert (hog["kind"], hog["refusals"]) == ("prompts", {})
+    assert hog["verdicts"] > 0
+    assert (hog["run"]["answers"], hog["run"]["wrong"], hog["run"]["errors"]) == (4, 0, {})
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from outrider_bench.load.clients.hogs import HogAssignment
 from outrider_bench.load.clients.worker import Assignment
 from outrider_bench.load.measures.counters import ClientCounters
 from outrider_bench.load.measures.process_use import ProcessUse
@@ -30,11 +31,12 @@ class WorkerProcess:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, assignment: Assignment) -> WorkerProcess:
+    async def start(cls, module: str, assignment: dict[str, Any]) -> WorkerProcess:  # Any: JSON
+        """Start `module` of this package, with its assignment."""
         # A file, not a pipe: nobody reads it meanwhile, and a full pipe would block the process.
         log = tempfile.TemporaryFile()  # noqa: SIM115 # closed by `stop`
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "outrider_bench.load.clients.worker"),
+            *(sys.executable, "-m", f"outrider_bench.load.clients.{module}"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
@@ -42,7 +44,7 @@ class WorkerProcess:
             limit=_MAX_LINE,
         )
         worker = cls(process, log)
-        worker.send(assignment.to_json())
+        worker.send(assignment)
         return worker
 
     @property
@@ -76,10 +78,14 @@ class WorkerProcess:
         finally:
             getting.cancel()
 
-    async def stop(self) -> None:
-        """Close its input, and kill it if it does not end by itself."""
+    def end_input(self) -> None:
+        """Close its input, which ends it: its last message follows. Safe to call twice."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+    async def stop(self) -> None:
+        """Close its input, and kill it if it does not end by itself."""
+        self.end_input()
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await self._process.wait()
@@ -138,13 +144,24 @@ class WorkerPool:
 
 
 @asynccontextmanager
+async def hog_process(assignment: HogAssignment) -> AsyncIterator[WorkerProcess]:
+    """Start a hog and wait until it is at work."""
+    hog = await WorkerProcess.start("hogs", assignment.to_json())
+    try:
+        await hog.receive("ready")
+        yield hog
+    finally:
+        await hog.stop()
+
+
+@asynccontextmanager
 async def worker_pool(assignment: Assignment, num_workers: int) -> AsyncIterator[WorkerPool]:
     """Start worker processes, share out the assignment's clients, and wait until all are ready."""
     parts = [assignment.numbers[first::num_workers] for first in range(num_workers)]
     workers: list[WorkerProcess] = []
     try:
         for part in filter(None, parts):
-            workers.append(await WorkerProcess.start(replace(assignment, numbers=part)))  # noqa: PERF401 # kept if the next fails
+            workers.append(await WorkerProcess.start("worker", replace(assignment, numbers=part).to_json()))  # noqa: PERF401 # kept if the next fails
         await asyncio.gather(*(worker.receive("ready") for worker in workers))
         yield WorkerPool(workers)
     finally:
