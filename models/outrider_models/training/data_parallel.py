@@ -7,16 +7,17 @@ operation, processes once per update.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import Tensor, nn
 
 from outrider_proto.addresses import free_port
@@ -102,9 +103,9 @@ def data_parallel(processes: int, follow: Callable[[DataParallel], object]) -> I
     else:
         torch.set_num_threads(1)  # one thread per process: more would only compete for the same cores
         address = f"tcp://127.0.0.1:{free_port()}"
-        spawning = torch.multiprocessing.get_context("spawn")
+        starting = _start_context()
         followers = [
-            spawning.Process(target=_follow, args=(follow, rank, processes, address)) for rank in range(1, processes)
+            starting.Process(target=_follow, args=(follow, rank, processes, address)) for rank in range(1, processes)
         ]
         for process in followers:
             process.start()
@@ -116,6 +117,15 @@ def data_parallel(processes: int, follow: Callable[[DataParallel], object]) -> I
             for process in followers:
                 process.terminate()
                 process.join()
+
+
+def _start_context() -> ForkServerContext | SpawnContext:
+    """Fork followers from one server process, which imports torch and transformers once for all of them."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():  # Windows
+        return multiprocessing.get_context("spawn")
+    starting = multiprocessing.get_context("forkserver")
+    starting.set_forkserver_preload(["outrider_models.training.train"])
+    return starting
 
 
 @contextmanager
