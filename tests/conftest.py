@@ -55,8 +55,8 @@ def group_of(item: pytest.Item) -> str:
     for group in ("kernel", "ray", "browser"):
         if group in markers:
             return group
-    module = item.location[0]
-    if "root" in markers or "engine" in getattr(item, "fixturenames", ()) or module.startswith(LINKS):
+    module, fixtures = item.location[0], {*getattr(item, "fixturenames", ())}
+    if "root" in markers or {"engine", "embedded_server"} & fixtures or module.startswith(LINKS):
         return "links"
     return module
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen, TimeoutExpired
 from types import TracebackType
 from typing import Self
 
@@ -32,7 +32,7 @@ class ServerProcess:
         self._port = port
         self.metrics: str | None = None  # host:port, if it serves metrics
         self._directory = tempfile.TemporaryDirectory(prefix="outrider-server-")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
@@ -56,7 +56,7 @@ class ServerProcess:
             self._process.terminate()
             try:
                 self._process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
+            except TimeoutExpired:
                 self.kill()
         self._directory.cleanup()
 
@@ -66,7 +66,7 @@ class ServerProcess:
         self._ready_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "outrider_server", "serve", "--port", str(self._port), *self._options]
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen([*command, "--ready-file", str(self._ready_file)], stdout=log, stderr=log)
+            self._process = Popen([*command, "--ready-file", str(self._ready_file)], stdout=log, stderr=log)
 
     def wait_ready(self) -> None:
         assert self._process is not None

@@ -9,13 +9,12 @@ import sys
 
 import pytest
 
-from outrider_bench.core.processes import ServerProcess
 from outrider_bench.core.prompts import questions
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.events import Committed, LinkChanged, RolledBack, Unverified
 from outrider_client.models.local_models import LocalModels
-from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_models.core.embedded import target_dir
 from outrider_netsim import Link, profile_named
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
@@ -27,12 +26,6 @@ CUT_AFTER = 15  # tokens
 CHAIN = ["--mode", "stop-and-wait", "--budget", "1"]  # one token a draft: the answer takes many round trips
 NETSIM = [sys.executable, "-m", "outrider_netsim.cli.app", "run", "--profile", "paper-4g", "--seed", "1"]
 OUTRIDER = [sys.executable, "-c", "from outrider_client.cli.app import main; main()", "generate", "--json"]
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ServerProcess(["--target", str(target_dir()), "--drafter", str(drafter_dir("moa"))]) as process:
-        yield process
 
 
 @functools.cache
@@ -48,9 +41,9 @@ def plain() -> tuple[int, ...]:
     return tuple(plain_greedy(Target.load(str(target_dir())), asked(), NEW))
 
 
-async def test_a_link_cut_by_hand_changes_no_token(server, engine):
+async def test_a_link_cut_by_hand_changes_no_token(embedded_server, engine):
     async with (
-        Link(profile_named("paper-4g"), server.address, engine, seed=1) as link,
+        Link(profile_named("paper-4g"), embedded_server.address, engine, seed=1) as link,
         AsyncClient(ClientConfig(server=link.address, max_new_tokens=NEW, wait_for_link_s=60)) as client,
     ):
         states, tokens, was_cut = [], [], False
@@ -73,9 +66,9 @@ async def test_a_link_cut_by_hand_changes_no_token(server, engine):
     assert tuple(tokens) == plain()
 
 
-def test_an_unchanged_command_runs_behind_the_link(server, engine):
+def test_an_unchanged_command_runs_behind_the_link(embedded_server, engine):
     """Outages that come so often that none of the connections lives for long."""
-    address = "{link}" if engine == "proxy" else server.address
+    address = "{link}" if engine == "proxy" else embedded_server.address
     command = [
         *OUTRIDER,
         "--prompt-ids",
@@ -86,7 +79,7 @@ def test_an_unchanged_command_runs_behind_the_link(server, engine):
         "--mode",
         "stop-and-wait",
     ]
-    options = ["--engine", engine, "--upstream", server.address, "--outage", "700ms@1s/2s", "--"]
+    options = ["--engine", engine, "--upstream", embedded_server.address, "--outage", "700ms@1s/2s", "--"]
     run = subprocess.run(
         [*NETSIM, *options, *command, "--server", address, "--wait-for-link", "60"],
         capture_output=True,

@@ -9,7 +9,6 @@ from typing import get_args
 
 import pytest
 
-from outrider_bench.core.processes import ServerProcess
 from outrider_bench.core.prompts import questions
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.link_state import LinkState
@@ -18,7 +17,7 @@ from outrider_client.core.config import Mode
 from outrider_client.core.events import Committed, LinkChanged, RolledBack, Unverified
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_models.core.embedded import target_dir
 from outrider_netsim import Link, profile_named
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
@@ -30,13 +29,6 @@ MODES = [mode for mode in get_args(Mode) if mode != "offline"]
 TIMEOUTS = Timeouts(verdict_s=20.0)  # rather than two minutes
 PROFILES = ["paper-5g", "paper-4g", "lte-edge"]
 SAMPLINGS = [{"temperature": 1.5, "seed": 3}, {"temperature": 1.6, "top_k": 40, "top_p": 0.98, "seed": 11}]
-
-
-@pytest.fixture(scope="module")
-def server():
-    options = ["--target", str(target_dir()), "--drafter", str(drafter_dir("moa")), "--server-draft"]
-    with ServerProcess(options) as process:
-        yield process
 
 
 @functools.cache
@@ -67,13 +59,13 @@ def choices(draw: random.Random, mode: str) -> dict:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_whatever_happens_to_the_link(server, engine, mode):
+async def test_whatever_happens_to_the_link(embedded_server, engine, mode):
     draw = random.Random(f"{mode}/{engine}")
     moments = sorted(draw.sample(range(5, NEW - 5), 2))
     config = ClientConfig(max_new_tokens=NEW, wait_for_link_s=60, timeouts=TIMEOUTS)
     async with contextlib.AsyncExitStack() as stack:
         link = await stack.enter_async_context(
-            Link(profile_named(draw.choice(PROFILES)), server.address, engine, seed=draw.randint(0, 99))
+            Link(profile_named(draw.choice(PROFILES)), embedded_server.address, engine, seed=draw.randint(0, 99))
         )
         client = await stack.enter_async_context(AsyncClient(at(config, link.address), models=models()))
         events = await stack.enter_async_context(contextlib.aclosing(client.generate(asked(), **choices(draw, mode))))
@@ -107,8 +99,8 @@ def at(config: ClientConfig, address: str) -> ClientConfig:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["plain", "narrowed"])
-async def test_sampled_tokens_depend_on_seed_and_position_alone(server, sampling):
-    config = ClientConfig(server=server.address, max_new_tokens=NEW, timeouts=TIMEOUTS)
+async def test_sampled_tokens_depend_on_seed_and_position_alone(embedded_server, sampling):
+    config = ClientConfig(server=embedded_server.address, max_new_tokens=NEW, timeouts=TIMEOUTS)
     draw = random.Random(repr(sampling))
     async with AsyncClient(config, models=models()) as client:
         streamed = await client.complete(asked(), mode="stream", **sampling)

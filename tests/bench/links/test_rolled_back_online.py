@@ -20,6 +20,7 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.config import ClientConfig
 from outrider_drafters.contracts.drafter import Drafter, DraftState, tree_logits_by_level
+from outrider_drafters.contracts.tap import Tap
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.emulation.drafter_wrapper import DrafterWrapper, StateWrapper
 from outrider_drafters.load import load_tap
@@ -114,11 +115,17 @@ async def served(name: str):
         await verifier.stop()
 
 
+@lru_cache
+def own_tap(name: str) -> Tap | None:
+    """A tap beside the one that serves."""
+    return load_tap(source(name), GOLDEN / TARGETS[name])
+
+
 def fresh(name: str, drafting: Drafting) -> DraftState:
     """A new state given the same tokens, and the features of a new session of the server on them, as many."""
     state = models(name).drafter.new_state()
     state.append(drafting.tokens)
-    tap = load_tap(source(name), GOLDEN / TARGETS[name])
+    tap = own_tap(name)
     if tap is not None and drafting.num_features:
         engine, sequence = Engine(target(TARGETS[name])), Sequence(target(TARGETS[name]).kv, tap)
         chain = drafting.tokens[: drafting.num_features]

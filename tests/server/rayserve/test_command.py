@@ -3,6 +3,7 @@
 import logging
 import socket
 import sys
+from importlib.util import find_spec
 
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +18,11 @@ from outrider_server.telemetry.logs import JsonFormatter
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--target", "/none/such", "--port", "0"], "/none/such"),
+        pytest.param(
+            ["--target", "/none/such", "--port", "0"],
+            "/none/such",
+            marks=pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+        ),
         (["--replicas", "0"], "replicas=0: need at least 1"),
         (["--replicas", "2", "--max-replicas", "1"], "max_replicas=1: need at least replicas=2"),
         (["--remove"], "remove needs --ray-address"),

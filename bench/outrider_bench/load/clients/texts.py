@@ -13,20 +13,22 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Answer, Question, QuestionSource, lengthened, questions
-from outrider_bench.core.reference_answers import LEAST_MARGIN
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_models.corpus import FAMILIES
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
-from outrider_server.engine.reference_decode import plain_greedy, plain_logits
-from outrider_server.engine.target import Target
+
+# The workers, which only read the texts, start without the server and transformers.
+if TYPE_CHECKING:
+    from outrider_server.engine.target import Target
 
 MARGIN_TOKENS = 16  # known beyond the longest answer asked for, so that its last draft can be right
 _FORMAT = 1
@@ -93,6 +95,10 @@ def read_texts(path: Path) -> list[LoadText]:
 
 
 def _compute_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, device: str, step: Step) -> list[LoadText]:
+    from outrider_bench.core.reference_answers import LEAST_MARGIN
+    from outrider_server.engine.reference_decode import plain_greedy
+    from outrider_server.engine.target import Target
+
     models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
     target = Target.load(str(directory), dtype, device)
     # As the server does: more threads are slower for a small target.
@@ -136,6 +142,8 @@ def _is_long(number: int, share: float) -> bool:
 
 def _margin(target: Target, prompt: Sequence[int], answer: Sequence[int]) -> float:
     """Return the smallest gap between the two most likely logits over the answer's tokens."""
+    from outrider_server.engine.reference_decode import plain_logits
+
     best = plain_logits(target, [*prompt, *answer[:-1]], len(answer)).topk(2).values
     return float((best[:, 0] - best[:, 1]).min())
 
