@@ -39,6 +39,7 @@ from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_proto.errors import LinkError, UsageError
 from outrider_proto.frames import ServerDescription
 
+CLOSED = "this client is closed: make a new one"
 FALLBACK_MIN_MATCH = 2  # tokens; after a single repeated token almost anything may follow
 
 
@@ -86,7 +87,10 @@ class AsyncClient:
         self._clock = clock
         self._context: GenerationContext | None = None
         self._placeholders = Placeholders()
-        self._busy = False
+        self._loop: asyncio.AbstractEventLoop | None = None  # the one that this client was last used in
+        self._is_read = False  # somebody reads the events of an answer
+        self._writing: asyncio.Task[None] | None = None  # the newest answer
+        self._is_closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,6 +102,8 @@ class AsyncClient:
 
     @property
     def link_state(self) -> LinkState:
+        if self._is_closed:
+            return LinkState.CLOSED
         return LinkState.CONNECTING if self._context is None else self._context.session.state
 
     def begin_conversation(self) -> None:
@@ -136,28 +142,29 @@ class AsyncClient:
     async def generate(self, prompt: Prompt, **overrides: Any) -> AsyncGenerator[Event, None]:  # Any: see for_answer
         """Yield the answer as events, the last of which is Finished.
 
-        Close the generator (`contextlib.aclosing`) to stop early: that cancels the request and keeps the session. Only
-        the part of the prompt that differs from the session's tokens is sent; of private segments, only what
+        Leave the loop or close the generator to stop early: that cancels the request and keeps the session. Only the
+        part of the prompt that differs from the session's tokens is sent; of private segments, only what
         `config.privacy` allows. `overrides` change fields of the configuration for this answer.
 
         Raises UsageError, Refusal, or LinkError when no server can be reached at the start.
         """
         config = self.config.for_answer(**overrides)
-        if self._busy:
-            raise UsageError("this client is writing an answer already: use one client for each session")
-        self._busy = True
+        await self._begin_answer()
         # A queue between writing and reading: a slow reader must not delay verdicts, drafts or heartbeats.
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         writing = asyncio.create_task(self._write(prompt, config, events.put_nowait), name="outrider answer")
+        self._writing = writing
         writing.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
                 yield event
+            if writing.cancelled():  # by close(); awaited, it would look as if the caller were cancelled
+                raise UsageError(CLOSED)
             await writing
         finally:
+            self._is_read = False
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
-            self._busy = False
 
     async def complete(self, prompt: Prompt, **overrides: Any) -> Completion:  # Any: see for_answer
         """Return the whole answer. Takes and raises what `generate` does."""
@@ -177,7 +184,12 @@ class AsyncClient:
         )
 
     async def close(self) -> None:
-        """Close the session and stop the drafter. Safe to call twice."""
+        """End the answer that is being written, close the session and stop the drafter. Safe to call twice."""
+        self._enter_loop()
+        self._is_closed = True
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
         context, self._context = self._context, None
         if context is not None:
             await context.session.close()
@@ -185,6 +197,36 @@ class AsyncClient:
                 if drafting is not None:
                     await drafting.close()
         await self._transport.close()
+
+    def _enter_loop(self) -> None:
+        """Move to the running event loop if the former one has ended. Raises UsageError while it has not."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            raise UsageError("this client is in use in another event loop: use one client for each")
+        if self._context is not None:
+            self._context.session.leave_loop()
+        self._loop, self._writing, self._is_read = loop, None, False
+
+    async def _begin_answer(self) -> None:
+        """Wait until an answer that nobody reads any more has ended. Raises UsageError while somebody does."""
+        self._enter_loop()
+        # After `break` the event loop closes the generator by itself: one turn to make a task of that, one to begin it.
+        for _ in range(2):
+            if self._is_read:
+                await asyncio.sleep(0)
+        if self._is_read:
+            raise UsageError("this client is writing an answer already: use one client for each session")
+        self._is_read = True
+        try:
+            if self._writing is not None:
+                await asyncio.wait({self._writing})
+            if self._is_closed:
+                raise UsageError(CLOSED)
+        except BaseException:
+            self._is_read = False
+            raise
 
     async def _write(self, prompt: Prompt, config: ClientConfig, emit: Callable[[Event], None]) -> None:
         context = await self._prepare()
@@ -201,11 +243,12 @@ class AsyncClient:
     ) -> None:
         shown = self._placeholders.replace(prompt) if config.privacy == "placeholder" else prompt
         generation = Generation(context, config, emit, self._placeholders.values)
+        # Outside the try: a prompt that is refused here was not sent, so the session stays as it is.
+        generation.begin(context.models.encode(shown, raw=config.raw))
         try:
-            generation.begin(context.models.encode(shown, raw=config.raw))
             await context.session.set_sampling(config.sampling)
             await run_generation(generation)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, UsageError):
             generation.abandon()
             raise
         except Exception:

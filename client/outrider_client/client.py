@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import concurrent.futures
 import contextlib
 import threading
+import weakref
 from collections.abc import Coroutine, Iterator
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from outrider_client.async_client import AsyncClient, Completion
+from outrider_client.async_client import CLOSED, AsyncClient, Completion
 from outrider_client.connection.link_state import LinkState
 from outrider_client.connection.transport import Transport
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Event
 from outrider_client.models.local_models import LocalModels, Prompt
+from outrider_proto.errors import UsageError
 from outrider_proto.frames import ServerDescription
 
 T = TypeVar("T")
+_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 class Client:
@@ -36,6 +41,9 @@ class Client:
         # A daemon: a client that is never closed must not keep the process alive.
         self._thread = threading.Thread(target=self._loop.run_forever, name="outrider client", daemon=True)
         self._thread.start()
+        self._closing = threading.Lock()
+        self._is_closed = False
+        _open_clients.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -71,18 +79,24 @@ class Client:
             while (event := events.get()) is not None:
                 yield event
         except BaseException:
-            self._loop.call_soon_threadsafe(pumping.cancel)
+            with contextlib.suppress(RuntimeError):  # the client is closed, and its answers have ended
+                self._loop.call_soon_threadsafe(pumping.cancel)
             # Drain until the sentinel: only then has the task ended and the client is free for the next request.
             while events.get() is not None:
                 pass
             raise
+        if pumping.cancelled():
+            raise UsageError(CLOSED)
         pumping.result()
 
     def close(self) -> None:
-        """Close the session and stop the background thread. Safe to call twice."""
-        if self._loop.is_closed():
-            return
-        self._run(self._client.close())
+        """End what is under way, close the session and stop the background thread. Safe to call twice."""
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            closing = asyncio.run_coroutine_threadsafe(self._end_all(), self._loop)
+        closing.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -91,8 +105,7 @@ class Client:
         self, prompt: Prompt, overrides: dict[str, Any], events: SimpleQueue[Event | None]
     ) -> asyncio.Task[None]:
         pumping = asyncio.create_task(self._pump(prompt, overrides, events))
-        # The sentinel comes from the callback, not from _pump: it must arrive when _pump fails or is cancelled, too.
-        pumping.add_done_callback(lambda _: events.put(None))
+        pumping.add_done_callback(lambda done: _put_end(done, events))
         return pumping
 
     async def _pump(self, prompt: Prompt, overrides: dict[str, Any], events: SimpleQueue[Event | None]) -> None:
@@ -100,11 +113,42 @@ class Client:
             async for event in answer:
                 events.put(event)
 
+    async def _end_all(self) -> None:
+        await self._client.close()
+        # Only now: before, this would cancel what the session says goodbye with, too. Calls that other threads still
+        # wait for end here, and the loop may stop only after them.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        # Under the lock: a call that close() does not see would wait for a loop that has stopped.
+        with self._closing:
+            if self._is_closed:
+                coroutine.close()
+                raise UsageError(CLOSED)
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError as cancelled:
+            raise UsageError(CLOSED) from cancelled
         except BaseException:
             # Ctrl-C interrupts only this thread; without the cancel the coroutine would run on in the other one.
             future.cancel()
             raise
+
+
+def _put_end(pumping: asyncio.Task[None], events: SimpleQueue[Event | None]) -> None:
+    """Put the sentinel: here and not in _pump, since it must arrive when that fails or is cancelled, too."""
+    if not pumping.cancelled():
+        pumping.exception()  # retrieved, or asyncio logs it where nobody reads the answer to its end
+    events.put(None)
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what a script leaves open: a generator that is finalized later would wait for a thread that is gone."""
+    for client in list(_open_clients):
+        with contextlib.suppress(Exception):
+            client.close()

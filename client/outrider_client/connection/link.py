@@ -112,6 +112,10 @@ class ServerLink:
                 if self._unread_bytes > _MAX_UNREAD_BYTES:
                     raise Violation(Reason.FRAME_TOO_LARGE, "the server sends more than was requested")
                 self._put(frame)
+        except asyncio.CancelledError:
+            # The end of an event loop cancels this task, too: closed any later, gRPC would log errors about that loop.
+            await self.connection.close()
+            raise
         except OutriderError as error:
             self._put(error)
         except Exception as error:

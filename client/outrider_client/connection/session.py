@@ -153,10 +153,10 @@ class ClientSession:
 
     async def close(self) -> None:
         """Tell the server, if that is quick, and close. Safe to call twice."""
-        if self._link is not None:
-            await self._link.send_close(self._policy.timeouts.goodbye_s)
-            await self._link.close()
-            self._link = None
+        link, self._link = self._link, None
+        if link is not None:
+            await link.send_close(self._policy.timeouts.goodbye_s)
+            await link.close()
         if self.state is not LinkState.CLOSED:
             self._change_state(LinkStateEvent.CLOSED)
 
@@ -165,6 +165,13 @@ class ClientSession:
         if self._link is not None:
             await self.disconnect("refused")
         self._open_frame = replace(self._open_frame, session_id="")
+
+    def leave_loop(self) -> None:
+        """Drop a connection whose event loop has ended; the next answer resumes on another one."""
+        # Nothing to await: the end of that loop has ended its tasks, and the link's reader closes the connection.
+        if self._link is not None:
+            self._link = None
+            self._change_state(LinkStateEvent.LOST, "the event loop has ended")
 
     async def _close_connection(self) -> None:
         """Close the connection; the next one resumes from there."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypedDict
 
 from outrider_client.core.prompt_segments import Content, Segment, as_segments
@@ -27,6 +27,7 @@ class PromptMessage(TypedDict):
 
 Prompt = str | Sequence[PromptMessage] | Sequence[int] | Sequence[Segment]
 PlainPrompt = str | list[PlainMessage] | list[int]
+_FORMS = "give text, messages, segments or token ids"
 
 
 def plain_prompt(
@@ -34,8 +35,9 @@ def plain_prompt(
 ) -> PlainPrompt:
     """Return the prompt with each content replaced by `write`, or by `recall` for earlier answers.
 
-    Raises UsageError for a prompt that mixes its forms.
+    Raises UsageError for a prompt of no form, or of several.
     """
+    check_form(prompt)
     if isinstance(prompt, str):
         return write(prompt)
     tokens = [item for item in prompt if isinstance(item, int)]
@@ -45,6 +47,8 @@ def plain_prompt(
         raise UsageError("prompt mixes messages, segments and token ids: give one of them")
     if segments:
         return write(segments)
+    if not all("role" in message and "content" in message for message in messages):
+        raise UsageError("prompt has a message without role or content: give both")
     turns = ((message["role"], message["content"]) for message in messages)
     recall = recall or write
     return [
@@ -53,8 +57,26 @@ def plain_prompt(
     ] or tokens
 
 
+def check_form(prompt: Prompt | PlainPrompt) -> None:
+    """Raise UsageError for what is none of a prompt's forms."""
+    # Types only: what a private prompt says must not show in an error.
+    if not isinstance(prompt, Iterable):
+        raise UsageError(f"prompt is of type {type(prompt).__name__}: {_FORMS}")
+    for item in () if isinstance(prompt, str) else prompt:
+        if isinstance(item, int | Segment):
+            continue
+        if not isinstance(item, Mapping):
+            raise UsageError(f"prompt has an item of type {type(item).__name__}: {_FORMS}")
+        content = item.get("content", "")  # a message without one is refused where it is written
+        if not isinstance(content, str) and not (
+            isinstance(content, Sequence) and all(isinstance(part, Segment) for part in content)
+        ):
+            raise UsageError("prompt has a message whose content is neither text nor segments")
+
+
 def segments_of(prompt: Prompt) -> Iterator[Segment]:
     """Yield all segments of a prompt in order; token ids have none."""
+    check_form(prompt)
     if isinstance(prompt, str):
         yield Segment(prompt)
         return
@@ -62,7 +84,7 @@ def segments_of(prompt: Prompt) -> Iterator[Segment]:
         if isinstance(item, Segment):
             yield item
         elif not isinstance(item, int):
-            yield from as_segments(item.get("content", ""))  # a message without content is refused elsewhere
+            yield from as_segments(item.get("content", ""))
 
 
 def is_private(prompt: Prompt) -> bool:
