@@ -11,18 +11,24 @@ import time
 from collections import Counter, abc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from outrider_bench.core.tables import ResultTable, table
+from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import LastHiddenTap
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
+from outrider_drafters.families.eagle2.network import Eagle2, Eagle2Sizes
+from outrider_drafters.trees.grow import TreeGrowth
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
@@ -30,26 +36,50 @@ from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.hf_model import decoder_layers, explained
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
+from outrider_server.engine.server_drafter import DraftContext
 from outrider_server.engine.target import Target, public_name
 from outrider_server.kv.memory import KVMemory
 
 SESSIONS = (1, 8, 32)
 _LAYERS = 4  # as many kinds as there are in any config that alternates
-_WIDTH, _INTERMEDIATE, _VOCAB = 4, 16, 512  # _WIDTH: hidden size a head
+_WIDTH, _INTERMEDIATE, _VOCAB = 4, 16, 64  # _WIDTH: hidden size a head
 _CHAIN = DraftTree.chain([5, 6, 7, 8])
 _TREE = DraftTree(
     (5, 6, 7, 8, 5, 6, 5, 6, 7, 5, 6, 5, 6, 5, 6, 5), (-1, -1, -1, -1, 0, 0, 1, 1, 2, 4, 4, 6, 9, 9, 12, 14)
 )
 _SAMPLED = Sampling(temperature=0.8, top_p=0.95, seed=1)
-DRAFTS: Mapping[str, tuple[DraftTree, Sampling]] = {
-    "chain of 4": (_CHAIN, Sampling()),
-    "tree of 16": (_TREE, Sampling()),
-    "tree of 16, sampled": (_TREE, _SAMPLED),
+_SHAPE = TreeShape(breadth=4, levels=4, budget=16)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftKind:
+    """The draft of every session. Where `is_kept`, one node that does not come first is what the target chooses.
+
+    Without a tree, a random drafter grows it on the server. `logprobs` as in Draft.
+    """
+
+    tree: DraftTree | None
+    sampling: Sampling = field(default_factory=Sampling)
+    logprobs: int | None = None
+    is_kept: bool = False
+
+
+DRAFTS: Mapping[str, DraftKind] = {
+    "chain of 4": DraftKind(_CHAIN),
+    "tree of 16": DraftKind(_TREE),
+    "tree of 16, a node kept": DraftKind(_TREE, is_kept=True),
+    "tree of 16, sampled": DraftKind(_TREE, _SAMPLED),
+    "tree of 16, typical": DraftKind(_TREE, replace(_SAMPLED, acceptance="typical")),
+    "tree of 16, logprobs": DraftKind(_TREE, _SAMPLED, logprobs=5),
+    "server-draft": DraftKind(None),
 }
+_ROOT = 5
+_DRAFT_WIDTH = 8
 _WARM_UP = 2  # passes
 _NO_KERNEL = frozenset(
     {"aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::_unsafe_view", "aten::detach_"}
 )
+_FROM_NUMPY = torch.from_numpy
 _READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::_unique2", "aten::equal"})
 
 
@@ -59,7 +89,8 @@ class PassCost:
 
     `layer_kernels`: operations of one decoder layer that a GPU would run kernels for (views are not); `kernels`: those
     outside the layers. `reads`: times that the host waits for a result; `uploads`: tensors made from its data.
-    `host_ms`: CPU time outside the layers, as a median.
+    `draft_reads`: reads of the server's drafter before the pass. `host_ms`: CPU time of the pass, as a median, with
+    layers that compute nothing.
     """
 
     draft: str
@@ -68,6 +99,7 @@ class PassCost:
     kernels: int
     reads: int
     uploads: int
+    draft_reads: int
     host_ms: float
 
 
@@ -82,6 +114,8 @@ class HollowTarget:
         model = _hollow_model(config)
         self.target = Target.of(model, name=name, fused=False)
         self._layers = decoder_layers(model)
+        self._gives_tuples = False
+        self.drafter = _random_drafter(self.target)
 
     def a_layer(self, count: int) -> float:
         """Return the share of one layer in a count over all."""
@@ -90,15 +124,31 @@ class HollowTarget:
     @contextmanager
     def watched(self, begin: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
         """Call `begin` and `end` around every decoder layer."""
+
+        def after(_layer: object, _inputs: object, output: object) -> None:
+            self._gives_tuples = isinstance(output, tuple)
+            end()
+
         hooks = []
         for layer in self._layers:
             hooks.append(layer.register_forward_pre_hook(lambda *_: begin()))
-            hooks.append(layer.register_forward_hook(lambda *_: end()))
+            hooks.append(layer.register_forward_hook(after))
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
+
+    @contextmanager
+    def without_layers(self) -> Iterator[None]:
+        """Let every layer return what it is given, after a pass that was watched."""
+        for layer in self._layers:
+            layer.forward = partial(_pass_on, self._gives_tuples)
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                del layer.forward
 
 
 def llama_8b() -> HollowTarget:
@@ -137,7 +187,7 @@ def pass_costs(
         raise UsageError(f"context={context}: need 1 to {room}, so that {len(_TREE)} more tokens fit into it")
     costs = []
     for count in SESSIONS:
-        crowd = _Crowd(hollow.target, count, context)
+        crowd = _Crowd(hollow, count, context)
         for draft in DRAFTS:
             costs.append(_cost(hollow, crowd, draft, repeats))
             step()
@@ -147,23 +197,50 @@ def pass_costs(
 class _Crowd:
     """So many sessions on one engine, each with a text of its own."""
 
-    def __init__(self, target: Target, count: int, context: int) -> None:
-        self._engine, self._context = Engine(target), context
+    def __init__(self, hollow: HollowTarget, count: int, context: int) -> None:
+        target = hollow.target
+        # As on a device: whatever is chosen is chosen there.
+        self._engine, self._context = Engine(target, choices="batched"), context
         memory, tap = KVMemory(target.kv), LastHiddenTap(target.hidden_size)
-        self.sequences = [Sequence(memory, tap, payer=str(number)) for number in range(count)]
+        self.sequences = [Sequence(memory, tap, hollow.drafter, payer=str(number)) for number in range(count)]
         for number, sequence in enumerate(self.sequences):
             tokens = [(7919 * i + 13 * number) % target.vocab_size for i in range(context)]
             sequence.begin(_Request(), 0, tokens, len(_TREE) + 2)
             self._engine.commit(self._engine.verify([StepInput(sequence, tokens)])[0])
             self._engine.tap([sequence])
 
-    def run(self, tree: DraftTree, sampling: Sampling) -> None:
+    def trees(self, kind: DraftKind) -> list[DraftTree]:
+        """Return the drafts of all sessions, one level of all after the other where the server drafts."""
+        if kind.is_kept:
+            return [_keeping(_TREE, token) for token in self._chosen()]
+        if kind.tree is not None:
+            return [kind.tree] * len(self.sequences)
+        growths = [
+            sequence.drafter.begin(DraftContext(sequence.tokens, (_ROOT,), sequence.features), _SHAPE)
+            for sequence in self.sequences
+            if sequence.drafter is not None
+        ]
+        while any(TreeGrowth.step_together(growths)):
+            pass
+        return [growth.drafted().tree for growth in growths]
+
+    def run(self, trees: abc.Sequence[DraftTree], kind: DraftKind) -> None:
         """Run one pass with a draft of every session, and keep its results."""
         for result in self._engine.verify(
-            [StepInput(sequence, (5,), tree, Sampler(sampling)) for sequence in self.sequences]
+            [
+                StepInput(sequence, (_ROOT,), tree, Sampler(kind.sampling), kind.logprobs)
+                for sequence, tree in zip(self.sequences, trees, strict=True)
+            ]
         ):
             self._engine.commit(result)
         self._engine.tap(self.sequences)
+
+    def _chosen(self) -> list[int]:
+        """Return the target's token after every session's root."""
+        results = self._engine.verify(
+            [StepInput(sequence, (_ROOT,), sampler=Sampler(Sampling())) for sequence in self.sequences]
+        )
+        return [result.accepted.bonus or 0 for result in results if result.accepted is not None]
 
     def go_back(self) -> None:
         """Leave every session where it began."""
@@ -186,7 +263,8 @@ class _Counts:
     kernels: Counter[str] = field(default_factory=Counter)
     reads: Counter[str] = field(default_factory=Counter)
     uploads: int = 0
-    read: set[int] = field(default_factory=set)  # storages that the host has: reading them again is free
+    # What the host has, by storage: reading it again is free. Held, or its memory would be that of another tensor.
+    read: dict[int, Tensor] = field(default_factory=dict)
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch
@@ -224,24 +302,44 @@ class _Called(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
-        if name in ("tensor", "from_numpy", "as_tensor"):
+        if name in ("tensor", "as_tensor"):
             self._counts.uploads += 1
             if "device" not in (kwargs or {}):
-                self._counts.read.add(_storage(result))
+                self._counts.read[_storage(result)] = result
         elif name in ("cpu", "numpy", "tolist") and _storage(args[0]) not in self._counts.read:
             self._counts.reads[name] += 1
-            self._counts.read.add(_storage(args[0]))
+            self._counts.read[_storage(args[0])] = args[0]
         return result
+
+    def __enter__(self) -> Self:
+        # No mode sees this one.
+        torch.from_numpy = self._from_numpy  # type: ignore[assignment] # its argument has another name
+        super().__enter__()  # type: ignore[no-untyped-call] # torch
+        return self
+
+    def __exit__(self, *why: Any) -> None:
+        torch.from_numpy = _FROM_NUMPY
+        super().__exit__(*why)  # type: ignore[no-untyped-call] # torch
+
+    def _from_numpy(self, array: NDArray[Any]) -> Tensor:
+        made = _FROM_NUMPY(array)
+        self._counts.uploads += 1
+        self._counts.read[_storage(made)] = made
+        return made
 
 
 def _cost(hollow: HollowTarget, crowd: _Crowd, draft: str, repeats: int) -> PassCost:
-    run = partial(crowd.run, *DRAFTS[draft])
-    counts = _counted(hollow, run)
+    kind, trees = DRAFTS[draft], list[DraftTree]()
+    drafting = _counted(hollow, lambda: trees.extend(crowd.trees(kind)))
+    counts = _counted(hollow, lambda: crowd.run(trees, kind))
     crowd.go_back()
-    times = []
-    for _ in range(_WARM_UP + repeats):
-        times.append(_timed_ms(hollow, run))
-        crowd.go_back()
+    with hollow.without_layers():
+        trees, times = crowd.trees(kind), list[float]()
+        for _ in range(_WARM_UP + repeats):
+            started = time.thread_time()
+            crowd.run(trees, kind)
+            times.append(time.thread_time() - started)
+            crowd.go_back()
     return PassCost(
         draft,
         sessions=len(crowd.sequences),
@@ -249,7 +347,8 @@ def _cost(hollow: HollowTarget, crowd: _Crowd, draft: str, repeats: int) -> Pass
         kernels=counts.kernels.total(),
         reads=counts.reads.total(),
         uploads=counts.uploads,
-        host_ms=round(statistics.median(times[_WARM_UP:]), 3),
+        draft_reads=0 if kind.tree else drafting.reads.total(),
+        host_ms=round(statistics.median(times[_WARM_UP:]) * 1e3, 3),
     )
 
 
@@ -264,18 +363,29 @@ def _counted(hollow: HollowTarget, run: Callable[[], None]) -> _Counts:
     return counts
 
 
-def _timed_ms(hollow: HollowTarget, run: Callable[[], None]) -> float:
-    """Return milliseconds of CPU time outside the layers."""
-    marks: list[float] = []
+def _pass_on(in_tuple: bool, hidden_states: Tensor, *_: object, **__: object) -> Tensor | tuple[Tensor]:
+    """Do as a layer that computes nothing."""
+    return (hidden_states,) if in_tuple else hidden_states
 
-    def mark() -> None:
-        marks.append(time.thread_time())
 
-    started = time.thread_time()
-    with hollow.watched(mark, mark):
-        run()
-    whole = time.thread_time() - started
-    return (whole - sum(marks[1::2]) + sum(marks[::2])) * 1e3
+def _keeping(tree: DraftTree, token: int) -> DraftTree:
+    """Return the tree with `token` at node 1, which is accepted then, but does not lie where its row is kept."""
+    tokens = [token if node == 1 else other for node, other in enumerate(tree.tokens)]
+    # Siblings differ: whoever had this token gets the one that node 1 had.
+    return DraftTree(
+        tuple(tree.tokens[1] if node in (0, 2, 3) and other == token else other for node, other in enumerate(tokens)),
+        tree.parents,
+    )
+
+
+def _random_drafter(target: Target) -> Eagle2Drafter:
+    width, vocab = target.hidden_size, target.vocab_size
+    sizes = TargetSizes(width, 1, 1, 1, _DRAFT_WIDTH, vocab, 1e4, 1e-5, target.max_context, "")
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        eagle = Eagle2(Eagle2Sizes(width, 1, 1, _DRAFT_WIDTH, _DRAFT_WIDTH)).requires_grad_(False)
+        weights = TargetWeights(torch.randn(vocab, width), torch.randn(vocab, width), sizes, ())
+    return Eagle2Drafter(eagle, weights)
 
 
 def _hollow_model(config: PretrainedConfig) -> PreTrainedModel:
@@ -318,11 +428,16 @@ def pass_cost_table(hollow: HollowTarget, context: int, costs: abc.Sequence[Pass
             f"{cost.layer_kernels:.1f}",
             f"{cost.kernels}",
             f"{round(cost.layer_kernels * hollow.num_layers) + cost.kernels}",
-            *(f"{count}" for count in (cost.reads, cost.uploads)),
+            *(f"{count}" for count in (cost.reads, cost.uploads, cost.draft_reads)),
             f"{cost.host_ms:.1f}",
         ]
         for cost in costs
     ]
-    columns = ("draft", "sessions", "a layer", "outside", "in all", "reads", "uploads", "host ms")
+    columns = ("draft", "sessions", "a layer", "outside", "in all", "reads", "uploads", "drafting", "host ms")
     title = f"a pass of {hollow.target.name}, {hollow.num_layers} layers, after {context} tokens"
-    return table(title, columns, rows, caption="operations with a kernel; CPU time outside the layers")
+    return table(
+        title,
+        columns,
+        rows,
+        caption="operations with a kernel; drafting: reads before the pass; CPU time outside the layers",
+    )

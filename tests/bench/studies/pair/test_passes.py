@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from golden_pairs import GOLDEN
@@ -41,6 +42,17 @@ def test_operations_reads_and_uploads_are_counted():
     assert counts.uploads == 1
 
 
+def test_memory_that_is_used_again_is_read_again():
+    counts = _Counts()
+    with torch.inference_mode(), _Called(counts):
+        for _ in range(5):
+            assert torch.ones(64).mul(2).tolist() == [2.0] * 64
+        assert torch.from_numpy(np.ones(2)).numpy().sum() == 2
+    assert (counts.reads["tolist"], counts.uploads) == (5, 1)
+    assert torch.from_numpy(np.zeros(1)).shape == (1,)
+    assert counts.uploads == 1
+
+
 def test_all_kinds_of_passes_are_measured(costs):
     assert list(costs) == [(draft, count) for count in SESSIONS for draft in DRAFTS]
 
@@ -54,10 +66,24 @@ def test_sessions_that_are_alike_share_the_operations_of_a_layer(costs, draft):
 
 
 @pytest.mark.parametrize("sessions", SESSIONS)
-@pytest.mark.parametrize("draft", ["chain of 4", "tree of 16"])
+@pytest.mark.parametrize("draft", DRAFTS)
 def test_the_host_waits_twice_a_pass(costs, draft, sessions):
-    """For the target's tokens, and for the features."""
+    """For the target's tokens with all that is said of them, and for the features; whatever is drafted and chosen."""
     assert costs[draft, sessions].reads == 2
+
+
+@pytest.mark.parametrize("draft", ["tree of 16, sampled", "tree of 16, logprobs"])
+def test_rows_are_drawn_in_one_chain_for_all_sessions(costs, draft):
+    greedy, alone, crowd = costs["tree of 16", 32], costs[draft, 1], costs[draft, 32]
+    assert crowd.kernels <= alone.kernels + 4
+    assert crowd.uploads <= greedy.uploads + 2
+
+
+def test_the_server_drafts_a_level_of_all_sessions_in_one_pass(costs):
+    """Every session's nodes are still read by themselves, twice a level: their tokens and scores."""
+    for sessions in SESSIONS:
+        assert 0 < costs["server-draft", sessions].draft_reads <= 10 * sessions
+    assert not any(cost.draft_reads for (draft, _), cost in costs.items() if draft != "server-draft")
 
 
 def test_the_command_takes_the_shape_of_a_target(tmp_path):
