@@ -27,7 +27,7 @@ class ForkedServer:
         python, *module = command[:3]
         assert (python, module, stdout) == (sys.executable, ["-m", "outrider_server"], stderr)
         _FORKS.set_forkserver_preload(["outrider_server.rpc.server"])
-        self._process = _FORKS.Process(target=_run, args=(command[3:], stdout.name))
+        self._process = _FORKS.Process(target=_run, args=(command[3:], stdout.name), daemon=True)
         self._process.start()
         self.pid = self._process.pid
         self.terminate, self.kill = self._process.terminate, self._process.kill

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,6 +42,8 @@ from outrider_proto.frames import (
 )
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import ROOT
+
+sys.path.insert(0, str(Path(__file__).parent))  # for what tests and processes that they start share
 
 VOCAB = 64
 EOS = 0

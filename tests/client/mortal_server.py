@@ -1,32 +1,60 @@
 """A server that can be killed and started again within a second: each life is a fork of a process that has everything
-loaded. Usage: mortal_server.py TARGET DRAFTER PORT; then a line at a time on standard input: "start", "kill", "stop"
-(to stand still) or "cont" (to go on)."""
+loaded, itself a fork of one that has everything imported."""
+
+from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
-import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 
 from outrider_drafters.load import load_tap
+from outrider_proto.addresses import free_port
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
+_FORKS = multiprocessing.get_context("forkserver")
 
-async def serve(target: Target, tap, port: int, started: int) -> None:
+
+class MortalServer:
+    """Tell it to "start", "kill", "stop" (to stand still) or "cont" (to go on)."""
+
+    def __init__(self, target: Path, drafter: Path) -> None:
+        port = free_port()
+        self.address = f"127.0.0.1:{port}"
+        self._words, theirs = _FORKS.Pipe()
+        _FORKS.set_forkserver_preload(["outrider_server.rpc.server"])
+        self._process = _FORKS.Process(target=_rule, args=(str(target), str(drafter), port, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def tell(self, word: str) -> None:
+        self._words.send(word)
+        assert self._words.recv() == "done"
+
+    def close(self) -> None:
+        self._words.close()
+        self._process.join()
+        self._process.close()
+
+
+async def _serve(target: Target, tap, port: int, started: int) -> None:
     async with Server(Verifier(target, [tap]), port=port):
         os.write(started, b"x")
         await asyncio.Event().wait()
 
 
-def born(target: Target, tap, port: int) -> int:
+def _born(target: Target, tap, port: int) -> int:
     """Process id of a server that listens."""
     heard, started = os.pipe()
     child = os.fork()
     if child == 0:
-        asyncio.run(serve(target, tap, port, started))
+        asyncio.run(_serve(target, tap, port, started))
     os.close(started)
     if os.read(heard, 1) != b"x":
         raise SystemExit("the server did not start")
@@ -34,27 +62,24 @@ def born(target: Target, tap, port: int) -> int:
     return child
 
 
-def main() -> None:
+def _rule(target_dir: str, drafter_dir: str, port: int, words: Connection) -> None:
     torch.set_num_threads(1)
-    target_dir, drafter_dir, port = sys.argv[1:]
     target, tap = Target.load(target_dir), load_tap(drafter_dir, target_dir)
     child = 0
-    print("loaded", flush=True)
     try:
-        for line in sys.stdin:
-            if line.strip() == "start":
-                child = born(target, tap, int(port))
-            elif child and line.strip() == "kill":
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                child = 0
-            elif child:
-                os.kill(child, signal.SIGSTOP if line.strip() == "stop" else signal.SIGCONT)
-            print("done", flush=True)
+        while True:
+            match words.recv():
+                case "start":
+                    child = _born(target, tap, port)
+                case "kill" if child:
+                    os.kill(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
+                    child = 0
+                case word if child:
+                    os.kill(child, signal.SIGSTOP if word == "stop" else signal.SIGCONT)
+            words.send("done")
+    except EOFError:  # closed
+        pass
     finally:
         if child:
             os.kill(child, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()

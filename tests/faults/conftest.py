@@ -1,6 +1,7 @@
-"""Lets the test modules of this folder import what they share, and the server tests' client."""
+"""Lets the test modules of this folder import what they share, and from the server's and the client's tests."""
 
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "server")]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "server"), str(HERE.parent / "client")]

@@ -1,5 +1,6 @@
 """The built wheel: it holds every file of the rooms and, installed with nothing but `[client]`, answers."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -12,12 +13,14 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from outrider_bench.core.processes import ServerProcess
 from outrider_client import ClientConfig
 from outrider_client.models.local_models import LocalModels
+from outrider_drafters.load import load_tap
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
+from outrider_server.rpc.server import Server
+from outrider_server.sessions.verifier import Verifier
 
 pytestmark = pytest.mark.slow
 
@@ -124,10 +127,11 @@ def test_the_fresh_environment_has_nothing_of_the_repository(fresh):
         run(fresh, "python", "-c", "import pytest")  # nor of the environment that the tests run in
 
 
-def test_it_answers(fresh):
-    """The target's own words, through the fresh client and a server of the repository."""
-    models = LocalModels.load(ClientConfig())
-    tokens = plain_greedy(Target.load(str(target_dir())), models.encode(WORDS, raw=False), NEW)
-    with ServerProcess(["--target", str(target_dir()), "--drafter", str(drafter_dir("moa"))]) as server:
-        said = run(fresh, "outrider", "generate", WORDS, "--server", server.address, "--max-new-tokens", str(NEW))
+async def test_it_answers(fresh):
+    """The target's own words, through the fresh client and a server of the repository in this process."""
+    models, target = LocalModels.load(ClientConfig()), Target.load(str(target_dir()))
+    tokens = plain_greedy(target, models.encode(WORDS, raw=False), NEW)
+    async with Server(Verifier(target, [load_tap(drafter_dir("moa"), target_dir())])) as server:
+        command = ["outrider", "generate", WORDS, "--server", server.address, "--max-new-tokens", str(NEW)]
+        said = await asyncio.to_thread(run, fresh, *command)
     assert models.decode(tokens).strip() in said

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from mortal_server import MortalServer
 
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.policy import Patience
@@ -20,26 +18,6 @@ from outrider_server.engine.target import Target
 PROMPT = (1, 2, 3)
 NEW = 80
 NUM_KILLS = 20
-
-
-class MortalServer:
-    def __init__(self, target: Path, drafter: Path) -> None:
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            port = unused.getsockname()[1]
-        self.address = f"127.0.0.1:{port}"
-        command = [sys.executable, str(Path(__file__).parents[1] / "mortal_server.py"), str(target), str(drafter)]
-        self._process = subprocess.Popen(
-            [*command, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        assert self._process.stdout.readline() == "loaded\n"
-
-    def tell(self, word: str) -> None:
-        self._process.stdin.write(word + "\n")
-        assert self._process.stdout.readline() == "done\n"
-
-    def close(self) -> None:
-        self._process.communicate(timeout=30)
 
 
 @pytest.fixture(scope="module")
