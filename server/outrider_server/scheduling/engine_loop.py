@@ -15,13 +15,11 @@ import threading
 import time
 from collections import abc, deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Literal, TypeAlias
-
-import torch
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Verdict
@@ -30,21 +28,19 @@ from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.engine import Engine, StepInput, StepResult
 from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.budget import OutOfKVMemory
-from outrider_server.kv.buffers import is_out_of_memory
+from outrider_server.scheduling.fault_handler import FaultHandler, about_to_restart, is_lost_device
 from outrider_server.scheduling.feature_feed import FeatureFeed
 from outrider_server.scheduling.request import Post, Request
 from outrider_server.scheduling.scheduler import new_scheduler
+from outrider_server.scheduling.server_drafting import ServerDrafting
 from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.scheduling.tree_budget import NO_LIMIT, TreeBudget
 
 _log = logging.getLogger(__name__)
-_DRAFT_S = 0.1  # that the server's drafts may take before a pass; as long as the pass before, where that is more
 _RETRY_S = 0.01  # where every request waits for memory, or for its client
 _RETRY_MEMORY_S = 0.005  # least time between two tries of one request: each looks at all sessions
 _DEFERRED_ROWS = 64  # of a session, whose features are made together: at little more than the cost of one
-_MAX_FAILED = 3  # steps in a row in which every session failed; then the target is tried by itself
 _NO_NUMBERS = "the target's logits for this text are not finite (NaN or infinite): no token can be chosen"
-_DEVICE_ERRORS: tuple[type[Exception], ...] = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
 
 RequestState: TypeAlias = Literal["ready", "waiting", "paused", "over"]
 
@@ -103,23 +99,25 @@ class EngineLoop:
         self._num_paused = 0  # whose clients must read first: no load
         self._idle_s = 0.0  # since the last pass
         self._pass_s = 0.0  # of the last pass
-        self._num_failed = 0  # steps since a session had a verdict, in which every session failed
-        # Done, with the reason, once no further pass can run. Running: a waiter that gives up must not cancel it.
-        self.broken: Future[str] = Future()
-        self.broken.set_running_or_notify_cancel()
+        self._faults = FaultHandler(engine)
+        self._drafting = ServerDrafting(engine, self._faults.fail)
         self._thread = threading.Thread(target=self._run, name="outrider-model", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     @property
-    def alive(self) -> bool:
-        return self._thread.is_alive() and not self.broken.done()
+    def broken(self) -> Future[str]:
+        """Done, with the reason, once no further pass can run."""
+        return self._faults.broken
 
     def give_up(self, why: str) -> None:
         """Refuse every request from now on, and set `broken`; the first reason counts. From any thread."""
-        with suppress(InvalidStateError):
-            self.broken.set_result(why)
+        self._faults.give_up(why)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self.broken.done()
 
     def submit(self, item: Request | PrefixQuery | FeatureFeed) -> None:
         self._inbox.put(item)
@@ -175,13 +173,14 @@ class EngineLoop:
 
     def _step(self) -> None:
         if self.broken.done():
-            self._fail_all(_about_to_restart())
+            self._fail_all(about_to_restart())
             return
         planned = self._plan(self._ready_requests())
         self._post_alongside()
         results = self._judged(self._verify(planned))
         self._end_posting()
-        self._count_failed(planned, results)
+        has_verdict = any(result.accepted is not None for _, result in results)
+        self._faults.count_step(len(planned), len(results), has_verdict=has_verdict)
         for request, result in results:
             request.apply_result(result, self._tree_nodes)
         self._unposted = [request for request, _ in results]
@@ -222,7 +221,7 @@ class EngineLoop:
         for queue in queues.values():
             for item in queue:
                 if isinstance(item, Request):
-                    self._fail(item, error)
+                    self._faults.fail(item, error)
                 # A stream waits for it to open, or memory waits to be given back.
                 else:
                     _answer(item)
@@ -250,7 +249,7 @@ class EngineLoop:
                 del self._queues[sequence]
         # Asked again: a request may have lost its rows to a later one in this very loop. It stays in line.
         requests = [request for request in requests if not request.ended and not request.sequence.is_evicted]
-        self._draft(requests)
+        self._drafting.draft(requests, self._tree_nodes, self._pass_s)
         return [request for request in requests if not request.ended]
 
     def _plan(self, requests: abc.Sequence[Request]) -> list[tuple[Request, StepInput]]:
@@ -267,10 +266,10 @@ class EngineLoop:
         except Exception as error:
             self._end_posting()
             # An exception does not tell which session caused it: run each alone, so that only that one fails.
-            if len(planned) > 1 and not _is_lost_device(error):
+            if len(planned) > 1 and not is_lost_device(error):
                 return [pair for one in planned for pair in self._verify([one])]
             for request, _ in planned:
-                self._fail(request, error)
+                self._faults.fail(request, error)
             return []
         return [(request, result) for (request, _), result in zip(planned, results, strict=True)]
 
@@ -279,27 +278,15 @@ class EngineLoop:
         for request, result in results:
             if not result.finite:
                 _log.warning("a session failed: %s", _NO_NUMBERS)
-                self._fail(request, Refusal(Reason.INTERNAL, _NO_NUMBERS))
+                self._faults.fail(request, Refusal(Reason.INTERNAL, _NO_NUMBERS))
         return [(request, result) for request, result in results if result.finite]
-
-    def _count_failed(self, planned: abc.Sequence[object], results: abc.Sequence[tuple[Request, StepResult]]) -> None:
-        """Give up where step after step failed for every session, and the target fails on its own, too."""
-        if any(result.accepted is not None for _, result in results):
-            self._num_failed = 0
-        elif planned and not results:
-            self._num_failed += 1
-        if self._num_failed >= _MAX_FAILED:
-            self._num_failed = 0
-            # Texts that a target cannot stand are no reason to end: anyone could send them again and again.
-            if not self._engine.target_works():
-                self.give_up(f"{_MAX_FAILED} passes in a row failed for every session, and the target fails by itself")
 
     def _commit(self, request: Request, result: StepResult) -> bool:
         """Apply a result; return whether that succeeded."""
         try:
             self._engine.commit(result)
         except Exception as error:
-            self._fail(request, error)
+            self._faults.fail(request, error)
             return False
         return True
 
@@ -311,7 +298,7 @@ class EngineLoop:
         except Exception as error:
             if len(committed) > 1:
                 return sum(self._tap([pair]) for pair in committed)
-            self._fail(committed[0][0], error)
+            self._faults.fail(committed[0][0], error)
             return time.monotonic() - started
         tap_s = time.monotonic() - started
         with self._held():
@@ -351,7 +338,7 @@ class EngineLoop:
         except Refusal as refusal:
             request.fail(refusal)
         except Exception as error:
-            self._fail(request, error)
+            self._faults.fail(request, error)
         return "over"
 
     def _try_begin(self, request: Request) -> RequestState:
@@ -371,98 +358,11 @@ class EngineLoop:
         request.begin()
         return "ready"
 
-    def _draft(self, requests: abc.Sequence[Request]) -> None:
-        """Draft for those who want the server to: level by level, together where one pass of the drafter can.
-
-        It ends when the time for it is over. Who got no level then runs without a tree, and goes first the next time.
-        """
-        wanting = [request for request in requests if request.needs_draft]
-        ends_at = time.monotonic() + max(_DRAFT_S, self._pass_s)
-        groups: dict[int, list[Request]] = {}  # that grow together
-        for request in sorted(wanting, key=_last_drafted):
-            if not request.is_stopped and self._begin_draft(request):
-                groups.setdefault(request.draft_group, []).append(request)
-            if time.monotonic() >= ends_at:
-                break
-        turns = deque(groups.values())
-        while turns and time.monotonic() < ends_at:
-            if group := self._grow_drafts([request for request in turns.popleft() if not request.is_stopped]):
-                turns.append(group)
-        for request in wanting:
-            request.end_draft()
-            # Asked again after the draft: a Cancel may have come in while it ran.
-            if request.cancelled and not request.ended:
-                request.cancel()
-
-    def _begin_draft(self, request: Request) -> bool:
-        """Draft the first level; return whether there may be another."""
-        assert request.sequence.drafter is not None
-        started = request.sequence.drafter.begun_at = time.monotonic()
-        try:
-            self._engine.tap([request.sequence])  # what was deferred: the drafter reads all features
-            return request.begin_draft(self._tree_nodes)
-        except Exception as error:
-            self._fail(request, error)
-            return False
-        finally:
-            request.add_draft_time(time.monotonic() - started)
-
-    def _grow_drafts(self, group: abc.Sequence[Request]) -> list[Request]:
-        """Draft one level more for all of a group; return those that may have another."""
-        started = time.monotonic()
-        try:
-            has_more = Request.grow_drafts(group)
-        except Exception as error:
-            # It does not tell whose fault it is: these drafts end here, and the next ones run each alone.
-            for request in group:
-                if len(group) == 1 or _is_lost_device(error):
-                    self._fail(request, error)
-                elif request.sequence.drafter is not None:
-                    request.sequence.drafter.alone = True
-            return []
-        finally:
-            for request in group:
-                request.add_draft_time(time.monotonic() - started)
-        return [request for request, more in zip(group, has_more, strict=True) if more]
-
     def _finish_step(self, request: Request, tap_s: float) -> None:
         try:
             request.finish_step(tap_s)
         except Exception as error:
-            self._fail(request, error)
-
-    def _fail(self, request: Request, error: Exception) -> None:
-        if is_out_of_memory(error):
-            _log.warning("no memory for a pass: %s", error)
-            request.sequence.request_memory()
-            request.fail(Refusal(Reason.SERVER_FULL, "the server has no memory for this request now; try again later"))
-            return
-        if _is_lost_device(error):
-            _log.error("the target's device failed", exc_info=error)
-            first_line, *_ = str(error).splitlines() or [""]
-            self.give_up(f"the target's device failed: {first_line}")
-            error = _about_to_restart()
-        request.sequence.invalidate()
-        if isinstance(error, Refusal):
-            request.fail(error)
-            return
-        _log.error("a session failed", exc_info=error)
-        request.fail(Refusal(Reason.INTERNAL, f"the server failed on this session: {type(error).__name__}"))
-
-
-def _last_drafted(request: Request) -> float:
-    assert request.sequence.drafter is not None
-    return request.sequence.drafter.begun_at
-
-
-def _is_lost_device(error: Exception) -> bool:
-    """Return whether no further pass can run on the device."""
-    return isinstance(error, _DEVICE_ERRORS) and not is_out_of_memory(error)
-
-
-def _about_to_restart() -> Refusal:
-    # A reason that clients wait on and resume: the next server goes on from their tokens.
-    return Refusal(Reason.SHUTTING_DOWN, "the server is about to restart: its target cannot run any more")
+            self._faults.fail(request, error)
 
 
 def _answer(query: PrefixQuery) -> None:

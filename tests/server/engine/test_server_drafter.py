@@ -43,7 +43,7 @@ from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.server_drafter import DraftContext, SessionDrafter
 from outrider_server.engine.target import Target
 from outrider_server.kv.memory import KVMemory
-from outrider_server.scheduling import engine_loop
+from outrider_server.scheduling import server_drafting
 from outrider_server.scheduling.engine_loop import EngineLoop
 from outrider_server.scheduling.request import Request, RequestDone
 from outrider_server.security.principal import ANONYMOUS, Principal, Quota
@@ -311,7 +311,7 @@ def test_a_pass_of_several_drafts_that_fails_ends_no_session(truth):
 def test_drafts_take_no_longer_than_they_may_and_the_one_left_out_goes_first_then(truth, monkeypatch):
     """Each level takes a second by the clock."""
     prophet, seconds = Prophet(PROMPT + truth, errs=1000), []
-    monkeypatch.setattr(engine_loop, "time", SimpleNamespace(monotonic=lambda: 1.0 + len(seconds)))
+    monkeypatch.setattr(server_drafting, "time", SimpleNamespace(monotonic=lambda: 1.0 + len(seconds)))
     prophet.on_level = lambda: seconds.append(None)
     verdicts = decoded(prophet, 2, 11)
     assert [text_of(each) for each in verdicts] == [truth[:11]] * 2

@@ -1,0 +1,81 @@
+"""Drafting on the server before a pass, for the requests that ask for it, in a bounded time."""
+
+from __future__ import annotations
+
+import time
+from collections import abc, deque
+from collections.abc import Callable
+
+from outrider_server.engine.engine import Engine
+from outrider_server.scheduling.fault_handler import is_lost_device
+from outrider_server.scheduling.request import Request
+
+_DRAFT_S = 0.1  # that the server's drafts may take before a pass; as long as the pass before, where that is more
+
+
+class ServerDrafting:
+    """Grows the drafts of many sessions; `fail` ends a request whose draft has failed."""
+
+    def __init__(self, engine: Engine, fail: Callable[[Request, Exception], None]) -> None:
+        self._engine = engine
+        self._fail = fail
+
+    def draft(self, requests: abc.Sequence[Request], tree_budget: int, pass_s: float) -> None:
+        """Draft for those who want the server to: level by level, together where one pass of the drafter can.
+
+        It ends when the time for it is over, `pass_s` or more. Who got no level then runs without a tree, and goes first
+        the next time. A tree has at most `tree_budget` nodes (0: any).
+        """
+        wanting = [request for request in requests if request.needs_draft]
+        ends_at = time.monotonic() + max(_DRAFT_S, pass_s)
+        groups: dict[int, list[Request]] = {}  # that grow together
+        for request in sorted(wanting, key=_last_drafted):
+            if not request.is_stopped and self._begin(request, tree_budget):
+                groups.setdefault(request.draft_group, []).append(request)
+            if time.monotonic() >= ends_at:
+                break
+        turns = deque(groups.values())
+        while turns and time.monotonic() < ends_at:
+            if group := self._grow([request for request in turns.popleft() if not request.is_stopped]):
+                turns.append(group)
+        for request in wanting:
+            request.end_draft()
+            # Asked again after the draft: a Cancel may have come in while it ran.
+            if request.cancelled and not request.ended:
+                request.cancel()
+
+    def _begin(self, request: Request, tree_budget: int) -> bool:
+        """Draft the first level; return whether there may be another."""
+        assert request.sequence.drafter is not None
+        started = request.sequence.drafter.begun_at = time.monotonic()
+        try:
+            self._engine.tap([request.sequence])  # what was deferred: the drafter reads all features
+            return request.begin_draft(tree_budget)
+        except Exception as error:
+            self._fail(request, error)
+            return False
+        finally:
+            request.add_draft_time(time.monotonic() - started)
+
+    def _grow(self, group: abc.Sequence[Request]) -> list[Request]:
+        """Draft one level more for all of a group; return those that may have another."""
+        started = time.monotonic()
+        try:
+            has_more = Request.grow_drafts(group)
+        except Exception as error:
+            # It does not tell whose fault it is: these drafts end here, and the next ones run each alone.
+            for request in group:
+                if len(group) == 1 or is_lost_device(error):
+                    self._fail(request, error)
+                elif request.sequence.drafter is not None:
+                    request.sequence.drafter.alone = True
+            return []
+        finally:
+            for request in group:
+                request.add_draft_time(time.monotonic() - started)
+        return [request for request, more in zip(group, has_more, strict=True) if more]
+
+
+def _last_drafted(request: Request) -> float:
+    assert request.sequence.drafter is not None
+    return request.sequence.drafter.begun_at
