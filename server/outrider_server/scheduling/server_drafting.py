@@ -23,8 +23,8 @@ class ServerDrafting:
     def draft(self, requests: abc.Sequence[Request], tree_budget: int, pass_s: float) -> None:
         """Draft for those who want the server to: level by level, together where one pass of the drafter can.
 
-        It ends when the time for it is over, `pass_s` or more. Who got no level then runs without a tree, and goes first
-        the next time. A tree has at most `tree_budget` nodes (0: any).
+        It ends when the time for it is over: `pass_s`, or more where that is short. Who got no level then runs without
+        a tree, and goes first the next time. A tree has at most `tree_budget` nodes (0: any).
         """
         wanting = [request for request in requests if request.needs_draft]
         ends_at = time.monotonic() + max(_DRAFT_S, pass_s)
