@@ -73,7 +73,7 @@ def generate(
     **options: Any,  # the shared ones
 ) -> None:
     """Answer one prompt."""
-    config = client_config(options, raw=raw)
+    config = client_config(options, raw=raw or prompt_ids is not None)
     parsed = _parsed_prompt(prompt, prompt_ids, private or [], fences=fences, detect=detect_pii)
     from outrider_client.client import Client
     from outrider_client.display.display import display_for, show_answer

@@ -37,6 +37,13 @@ def gateway_command(
     wait_for_link: Annotated[
         float, Option(help="Seconds to wait for a broken link once the drafter has nothing left to write.")
     ] = 10.0,
+    unverified: Annotated[
+        Literal["hold", "keep", "stream"],
+        Option(
+            help="What apps get of the drafter's text in an outage where a request does not say. hold: none before the"
+            " target has verified it. keep: all, as it is. stream: all, and what replaces it."
+        ),
+    ] = "hold",
     profile: Annotated[
         str | None,
         Option(help="Emulate a link of this profile (paper-4g, ...) to the server; the page can then cut it."),
@@ -58,7 +65,7 @@ def gateway_command(
     key = _api_key(api_key, api_key_file)
     client = client_config(options | {"wait_for_link": wait_for_link, "max_new_tokens": 1})  # each request sets its own
     names = tuple(model_name or GatewayConfig().names)
-    config = GatewayConfig(names, sessions, queue, max_new_tokens, key)
+    config = GatewayConfig(names, sessions, queue, max_new_tokens, unverified, key)
     serve(ServingConfig(client, config, host, port, profile, engine))
 
 

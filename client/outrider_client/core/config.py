@@ -84,7 +84,7 @@ class ClientConfig:
     opening: bool = True  # let the server decode alone while a long prompt's features are on their way
     in_flight: int = 2  # drafts in flight at once (pipelined)
     outcomes: int | None = None  # outcomes to draft for ahead of a verdict; None: as many as cost little together
-    raw: bool = False  # use a text prompt as it is, without the chat template
+    raw: bool = False  # the prompt is text to go on with, not a chat: no template, and a lookup may begin the answer
     privacy: Privacy = "local"  # of private segments: answered by the drafter alone, or replaced by placeholders
     logprobs: int | None = None  # log probabilities of the tokens, and of so many likeliest ones at each position
 

@@ -72,10 +72,15 @@ class LocalDrafter:
 
         return drafting.draft_ahead(tokens, tree, wanted, begin)
 
-    async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
-        """Write the next token by a head, or else by the fallback drafter; None if neither can."""
-        token = None if self._drafting is None else await self._drafting.write(tokens, sampling)
-        if token is None and self._fallback_drafter is not None:
+    async def write(self, tokens: Sequence[int], sampling: Sampling, *, may_copy: bool) -> int | None:
+        """Write the next token by a head, or else by the fallback drafter; None if neither can.
+
+        Without `may_copy` nothing is copied from the text so far.
+        """
+        token = None
+        if self._drafting is not None and (may_copy or not self._models.only_copies):
+            token = await self._drafting.write(tokens, sampling)
+        if token is None and may_copy and self._fallback_drafter is not None:
             token = await self._fallback_drafter.write(tokens, sampling)
             if token is not None:
                 self._meter.copied()

@@ -100,7 +100,8 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
     async def health() -> Body:
         state = gateway.watch.state
         status = "ok" if state in (LinkState.ONLINE, LinkState.RESUMING) else "offline"
-        return {"status": status, "link": state.value, "model": gateway.config.names[0]}
+        health = {"status": status, "link": state.value, "model": gateway.config.names[0]}
+        return health if gateway.mismatch is None else health | {"status": "mismatch", "mismatch": gateway.mismatch}
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -142,7 +143,7 @@ def _apply(emulated: EmulatedLink, command: LinkCommand) -> None:
 def _add_errors(app: FastAPI, gateway: Gateway) -> None:
     def response(error: ApiError) -> Response:
         gateway.metrics.count_error(error.status)
-        return JSONResponse(error.body, error.status)
+        return JSONResponse(error.body, error.status, error.headers)
 
     @app.exception_handler(ApiError)
     async def refused(_: Request, error: ApiError) -> Response:

@@ -12,6 +12,7 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import Mode
 from outrider_client.core.events import Committed, Event, Finished, RolledBack, Stats, Verified, Warned
 from outrider_client.core.statistics import Statistics
+from outrider_client.gateway.errors import server_unreachable
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.request_mapping import GenerationRequest
 from outrider_client.gateway.text_stream import TextChunk, TextStream, UnverifiedPolicy
@@ -21,6 +22,10 @@ from outrider_client.text.transcript import FinishReason
 from outrider_proto.errors import LinkError, Reason, Refusal
 
 OpenAIReason = Literal["stop", "length"]
+_NO_TARGET = (
+    "the link to the server is down, and the rest of the answer would be the drafter's alone: try again later, or allow"
+    ' such text with "outrider": {"unverified": "keep"}'
+)
 _STATS_FOLLOW = (Committed, Verified, RolledBack)  # events of a verdict, with a Stats right after them
 
 
@@ -33,10 +38,13 @@ class GatewayCompletion:
         self.warnings: list[str] = []
         self.drafter, self.models = gateway.models_for(request)
         self._gateway = gateway
-        policy = self._policy(request.overrides.get("mode", gateway.client.mode))
+        wanted = self._wanted_policy(request.overrides.get("mode", gateway.client.mode))
+        # Only a stream can take text back: a whole answer with that wish waits, too, but may end unverified.
+        policy: UnverifiedPolicy = "hold" if wanted == "stream" and not request.stream else wanted
         self._text_stream = TextStream(request.stops, policy)
         self._sent = () if self._is_local else _prompt_tokens(self.models, request)
         self.prompt_tokens = len(self._sent) or len(self.models.split(request.prompt, raw=request.raw).whole)
+        self._needs_target = wanted == "hold" and not self._is_local
         on_reconnect = "keep" if policy == "keep" else "verify"
         self._overrides = {**request.overrides, "max_new_tokens": self._limit(), "on_reconnect": on_reconnect}
         self._ended_by: FinishReason | None = None
@@ -57,12 +65,17 @@ class GatewayCompletion:
 
     async def _write(self, put: Callable[[TextChunk], None]) -> None:
         started = time.perf_counter()
+        offline_s = self._gateway.watch.offline_s
+        if self._needs_target and offline_s is not None and offline_s >= self._gateway.client.wait_for_link_s:
+            raise server_unreachable(_NO_TARGET)
         async with self._gateway.pool.acquire(self.drafter, self._sent, is_private=self._is_local) as client:
             client.begin_conversation()  # the session's last request may have been another app's
             prompt = self.request.prompt if self.request.has_private else self._sent
             async with contextlib.aclosing(client.generate(prompt, **self._overrides)) as events:
                 async for event in events:
                     self._observe(client, event)
+                    if self._needs_target and self._ended_by in ("unverified", "link"):
+                        raise server_unreachable(_NO_TARGET)
                     for chunk in self._text_stream.take(event):
                         put(chunk)
                     # Not before the verdict's Stats, which the metrics count.
@@ -98,11 +111,9 @@ class GatewayCompletion:
         privacy = self.request.overrides.get("privacy", self._gateway.client.privacy)
         return self.request.has_private and privacy == "local"
 
-    def _policy(self, mode: Mode) -> UnverifiedPolicy:
-        """The policy to use: offline no verdict comes to wait for, and only a stream can take text back."""
-        if mode == "offline":
-            return "keep"
-        return "hold" if self.request.unverified == "stream" and not self.request.stream else self.request.unverified
+    def _wanted_policy(self, mode: Mode) -> UnverifiedPolicy:
+        """The app's policy, else the gateway's. Offline on purpose, no verdict comes to wait for."""
+        return "keep" if mode == "offline" else self.request.unverified or self._gateway.config.unverified
 
     def _record(self, seconds: float) -> None:
         # Of a private answer nothing is counted that shows how long its text is, and of a private prompt neither.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,13 +10,21 @@ from outrider_client.connection.tls_diagnosis import TrustError
 from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError, is_transient
 
 _INVALID = "invalid_request_error"
+_RETRY_S = 5.0  # where nobody can tell: a link that is down is probed every second
 
 
 class ApiError(Exception):
-    """An error response. `param` names the parameter at fault."""
+    """An error response. `param` names the parameter at fault. `retry_after_s`: when the same request may succeed."""
 
     def __init__(
-        self, status: int, message: str, kind: str = _INVALID, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        kind: str = _INVALID,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -23,6 +32,7 @@ class ApiError(Exception):
         self.kind = kind
         self.param = param
         self.code = code
+        self.headers = {} if retry_after_s is None else {"Retry-After": str(max(math.ceil(retry_after_s), 1))}
 
     @property
     def body(self) -> dict[str, object]:
@@ -32,6 +42,10 @@ class ApiError(Exception):
 def unknown_model(name: str, known: Sequence[str]) -> ApiError:
     message = f"model {name!r} does not exist: choose one of {', '.join(known)}"
     return ApiError(404, message, param="model", code="model_not_found")
+
+
+def server_unreachable(why: str) -> ApiError:
+    return ApiError(503, why, "server_error", code="server_unreachable", retry_after_s=_RETRY_S)
 
 
 def api_error(error: OutriderError) -> ApiError:
@@ -44,11 +58,12 @@ def api_error(error: OutriderError) -> ApiError:
         case Refusal(reason=Reason.CONTEXT_FULL):
             return ApiError(400, str(error), param="messages", code="context_length_exceeded")
         case Refusal() if is_transient(error):
-            return ApiError(503, str(error), "server_error", code=error.reason.name.lower())
+            code, retry_after_s = error.reason.name.lower(), error.retry_after_s or _RETRY_S
+            return ApiError(503, str(error), "server_error", code=code, retry_after_s=retry_after_s)
         case Refusal():
             return ApiError(502, f"the server refused: {error}", "server_error", code=error.reason.name.lower())
         case LinkError():
-            return ApiError(503, str(error), "server_error", code="link_down")
+            return server_unreachable(str(error))
         case _:
             return ApiError(500, str(error), "server_error")
 

@@ -17,8 +17,9 @@ from outrider_client.gateway.link_watch import LinkWatch
 from outrider_client.gateway.metrics import GatewayMetrics
 from outrider_client.gateway.request_mapping import GenerationRequest
 from outrider_client.gateway.session_pool import SessionPool
+from outrider_client.gateway.text_stream import UnverifiedPolicy
 from outrider_client.models.local_models import LocalModels
-from outrider_proto.errors import UsageError
+from outrider_proto.errors import OutriderError, UsageError
 
 _UNKNOWN = float("nan")
 
@@ -28,12 +29,14 @@ class GatewayConfig:
     """Settings of a gateway. Raises UsageError.
 
     `names`: what apps may call the model. `max_tokens`: limit where a request sets none; None: the room in the context.
+    `unverified`: what happens to text of an outage where a request does not say.
     """
 
     names: tuple[str, ...] = ("outrider",)
     sessions: int = 4
     queue: int = 16
     max_tokens: int | None = None
+    unverified: UnverifiedPolicy = "hold"
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +56,7 @@ class Gateway:
     """Create it in the event loop that serves it.
 
     `models`, keyed by drafter name with the default first, are shared by all sessions. `on_link_change` is called with
-    each new state of the link.
+    each new state of the link, and `on_mismatch` with what does not fit where the server is another than the models'.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Gateway:
         models: Mapping[str, LocalModels],
         config: GatewayConfig,
         on_link_change: Callable[[LinkState], None] = lambda state: None,
+        on_mismatch: Callable[[str], None] = lambda mismatch: None,
     ) -> None:
         self.config = config
         self.client = replace(client, offline_start=True)
@@ -70,7 +74,9 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
         self._default_drafter = next(iter(models))
         self._on_link_change = on_link_change
-        transport = GrpcTransport(client.server, client.access)
+        self._on_mismatch = on_mismatch
+        self.mismatch: str | None = None  # what the server and the models differ in
+        transport = self._transport = GrpcTransport(client.server, client.access)
         self.pool = SessionPool(self._new_client, config.sessions, config.queue)
         self.watch = LinkWatch(self.pool, transport, self._link_changed)
         self.metrics.set_link_state(self.watch.state)
@@ -112,6 +118,18 @@ class Gateway:
     def _link_changed(self, state: LinkState) -> None:
         self.metrics.set_link_state(state)
         self._on_link_change(state)
+        if state is LinkState.ONLINE:
+            self.start_task(self._compare_models())
+
+    async def _compare_models(self) -> None:
+        """Ask the server what it hosts, and tell if these models do not fit: every request would be refused."""
+        with contextlib.suppress(OutriderError, TimeoutError):
+            async with asyncio.timeout(self.client.timeouts.describe_s):
+                described = await self._transport.describe()
+            mismatch = self._models[self._default_drafter].mismatch(described)
+            if mismatch is not None and mismatch != self.mismatch:
+                self._on_mismatch(mismatch)
+            self.mismatch = mismatch
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -49,6 +50,7 @@ class LinkWatch:
         self._pool = pool
         self._probe = probe
         self._on_change = on_change
+        self._offline_since: float | None = None
         self._rtt_s: float | None = None
         self._statistics = Statistics()
         self._mode: str | None = None
@@ -69,6 +71,11 @@ class LinkWatch:
                     self._set_state(LinkState.ONLINE)
             case _:
                 pass
+
+    @property
+    def offline_s(self) -> float | None:
+        """Seconds that the link has been down; None if it is not."""
+        return None if self._offline_since is None else time.monotonic() - self._offline_since
 
     def notify(self) -> None:
         """Wake all that wait in `reports`."""
@@ -117,5 +124,6 @@ class LinkWatch:
     def _set_state(self, state: LinkState) -> None:
         if state is not self.state:
             self.state = state
+            self._offline_since = time.monotonic() if state is LinkState.OFFLINE else None
             self._on_change(state)
             self.notify()

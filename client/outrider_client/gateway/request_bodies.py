@@ -39,7 +39,7 @@ class OutriderOptions(_RequestBody):
     drafter: str | None = None
     privacy: Privacy | None = None
     fences: bool = False  # treat <<private: ...>> in the messages as private
-    unverified: UnverifiedPolicy = "hold"  # what to do with text of an outage: see UnverifiedPolicy
+    unverified: UnverifiedPolicy | None = None  # what to do with text of an outage; None: as the gateway does
 
 
 class StreamOptions(_RequestBody):

@@ -29,7 +29,8 @@ _DEFAULT_COMPLETION = 16  # tokens, as OpenAI's
 class GenerationRequest:
     """An app's request, whichever endpoint it called.
 
-    `overrides` are fields of ClientConfig. `max_tokens` None: as many as the context holds.
+    `overrides` are fields of ClientConfig. `max_tokens` None: as many as the context holds. `unverified` None: what the
+    gateway does by default.
     """
 
     model: str
@@ -38,7 +39,7 @@ class GenerationRequest:
     has_private: bool
     max_tokens: int | None
     stops: StopStrings
-    unverified: UnverifiedPolicy
+    unverified: UnverifiedPolicy | None
     drafter: str | None
     overrides: Mapping[str, Any]  # Any: each field has its own type
     stream: bool

@@ -18,6 +18,7 @@ from outrider_client.core.config import ClientConfig
 from outrider_client.display.messages import print_message
 from outrider_client.gateway.app import create_app
 from outrider_client.gateway.gateway import Gateway, GatewayConfig, models_by_drafter
+from outrider_client.gateway.text_stream import UnverifiedPolicy
 from outrider_client.models.local_models import LocalModels, head_names
 from outrider_proto.addresses import is_loopback_host, join_host_port
 from outrider_proto.errors import UsageError
@@ -75,7 +76,14 @@ async def listening(
             client = replace(serving.client, server=address, access=access)
             known = models_by_drafter(models, head_names(client.drafters))
             gateway = Gateway(
-                client, known, serving.gateway, lambda state: _print_link_state(state, serving.client.server)
+                client,
+                known,
+                serving.gateway,
+                lambda state: _print_link_state(state, serving.client.server, serving.gateway.unverified),
+                lambda mismatch: print_message(
+                    f"{serving.client.server} has other models, and refuses every request: {mismatch};"
+                    f" outrider pull {serving.client.server} fetches what fits"
+                ),
             )
             app = create_app(gateway, emulated, only_loopback=is_loopback_host(serving.host))
             logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -117,10 +125,11 @@ def _print_address(serving: ServingConfig, listener: socket.socket) -> None:
     print_message(f"gateway at {url}/v1, model {serving.gateway.names[0]}; page at {url}/")
 
 
-def _print_link_state(state: LinkState, server: str) -> None:
+def _print_link_state(state: LinkState, server: str, unverified: UnverifiedPolicy) -> None:
     match state:
         case LinkState.OFFLINE:
-            print_message(f"no link to {server}: the drafter writes alone until it is back")
+            what = "answers wait for it" if unverified == "hold" else "the drafter writes alone until it is back"
+            print_message(f"no link to {server}: {what}")
         case LinkState.ONLINE:
             print_message(f"linked to {server}")
         case _:

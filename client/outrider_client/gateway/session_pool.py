@@ -78,7 +78,7 @@ class SessionPool:
     async def _wait(self) -> None:
         if self._free.locked() and self.num_waiting >= self._queue:
             message = f"all {self._size} sessions are busy and {self.num_waiting} requests wait: try again later"
-            raise ApiError(429, message, "rate_limit_error", code="rate_limit_exceeded")
+            raise ApiError(429, message, "rate_limit_error", code="rate_limit_exceeded", retry_after_s=1)
         self.num_waiting += 1
         try:
             await self._free.acquire()

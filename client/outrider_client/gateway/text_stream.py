@@ -4,7 +4,7 @@ Text that could be the beginning of a stop string is held back. What happens to 
 outage is the app's choice:
 
     policy   unverified text
-    hold     is sent once the target has verified it, or when the answer ends without a link
+    hold     is sent once the target has verified it
     keep     is sent at once and final, whatever the target would have written (on_reconnect="keep")
     stream   is sent at once, and taken back if the target writes something else
 """

@@ -280,7 +280,9 @@ class Generation:
 
     async def write_offline(self) -> None:
         """Write one unverified token by the drafter, or else by the fallback drafter, if either can."""
-        token = await self._local_drafter.write(self._transcript.tokens, self.config.sampling)
+        # An answer that begins with a copy recites the chat's system prompt or an earlier answer.
+        may_copy = self.config.raw or self._transcript.num_new_tokens > 0
+        token = await self._local_drafter.write(self._transcript.tokens, self.config.sampling, may_copy=may_copy)
         if token is None:
             self._drafter_exhausted = True
             return

@@ -22,6 +22,7 @@ from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
+from outrider_drafters.families.lookup import drafter as lookup
 from outrider_drafters.load import load_drafter
 from outrider_drafters.routing.keywords import KeywordRule
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
@@ -35,7 +36,7 @@ from outrider_models.core.embedded import (
 )
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import UsageError
-from outrider_proto.frames import Codec, Open, Sampling
+from outrider_proto.frames import Codec, Open, Sampling, ServerDescription
 
 # Values of lm_head, a drafter's largest matrix. Below this, CPU threads cost more in synchronization than they save.
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -89,6 +90,25 @@ class LocalModels:
             tap="" if self.drafter is None else self.drafter.tap.fingerprint,
             codec=codec,
             sampling=sampling or Sampling(),
+        )
+
+    def mismatch(self, server: ServerDescription) -> str | None:
+        """Return what keeps these models from working with a server; None if they fit."""
+        own = self.open_frame()
+        pairs = (
+            ("protocol version", own.protocol_version, (server.protocol_version,)),
+            ("target", own.target_fingerprint, (server.target_fingerprint,)),
+            ("tokenizer", own.tokenizer_fingerprint, (server.tokenizer_fingerprint,)),
+            ("drafter's features", own.tap, ("", *(tap.fingerprint for tap in server.taps))),
+        )
+        return next((f"{name} here {ours}, on the server {', '.join(map(str, theirs)) or 'none'}"
+                     for name, ours, theirs in pairs if ours not in theirs), None)  # fmt: skip
+
+    @cached_property
+    def only_copies(self) -> bool:
+        """True if the drafter copies from the text and so should begin no answer in a chat."""
+        return self.drafter is not None and all(
+            head.family == lookup.NAME for head in RoutedDrafter.of(self.drafter).heads
         )
 
     @cached_property

@@ -55,6 +55,11 @@ async def _answer(
             "this drafter reads text only through the target: name one that reads it itself (moa, eagle,"
             " independent), or choose privacy=placeholder"
         )
+    if context.models.only_copies and not config.raw:
+        raise UsageError(
+            "lookup only copies what the chat already holds: name a drafter that writes (moa, eagle, independent), or"
+            " choose privacy=placeholder"
+        )
     before, meter = context.session.num_bytes, Meter(context.clock(), drafting.names)
     if not await SafePrefix(context, drafting, config, meter, parts.safe).fetch():
         emit(Warned(NO_FEATURES))

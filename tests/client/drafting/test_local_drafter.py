@@ -11,8 +11,10 @@ import pytest
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import LinkChanged, Unverified, Warned
+from outrider_client.core.prompt_segments import Segment
 from outrider_client.models.local_models import LocalModels, head_names
 from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_drafters.routing.keywords import Keywords
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_drafters.routing.rules import Routing
@@ -127,7 +129,7 @@ async def test_copying_goes_on_where_heads_end(connect, verifier, last_resort, n
     """Without features a drafter of three heads writes three tokens."""
     language = verifier.language = Looping()
     prompt = [20, 21, 22, 23, 20, 21]
-    config = {"mode": "offline", "last_resort": last_resort, "max_new_tokens": 36}
+    config = {"mode": "offline", "last_resort": last_resort, "max_new_tokens": 36, "raw": True}
     models = fake_models(language, ShortDrafter(language, num_heads=len(prompt) + 3))
     completion = await connect(models=models).complete(prompt, **config)
     assert len(completion.token_ids) == num_written
@@ -138,9 +140,20 @@ async def test_copying_goes_on_where_heads_end(connect, verifier, last_resort, n
 
 
 async def test_copying_needs_two_tokens_that_match(connect, bare_models):
-    client = connect(models=bare_models)
-    assert (await client.complete([1, 2, 3, 4, 2], mode="offline")).token_ids == ()
-    assert (await client.complete([1, 2, 3, 4, 2, 3], mode="offline", max_new_tokens=3)).token_ids == (4, 2, 3)
+    client, alone = connect(models=bare_models), {"mode": "offline", "raw": True}
+    assert (await client.complete([1, 2, 3, 4, 2], **alone)).token_ids == ()
+    assert (await client.complete([1, 2, 3, 4, 2, 3], **alone, max_new_tokens=3)).token_ids == (4, 2, 3)
+
+
+@pytest.mark.parametrize("drafter", [None, LookupDrafter(VOCAB)])
+async def test_a_chat_is_not_answered_with_a_copy_of_itself(connect, language, drafter):
+    """Its system prompt, most often: a template begins every message alike."""
+    client = connect(models=fake_models(language, drafter))
+    recited = await client.complete([1, 2, 3, 4, 2, 3], mode="offline")
+    assert (recited.token_ids, recited.reason) == ((), "link")
+    if drafter is not None:
+        with pytest.raises(UsageError, match="lookup only copies"):
+            await client.complete((Segment("abab"), Segment("abab", private=True)))
 
 
 async def test_copying_bridges_an_outage_without_a_drafter(connect, verifier, bare_models):

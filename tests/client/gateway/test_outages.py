@@ -12,7 +12,10 @@ import pytest
 from in_thread import InThread
 
 from outrider_client.connection.policy import Patience
+from outrider_client.gateway.gateway import GatewayConfig
+from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
+from outrider_server.sessions.verifier import Verifier
 
 QUESTION = "Write a function that adds two numbers."
 NEW = 60
@@ -136,18 +139,26 @@ def test_a_whole_answer_through_an_outage(emulated, cut_link, plain):
     assert answer.usage.completion_tokens == len(tokens)
 
 
-def test_the_answer_completes_when_the_link_stays_away(start_gateway, server):
+@pytest.mark.parametrize("allowed_by", [None, "request", "gateway"])
+def test_the_answer_completes_without_the_link_where_unverified_text_is_allowed(start_gateway, server, allowed_by):
+    config = GatewayConfig(unverified="keep" if allowed_by == "gateway" else "hold")
+    wish = {"unverified": "keep"} if allowed_by == "request" else {}
     with (
-        start_gateway(server, profile="lan", wait_for_link_s=0.0) as gateway,
+        start_gateway(server, config, profile="lan", wait_for_link_s=0.0) as gateway,
         gateway.openai() as openai,
     ):
         gateway.wait_for_link("online")
         screen = Screen()
-        with streamed(openai) as stream:
+        cut = contextlib.nullcontext() if allowed_by else pytest.raises(openai_library.APIError, match="link")
+        with cut as refused, streamed(openai, **wish) as stream:
             for chunk in stream:
                 screen.show(chunk)
                 if len(screen.origins) == 1:
                     gateway.order(cut=True)
+        if not allowed_by:
+            assert refused.value.code == "server_unreachable"
+            assert "unverified" not in screen.origins
+            return
         assert screen.origins[-1] == "unverified"
         assert screen.last.outrider["reason"] == "unverified"
         assert screen.usage.completion_tokens == screen.last.outrider["statistics"]["new_tokens"]
@@ -160,17 +171,32 @@ def test_without_a_server_it_begins_offline_and_connects_when_one_comes(start_ga
     with start_gateway(f"127.0.0.1:{port}", wait_for_link_s=0.0) as gateway, gateway.openai() as openai:
         gateway.wait_for_link("offline")
         assert gateway.get("/health") == {"status": "offline", "link": "offline", "model": "outrider"}
-        alone = openai.chat.completions.create(**ask(), extra_body={"outrider": CHAIN})
+        alone = openai.chat.completions.create(**ask(), extra_body={"outrider": CHAIN | {"unverified": "keep"}})
         assert alone.choices[0].message.content
         assert {span["origin"] for span in alone.outrider["spans"]} == {"unverified"}
-        with pytest.raises(openai_library.InternalServerError, match="link") as refused:
-            openai.chat.completions.create(**ask(), extra_body={"outrider": {"drafter": "none", "mode": "stream"}})
-        assert (refused.value.status_code, refused.value.code) == (503, "link_down")
+        for wish in (CHAIN, {"drafter": "none", "mode": "stream"}, {"drafter": "none", "unverified": "keep"}):
+            with pytest.raises(openai_library.InternalServerError, match="link") as refused:
+                openai.chat.completions.create(**ask(), extra_body={"outrider": wish})
+            assert (refused.value.status_code, refused.value.code) == (503, "server_unreachable")
+            assert int(refused.value.response.headers["Retry-After"]) >= 1
         with InThread(lambda: Server(verifier(), port=port)):
             gateway.wait_for_link("online")
             assert gateway.get("/health")["status"] == "ok"
             answer = openai.chat.completions.create(**ask(), extra_body={"outrider": CHAIN})
             assert answer.choices[0].message.content == plain(QUESTION, NEW)[1]
+
+
+def test_a_server_with_other_models_is_told(start_gateway, golden, capfd):
+    other = Target.load(str(golden / "target_tiny"))
+    with InThread(lambda: Server(Verifier(other, []))) as server, start_gateway(server.address) as gateway:
+        gateway.wait_for_link("online")
+        waited = (gateway.get("/health") for _ in range(10_000))
+        health = next(health for health in waited if health["status"] != "ok")
+        assert (health["status"], health["link"]) == ("mismatch", "online")
+        assert health["mismatch"].startswith("target here ")
+        said = capfd.readouterr().err
+    assert f"{server.address} has other models" in said
+    assert "outrider pull" in said
 
 
 def test_offline_on_purpose_streams_at_once(emulated):

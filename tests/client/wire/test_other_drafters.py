@@ -68,7 +68,7 @@ async def test_no_features_are_asked_for_and_none_come(golden):
 @pytest.mark.parametrize("name", ["lookup", "independent"])
 async def test_writes_alone_without_a_link(name, golden):
     drafter = golden / "target_vicuna_tiny" if name == "independent" else name
-    config = ClientConfig(target=golden / "target_tiny", drafter=drafter, max_new_tokens=8, mode="offline")
+    config = ClientConfig(target=golden / "target_tiny", drafter=drafter, max_new_tokens=8, mode="offline", raw=True)
     prompt = (5, 6, 7, 8, 9, 5, 6)
     async with in_process(config.target, config) as pair, pair.client() as client:
         events = [event async for event in client.generate(prompt)]
