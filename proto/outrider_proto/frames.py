@@ -154,7 +154,8 @@ class Opened:
     """The reply to Open: the server's K/V covers the first `kept_len` tokens, whose hash is `kept_hash` (packing.py).
 
     A client whose own tokens hash differently sends everything again. `resumed` is false for a session that the server
-    does not know, or no longer. `server_draft`: a Decode may ask the server to draft.
+    does not know, or no longer. `server_draft`: a Decode may ask the server to draft. `request_sampling`: a Draft or
+    Decode may change the stream's sampling.
     """
 
     session_id: str
@@ -165,6 +166,7 @@ class Opened:
     max_nodes: int
     eos_token_ids: tuple[int, ...]
     server_draft: bool = False
+    request_sampling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,8 @@ class Draft:
     with the bonus of the session's last verdict have this hash, the reply is a `stale` Verdict, nothing more.
 
     With `logprobs` the verdict includes the log probabilities of its tokens and of that many likeliest alternatives
-    each. `codec` encodes this request's features; None means the session's.
+    each. `codec` encodes this request's features; None means the session's. `sampling` is that of this request and all
+    later ones of the stream; None leaves it as it is.
     """
 
     seq: int
@@ -188,6 +191,7 @@ class Draft:
     assumes: bytes = b""
     logprobs: int | None = None
     codec: Codec | None = None
+    sampling: Sampling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +222,7 @@ class Decode:
     """A request to write `max_tokens` tokens with the target alone, or with a server-side drafter if `tree` is set.
 
     Each pass is answered by a Verdict with this seq. Features from `features_from` on are sent unless it is None.
-    `logprobs` and `codec` are as in Draft.
+    `logprobs`, `codec` and `sampling` are as in Draft.
     """
 
     seq: int
@@ -230,6 +234,7 @@ class Decode:
     tree: ServerTree | None = None
     logprobs: int | None = None
     codec: Codec | None = None
+    sampling: Sampling | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[Acceptance, str]] = ..., epsilon: _Optional[float] = ..., alpha: _Optional[float] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session_id", "resumed", "kept_len", "kept_hash", "max_context", "max_nodes", "eos_token_ids", "server_draft")
+    __slots__ = ("session_id", "resumed", "kept_len", "kept_hash", "max_context", "max_nodes", "eos_token_ids", "server_draft", "request_sampling")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     KEPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class Opened(_message.Message):
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SERVER_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     resumed: bool
     kept_len: int
@@ -170,10 +171,11 @@ class Opened(_message.Message):
     max_nodes: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     server_draft: bool
-    def __init__(self, session_id: _Optional[str] = ..., resumed: _Optional[bool] = ..., kept_len: _Optional[int] = ..., kept_hash: _Optional[bytes] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_draft: _Optional[bool] = ...) -> None: ...
+    request_sampling: bool
+    def __init__(self, session_id: _Optional[str] = ..., resumed: _Optional[bool] = ..., kept_len: _Optional[int] = ..., kept_hash: _Optional[bytes] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_draft: _Optional[bool] = ..., request_sampling: _Optional[bool] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("seq", "base_len", "context", "root", "tokens", "parents", "features_from", "assumes", "logprobs", "codec")
+    __slots__ = ("seq", "base_len", "context", "root", "tokens", "parents", "features_from", "assumes", "logprobs", "codec", "sampling")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +186,7 @@ class Draft(_message.Message):
     ASSUMES_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
     seq: int
     base_len: int
     context: bytes
@@ -194,10 +197,11 @@ class Draft(_message.Message):
     assumes: bytes
     logprobs: int
     codec: FeatureCodec
-    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., tokens: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., features_from: _Optional[int] = ..., assumes: _Optional[bytes] = ..., logprobs: _Optional[int] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ...) -> None: ...
+    sampling: Sampling
+    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., tokens: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., features_from: _Optional[int] = ..., assumes: _Optional[bytes] = ..., logprobs: _Optional[int] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
 
 class Decode(_message.Message):
-    __slots__ = ("seq", "base_len", "context", "root", "max_tokens", "features_from", "tree", "logprobs", "codec")
+    __slots__ = ("seq", "base_len", "context", "root", "max_tokens", "features_from", "tree", "logprobs", "codec", "sampling")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +211,7 @@ class Decode(_message.Message):
     TREE_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
     seq: int
     base_len: int
     context: bytes
@@ -216,7 +221,8 @@ class Decode(_message.Message):
     tree: ServerTree
     logprobs: int
     codec: FeatureCodec
-    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., max_tokens: _Optional[int] = ..., features_from: _Optional[int] = ..., tree: _Optional[_Union[ServerTree, _Mapping]] = ..., logprobs: _Optional[int] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ...) -> None: ...
+    sampling: Sampling
+    def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., max_tokens: _Optional[int] = ..., features_from: _Optional[int] = ..., tree: _Optional[_Union[ServerTree, _Mapping]] = ..., logprobs: _Optional[int] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
 
 class ServerTree(_message.Message):
     __slots__ = ("breadth", "levels", "budget")

@@ -123,22 +123,13 @@ def server_frame_from_proto(message: pb.ServerFrame) -> f.ServerFrame:
 
 
 def _open_to_proto(frame: f.Open) -> pb.Open:
-    sampling = pb.Sampling(
-        temperature=frame.sampling.temperature,
-        top_k=frame.sampling.top_k,
-        top_p=frame.sampling.top_p,
-        seed=frame.sampling.seed,
-        acceptance=_ACCEPTANCE_TO_PB[frame.sampling.acceptance],
-        epsilon=frame.sampling.epsilon,
-        alpha=frame.sampling.alpha,
-    )
     return pb.Open(
         protocol_version=frame.protocol_version,
         target_fingerprint=frame.target_fingerprint,
         tokenizer_fingerprint=frame.tokenizer_fingerprint,
         tap=frame.tap,
         codec=_CODEC_TO_PB[frame.codec],
-        sampling=sampling,
+        sampling=_sampling_to_proto(frame.sampling),
         session_id=frame.session_id,
         committed_len=frame.committed_len,
     )
@@ -152,10 +143,26 @@ def _open_from_proto(message: pb.Open) -> f.Open:
         tokenizer_fingerprint=message.tokenizer_fingerprint,
         tap=message.tap,
         codec=_codec(message.codec),
-        sampling=_sampling_from_proto(message.sampling) if message.HasField("sampling") else f.Sampling(),
+        sampling=_sampling_asked(message) or f.Sampling(),
         session_id=message.session_id,
         committed_len=message.committed_len,
     )
+
+
+def _sampling_to_proto(sampling: f.Sampling) -> pb.Sampling:
+    return pb.Sampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        acceptance=_ACCEPTANCE_TO_PB[sampling.acceptance],
+        epsilon=sampling.epsilon,
+        alpha=sampling.alpha,
+    )
+
+
+def _sampling_asked(frame: pb.Open | pb.Draft | pb.Decode) -> f.Sampling | None:
+    return _sampling_from_proto(frame.sampling) if frame.HasField("sampling") else None
 
 
 def _sampling_from_proto(message: pb.Sampling) -> f.Sampling:
@@ -184,6 +191,7 @@ def _draft_to_proto(frame: f.Draft) -> pb.Draft:
         assumes=frame.assumes,
         logprobs=frame.logprobs,
         codec=_codec_of_request(frame),
+        sampling=None if frame.sampling is None else _sampling_to_proto(frame.sampling),
     )
 
 
@@ -203,6 +211,7 @@ def _draft_from_proto(message: pb.Draft) -> f.Draft:
         assumes=message.assumes,
         logprobs=_num_top(message),
         codec=_codec_asked(message),
+        sampling=_sampling_asked(message),
     )
 
 
@@ -218,6 +227,7 @@ def _decode_to_proto(frame: f.Decode) -> pb.Decode:
         tree=None if tree is None else pb.ServerTree(breadth=tree.breadth, levels=tree.levels, budget=tree.budget),
         logprobs=frame.logprobs,
         codec=_codec_of_request(frame),
+        sampling=None if frame.sampling is None else _sampling_to_proto(frame.sampling),
     )
 
 
@@ -235,6 +245,7 @@ def _decode_from_proto(message: pb.Decode) -> f.Decode:
         tree=f.ServerTree(tree.breadth, tree.levels, tree.budget) if message.HasField("tree") else None,
         logprobs=_num_top(message),
         codec=_codec_asked(message),
+        sampling=_sampling_asked(message),
     )
 
 
@@ -264,6 +275,7 @@ def _opened_to_proto(frame: f.Opened) -> pb.Opened:
         max_nodes=frame.max_nodes,
         eos_token_ids=frame.eos_token_ids,
         server_draft=frame.server_draft,
+        request_sampling=frame.request_sampling,
     )
 
 
@@ -281,6 +293,7 @@ def _opened_from_proto(message: pb.Opened) -> f.Opened:
         max_nodes=message.max_nodes,
         eos_token_ids=tuple(message.eos_token_ids),
         server_draft=message.server_draft,
+        request_sampling=message.request_sampling,
     )
 
 

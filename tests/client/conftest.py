@@ -98,6 +98,7 @@ class FakeVerifier:
     down_for: int = 0  # so many connects fail
     flowing: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: connections stay up and say nothing
     refusal: Refusal | None = None
+    request_sampling: bool = True
 
     def __post_init__(self) -> None:
         self.flowing.set()
@@ -138,7 +139,9 @@ class FakeVerifier:
         session_id = frame.session_id if resumed else f"s{len(self.opens)}"
         held = self.sessions.setdefault(session_id, [])
         del held[frame.committed_len :]
-        return session_id, Opened(session_id, resumed, len(held), prefix_hash(held), MAX_CONTEXT, 255, (EOS,), True)
+        kept = len(held), prefix_hash(held)
+        opened = Opened(session_id, resumed, *kept, MAX_CONTEXT, 255, (EOS,), True, self.request_sampling)
+        return session_id, opened
 
     def _until(self, cancelled: set[int], session_id: str, frame: Draft | Decode):
         """The replies, up to the first one before which a Decode was cancelled."""

@@ -33,7 +33,7 @@ client_frames = st.one_of(
     st.builds(
         f.Open, u32, st.text("ab", max_size=9), st.just("none"), st.just("t"), st.sampled_from(f.CODECS), samplings
     ),
-    st.builds(f.Draft, u32, u32, ids, u32, trees, u32, codec=codecs),
+    st.builds(f.Draft, u32, u32, ids, u32, trees, u32, codec=codecs, sampling=st.none() | samplings),
     st.builds(f.Draft, u32, u32, st.just(()), u32, trees, u32, hashes),
     st.builds(
         f.Decode,
@@ -45,6 +45,7 @@ client_frames = st.one_of(
         st.none() | u32,
         st.none() | st.builds(f.ServerTree, u32, u32, u32),
         codec=codecs,
+        sampling=st.none() | samplings,
     ),
     st.builds(f.Cancel, u32),
     st.builds(f.Ping, st.integers(0, 2**64 - 1)),
@@ -60,6 +61,7 @@ server_frames = st.one_of(
         st.integers(1, 2**32 - 1),
         st.integers(1, 255),
         ids,
+        st.booleans(),
         st.booleans(),
     ),
     st.builds(f.Verdict, u32, st.binary(max_size=9).map(tuple), st.none() | u32, st.sampled_from(f.Finish), u32, u32),
@@ -89,7 +91,7 @@ def test_client_frames_round_trip(frame):
         ),
     ],
 )
-def test_a_request_that_names_no_codec_is_what_it_was_before_it_could(frame, data):
+def test_a_request_that_names_neither_codec_nor_sampling_is_what_it_was_before_it_could(frame, data):
     assert wire.client_frame_to_proto(frame).SerializeToString().hex() == data
 
 
@@ -163,6 +165,7 @@ def test_features_may_be_made_as_heavy_as_wider_ones():
         ),
         (pb.ClientFrame(draft=pb.Draft(context=b"12")), Reason.MALFORMED_FRAME),
         (pb.ClientFrame(draft=pb.Draft(codec=99)), Reason.MALFORMED_FRAME),
+        (pb.ClientFrame(draft=pb.Draft(sampling=pb.Sampling(temperature=-1, top_p=1))), Reason.BAD_SAMPLING),
         (pb.ClientFrame(decode=pb.Decode(max_tokens=1, codec=99)), Reason.MALFORMED_FRAME),
         (pb.ClientFrame(draft=pb.Draft(tokens=b"123", parents=b"\x05")), Reason.MALFORMED_TREE),
         (pb.ClientFrame(draft=pb.Draft(tokens=b"123", parents=b"")), Reason.MALFORMED_TREE),

@@ -9,11 +9,24 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from outrider_client.connection.heartbeat import Heartbeat, RttEstimator
 from outrider_client.connection.transport import Connection
 from outrider_proto.errors import LinkError, OutriderError, Reason, Violation
-from outrider_proto.frames import ClientFrame, Close, Features, Open, Opened, Ping, Pong, Verdict
+from outrider_proto.frames import (
+    ClientFrame,
+    Close,
+    Decode,
+    Draft,
+    Features,
+    Open,
+    Opened,
+    Ping,
+    Pong,
+    Sampling,
+    Verdict,
+)
 
 _LATE_S = 0.05  # a timer this late means that our own process stood still
 _MAX_UNREAD_BYTES = 512 * 1024 * 1024  # more than a long prompt's features
@@ -35,6 +48,7 @@ class ServerLink:
         self._arrived: deque[Opened | Reply | OutriderError] = deque()
         self._arrival = asyncio.Event()
         self._unread_bytes = 0
+        self._new_sampling: Sampling | None = None  # that the next request names
         self._reader = asyncio.create_task(self._read(), name="outrider link reader")
 
     @property
@@ -56,9 +70,15 @@ class ServerLink:
         self._ping(now)
         return opened
 
+    def set_sampling(self, sampling: Sampling) -> None:
+        """Have the next request change the stream's sampling; the server must allow it."""
+        self._new_sampling = sampling
+
     def send(self, frame: ClientFrame, num_bytes: int = 0, num_values: int = 0) -> None:
         """Queue a frame of about `num_bytes` whose reply will be awaited, with rows of `num_values` in all."""
         self._heartbeat.begin(self._clock(), num_bytes, num_values * _VALUE_BYTES)
+        if self._new_sampling is not None and isinstance(frame, Draft | Decode):
+            frame, self._new_sampling = replace(frame, sampling=self._new_sampling), None
         self.connection.send(frame)
 
     async def receive(self, timeout_s: float) -> Reply | None:

@@ -104,9 +104,15 @@ class ClientSession:
                 raise
 
     async def set_sampling(self, sampling: Sampling) -> None:
-        """Use `sampling` from now on; a change closes the connection, since a stream's sampling is fixed."""
-        if sampling != self._open_frame.sampling:
-            self._open_frame = replace(self._open_frame, sampling=sampling)
+        """Use `sampling` from the next request on."""
+        if sampling == self._open_frame.sampling:
+            return
+        self._open_frame = replace(self._open_frame, sampling=sampling)
+        if self._link is None:
+            return
+        if self._limits is not None and self._limits.request_sampling:
+            self._link.set_sampling(sampling)
+        else:  # an older server, whose streams have one sampling each
             await self._close_connection()
 
     async def disconnect(self, detail: str) -> None:

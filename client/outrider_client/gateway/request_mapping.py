@@ -106,8 +106,7 @@ def _generation_request(
 
 
 def _sampling(body: ChatRequest | CompletionRequest, defaults: Sampling) -> dict[str, Any]:
-    # Any change of the sampling makes the session open a new stream. At temperature 0 the other parameters have no
-    # effect, so they are left out, and greedy requests share a session whatever else they contain.
+    # At temperature 0 the other parameters have no effect; without them greedy requests all have the same sampling.
     temperature = defaults.temperature if body.temperature is None else body.temperature
     if temperature == 0:
         return {"sampling": Sampling()}

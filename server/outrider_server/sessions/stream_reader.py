@@ -152,6 +152,7 @@ class StreamReader:
                 max_nodes=about.max_nodes,
                 eos_token_ids=about.eos_token_ids,
                 server_draft=session.sequence.drafter is not None and stream.principal.may(Scope.SERVER_DRAFT),
+                request_sampling=True,
             )
         )
 
@@ -208,6 +209,8 @@ class StreamReader:
         room = about.max_context - frame.base_len - len(frame.context) - 1
         if isinstance(frame, Decode):
             check_drafting(frame, stream.principal, is_offered=session.sequence.drafter is not None)
+        if frame.sampling is not None:
+            stream.sampler = Sampler(frame.sampling)
         assert stream.sampler is not None
 
         def post(answer: Reply) -> None:

@@ -14,6 +14,7 @@ from outrider_client.connection.policy import Patience
 from outrider_client.core.events import Committed, Finished, LinkChanged, RolledBack, Unverified, Verified
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
+from outrider_proto.frames import Sampling
 
 PROMPT = [5, 9, 12, 3]
 MAX_PROMPT = 120  # of a context of 200
@@ -267,7 +268,26 @@ async def test_turn_after_a_silent_death_of_the_link(connect, verifier, language
     assert (await client.complete(prompt)).token_ids == language.answer(prompt, 40)
 
 
-async def test_another_sampling_opens_another_stream(connect, verifier):
+async def test_another_sampling_goes_with_the_next_request(connect, verifier):
+    client = connect()
+    await client.complete(PROMPT, max_new_tokens=3, temperature=0.5, seed=6)
+    for seed in (6, 7):
+        await client.complete(PROMPT, max_new_tokens=3, temperature=0.5, seed=seed)
+    assert len(verifier.opens) == 1
+    assert [r.sampling for r in verifier.requests if r.sampling] == [Sampling(0.5, seed=7)]
+
+
+async def test_a_sampling_survives_the_link(connect, verifier):
+    client = connect()
+    calls = (await client.complete(PROMPT, max_new_tokens=3)).statistics.target_calls
+    verifier.cut_before = {calls + 1}
+    await client.complete(PROMPT, temperature=0.5, seed=7)
+    assert [frame.sampling for frame in verifier.opens] == [Sampling(), Sampling(0.5, seed=7)]
+    assert [r.sampling for r in verifier.requests if r.sampling] == [Sampling(0.5, seed=7)]
+
+
+async def test_another_sampling_opens_another_stream_of_an_older_server(connect, verifier):
+    verifier.request_sampling = False
     client = connect()
     await client.complete(PROMPT, max_new_tokens=3)
     await client.complete(PROMPT, max_new_tokens=3, temperature=0.5, seed=7)

@@ -95,6 +95,31 @@ async def test_greedy_answers_are_the_plain_loops(base_config, mode):
             assert sum(dataclasses.astuple(statistics.split_ms)) > 0
 
 
+@pytest.mark.parametrize("mode", ["stop-and-wait", "proactive", "pipelined", "stream", "auto"])
+async def test_another_sampling_costs_no_connection(moa_config, mode):
+    """Each seed's text is the one of a stream that was opened with it, whatever was sampled before."""
+    choices = [
+        {"temperature": 0.9, "seed": 1},
+        {},
+        {"temperature": 0.9, "top_k": 9, "seed": 2},
+        {"temperature": 0.9, "seed": 1},
+    ]
+    async with server_for(moa_config) as server:
+        config = at(moa_config, server.address)
+        expected = []
+        for chosen in choices[:3]:
+            async with AsyncClient(config) as client:
+                expected.append((await client.complete(PROMPTS[0], mode="stream", **chosen)).token_ids)
+        assert len(set(expected)) == 3
+        async with AsyncClient(config) as client:
+            links = []
+            for chosen, tokens in zip(choices, [*expected, expected[0]], strict=True):
+                completion = await client.complete(PROMPTS[0], mode=mode, **chosen)
+                assert completion.token_ids == tokens
+                links.append(client._context.session.link)
+            assert all(link is links[0] for link in links)
+
+
 async def test_late_features_change_nothing(base_config):
     async with server_for(base_config) as server, AsyncClient(at(base_config, server.address)) as client:
         completion = await client.complete(PROMPTS[0], wait_for_features=False)

@@ -114,6 +114,21 @@ async def test_sampled_decode_and_drafts_say_the_same():
         assert texts[0] == texts[1] == texts[2]
 
 
+async def test_a_request_may_change_the_sampling(truth):
+    sampled = Sampling(0.9, seed=8)
+    async with serving() as verifier, talking(verifier) as opened_so, talking(verifier) as talk:
+        await opened_so.open(verifier.describe(), sampling=sampled)
+        expected = [v.bonus for v in await opened_so.decode(0, PROMPT[:-1], PROMPT[-1], 20)]
+        opened = await talk.open(verifier.describe())
+        assert opened.request_sampling
+        assert [v.bonus for v in await talk.decode(0, PROMPT[:-1], PROMPT[-1], 9)] == truth[:9]
+        first = await talk.verdict(0, PROMPT[:-1], PROMPT[-1], sampling=sampled)
+        # Later requests keep it.
+        assert await finish(talk, len(PROMPT), [first.bonus], expected) == expected
+        verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 9, sampling=Sampling())
+        assert [v.bonus for v in verdicts] == truth[:9]
+
+
 async def test_typical_decodes_argmaxes_and_drafts_as_the_rule_has_it(truth):
     """No draft: the target's greedy text, whatever the seed. A draft of typical tokens stands, right or not."""
     loose = Sampling(5.0, seed=8, acceptance="typical", epsilon=1e-9)
