@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol, assert_never, runtime_checkable
 
 import torch
@@ -99,8 +100,16 @@ class TreeGrowth:
     def __init__(self, state: DraftState, plan: TreePlan) -> None:
         self._state = state
         self._levels_left = min(plan.levels, state.max_levels) - 1
-        self._builder = start_tree(state.root_logits(), plan) if self._levels_left >= 0 else None
-        self.num_expanded = 0 if self._builder is None else 1
+        self._builder: TreeBuilder | None = None
+        self._unread: tuple[_DynamicTree, Tensor] | None = None  # logits that the tree has not taken yet
+        self.num_expanded = 0
+        if self._levels_left >= 0:
+            self.num_expanded = 1
+            if isinstance(plan, TreeShape):
+                self._builder = tree = _DynamicTree(plan, entropies=False)
+                self._unread = tree, state.root_logits().unsqueeze(0)
+            else:
+                self._builder = start_tree(state.root_logits(), plan)
 
     def step(self) -> bool:
         """Grow by one level; return False where the tree was whole."""
@@ -113,6 +122,7 @@ class TreeGrowth:
 
         All states are of one drafter.
         """
+        TreeGrowth._read_together(growths)
         asked = [(growth, growth._next_level()) for growth in growths]
         levels = [(growth._state, level) for growth, level in asked if level is not None]
         if levels and isinstance(levels[0][0], JointState):
@@ -123,6 +133,7 @@ class TreeGrowth:
         for growth, level in asked:
             if level is not None:
                 growth._take(level, next(taken))
+        TreeGrowth._read_together(growths)
         return [level is not None for _, level in asked]
 
     @property
@@ -130,17 +141,36 @@ class TreeGrowth:
         """True if a level of it can run in one pass with others'."""
         return isinstance(self._state, JointState)
 
+    @staticmethod
+    def _read_together(growths: Sequence[TreeGrowth]) -> None:
+        """Have all trees take what they have not taken yet; the host waits once for all of them."""
+        unread = [growth._unread for growth in growths if growth._unread is not None]
+        for growth in growths:
+            growth._unread = None
+        if len(unread) == 1:
+            ((tree, logits),) = unread
+            tree.take(logits)
+        elif unread:
+            offers = [tree.offers(logits) for tree, logits in unread]
+            host = iter(torch.cat([each.flatten() for each in offers]).tolist())
+            for (tree, _), each in zip(unread, offers, strict=True):
+                tree.take_offers([list(islice(host, each.shape[1])) for _ in range(each.shape[0])])
+
     def _next_level(self) -> Level | None:
         return self._builder.level() if self._builder is not None and self._levels_left > 0 else None
 
     def _take(self, level: Level, logits: Tensor) -> None:
         assert self._builder is not None
-        self._builder.take(logits)
+        if isinstance(self._builder, _DynamicTree):
+            self._unread = self._builder, logits
+        else:
+            self._builder.take(logits)
         self._levels_left -= 1
         self.num_expanded += len(level.tokens)
 
     def drafted(self) -> ScoredTree:
         """Return the tree as it is."""
+        self._read_together((self,))
         return ScoredTree() if self._builder is None else self._builder.drafted()
 
 
@@ -148,7 +178,9 @@ def start_tree(root_logits: Tensor, plan: TreePlan, entropies: bool = False) -> 
     """Start a tree from root_logits [V]. Measuring `entropies` costs one more pass over each row of logits."""
     match plan:
         case TreeShape():
-            return _DynamicTree(root_logits, plan, entropies)
+            tree = _DynamicTree(plan, entropies=entropies)
+            tree.take(root_logits.unsqueeze(0))
+            return tree
         case TreeChoices():
             return _ChoiceTree(root_logits, plan, entropies)
         case _:
@@ -156,20 +188,19 @@ def start_tree(root_logits: Tensor, plan: TreePlan, entropies: bool = False) -> 
 
 
 class _DynamicTree:
-    """A dynamic tree: all nodes offered so far."""
+    """A dynamic tree: all nodes offered so far. The first logits that it takes are the root's."""
 
     # Plain Python numbers: on tensors of sixteen values, the overhead of each operation exceeds sorting a list.
 
-    def __init__(self, root_logits: Tensor, shape: TreeShape, entropies: bool) -> None:
+    def __init__(self, shape: TreeShape, *, entropies: bool) -> None:
         self._shape = shape
         self._entropies: list[float] | None = [] if entropies else None
         self._least = math.log(shape.min_probability) if shape.min_probability else IMPOSSIBLE
         self._tokens: list[int] = []
         self._scores: list[float] = []  # log-probability of the whole path
         self._parents: list[int] = []  # numbers among the offers
-        self._rows = {ROOT: ROOT}  # draft rows of the offers that were expanded
-        self._frontier: list[int] = []  # offers to expand next
-        self._offer([ROOT], root_logits.unsqueeze(0))
+        self._rows: dict[int, int] = {}  # draft rows of the root, which is -1, and of the offers that were expanded
+        self._frontier = [ROOT]  # offers to expand next
 
     def level(self) -> Level | None:
         nodes = self._frontier
@@ -179,9 +210,7 @@ class _DynamicTree:
         return Level(tokens, [self._rows[self._parents[node]] for node in nodes]) if nodes else None
 
     def take(self, logits: Tensor) -> None:
-        for node in self._frontier:
-            self._rows[node] = len(self._rows) - 1
-        self._offer(self._frontier, logits)
+        self.take_offers(self.offers(logits).tolist())
 
     def drafted(self) -> ScoredTree:
         """Return the best of all nodes offered."""
@@ -193,25 +222,36 @@ class _DynamicTree:
         )
         return ScoredTree(tree, tuple(self._scores[offer] for offer in kept), _picked(self._entropies, kept))
 
-    def _offer(self, nodes: Sequence[int], logits: Tensor) -> None:
-        """Offer the likeliest successors of the nodes, logits [nodes, V]; the best become the new frontier."""
-        first = len(self._tokens)
+    def offers(self, logits: Tensor) -> Tensor:
+        """Return what the level's logits [nodes, V] offer: [nodes, 2k] float32, or 2k + 1.
+
+        For each node its k likeliest successors, then their log-probabilities, then the entropy if it is measured.
+        """
         logits, token_ids = _columns(logits)
         # topk on the logits as they are: in the float32 log-softmax neighbors can round to equals and change order.
         columns = logits.topk(min(self._shape.breadth, logits.shape[1])).indices
         log_probabilities = logits.float().log_softmax(-1)
         gains = log_probabilities.gather(1, columns)
         tokens = columns if token_ids is None else token_ids[columns]
-        unsure = [0.0] * len(nodes) if self._entropies is None else entropies_of(log_probabilities)
-        for node, successors, scores, entropy in zip(nodes, tokens.tolist(), gains.tolist(), unsure, strict=True):
+        unsure = [] if self._entropies is None else [_entropies(log_probabilities)[:, None]]
+        # In one tensor, which is read at once: token ids have 24 bits, as on the wire, and float32 holds those.
+        return torch.cat([tokens, gains, *unsure], dim=-1)
+
+    def take_offers(self, offers: Sequence[Sequence[float]]) -> None:
+        """Take what offers() has made of the level requested last; the best become the new frontier."""
+        for node in self._frontier:
+            self._rows[node] = len(self._rows) - 1
+        first = len(self._tokens)
+        for node, row in zip(self._frontier, offers, strict=True):
             so_far = 0.0 if node == ROOT else self._scores[node]
-            for token, gain in zip(successors, scores, strict=True):
+            num_offers = len(row) // 2
+            for token, gain in zip(row[:num_offers], row[num_offers : 2 * num_offers], strict=True):
                 if gain > IMPOSSIBLE and so_far + gain >= self._least:
-                    self._tokens.append(token)
+                    self._tokens.append(int(token))
                     self._scores.append(so_far + gain)
                     self._parents.append(node)
                     if self._entropies is not None:
-                        self._entropies.append(entropy)
+                        self._entropies.append(row[-1])
         self._frontier = self._best(range(first, len(self._tokens)), self._shape.breadth)
 
     def _best(self, offers: Sequence[int], count: int) -> list[int]:
@@ -258,7 +298,9 @@ class _ChoiceTree:
         logits, token_ids = _columns(logits)
         ranks = min(1 + max((path[-1] for path in wanted), default=0), logits.shape[1])
         best, norms = logits.topk(ranks), logits.float().logsumexp(-1).tolist()
-        unsure = [0.0] * len(parents) if self._entropies is None else entropies_of(logits.float().log_softmax(-1))
+        unsure = (
+            [0.0] * len(parents) if self._entropies is None else _entropies(logits.float().log_softmax(-1)).tolist()
+        )
         tokens = (best.indices if token_ids is None else token_ids[best.indices]).tolist()
         values = best.values.tolist()
         row_of = {path: row for row, path in enumerate(parents)}
@@ -277,10 +319,11 @@ def _columns(logits: Tensor) -> tuple[Tensor, Tensor | None]:
     return (logits.drafted, logits.tokens) if isinstance(logits, DraftLogits) else (logits, None)
 
 
-def entropies_of(log_probabilities: Tensor) -> list[float]:
+def _entropies(log_probabilities: Tensor) -> Tensor:
     """Compute the entropy in nats of every row of log_probabilities [n, V]."""
     # entr(p), not -p * log p: a token that cannot be drafted has log-probability -inf and must add 0, not NaN.
-    return torch.special.entr(log_probabilities.exp()).sum(-1).tolist()  # type: ignore[no-any-return] # torch's tolist
+    entropies: Tensor = torch.special.entr(log_probabilities.exp()).sum(-1)
+    return entropies
 
 
 def _picked(values: Sequence[float] | None, numbers: Sequence[int]) -> tuple[float, ...] | None:
