@@ -8,9 +8,10 @@ the cut.
      |---------|-------------------------------------|
        <= R/2           1.5 R + 4 deviations
 
-What stretches the deadline: a floor (schedulers stall), the time a slow link needs for the bytes under way, a factor
-that doubles whenever a link given up for lost turns out to be alive, and another one until a connection has brought its
-first verdict (servers warm up).
+R is the smoothed round trip, or the newest one where that is longer: the path may have changed. What stretches the
+deadline: a floor (schedulers stall), the time a slow link needs for the bytes under way, a factor that doubles whenever
+a link given up for lost turns out to be alive, and another one until a connection has brought its first verdict
+(servers warm up), or its first one after a pause (what was known of the path is old).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _SPREAD_WEIGHT = 1 / 4
 _UNKNOWN_RTT_S = 1.0  # as RFC 6298 starts
 _MAX_FACTOR = 16.0
 _UNPROVED_FACTOR = 2.0
+_PAUSE_S = 1.5  # without a frame; longer than between the requests of one answer
 
 
 class RttEstimator:
@@ -30,6 +32,7 @@ class RttEstimator:
     def __init__(self) -> None:
         self._mean_s: float | None = None
         self._spread_s = 0.0
+        self._newest_s = 0.0
         self._measured = False
 
     @property
@@ -41,6 +44,11 @@ class RttEstimator:
     def spread_s(self) -> float:
         return self._spread_s
 
+    @property
+    def newest_s(self) -> float:
+        """The last sample; 0 before the first one."""
+        return self._newest_s
+
     def guess(self, seconds: float) -> None:
         """Start from an upper bound, such as the time to open a connection; the first sample replaces it."""
         if not self._measured:
@@ -48,7 +56,7 @@ class RttEstimator:
 
     def add(self, sample_s: float) -> None:
         """Add one measured round trip."""
-        sample_s = max(sample_s, 0.0)
+        self._newest_s = sample_s = max(sample_s, 0.0)
         if self._mean_s is None or not self._measured:
             self._mean_s, self._spread_s, self._measured = sample_s, sample_s / 2, True
             return
@@ -74,6 +82,8 @@ class Heartbeat:
 
     def begin(self, now: float, request_bytes: int, row_bytes: int = 0) -> None:
         """Note that a reply is awaited from now on: to a request of `request_bytes`, with rows of about `row_bytes`."""
+        if now - self._heard_at > _PAUSE_S:
+            self._unproved_factor = _UNPROVED_FACTOR
         self._heard_at = now
         self._request_bytes = request_bytes
         # Added: a small request (a Cancel, a draft) may follow while a prompt's rows are still on their way.
@@ -127,7 +137,7 @@ class Heartbeat:
     @property
     def deadline_s(self) -> float:
         """Longest time that a Pong may take, in seconds."""
-        measured = 1.5 * self._mean_s + 4 * self._rtt.spread_s
+        measured = 1.5 * max(self._mean_s, self._rtt.newest_s) + 4 * self._rtt.spread_s
         factor = self._factor * self._unproved_factor
         under_way_s = (self._request_bytes + self._row_bytes) * 8 / self._patience.assumed_rate_bps
         return max(measured, self._patience.floor_s) * factor + under_way_s

@@ -18,7 +18,8 @@ NON_SPLIT: tuple[OnlineMode, ...] = ("stream", "server-draft")  # modes whose sp
 class Variant:
     """Source of the drafter's features: their codec, and TLI, the target layers that the drafter runs itself.
 
-    The factors on tau and on the time of a draft level are relative to the variant in use.
+    `bytes_per_token`: measured weight of a token's features on the link. The factors on tau and on the time of a draft
+    level are relative to the variant in use.
     """
 
     codec: Codec = "int8"

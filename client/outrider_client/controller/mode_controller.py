@@ -220,9 +220,14 @@ class ModeController:
             in_flight=config.in_flight,
             outcomes=config.outcomes,
             wait_for_features=config.wait_for_features,
-            variants=(Variant(codec=config.codec),),
+            variants=(Variant(config.codec, bytes_per_token=self._row_weight),),
             max_nodes=max_nodes,
         )
+
+    @property
+    def _row_weight(self) -> float:
+        """Bytes of a token's features as they are sent now; 0 before they were measured."""
+        return (self._reply_row_bytes.value or 0.0) * SIZE_VS_FINEST.get(self.codec or self._config.codec, 1.0)
 
     def _modes(self, opened: Opened | None) -> list[OnlineMode]:
         modes: list[OnlineMode] = ["stream"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from outrider_client.connection.link_state import LinkState
-from outrider_client.controller.choice import OnlineMode
+from outrider_client.controller.choice import SPLIT, OnlineMode
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Cycle, Event, LinkChanged, Stats, Warned
 from outrider_client.core.statistics import Meter, Statistics
@@ -378,8 +378,12 @@ class Generation:
 
     @property
     def _waits_for_features(self) -> bool:
-        chosen = self.config.wait_for_features
-        return self._drafting is not None and (not self._drafting.stale_tolerant if chosen is None else chosen)
+        if self._drafting is None:
+            return False
+        chosen, choice = self.config.wait_for_features, self._controller.choice
+        if chosen is None and choice is not None and choice.mode in SPLIT:
+            return choice.wait_for_features
+        return not self._drafting.stale_tolerant if chosen is None else chosen
 
     @property
     def _has_ended(self) -> bool:

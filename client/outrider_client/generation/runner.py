@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from outrider_client.connection.session import retry_after_s
 from outrider_client.generation.generation import Generation
 from outrider_client.generation.modes import LOOPS, auto, offline
-from outrider_proto.errors import TRANSIENT_REASONS, LinkError, Reason, Refusal
+from outrider_proto.errors import LinkError, Reason, Refusal, is_transient
 
 ModeLoop = Callable[[Generation], Awaitable[None]]
 
@@ -72,4 +72,4 @@ async def run_offline(generation: Generation, error: Exception) -> None:
 def is_link_failure(error: LinkError | Refusal) -> bool:
     """Return whether to write on offline: the link failed, or the server is away or asks us to wait."""
     # A full server is waited for while connecting only, not in the middle of an answer.
-    return isinstance(error, LinkError) or error.reason in TRANSIENT_REASONS - {Reason.SERVER_FULL}
+    return is_transient(error) and not (isinstance(error, Refusal) and error.reason is Reason.SERVER_FULL)

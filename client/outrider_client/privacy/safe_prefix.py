@@ -6,19 +6,18 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from outrider_client.connection.session import retry_after_s
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.statistics import Meter
 from outrider_client.drafting.drafting_thread import AsyncDrafter
 from outrider_client.generation.requests import RequestTracker
-from outrider_proto.errors import TRANSIENT_REASONS, LinkError, Reason, Refusal
+from outrider_client.generation.runner import is_link_failure
+from outrider_proto.errors import LinkError, Refusal
 from outrider_proto.tree import DraftTree
 
 if TYPE_CHECKING:
     from outrider_client.generation.context import GenerationContext
 
-# Unlike an ordinary prompt, a private one fails when the quota is used up; unlike a reconnecting session, also at a
-# full server.
-_TRANSIENT = TRANSIENT_REASONS - {Reason.SERVER_FULL, Reason.OVER_QUOTA}
 _MAX_TRIES = 16  # connections that open but bring no features
 HUNG_UP = "hung up: a private answer is being written here"
 
@@ -69,10 +68,10 @@ class SafePrefix:
             try:
                 await self._request_features()
             except (LinkError, Refusal) as error:
-                if isinstance(error, Refusal) and error.reason not in _TRANSIENT:
+                if not is_link_failure(error):
                     raise
                 await self._session.disconnect(str(error))
-                if not await self._reconnects():
+                if not await self._reconnects(retry_after_s(error)):
                     return False
             else:
                 if self._drafting.num_features >= len(self._safe):
@@ -95,9 +94,9 @@ class SafePrefix:
         self._session.caught_up()
         await self._requests.receive_rows(timeouts.features_s)
 
-    async def _reconnects(self) -> bool:
+    async def _reconnects(self, after_s: float = 0.0) -> bool:
         self._requests.lost()
-        reconnecting = asyncio.create_task(self._session.reconnect(), name="outrider reconnect")
+        reconnecting = asyncio.create_task(self._session.reconnect(after_s), name="outrider reconnect")
         try:
             await asyncio.wait({reconnecting}, timeout=max(self._config.wait_for_link_s, self._session.first_attempt_s))
         finally:

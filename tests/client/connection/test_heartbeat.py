@@ -144,6 +144,35 @@ def test_new_connection_is_given_twice_the_time():
     assert heartbeat.deadline_s == 0.5
 
 
+def test_a_jump_after_a_pause_is_no_loss():
+    """Three times the round trip from one answer to the next, as after a change of networks."""
+    heartbeat = steady(floor_s=0.2)
+    heartbeat.begin(0.0, 0)
+    heartbeat.heard(0.1)
+    heartbeat.begin(3.0, 0)
+    nonce = heartbeat.ping(3.05)
+    assert not heartbeat.is_lost(3.05 + 3 * R)
+    heartbeat.heard(3.05 + 3 * R)
+    heartbeat.pong(nonce, 3.05 + 3 * R)
+    heartbeat.verdict_arrived()
+    assert heartbeat.deadline_s > 1.5 * 3 * R
+    heartbeat.begin(3.5, 0)  # no pause: nothing more is forgiven
+    assert heartbeat.deadline_s < 2 * 1.5 * 3 * R
+
+
+def test_a_growing_round_trip_is_no_loss():
+    """Each answer takes 1.45 times as long as the one before: more than the smoothed mean and spread allow for."""
+    heartbeat, sample, now = steady(), R, 0.0
+    for _ in range(6):
+        heartbeat.begin(now, 0)
+        nonce = heartbeat.ping(now)
+        sample *= 1.45
+        now += sample
+        assert not heartbeat.is_lost(now)
+        heartbeat.heard(now)
+        heartbeat.pong(nonce, now)
+
+
 def test_standing_still_ourselves_is_forgiven():
     heartbeat = steady()
     heartbeat.begin(0.0, 0)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
 from outrider_client.connection.heartbeat import RttEstimator
+from outrider_client.controller.choice import Variant
 from outrider_client.controller.mode_controller import MANY_ROWS, ModeController
+from outrider_client.controller.prediction import predict
 from outrider_client.core.config import ClientConfig
 from outrider_client.drafting.drafting_thread import AheadCost
 from outrider_drafters.emulation.pace import Pace
@@ -94,6 +97,17 @@ def test_features_that_fill_the_link_come_coarser_until_there_is_room(controller
     replies(controller, clock, 0.01, 2960)
     controller.decide(OPENED, rtt(0.03))
     assert controller.codec is None
+
+
+def test_the_link_bounds_the_speed_that_is_predicted(controller, clock):
+    """A token's features take 125 ms, so eight tokens a second fit, however fast drafts and verdicts are."""
+    replies(controller, clock, 0.5, 4000)
+    choice = controller.decide(OPENED, rtt(0.03))
+    measured = controller._observer.measured()
+    assert choice.variant.bytes_per_token == pytest.approx(1000)
+    drafting = replace(choice, mode="stop-and-wait")
+    assert predict(measured, drafting).tokens_per_second == pytest.approx(8, rel=0.01)
+    assert predict(measured, replace(drafting, variant=Variant())).tokens_per_second > 20
 
 
 def test_a_configured_codec_stays(controller, clock):

@@ -11,7 +11,10 @@ import pytest
 
 from outrider_client.connection.link_state import LinkState
 from outrider_client.connection.policy import Patience
+from outrider_client.controller.choice import Choice
+from outrider_client.controller.hysteresis import ModeSelector
 from outrider_client.core.events import Committed, Finished, LinkChanged, RolledBack, Unverified, Verified
+from outrider_client.generation.requests import RequestTracker
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 from outrider_proto.frames import Sampling
@@ -319,6 +322,23 @@ async def test_same_prompt_again_waits_for_nothing(connect, language):
     again = await client.complete(PROMPT)
     assert again.token_ids == language.answer(PROMPT, 40)
     assert again.statistics.split_ms.wait < 10
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_auto_waits_for_features_as_it_has_chosen(connect, language, monkeypatch, waits):
+    choice = Choice("stop-and-wait", wait_for_features=waits)
+    monkeypatch.setattr(ModeSelector, "decide", lambda self: choice)
+    num_waits, receive_rows = 0, RequestTracker.receive_rows
+
+    async def counted(self, timeout_s):
+        nonlocal num_waits
+        num_waits += 1
+        await receive_rows(self, timeout_s)
+
+    monkeypatch.setattr(RequestTracker, "receive_rows", counted)
+    completion = await connect().complete(PROMPT, mode="auto")
+    assert completion.token_ids == language.answer(PROMPT, 40)
+    assert num_waits == completion.statistics.target_calls - 1 if waits else num_waits <= 2
 
 
 @pytest.mark.parametrize("mode", MODES)
