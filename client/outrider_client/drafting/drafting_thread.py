@@ -228,7 +228,10 @@ class DraftingThread:
 
     async def close(self) -> None:
         """Safe to call twice."""
-        await self._worker.stop()
+        try:
+            await asyncio.to_thread(self._worker.stop)
+        except RuntimeError:  # the interpreter is ending: executors take no more work
+            self._worker.stop()
 
     async def _run(self, tokens: Sequence[int], job: Callable[[], T]) -> T:
         # Taken before the await: rows that arrive while the job runs belong to the next one.

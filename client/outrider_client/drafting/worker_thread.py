@@ -32,15 +32,11 @@ class WorkerThread:
         self._jobs.put(job)  # type: ignore[arg-type] # a job of anything is a job
         return await job.answer
 
-    async def stop(self) -> None:
-        """Finish the queued jobs and end the thread. Safe to call twice."""
-        # Waits by a job of its own: asyncio.to_thread takes no more work once the interpreter is ending.
-        try:
-            if not self._stopped:
-                await self.run(lambda: None)
-        finally:
-            self._stopped = True
-            self._jobs.put(None)
+    def stop(self) -> None:
+        """Finish the queued jobs and end the thread. Safe to call twice. Blocks until then."""
+        self._stopped = True
+        self._jobs.put(None)
+        self._thread.join()
 
     def _work(self) -> None:
         self._prepare()

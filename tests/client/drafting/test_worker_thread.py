@@ -12,7 +12,7 @@ from outrider_client.drafting.worker_thread import WorkerThread
 def worker():
     worker = WorkerThread("worker under test")
     yield worker
-    asyncio.run(worker.stop())
+    worker.stop()
 
 
 async def test_answers_come_from_the_thread_in_order(worker):
@@ -62,12 +62,12 @@ def test_a_closed_loop_does_no_harm(worker):
 def test_prepares_in_the_thread_and_stops_twice():
     names: list[str] = []
     worker = WorkerThread("prepared", lambda: names.append(threading.current_thread().name))
-    asyncio.run(worker.stop())
-    asyncio.run(worker.stop())
+    worker.stop()
+    worker.stop()
     assert names == ["prepared"]
 
 
 async def test_after_its_end_it_takes_nothing_more(worker):
-    await worker.stop()
+    worker.stop()
     with pytest.raises(RuntimeError, match="stopped"):
         await worker.run(lambda: 7)
