@@ -58,7 +58,7 @@ def test_a_server_killed_in_mid_answer_changes_nothing(tmp_path):
 
 def test_evaluation_of_a_few(tmp_path):
     picture = tmp_path / "evaluation.png"
-    few = ("--per-family", 2, "--code", 4, "--tau-per-family", 2)
+    few = ("--per-family", 1, "--code", 2, "--tau-per-family", 1)
     result, report = run(tmp_path, "eval", *few, "--plot", picture)
     assert result.exit_code == 0, result.output
     assert picture.stat().st_size > 10_000
