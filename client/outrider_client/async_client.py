@@ -20,8 +20,8 @@ from outrider_client.controller.choice import OnlineMode
 from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.answer_text import AnswerText
 from outrider_client.core.config import ClientConfig
-from outrider_client.core.events import Event, Finished
-from outrider_client.core.prompt import is_private
+from outrider_client.core.events import Event, Finished, Warned
+from outrider_client.core.prompt import dropped_warning, is_private
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.core.statistics import Statistics
 from outrider_client.drafting.acceptance_check import AcceptanceCheck
@@ -244,7 +244,12 @@ class AsyncClient:
         shown = self._placeholders.replace(prompt) if config.privacy == "placeholder" else prompt
         generation = Generation(context, config, emit, self._placeholders.values)
         # Outside the try: a prompt that is refused here was not sent, so the session stays as it is.
-        generation.begin(context.models.encode(shown, raw=config.raw))
+        encoded = context.models.encode_newest(
+            shown, raw=config.raw, reserve=config.max_new_tokens, on_full=config.on_full_context
+        )
+        if encoded.num_dropped:
+            emit(Warned(dropped_warning(encoded.num_dropped)))
+        generation.begin(encoded.tokens)
         try:
             await context.session.set_sampling(config.sampling)
             await run_generation(generation)

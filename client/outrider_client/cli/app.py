@@ -18,7 +18,7 @@ from typer import Argument, Option
 from outrider_client.cli.access_options import access_from, with_access_options, with_port
 from outrider_client.cli.gateway import gateway_command
 from outrider_client.cli.options import client_config, with_client_options
-from outrider_client.core.config import ClientConfig
+from outrider_client.core.config import UNLIMITED, ClientConfig
 from outrider_client.display.messages import print_message, printable
 from outrider_proto.errors import LinkError, OutriderError, Refusal, UsageError
 
@@ -76,7 +76,7 @@ def generate(
     config = client_config(options, raw=raw or prompt_ids is not None)
     parsed = _parsed_prompt(prompt, prompt_ids, private or [], fences=fences, detect=detect_pii)
     from outrider_client.client import Client
-    from outrider_client.display.display import display_for, show_answer
+    from outrider_client.display.display import cut_remark, display_for, show_answer
 
     with Client(config) as client:
         try:
@@ -86,6 +86,8 @@ def generate(
             raise typer.Exit(EXIT_INTERRUPTED) from None
     if display.written.token_ids and not display.written.text and not as_json:
         print_message("the answer's tokens have no text: --json shows their ids")
+    if not as_json and (cut := cut_remark(finished, config.max_new_tokens)):
+        print_message(cut)
     if finished.reason == "unverified" and config.mode != "offline":
         print_message("the link did not come back: the end of this answer is unverified")
     if finished.reason == "private":
@@ -107,6 +109,9 @@ def chat(
         str | None,
         Option(help="Emulate a link of this profile (paper-4g, ...) to the server; /link can then cut and change it."),
     ] = None,
+    max_new_tokens: Annotated[
+        int | None, Option(help="Largest number of tokens in an answer. Default: as many as the context holds.")
+    ] = None,
     history: Annotated[
         bool, Option(help="Keep the lines typed, without private text, for the arrow keys in later chats.")
     ] = True,
@@ -124,7 +129,7 @@ def chat(
     from outrider_client.client import Client
     from outrider_client.privacy.fences import read_private_file
 
-    config = client_config(options)
+    config = client_config(options | {"max_new_tokens": UNLIMITED if max_new_tokens is None else max_new_tokens})
     conversation = ChatConversation("" if private is None else read_private_file(private))
     with contextlib.ExitStack() as stack:
         if needs_own_server(config):

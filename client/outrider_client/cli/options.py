@@ -18,6 +18,7 @@ from outrider_client.core.config import (
     DrafterType,
     LastResort,
     Mode,
+    OnFullContext,
     OnReconnect,
     Privacy,
     TreeSize,
@@ -128,6 +129,14 @@ def _options(
     max_new_tokens: Annotated[
         int, Option(help="Largest number of tokens in an answer.", rich_help_panel=_SAMPLING)
     ] = _DEFAULT.max_new_tokens,
+    on_full_context: Annotated[
+        OnFullContext,
+        Option(
+            help="What becomes of a chat too long for the context. drop: its oldest turns are left out, and you are"
+            " told; system messages and the newest turn stay. error: it is refused.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = _DEFAULT.on_full_context,
     temperature: Annotated[
         float, Option(help="Sampling temperature; 0 is greedy.", rich_help_panel=_SAMPLING)
     ] = _DEFAULT.sampling.temperature,
@@ -263,7 +272,7 @@ def _options(
     offline_limit: Annotated[
         int | None,
         Option(
-            help="Largest number of tokens the drafter writes in an outage. Default: --max-new-tokens.",
+            help="Largest number of tokens the drafter writes in an outage. Default: --max-new-tokens, or 256.",
             rich_help_panel=_OUTAGES,
         ),
     ] = None,

@@ -22,6 +22,9 @@ LastResort = Literal["lookup", "none"]
 DrafterType = Literal["float32", "bfloat16"]
 TreeSize = Literal["fixed", "auto"]
 Privacy = Literal["local", "placeholder"]
+OnFullContext = Literal["drop", "error"]
+UNLIMITED = 2**31 - 1  # max_new_tokens: as many as the context holds
+_ALONE = 256  # tokens that the drafter writes alone where nobody asked for a number: it may never end by itself
 NO_DRAFTER = "none"
 AUTO_LIMITS = TreeShape(breadth=8, levels=8, budget=32)  # of trees of automatic size, unless others are given
 
@@ -38,6 +41,7 @@ _OF_ANSWER = {
     "wait_for_link_s",
     "wait_for_features",
     "opening",
+    "on_full_context",
     "in_flight",
     "outcomes",
     "raw",
@@ -76,8 +80,9 @@ class ClientConfig:
     tree: TreeSize = "fixed"  # auto: nodes and levels as far as they pay, within `shape`
     sampling: Sampling = field(default_factory=Sampling)
     max_new_tokens: int = 256
+    on_full_context: OnFullContext = "drop"  # of a chat too long for the context: leave out the oldest turns, or raise
     on_reconnect: OnReconnect = "verify"
-    offline_limit: int | None = None  # tokens written in one outage; None: up to max_new_tokens
+    offline_limit: int | None = None  # tokens written in one outage; None: up to max_new_tokens, if that is a limit
     last_resort: LastResort = "lookup"  # fallback offline where no drafter can write: copy from the text, or stop
     wait_for_link_s: float = 0.0  # how long to wait for the link once the drafter is exhausted
     wait_for_features: bool | None = None  # before the next draft; None: if the drafter needs the newest ones
@@ -93,6 +98,7 @@ class ClientConfig:
             ("mode", Mode),
             ("tree", TreeSize),
             ("on_reconnect", OnReconnect),
+            ("on_full_context", OnFullContext),
             ("codec", Codec),
             ("last_resort", LastResort),
             ("privacy", Privacy),
@@ -127,6 +133,11 @@ class ClientConfig:
     def drafters(self) -> tuple[str | Path | DrafterSource | None, ...]:
         """All heads in order; empty without a drafter."""
         return () if self.drafter == NO_DRAFTER else (self.drafter, *self.other_heads)
+
+    @property
+    def drafter_limit(self) -> int:
+        """Largest number of tokens that the drafter writes alone in an answer on private text, or in an outage."""
+        return _ALONE if self.max_new_tokens == UNLIMITED else self.max_new_tokens
 
     def _check_heads(self) -> None:
         if self.other_heads and NO_DRAFTER in (self.drafter, *self.other_heads):

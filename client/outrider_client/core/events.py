@@ -83,7 +83,7 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """A warning about the answer's speed, not its text; emitted once."""
+    """What a user should know: a drafter that does not fit, turns left out of a full context, a cut private answer."""
 
     message: str
 

@@ -8,7 +8,7 @@ from typing import TypedDict
 from outrider_client.core.prompt_segments import Content, Segment, as_segments
 from outrider_proto.errors import UsageError
 
-ASSISTANT_ROLE = "assistant"
+SYSTEM_ROLE, USER_ROLE, ASSISTANT_ROLE = "system", "user", "assistant"
 
 
 class PlainMessage(TypedDict):
@@ -74,7 +74,7 @@ def check_form(prompt: Prompt | PlainPrompt) -> None:
             raise UsageError("prompt has a message whose content is neither text nor segments")
 
 
-def segments_of(prompt: Prompt) -> Iterator[Segment]:
+def segments_of(prompt: Prompt | PlainPrompt) -> Iterator[Segment]:
     """Yield all segments of a prompt in order; token ids have none."""
     check_form(prompt)
     if isinstance(prompt, str):
@@ -85,6 +85,21 @@ def segments_of(prompt: Prompt) -> Iterator[Segment]:
             yield item
         elif not isinstance(item, int):
             yield from as_segments(item.get("content", ""))
+
+
+def turn_starts(messages: Sequence[PlainMessage]) -> list[int]:
+    """Return where a chat may begin so that its oldest turns are left out: at its start, or at a user's message."""
+    users = [index for index, message in enumerate(messages) if message["role"] == USER_ROLE]
+    return [0, *users[1:]]
+
+
+def since(messages: Sequence[PlainMessage], start: int) -> list[PlainMessage]:
+    """Return the chat from `start` on, after all system messages before that."""
+    return [*(message for message in messages[:start] if message["role"] == SYSTEM_ROLE), *messages[start:]]
+
+
+def dropped_warning(num_dropped: int) -> str:
+    return f"the conversation is longer than the context: its {num_dropped} oldest messages are left out"
 
 
 def is_private(prompt: Prompt) -> bool:

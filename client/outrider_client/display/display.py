@@ -60,6 +60,17 @@ def show_answer(
     return finished
 
 
+def cut_remark(finished: Finished, max_new_tokens: int) -> str | None:
+    """Return that and why an answer is cut; None if it is not."""
+    match finished.reason:
+        case "context":
+            return "the answer is cut: the model's context is full"
+        case "limit" | "unverified" if finished.statistics.new_tokens >= max_new_tokens:
+            return f"the answer is cut after {max_new_tokens} tokens (--max-new-tokens)"
+        case _:
+            return None
+
+
 class PlainDisplay:
     """Plain text for pipes and files.
 

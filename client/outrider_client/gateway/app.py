@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,11 @@ from outrider_client.gateway.link_watch import LinkReport
 from outrider_client.gateway.metrics import CONTENT_TYPE
 from outrider_client.gateway.middleware import AccessMiddleware, BodyLimitMiddleware
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest, LinkCommand
-from outrider_client.gateway.request_mapping import map_chat_request, map_completion_request
+from outrider_client.gateway.request_mapping import GenerationRequest, map_chat_request, map_completion_request
 from outrider_client.gateway.response_bodies import Body, ChatFormatter, CompletionFormatter
 from outrider_client.gateway.responses import DisconnectedError, respond
 from outrider_proto.errors import OutriderError
+from outrider_proto.frames import Sampling
 
 if TYPE_CHECKING:
     from outrider_client.connection.emulated import EmulatedLink
@@ -65,16 +67,21 @@ def create_app(gateway: Gateway, emulated: EmulatedLink | None = None, *, only_l
 def _add_completions(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
-        completion = GatewayCompletion(gateway, map_chat_request(body, request.headers, gateway.client.sampling))
+        completion = await _prepared(gateway, lambda defaults: map_chat_request(body, request.headers, defaults))
         usage = completion.request.include_usage
         formatter = ChatFormatter(body.model, completion.models, stream=body.stream, include_usage=usage)
         return await respond(request, completion, formatter)
 
     @app.post("/v1/completions", response_model=None)
     async def complete(body: CompletionRequest, request: Request) -> Response:
-        completion = GatewayCompletion(gateway, map_completion_request(body, request.headers, gateway.client.sampling))
+        completion = await _prepared(gateway, lambda defaults: map_completion_request(body, request.headers, defaults))
         formatter = CompletionFormatter(body.model, completion.models, include_usage=completion.request.include_usage)
         return await respond(request, completion, formatter)
+
+
+async def _prepared(gateway: Gateway, asked: Callable[[Sampling], GenerationRequest]) -> GatewayCompletion:
+    # In a thread: a long prompt takes seconds to parse and tokenize, and all other answers would wait.
+    return await asyncio.to_thread(lambda: GatewayCompletion(gateway, asked(gateway.client.sampling)))
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:

@@ -9,14 +9,14 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Literal
 
 from outrider_client.async_client import AsyncClient
-from outrider_client.core.config import Mode
+from outrider_client.core.config import UNLIMITED, Mode
 from outrider_client.core.events import Committed, Event, Finished, RolledBack, Stats, Verified, Warned
+from outrider_client.core.prompt import dropped_warning
 from outrider_client.core.statistics import Statistics
 from outrider_client.gateway.errors import server_unreachable
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.request_mapping import GenerationRequest
 from outrider_client.gateway.text_stream import TextChunk, TextStream, UnverifiedPolicy
-from outrider_client.models.local_models import LocalModels
 from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.text.transcript import FinishReason
 from outrider_proto.errors import LinkError, Reason, Refusal
@@ -42,7 +42,7 @@ class GatewayCompletion:
         # Only a stream can take text back: a whole answer with that wish waits, too, but may end unverified.
         policy: UnverifiedPolicy = "hold" if wanted == "stream" and not request.stream else wanted
         self._text_stream = TextStream(request.stops, policy)
-        self._sent = () if self._is_local else _prompt_tokens(self.models, request)
+        self._sent = () if self._is_local else self._encode()
         self.prompt_tokens = len(self._sent) or len(self.models.split(request.prompt, raw=request.raw).whole)
         self._needs_target = wanted == "hold" and not self._is_local
         on_reconnect = "keep" if policy == "keep" else "verify"
@@ -139,19 +139,22 @@ class GatewayCompletion:
                 pass
 
     def _limit(self) -> int:
-        """Largest number of tokens in the answer. Raises Refusal for a prompt that leaves no room for any.
-
-        The server gets this number, so it counts the prompt as sent, with placeholders, not the private values.
-        """
-        room = self.models.max_context - self.prompt_tokens
-        if room < 1:
+        """Largest number of tokens in the answer. Raises Refusal for a prompt that leaves no room for any."""
+        if self.prompt_tokens >= self.models.max_context:
             message = f"prompt has {self.prompt_tokens} tokens: the target's context is {self.models.max_context}"
             raise Refusal(Reason.CONTEXT_FULL, message)
+        return self._wanted_tokens
+
+    @property
+    def _wanted_tokens(self) -> int:
         wanted = self._gateway.config.max_tokens if self.request.max_tokens is None else self.request.max_tokens
-        return room if wanted is None else min(wanted, room)
+        return UNLIMITED if wanted is None else min(wanted, UNLIMITED)
 
-
-def _prompt_tokens(models: LocalModels, request: GenerationRequest) -> tuple[int, ...]:
-    """The prompt as the server gets it, with placeholders for private text."""
-    prompt = Placeholders().replace(request.prompt) if request.has_private else request.prompt
-    return tuple(models.encode(prompt, raw=request.raw))
+    def _encode(self) -> tuple[int, ...]:
+        """The prompt as the server gets it, with placeholders for private text."""
+        request, on_full = self.request, self._gateway.client.on_full_context
+        prompt = Placeholders().replace(request.prompt) if request.has_private else request.prompt
+        encoded = self.models.encode_newest(prompt, raw=request.raw, reserve=self._wanted_tokens, on_full=on_full)
+        if encoded.num_dropped and not request.has_private:  # else the client drops them again, and tells
+            self.warnings.append(dropped_warning(encoded.num_dropped))
+        return tuple(encoded.tokens)

@@ -69,7 +69,9 @@ class Generation:
             raise Refusal(Reason.CONTEXT_FULL, f"prompt has {len(prompt)} tokens: the target's context is {room}")
         # Before the transcript begins: rows that arrive late still belong to the previous answer's positions.
         self._requests.take_arrived()
-        common = self._transcript.begin(prompt, self.config.max_new_tokens, self.config.logprobs)
+        # One more than there is room for: where the context ends first, the answer ends for that reason.
+        limit = min(self.config.max_new_tokens, self._models.max_context - len(prompt) + 1)
+        common = self._transcript.begin(prompt, limit, self.config.logprobs)
         if self._drafting is not None:
             self._drafting.begin(common)
         self._local_drafter.begin(prompt)

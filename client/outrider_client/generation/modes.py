@@ -109,7 +109,8 @@ async def decode_during_prefill(generation: Generation) -> None:
 
 async def offline(generation: Generation, is_over: Callable[[], bool] = lambda: False) -> None:
     """Write unverified tokens until the outage is over, the drafter is exhausted or `offline_limit` is reached."""
-    limit = generation.config.offline_limit
+    config = generation.config
+    limit = config.drafter_limit if config.offline_limit is None else config.offline_limit
     num_written = 0
     while generation.can_write_offline and num_written != limit and not is_over():
         await generation.write_offline()

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
-from outrider_client.core.config import ClientConfig
-from outrider_client.core.prompt import PlainMessage, PlainPrompt, plain_prompt, safe_text
+from outrider_client.core.config import ClientConfig, OnFullContext
+from outrider_client.core.prompt import (
+    PlainMessage,
+    PlainPrompt,
+    plain_prompt,
+    safe_text,
+    segments_of,
+    since,
+    turn_starts,
+)
 from outrider_client.core.prompt import Prompt as Prompt
 from outrider_client.models.private_tokens import PrivateSplit, split
 from outrider_client.models.tokenizer import TextTokenizer, load_tokenizer
@@ -35,12 +44,23 @@ from outrider_models.core.embedded import (
     target_dir,
 )
 from outrider_proto import PROTOCOL_VERSION
-from outrider_proto.errors import UsageError
+from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_proto.frames import Codec, Open, Sampling, ServerDescription
 
 # Values of lm_head, a drafter's largest matrix. Below this, CPU threads cost more in synchronization than they save.
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SMALL = 4_000_000
+
+# No real text has more characters a token: what has is refused before the tokenizer spends seconds on it.
+_MAX_CHARS_PER_TOKEN = 128
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt's token ids, and how many of its oldest messages were left out."""
+
+    tokens: list[int]
+    num_dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,9 +160,38 @@ class LocalModels:
                 raise UsageError(f"prompt has token {token}: the vocabulary has {self.vocab_size}")
         return tokens
 
+    def encode_newest(
+        self, prompt: Prompt | PlainPrompt, *, raw: bool, reserve: int, on_full: OnFullContext
+    ) -> EncodedPrompt:
+        """Encode a prompt; of a chat leave out as many of its oldest turns as `reserve` more tokens need to fit.
+
+        `reserve` counts as a quarter of the context at most. System messages and the newest turn always stay. Raises
+        UsageError, or Refusal for a text that is longer than any that fits.
+        """
+        written = plain_prompt(prompt, safe_text)
+        messages = [] if isinstance(written, str) else [item for item in written if not isinstance(item, int)]
+        starts = turn_starts(messages)
+        if on_full == "error" or len(starts) < 2:
+            return EncodedPrompt(self.encode(written, raw=raw))
+        most = self.max_context - min(reserve, self.max_context // 4)
+        tried: dict[int, list[int]] = {}
+
+        def fits(start: int) -> bool:
+            kept = since(messages, start)
+            if not self._is_short(message["content"] for message in kept):
+                return False
+            tried[start] = self.encode(kept, raw=raw)
+            return len(tried[start]) <= most
+
+        # All of it first, and only then by halves: most chats fit.
+        start = starts[0] if fits(starts[0]) else starts[min(bisect_left(starts, True, 1, key=fits), len(starts) - 1)]
+        kept = since(messages, start)
+        return EncodedPrompt(tried.get(start) or self.encode(kept, raw=raw), len(messages) - len(kept))
+
     def split(self, prompt: Prompt, *, raw: bool) -> PrivateSplit:
-        """Return the tokens before the first private segment and those from there on. Raises UsageError."""
+        """Return the tokens before the first private segment and those from there on. Raises UsageError or Refusal."""
         # No error of this path may quote the text or its tokens: errors reach logs and terminals.
+        self._check_length(segment.text for segment in segments_of(prompt))
         parts = split(prompt, self.text, raw=raw)
         if not all(0 <= token < self.vocab_size for token in parts.whole):
             raise UsageError(f"prompt has tokens beyond the vocabulary of {self.vocab_size}")
@@ -150,6 +199,7 @@ class LocalModels:
 
     def _encode(self, prompt: Prompt | PlainPrompt, raw: bool) -> list[int]:
         written = plain_prompt(prompt, safe_text)
+        self._check_length(segment.text for segment in segments_of(prompt))
         if isinstance(written, str):
             if not written.strip():
                 raise UsageError("prompt is empty: give some text")
@@ -160,6 +210,16 @@ class LocalModels:
             )
         turns = [item for item in written if not isinstance(item, int)]
         return self.text.encode_chat(turns) if turns else [item for item in written if isinstance(item, int)]
+
+    def _check_length(self, texts: Iterable[str]) -> None:
+        if not self._is_short(texts):
+            raise Refusal(
+                Reason.CONTEXT_FULL, f"prompt is far too long: the target's context is {self.max_context} tokens"
+            )
+
+    def _is_short(self, texts: Iterable[str]) -> bool:
+        """Return whether texts of so many characters may fit the context."""
+        return sum(map(len, texts)) <= _MAX_CHARS_PER_TOKEN * self.max_context
 
 
 def with_default_models(config: ClientConfig) -> ClientConfig:

@@ -43,7 +43,7 @@ class PlainTokenizer:
         self._names = names
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
+        return self._ids(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[PlainMessage]) -> list[int]:
         """Return the tokens of a chat. Raises UsageError without a chat template or for messages it rejects."""
@@ -60,7 +60,12 @@ class PlainTokenizer:
             raise UsageError(f"the chat template does not take these messages: {error}") from error
 
     def encode_part(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._ids(text, add_special_tokens=False)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # Unlike `encode`, the batch releases the GIL: a long text must not stop the other threads.
+        [encoded] = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return list(encoded.ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from outrider_client.core.config import ClientConfig
-from outrider_client.core.events import Event, Private
+from outrider_client.core.events import Event, Private, Warned
 from outrider_client.core.statistics import Meter
 from outrider_client.drafting.drafting_thread import AsyncDrafter
 from outrider_client.models.local_models import LocalModels
@@ -44,7 +44,10 @@ class LocalWriter:
         Raises UsageError if the drafter cannot continue the prompt at all.
         """
         tokens = list(prompt.whole)
-        while self._has_room(tokens):
+        while True:
+            if not self._has_room(tokens):
+                self._emit(Warned(f"the answer is cut after {self.num_new_tokens} tokens"))
+                break
             token = await self._drafting.write(tokens, self._config.sampling)
             if token is None:
                 break
@@ -61,7 +64,7 @@ class LocalWriter:
         return self._text.finish()
 
     def _has_room(self, tokens: list[int]) -> bool:
-        return self.num_new_tokens < self._config.max_new_tokens and len(tokens) < self._models.max_context
+        return self.num_new_tokens < self._config.drafter_limit and len(tokens) < self._models.max_context
 
     def _emit_token(self, token: int) -> None:
         self._meter.tokens_arrived(self._clock())

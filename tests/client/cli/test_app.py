@@ -120,7 +120,7 @@ def plain(models):
 
 def test_text_on_a_pipe(outrider, plain):
     code, out, err = outrider("generate", "hello", "--max-new-tokens", "30")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "outrider: the answer is cut after 30 tokens (--max-new-tokens)\n")
     assert out.removesuffix("\n") == plain("u:hello;a:", 30)[0].removesuffix("\n")
 
 

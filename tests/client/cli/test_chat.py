@@ -11,18 +11,20 @@ import threading
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from outrider_client.cli.app import app
 from outrider_client.cli.chat.commands import COMMANDS, SlashCommand, parse_command
 from outrider_client.cli.chat.conversation import ChatConversation
 from outrider_client.cli.chat.input import without_private
 from outrider_client.cli.chat.link import ChatLink
 from outrider_client.cli.chat.repl import ChatRepl, statistics_table
 from outrider_client.connection.link_state import LinkState
-from outrider_client.core.config import ClientConfig
+from outrider_client.core.config import UNLIMITED, ClientConfig
 from outrider_client.core.events import Committed, Finished
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.core.statistics import Statistics
-from outrider_proto.errors import LinkError, UsageError
+from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 
 
 def test_lines_with_a_slash_are_commands():
@@ -153,6 +155,45 @@ def test_a_private_conversation_says_so_and_code_starts_none(capsys):
     ]
     alone = "outrider: this conversation holds private text: answered on this device alone, until /clear"
     assert capsys.readouterr().err.splitlines() == ["outrider: private: NAME", alone, alone]
+
+
+class Cut(Scripted):
+    """Its answers end for a given reason."""
+
+    def generate(self, prompt, **overrides):
+        reason = self._answers.pop(0)
+        yield Committed(0, (1,), "bonus", reason)
+        yield Finished(reason, Statistics(new_tokens=1))
+
+
+def test_an_answer_that_is_cut_says_so(capsys):
+    chat(Cut("eos", "limit", "context", "unverified"), *"abcd", config=ClientConfig(max_new_tokens=1))
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "outrider: the answer is cut after 1 tokens (--max-new-tokens)",
+        "outrider: the answer is cut: the model's context is full",
+        "outrider: the answer is cut after 1 tokens (--max-new-tokens)",
+        "outrider: the link did not come back: the end of this answer is unverified",
+    ]
+
+
+def test_a_full_context_names_the_way_out(capsys):
+    chat(Scripted("one", Refusal(Reason.CONTEXT_FULL, "too long")), "a", "b")
+    assert capsys.readouterr().err == "outrider: too long; /clear starts a new conversation\n"
+
+
+@pytest.mark.parametrize(("options", "limit"), [([], UNLIMITED), (["--max-new-tokens", "7"], 7)])
+def test_answers_are_not_cut_unasked(monkeypatch, options, limit):
+    configs = []
+
+    def no_client(config):
+        configs.append(config)
+        raise LinkError("nobody there")
+
+    monkeypatch.setattr("outrider_client.client.Client", no_client)
+    asked = CliRunner().invoke(app, ["chat", "--mode", "offline", "--target", "embedded", *options])
+    assert isinstance(asked.exception, LinkError)
+    assert [config.max_new_tokens for config in configs] == [limit]
 
 
 def test_a_later_failure_does_not_end_the_chat(capsys):

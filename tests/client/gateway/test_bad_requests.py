@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import openai as openai_library
 import pytest
@@ -122,6 +124,51 @@ def test_a_body_too_large_is_refused_before_it_is_read(gateway, declared):
         error = json.loads(answer.read())["error"]
     assert (answer.status, error["type"]) == (413, "invalid_request_error")
     assert "8 MiB" in error["message"]
+
+
+def test_a_long_chat_loses_its_oldest_turns_and_is_told(gateway, start_gateway, server):
+    turns = [{"role": role, "content": SECRET * 60} for role in ("user", "assistant")] * 2
+    long = GOOD | {"messages": [{"role": "system", "content": "x"}, *turns, {"role": "user", "content": SECRET}]}
+    status, answer = post(gateway, long)
+    assert status == 200
+    [warning] = answer["outrider"]["warnings"]
+    assert "oldest messages are left out" in warning
+    assert answer["usage"]["prompt_tokens"] < 1024
+    with start_gateway(server, on_full_context="error") as strict:
+        status, error = post(strict, long)
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_prompt_of_megabytes_is_refused_by_its_length(gateway, models, monkeypatch):
+    """Tokenizing one takes seconds and a gigabyte."""
+    monkeypatch.setattr(models.text, "encode_part", None)
+    monkeypatch.setattr(models.text, "encode", None)
+    huge = "y" * (7 * 2**20)
+    for body, path in (
+        (message(content=huge), "/v1/chat/completions"),
+        (message(content=[{"type": "text", "text": huge, "private": True}]), "/v1/chat/completions"),
+        ({"model": "outrider", "prompt": huge}, "/v1/completions"),
+    ):
+        status, error = post(gateway, body, path)
+        assert (status, error["code"]) == (400, "context_length_exceeded")
+        assert len(error["message"]) < 200
+
+
+def test_others_are_answered_while_a_prompt_is_tokenized(gateway, models, monkeypatch):
+    begun, proceed, encode = threading.Event(), threading.Event(), models.text.encode_part
+
+    def slow(text: str) -> list[int]:
+        begun.set()
+        assert proceed.wait(60)
+        return encode(text)
+
+    monkeypatch.setattr(models.text, "encode_part", slow)
+    with ThreadPoolExecutor(1) as others:
+        asking = others.submit(post, gateway, GOOD)
+        assert begun.wait(30)
+        assert gateway.get("/health")["model"] == "outrider"
+        proceed.set()
+        assert asking.result()[0] == 200
 
 
 def test_headers_are_checked_too(gateway):

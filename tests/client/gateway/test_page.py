@@ -235,6 +235,17 @@ def test_private_text_is_marked_and_stays(behind_link, visit):
     assert all(part["private"] for part in history[1]["content"])  # it may repeat what it was written from
 
 
+def test_a_cut_answer_says_so_and_none_is_cut_unasked(behind_link, visit):
+    visitor = visit(behind_link)
+    visitor.ask("Who am I?")
+    visitor.wait_for_answers(1)
+    visitor.page.fill("#max-tokens", "3")
+    visitor.ask("Who am I?")
+    visitor.wait_for_answers(2)
+    assert [body.get("max_tokens") for body in visitor.bodies()] == [None, 3]
+    assert visitor.page.locator(".turn.assistant > .muted").all_inner_texts() == ["Stopped at the token limit."]
+
+
 def test_a_marker_that_does_not_close_is_not_sent(behind_link, visit):
     visitor = visit(behind_link)
     visitor.page.fill("#message", "Greet <<private: Ann")

@@ -13,11 +13,14 @@ from outrider_client.connection.link_state import LinkState
 from outrider_client.connection.policy import Patience
 from outrider_client.controller.choice import Choice
 from outrider_client.controller.hysteresis import ModeSelector
-from outrider_client.core.events import Committed, Finished, LinkChanged, RolledBack, Unverified, Verified
+from outrider_client.core.config import UNLIMITED
+from outrider_client.core.events import Committed, Finished, LinkChanged, RolledBack, Unverified, Verified, Warned
 from outrider_client.generation.requests import RequestTracker
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 from outrider_proto.frames import Sampling
+
+from ..conftest import EOS, MAX_CONTEXT, fake_models
 
 PROMPT = [5, 9, 12, 3]
 MAX_PROMPT = 120  # of a context of 200
@@ -422,3 +425,24 @@ async def abandon(client, prompt, after: int, **choices) -> None:
             after -= 1
             if after == 0:
                 return
+
+
+async def test_a_chat_goes_on_when_its_context_is_full(connect, language):
+    turns = [{"role": role, "content": "abcdefgh" * 6} for role in ("user", "assistant")] * 2
+    messages = [*turns, {"role": "user", "content": "abc"}]
+    with pytest.raises(Refusal, match="context is 200"):
+        await connect().complete([*messages, *messages], on_full_context="error")
+    async with contextlib.aclosing(connect().generate(messages)) as events:
+        said = [event async for event in events if isinstance(event, Warned | Finished)]
+    assert [event.message for event in said[:-1]] == [
+        "the conversation is longer than the context: its 2 oldest messages are left out"
+    ]
+    kept = fake_models(language, None).encode(messages[2:], raw=False)
+    assert said[-1].statistics.new_tokens == len(language.answer(kept, 40))
+
+
+async def test_without_a_limit_an_answer_ends_with_the_context(connect, language):
+    completion = await connect().complete(PROMPT, max_new_tokens=UNLIMITED, mode="stream")
+    expected = language.answer(PROMPT, 1000)[: MAX_CONTEXT - len(PROMPT)]
+    assert completion.token_ids == expected
+    assert completion.reason == ("context" if expected[-1] != EOS else "eos")

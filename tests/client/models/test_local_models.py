@@ -6,7 +6,9 @@ import torch
 from outrider_client import ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters import TreeShape, grow_tree
-from outrider_proto.errors import UsageError
+from outrider_proto.errors import Reason, Refusal, UsageError
+
+from ..conftest import MAX_CONTEXT, VOCAB, Letters
 
 
 @pytest.mark.parametrize(
@@ -25,3 +27,51 @@ def test_drafters_have_the_type_that_was_asked_for(golden, name, dtype):
 def test_another_type_is_refused():
     with pytest.raises(UsageError, match="drafter_dtype='float64': need one of float32, bfloat16"):
         ClientConfig(drafter_dtype="float64")
+
+
+class CountingLetters(Letters):
+    """Counts the characters that it tokenizes."""
+
+    num_chars = 0
+
+    def encode(self, text):
+        self.num_chars += len(text)
+        return super().encode(text)
+
+
+def chat_of(*lengths: int) -> list[dict[str, str]]:
+    """A system message and turns of a question and an answer each, the last one without its answer."""
+    turns = [
+        {"role": role, "content": letter * length}
+        for letter, length in zip("bcdefg", lengths, strict=False)
+        for role in ("user", "assistant")
+    ]
+    return [{"role": "system", "content": "a"}, *turns[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_dropped"),
+    [((10,), 0), ((30, 30, 20), 0), ((60, 60, 40), 4), ((70, 20, 20), 2), ((20, 20, 70, 20), 6), ((20, 190), 2)],
+)
+def test_a_full_context_drops_the_oldest_turns(lengths, num_dropped):
+    models, messages = LocalModels(None, VOCAB, MAX_CONTEXT, (), "t", "k", Letters), chat_of(*lengths)
+    encoded = models.encode_newest(messages, raw=False, reserve=10**6, on_full="drop")
+    assert encoded.num_dropped == num_dropped
+    assert encoded.tokens == models.encode([messages[0], *messages[1 + num_dropped :]], raw=False)
+    if num_dropped:
+        one_more = [messages[0], *messages[num_dropped - 1 :]]
+        assert len(models.encode(one_more, raw=False)) > MAX_CONTEXT - MAX_CONTEXT // 4
+
+
+def test_text_beyond_any_context_is_refused_before_it_is_tokenized():
+    letters = CountingLetters()
+    models = LocalModels(None, VOCAB, MAX_CONTEXT, (), "t", "k", lambda: letters)
+    for messages in ([{"role": "user", "content": "x" * 10**6}], chat_of(5, 10**6)):
+        with pytest.raises(Refusal, match="far too long") as refused:
+            models.encode_newest(messages, raw=False, reserve=1, on_full="drop")
+        assert refused.value.reason is Reason.CONTEXT_FULL
+        with pytest.raises(Refusal, match="far too long"):
+            models.split(messages, raw=False)
+    assert letters.num_chars == 0
+    assert models.encode_newest(chat_of(10**6, 5), raw=False, reserve=1, on_full="drop").num_dropped == 2
+    assert letters.num_chars < 100

@@ -15,11 +15,11 @@ from outrider_client.cli.chat.link import ChatLink
 from outrider_client.client import Client
 from outrider_client.core.config import ClientConfig, Mode, Privacy
 from outrider_client.core.statistics import Statistics
-from outrider_client.display.display import display_for, show_answer
+from outrider_client.display.display import cut_remark, display_for, show_answer
 from outrider_client.display.messages import print_message, printable
 from outrider_client.display.status_line import format_bytes
 from outrider_client.privacy.fences import private_kinds, read_private_file
-from outrider_proto.errors import OutriderError, UsageError
+from outrider_proto.errors import OutriderError, Reason, Refusal, UsageError
 
 View = Literal["markdown", "origins"]
 
@@ -39,6 +39,7 @@ class ChatRepl:
         self._client = client
         self._mode: Mode = config.mode
         self._privacy: Privacy = config.privacy
+        self._max_new_tokens = config.max_new_tokens
         self._view: View = "markdown"
         self._as_json = as_json
         self._conversation = conversation
@@ -60,7 +61,8 @@ class ChatRepl:
             except OutriderError as error:
                 if not self._statistics and not line.startswith("/"):
                     raise
-                print_message(str(error))
+                is_full = isinstance(error, Refusal) and error.reason is Reason.CONTEXT_FULL
+                print_message(f"{error}; /clear starts a new conversation" if is_full else str(error))
 
     def _answer(self, line: str) -> None:
         self._conversation.add_question(line)
@@ -71,6 +73,10 @@ class ChatRepl:
                 self._client, self._conversation.messages, display, mode=self._mode, privacy=self._privacy
             )
             self._statistics.append(finished.statistics)
+            if not self._as_json and (cut := cut_remark(finished, self._max_new_tokens)):
+                print_message(cut)
+            if finished.reason == "unverified" and self._mode != "offline":
+                print_message("the link did not come back: the end of this answer is unverified")
         except KeyboardInterrupt:
             print_message("stopped")
         except OutriderError:

@@ -10,7 +10,9 @@ const MODES = ["auto", "pipelined", "proactive", "stop-and-wait", "server-draft"
 const KINDS = ["", "PERSON", "EMAIL", "PHONE", "ADDRESS", "NUMBER"];
 const KEPT_SETTINGS = ["mode", "privacy", "max-tokens", "temperature", "tint", "copy-tint", "appearance"];
 const REMARKS = {
-  length: "Stopped at the token limit.",
+  limit: "Stopped at the token limit.",
+  context: "Stopped: the model's context is full.",
+  unverified: "The link did not come back: the end of this answer is unverified.",
   private: "Written on this device alone: the conversation holds private text. A new conversation asks the server again.",
   link: "The link broke, and the drafter could not continue alone.",
 };
@@ -57,7 +59,8 @@ async function answer(written) {
       if (chunk.error) throw new Error(chunk.error.message);
       const choice = chunk.choices[0];
       if (choice) text.take(choice.delta?.content ?? "", chunk.outrider);
-      remark = REMARKS[chunk.outrider?.reason ?? choice?.finish_reason] ?? remark;
+      const told = [REMARKS[chunk.outrider?.reason], ...(chunk.outrider?.warnings ?? []).map(sentence)].filter(Boolean);
+      remark = told.join(" ") || remark;
       statistics = chunk.outrider?.statistics ?? statistics;
       follow();
     }
@@ -75,6 +78,8 @@ async function answer(written) {
   history.keep(conversation);
   list();
 }
+
+const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 
 function takeBack(turn, written, error) {
   turn.previousElementSibling.remove();
