@@ -138,17 +138,6 @@ class GrpcTransport:
                 message = await _stub(channel).Describe(pb.DescribeRequest(), metadata=self.metadata())
         return description_from_proto(message)
 
-    async def measure(self) -> float:
-        """Measure the round trip of a call, in seconds, on a fresh connection. Raises what `describe` does."""
-        metadata = self.metadata()
-        async with self.channel() as channel, self.explain_failures():
-            with translate_errors(f"cannot reach {self.address}"):
-                # The first call also pays for TCP, TLS and HTTP/2; only the second one is timed.
-                await _stub(channel).Describe(pb.DescribeRequest(), metadata=metadata)
-                started = time.perf_counter()
-                await _stub(channel).Describe(pb.DescribeRequest(), metadata=metadata)
-        return time.perf_counter() - started
-
     async def close(self) -> None:
         """Do nothing: no resource outlives its connection."""
 
@@ -184,6 +173,38 @@ class GrpcTransport:
             # A server that was reached before stays a LinkError: a captive portal may answer in its place for now.
             raise (LinkError(message) if self._was_reached else TrustError(message)) from error
         self._was_reached = True
+
+
+class GrpcProbe:
+    """Measures round trips to a server, on one connection."""
+
+    def __init__(self, transport: GrpcTransport) -> None:
+        self._transport = transport
+        self._channel: grpc.aio.Channel | None = None
+
+    async def measure(self) -> float:
+        """Return the time that a call takes, in seconds. Raises LinkError, Refusal or UsageError."""
+        if self._channel is not None:
+            try:
+                return await self._call(self._channel)
+            except LinkError:  # the server may have been restarted: a new connection tells
+                await self.close()
+        self._channel = self._transport.channel()
+        await self._call(self._channel)  # it also pays for TCP, TLS and HTTP/2, so it is not the one that counts
+        return await self._call(self._channel)
+
+    async def close(self) -> None:
+        """Close the connection. Safe to call twice; `measure` opens another one."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def _call(self, channel: grpc.aio.Channel) -> float:
+        transport, started = self._transport, time.perf_counter()
+        async with transport.explain_failures():
+            with translate_errors(f"cannot reach {transport.address}"):
+                await _stub(channel).Describe(pb.DescribeRequest(), metadata=transport.metadata())
+        return time.perf_counter() - started
 
 
 def _stub(channel: grpc.aio.Channel) -> VerifierStub:

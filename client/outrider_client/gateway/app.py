@@ -105,6 +105,7 @@ def _add_models(app: FastAPI, gateway: Gateway) -> None:
 def _add_state(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/health")
     async def health() -> Body:
+        gateway.watch.wake()
         state = gateway.watch.state
         status = "ok" if state in (LinkState.ONLINE, LinkState.RESUMING) else "offline"
         health = {"status": status, "link": state.value, "model": gateway.config.names[0]}

@@ -67,6 +67,7 @@ class GatewayCompletion:
         started = time.perf_counter()
         offline_s = self._gateway.watch.offline_s
         if self._needs_target and offline_s is not None and offline_s >= self._gateway.client.wait_for_link_s:
+            self._gateway.watch.wake()  # probed ever less often while it is away; but now somebody asks for it
             raise server_unreachable(_NO_TARGET)
         async with self._gateway.pool.acquire(self.drafter, self._sent, is_private=self._is_local) as client:
             client.begin_conversation()  # the session's last request may have been another app's

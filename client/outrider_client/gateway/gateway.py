@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider_client.async_client import AsyncClient
-from outrider_client.connection.grpc_transport import GrpcTransport
+from outrider_client.connection.grpc_transport import GrpcProbe, GrpcTransport
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.gateway.errors import ApiError, unknown_model
@@ -76,9 +76,9 @@ class Gateway:
         self._on_link_change = on_link_change
         self._on_mismatch = on_mismatch
         self.mismatch: str | None = None  # what the server and the models differ in
-        transport = self._transport = GrpcTransport(client.server, client.access)
+        self._transport = GrpcTransport(client.server, client.access)
         self.pool = SessionPool(self._new_client, config.sessions, config.queue)
-        self.watch = LinkWatch(self.pool, transport, self._link_changed)
+        self.watch = LinkWatch(self.pool, GrpcProbe(self._transport), self._link_changed)
         self.metrics.set_link_state(self.watch.state)
         self.metrics.set_gauge("num_requests_running", lambda: self.pool.num_running)
         self.metrics.set_gauge("num_requests_waiting", lambda: self.pool.num_waiting)

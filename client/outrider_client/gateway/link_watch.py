@@ -17,17 +17,21 @@ from outrider_client.gateway.session_pool import SessionPool
 from outrider_client.privacy.safe_prefix import HUNG_UP
 from outrider_proto.errors import OutriderError
 
-WATCHED_S = 1.0  # between probes while a page watches, or the link is down
-_IDLE_S = 5.0  # between probes otherwise
+WATCHED_S = 1.0  # between probes while a page watches
+_AWAY_S = 30.0  # at most, between probes of a server that is away while nobody watches
 _PROBE_TIMEOUT_S = 2.0
 _REACHABLE = (LinkState.ONLINE, LinkState.RESUMING)
 
 
 class Probe(Protocol):
-    """Measures the round trip to the server."""
+    """Measures the round trip to the server, on a connection that it may keep."""
 
     async def measure(self) -> float:
         """Return the round trip in seconds. Raises OutriderError."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection. Safe to call twice; `measure` opens another one."""
         ...
 
 
@@ -55,7 +59,9 @@ class LinkWatch:
         self._statistics = Statistics()
         self._mode: str | None = None
         self._changed = asyncio.Event()
+        self._wanted = asyncio.Event()
         self._num_watchers = 0
+        self._num_failures = 0  # probes in a row
 
     def observe(self, client: AsyncClient, event: Event) -> None:
         """Update from an event of an answer."""
@@ -77,6 +83,10 @@ class LinkWatch:
         """Seconds that the link has been down; None if it is not."""
         return None if self._offline_since is None else time.monotonic() - self._offline_since
 
+    def wake(self) -> None:
+        """Have the server probed soon: somebody looks."""
+        self._wanted.set()
+
     def notify(self) -> None:
         """Wake all that wait in `reports`."""
         # A new event for the next change: clearing this one could beat a waiter to its wake-up.
@@ -92,6 +102,7 @@ class LinkWatch:
     async def reports(self) -> AsyncGenerator[LinkReport, None]:
         """Yield a report at once, at each change, and every WATCHED_S."""
         self._num_watchers += 1
+        self.wake()
         try:
             while True:
                 yield self.report
@@ -102,13 +113,31 @@ class LinkWatch:
             self._num_watchers -= 1
 
     async def run(self) -> None:
-        """Probe the server, until cancelled, while no answer uses the link."""
-        while True:
-            # Private answers do not count: a pause in the probes would show the server how long one takes.
-            if self._pool.num_using_link == 0:
-                await self._probe_server()
-            is_watched = self._num_watchers or self.state not in _REACHABLE
-            await asyncio.sleep(WATCHED_S if is_watched else _IDLE_S)
+        """Probe the server, until cancelled, while no answer uses the link.
+
+        Every WATCHED_S while a page watches. Else once for each `wake`, and a server that is away ever less often: an
+        idle device sends nothing.
+        """
+        try:
+            while True:
+                self._wanted.clear()
+                # Private answers do not count: a pause in the probes would show the server how long one takes.
+                if self._pool.num_using_link == 0:
+                    await self._probe_server()
+                await asyncio.sleep(WATCHED_S)
+                if not self._num_watchers:
+                    await self._rest()
+        finally:
+            await self._probe.close()
+
+    async def _rest(self) -> None:
+        """Wait until somebody looks, or a server that is away is due again."""
+        # Closed: the server would ping an idle connection to learn whether the device is still there.
+        await self._probe.close()
+        away_s = min(WATCHED_S * 2.0 ** min(self._num_failures, 16), _AWAY_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if self.state in _REACHABLE else away_s):
+                await self._wanted.wait()
 
     async def _probe_server(self) -> None:
         try:
@@ -116,8 +145,11 @@ class LinkWatch:
                 self._rtt_s = await self._probe.measure()
         except (OutriderError, TimeoutError):
             state = LinkState.OFFLINE
+            self._num_failures += 1
+            await self._probe.close()  # a TCP connection that was cut off recovers later than a new one connects
         else:
             state = LinkState.ONLINE
+            self._num_failures = 0
         if self._pool.num_using_link == 0:  # else an answer began meanwhile, which knows the state better
             self._set_state(state)
 
@@ -125,5 +157,7 @@ class LinkWatch:
         if state is not self.state:
             self.state = state
             self._offline_since = time.monotonic() if state is LinkState.OFFLINE else None
+            if state is LinkState.OFFLINE:
+                self.wake()  # an answer may have lost the link: from here on the probes look for it
             self._on_change(state)
             self.notify()

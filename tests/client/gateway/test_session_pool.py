@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
+from outrider_client.connection.link_state import LinkState
 from outrider_client.gateway import link_watch
 from outrider_client.gateway.errors import ApiError
 from outrider_client.gateway.session_pool import SessionPool
+from outrider_proto.errors import LinkError
 
 
 class Held:
@@ -102,7 +104,6 @@ async def test_a_request_cancelled_while_a_session_closes_keeps_none(pool, made)
 async def test_a_private_answer_does_not_stop_the_probes(pool, monkeypatch):
     """A pause of the probes would reveal how long it took."""
     monkeypatch.setattr(link_watch, "WATCHED_S", 0)
-    monkeypatch.setattr(link_watch, "_IDLE_S", 0)
     looked = asyncio.Event()
 
     class Probe:
@@ -110,7 +111,13 @@ async def test_a_private_answer_does_not_stop_the_probes(pool, monkeypatch):
             looked.set()
             return 0.1
 
-    watching = asyncio.create_task(link_watch.LinkWatch(pool, Probe(), lambda state: None).run())
+        async def close(self) -> None:
+            pass
+
+    watch = link_watch.LinkWatch(pool, Probe(), lambda state: None)
+    watching = asyncio.create_task(watch.run())
+    page = watch.reports()
+    await anext(page)
     async with pool.acquire("d", (), is_private=True):
         await asyncio.wait_for(looked.wait(), 10)
         async with pool.acquire("d", (1,)):
@@ -119,6 +126,74 @@ async def test_a_private_answer_does_not_stop_the_probes(pool, monkeypatch):
                 await asyncio.sleep(0)
             assert not looked.is_set()
     watching.cancel()
+    await page.aclose()
+
+
+class CountingProbe:
+    """Of a server that is there or away: how often it was probed, and whether a connection is open."""
+
+    def __init__(self) -> None:
+        self.num_probes = 0
+        self.is_open = self.is_away = False
+        self.probed = asyncio.Event()
+
+    async def measure(self) -> float:
+        self.num_probes += 1
+        self.probed.set()
+        self.is_open = True
+        if self.is_away:
+            raise LinkError("away")
+        return 0.1
+
+    async def close(self) -> None:
+        self.is_open = False
+
+
+@pytest.fixture
+async def probed(pool, monkeypatch):
+    """A running watch with a second of a millisecond, and its probe."""
+    monkeypatch.setattr(link_watch, "WATCHED_S", 0.001)
+    probe = CountingProbe()
+    watch = link_watch.LinkWatch(pool, probe, lambda state: None)
+    watching = asyncio.create_task(watch.run())
+    yield watch, probe
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert not probe.is_open
+
+
+async def probes(probe: CountingProbe, count: int) -> None:
+    async with asyncio.timeout(10):
+        while probe.num_probes < count:
+            probe.probed.clear()
+            await probe.probed.wait()
+
+
+async def test_an_idle_gateway_sends_nothing_until_somebody_looks(probed):
+    watch, probe = probed
+    await probes(probe, 1)  # at the start
+    await asyncio.sleep(0.1)
+    assert probe.num_probes == 1
+    assert not probe.is_open
+    watch.wake()
+    await probes(probe, 2)
+    page = watch.reports()
+    await anext(page)
+    await probes(probe, 9)
+    await page.aclose()
+
+
+async def test_a_server_that_is_away_is_probed_ever_less_often(probed):
+    watch, probe = probed
+    probe.is_away = True
+    watch.wake()
+    await asyncio.sleep(0.3)
+    assert probe.num_probes < 14  # 1 + 2 + 4 + ... ms
+    probe.is_away = False
+    watch.wake()
+    count = probe.num_probes
+    await probes(probe, count + 1)
+    assert watch.state is LinkState.ONLINE
 
 
 async def test_a_request_that_stops_waiting_leaves_no_trace(pool):
