@@ -15,7 +15,7 @@ from outrider_proto.tree import MAX_NODES
 from outrider_server.config.schema import FORBID_EXTRA, Flag
 from outrider_server.config.security import SecurityConfig
 from outrider_server.config.telemetry import TelemetryConfig
-from outrider_server.kv.size import MemorySize
+from outrider_server.kv.size import KVLayout, MemorySize
 
 SchedulerName = Literal["fair", "plain"]
 _CHUNK_TOKENS = 512
@@ -52,8 +52,18 @@ class LimitsConfig:
     adaptive_trees: Annotated[bool, Flag("Ask clients for smaller draft trees while the server is busy.")] = True
     kv_memory: Annotated[
         str | None,
-        Flag("Memory for K/V and features of all sessions, such as 2GiB, or a share of what is free. Default: 50%."),
+        Flag(
+            "Memory for K/V and features of all sessions, such as 2GiB, or a share of what is free. Default: 50%, on a"
+            " GPU 90%."
+        ),
     ] = None
+    kv_layout: Annotated[
+        KVLayout,
+        Flag(
+            "Layout of K/V rows: paged (pages of 32 tokens in one arena, one attention call a layer for all sessions),"
+            " contiguous (a buffer a session), or auto: paged on a GPU, contiguous on a CPU, where it is faster."
+        ),
+    ] = "auto"
     shared_prefixes: Annotated[
         Literal["payer", "all", "none"],
         Flag("Sessions that share K/V rows of a common prefix: those of one key (payer), all, or none."),
@@ -82,6 +92,8 @@ class LimitsConfig:
             raise UsageError(f"scheduler={self.scheduler}: need one of {', '.join(get_args(SchedulerName))}")
         if self.kv_memory is not None:
             MemorySize.parse(self.kv_memory)
+        if self.kv_layout not in get_args(KVLayout):
+            raise UsageError(f"kv_layout={self.kv_layout}: need one of {', '.join(get_args(KVLayout))}")
         if not self.room_wait_s >= 0:
             raise UsageError(f"room_wait={self.room_wait_s}: need 0 seconds or more")
         if not self.stall_s > 0:

@@ -24,6 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.engine.grouped_attention import AttentionGroup, group_segments, wide_scores
+from outrider_server.engine.paged_attention import PagedGroup, group_pages
 
 Part: TypeAlias = tuple[Tensor, Tensor]  # keys and values of one layer, [kv_heads, n, dim] each
 IMPLEMENTATION = "outrider_slots"
@@ -42,7 +43,7 @@ class SlotAttention(Protocol):
 class FlatBatch:
     """The segments of one pass; with `grouped`, similar ones share one product.
 
-    `invariant`: each on its own, in float64 (batch_invariant.py).
+    `invariant`: each on its own, in float64 (BatchInvariantLinear).
     """
 
     def __init__(self, segments: Sequence[BatchSegment], *, grouped: bool = False, invariant: bool = False) -> None:
@@ -50,18 +51,26 @@ class FlatBatch:
         self._attend = _attend_invariant if invariant else _attend_segment
         self._num_rows = sum(segment.num_rows for segment in segments)
         self._groups: list[AttentionGroup] = []
+        self._paged: list[PagedGroup] = []
         self._single: list[tuple[int, BatchSegment]] = []  # with the index of their first row
         first = 0
         for segment in segments:
             self._single.append((first, segment))
             first += segment.num_rows
-        if grouped and not invariant and len(segments) > 1:
+        if grouped and not invariant:
+            self._paged, self._single = group_pages(self._single)
+        if grouped and not invariant and len(self._single) > 1:
             self._groups, self._single = group_segments(self._single)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        if len(self._single) == 1 and not self._groups:
+        if len(self.segments) == len(self._single) == 1:
             return self._attend(self.segments[0], layer, query, key[0], value[0], call)
+        if len(self._paged) == 1 and not self._groups and not self._single:
+            return self._paged[0].attend(layer, query[0], key[0], value[0], call)[None]
         out = query.new_empty(1, self._num_rows, query.shape[1], value.shape[3])
+        for paged in self._paged:
+            own_query, own_key, own_value = (each[0].index_select(1, paged.rows) for each in (query, key, value))
+            out[0].index_copy_(0, paged.rows, paged.attend(layer, own_query, own_key, own_value, call))
         for group in self._groups:
             group.attend(layer, query[0], key[0], value[0], call, out[0])
         for first, segment in self._single:

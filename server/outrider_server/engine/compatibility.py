@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch
-from outrider_server.engine.batch_invariant import BatchInvariantLinear
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
+from outrider_server.engine.hf_model import BatchInvariantLinear
 from outrider_server.kv.budget import KVShape
 from outrider_server.kv.slot import KVSlot
 

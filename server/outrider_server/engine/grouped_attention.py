@@ -11,7 +11,7 @@ Python and a call into torch cost more than the arithmetic of such a segment; th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
-from outrider_server.kv.buffers import BufferSlab
+from outrider_server.kv.buffers import BufferSlab, KVBuffer
 from outrider_server.kv.prefix import Prefix
 
 Placed: TypeAlias = tuple[int, BatchSegment]  # and where its rows begin in the flat batch
-_FEW_ROWS = (8, 16, 32, 64)  # segments are padded to the most rows of their kind
+FEW_ROWS = (8, 16, 32, 64)  # segments are padded to the most rows of their kind
 _MAX_PADDING = 1.5  # most keys of a group, times those of its shortest member, plus
 _FEW_KEYS = 128  # so many, which cost less than a separate product
 _MOST_SCORES = 2**20  # scores of one head: memory that no budget counts
@@ -35,7 +35,7 @@ class _Lanes:
 
     def __init__(self, slab: BufferSlab, first: int, members: Sequence[Placed], device: torch.device) -> None:
         segments = [segment for _, segment in members]
-        lanes = [segment.slot.buffer.lane for segment in segments]
+        lanes = [_buffer(segment).lane for segment in segments]
         self._slab = slab
         self._neighbors = slice(lanes[0], lanes[0] + len(lanes)) if _are_neighbors(lanes) else None
         self.places = slice(first, first + len(segments))
@@ -44,7 +44,7 @@ class _Lanes:
         for begin, segment in members:
             count = np.arange(segment.num_rows)
             rows.append(begin + count)
-            targets.append(segment.slot.buffer.lane * slab.capacity + segment.slot.length - segment.slot.start + count)
+            targets.append(_buffer(segment).lane * slab.capacity + segment.slot.length - segment.slot.start + count)
         tables = [np.array(lanes), np.concatenate(rows), np.concatenate(targets)]
         self._lanes, self._rows, self._targets = (torch.from_numpy(table).to(device) for table in tables)
 
@@ -67,7 +67,7 @@ class AttentionGroup:
     def __init__(self, members: Sequence[Placed]) -> None:
         slabs: dict[BufferSlab, list[Placed]] = defaultdict(list)
         for member in members:
-            slabs[member[1].slot.buffer.slab].append(member)
+            slabs[_buffer(member[1]).slab].append(member)
         ordered: list[Placed] = []
         self._parts: list[_Lanes] = []
         self._slot = members[0][1].slot
@@ -106,7 +106,7 @@ class AttentionGroup:
         if call.fits_fused_kernel and self._slot.prefix is None:
             answer = scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=call.scaling)
         else:
-            answer = self._by_hand(rows, keys, values, mask, layer, call)
+            answer = attend_by_hand(rows, keys, values, mask, self._num_rows, self._slot.shared(layer), call)
         answer = answer.view(count, kv_heads, group, self._num_rows, -1).permute(0, 3, 1, 2, 4)
         answer = answer.reshape(count * self._num_rows, heads, -1)
         out.index_copy_(0, self._rows, answer.index_select(0, self._back))
@@ -120,27 +120,6 @@ class AttentionGroup:
         for part, own in zip(self._parts, parts, strict=True):
             padded_all[part.places, : part.num_keys] = own
         return padded_all.transpose(1, 2)
-
-    def _by_hand(
-        self, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, layer: int, call: AttentionCall
-    ) -> Tensor:
-        """Attend without the fused kernel: rows [members, kv_heads, n, dim], keys and values as from _merged()."""
-        members, kv_heads, count, _ = rows.shape
-        shared = self._slot.shared(layer)
-        merged = rows.transpose(0, 1).reshape(kv_heads, members * count, -1)
-        scores = [wide_scores(merged, part).view(kv_heads, members, count, -1) for part, _ in shared]
-        own = wide_scores(rows, keys)
-        everything = torch.cat([*(each.transpose(0, 1) for each in scores), own], dim=-1) * call.scaling
-        if call.softcap is not None:
-            everything = torch.tanh(everything / call.softcap) * call.softcap
-        of_heads = (everything + mask).view(members, -1, self._num_rows, everything.shape[-1])
-        weights = call.weights(of_heads).to(rows.dtype).reshape(everything.shape)
-        shares = torch.split(weights, [*(part.shape[1] for part, _ in shared), self._num_keys], dim=-1)
-        answer = torch.matmul(shares[-1], values)
-        for share, (_, part) in zip(shares, shared, strict=False):
-            of_shared = torch.bmm(share.transpose(0, 1).reshape(kv_heads, members * count, -1), part)
-            answer = answer + of_shared.view(kv_heads, members, count, -1).transpose(0, 1)
-        return answer
 
     def _mask(self, window: int | None, group: int) -> Tensor:
         """Return the additive mask [members, 1, group * rows, start + keys]; padded rows see all and are dropped."""
@@ -165,6 +144,37 @@ class AttentionGroup:
         return self._masks[window, group]
 
 
+def attend_by_hand(
+    rows: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    num_rows: int,
+    shared: Sequence[tuple[Tensor, Tensor]],
+    call: AttentionCall,
+) -> Tensor:
+    """Attend without the fused kernel, to keys of their own and to those that all share.
+
+    Map rows [members, kv_heads, group * num_rows, dim], keys and values [members, kv_heads, keys, dim] and `shared`
+    [kv_heads, n, dim] to [members, kv_heads, group * num_rows, value_dim].
+    """
+    members, kv_heads, count, _ = rows.shape
+    merged = rows.transpose(0, 1).reshape(kv_heads, members * count, -1) if shared else rows
+    scores = [wide_scores(merged, part).view(kv_heads, members, count, -1) for part, _ in shared]
+    own = wide_scores(rows, keys)
+    everything = torch.cat([*(each.transpose(0, 1) for each in scores), own], dim=-1) * call.scaling
+    if call.softcap is not None:
+        everything = torch.tanh(everything / call.softcap) * call.softcap
+    of_heads = (everything + mask).view(members, -1, num_rows, everything.shape[-1])
+    weights = call.weights(of_heads).to(rows.dtype).reshape(everything.shape)
+    shares = torch.split(weights, [*(part.shape[1] for part, _ in shared), keys.shape[2]], dim=-1)
+    answer = torch.matmul(shares[-1], values)
+    for share, (_, part) in zip(shares, shared, strict=False):
+        of_shared = torch.bmm(share.transpose(0, 1).reshape(kv_heads, members * count, -1), part)
+        answer = answer + of_shared.view(kv_heads, members, count, -1).transpose(0, 1)
+    return answer
+
+
 def wide_scores(rows: Tensor, keys: Tensor) -> Tensor:
     """Multiply rows [..., n, dim] with keys [..., k, dim] to scores [..., n, k] in float32, or in their wider type.
 
@@ -179,14 +189,14 @@ def group_segments(placed: Sequence[Placed]) -> tuple[list[AttentionGroup], list
     kinds: dict[tuple[Prefix | None, int], list[Placed]] = defaultdict(list)
     single: list[Placed] = []
     for first, segment in placed:
-        size = next((most for most in _FEW_ROWS if segment.num_rows <= most), 0)
-        if size and segment.slot.buffer.slab.num_lanes > 1:
+        size = next((most for most in FEW_ROWS if segment.num_rows <= most), 0)
+        if size and _buffer(segment).slab.num_lanes > 1:
             kinds[segment.slot.prefix, size].append((first, segment))
         else:
             single.append((first, segment))
     found: list[AttentionGroup] = []
     for (_, size), kind in kinds.items():
-        for members in _similar(kind, size):
+        for members in similar(kind, size, _own_keys, _MOST_SCORES):
             if len(members) > 1:
                 found.append(AttentionGroup(members))
             else:
@@ -194,21 +204,24 @@ def group_segments(placed: Sequence[Placed]) -> tuple[list[AttentionGroup], list
     return found, single
 
 
-def _similar(kind: Sequence[Placed], num_rows: int) -> list[list[Placed]]:
-    """Split segments into groups of similar length, small enough for their scores."""
+def similar(
+    kind: Sequence[Placed], num_rows: int, num_keys: Callable[[BatchSegment], int], most_keys: int
+) -> list[list[Placed]]:
+    """Split segments into groups of similar length, small enough for their scores, and of at most `most_keys` keys."""
     groups: list[list[Placed]] = []
     longest = most = 0
-    for member in sorted(kind, key=lambda placed: -_own_keys(placed[1])):
-        slot, own = member[1].slot, _own_keys(member[1])
+    for member in sorted(kind, key=lambda placed: -num_keys(placed[1])):
+        slot, own = member[1].slot, num_keys(member[1])
         if not groups or len(groups[-1]) == most or longest > _MAX_PADDING * own + _FEW_KEYS:
             groups.append([])
-            longest, most = own, max(1, _MOST_SCORES // (num_rows * (slot.start + own)))
+            longest, keys = own, slot.length + member[1].num_rows
+            most = max(1, min(_MOST_SCORES // (num_rows * keys), most_keys // keys))
         groups[-1].append(member)
     return groups
 
 
 def _lane(placed: Placed) -> int:
-    return placed[1].slot.buffer.lane
+    return _buffer(placed[1]).lane
 
 
 def _are_neighbors(lanes: Sequence[int]) -> bool:
@@ -217,3 +230,8 @@ def _are_neighbors(lanes: Sequence[int]) -> bool:
 
 def _own_keys(segment: BatchSegment) -> int:
     return segment.slot.length - segment.slot.start + segment.num_rows
+
+
+def _buffer(segment: BatchSegment) -> KVBuffer:
+    assert isinstance(segment.slot.buffer, KVBuffer)
+    return segment.slot.buffer

@@ -218,7 +218,11 @@ class Sequence:
 
     def activations(self) -> Activations:
         """Return the activations of all rows without features."""
-        keys, values = self.slot.rows(self._num_features, self.slot.length)
+        first, stop = self._num_features, self.slot.length
+        if self.tap is not None and self.tap.needs_kv:
+            keys, values = self.slot.rows(first, stop)
+        else:
+            keys = values = torch.empty(self.slot.shape.layers, self.slot.shape.kv_heads, stop - first, 0)
         hidden = {layer: rows[0] if len(rows) == 1 else torch.cat(rows) for layer, rows in self._hidden.items()}
         return Activations(keys=keys, values=values, hidden=hidden)
 

@@ -18,10 +18,10 @@ from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import SlotAttention, register
-from outrider_server.engine.batch_invariant import BatchInvariantLinear
 from outrider_server.engine.compatibility import check_against_eager, check_invariance, probe
 from outrider_server.engine.fused_llama import FusedLlama, fused_llama
 from outrider_server.engine.hf_model import (
+    BatchInvariantLinear,
     context_length,
     costly_placement,
     eos_token_ids,

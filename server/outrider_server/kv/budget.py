@@ -14,6 +14,7 @@ from outrider_server.kv.size import MemorySize, show_bytes
 
 _log = logging.getLogger(__name__)
 _DEFAULT = MemorySize(share=0.5)
+_DEVICE_DEFAULT = MemorySize(share=0.9)  # where nothing but the target lives; the rest is for its activations
 _LEAST_TOKENS = 64  # of a session that is worth a server
 _CONTEXT_SHARE = 4  # a session gets one part in so many of the budget,
 _SHORT_CONTEXT = 4096  # or so many tokens
@@ -69,18 +70,19 @@ class MemoryBudget:
 
 
 def budget_bytes(configured: str | None, shape: KVShape) -> int:
-    """Return the configured size, or half of the free memory where none is configured.
+    """Return the configured size; where none is, half of the free memory, or nine tenths of a device's own.
 
     Raises UsageError for more than there is, and where that is too little for a single short session.
     """
     free = free_bytes(shape.device)
-    num_bytes = (_DEFAULT if configured is None else MemorySize.parse(configured)).of(free)
+    default = _DEFAULT if shape.device.type == "cpu" else _DEVICE_DEFAULT
+    num_bytes = (default if configured is None else MemorySize.parse(configured)).of(free)
     if num_bytes > (most := _total_bytes(shape.device)):
         raise UsageError(f"kv_memory={configured}: need at most {show_bytes(most)}, all the memory of {shape.device}")
     tokens = num_bytes // shape.bytes_per_token
     if tokens < _LEAST_TOKENS:
         raise UsageError(
-            f"kv_memory={configured or _DEFAULT}: {show_bytes(num_bytes)} hold {tokens} tokens of K/V, and a session"
+            f"kv_memory={configured or default}: {show_bytes(num_bytes)} hold {tokens} tokens of K/V, and a session"
             f" needs at least {_LEAST_TOKENS} ({show_bytes(_LEAST_TOKENS * shape.bytes_per_token)});"
             f" {show_bytes(free)} are free on {shape.device} beside the target"
         )

@@ -5,15 +5,16 @@ Every byte is counted in the budget.
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
+from outrider_server.kv.rows import RowBuffer
 
 _SMALLEST = 128  # rows of the smallest buffer
 _SLAB_LANES = 16
@@ -62,6 +63,33 @@ class KVBuffer:
         tensors: int = self.keys.nbytes + self.values.nbytes
         return tensors + self.features.nbytes
 
+    @property
+    def width(self) -> int:
+        return int(self.features.shape[1])
+
+    def layer_rows(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self.layer_keys[layer][:, :stop], self.layer_values[layer][:, :stop]
+
+    def rows(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
+        return self.keys[:, :, first:stop], self.values[:, :, first:stop]
+
+    def write(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
+        stop = first + keys.shape[1]
+        self.layer_keys[layer][:, first:stop].copy_(keys)
+        self.layer_values[layer][:, first:stop].copy_(values)
+
+    def move(self, sources: Sequence[int], first: int) -> None:
+        # index_select copies before the assignment writes: source and destination rows may overlap.
+        rows = torch.tensor(sources, device=self.keys.device)
+        for tensor in (self.keys, self.values):
+            tensor[:, :, first : first + len(sources)] = tensor.index_select(2, rows)
+
+    def feature_rows(self, first: int, stop: int) -> NDArray[np.float32]:
+        return self.features[first:stop]
+
+    def put_features(self, first: int, rows: NDArray[np.float32]) -> None:
+        self.features[first : first + len(rows)] = rows
+
     # Inference mode as in copy_rows.
     @torch.inference_mode()
     def wipe(self) -> None:
@@ -71,12 +99,11 @@ class KVBuffer:
 
     # A buffer made during a pass consists of inference tensors, which cannot be written outside inference mode.
     @torch.inference_mode()
-    def copy_rows(self, first: int, source: KVBuffer, source_first: int, count: int) -> None:
+    def copy_rows(self, first: int, source: RowBuffer, source_first: int, count: int) -> None:
         """Copy rows from another buffer, or from this one where they do not overlap."""
-        there, here = slice(source_first, source_first + count), slice(first, first + count)
-        self.keys[:, :, here] = source.keys[:, :, there]
-        self.values[:, :, here] = source.values[:, :, there]
-        self.features[here] = source.features[there]
+        here, stop = slice(first, first + count), source_first + count
+        self.keys[:, :, here], self.values[:, :, here] = source.rows(source_first, stop)
+        self.features[here] = source.feature_rows(source_first, stop)
 
 
 class BufferPool:
@@ -91,6 +118,45 @@ class BufferPool:
 
     def row_bytes(self, width: int) -> int:
         return self.shape.bytes_per_token + width * np.dtype(np.float32).itemsize
+
+    def bytes_of(self, num_rows: int, width: int) -> int:
+        """Return the bytes that so many rows need at least."""
+        return num_rows * self.row_bytes(width)
+
+    def empty(self, width: int) -> KVBuffer:
+        """Return a buffer without rows."""
+        return KVBuffer(BufferSlab(self.shape, 1, 0, width), 0)
+
+    def missing(self, buffer: RowBuffer, num_rows: int) -> int:
+        """Return how many rows to take so that grown() has room for `num_rows`; 0 where there is room."""
+        return num_rows if num_rows > buffer.capacity else 0
+
+    def wanted_bytes(self, buffer: RowBuffer, num_taken: int) -> int:
+        """Return the bytes of what `buffer` becomes with so many rows taken."""
+        return rounded_capacity(num_taken) * self.row_bytes(buffer.width)
+
+    def grown(self, buffer: RowBuffer, taken: RowBuffer, used: int) -> RowBuffer:
+        """Return a larger buffer with the first `used` rows of `buffer`, which is given back."""
+        assert isinstance(taken, KVBuffer)
+        # Copy before giving back: the next session may take the old buffer at once and wipe it.
+        taken.copy_rows(0, buffer, 0, used)
+        self.give(buffer)
+        return taken
+
+    def without(self, buffer: RowBuffer, count: int) -> RowBuffer:
+        """Return a buffer without the first `count` rows of `buffer`, which is given back or changed."""
+        assert isinstance(buffer, KVBuffer)
+        rest = buffer.capacity - count
+        try:
+            smaller = self.take(max(rest, 1), buffer.width)
+        except OutOfKVMemory:
+            # Blocks of `count` rows never overlap their destination, which copy_rows does not allow.
+            for first in range(0, rest, count):
+                buffer.copy_rows(first, buffer, first + count, min(count, rest - first))
+            return buffer
+        smaller.copy_rows(0, buffer, count, rest)
+        self.give(buffer)
+        return smaller
 
     def take(self, num_rows: int, width: int) -> KVBuffer:
         """Return a buffer for at least `num_rows`. Raises OutOfKVMemory."""
@@ -116,23 +182,42 @@ class BufferPool:
         """Return a buffer for exactly `num_rows`. Raises OutOfKVMemory."""
         return self._allocate(1, num_rows, width)[0]
 
-    def give(self, buffer: KVBuffer) -> None:
+    def give(self, buffer: RowBuffer) -> None:
         """Take a buffer back; one of an odd size is freed, since no other session could use it."""
-        if buffer.capacity == rounded_capacity(buffer.capacity):
-            self._spare[buffer.capacity, buffer.features.shape[1]].append(buffer)
+        assert isinstance(buffer, KVBuffer)
+        if buffer.capacity and buffer.capacity == rounded_capacity(buffer.capacity):
+            self._spare[buffer.capacity, buffer.width].append(buffer)
             self.spare_bytes += buffer.num_bytes
             buffer.slab.num_spare += 1
         else:
-            self.budget.give(buffer.num_bytes)
+            self.free(buffer)
+
+    def free(self, buffer: RowBuffer) -> None:
+        """Take a buffer back, and keep it ready for nobody."""
+        self.budget.give(buffer.num_bytes)
 
     def has_room(self, num_rows: int, width: int) -> bool:
         """Return whether take() would need nothing that is kept ready for others."""
         rounded = rounded_capacity(num_rows)
         return bool(self._spare.get((rounded, width))) or rounded * self.row_bytes(width) <= self.budget.free_bytes
 
-    def has_spare(self, num_rows: int, width: int, within: Collection[BufferSlab]) -> bool:
-        """Return whether those slabs have an unused buffer for `num_rows`."""
-        return any(buffer.slab in within for buffer in self._spare.get((rounded_capacity(num_rows), width), ()))
+    def fits_beside(
+        self,
+        staying: Collection[RowBuffer],
+        leaving: Collection[RowBuffer],
+        prefix_bytes: int,
+        num_rows: int,
+        width: int,
+    ) -> bool:
+        """Return whether take() succeeds once all is free but `staying`, and `prefix_bytes` of prefixes."""
+        slabs = {buffer.slab for buffer in _lanes(staying)}
+        pinned = sum(slab.num_bytes for slab in slabs) + prefix_bytes
+        # A slab goes only as a whole; a lane beside one that stays serves for rows of its own size.
+        key = (rounded_capacity(num_rows), width)
+        lanes = [*self._spare.get(key, ()), *_lanes(leaving)]
+        return pinned + self.bytes_of(num_rows, width) <= self.budget.limit_bytes or any(
+            buffer.slab in slabs and (buffer.capacity, buffer.width) == key for buffer in lanes
+        )
 
     def trim(self) -> None:
         """Free the slabs of which no buffer is in use."""
@@ -170,14 +255,10 @@ class BufferPool:
         return [KVBuffer(slab, lane) for lane in range(lanes)]
 
 
-def empty_buffer(shape: KVShape, width: int) -> KVBuffer:
-    """Return a buffer without rows."""
-    return KVBuffer(BufferSlab(shape, 1, 0, width), 0)
-
-
-def unlimited_pool(shape: KVShape) -> BufferPool:
-    """Return a pool limited only by the machine's memory, for a single slot."""
-    return BufferPool(shape, MemoryBudget(sys.maxsize))
+def _lanes(buffers: Collection[RowBuffer]) -> Iterator[KVBuffer]:
+    for buffer in buffers:
+        assert isinstance(buffer, KVBuffer)
+        yield buffer
 
 
 def rounded_capacity(num_rows: int) -> int:

@@ -15,11 +15,14 @@ from typing import Literal, Protocol
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
-from outrider_server.kv.buffers import BufferPool, KVBuffer, rounded_capacity
+from outrider_server.kv.buffers import BufferPool, KVBuffer
 from outrider_server.kv.eviction import EvictionPolicy, Holding, Status, Usage
+from outrider_server.kv.pages import PagePool
 from outrider_server.kv.prefix import BLOCK, Prefix, group_hash
 from outrider_server.kv.prefix_cache import CachedSequence, PrefixCache
-from outrider_server.kv.slot import KVSlot, Take
+from outrider_server.kv.rows import RowBuffer
+from outrider_server.kv.size import KVLayout
+from outrider_server.kv.slot import KVSlot, RowPool, Take
 
 Sharing = Literal["payer", "all", "none"]
 
@@ -45,7 +48,8 @@ class KVMemory:
     """The memory of all sequences. For the engine thread only, but for `new_slot` and the counts.
 
     Rows move and go only between passes: when a session begins, takes memory or ends. `small_bytes`: rows that are too
-    few to be worth sharing.
+    few to be worth sharing. `layout` auto: paged, but contiguous on a CPU, where gathering pages costs more than the
+    attention over them.
     """
 
     def __init__(
@@ -56,15 +60,17 @@ class KVMemory:
         small_bytes: int = _SMALL_BYTES,
         policy: EvictionPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
+        layout: KVLayout = "auto",
     ) -> None:
         self.budget = MemoryBudget(sys.maxsize if budget_bytes is None else budget_bytes)
-        self.pool = BufferPool(shape, self.budget)
+        self._is_paged = layout == "paged" or (layout == "auto" and shape.device.type != "cpu")
+        self.pool: RowPool = PagePool(shape, self.budget) if self._is_paged else BufferPool(shape, self.budget)
         self.evictions = 0
         self.prefix_hits_tokens = 0  # tokens found in the cache
         self.prefix_asked_tokens = 0  # tokens looked up
         self.policy = policy or EvictionPolicy(self.budget.limit_bytes)
         self._clock = clock
-        self._prefix_cache = PrefixCache(self, small_bytes)
+        self._prefix_cache = PrefixCache(self, small_bytes, copies=not self._is_paged)
         self._sharing = sharing
         self._sequences: dict[EvictableSequence, None] = {}
         self.must_free_all = False  # a pass has failed for lack of memory
@@ -103,10 +109,10 @@ class KVMemory:
         self._sequences[sequence] = None
         return sequence.slot
 
-    def take_for(self, sequence: EvictableSequence, num_rows: int, width: int) -> KVBuffer:
-        """Return a larger buffer for its rows. Raises OutOfKVMemory, and lets the sequence wait in line then."""
+    def take_for(self, sequence: EvictableSequence, num_rows: int, width: int) -> RowBuffer:
+        """Return a buffer to grow with. Raises OutOfKVMemory, and lets the sequence wait in line then."""
         now = self._clock()
-        sequence.usage.wait(rounded_capacity(num_rows) * self.pool.row_bytes(width), now)
+        sequence.usage.wait(self.pool.wanted_bytes(sequence.slot.buffer, num_rows), now)
         if not sequence.slot.holds_any:
             sequence.usage.placed_at = now
         return self._taken(self.pool.take, num_rows, width, (sequence,), asking=sequence)
@@ -142,7 +148,7 @@ class KVMemory:
 
     def check_fit(self, sequence: EvictableSequence, num_rows: int) -> None:
         """Raise Refusal for a text that would not fit even if it were the only one."""
-        num_bytes = num_rows * self.pool.row_bytes(sequence.slot.width)
+        num_bytes = self.pool.bytes_of(num_rows, sequence.slot.width)
         if num_bytes > self.budget_bytes:
             raise Refusal(
                 Reason.CONTEXT_FULL,
@@ -152,8 +158,8 @@ class KVMemory:
 
     def fits_only_alone(self, sequence: EvictableSequence, num_rows: int) -> bool:
         """Return whether its rows can never lie beside their own, larger copy."""
-        num_bytes = num_rows * self.pool.row_bytes(sequence.slot.width)
-        return 0 < self.budget_bytes - num_bytes < sequence.slot.num_bytes
+        num_bytes = self.pool.bytes_of(num_rows, sequence.slot.width)
+        return not self._is_paged and 0 < self.budget_bytes - num_bytes < sequence.slot.num_bytes
 
     def register_blocks(self, sequence: EvictableSequence) -> None:
         """Make its new full blocks known. Moves no rows: another sequence may be half-way through a pass."""
@@ -183,12 +189,32 @@ class KVMemory:
         self._prefix_cache.forget(sequence)
         sequence.evict()
 
-    def take_exactly(self, num_rows: int, width: int, spare: Sequence[CachedSequence]) -> KVBuffer:
-        """Return a buffer, evicting nothing of `spare`; only free memory if that is empty. Raises OutOfKVMemory."""
-        return self._taken(self.pool.take_exactly, num_rows, width, spare)
+    def take_copy(self, source: RowBuffer, first: int, count: int, spare: Sequence[CachedSequence]) -> RowBuffer:
+        """Return a copy of rows. Raises OutOfKVMemory.
 
-    def give(self, buffer: KVBuffer) -> None:
-        self.budget.give(buffer.num_bytes)
+        Evicts nothing of `spare`; takes only free memory if that is empty.
+        """
+        assert isinstance(self.pool, BufferPool)
+        copy = self._taken(self.pool.take_exactly, count, source.width, spare)
+        assert isinstance(copy, KVBuffer)
+        copy.copy_rows(0, source, first, count)
+        return copy
+
+    def divide(self, buffer: RowBuffer, count: int, spare: Sequence[CachedSequence]) -> tuple[RowBuffer, RowBuffer]:
+        """Return its first `count` rows and the others, in place of `buffer`. Raises OutOfKVMemory."""
+        if isinstance(self.pool, PagePool):
+            return self.pool.divided(buffer, count)
+        upper = self.take_copy(buffer, 0, count, spare)
+        try:
+            lower = self.take_copy(buffer, count, buffer.capacity - count, spare)
+        except OutOfKVMemory:
+            self.give(upper)
+            raise
+        self.give(buffer)
+        return upper, lower
+
+    def give(self, buffer: RowBuffer) -> None:
+        self.pool.free(buffer)
 
     def between_passes(self) -> None:
         """Free memory now, where a pass has asked for it: rows may move."""
@@ -215,7 +241,7 @@ class KVMemory:
         width: int,
         spare: Sequence[CachedSequence],
         asking: EvictableSequence | None = None,
-    ) -> KVBuffer:
+    ) -> RowBuffer:
         """Call `take`, evicting step by step; nothing is evicted where that cannot suffice. Raises OutOfKVMemory.
 
         Active sessions are preempted only for a sequence that is `asking`.
@@ -249,18 +275,12 @@ class KVMemory:
         """Return whether the rows fit beside everything that must stay."""
         staying = [t for t in list(self._sequences) if t not in victims]
         links = {link for t in staying if t.slot.prefix for link in t.slot.prefix.chain()}
-        slabs = {t.slot.buffer.slab for t in staying}
-        pinned = sum(slab.num_bytes for slab in slabs) + sum(link.buffer.num_bytes for link in links)
-        fits = pinned + num_rows * self.pool.row_bytes(width) <= self.budget_bytes
-        return (
-            fits
-            or self.pool.has_spare(num_rows, width, slabs)
-            or any(
-                t.slot.buffer.slab in slabs
-                and t.slot.buffer.capacity == rounded_capacity(num_rows)
-                and t.slot.width == width
-                for t in victims
-            )
+        return self.pool.fits_beside(
+            [t.slot.buffer for t in staying],
+            [t.slot.buffer for t in victims],
+            sum(link.buffer.num_bytes for link in links),
+            num_rows,
+            width,
         )
 
     def _victims(

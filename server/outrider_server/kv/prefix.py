@@ -13,9 +13,10 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 from outrider_proto.packing import pack_tokens
-from outrider_server.kv.buffers import KVBuffer
+from outrider_server.kv.pages import PAGE
+from outrider_server.kv.rows import RowBuffer
 
-BLOCK = 32  # tokens
+BLOCK = PAGE  # tokens: a shared prefix is whole pages
 _NAME_BYTES = 16
 
 
@@ -23,7 +24,7 @@ class Prefix:
     """Rows start .. stop-1 of every text that begins with the tokens of `chain()`."""
 
     def __init__(
-        self, parent: Prefix | None, tokens: Sequence[int], block_hashes: Sequence[bytes], buffer: KVBuffer
+        self, parent: Prefix | None, tokens: Sequence[int], block_hashes: Sequence[bytes], buffer: RowBuffer
     ) -> None:
         assert len(tokens) == buffer.capacity == BLOCK * len(block_hashes)
         self.parent = parent
@@ -56,14 +57,12 @@ class Prefix:
         """Return the hashes of all blocks up to `stop`."""
         return [block_hash for link in self.chain() for block_hash in link.block_hashes]
 
-    def cut(self, count: int, upper: KVBuffer, lower: KVBuffer) -> Prefix:
+    def cut(self, count: int, upper: RowBuffer, lower: RowBuffer) -> Prefix:
         """Split off the first `count` rows as a new parent, which is returned.
 
-        `upper` and `lower` take the two parts. Users of `self` keep the same text as before.
+        `upper` and `lower` hold the rows of the two parts. Users of `self` keep the same text as before.
         """
-        blocks, rest = count // BLOCK, len(self.tokens) - count
-        upper.copy_rows(0, self.buffer, 0, count)
-        lower.copy_rows(0, self.buffer, count, rest)
+        blocks = count // BLOCK
         above = Prefix(self.parent, self.tokens[:count], self.block_hashes[:blocks], upper)
         if self.parent is not None:
             self.parent.users -= 1  # it is the new one's child now

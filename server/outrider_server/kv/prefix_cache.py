@@ -6,6 +6,8 @@ session leaves it while there is memory.
 A session that alone begins with a Prefix copies it: rows in one piece with its own go through attention together with
 those of other sessions. The Prefix stays as long as there is memory; a second session makes both share it. Small
 prefixes are always copied.
+
+Pages are never copied: they become the Prefix's, and their session begins with it.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from itertools import chain, dropwhile
 from typing import Protocol
 
 from outrider_server.kv.budget import OutOfKVMemory
-from outrider_server.kv.buffers import KVBuffer
 from outrider_server.kv.prefix import BLOCK, Prefix, block_hashes_of
+from outrider_server.kv.rows import RowBuffer
 from outrider_server.kv.slot import KVSlot
 
 
@@ -51,11 +53,15 @@ class BufferAllocator(Protocol):
         """Number of uses so far."""
         ...
 
-    def take_exactly(self, num_rows: int, width: int, spare: Sequence[CachedSequence]) -> KVBuffer:
-        """Return a buffer without evicting anything of `spare`. Raises OutOfKVMemory."""
+    def take_copy(self, source: RowBuffer, first: int, count: int, spare: Sequence[CachedSequence]) -> RowBuffer:
+        """Return a copy of rows without evicting anything of `spare`. Raises OutOfKVMemory."""
         ...
 
-    def give(self, buffer: KVBuffer) -> None: ...
+    def divide(self, buffer: RowBuffer, count: int, spare: Sequence[CachedSequence]) -> tuple[RowBuffer, RowBuffer]:
+        """Return its first `count` rows and the others, in place of `buffer`. Raises OutOfKVMemory."""
+        ...
+
+    def give(self, buffer: RowBuffer) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +75,13 @@ class _Found:
 class PrefixCache:
     """All prefixes and block owners. For the engine thread only.
 
-    `small_bytes`: up to this size, rows are copied rather than shared.
+    `small_bytes`: up to this size, rows are copied rather than shared. `copies`: False for pages.
     """
 
-    def __init__(self, allocator: BufferAllocator, small_bytes: int) -> None:
+    def __init__(self, allocator: BufferAllocator, small_bytes: int, *, copies: bool) -> None:
         self._allocator = allocator
-        self._small_bytes = small_bytes
+        self._small_bytes = small_bytes if copies else 0
+        self._has_copies = copies
         self._owners: dict[bytes, Prefix | CachedSequence] = {}
         self._copies: dict[Prefix, CachedSequence] = {}  # prefixes whose rows a session has copied
         self.num_bytes = 0
@@ -128,7 +135,7 @@ class PrefixCache:
         """Copy the prefixes it alone begins with, and small ones, where `num_rows` rows fit."""
         base = sequence.slot.prefix
         copied: list[Prefix] = []
-        while base is not None and (base.num_slots == 1 or self._is_small(base)):
+        while self._has_copies and base is not None and (base.num_slots == 1 or self._is_small(base)):
             copied.append(base)
             base = base.parent
         if copied:
@@ -212,13 +219,19 @@ class PrefixCache:
         """Make an unused Prefix of its first `length` rows that are in none yet. Raises OutOfKVMemory."""
         slot, parent = owner.slot, self._behind(owner, spare)
         first = 0 if parent is None else parent.stop
-        with _in_use(parent):
-            buffer = self._allocator.take_exactly(length - first, slot.width, spare)
-        buffer.copy_rows(0, slot.buffer, first - slot.start, length - first)
+        if self._has_copies:
+            with _in_use(parent):
+                buffer = self._allocator.take_copy(slot.buffer, first - slot.start, length - first, spare)
+        else:
+            if parent is not None:
+                slot.rebase(parent)  # where both have computed the same rows, its own go
+            buffer = slot.hand_over(length - first)
         prefix = Prefix(
             parent, owner.tokens[first:length], owner.block_hashes[first // BLOCK : length // BLOCK], buffer
         )
         self._adopt(prefix)
+        if not self._has_copies:
+            slot.end_with(prefix)
         return prefix
 
     def _behind(self, sequence: CachedSequence, spare: Sequence[CachedSequence]) -> Prefix | None:
@@ -240,18 +253,11 @@ class PrefixCache:
         return prefix.num_slots > 0 and not self._is_small(prefix)
 
     def _cut(self, prefix: Prefix, length: int, spare: Sequence[CachedSequence]) -> Prefix:
-        count, width = length - prefix.start, prefix.buffer.features.shape[1]
-        whole = prefix.buffer
+        count, num_bytes = length - prefix.start, prefix.buffer.num_bytes
         with _in_use(prefix):
-            upper = self._allocator.take_exactly(count, width, spare)
-            try:
-                lower = self._allocator.take_exactly(len(prefix.tokens) - count, width, spare)
-            except OutOfKVMemory:
-                self._allocator.give(upper)
-                raise
+            upper, lower = self._allocator.divide(prefix.buffer, count, spare)
         above = prefix.cut(count, upper, lower)
-        self.num_bytes += lower.num_bytes - whole.num_bytes
-        self._allocator.give(whole)
+        self.num_bytes += lower.num_bytes - num_bytes
         self._adopt(above)
         if prefix in self._copies:
             self._copies[above] = self._copies[prefix]

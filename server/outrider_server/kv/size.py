@@ -1,12 +1,14 @@
-"""Memory sizes as people write them."""
+"""Memory sizes and layouts as people write them."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from outrider_proto.errors import UsageError
 
+KVLayout = Literal["auto", "paged", "contiguous"]
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 

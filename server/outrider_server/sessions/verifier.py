@@ -77,7 +77,9 @@ class Verifier:
             self._limits.session_ttl_s, self._limits.max_sessions, self._release, self._limits.client_sessions
         )
         policy = EvictionPolicy(kv_bytes, _HOLD_S, self._limits.room_wait_s)
-        self.memory = KVMemory(target.kv, kv_bytes, self._limits.shared_prefixes, policy=policy)
+        self.memory = KVMemory(
+            target.kv, kv_bytes, self._limits.shared_prefixes, policy=policy, layout=self._limits.kv_layout
+        )
         self._engine_loop = EngineLoop(Engine(target, pace), self._limits, self._stepped, held=self._held)
         if target.ranks is not None:
             target.ranks.broken.add_done_callback(lambda broken: self._engine_loop.give_up(broken.result()))

@@ -1,5 +1,7 @@
 """Pieces that attend together against each on its own: every architecture, with prefixes and without."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -15,8 +17,8 @@ from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.grouped_attention import Placed, group_segments
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
-from outrider_server.kv.budget import KVShape
-from outrider_server.kv.buffers import unlimited_pool
+from outrider_server.kv.budget import KVShape, MemoryBudget
+from outrider_server.kv.buffers import BufferPool
 from outrider_server.kv.memory import KVMemory
 from outrider_server.kv.prefix import Prefix
 from outrider_server.kv.slot import KVSlot
@@ -171,7 +173,7 @@ def test_half_precision_is_as_exact_behind_a_prefix_as_in_one_piece(dtype, group
     torch.manual_seed(0)
     heads, kv_heads, dim, shared, own, rows = 8, 2, 64, 128, 40, 6
     pool, call = (
-        unlimited_pool(KVShape(1, kv_heads, dim, dim, dtype, torch.device("cpu"))),
+        BufferPool(KVShape(1, kv_heads, dim, dim, dtype, torch.device("cpu")), MemoryBudget(sys.maxsize)),
         AttentionCall(0.125, None, None),
     )
     keys, values = (torch.randn(2, kv_heads, shared + own + rows, dim).mul(2).to(dtype) for _ in range(2))

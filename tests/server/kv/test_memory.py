@@ -18,7 +18,9 @@ from outrider_server.kv.budget import KVShape, OutOfKVMemory
 from outrider_server.kv.buffers import rounded_capacity
 from outrider_server.kv.eviction import EvictionPolicy
 from outrider_server.kv.memory import KVMemory, Sharing
+from outrider_server.kv.pages import PagePool
 from outrider_server.kv.prefix import BLOCK, Prefix
+from outrider_server.kv.size import KVLayout
 
 SHAPE = KVShape(layers=2, kv_heads=1, key_dim=2, value_dim=3, dtype=torch.float32, device=torch.device("cpu"))
 ROW = SHAPE.bytes_per_token
@@ -92,10 +94,11 @@ class MemoryMachine(RuleBasedStateMachine):
         small=st.sampled_from([0, BLOCK, 3 * BLOCK, 10**6]),
         limit=st.sampled_from([800, 1500, 5000]),
         sharing=st.sampled_from(["payer", "all"]),
+        layout=st.sampled_from(["contiguous", "paged"]),
     )
-    def begin(self, small: int, limit: int, sharing: Sharing) -> None:
+    def begin(self, small: int, limit: int, sharing: Sharing, layout: KVLayout) -> None:
         self.limit_bytes = limit * (ROW + 4 * 2)
-        self.memory = KVMemory(SHAPE, self.limit_bytes, sharing, small_bytes=small * (ROW + 4 * 2))
+        self.memory = KVMemory(SHAPE, self.limit_bytes, sharing, small_bytes=small * (ROW + 4 * 2), layout=layout)
 
     @rule(payer=st.sampled_from(["", "p"]))
     def open(self, payer: str) -> None:
@@ -187,6 +190,13 @@ class MemoryMachine(RuleBasedStateMachine):
         assert memory.used_bytes == own + memory.prefix_bytes + memory.spare_bytes <= self.limit_bytes
 
     @invariant()
+    def a_page_has_one_owner(self) -> None:
+        if isinstance(self.memory.pool, PagePool):
+            owners = [*(sequence.slot for sequence in self.sessions), *self.memory.prefixes]
+            held = [page for owner in owners for page in owner.buffer.pages]
+            assert sorted([*held, *self.memory.pool._free]) == list(range(self.memory.pool.arena.shape[1]))
+
+    @invariant()
     def users_are_counted(self) -> None:
         for prefix in self.memory.prefixes:
             ends = sum(sequence.slot.prefix is prefix for sequence in self.sessions)
@@ -212,7 +222,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
 
 TestMemory = MemoryMachine.TestCase
-TestMemory.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestMemory.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
 def shared_memory(sharing: str = "payer") -> KVMemory:
@@ -607,7 +617,7 @@ def test_a_device_is_asked_to_take_memory_back_only_when_it_has_run_out(monkeypa
     """Not at every eviction: it waits for the device."""
     calls = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
-    memory = KVMemory(replace(SHAPE, device=torch.device("cuda")), 10**6)
+    memory = KVMemory(replace(SHAPE, device=torch.device("cuda")), 10**6, layout="contiguous")
     memory.pool.trim()
     assert not calls
     memory.free_all()

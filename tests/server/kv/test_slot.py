@@ -1,11 +1,15 @@
 """The slot against a list of rows."""
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_server.kv.budget import KVShape
+from outrider_server.kv.budget import KVShape, MemoryBudget
+from outrider_server.kv.buffers import BufferPool
+from outrider_server.kv.pages import PagePool
 from outrider_server.kv.slot import KVSlot
 
 SHAPE = KVShape(layers=2, kv_heads=3, key_dim=4, value_dim=5, dtype=torch.float32, device=torch.device("cpu"))
@@ -35,9 +39,9 @@ def passes(draw):
     return chain, nodes, path, draw(st.booleans()), draw(st.floats(0, 1))
 
 
-@given(st.lists(passes(), max_size=8))
-def test_passes_commits_and_truncations_behave_as_on_a_list(script):
-    slot, model, stamp = KVSlot(SHAPE), [], 0
+@given(st.lists(passes(), max_size=8), st.sampled_from([BufferPool, PagePool]))
+def test_passes_commits_and_truncations_behave_as_on_a_list(script, pool):
+    slot, model, stamp = KVSlot(pool(SHAPE, MemoryBudget(sys.maxsize))), [], 0
     for chain, nodes, path, fails, kept in script:
         stamps = list(range(stamp, stamp := stamp + chain + nodes))
         slot.reserve(len(stamps))

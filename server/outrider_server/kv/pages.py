@@ -1,0 +1,240 @@
+"""Pages of K/V rows: one arena for all sessions, in which block tables say where a session's rows lie.
+
+    arena      page 0       page 1       page 2       page 3     [layers, pages, PAGE, kv_heads, key_dim + value_dim]
+    session a  rows 0..31                rows 32..63             block table 0, 2
+    session b               rows 0..31                           block table 1
+
+A session grows by pages, and its first ones become a shared prefix, without a copy. A page has one owner: a session or
+a prefix. The arena is as large as the budget, or grows twofold where that has no limit. As in Kwon et al., "Efficient
+Memory Management for Large Language Model Serving with PagedAttention" (2023).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider_proto.errors import UsageError
+from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
+from outrider_server.kv.buffers import is_out_of_memory
+from outrider_server.kv.rows import RowBuffer
+from outrider_server.kv.size import show_bytes
+
+PAGE = 32  # rows
+_FIRST_PAGES = 16  # of an arena that grows
+_FEATURE_BYTES = 4
+
+
+class PagedBuffer:
+    """Rows in pages of an arena, in order, and their features beside it, page by page."""
+
+    def __init__(
+        self, pool: PagePool, width: int, pages: Sequence[int] = (), features: Sequence[NDArray[np.float32]] = ()
+    ) -> None:
+        self.pool = pool
+        self.width = width
+        self.pages = tuple(pages)
+        self.features = tuple(features)  # [PAGE, width] each
+        self.capacity = len(self.pages) * PAGE
+
+    @property
+    def num_bytes(self) -> int:
+        return self.pool.bytes_of(self.capacity, self.width)
+
+    @cached_property
+    def table(self) -> NDArray[np.int64]:
+        """The block table."""
+        return np.array(self.pages, dtype=np.int64)
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """Where the rows lie in the arena: [capacity] int64, on its device."""
+        places = (self.table[:, None] * PAGE + np.arange(PAGE)).ravel()
+        return torch.from_numpy(places).to(self.pool.shape.device)
+
+    def layer_rows(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
+        found = self.pool.layer(layer).index_select(0, self._places[:stop]).transpose(0, 1)
+        return self.pool.keys_and_values(found)
+
+    def rows(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
+        found = self.pool.all_layers().index_select(1, self._places[first:stop]).transpose(1, 2)
+        return self.pool.keys_and_values(found)
+
+    # Inference mode: an arena that has grown during a pass is an inference tensor.
+    @torch.inference_mode()
+    def write(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
+        self.pool.write(layer, self._places[first : first + keys.shape[1]], keys, values)
+
+    @torch.inference_mode()
+    def move(self, sources: Sequence[int], first: int) -> None:
+        rows = self.pool.all_layers()
+        # index_select copies before index_copy_ writes: source and destination rows may overlap.
+        moved = rows.index_select(1, self._places[torch.tensor(sources, device=rows.device)])
+        rows.index_copy_(1, self._places[first : first + len(sources)], moved)
+
+    def feature_rows(self, first: int, stop: int) -> NDArray[np.float32]:
+        pages = self.features[first // PAGE : -(-stop // PAGE)] or (np.empty((0, self.width), np.float32),)
+        return np.concatenate(pages)[first % PAGE :][: stop - first]
+
+    def put_features(self, first: int, rows: NDArray[np.float32]) -> None:
+        done = 0
+        while done < len(rows):
+            page, begin = divmod(first + done, PAGE)
+            part = rows[done : done + PAGE - begin]
+            self.features[page][begin : begin + len(part)] = part
+            done += len(part)
+
+
+class PagePool:
+    """The arena and its free pages. Not thread-safe.
+
+    Raises UsageError where the device has no room for an arena as large as the budget.
+    """
+
+    def __init__(self, shape: KVShape, budget: MemoryBudget) -> None:
+        self.shape = shape
+        self.budget = budget
+        self.spare_bytes = 0  # no page is kept ready for a session of its size: all fit all
+        self._free: list[int] = []  # the next one last
+        # Keys and values in one row: one copy gathers both.
+        self.arena = torch.empty(0, 0)
+        is_limited = budget.limit_bytes < sys.maxsize
+        try:
+            self._extend(budget.limit_bytes // (PAGE * shape.bytes_per_token) if is_limited else _FIRST_PAGES)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise UsageError(
+                f"kv_memory={show_bytes(budget.limit_bytes)}: {shape.device} has no room for so many pages of K/V;"
+                " give a smaller --kv-memory"
+            ) from error
+
+    def layer(self, layer: int) -> Tensor:
+        """Return all rows of a layer: [pages * PAGE, kv_heads, key_dim + value_dim]."""
+        return self.arena[layer].flatten(0, 1)
+
+    def all_layers(self) -> Tensor:
+        """Return all rows: [layers, pages * PAGE, kv_heads, key_dim + value_dim]."""
+        return self.arena.flatten(1, 2)
+
+    def keys_and_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Split rows [..., key_dim + value_dim]; no copy."""
+        return rows[..., : self.shape.key_dim], rows[..., self.shape.key_dim :]
+
+    def write(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store `keys`, `values` [kv_heads, n, dim] at places [n] of a layer."""
+        self.layer(layer).index_copy_(0, places, torch.cat((keys, values), dim=-1).transpose(0, 1))
+
+    def bytes_of(self, num_rows: int, width: int) -> int:
+        """Return the bytes of the pages that so many rows need."""
+        # Features lie in the host's memory, which the budget of another device is not about.
+        features = width * _FEATURE_BYTES if self.shape.device.type == "cpu" else 0
+        return _num_pages(num_rows) * PAGE * (self.shape.bytes_per_token + features)
+
+    def empty(self, width: int) -> PagedBuffer:
+        """Return a buffer without rows."""
+        return PagedBuffer(self, width)
+
+    def missing(self, buffer: RowBuffer, num_rows: int) -> int:
+        """Return how many rows to take so that grown() has room for `num_rows`; 0 where there is room."""
+        return max(num_rows - buffer.capacity, 0)
+
+    def wanted_bytes(self, buffer: RowBuffer, num_taken: int) -> int:
+        """Return the bytes of what `buffer` becomes with so many rows taken."""
+        return buffer.num_bytes + self.bytes_of(num_taken, buffer.width)
+
+    def grown(self, buffer: RowBuffer, taken: RowBuffer, used: int) -> PagedBuffer:
+        """Return a buffer of the pages of both, of which `used` rows are in use."""
+        old, new = paged(buffer), paged(taken)
+        return PagedBuffer(self, old.width, old.pages + new.pages, old.features + new.features)
+
+    def without(self, buffer: RowBuffer, count: int) -> PagedBuffer:
+        """Return a buffer without the first `count` rows, a multiple of PAGE, whose pages are given back."""
+        first, rest = self.divided(buffer, count)
+        self.give(first)
+        return rest
+
+    def divided(self, buffer: RowBuffer, count: int) -> tuple[PagedBuffer, PagedBuffer]:
+        """Return the first `count` rows, a multiple of PAGE, and the rest as two buffers in place of `buffer`."""
+        whole, (num_pages, odd) = paged(buffer), divmod(count, PAGE)
+        assert not odd
+        return (
+            PagedBuffer(self, whole.width, whole.pages[:num_pages], whole.features[:num_pages]),
+            PagedBuffer(self, whole.width, whole.pages[num_pages:], whole.features[num_pages:]),
+        )
+
+    # Inference mode as in PagedBuffer.write.
+    @torch.inference_mode()
+    def take(self, num_rows: int, width: int) -> PagedBuffer:
+        """Return a buffer for at least `num_rows`. Raises OutOfKVMemory."""
+        count, num_bytes = _num_pages(num_rows), self.bytes_of(num_rows, width)
+        self.budget.take(num_bytes)
+        try:
+            if count > len(self._free):
+                self._extend(max(self.arena.shape[1], count - len(self._free)))
+            features = [np.empty((PAGE, width), dtype=np.float32) for _ in range(count)]
+        # The budget may allow more than the machine has: undo the count, and report it like a full budget.
+        except (MemoryError, RuntimeError) as error:
+            self.budget.give(num_bytes)
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfKVMemory(num_bytes) from error
+        pages = [self._free.pop() for _ in range(count)]
+        # Zeros: rows behind a session's own enter products with a weight of 0, and 0 * NaN is NaN.
+        index = torch.tensor(pages, device=self.shape.device)
+        self.arena.index_fill_(1, index, 0)
+        return PagedBuffer(self, width, pages, features)
+
+    def give(self, buffer: RowBuffer) -> None:
+        """Take the pages of a buffer back."""
+        self._free.extend(reversed(paged(buffer).pages))
+        self.budget.give(buffer.num_bytes)
+
+    free = give
+
+    def fits_beside(
+        self,
+        staying: Collection[RowBuffer],
+        leaving: Collection[RowBuffer],
+        prefix_bytes: int,
+        num_rows: int,
+        width: int,
+    ) -> bool:
+        """Return whether take() succeeds once all is free but `staying`, and `prefix_bytes` of prefixes."""
+        pinned = sum(buffer.num_bytes for buffer in staying) + prefix_bytes
+        return pinned + self.bytes_of(num_rows, width) <= self.budget.limit_bytes
+
+    def trim(self) -> None:
+        """Do nothing: the arena stays."""
+
+    def give_back(self) -> None:
+        """Let others on the device have what torch keeps for itself, which is not the arena."""
+        if self.shape.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _extend(self, num_pages: int) -> None:
+        """Add free pages. Moves the arena, if there is one."""
+        shape, first = self.shape, self.arena.shape[1]
+        size = (shape.layers, first + num_pages, PAGE, shape.kv_heads, shape.key_dim + shape.value_dim)
+        # Not zeros: memory that no page has used yet is none that the machine has to find.
+        arena = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        if first:
+            arena[:, :first] = self.arena
+        self.arena = arena
+        self._free[:0] = reversed(range(first, first + num_pages))
+
+
+def _num_pages(num_rows: int) -> int:
+    return -(-num_rows // PAGE)
+
+
+def paged(buffer: RowBuffer) -> PagedBuffer:
+    """Return a buffer of a memory in pages."""
+    assert isinstance(buffer, PagedBuffer)
+    return buffer
