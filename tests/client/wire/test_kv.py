@@ -62,10 +62,11 @@ async def answers(config: ClientConfig, server: Server, rounds: int) -> list[lis
         return came
 
 
-async def test_more_clients_than_there_is_room_for(config, served, plain):
+@pytest.mark.parametrize("layout", ["contiguous", "paged"])
+async def test_more_clients_than_there_is_room_for(config, served, plain, layout):
     target, tap = served
     row = target.kv.bytes_per_token + 4 * tap.info.width
-    limits = LimitsConfig(kv_memory=str(250 * row), shared_prefixes="none", room_wait_s=60)
+    limits = LimitsConfig(kv_memory=str(250 * row), shared_prefixes="none", room_wait_s=60, kv_layout=layout)
     async with Server(Verifier(target, [tap], limits)) as server:
         assert await answers(config, server, 2) == [plain, plain]
         memory = server.verifier.memory
@@ -73,10 +74,11 @@ async def test_more_clients_than_there_is_room_for(config, served, plain):
         assert memory.used_bytes <= memory.budget_bytes
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "paged"])
 @pytest.mark.parametrize(("sharing", "hits"), [("payer", True), ("none", False)])
-async def test_a_common_beginning_changes_no_text(config, served, plain, sharing, hits):
+async def test_a_common_beginning_changes_no_text(config, served, plain, sharing, hits, layout):
     target, tap = served
-    async with Server(Verifier(target, [tap], LimitsConfig(shared_prefixes=sharing))) as server:
+    async with Server(Verifier(target, [tap], LimitsConfig(shared_prefixes=sharing, kv_layout=layout))) as server:
         assert await answers(config, server, 2) == [plain, plain]
         memory = server.verifier.memory
         assert bool(memory.prefix_bytes) == hits
