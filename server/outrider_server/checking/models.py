@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 
 from outrider_drafters.emulation.pace import Pace
@@ -21,6 +22,7 @@ from outrider_server.sessions.verifier import Verifier
 
 _PROMPT_TOKENS = 8
 _NEW_TOKENS = 16
+_TRIAL_TOKENS = 1024  # of memory
 _TREE = ServerTree(breadth=4, levels=3, budget=12)
 
 
@@ -70,7 +72,10 @@ def _pair(target: Target, config: ServerConfig, source: str) -> str:
     """Check one drafter. Raises UsageError for what does not fit."""
     taps = load_taps(target, config.target, [source])
     (drafter,) = load_drafters(target, config.target, [source])
-    verifier = Verifier(target, taps, config.limits, drafters=[drafter])
+    # Not all the memory: in pages it is taken at once, and beside what an earlier trial has not given back yet.
+    row_bytes = target.kv.bytes_per_token + drafter.tap.width * 4
+    limits = replace(config.limits, kv_memory=str(_TRIAL_TOKENS * row_bytes))
+    verifier = Verifier(target, taps, limits, drafters=[drafter])
     num_tokens, num_passes = asyncio.run(_trial(verifier, drafter.tap.fingerprint))
     features = f"features of {drafter.tap.width} values a token" if drafter.tap.width else "no features"
     return f"family {drafter.family}, {features}; a trial wrote {num_tokens} tokens in {num_passes} passes"

@@ -112,7 +112,9 @@ def fitting_context(max_context: int, num_bytes: int, shape: KVShape, width: int
 def free_bytes(device: torch.device) -> int:
     """Return the bytes that this process may still take on the device, now that the target is loaded."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        # What torch has freed and keeps for itself is free for this process.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     return min(_available_bytes(), cgroup_bytes(Path("/")))
 
 
