@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any, Self
 
 import torch
@@ -39,9 +40,12 @@ from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.server_drafter import DraftContext
 from outrider_server.engine.target import Target, public_name
 from outrider_server.kv.memory import KVMemory
+from outrider_server.kv.size import KVLayout
 
 SESSIONS = (1, 8, 32)
-_LAYERS = 4  # as many kinds as there are in any config that alternates
+LAYOUTS: tuple[KVLayout, ...] = ("contiguous", "paged")
+_KINDS = 4  # of layers, at most, in any config that alternates
+_LAYERS = 2 * _KINDS  # tables and masks are made in the first layers that need them, and count as outside
 _WIDTH, _INTERMEDIATE, _VOCAB = 4, 16, 64  # _WIDTH: hidden size a head
 _CHAIN = DraftTree.chain([5, 6, 7, 8])
 _TREE = DraftTree(
@@ -85,7 +89,7 @@ _READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::_unique
 
 @dataclass(frozen=True, slots=True)
 class PassCost:
-    """What one pass over `sessions` drafts asks, features and commits included.
+    """What one pass over `sessions` drafts asks, features and commits included, with K/V rows in the layout `kv`.
 
     `layer_kernels`: operations of one decoder layer that a GPU would run kernels for (views are not); `kernels`: those
     outside the layers. `reads`: times that the host waits for a result; `uploads`: tensors made from its data.
@@ -93,6 +97,7 @@ class PassCost:
     layers that compute nothing.
     """
 
+    kv: KVLayout
     draft: str
     sessions: int
     layer_kernels: float
@@ -116,10 +121,6 @@ class HollowTarget:
         self._layers = decoder_layers(model)
         self._gives_tuples = False
         self.drafter = _random_drafter(self.target)
-
-    def a_layer(self, count: int) -> float:
-        """Return the share of one layer in a count over all."""
-        return count / len(self._layers)
 
     @contextmanager
     def watched(self, begin: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
@@ -172,22 +173,23 @@ def hollow_target(path: str) -> HollowTarget:
 
 def num_kinds() -> int:
     """Return how many kinds of passes there are to measure."""
-    return len(SESSIONS) * len(DRAFTS)
+    return len(LAYOUTS) * len(SESSIONS) * len(DRAFTS)
 
 
 def pass_costs(
     hollow: HollowTarget, context: int, repeats: int, step: Callable[[], None] = lambda: None
 ) -> list[PassCost]:
-    """Measure all DRAFTS of all SESSIONS, each session after `context` tokens of its own; times over `repeats` passes.
+    """Measure all DRAFTS of all SESSIONS in all LAYOUTS, each session after `context` tokens of its own.
 
-    `step` is called after every kind. Raises UsageError where the target's context has no room for them.
+    Times are over `repeats` passes; `step` is called after every kind. Raises UsageError where the target's context has
+    no room for them.
     """
     room = hollow.target.max_context - len(_TREE) - 2
     if not 1 <= context <= room:
         raise UsageError(f"context={context}: need 1 to {room}, so that {len(_TREE)} more tokens fit into it")
     costs = []
-    for count in SESSIONS:
-        crowd = _Crowd(hollow, count, context)
+    for layout, count in product(LAYOUTS, SESSIONS):
+        crowd = _Crowd(hollow, count, context, layout)
         for draft in DRAFTS:
             costs.append(_cost(hollow, crowd, draft, repeats))
             step()
@@ -197,11 +199,11 @@ def pass_costs(
 class _Crowd:
     """So many sessions on one engine, each with a text of its own."""
 
-    def __init__(self, hollow: HollowTarget, count: int, context: int) -> None:
-        target = hollow.target
+    def __init__(self, hollow: HollowTarget, count: int, context: int, layout: KVLayout) -> None:
+        target, self.layout = hollow.target, layout
         # As on a device: whatever is chosen is chosen there.
         self._engine, self._context = Engine(target, choices="batched"), context
-        memory, tap = KVMemory(target.kv), LastHiddenTap(target.hidden_size)
+        memory, tap = KVMemory(target.kv, layout=layout), LastHiddenTap(target.hidden_size)
         self.sequences = [Sequence(memory, tap, hollow.drafter, payer=str(number)) for number in range(count)]
         for number, sequence in enumerate(self.sequences):
             tokens = [(7919 * i + 13 * number) % target.vocab_size for i in range(context)]
@@ -258,13 +260,22 @@ class _Request:
 class _Counts:
     """What was counted in one pass."""
 
+    layers: int = 0  # begun so far
     in_layer: bool = False
-    layer_kernels: Counter[str] = field(default_factory=Counter)
+    layer_kernels: Counter[str] = field(default_factory=Counter)  # of the last layers, one of each kind
+    first_kernels: Counter[str] = field(default_factory=Counter)  # of those before them
     kernels: Counter[str] = field(default_factory=Counter)
     reads: Counter[str] = field(default_factory=Counter)
     uploads: int = 0
     # What the host has, by storage: reading it again is free. Held, or its memory would be that of another tensor.
     read: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def here(self) -> Counter[str]:
+        """The counter of where the pass is."""
+        if not self.in_layer:
+            return self.kernels
+        return self.first_kernels if self.layers <= _KINDS else self.layer_kernels
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch
@@ -285,8 +296,7 @@ class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch
         if name in _READS:
             self._counts.reads[name] += 1
         elif name not in _NO_KERNEL and not _is_view(func):
-            kernels = self._counts.layer_kernels if self._counts.in_layer else self._counts.kernels
-            kernels[name] += 1
+            self._counts.here[name] += 1
         return func(*args, **(kwargs or {}))
 
 
@@ -340,11 +350,13 @@ def _cost(hollow: HollowTarget, crowd: _Crowd, draft: str, repeats: int) -> Pass
             crowd.run(trees, kind)
             times.append(time.thread_time() - started)
             crowd.go_back()
+    in_layers = counts.layer_kernels.total()
     return PassCost(
+        crowd.layout,
         draft,
         sessions=len(crowd.sequences),
-        layer_kernels=round(hollow.a_layer(counts.layer_kernels.total()), 2),
-        kernels=counts.kernels.total(),
+        layer_kernels=round(in_layers / _KINDS, 2),
+        kernels=counts.kernels.total() + counts.first_kernels.total() - in_layers,
         reads=counts.reads.total(),
         uploads=counts.uploads,
         draft_reads=0 if kind.tree else drafting.reads.total(),
@@ -357,6 +369,7 @@ def _counted(hollow: HollowTarget, run: Callable[[], None]) -> _Counts:
 
     def mark(in_layer: bool) -> None:
         counts.in_layer = in_layer
+        counts.layers += in_layer
 
     with hollow.watched(partial(mark, True), partial(mark, False)), _Called(counts), _Dispatched(counts):
         run()
@@ -423,6 +436,7 @@ def _storage(tensor: Tensor) -> int:
 def pass_cost_table(hollow: HollowTarget, context: int, costs: abc.Sequence[PassCost]) -> ResultTable:
     rows = [
         [
+            cost.kv,
             cost.draft,
             f"{cost.sessions}",
             f"{cost.layer_kernels:.1f}",
@@ -433,7 +447,7 @@ def pass_cost_table(hollow: HollowTarget, context: int, costs: abc.Sequence[Pass
         ]
         for cost in costs
     ]
-    columns = ("draft", "sessions", "a layer", "outside", "in all", "reads", "uploads", "drafting", "host ms")
+    columns = ("K/V", "draft", "sessions", "a layer", "outside", "in all", "reads", "uploads", "drafting", "host ms")
     title = f"a pass of {hollow.target.name}, {hollow.num_layers} layers, after {context} tokens"
     return table(
         title,

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from outrider_bench.cli.app import app
 from outrider_bench.studies.pair.passes import (
     DRAFTS,
+    LAYOUTS,
     SESSIONS,
     HollowTarget,
     PassCost,
@@ -24,10 +25,10 @@ from outrider_proto.errors import UsageError
 
 
 @pytest.fixture(scope="module")
-def costs() -> dict[tuple[str, int], PassCost]:
+def costs() -> dict[tuple[str, str, int], PassCost]:
     config = LlamaConfig(num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=2, head_dim=16)
     found = pass_costs(HollowTarget(config, "tiny"), 24, 1)
-    return {(cost.draft, cost.sessions): cost for cost in found}
+    return {(cost.kv, cost.draft, cost.sessions): cost for cost in found}
 
 
 def test_operations_reads_and_uploads_are_counted():
@@ -54,35 +55,50 @@ def test_memory_that_is_used_again_is_read_again():
 
 
 def test_all_kinds_of_passes_are_measured(costs):
-    assert list(costs) == [(draft, count) for count in SESSIONS for draft in DRAFTS]
+    assert list(costs) == [(kv, draft, count) for kv in LAYOUTS for count in SESSIONS for draft in DRAFTS]
 
 
 @pytest.mark.parametrize("draft", ["chain of 4", "tree of 16"])
 def test_sessions_that_are_alike_share_the_operations_of_a_layer(costs, draft):
-    alone, crowd = costs[draft, 1], costs[draft, 32]
+    alone, crowd = costs["contiguous", draft, 1], costs["contiguous", draft, 32]
     assert alone.layer_kernels <= 40
     assert crowd.layer_kernels <= alone.layer_kernels + 16  # the K/V of 32 lie in several slabs
-    assert crowd.kernels <= alone.kernels + 4
+    assert crowd.kernels <= alone.kernels + 8  # with the masks of several groups
 
 
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_in_pages_a_layer_asks_the_same_of_any_number_of_sessions(costs, draft):
+    alone, *crowds = (costs["paged", draft, count] for count in SESSIONS)
+    assert alone.layer_kernels <= 40
+    for crowd in crowds:
+        assert crowd.layer_kernels == alone.layer_kernels
+        # What each session keeps it moves by itself, and no two grow the same tree.
+        if DRAFTS[draft].tree and not DRAFTS[draft].is_kept and not DRAFTS[draft].sampling.draws:
+            assert crowd.kernels <= alone.kernels + 4
+            assert crowd.uploads <= alone.uploads + 2
+
+
+@pytest.mark.parametrize("kv", LAYOUTS)
 @pytest.mark.parametrize("sessions", SESSIONS)
 @pytest.mark.parametrize("draft", DRAFTS)
-def test_the_host_waits_twice_a_pass(costs, draft, sessions):
+def test_the_host_waits_twice_a_pass(costs, draft, sessions, kv):
     """For the target's tokens with all that is said of them, and for the features; whatever is drafted and chosen."""
-    assert costs[draft, sessions].reads == 2
+    assert costs[kv, draft, sessions].reads == 2
 
 
 @pytest.mark.parametrize("draft", ["tree of 16, sampled", "tree of 16, logprobs"])
 def test_rows_are_drawn_in_one_chain_for_all_sessions(costs, draft):
-    greedy, alone, crowd = costs["tree of 16", 32], costs[draft, 1], costs[draft, 32]
+    greedy, alone, crowd = (
+        costs["paged", name, count] for name, count in (("tree of 16", 32), (draft, 1), (draft, 32))
+    )
     assert crowd.kernels <= alone.kernels + 4
     assert crowd.uploads <= greedy.uploads + 2
 
 
 def test_the_server_reads_a_level_of_all_sessions_drafts_at_once(costs):
     """Of four levels."""
-    assert [costs["server-draft", sessions].draft_reads for sessions in SESSIONS] == [4, 4, 4]
-    assert not any(cost.draft_reads for (draft, _), cost in costs.items() if draft != "server-draft")
+    assert [costs["contiguous", "server-draft", sessions].draft_reads for sessions in SESSIONS] == [4, 4, 4]
+    assert not any(cost.draft_reads for cost in costs.values() if cost.draft != "server-draft")
 
 
 def test_the_command_takes_the_shape_of_a_target(tmp_path):
@@ -92,7 +108,7 @@ def test_the_command_takes_the_shape_of_a_target(tmp_path):
     assert result.exit_code == 0, result.output
     told = json.loads(report.read_text())
     assert (told["target"], told["context"]) == ("target_tiny", 9)
-    assert len(told["costs"]) == len(SESSIONS) * len(DRAFTS)
+    assert len(told["costs"]) == len(LAYOUTS) * len(SESSIONS) * len(DRAFTS)
 
 
 def test_a_context_that_leaves_no_room_is_refused():
