@@ -27,6 +27,7 @@ from outrider_server.scheduling.feature_feed import FeatureFeed
 from outrider_server.scheduling.scheduler import SchedulingRequest
 
 _NO_TREE = DraftTree()
+_LEAST_NODES = 16  # of a draft are verified however busy the server is
 _ROWS_AHEAD = 256  # room that a Decode takes at its start
 
 
@@ -163,6 +164,16 @@ class Request:
             self._features_from, num_again = self._feed.claim(self._features_from)
             if num_again:
                 self.post(RowsAgain(num_again))
+
+    def fit_tree(self, tree_budget: int) -> None:
+        """Before it begins, leave out a draft's last nodes where there are far more than the server asks for (0: any).
+
+        The others are verified as ever: a node's parent always comes before it.
+        """
+        # Twice as many: the advice halves at a time, and a draft may have left before it came.
+        most = max(2 * tree_budget, _LEAST_NODES)
+        if tree_budget and not self._begun and len(self._tree) > most:
+            self._tree = DraftTree(self._tree.tokens[:most], self._tree.parents[:most])
 
     def update_paused(self, now: float) -> bool:
         """Return whether it must wait for its client or its payer's rate; that does not count as queueing.

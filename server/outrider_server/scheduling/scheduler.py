@@ -1,7 +1,11 @@
 """The plan of the next pass: which requests run, with how many rows. Data in, plan out: no clock, threads or tensors.
 
     budget  |------------ drafts ------------|-- prefill --|   Drafts first; but while prefill waits a quarter is its
-                                                               own, and what drafts leave it takes too.
+                                                               own, and what drafts leave it takes too: as long as
+                                                               nobody drafts whose verdicts would take long by that.
+
+While others draft, prefill may make a pass twice as long as their drafts alone, but no longer (stall-free batching;
+Sarathi-Serve, arXiv 2403.02310). So it does while their verdicts travel: the next draft would wait for the pass.
 
 Of each kind the payers get equal shares, or as much less as they want (weighted fair queueing with equal weights;
 Demers, Keshav and Shenker 1989):
@@ -17,7 +21,7 @@ as well, but a small draft would have to wait for its turn in a round of large o
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Sequence, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -25,11 +29,15 @@ from typing import Protocol, TypeAlias, assert_never
 
 from outrider_proto.tree import MAX_NODES
 from outrider_server.config.config import SchedulerName
+from outrider_server.scheduling.step_stats import PassTime
 
 Payer: TypeAlias = Hashable
 SHORT_CONTEXT = 32  # rows: a request with no more context is a draft, not prefill
 _PREFILL_SHARE = 4  # one part in so many of the budget
 _SHORT_ROWS = MAX_NODES + 1
+_STRETCH = 2.0  # times as long as their drafts alone may passes be for those who draft
+_LEAST_PREFILL = 32  # rows of a pass all the same
+_AWAY_S = 1.0  # time of passes after a draft in which the payer's next one is expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,10 @@ class Scheduler(Protocol):
         """Return rows for each request, 0 where it waits; at least one runs where there are any."""
         ...
 
+    def learn(self, rows: int, seconds: float) -> None:
+        """Note how long a pass of so many rows took."""
+        ...
+
 
 def new_scheduler(name: SchedulerName, budget: int, chunk: int) -> Scheduler:
     match name:
@@ -92,6 +104,9 @@ class PlainScheduler:
                 room -= planned[-1]
         return planned
 
+    def learn(self, rows: int, seconds: float) -> None:
+        """Do nothing: its plans do not depend on time."""
+
 
 class FairScheduler:
     """Shares `budget` rows a pass among payers.
@@ -106,6 +121,9 @@ class FairScheduler:
         self._drafts = _Lane()
         self._prefill = _Lane()
         self._owes_prefill = False  # a large draft took its share of the pass before
+        self._time = PassTime()
+        self._ran_s = 0.0  # time of all passes
+        self._drafted: dict[Payer, tuple[float, int]] = {}  # when each last drafted, on that clock, and its rows
 
     def plan(self, requests: Sequence[SchedulingRequest]) -> list[int]:
         prefill = [request for request in requests if not request.is_draft]
@@ -116,10 +134,33 @@ class FairScheduler:
         # A debt to prefill that no longer waits would leave a draft larger than the budget, and the whole pass, empty.
         may_exceed = not (self._owes_prefill and prefill)
         of_drafts = self._drafts.fill(drafts, room, self._budget, may_exceed=may_exceed)
-        of_prefill = self._prefill.fill(prefill, self._budget - sum(of_drafts), self._chunk)
-        self._owes_prefill = sum(of_prefill) < reserved
+        self._note_drafts(drafts, of_drafts)
+        bound = self._prefill_beside(sum(of_drafts), prefill)
+        of_prefill = self._prefill.fill(prefill, min(self._budget - sum(of_drafts), bound), self._chunk)
+        self._owes_prefill = sum(of_prefill) < min(reserved, bound)
         rows = iter(of_drafts), iter(of_prefill)
         return [next(rows[0] if request.is_draft else rows[1]) for request in requests]
+
+    def learn(self, rows: int, seconds: float) -> None:
+        """Note how long a pass of so many rows took."""
+        self._time.add(rows, seconds)
+        self._ran_s += seconds
+
+    def _note_drafts(self, drafts: Sequence[SchedulingRequest], planned: Sequence[int]) -> None:
+        now: Counter[Payer] = Counter()
+        for request, rows in zip(drafts, planned, strict=True):
+            now[request.payer] += rows
+        before = {payer: seen for payer, seen in self._drafted.items() if seen[0] > self._ran_s - _AWAY_S}
+        self._drafted = before | {payer: (self._ran_s, rows) for payer, rows in now.items() if rows}
+
+    def _prefill_beside(self, num_drafted: int, prefill: Sequence[SchedulingRequest]) -> int:
+        """Return the most rows of prefill in a pass with so many of drafts: those who draft now, or did so lately."""
+        own = {request.payer for request in prefill}
+        beside = sum(rows for payer, (_, rows) in self._drafted.items() if payer not in own)
+        if not beside:
+            return self._budget
+        most = self._time.rows_within(beside, _STRETCH)
+        return max(_LEAST_PREFILL, round(min(most, self._budget)) - num_drafted)
 
 
 class _Lane:

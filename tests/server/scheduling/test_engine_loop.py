@@ -4,10 +4,12 @@ import asyncio
 import threading
 
 import numpy as np
+import pytest
 from talk import KeysTap, talking
 from tiny_targets import random_tokens, target
 
-from outrider_proto.frames import Decode, Features, Finish, Sampling, Verdict
+from outrider_proto.frames import Decode, Draft, Features, Finish, Sampling, Verdict
+from outrider_proto.tree import DraftTree
 from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.engine import Engine
 from outrider_server.engine.reference_decode import plain_greedy
@@ -16,6 +18,7 @@ from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.memory import KVMemory
 from outrider_server.scheduling.engine_loop import EngineLoop, PrefixQuery
 from outrider_server.scheduling.request import Reply, Request, RequestDone
+from outrider_server.scheduling.tree_budget import NO_LIMIT
 from outrider_server.sessions.verifier import Verifier
 from outrider_server.telemetry.observer import ServerObserver
 
@@ -176,6 +179,19 @@ def test_a_decode_that_lost_its_rows_while_it_rested_ends_its_features_when_it_i
     assert (verdict.finish, done) == (Finish.CANCELLED, RequestDone())
     assert (features.first, features.last) == (sent.first, True)
     assert np.array_equal(features.rows, sent.rows)
+
+
+@pytest.mark.parametrize(("advice", "verified"), [(NO_LIMIT, 30), (12, 24), (4, 16)])
+def test_of_a_draft_far_larger_than_was_asked_for_the_first_nodes_are_verified(monkeypatch, advice, verified):
+    truth = plain_greedy(target(), PROMPT, 40)
+    loop, said = by_hand(), []
+    monkeypatch.setattr(loop._tree_budget, "_most", advice or loop._tree_budget._most)
+    draft = Draft(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], DraftTree.chain(truth[:30]))
+    step(loop, Request(Sequence(target().kv, None), draft, Sampler(Sampling()), said.append, 0.0))
+    verdict, done = said
+    assert verdict.path == tuple(range(verified))
+    assert verdict.bonus == truth[verified]
+    assert isinstance(done, RequestDone)
 
 
 def test_to_rest_is_no_waiting_for_room():
