@@ -81,6 +81,8 @@ class ModelSession:
     or_held: set[tuple[int, ...]] = field(default_factory=set)
     stream: object | None = None
     expires_at: float = 0.0
+    num_sent: int = 0  # tokens whose features this stream has
+    may_repeat: bool = True  # it may ask for some of them again, once
 
     def answered(self, text: tuple[int, ...], judged: Judged, tree: DraftTree) -> None:
         self.held = (*text, *tree.path_tokens(judged.path))
@@ -90,6 +92,7 @@ class ModelSession:
         if length < len(self.held):
             self.bonus = None
         self.held = self.held[:length]
+        self.num_sent = min(self.num_sent, length)
 
     def interrupted(self, base_len: int, text: tuple[int, ...], told: list[int]) -> None:
         """A request for `told` below `text` was under way: it may have come to any point, the one included where what
@@ -97,6 +100,19 @@ class ModelSession:
         ends = [text[:-1], *((*text, *told[:count]) for count in range(len(told) + 1))]
         self.or_held = {self.held, self.held[:base_len], *ends}
         self.bonus = None
+
+    def goes_on(self, stream: object, num_kept: int) -> None:
+        """On another stream, whose client may have lost all."""
+        self.stream, self.num_sent, self.may_repeat = stream, num_kept, True
+
+    def first_feature(self, asked: int) -> int:
+        """The first row that it is sent when it asks for those from `asked` on."""
+        if asked >= self.num_sent:
+            return asked
+        if not self.may_repeat:
+            return self.num_sent
+        self.may_repeat = False
+        return asked
 
     def found(self, kept_len: int, kept_hash: bytes) -> None:
         """What a resume said is held, of as many tokens as there may be."""

@@ -99,7 +99,8 @@ class SessionMachine(RuleBasedStateMachine):
         kept = session.held[:asked]
         assert (opened.kept_len, opened.kept_hash) == (len(kept), prefix_hash(kept))
         self.fence(session)
-        self.streams[talk], session.stream = session, talk
+        self.streams[talk] = session
+        session.goes_on(talk, len(kept))
 
     @precondition(lambda self: self.sessions and len(self.streams) < MAX_STREAMS)
     @rule(at=which)
@@ -141,8 +142,9 @@ class SessionMachine(RuleBasedStateMachine):
         expected = judge(text, tree)
         self.is_told(talk, expected)
         session.truncated(base_len)
+        first = session.first_feature(features_from) if session.tap else 0
         session.answered(text, expected, tree)
-        self.gets_features(talk, session, features_from)
+        self.gets_features(talk, session, first)
 
     @precondition(lambda self: any(session.bonus for session in self.streams.values()))
     @rule(at=which, wrong=st.sampled_from(["", "root", "hash", "length"]), shape=st.tuples(which, which, which))
@@ -362,6 +364,7 @@ class SessionMachine(RuleBasedStateMachine):
     def gets_features(self, talk, session: ModelSession, first: int) -> None:
         """A row for every position from `first` on."""
         num_rows = len(session.held) - first if session.tap else 0
+        session.num_sent = max(session.num_sent, len(session.held) if num_rows > 0 else 0)
         rows = 0
         while rows < num_rows:
             frame = self.run(talk.receive())
