@@ -17,7 +17,7 @@ from typing import Self
 from outrider_proto.addresses import port_of
 from outrider_proto.errors import UsageError
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0  # eight seconds of a processor that others may use, too; an early end is noticed at once
 _STOP_TIMEOUT_S = 30.0
 
 
