@@ -323,7 +323,7 @@ class EngineLoop:
         num_waiting = len(self._queues) - self._num_paused - len(results)
         stats = StepStats.of(results, num_waiting, tap_s, self._idle_s)
         self._pass_s = stats.forward_s
-        self._scheduler.learn(stats.rows, stats.forward_s)
+        self._scheduler.learn(stats.rows, stats.forward_s, results[-1].timing.ended)
         self._idle_s = 0.0
         if self._tree_budget is not None:
             self._tree_budget.take(stats, time.monotonic())

@@ -37,7 +37,8 @@ _PREFILL_SHARE = 4  # one part in so many of the budget
 _SHORT_ROWS = MAX_NODES + 1
 _STRETCH = 2.0  # times as long as their drafts alone may passes be for those who draft
 _LEAST_PREFILL = 32  # rows of a pass all the same
-_AWAY_S = 1.0  # time of passes after a draft in which the payer's next one is expected
+_AWAY_S = 0.02  # after a payer's first draft in which the next one is expected
+_LONGEST_AWAY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class Scheduler(Protocol):
         """Return rows for each request, 0 where it waits; at least one runs where there are any."""
         ...
 
-    def learn(self, rows: int, seconds: float) -> None:
-        """Note how long a pass of so many rows took."""
+    def learn(self, rows: int, seconds: float, ended: float) -> None:
+        """Note how long a pass of so many rows took, and when it ended, on the clock of the requests."""
         ...
 
 
@@ -104,7 +105,7 @@ class PlainScheduler:
                 room -= planned[-1]
         return planned
 
-    def learn(self, rows: int, seconds: float) -> None:
+    def learn(self, rows: int, seconds: float, ended: float) -> None:
         """Do nothing: its plans do not depend on time."""
 
 
@@ -122,8 +123,9 @@ class FairScheduler:
         self._prefill = _Lane()
         self._owes_prefill = False  # a large draft took its share of the pass before
         self._time = PassTime()
-        self._ran_s = 0.0  # time of all passes
-        self._drafted: dict[Payer, tuple[float, int]] = {}  # when each last drafted, on that clock, and its rows
+        self._ended = 0.0  # the last pass
+        self._drafting: dict[Payer, _Drafting] = {}  # who drafts now, or did so lately
+        self._judging: list[_Drafting] = []  # those of the pass that was planned last
 
     def plan(self, requests: Sequence[SchedulingRequest]) -> list[int]:
         prefill = [request for request in requests if not request.is_draft]
@@ -141,26 +143,50 @@ class FairScheduler:
         rows = iter(of_drafts), iter(of_prefill)
         return [next(rows[0] if request.is_draft else rows[1]) for request in requests]
 
-    def learn(self, rows: int, seconds: float) -> None:
-        """Note how long a pass of so many rows took."""
+    def learn(self, rows: int, seconds: float, ended: float) -> None:
+        """Note how long a pass of so many rows took, and when it ended."""
         self._time.add(rows, seconds)
-        self._ran_s += seconds
+        for drafting in self._judging:
+            drafting.judged_at = ended
+        self._judging, self._ended = [], ended
 
     def _note_drafts(self, drafts: Sequence[SchedulingRequest], planned: Sequence[int]) -> None:
         now: Counter[Payer] = Counter()
         for request, rows in zip(drafts, planned, strict=True):
             now[request.payer] += rows
-        before = {payer: seen for payer, seen in self._drafted.items() if seen[0] > self._ran_s - _AWAY_S}
-        self._drafted = before | {payer: (self._ran_s, rows) for payer, rows in now.items() if rows}
+            known = self._drafting.get(request.payer)
+            if rows and known is not None:
+                known.away_s = min(max(request.since - known.judged_at, 0.0), _LONGEST_AWAY_S)
+        self._judging = []
+        for payer, rows in now.items():
+            if rows:
+                away_s = self._drafting[payer].away_s if payer in self._drafting else _AWAY_S
+                self._drafting[payer] = _Drafting(rows, self._ended, away_s)
+                self._judging.append(self._drafting[payer])
 
     def _prefill_beside(self, num_drafted: int, prefill: Sequence[SchedulingRequest]) -> int:
-        """Return the most rows of prefill in a pass with so many of drafts: those who draft now, or did so lately."""
+        """Return the most rows of prefill in a pass with so many of drafts: those who draft now, or soon will again."""
+        now = max([self._ended, *(request.since for request in prefill)])
+        self._drafting = {payer: one for payer, one in self._drafting.items() if not one.is_over(now)}
         own = {request.payer for request in prefill}
-        beside = sum(rows for payer, (_, rows) in self._drafted.items() if payer not in own)
+        beside = sum(one.rows for payer, one in self._drafting.items() if payer not in own)
         if not beside:
             return self._budget
         most = self._time.rows_within(beside, _STRETCH)
         return max(_LEAST_PREFILL, round(min(most, self._budget)) - num_drafted)
+
+
+@dataclass(slots=True)
+class _Drafting:
+    """A payer's drafts in a pass, when that ended, and how long its next draft was on its way the last time."""
+
+    rows: int
+    judged_at: float
+    away_s: float
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the next draft would have come by now."""
+        return now - self.judged_at > 2 * self.away_s
 
 
 class _Lane:

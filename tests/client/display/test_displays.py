@@ -96,7 +96,7 @@ def test_one_json_object_an_event_and_one_for_the_answer():
 
 
 VERDICT_KEYS = "seq path bonus finish queue_us verify_us stale tokens draft_us likelihoods tree_budget"
-REQUEST_KEYS = "seq base_len context root tree features_from assumes logprobs codec"
+REQUEST_KEYS = "seq base_len context root tree features_from assumes logprobs codec sampling"
 
 
 def test_the_keys_of_a_cycle_stay_as_published():

@@ -221,20 +221,28 @@ def slow_machine() -> FairScheduler:
     """Passes take 5 ms and 0.1 ms a row: those of 17 rows 6.7 ms, those of 84 twice as long."""
     scheduler = FairScheduler(1024, 512)
     for rows in (17, 34, 300, 17, 34):
-        scheduler.learn(rows, 5e-3 + 1e-4 * rows)
+        scheduler.learn(rows, 5e-3 + 1e-4 * rows, 0.0)
     return scheduler
 
 
+def draft(payer: str = "a", since: float = 0.0) -> SchedulingRequest:
+    return SchedulingRequest(payer, 0, 17, since)
+
+
+def long(payer: str = "long", since: float = 0.0) -> SchedulingRequest:
+    return SchedulingRequest(payer, 5000, 1, since)
+
+
 def test_prefill_makes_a_pass_twice_as_long_for_those_who_draft():
-    draft, long = SchedulingRequest("a", 0, 17, 0), SchedulingRequest("long", 5000, 1, 0)
     scheduler = slow_machine()
-    assert scheduler.plan([draft, long]) == [17, 84 - 17]
-    assert scheduler.plan([long]) == [84]  # the verdict travels, and the next draft will come
+    assert scheduler.plan([draft(), long()]) == [17, 84 - 17]
+    scheduler.learn(84, 13.4e-3, 1.0)
+    assert scheduler.plan([long(since=1.0)]) == [84]  # the verdict travels, and the next draft will come
 
 
 def test_those_who_draft_together_may_wait_longer_together():
-    drafts = [SchedulingRequest(name, 0, 17, 0) for name in "abcd"]
-    assert slow_machine().plan([*drafts, SchedulingRequest("long", 5000, 1, 0)]) == [17] * 4 + [186 - 4 * 17]
+    drafts = [draft(name) for name in "abcd"]
+    assert slow_machine().plan([*drafts, long()]) == [17] * 4 + [186 - 4 * 17]
 
 
 def test_a_wide_draft_leaves_prefill_a_little():
@@ -242,25 +250,34 @@ def test_a_wide_draft_leaves_prefill_a_little():
     assert slow_machine().plan(requests) == [1, 200, 32]
 
 
-def test_nobody_waits_for_drafts_that_do_not_come_any_more():
-    draft, long = SchedulingRequest("a", 0, 17, 0), SchedulingRequest("long", 5000, 1, 0)
+def test_a_draft_is_waited_for_as_long_as_the_last_one_took_to_come_and_as_long_again():
     scheduler = slow_machine()
-    scheduler.plan([draft, long])
-    for _ in range(75):
-        assert scheduler.plan([long]) == [84]
-        scheduler.learn(84, 13.4e-3)
-    assert scheduler.plan([long]) == [512]
+    scheduler.plan([draft(since=0.9)])
+    scheduler.learn(17, 6.7e-3, 1.0)
+    scheduler.plan([draft(since=1.05)])  # 50 ms after its verdict
+    scheduler.learn(17, 6.7e-3, 1.1)
+    assert scheduler.plan([long(since=1.1)]) == [84]
+    scheduler.learn(84, 13.4e-3, 1.19)
+    assert scheduler.plan([long(since=1.1)]) == [84]
+    scheduler.learn(84, 13.4e-3, 1.21)
+    assert scheduler.plan([long(since=1.1)]) == [512]
+
+
+def test_nobody_waits_for_who_drafted_before_a_pause():
+    scheduler = slow_machine()
+    scheduler.plan([draft()])
+    scheduler.learn(17, 6.7e-3, 1.0)
+    assert scheduler.plan([long(since=1.25)]) == [512]
 
 
 def test_a_prompt_of_who_drafts_is_not_held_up_by_its_own_drafts():
     scheduler = slow_machine()
-    scheduler.plan([SchedulingRequest("a", 0, 17, 0)])
-    assert scheduler.plan([SchedulingRequest("a", 5000, 1, 0)]) == [512]
+    scheduler.plan([draft()])
+    assert scheduler.plan([long("a")]) == [512]
 
 
 def test_rows_that_cost_nothing_are_not_bounded():
     scheduler = FairScheduler(1024, 512)
     for rows in (17, 34, 300):
-        scheduler.learn(rows, 5e-3)
-    requests = [SchedulingRequest("a", 0, 17, 0), SchedulingRequest("long", 5000, 1, 0)]
-    assert scheduler.plan(requests) == [17, 512]
+        scheduler.learn(rows, 5e-3, 0.0)
+    assert scheduler.plan([draft(), long()]) == [17, 512]
