@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
-from outrider_server.kv.rows import RowBuffer
+from outrider_server.kv.rows import KVRows
 
 _SMALLEST = 128  # rows of the smallest buffer
 _SLAB_LANES = 16
@@ -99,7 +99,7 @@ class KVBuffer:
 
     # A buffer made during a pass consists of inference tensors, which cannot be written outside inference mode.
     @torch.inference_mode()
-    def copy_rows(self, first: int, source: RowBuffer, source_first: int, count: int) -> None:
+    def copy_rows(self, first: int, source: KVRows, source_first: int, count: int) -> None:
         """Copy rows from another buffer, or from this one where they do not overlap."""
         here, stop = slice(first, first + count), source_first + count
         self.keys[:, :, here], self.values[:, :, here] = source.rows(source_first, stop)
@@ -127,15 +127,15 @@ class BufferPool:
         """Return a buffer without rows."""
         return KVBuffer(BufferSlab(self.shape, 1, 0, width), 0)
 
-    def missing(self, buffer: RowBuffer, num_rows: int) -> int:
+    def missing(self, buffer: KVRows, num_rows: int) -> int:
         """Return how many rows to take so that grown() has room for `num_rows`; 0 where there is room."""
         return num_rows if num_rows > buffer.capacity else 0
 
-    def wanted_bytes(self, buffer: RowBuffer, num_taken: int) -> int:
+    def wanted_bytes(self, buffer: KVRows, num_taken: int) -> int:
         """Return the bytes of what `buffer` becomes with so many rows taken."""
         return rounded_capacity(num_taken) * self.row_bytes(buffer.width)
 
-    def grown(self, buffer: RowBuffer, taken: RowBuffer, used: int) -> RowBuffer:
+    def grown(self, buffer: KVRows, taken: KVRows, used: int) -> KVRows:
         """Return a larger buffer with the first `used` rows of `buffer`, which is given back."""
         assert isinstance(taken, KVBuffer)
         # Copy before giving back: the next session may take the old buffer at once and wipe it.
@@ -143,7 +143,7 @@ class BufferPool:
         self.give(buffer)
         return taken
 
-    def without(self, buffer: RowBuffer, count: int) -> RowBuffer:
+    def without(self, buffer: KVRows, count: int) -> KVRows:
         """Return a buffer without the first `count` rows of `buffer`, which is given back or changed."""
         assert isinstance(buffer, KVBuffer)
         rest = buffer.capacity - count
@@ -182,7 +182,7 @@ class BufferPool:
         """Return a buffer for exactly `num_rows`. Raises OutOfKVMemory."""
         return self._allocate(1, num_rows, width)[0]
 
-    def give(self, buffer: RowBuffer) -> None:
+    def give(self, buffer: KVRows) -> None:
         """Take a buffer back; one of an odd size is freed, since no other session could use it."""
         assert isinstance(buffer, KVBuffer)
         if buffer.capacity and buffer.capacity == rounded_capacity(buffer.capacity):
@@ -192,7 +192,7 @@ class BufferPool:
         else:
             self.free(buffer)
 
-    def free(self, buffer: RowBuffer) -> None:
+    def free(self, buffer: KVRows) -> None:
         """Take a buffer back, and keep it ready for nobody."""
         self.budget.give(buffer.num_bytes)
 
@@ -203,8 +203,8 @@ class BufferPool:
 
     def fits_beside(
         self,
-        staying: Collection[RowBuffer],
-        leaving: Collection[RowBuffer],
+        staying: Collection[KVRows],
+        leaving: Collection[KVRows],
         prefix_bytes: int,
         num_rows: int,
         width: int,
@@ -255,7 +255,7 @@ class BufferPool:
         return [KVBuffer(slab, lane) for lane in range(lanes)]
 
 
-def _lanes(buffers: Collection[RowBuffer]) -> Iterator[KVBuffer]:
+def _lanes(buffers: Collection[KVRows]) -> Iterator[KVBuffer]:
     for buffer in buffers:
         assert isinstance(buffer, KVBuffer)
         yield buffer

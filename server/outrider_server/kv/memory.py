@@ -20,7 +20,7 @@ from outrider_server.kv.eviction import EvictionPolicy, Holding, Status, Usage
 from outrider_server.kv.pages import PagePool
 from outrider_server.kv.prefix import BLOCK, Prefix, group_hash
 from outrider_server.kv.prefix_cache import CachedSequence, PrefixCache
-from outrider_server.kv.rows import RowBuffer
+from outrider_server.kv.rows import KVRows
 from outrider_server.kv.size import KVLayout
 from outrider_server.kv.slot import KVSlot, RowPool, Take
 
@@ -109,7 +109,7 @@ class KVMemory:
         self._sequences[sequence] = None
         return sequence.slot
 
-    def take_for(self, sequence: EvictableSequence, num_rows: int, width: int) -> RowBuffer:
+    def take_for(self, sequence: EvictableSequence, num_rows: int, width: int) -> KVRows:
         """Return a buffer to grow with. Raises OutOfKVMemory, and lets the sequence wait in line then."""
         now = self._clock()
         sequence.usage.wait(self.pool.wanted_bytes(sequence.slot.buffer, num_rows), now)
@@ -189,7 +189,7 @@ class KVMemory:
         self._prefix_cache.forget(sequence)
         sequence.evict()
 
-    def take_copy(self, source: RowBuffer, first: int, count: int, spare: Sequence[CachedSequence]) -> RowBuffer:
+    def take_copy(self, source: KVRows, first: int, count: int, spare: Sequence[CachedSequence]) -> KVRows:
         """Return a copy of rows. Raises OutOfKVMemory.
 
         Evicts nothing of `spare`; takes only free memory if that is empty.
@@ -200,7 +200,7 @@ class KVMemory:
         copy.copy_rows(0, source, first, count)
         return copy
 
-    def divide(self, buffer: RowBuffer, count: int, spare: Sequence[CachedSequence]) -> tuple[RowBuffer, RowBuffer]:
+    def divide(self, buffer: KVRows, count: int, spare: Sequence[CachedSequence]) -> tuple[KVRows, KVRows]:
         """Return its first `count` rows and the others, in place of `buffer`. Raises OutOfKVMemory."""
         if isinstance(self.pool, PagePool):
             return self.pool.divided(buffer, count)
@@ -213,7 +213,7 @@ class KVMemory:
         self.give(buffer)
         return upper, lower
 
-    def give(self, buffer: RowBuffer) -> None:
+    def give(self, buffer: KVRows) -> None:
         self.pool.free(buffer)
 
     def between_passes(self) -> None:
@@ -241,7 +241,7 @@ class KVMemory:
         width: int,
         spare: Sequence[CachedSequence],
         asking: EvictableSequence | None = None,
-    ) -> RowBuffer:
+    ) -> KVRows:
         """Call `take`, evicting step by step; nothing is evicted where that cannot suffice. Raises OutOfKVMemory.
 
         Active sessions are preempted only for a sequence that is `asking`.

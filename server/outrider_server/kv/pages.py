@@ -23,7 +23,7 @@ from torch import Tensor
 from outrider_proto.errors import UsageError
 from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
 from outrider_server.kv.buffers import is_out_of_memory
-from outrider_server.kv.rows import RowBuffer
+from outrider_server.kv.rows import KVRows
 from outrider_server.kv.size import show_bytes
 
 PAGE = 32  # rows
@@ -141,26 +141,26 @@ class PagePool:
         """Return a buffer without rows."""
         return PagedBuffer(self, width)
 
-    def missing(self, buffer: RowBuffer, num_rows: int) -> int:
+    def missing(self, buffer: KVRows, num_rows: int) -> int:
         """Return how many rows to take so that grown() has room for `num_rows`; 0 where there is room."""
         return max(num_rows - buffer.capacity, 0)
 
-    def wanted_bytes(self, buffer: RowBuffer, num_taken: int) -> int:
+    def wanted_bytes(self, buffer: KVRows, num_taken: int) -> int:
         """Return the bytes of what `buffer` becomes with so many rows taken."""
         return buffer.num_bytes + self.bytes_of(num_taken, buffer.width)
 
-    def grown(self, buffer: RowBuffer, taken: RowBuffer, used: int) -> PagedBuffer:
+    def grown(self, buffer: KVRows, taken: KVRows, used: int) -> PagedBuffer:
         """Return a buffer of the pages of both, of which `used` rows are in use."""
         old, new = paged(buffer), paged(taken)
         return PagedBuffer(self, old.width, old.pages + new.pages, old.features + new.features)
 
-    def without(self, buffer: RowBuffer, count: int) -> PagedBuffer:
+    def without(self, buffer: KVRows, count: int) -> PagedBuffer:
         """Return a buffer without the first `count` rows, a multiple of PAGE, whose pages are given back."""
         first, rest = self.divided(buffer, count)
         self.give(first)
         return rest
 
-    def divided(self, buffer: RowBuffer, count: int) -> tuple[PagedBuffer, PagedBuffer]:
+    def divided(self, buffer: KVRows, count: int) -> tuple[PagedBuffer, PagedBuffer]:
         """Return the first `count` rows, a multiple of PAGE, and the rest as two buffers in place of `buffer`."""
         whole, (num_pages, odd) = paged(buffer), divmod(count, PAGE)
         assert not odd
@@ -191,7 +191,7 @@ class PagePool:
         self.arena.index_fill_(1, index, 0)
         return PagedBuffer(self, width, pages, features)
 
-    def give(self, buffer: RowBuffer) -> None:
+    def give(self, buffer: KVRows) -> None:
         """Take the pages of a buffer back."""
         self._free.extend(reversed(paged(buffer).pages))
         self.budget.give(buffer.num_bytes)
@@ -200,8 +200,8 @@ class PagePool:
 
     def fits_beside(
         self,
-        staying: Collection[RowBuffer],
-        leaving: Collection[RowBuffer],
+        staying: Collection[KVRows],
+        leaving: Collection[KVRows],
         prefix_bytes: int,
         num_rows: int,
         width: int,
@@ -234,7 +234,7 @@ def _num_pages(num_rows: int) -> int:
     return -(-num_rows // PAGE)
 
 
-def paged(buffer: RowBuffer) -> PagedBuffer:
+def paged(buffer: KVRows) -> PagedBuffer:
     """Return a buffer of a memory in pages."""
     assert isinstance(buffer, PagedBuffer)
     return buffer

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from outrider_proto.packing import pack_tokens
 from outrider_server.kv.pages import PAGE
-from outrider_server.kv.rows import RowBuffer
+from outrider_server.kv.rows import KVRows
 
 BLOCK = PAGE  # tokens: a shared prefix is whole pages
 _NAME_BYTES = 16
@@ -24,7 +24,7 @@ class Prefix:
     """Rows start .. stop-1 of every text that begins with the tokens of `chain()`."""
 
     def __init__(
-        self, parent: Prefix | None, tokens: Sequence[int], block_hashes: Sequence[bytes], buffer: RowBuffer
+        self, parent: Prefix | None, tokens: Sequence[int], block_hashes: Sequence[bytes], buffer: KVRows
     ) -> None:
         assert len(tokens) == buffer.capacity == BLOCK * len(block_hashes)
         self.parent = parent
@@ -57,7 +57,7 @@ class Prefix:
         """Return the hashes of all blocks up to `stop`."""
         return [block_hash for link in self.chain() for block_hash in link.block_hashes]
 
-    def cut(self, count: int, upper: RowBuffer, lower: RowBuffer) -> Prefix:
+    def cut(self, count: int, upper: KVRows, lower: KVRows) -> Prefix:
         """Split off the first `count` rows as a new parent, which is returned.
 
         `upper` and `lower` hold the rows of the two parts. Users of `self` keep the same text as before.

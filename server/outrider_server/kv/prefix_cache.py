@@ -20,7 +20,7 @@ from typing import Protocol
 
 from outrider_server.kv.budget import OutOfKVMemory
 from outrider_server.kv.prefix import BLOCK, Prefix, block_hashes_of
-from outrider_server.kv.rows import RowBuffer
+from outrider_server.kv.rows import KVRows
 from outrider_server.kv.slot import KVSlot
 
 
@@ -53,15 +53,15 @@ class BufferAllocator(Protocol):
         """Number of uses so far."""
         ...
 
-    def take_copy(self, source: RowBuffer, first: int, count: int, spare: Sequence[CachedSequence]) -> RowBuffer:
+    def take_copy(self, source: KVRows, first: int, count: int, spare: Sequence[CachedSequence]) -> KVRows:
         """Return a copy of rows without evicting anything of `spare`. Raises OutOfKVMemory."""
         ...
 
-    def divide(self, buffer: RowBuffer, count: int, spare: Sequence[CachedSequence]) -> tuple[RowBuffer, RowBuffer]:
+    def divide(self, buffer: KVRows, count: int, spare: Sequence[CachedSequence]) -> tuple[KVRows, KVRows]:
         """Return its first `count` rows and the others, in place of `buffer`. Raises OutOfKVMemory."""
         ...
 
-    def give(self, buffer: RowBuffer) -> None: ...
+    def give(self, buffer: KVRows) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class RowBuffer(Protocol):
+class KVRows(Protocol):
     """Room for rows of K/V, and as many rows of features on the CPU; rows count from its own beginning."""
 
     @property

@@ -23,10 +23,10 @@ from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
 from outrider_server.kv.buffers import BufferPool, KVBuffer
 from outrider_server.kv.pages import PagePool, paged
 from outrider_server.kv.prefix import Prefix
-from outrider_server.kv.rows import RowBuffer
+from outrider_server.kv.rows import KVRows
 
 RowPool: TypeAlias = BufferPool | PagePool
-Take = Callable[[int, int], RowBuffer]  # rows and width of the features; raises OutOfKVMemory
+Take = Callable[[int, int], KVRows]  # rows and width of the features; raises OutOfKVMemory
 
 
 class KVSlot:
@@ -41,7 +41,7 @@ class KVSlot:
         self.width = width
         self.length = 0
         self.prefix: Prefix | None = None
-        self.buffer: RowBuffer = self._pool.empty(width)
+        self.buffer: KVRows = self._pool.empty(width)
 
     @property
     def start(self) -> int:
@@ -137,7 +137,7 @@ class KVSlot:
             self.buffer = self._pool.without(self.buffer, shift)
         self.end_with(prefix)
 
-    def hand_over(self, num_rows: int) -> RowBuffer:
+    def hand_over(self, num_rows: int) -> KVRows:
         """Take the first own rows, pages, for a prefix, which it must begin with at once."""
         assert isinstance(self._pool, PagePool)
         first, self.buffer = self._pool.divided(self.buffer, num_rows)
@@ -182,9 +182,9 @@ class KVSlot:
                     link.num_slots += by
         self.prefix = prefix
 
-    def _parts(self, first: int, stop: int) -> list[tuple[RowBuffer, int, int]]:
+    def _parts(self, first: int, stop: int) -> list[tuple[KVRows, int, int]]:
         """Return where rows first .. stop-1 lie: at least one (buffer, begin, end)."""
-        parts: list[tuple[RowBuffer, int, int]] = []
+        parts: list[tuple[KVRows, int, int]] = []
         for link in self.prefix.chain() if self.prefix and first < self.prefix.stop else ():
             begin, end = max(first, link.start), min(stop, link.stop)
             if begin < end:

@@ -106,7 +106,7 @@ def few_pings(monkeypatch):
 def test_every_way_meets_every_prompt_of_every_run_cold(tmp_path, few_pings):
     report, pace = tmp_path / "run.json", tmp_path / "rows.toml"
     pace.write_text(PACE)
-    cold = ("--pace", pace, "--profile", "none", "--prompts", "2", "--runs", "2", "--prompt-tokens", "256")
+    cold = ("--pace", pace, "--profile", "none", "--prompts", "2", "--runs", "2", "--prompt-tokens", "384")
     network(*cold, "--max-new-tokens", "4", "--mode", "stop-and-wait", "--json", report)
     measured = json.loads(report.read_text())
     assert measured["ways"].keys() == {"stream", "server-draft", "stop-and-wait"}
@@ -114,10 +114,10 @@ def test_every_way_meets_every_prompt_of_every_run_cold(tmp_path, few_pings):
         # Three passes: two may be short for the sake of the client before, whose next draft is waited for a little.
         least_ms = 3 * 3 + row["prompt_tokens"] - row["held_tokens"] - 3 * 64
         assert row["held_tokens"] < 16  # the template's head, which all prompts share
-        assert row["ttft_ms"] >= least_ms > 50
-        assert row["ttft_warm_ms"] < row["ttft_ms"] - 40
+        assert row["ttft_ms"] >= least_ms > 150
+        assert row["ttft_warm_ms"] < row["ttft_ms"] - 100
     for metrics in measured["ways"].values():
-        assert metrics["ttft_warm_ms"] < metrics["ttft_ms"] - 40
+        assert metrics["ttft_warm_ms"] < metrics["ttft_ms"] - 100
         first, second = (run["ttft_ms"] for run in metrics["runs"])
         assert second == pytest.approx(first, rel=0.5)
 

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter, abc
+from collections import abc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any, Self
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.studies.pair.pass_counts import DispatchCounter, PassCounts, TransferCounter
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import LastHiddenTap
 from outrider_drafters.contracts.tree_shape import TreeShape
@@ -80,11 +77,6 @@ DRAFTS: Mapping[str, DraftKind] = {
 _ROOT = 5
 _DRAFT_WIDTH = 8
 _WARM_UP = 2  # passes
-_NO_KERNEL = frozenset(
-    {"aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::_unsafe_view", "aten::detach_"}
-)
-_FROM_NUMPY = torch.from_numpy
-_READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::_unique2", "aten::equal"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,88 +248,6 @@ class _Request:
     over = False
 
 
-@dataclass(slots=True)
-class _Counts:
-    """What was counted in one pass."""
-
-    layers: int = 0  # begun so far
-    in_layer: bool = False
-    layer_kernels: Counter[str] = field(default_factory=Counter)  # of the last layers, one of each kind
-    first_kernels: Counter[str] = field(default_factory=Counter)  # of those before them
-    kernels: Counter[str] = field(default_factory=Counter)
-    reads: Counter[str] = field(default_factory=Counter)
-    uploads: int = 0
-    # What the host has, by storage: reading it again is free. Held, or its memory would be that of another tensor.
-    read: dict[int, Tensor] = field(default_factory=dict)
-
-    @property
-    def here(self) -> Counter[str]:
-        """The counter of where the pass is."""
-        if not self.in_layer:
-            return self.kernels
-        return self.first_kernels if self.layers <= _KINDS else self.layer_kernels
-
-
-class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch
-    """Counts operations that reach a device; composite ones by what they consist of."""
-
-    def __init__(self, counts: _Counts) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # torch
-        self._counts = counts
-
-    def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-            # In inference mode they come here whole.
-            with self:
-                return func.decompose(*args, **(kwargs or {}))
-        name = func.name().split(".")[0]
-        if name in _READS:
-            self._counts.reads[name] += 1
-        elif name not in _NO_KERNEL and not _is_view(func):
-            self._counts.here[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
-class _Called(TorchFunctionMode):
-    """Counts transfers. On a CPU they are calls that do nothing, and never reach the dispatcher."""
-
-    def __init__(self, counts: _Counts) -> None:
-        super().__init__()
-        self._counts = counts
-
-    def __torch_function__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
-        if name in ("tensor", "as_tensor"):
-            self._counts.uploads += 1
-            if "device" not in (kwargs or {}):
-                self._counts.read[_storage(result)] = result
-        elif name in ("cpu", "numpy", "tolist") and _storage(args[0]) not in self._counts.read:
-            self._counts.reads[name] += 1
-            self._counts.read[_storage(args[0])] = args[0]
-        return result
-
-    def __enter__(self) -> Self:
-        # No mode sees this one.
-        torch.from_numpy = self._from_numpy  # type: ignore[assignment] # its argument has another name
-        super().__enter__()  # type: ignore[no-untyped-call] # torch
-        return self
-
-    def __exit__(self, *why: Any) -> None:
-        torch.from_numpy = _FROM_NUMPY
-        super().__exit__(*why)  # type: ignore[no-untyped-call] # torch
-
-    def _from_numpy(self, array: NDArray[Any]) -> Tensor:
-        made = _FROM_NUMPY(array)
-        self._counts.uploads += 1
-        self._counts.read[_storage(made)] = made
-        return made
-
-
 def _cost(hollow: HollowTarget, crowd: _Crowd, draft: str, repeats: int) -> PassCost:
     kind, trees = DRAFTS[draft], list[DraftTree]()
     drafting = _counted(hollow, lambda: trees.extend(crowd.trees(kind)))
@@ -364,14 +274,14 @@ def _cost(hollow: HollowTarget, crowd: _Crowd, draft: str, repeats: int) -> Pass
     )
 
 
-def _counted(hollow: HollowTarget, run: Callable[[], None]) -> _Counts:
-    counts = _Counts()
+def _counted(hollow: HollowTarget, run: Callable[[], None]) -> PassCounts:
+    counts = PassCounts(_KINDS)
 
     def mark(in_layer: bool) -> None:
         counts.in_layer = in_layer
         counts.layers += in_layer
 
-    with hollow.watched(partial(mark, True), partial(mark, False)), _Called(counts), _Dispatched(counts):
+    with hollow.watched(partial(mark, True), partial(mark, False)), TransferCounter(counts), DispatchCounter(counts):
         run()
     return counts
 
@@ -423,14 +333,6 @@ def _hollow_model(config: PretrainedConfig) -> PreTrainedModel:
         torch.manual_seed(0)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(small, dtype=torch.float32)  # type: ignore[no-untyped-call] # transformers
         return model
-
-
-def _is_view(func: Any) -> bool:  # a torch operator
-    return any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def pass_cost_table(hollow: HollowTarget, context: int, costs: abc.Sequence[PassCost]) -> ResultTable:

@@ -10,15 +10,13 @@ from transformers import LlamaConfig
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
+from outrider_bench.studies.pair.pass_counts import DispatchCounter, PassCounts, TransferCounter
 from outrider_bench.studies.pair.passes import (
     DRAFTS,
     LAYOUTS,
     SESSIONS,
     HollowTarget,
     PassCost,
-    _Called,
-    _Counts,
-    _Dispatched,
     pass_costs,
 )
 from outrider_proto.errors import UsageError
@@ -32,8 +30,8 @@ def costs() -> dict[tuple[str, str, int], PassCost]:
 
 
 def test_operations_reads_and_uploads_are_counted():
-    counts = _Counts()
-    with torch.inference_mode(), _Called(counts), _Dispatched(counts):
+    counts = PassCounts(0)
+    with torch.inference_mode(), TransferCounter(counts), DispatchCounter(counts):
         product = torch.nn.functional.linear(torch.tensor([[1.0, 2.0]]), torch.ones(3, 2))
         host = product.view(3).transpose(0, 0).float().cpu()
         assert host.tolist() == [3.0, 3.0, 3.0]
@@ -44,8 +42,8 @@ def test_operations_reads_and_uploads_are_counted():
 
 
 def test_memory_that_is_used_again_is_read_again():
-    counts = _Counts()
-    with torch.inference_mode(), _Called(counts):
+    counts = PassCounts(0)
+    with torch.inference_mode(), TransferCounter(counts):
         for _ in range(5):
             assert torch.ones(64).mul(2).tolist() == [2.0] * 64
         assert torch.from_numpy(np.ones(2)).numpy().sum() == 2
