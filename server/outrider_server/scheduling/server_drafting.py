@@ -10,7 +10,9 @@ from outrider_server.engine.engine import Engine
 from outrider_server.scheduling.fault_handler import is_lost_device
 from outrider_server.scheduling.request import Request
 
-_DRAFT_S = 0.1  # that the server's drafts may take before a pass; as long as the pass before, where that is more
+# That the server's drafts may take before a pass; as long as the pass before, where that is more.
+_DRAFT_S = 0.1
+_DRAFT_BESIDE_S = 0.02  # where others wait for the pass, who get nothing from it
 
 
 class ServerDrafting:
@@ -21,13 +23,15 @@ class ServerDrafting:
         self._fail = fail
 
     def draft(self, requests: abc.Sequence[Request], tree_budget: int, pass_s: float) -> None:
-        """Draft for those who want the server to: level by level, together where one pass of the drafter can.
+        """Draft for those of a pass who want the server to: level by level, together where one drafter's pass can.
 
-        It ends when the time for it is over: `pass_s`, or more where that is short. Who got no level then runs without
-        a tree, and goes first the next time. A tree has at most `tree_budget` nodes (0: any).
+        It ends when the time for it is over: `pass_s`, or more where that is short, and less of it beside requests that
+        bring their own drafts or none. Who got no level then runs without a tree, and goes first the next time. A tree
+        has at most `tree_budget` nodes (0: any).
         """
         wanting = [request for request in requests if request.needs_draft]
-        ends_at = time.monotonic() + max(_DRAFT_S, pass_s)
+        alone = len(wanting) == len(requests)
+        ends_at = time.monotonic() + max(_DRAFT_S if alone else _DRAFT_BESIDE_S, pass_s)
         groups: dict[int, list[Request]] = {}  # that grow together
         for request in sorted(wanting, key=_last_drafted):
             if not request.is_stopped and self._begin(request, tree_budget):

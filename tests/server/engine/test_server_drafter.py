@@ -245,10 +245,10 @@ async def test_two_sessions_are_drafted_for_side_by_side(truth):
     assert [text_of(verdicts) for verdicts in both] == [truth[:40]] * 2
 
 
-def decoded(prophet: Prophet, num_sessions: int, count: int) -> list[list]:
-    """The replies to a Decode of each session, all of which wait when the engine thread starts."""
+def decoded(prophet: Prophet, num_sessions: int, count: int, num_plain: int = 0) -> list[list]:
+    """The replies to a Decode of each session, all waiting when the engine thread starts; `num_plain` get no trees."""
     loop = EngineLoop(Engine(target()), LimitsConfig())
-    replies, ended = [[] for _ in range(num_sessions)], threading.Semaphore(0)
+    replies, ended = [[] for _ in range(num_sessions + num_plain)], threading.Semaphore(0)
 
     def post(own: list, reply) -> None:
         own.append(reply)
@@ -256,9 +256,10 @@ def decoded(prophet: Prophet, num_sessions: int, count: int) -> list[list]:
             ended.release()
 
     memory = KVMemory(target().kv)
-    for own in replies:
+    for number, own in enumerate(replies):
         sequence = Sequence(memory, TAP, prophet)
-        frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], count, tree=SHAPE)
+        tree = SHAPE if number < num_sessions else None
+        frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], count, tree=tree)
         loop.submit(Request(sequence, frame, Sampler(Sampling()), partial(post, own), 0.0))
     loop.start()
     try:
@@ -318,6 +319,21 @@ def test_drafts_take_no_longer_than_they_may_and_the_one_left_out_goes_first_the
     assert all(len(verdict.tokens) <= 1 for each in verdicts for verdict in each)  # a level a pass, of one session
     one, two = prophet.levels[:2]
     assert prophet.levels == [one, two] * (len(prophet.levels) // 2) + [one] * (len(prophet.levels) % 2)
+
+
+def test_drafts_take_less_time_beside_those_who_get_nothing_from_it(truth, monkeypatch):
+    """Each level takes 40 ms by the clock."""
+
+    def most_drafted(num_plain: int) -> int:
+        prophet, levels = Prophet(PROMPT + truth, errs=1000), []
+        monkeypatch.setattr(server_drafting, "time", SimpleNamespace(monotonic=lambda: 0.04 * len(levels)))
+        prophet.on_level = lambda: levels.append(None)
+        verdicts = decoded(prophet, 1, 20, num_plain)
+        assert [text_of(each) for each in verdicts] == [truth[:20]] * (1 + num_plain)
+        return max(len(verdict.tokens) for verdict in verdicts[0])
+
+    assert most_drafted(num_plain=0) == 3
+    assert most_drafted(num_plain=1) == 1
 
 
 def test_the_largest_shapes_that_clients_ask_for_fit():
