@@ -3,9 +3,11 @@
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -22,6 +24,7 @@ class ChatSettings:
     max_length: int  # tokens of a chat; longer chats are cut
     held_out: int  # chats kept for validation, at most a tenth of all
     seed: int
+    questions: bool  # teach at the other turns' tokens too: for chats that the target wrote itself, questions included
 
     def __post_init__(self) -> None:
         need_at_least(self, 2, "max_length")
@@ -32,12 +35,12 @@ class ChatSource:
     """Tokenized chats; a shard is a pass over them."""
 
     prompt_weight = 0.0
-    unit = "reply tokens"
 
     def __init__(
         self, train: Sequence[ChatTokens], held_out: Sequence[ChatTokens], num_dropped: int, length: Length, seed: int
     ) -> None:
         self.train, self.seed = train, seed
+        self.unit = "reply tokens" if all(text.taught_from is None for text in train) else "tokens"
         self._held_out, self._num_dropped, self._batch = held_out, num_dropped, length.batch
         self.kinds = tuple(sorted({text.kind for text in train}))
         self.updates_an_epoch = -(-len(train) // length.batch)  # the last one may be smaller
@@ -58,6 +61,9 @@ class ChatSource:
         count = min(settings.held_out, len(kept) // 10)
         chosen = set(random.Random(f"held out/{settings.seed}").sample(range(len(kept)), count))
         train = [chat for i, chat in enumerate(kept) if i not in chosen]
+        if settings.questions:
+            first = _num_shared(train)
+            train = [replace(chat, taught_from=first) for chat in train]
         return cls(train, [kept[i] for i in sorted(chosen)], len(found) - len(kept), length, settings.seed)
 
     def updates(self, shard: int) -> list[list[ChatTokens]]:
@@ -83,8 +89,19 @@ class ChatSource:
 
     def __str__(self) -> str:
         dropped = f", {self._num_dropped} left out (no reply within data.max_length)" if self._num_dropped else ""
-        warning = "" if self._held_out else "; fewer than 10 chats, so none are held out and no tau is measured"
+        warning = "" if self._held_out else ", so no tau is measured"
         return (
-            f"{self.num_tokens(self.train):,} reply tokens of {len(self.train):,} chats, "
+            f"{self.num_tokens(self.train):,} {self.unit} of {len(self.train):,} chats, "
             f"{len(self._held_out)} held out{dropped}{warning}"
         )
+
+
+def _num_shared(chats: Sequence[ChatTokens]) -> int:
+    """Tokens that all chats begin with, such as a template's system prompt; at least the first, which none predicts."""
+    first, *others = (chat.ids for chat in chats)
+    return max(1, min((_num_equal(first, other) for other in others), default=1))
+
+
+def _num_equal(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
+    length = min(len(first), len(second))
+    return int(np.append(first[:length] != second[:length], True).argmax())

@@ -17,6 +17,14 @@ class ChatTokens:
     ids: NDArray[np.int32]
     is_reply: NDArray[np.bool_]  # of the assistant's turns, their ends included
     kind: str = ""  # of text, as its source calls it
+    taught_from: int | None = None  # all tokens from here to the last reply's end are taught; None: those of replies
+
+    @property
+    def is_taught(self) -> NDArray[np.bool_]:
+        if self.taught_from is None:
+            return self.is_reply
+        places = np.arange(len(self.ids))
+        return (places >= self.taught_from) & (places <= places[self.is_reply].max(initial=-1))
 
     @property
     def prompt(self) -> list[int]:
@@ -25,8 +33,8 @@ class ChatTokens:
 
     @property
     def num_labels(self) -> int:
-        """Number of reply tokens that a preceding token predicts."""
-        return int(self.is_reply[1:].sum())
+        """Number of tokens that are taught and that a preceding token predicts."""
+        return int(self.is_taught[1:].sum())
 
 
 class TextSource(Protocol):
@@ -62,10 +70,10 @@ def make_batch(texts: Sequence[ChatTokens], device: torch.device) -> Batch:
     """Pad texts on the right."""
     longest = max(len(text.ids) for text in texts)
     ids = np.full((len(texts), longest), PADDING, np.int64)
-    is_reply = np.zeros((len(texts), longest), bool)
+    is_taught = np.zeros((len(texts), longest), bool)
     for row, text in enumerate(texts):
-        ids[row, : len(text.ids)], is_reply[row, : len(text.ids)] = text.ids, text.is_reply
-    labels, counts = torch.from_numpy(ids[:, 1:].copy()).to(device), torch.from_numpy(is_reply[:, 1:].copy()).to(device)
+        ids[row, : len(text.ids)], is_taught[row, : len(text.ids)] = text.ids, text.is_taught
+    labels, counts = (torch.from_numpy(part[:, 1:].copy()).to(device) for part in (ids, is_taught))
     return Batch(torch.from_numpy(ids[:, :-1].clip(min=0)).to(device), labels, counts)
 
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from outrider_models.core.embedded import target_dir
 from outrider_models.core.tokenizer import EOS
 from outrider_models.training.core.rates import Length
-from outrider_models.training.data.chat_file import ChatSource
+from outrider_models.training.data.chat_file import ChatSettings, ChatSource
 from outrider_models.training.data.chats import Chat, ChatTurn, read_chats
 from outrider_models.training.data.texts import ChatTokens, make_batch, reply_frequencies
 from outrider_models.training.data.tokens import need_chat_template, tokenize
@@ -193,6 +193,31 @@ def test_a_run_ends_within_an_epoch():
     source = source_of(2, epochs=1.5)
     assert (source.updates_an_epoch, source.num_updates) == (6, 9)
     assert [source.progress(update, 0) >= 1 for update in (8, 9)] == [False, True]
+
+
+def test_questions_teach_where_they_are_asked_to(tokenizer, tmp_path):
+    system = {"role": "system", "content": "Be kind."}
+    said = [("user", "Sort 2 1."), ("assistant", "1 2"), ("user", "And 4 3?"), ("assistant", "3 4")]
+    chats = [{"messages": [system, *({"role": role, "content": text} for role, text in turns)]}
+             for turns in (said, [("user", "Add 1 and 1."), ("assistant", "2")])]  # fmt: skip
+    path = written(tmp_path / "chats.jsonl", *chats)
+
+    def read(questions):
+        settings = ChatSettings(max_length=200, held_out=0, seed=0, questions=questions)
+        return ChatSource.read(path, tokenizer, settings, Length(2, 1))
+
+    replies, everything = read(questions=False), read(questions=True)
+    assert (replies.unit, everything.unit) == ("reply tokens", "tokens")
+    for only, whole in zip(replies.train, everything.train, strict=True):
+        assert only.ids.tolist() == whole.ids.tolist()
+        assert only.prompt == whole.prompt
+        assert whole.is_taught[only.is_reply].all()
+        assert whole.num_labels > only.num_labels
+        assert "Be kind." not in tokenizer.decode(whole.ids[whole.is_taught]), "all chats begin so: it teaches nothing"
+    assert "And 4 3?" in tokenizer.decode(everything.train[0].ids[everything.train[0].is_taught])
+    assert everything.frequencies(1000).equal(replies.frequencies(1000)), "draft vocabularies are of replies"
+    batch = make_batch(everything.updates(0)[0], "cpu")
+    assert int(batch.loss_mask.sum()) == sum(text.num_labels for text in everything.train)
 
 
 def test_a_batch_pairs_tokens_with_their_labels():
