@@ -24,7 +24,8 @@ class ChatTokens:
         if self.taught_from is None:
             return self.is_reply
         places = np.arange(len(self.ids))
-        return (places >= self.taught_from) & (places <= places[self.is_reply].max(initial=-1))
+        last = int(places[self.is_reply].max(initial=-1))
+        return np.logical_and(places >= self.taught_from, places <= last)
 
     @property
     def prompt(self) -> list[int]:
