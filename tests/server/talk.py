@@ -1,7 +1,7 @@
 """A client for tests: frames to a verifier in process, or over gRPC, one at a time."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import grpc
 import torch
@@ -108,6 +108,15 @@ async def talking(verifier: Verifier, principal: Principal = ANONYMOUS):
         await outgoing.aclose()
 
 
+@contextmanager
+def _refusals():
+    """What gRPC says as the refusal that it stands for."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise error_from_rpc(error) from error
+
+
 @asynccontextmanager
 async def calling(address: str, key: str | None = None, credentials: grpc.ChannelCredentials | None = None):
     """A stream over gRPC, with `send_message` for what no honest client sends."""
@@ -120,13 +129,12 @@ async def calling(address: str, key: str | None = None, credentials: grpc.Channe
         )(metadata=metadata)
 
         async def send(frame) -> None:
-            await call.write(client_frame_to_proto(frame))
+            with _refusals():  # a server that refused the stream already ends it while the client writes
+                await call.write(client_frame_to_proto(frame))
 
         async def receive():
-            try:
+            with _refusals():
                 message = await call.read()
-            except grpc.aio.AioRpcError as error:
-                raise error_from_rpc(error) from error
             if message is grpc.aio.EOF:
                 if await call.code() is grpc.StatusCode.OK:
                     return None
