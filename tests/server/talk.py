@@ -1,7 +1,7 @@
 """A client for tests: frames to a verifier in process, or over gRPC, one at a time."""
 
 import asyncio
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, suppress
 
 import grpc
 import torch
@@ -108,15 +108,6 @@ async def talking(verifier: Verifier, principal: Principal = ANONYMOUS):
         await outgoing.aclose()
 
 
-@contextmanager
-def _refusals():
-    """What gRPC says as the refusal that it stands for."""
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise error_from_rpc(error) from error
-
-
 @asynccontextmanager
 async def calling(address: str, key: str | None = None, credentials: grpc.ChannelCredentials | None = None):
     """A stream over gRPC, with `send_message` for what no honest client sends."""
@@ -129,12 +120,14 @@ async def calling(address: str, key: str | None = None, credentials: grpc.Channe
         )(metadata=metadata)
 
         async def send(frame) -> None:
-            with _refusals():  # a server that refused the stream already ends it while the client writes
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # ended already: `receive` says why
                 await call.write(client_frame_to_proto(frame))
 
         async def receive():
-            with _refusals():
+            try:
                 message = await call.read()
+            except grpc.aio.AioRpcError as error:
+                raise error_from_rpc(error) from error
             if message is grpc.aio.EOF:
                 if await call.code() is grpc.StatusCode.OK:
                     return None
