@@ -56,11 +56,16 @@ class LastLayers(nn.Module):
         # The published code trains so; exact K/V would take a pass for each sync point.
         positions = torch.arange(predicted.shape[1], device=predicted.device)
         mixed = torch.where((sync == positions).unsqueeze(-1), entering.to(predicted.dtype), predicted)
-        rope, hidden = self.shape.rope(positions), mixed
+        return LastLayersOutput(mixed, self.norm(self.before_norm(mixed)))
+
+    def before_norm(self, entering: Tensor) -> Tensor:
+        """Run the layers, causally, over the states [b, n, E] that enter them; return what enters the final norm."""
+        positions = torch.arange(entering.shape[1], device=entering.device)
+        rope, hidden = self.shape.rope(positions), entering
         for block, window in zip(self.blocks, self.windows, strict=True):
             mask = causal_mask(len(positions), positions.device)
             hidden = block.self_attend(hidden, rope, mask if window is None else mask & mask.triu(1 - window))
-        return LastLayersOutput(mixed, self.norm(hidden))
+        return hidden
 
 
 def read_last_layers(config: Config, checkpoint: Checkpoint, stem: str, count: int, like: Tensor) -> LastLayers:

@@ -1,7 +1,7 @@
 """A drafter in training with its frozen target as teacher: its loss, its files, its acceptance."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -13,11 +13,14 @@ from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.processor import has_bf16
 from outrider_models.training.config import TrainConfig
 from outrider_models.training.core.features import FeatureStore
-from outrider_models.training.core.interfaces import Batch, LossOutput, TrainableDrafter
+from outrider_models.training.core.interfaces import Batch, LossOutput, TeacherOutput, TeacherRequest, TrainableDrafter
 from outrider_models.training.core.teacher import Teacher
-from outrider_models.training.data.texts import TextSource
+from outrider_models.training.data.texts import TextSource, make_batch
 from outrider_models.training.families import trainable_family
 from outrider_models.training.validation import Validator
+
+_EXAMPLE_TOKENS = 16384
+_EXAMPLES_AT_ONCE = 4
 
 
 class DrafterTask:
@@ -44,12 +47,25 @@ class DrafterTask:
         self.drafter.init_from_lm_head(self.teacher.lm_head)
         if start is not None:
             self.drafter.load_weights(start)
+        elif self.drafter.start_request is not None:
+            self.drafter.init_from_examples(self._examples(source, self.drafter.start_request))
         self.drafter.to(device)
         self.teacher.restrict(self.drafter.draft_tokens)
         self.teacher.check(self.drafter.teacher_request)
         self._features = FeatureStore(self.teacher, features, int(machine.features_gb * 1e9)) if features else None
         prompts = source.held_out_prompts()
         self._validator = Validator(self.teacher, prompts, config.validation) if prompts else None
+
+    def _examples(self, source: TextSource, request: TeacherRequest) -> Iterator[tuple[Batch, TeacherOutput]]:
+        """Run the target over the first texts of the run."""
+        count = 0
+        for texts in source.updates(0):
+            for first in range(0, len(texts), _EXAMPLES_AT_ONCE):
+                batch = make_batch(texts[first : first + _EXAMPLES_AT_ONCE], self.teacher.embed.device)
+                yield batch, self.teacher.run(batch.tokens, request)
+                count += batch.tokens.numel()
+            if count >= _EXAMPLE_TOKENS:
+                return
 
     @property
     def network(self) -> nn.Module:

@@ -1,7 +1,7 @@
 """The interface between a frozen target and a drafter in training. Knows no family."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -80,6 +80,7 @@ class TrainableDrafter(nn.Module, ABC):
     untrained_tensors: frozenset[str] = frozenset()  # tensors of published files that no run trains
     layout_has_draft_vocab = False
     draft_tokens: Tensor | None = None  # [Vd] int64: all that it drafts; None: every token
+    start_request: TeacherRequest | None = None  # of the examples that it starts from; None: it needs none
 
     def limited_to(self, count: int, frequencies: Frequencies, vocab: int) -> Self:
         """Let it draft the `count` most frequent tokens alone; 0: all."""
@@ -89,6 +90,9 @@ class TrainableDrafter(nn.Module, ABC):
 
     def init_from_lm_head(self, lm_head: Tensor) -> None:  # most families start from random weights alone
         """Initialize from the target's lm_head [V, E], where the family does so; called once, before training."""
+
+    def init_from_examples(self, examples: Iterable[tuple[Batch, TeacherOutput]]) -> None:
+        """Initialize from texts and what the target makes of them, for drafters with a `start_request`."""
 
     def write(self, directory: Path) -> None:
         """Write the family's published layout, and the draft vocabulary if the layout has no place for it."""

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider_drafters.processor import cpu_has_bf16
+
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _NUM_ITERATIONS = 5
 _EPS = 1e-7
@@ -97,10 +99,14 @@ class Muon:
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Return roughly the nearest orthogonal matrices [n, rows, columns], by a Newton-Schulz iteration in bfloat16."""
+    """Return roughly the nearest orthogonal matrices [n, rows, columns], by a Newton-Schulz iteration.
+
+    In bfloat16, as the iteration was made for, except where the processor would only emulate that.
+    """
     # Transposed where tall, so that the Gram matrix is the smaller of the two.
     tall = matrices.shape[1] > matrices.shape[2]
-    x = (matrices.mT if tall else matrices).bfloat16()
+    narrow = matrices.device.type != "cpu" or cpu_has_bf16()
+    x = (matrices.mT if tall else matrices).to(torch.bfloat16 if narrow else torch.float32)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=_EPS)
     a, b, c = _COEFFICIENTS
     for _ in range(_NUM_ITERATIONS):

@@ -4,8 +4,10 @@ Row t sees embed(x_{t+1}) and the target's hidden state f_t with noise on it, an
 1.0 smooth L1 on the feature + 0.1 cross-entropy against the target's distribution through its lm_head.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +29,7 @@ from outrider_models.training.core.interfaces import (
 )
 from outrider_models.training.core.losses import PAPER, Losses, TargetAims, compare, feature_distance
 from outrider_models.training.core.rates import Length, Schedule
+from outrider_models.training.families.target_start import start_from_target, start_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +40,24 @@ class EagleShape:
     intermediate: int
 
 
+Init = Literal["random", "target"]
+
+
 @dataclass(frozen=True, slots=True)
 class Eagle2Settings:
     shape: EagleShape
+    layers: int  # blocks; 1 in the paper and in published heads
+    init: Init  # target: start as its last layers (target_start.py)
     losses: Losses
     noise: float  # uniform noise of +- this on features (paper 3.3: 0.1)
     draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
 
     def __post_init__(self) -> None:
+        need_at_least(self, 1, "layers")
         need_at_least(self, 0, "noise", "draft_vocab")
 
 
-def eagle_sizes(shape: EagleShape, target: TargetSizes) -> Eagle2Sizes:
+def eagle_sizes(shape: EagleShape, layers: int, init: Init, target: TargetSizes) -> Eagle2Sizes:
     return Eagle2Sizes(
         hidden=target.hidden,
         heads=target.heads,
@@ -57,16 +66,31 @@ def eagle_sizes(shape: EagleShape, target: TargetSizes) -> Eagle2Sizes:
         mlp=shape.intermediate,
         rope_theta=target.rope_theta,
         eps=target.eps,
+        qkv_bias=init == "target" and target.model_type == "qwen2",
+        layers=layers,
     )
 
 
-class TrainableEagle2(TrainableDrafter):
-    untrained_tensors = frozenset({EMBEDDING})
+class EaglePairs(TrainableDrafter):
+    """EAGLE-1/2's network, which HASS trains too."""
 
-    def __init__(self, settings: Eagle2Settings, target: TargetFacts) -> None:
+    untrained_tensors = frozenset({EMBEDDING})
+    network: Eagle2
+
+    def __init__(self, shape: EagleShape, layers: int, init: Init, target: TargetFacts) -> None:
         super().__init__()
-        self._settings, self._target_sizes = settings, target.sizes
-        self.network: Eagle2 = Eagle2(eagle_sizes(settings.shape, target.sizes))
+        self._target_sizes = target.sizes
+        self.network = Eagle2(eagle_sizes(shape, layers, init, target.sizes))
+        self.start_request = start_request(layers) if init == "target" else None
+
+    def init_from_examples(self, examples: Iterable[tuple[Batch, TeacherOutput]]) -> None:
+        start_from_target(self.network, examples)
+
+
+class TrainableEagle2(EaglePairs):
+    def __init__(self, settings: Eagle2Settings, target: TargetFacts) -> None:
+        super().__init__(settings.shape, settings.layers, settings.init, target)
+        self._settings = settings
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         losses, hidden = self._settings.losses, target.hidden[-1]
@@ -102,7 +126,9 @@ def make_drafter(settings: Eagle2Settings, target: TargetFacts, frequencies: Fre
 FAMILY = TrainableFamily(
     name="eagle2",
     settings=Eagle2Settings,
-    defaults=lambda target: Eagle2Settings(default_shape(target), PAPER, noise=0.1, draft_vocab=0),
+    defaults=lambda target: Eagle2Settings(
+        default_shape(target), layers=1, init="random", losses=PAPER, noise=0.1, draft_vocab=0
+    ),
     make_drafter=make_drafter,
     schedule=Schedule(
         peak=3e-5, last=0.0, warmup_updates=2000, decay="linear", decay_epochs=0,

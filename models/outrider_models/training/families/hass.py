@@ -22,9 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.blocks.layers import LlamaBlock
-from outrider_drafters.families.eagle2.family import EMBEDDING
-from outrider_drafters.families.eagle2.network import Eagle2
 from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (
@@ -38,12 +35,14 @@ from outrider_models.training.core.interfaces import (
 )
 from outrider_models.training.core.losses import PAPER, Losses, TargetAims, add_top, compare, feature_distance
 from outrider_models.training.core.rates import Length, Schedule
-from outrider_models.training.families.eagle2 import EagleShape, default_shape, eagle_sizes, noisy
+from outrider_models.training.families.eagle2 import EaglePairs, EagleShape, Init, default_shape, noisy
 
 
 @dataclass(frozen=True, slots=True)
 class HassSettings:
     shape: EagleShape
+    layers: int  # as in EAGLE
+    init: Init
     losses: Losses
     noise: float  # as in EAGLE
     steps: int
@@ -53,17 +52,14 @@ class HassSettings:
     draft_vocab: int  # as in EAGLE
 
     def __post_init__(self) -> None:
-        need_at_least(self, 1, "steps", "top_k")
+        need_at_least(self, 1, "layers", "steps", "top_k")
         need_at_least(self, 0, "noise", "top_weight", "draft_vocab")
 
 
-class TrainableHass(TrainableDrafter):
-    untrained_tensors = frozenset({EMBEDDING})
-
+class TrainableHass(EaglePairs):
     def __init__(self, settings: HassSettings, target: TargetFacts) -> None:
-        super().__init__()
-        self._settings, self._target_sizes = settings, target.sizes
-        self.network: Eagle2 = Eagle2(eagle_sizes(settings.shape, target.sizes))
+        super().__init__(settings.shape, settings.layers, settings.init, target)
+        self._settings = settings
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         settings, losses = self._settings, self._settings.losses
@@ -86,22 +82,23 @@ class TrainableHass(TrainableDrafter):
 
     def _drafted(self, batch: Batch, target: TeacherOutput) -> list[Tensor]:
         """Compute the hidden states [B, T - 1 - step, E] of every step."""
-        block, embeds = self.network.layers[0], F.embedding(batch.tokens, target.embed)
-        assert isinstance(block, LlamaBlock)
+        blocks, embeds = self.network.blocks, F.embedding(batch.tokens, target.embed)
         features = noisy(target.hidden[-1][:, :-1], self._settings.noise if self.training else 0.0)
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
+        # Of each block, the keys and the values of all steps so far.
+        seen: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in blocks]
         outputs: list[Tensor] = []
         for step in range(min(self._settings.steps, embeds.shape[1] - 1)):
             rows = embeds.shape[1] - 1 - step
-            pairs = self.network.fuse(embeds[:, step + 1 :], features[:, :rows])
+            hidden = self.network.fuse(embeds[:, step + 1 :], features[:, :rows])
             # Positions advance with the step: row t of this step continues row t of the one before.
-            rope = block.shape.rope(torch.arange(step, step + rows, device=pairs.device))
-            for parts, new in zip((keys, values), block.keys_values(pairs, rope), strict=True):
-                parts.append(new)
-            mask = step_mask(rows, step, pairs.device)
-            outputs.append(block(pairs, rope, joined(keys, rows), joined(values, rows), mask))
-            features = outputs[-1].detach() if self._settings.detached else outputs[-1]
+            rope = self.network.sizes.block.rope(torch.arange(step, step + rows, device=hidden.device))
+            mask = step_mask(rows, step, hidden.device)
+            for block, (keys, values) in zip(blocks, seen, strict=True):
+                for parts, new in zip((keys, values), block.keys_values(hidden, rope), strict=True):
+                    parts.append(new)
+                hidden = block(hidden, rope, joined(keys, rows), joined(values, rows), mask)
+            outputs.append(hidden)
+            features = hidden.detach() if self._settings.detached else hidden
         return outputs
 
 
@@ -124,7 +121,8 @@ FAMILY = TrainableFamily(
     name="hass",
     settings=HassSettings,
     defaults=lambda target: HassSettings(
-        default_shape(target), PAPER, noise=0.1, steps=3, detached=True, top_k=10, top_weight=1.0, draft_vocab=0
+        default_shape(target), layers=1, init="random", losses=PAPER,
+        noise=0.1, steps=3, detached=True, top_k=10, top_weight=1.0, draft_vocab=0,
     ),
     make_drafter=make_drafter,
     schedule=Schedule(
