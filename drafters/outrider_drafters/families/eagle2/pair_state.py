@@ -23,6 +23,8 @@ from outrider_drafters.trees.grow import Level
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree
 
+_FEW_ROWS = 16  # those of a verdict, not of a prompt
+
 
 class HasRope(Protocol):
     def rope(self, positions: Tensor) -> Rope: ...
@@ -156,12 +158,22 @@ class PairState(WithTokenState):
         """Append a row for each of the features [n, E]; the output [1, E] of the last one."""
         self._next_token = first_token + len(features)
         pairs = self._pairs(self._token_state.tokens[first_token : self._next_token], features)
-        block, last = self._drafter.block, self._next_token - 2
-        # Only the last output is needed: the others cost no more than their keys and values.
-        block.append_kv(pairs[:-1], self._rope(first_token - 1, last), self._cache)
-        output = block.run(pairs[-1:], self._rope(last, last + 1), self._cache)
+        block, first, last = self._drafter.block, first_token - 1, self._next_token - 2
+        if len(pairs) <= _FEW_ROWS:
+            # Outputs that nobody needs cost less than a second pass over the weights.
+            output = block.run(pairs, self._rope(first, last + 1), self._cache, self._causal(len(pairs)))[-1:]
+        else:
+            # Only the last output is needed: the others cost no more than their keys and values.
+            block.append_kv(pairs[:-1], self._rope(first, last), self._cache)
+            output = block.run(pairs[-1:], self._rope(last, last + 1), self._cache)
         self._num_text_rows = self._cache.length
         return output
+
+    def _causal(self, rows: int) -> Tensor | None:
+        """Return what each of the next rows sees, [rows, length of the cache and they] bool; None: all."""
+        held = self._cache.length
+        ones = torch.ones(rows, held + rows, dtype=torch.bool, device=self._device)
+        return None if rows == 1 else ones.tril(held)
 
     def _pairs(self, tokens: Sequence[int], features: Tensor) -> Tensor:
         ids = torch.tensor(tokens, dtype=torch.int64, device=self._device)
