@@ -30,6 +30,7 @@ from outrider_models.training.core.interfaces import (
 from outrider_models.training.core.losses import PAPER, Losses, TargetAims, compare, feature_distance
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.families.target_start import start_from_target, start_request
+from outrider_proto.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class EaglePairs(TrainableDrafter):
 
     def __init__(self, shape: EagleShape, layers: int, init: Init, target: TargetFacts) -> None:
         super().__init__()
+        if init == "target" and layers > target.sizes.layers:
+            raise UsageError(f"layers={layers}: the target, as which it starts, has {target.sizes.layers}")
         self._target_sizes = target.sizes
         self.network = Eagle2(eagle_sizes(shape, layers, init, target.sizes))
         self.start_request = start_request(layers) if init == "target" else None

@@ -41,11 +41,13 @@ def start_from_target(network: Eagle2, examples: Iterable[tuple[Batch, TeacherOu
         fit = fit or _Fit(output.last_layers, count)
         fit.add(batch, output)
     assert fit is not None
-    network.fc.weight.data.copy_(fit.matrix[:, :-1])
+    guess = fit.solve()
+    network.fc.weight.data.copy_(guess[:, :-1])
     assert network.fc.bias is not None
-    network.fc.bias.data.copy_(fit.matrix[:, -1])
+    network.fc.bias.data.copy_(guess[:, -1])
+    first_scale = fit.first_scale(guess)
     for place, (block, source) in enumerate(zip(network.blocks, fit.last_layers.blocks, strict=True)):
-        _start_block(block, source, fit, is_first=place == 0)
+        _start_block(block, source, fit, fit.norm_scale if place else first_scale, is_first=place == 0)
 
 
 @dataclass(slots=True)
@@ -80,9 +82,8 @@ class _Fit:
         self._inverse_sizes.append(inverse[:, 1:][inside].flatten())
         self._inputs = inputs
 
-    @property
-    def matrix(self) -> Tensor:
-        """The guess [E, 2 E + 1] of u from embedding, feature and 1."""
+    def solve(self) -> Tensor:
+        """Return the guess [E, 2 E + 1] of u from embedding, feature and 1."""
         assert isinstance(self._squares, Tensor)
         assert isinstance(self._products, Tensor)
         ridge = torch.diag(self._squares.diagonal() * _RIDGE)
@@ -94,12 +95,11 @@ class _Fit:
         """Scale [E] of what a block adds."""
         return self.weight * torch.cat(self._inverse_sizes).median()
 
-    @property
-    def first_scale(self) -> float:
-        """Inverse size of what the first block reads, which EAGLE's layout gives no norm."""
+    def first_scale(self, guess: Tensor) -> Tensor:
+        """Return the scale [E] of what the first block reads, which EAGLE's layout gives no norm."""
         assert self._inputs is not None
-        guess = self._inputs.float() @ self.matrix.T / self.weight
-        return float(guess.pow(2).mean(-1).rsqrt().median())
+        states = self._inputs.float() @ guess.T / self.weight
+        return states.pow(2).mean(-1).rsqrt().median() / self.weight
 
     @property
     def norm_scale(self) -> Tensor:
@@ -108,10 +108,10 @@ class _Fit:
 
 
 @torch.no_grad()
-def _start_block(block: LlamaBlock, source: LlamaBlock, fit: _Fit, *, is_first: bool) -> None:
+def _start_block(block: LlamaBlock, source: LlamaBlock, fit: _Fit, input_scale: Tensor, *, is_first: bool) -> None:
     attention, theirs = block.self_attn, source.self_attn
     assert isinstance(source.input_layernorm, RMSNorm)
-    into = source.input_layernorm.weight * (fit.first_scale / fit.weight if is_first else fit.norm_scale)
+    into = source.input_layernorm.weight * input_scale
     pairs = ((attention.q_proj, theirs.q_proj), (attention.k_proj, theirs.k_proj), (attention.v_proj, theirs.v_proj))
     for projection, its in pairs:
         projection.weight.copy_(its.weight * into if is_first else its.weight)

@@ -97,10 +97,13 @@ DEPTHS = {  # how far ahead of t the root is, how many levels, what each weighs 
 }
 
 
-@pytest.mark.parametrize("name", DEPTHS)
-def test_the_loss_is_that_of_drafting_along_the_text(name, teacher, tmp_path):
+CASES = [*((name, {}) for name in DEPTHS), ("eagle2", {"layers": 2}), ("hass", {"layers": 3})]
+
+
+@pytest.mark.parametrize(("name", "changes"), CASES)
+def test_the_loss_is_that_of_drafting_along_the_text(name, changes, teacher, tmp_path):
     ahead, depth, decay = DEPTHS[name]
-    model = model_of(teacher, name)
+    model = model_of(teacher, name, **changes)
     batch = make_batch(teacher.facts.sizes.vocab)
     with torch.no_grad():
         loss_output = model(batch, teacher.run(batch.tokens, model.teacher_request), 0.0)

@@ -81,3 +81,10 @@ def test_blocks_of_another_shape_are_refused(teacher, batches):
     shape = replace(trainable_family("eagle2").defaults(teacher.facts).shape, intermediate=100)
     with pytest.raises(UsageError, match="init=target: its layers have mlp="):
         started(teacher, batches[:1], shape=shape)
+
+
+def test_more_layers_than_the_target_has_are_refused(teacher):
+    with pytest.raises(
+        UsageError, match=f"layers=99: the target, as which it starts, has {teacher.facts.sizes.layers}"
+    ):
+        started(teacher, (), layers=99)
