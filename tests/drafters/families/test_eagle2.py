@@ -16,6 +16,7 @@ from outrider_drafters import (
     grow_tree,
     load_drafter,
 )
+from outrider_drafters.families.eagle2 import pair_state
 from outrider_drafters.families.eagle2.drafter import TOLERANT_STEPS, Eagle2Drafter
 from outrider_drafters.families.eagle2.network import STEPS
 from outrider_drafters.families.eagle2.pair_state import PairState
@@ -69,6 +70,26 @@ def test_teacher_forced_mask_is_causal_unless_given(eagle, eagle_case):
     own_only = eagle.forward_train(embeds, features, torch.eye(19, dtype=torch.bool))
     close(own_only[:, :1], eagle.forward_train(embeds, features)[:, :1])
     assert not torch.allclose(own_only[:, 1:], eagle.forward_train(embeds, features)[:, 1:])
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_rows_of_a_verdict_in_one_pass_are_those_in_two(layers, eagle_case, monkeypatch):
+    torch.manual_seed(0)
+    network = Eagle2(Eagle2Sizes(64, 4, 2, 16, 128, layers=layers)).requires_grad_(False)
+    features = eagle_case.arrays["target_features"][0]
+
+    def logits() -> torch.Tensor:
+        state, made = Eagle2Drafter(network, eagle_case.drafter.target).new_state(), []
+        state.append(eagle_case.arrays["prompt_ids"][0][:4].tolist())
+        for first, end in ((0, 3), (3, 4), (4, 9)):  # a prompt, and verdicts of one row and of several
+            state.add_features(first, features[first:end])
+            state.append(eagle_case.arrays["prompt_ids"][0][end + 1 : end + 5].tolist())
+            made.append(state.root_logits())
+        return torch.stack(made)
+
+    together = logits()
+    monkeypatch.setattr(pair_state, "_FEW_ROWS", 0)
+    close(together, logits())
 
 
 def test_incremental_state_equals_teacher_forced_pass(eagle, eagle_case):
