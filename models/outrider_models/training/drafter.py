@@ -19,7 +19,6 @@ from outrider_models.training.data.texts import TextSource, make_batch
 from outrider_models.training.families import trainable_family
 from outrider_models.training.validation import Validator
 
-_EXAMPLE_TOKENS = 16384
 _EXAMPLES_AT_ONCE = 4
 
 
@@ -48,7 +47,7 @@ class DrafterTask:
         if start is not None:
             self.drafter.load_weights(start)
         elif self.drafter.start_request is not None:
-            self.drafter.init_from_examples(self._examples(source, self.drafter.start_request))
+            self.drafter.init_from_examples(self._examples(source, self.drafter.start_request, 32 * facts.sizes.hidden))
         self.drafter.to(device)
         self.teacher.restrict(self.drafter.draft_tokens)
         self.teacher.check(self.drafter.teacher_request)
@@ -56,15 +55,17 @@ class DrafterTask:
         prompts = source.held_out_prompts()
         self._validator = Validator(self.teacher, prompts, config.validation) if prompts else None
 
-    def _examples(self, source: TextSource, request: TeacherRequest) -> Iterator[tuple[Batch, TeacherOutput]]:
-        """Run the target over the first texts of the run."""
+    def _examples(
+        self, source: TextSource, request: TeacherRequest, tokens: int
+    ) -> Iterator[tuple[Batch, TeacherOutput]]:
+        """Run the target over the first texts of the run, of about as many tokens."""
         count = 0
         for texts in source.updates(0):
             for first in range(0, len(texts), _EXAMPLES_AT_ONCE):
                 batch = make_batch(texts[first : first + _EXAMPLES_AT_ONCE], self.teacher.embed.device)
                 yield batch, self.teacher.run(batch.tokens, request)
                 count += batch.tokens.numel()
-            if count >= _EXAMPLE_TOKENS:
+            if count >= tokens:
                 return
 
     @property

@@ -24,6 +24,9 @@ from outrider_models.training.core.interfaces import PADDING, Batch, TeacherOutp
 from outrider_proto.errors import UsageError
 
 _RIDGE = 1e-3  # of each input's own variance
+_POSITIONS_PER_INPUT = (
+    4  # with hardly more positions than inputs the fit learns them by heart, and guesses nothing else
+)
 
 
 def start_request(layers: int) -> TeacherRequest:
@@ -32,7 +35,10 @@ def start_request(layers: int) -> TeacherRequest:
 
 
 def start_from_target(network: Eagle2, examples: Iterable[tuple[Batch, TeacherOutput]]) -> None:
-    """Set all weights of a network from the target's last layers. Raises UsageError for blocks of another shape."""
+    """Set all weights of a network from the target's last layers.
+
+    Raises UsageError for blocks of another shape, and for too few examples.
+    """
     count = len(network.layers)
     fit: _Fit | None = None
     for batch, output in examples:
@@ -83,7 +89,10 @@ class _Fit:
         self._inputs = inputs
 
     def solve(self) -> Tensor:
-        """Return the guess [E, 2 E + 1] of u from embedding, feature and 1."""
+        """Return the guess [E, 2 E + 1] of u from embedding, feature and 1. Raises UsageError for too few examples."""
+        found, needed = sum(map(len, self._inverse_sizes)), _POSITIONS_PER_INPUT * (2 * len(self.weight) + 1)
+        if found < needed:
+            raise UsageError(f"drafter.init=target: {found} tokens of text: fitting fc takes {needed}: need more chats")
         assert isinstance(self._squares, Tensor)
         assert isinstance(self._products, Tensor)
         ridge = torch.diag(self._squares.diagonal() * _RIDGE)

@@ -83,6 +83,11 @@ def test_blocks_of_another_shape_are_refused(teacher, batches):
         started(teacher, batches[:1], shape=shape)
 
 
+def test_too_little_text_is_refused(teacher, batches):
+    with pytest.raises(UsageError, match=r"init=target: \d+ tokens of text: fitting fc takes \d+: need more chats"):
+        started(teacher, [replace(batches[0], tokens=batches[0].tokens[:1], labels=batches[0].labels[:1])])
+
+
 def test_more_layers_than_the_target_has_are_refused(teacher):
     with pytest.raises(
         UsageError, match=f"layers=99: the target, as which it starts, has {teacher.facts.sizes.layers}"
