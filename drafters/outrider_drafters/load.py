@@ -20,6 +20,7 @@ from outrider_drafters.families.family import DRAFT_VOCAB_OPTION, Family, like
 from outrider_drafters.families.hydra import family as hydra
 from outrider_drafters.families.independent import family as independent
 from outrider_drafters.families.lookup import family as lookup
+from outrider_drafters.families.lookup.copying import CopyingDrafter
 from outrider_drafters.families.medusa import family as medusa
 from outrider_drafters.families.moa import family as moa
 from outrider_drafters.families.mtp import family as mtp
@@ -47,7 +48,11 @@ def load_drafter(source: str | Path | DrafterSource, target: TargetWeights) -> D
         check_target(files, target.directory)
     with files.naming_errors():
         tokens = draft_vocabulary(family, files, target.sizes.vocab)
-        return family.drafter(files, target if tokens is None else target.drafting(tokens))
+        if tokens is not None:
+            # As the drafter's own weights: else the head's float32 rows are a third of a level on codes.
+            target = target.drafting(tokens, int8=files.checkpoint.holds_codes)
+        drafter = family.drafter(files, target)
+        return drafter if files.options.copy is None else CopyingDrafter(drafter, files.options.copy)
 
 
 def draft_vocabulary(family: Family, files: DrafterFiles, vocab: int) -> tuple[int, ...] | None:
@@ -114,10 +119,9 @@ def recognize_family(files: DrafterFiles) -> Family:
 def _check_options(options: DrafterOptions, family: Family, name: str | Path) -> None:
     if options.family is not None and options.family != family.name:
         raise UsageError(f"{name}: a drafter of family {family.name}, not {options.family}")
-    if ignored := sorted(options.chosen().keys() - {"family", *family.options}):
-        raise UsageError(
-            f"{name}: option {', '.join(ignored)}: family {family.name} takes {', '.join(family.options) or 'none'}"
-        )
+    taken = (*family.options, *(() if family.offline == "copies" else ("copy",)))
+    if ignored := sorted(options.chosen().keys() - {"family", *taken}):
+        raise UsageError(f"{name}: option {', '.join(ignored)}: family {family.name} takes {', '.join(taken)}")
 
 
 def _names() -> list[str]:

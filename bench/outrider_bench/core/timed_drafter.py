@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from outrider_drafters.contracts.drafter import Drafter, DraftState
-from outrider_drafters.emulation.drafter_wrapper import DrafterWrapper, StateWrapper
+from outrider_drafters.contracts.drafter_wrapper import DrafterWrapper, StateWrapper
 
 
 class TimedDrafter(DrafterWrapper):

@@ -269,7 +269,8 @@ class DraftingThread:
     def _write(self, sampling: Sampling) -> int | None:
         if not self._state.switch_to_able_head():
             return None
-        return choose_tokens(self._state.root_logits()[None], sampling, [len(self._tokens)])[0]
+        # Not root_logits: those may be a copy's.
+        return choose_tokens(self._state.tree_logits(DraftTree()), sampling, [len(self._tokens)])[0]
 
     @torch.inference_mode()
     def _job(self, tokens: list[int], arrived: list[_Rows], job: Callable[[], T]) -> tuple[T, int]:

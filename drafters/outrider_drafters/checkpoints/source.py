@@ -23,6 +23,7 @@ class DrafterOptions:
     target_layers: tapped layers as indices of Hugging Face's hidden_states. tie_to_target: an independent drafter uses
     the target's embedding and lm_head. ngram: longest match that lookup searches for, in tokens. draft_vocab: file of
     the tokens that may be drafted, or their number in the drafter's own file (`all`: of every one it has a row for).
+    copy: draft by copying where so many of the last tokens, or more, occurred before.
     """
 
     family: str | None = None
@@ -34,6 +35,7 @@ class DrafterOptions:
     tie_to_target: bool | None = None
     ngram: int | None = None
     draft_vocab: int | str | None = None
+    copy: int | None = None
 
     @property
     def draft_vocab_file(self) -> Path | None:
@@ -136,4 +138,5 @@ _READERS: Mapping[str, Callable[[str], object]] = {  # each raises ValueError wi
     "tie_to_target": _switch,
     "ngram": _count,
     "draft_vocab": _draft_vocab,
+    "copy": _count,
 }

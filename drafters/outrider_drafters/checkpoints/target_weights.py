@@ -19,6 +19,7 @@ from outrider_drafters.checkpoints.draft_vocabulary import (
     read_draft_vocab,
     select_rows,
 )
+from outrider_drafters.quantization.quantize import int8_rows
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_drafters.readers.config import Config, config_int, read_config, read_json, rms_norm_eps, rope_theta
 from outrider_drafters.readers.gguf_file import SUFFIX
@@ -71,7 +72,7 @@ class TargetWeights:
     eos_token_ids: tuple[int, ...]
     directory: Path | None = None
     draft_tokens: Tensor | None = None
-    _restricted: dict[tuple[int, ...], TargetWeights] = field(default_factory=dict, init=False, repr=False)
+    _restricted: dict[tuple[tuple[int, ...], bool], TargetWeights] = field(default_factory=dict, init=False, repr=False)
     _head: list[PackedLinear] = field(default_factory=list, init=False, repr=False)  # lm_head, once it was needed
 
     @classmethod
@@ -97,13 +98,17 @@ class TargetWeights:
                 raise UsageError(f"{directory}: {LM_HEAD} has {len(lm_head)} rows, {DRAFT_VOCAB} {len(tokens)} tokens")
         return cls(embed, lm_head, sizes, eos_token_ids(directory, config), directory, tokens)
 
-    def drafting(self, tokens: Iterable[int]) -> TargetWeights:
-        """Return these weights with lm_head's rows for some tokens alone, gathered once however many drafters ask."""
+    def drafting(self, tokens: Iterable[int], *, int8: bool = False) -> TargetWeights:
+        """Return these weights with lm_head's rows for some tokens alone, as int8 codes if asked for.
+
+        They are gathered once however many drafters ask.
+        """
         # One object for all of them: heads are batched only if they share their target.
-        key = tuple(sorted(tokens))
+        key = (tuple(sorted(tokens)), int8)
         if key not in self._restricted:
-            wanted = torch.tensor(key, device=self.lm_head.device)
+            wanted = torch.tensor(key[0], device=self.lm_head.device)
             lm_head, kept = select_rows(self.lm_head, self.draft_tokens, wanted)
+            lm_head = int8_rows(lm_head) if int8 else lm_head
             self._restricted[key] = replace(self, lm_head=lm_head, draft_tokens=kept)
         return self._restricted[key]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from outrider_drafters.contracts.drafter import Drafter
-from outrider_drafters.emulation.drafter_wrapper import DrafterWrapper
+from outrider_drafters.contracts.drafter_wrapper import DrafterWrapper
 
 
 class PacedDrafter(DrafterWrapper):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from outrider_drafters.processor import cpu_has_bf16
 
+LARGEST = 127.5  # half the range of int8
 MIDDLE = 8  # of int4's codes 0 .. 15
 # Limits of torch 2.13's kernels: both crash on matrices that do not begin at a multiple of ALIGNMENT bytes, the int8
 # one reads past rows that are not a multiple of INT8_WIDTH values, the int4 one takes multiples of INT4_ROWS rows.
@@ -66,6 +67,15 @@ class Int8Codes:
     def __post_init__(self) -> None:
         # Tensors of a memory-mapped file begin anywhere; the kernel would crash.
         object.__setattr__(self, "codes", aligned(self.codes))
+
+    @classmethod
+    def rounded(cls, weight: Tensor) -> Self:
+        """Round the rows of a matrix [n, k], each to the scale that its largest value needs."""
+        weight = weight.float()
+        # As torchao's symmetric codes: -128 to 127 about 0, never divided by a scale of 0.
+        scales = (weight.abs().amax(dim=1) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny).bfloat16()
+        codes = (weight / scales.float().unsqueeze(-1)).round().clamp(-128, 127)
+        return cls(codes.to(torch.int8), scales)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """Quantize float tensors to int8 and int4, and store the codes in safetensors files.
 
 `X` as int8 is stored as `X.int8` and `X.scale`, as int4 as `X.int4`, `X.scale` and `X.zero` (codes.py says what
-they mean). torchao chooses the codes: int8 by the largest value of a row, int4 by HQQ (Badri and Shaji 2023, mobiusml's
-half-quadratic quantization), which moves a group's zero until few values are far off. Reading needs no torchao.
+they mean). int8 codes follow from the largest value of a row. torchao chooses int4 codes by HQQ (Badri and Shaji 2023,
+mobiusml's half-quadratic quantization), which moves a group's zero until few values are far off; nothing else needs it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from outrider_drafters.quantization.codes import INT4_ROWS, Int4Codes, Int8Codes
+from outrider_drafters.quantization.codes import INT4_ROWS, INT8_WIDTH, Int4Codes, Int8Codes
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_proto.errors import UsageError
 
@@ -25,10 +25,18 @@ INT8, INT4, SCALE, ZERO = ".int8", ".int4", ".scale", ".zero"
 
 
 def quantize(weight: Tensor, weights: Literal["int8", "int4"]) -> QuantizedWeight:
-    """Quantize a matrix [n, k]; to int8 if its sizes do not fit int4. Raises UsageError without torchao."""
+    """Quantize a matrix [n, k]; to int8 if its sizes do not fit int4. Raises UsageError for int4 without torchao."""
     divides = weight.shape[0] % INT4_ROWS == 0 and weight.shape[1] % GROUP == 0
     plain = weight.detach().float().cpu().contiguous()
-    return QuantizedWeight(_int4(plain) if weights == "int4" and divides else _int8(plain))
+    return QuantizedWeight(_int4(plain) if weights == "int4" and divides else Int8Codes.rounded(plain))
+
+
+def int8_rows(weight: Tensor) -> Tensor:
+    """Quantize a plain matrix [n, k] on a CPU to int8; return any that the kernel for few rows cannot take as it is."""
+    plain = type(weight) in (Tensor, torch.nn.Parameter) and weight.device.type == "cpu"
+    if not plain or weight.shape[1] % INT8_WIDTH:
+        return weight
+    return QuantizedWeight(Int8Codes.rounded(weight.detach()), weight.dtype)
 
 
 def code_tensors(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
@@ -84,15 +92,6 @@ def _part(parts: Mapping[str, Tensor], name: str, dtype: torch.dtype, dims: int)
     return part
 
 
-def _int8(weight: Tensor) -> Int8Codes:
-    primitives = _torchao()
-    block = (1, weight.shape[1])
-    scales, zeros = primitives.choose_qparams_affine(
-        weight, primitives.MappingType.SYMMETRIC, block, torch.int8, scale_dtype=torch.bfloat16
-    )
-    return Int8Codes(primitives.quantize_affine(weight, block, scales.float(), zeros, torch.int8), scales.flatten())
-
-
 def _int4(weight: Tensor) -> Int4Codes:
     """Quantize with HQQ, a few rows at a time."""
     # HQQ makes several copies of its input; rows are independent, so the codes are those of the whole matrix.
@@ -115,5 +114,5 @@ def _torchao() -> Any:  # Any: as below
     try:
         from torchao.quantization import quant_primitives  # type: ignore[import-untyped]  # ships no types
     except ImportError as error:
-        raise UsageError("int8 and int4 weights are made with torchao: pip install 'outrider[edge]'") from error
+        raise UsageError("int4 weights are made with torchao: pip install 'outrider[edge]'") from error
     return quant_primitives

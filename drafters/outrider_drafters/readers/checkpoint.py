@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider_drafters.quantization.quantize import holds_codes, rebuild_weights
+from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_drafters.readers.config import Config, read_json
 from outrider_proto.errors import UsageError
 
@@ -89,6 +90,11 @@ class Checkpoint:
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self._files)
+
+    @property
+    def holds_codes(self) -> bool:
+        """True if any of its tensors is stored as int8 or int4 codes."""
+        return any(isinstance(tensor, QuantizedWeight) for tensor in self._loaded.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape without reading it. Raises UsageError if it is missing."""

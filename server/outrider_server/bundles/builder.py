@@ -29,7 +29,6 @@ from outrider_proto.bundles import BundleFile, BundleManifest
 from outrider_proto.errors import UsageError
 
 _NICE = 10
-_CODED = ("int8", "int4")  # kinds whose codes torchao chooses
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +59,13 @@ def cache_dir() -> Path:
 
 
 def checked_weights(requested: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the kinds of weights to offer; by default int8 with torchao, else bfloat16. Raises UsageError."""
-    has_torchao = find_spec("torchao") is not None
+    """Return the kinds of weights to offer; by default int8. Raises UsageError."""
     for weights in requested:
         if weights not in get_args(Weights):
             raise UsageError(f"edge_weights={weights}: need one of {', '.join(get_args(Weights))}")
-        if weights in _CODED and not has_torchao:
+        if weights == "int4" and find_spec("torchao") is None:
             raise UsageError(f"edge_weights={weights} needs torchao: pip install 'outrider[edge]'")
-    return requested or ("int8" if has_torchao else "bfloat16",)
+    return requested or ("int8",)
 
 
 async def build(offer: BundleOffer, cache: Path) -> BuiltBundle:

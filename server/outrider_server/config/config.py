@@ -113,8 +113,8 @@ class ServerConfig:
 
     `pace`: named hardware, or a file that describes it, to whose times passes are stretched. `server_draft`: sessions
     may have the server draft for them, with the drafter of their features. `draft_vocab`: the option of that name for
-    all drafters. `edge_bundle`: devices may fetch target and drafter from here, with `edge_weights` (empty: int8 where
-    torchao is installed), built in `edge_cache`.
+    all drafters. `edge_bundle`: devices may fetch target and drafter from here, in `edge_weights` (empty: int8), built
+    in `edge_cache`.
     """
 
     __pydantic_config__ = FORBID_EXTRA

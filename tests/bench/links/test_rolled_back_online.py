@@ -20,9 +20,9 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.config import ClientConfig
 from outrider_drafters.contracts.drafter import Drafter, DraftState, tree_logits_by_level
+from outrider_drafters.contracts.drafter_wrapper import DrafterWrapper, StateWrapper
 from outrider_drafters.contracts.tap import Tap
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_drafters.emulation.drafter_wrapper import DrafterWrapper, StateWrapper
 from outrider_drafters.load import load_tap
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import ROOT, DraftTree

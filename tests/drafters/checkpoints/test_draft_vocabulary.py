@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider_drafters import Drafter, TargetWeights, TreeShape, grow_tree, load_drafter
 from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, read_draft_vocab, select_rows, write_draft_vocab
-from outrider_drafters.quantization.quantize import quantize
+from outrider_drafters.quantization.quantize import code_tensors, quantize
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_drafters.routing.batched_heads import batch_heads
 from outrider_proto.errors import UsageError
@@ -161,6 +161,24 @@ def test_drafters_of_one_vocabulary_share_its_rows(golden, eagle):
     batch = batch_heads([one, other])
     assert batch is not None
     assert batch.logits(torch.ones(2, 1, target.sizes.hidden)).isfinite().sum() == 2 * len(TOKENS)
+
+
+def test_a_drafter_of_codes_gets_the_targets_rows_as_codes(golden, eagle):
+    """In float32 they were a third of a level."""
+    plain = TargetWeights.load(golden / "target_l4")
+    wanted = root_logits(load_drafter(eagle, plain))
+    parts: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(f"{eagle}/model.safetensors").items():
+        parts |= code_tensors(name, quantize(tensor, "int8")) if tensor.ndim == 2 else {name: tensor}
+    save_file(parts, f"{eagle}/model.safetensors")
+
+    drafter = load_drafter(eagle, plain)
+
+    assert isinstance(drafter.target.lm_head, QuantizedWeight)
+    assert type(plain.lm_head) is torch.Tensor
+    logits = root_logits(drafter)
+    assert logits.isfinite().nonzero()[:, 0].tolist() == sorted(TOKENS)
+    torch.testing.assert_close(logits[TOKENS], wanted[TOKENS], atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

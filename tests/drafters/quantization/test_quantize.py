@@ -20,7 +20,7 @@ from outrider_drafters.blocks.layers import Attention, BlockShape
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.load import open_drafter
 from outrider_drafters.quantization.codes import Int4Codes, Int8Codes
-from outrider_drafters.quantization.quantize import code_tensors, holds_codes, quantize, rebuild_weights
+from outrider_drafters.quantization.quantize import code_tensors, holds_codes, int8_rows, quantize, rebuild_weights
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_proto.errors import UsageError
@@ -243,7 +243,27 @@ def test_torchao_says_nothing():
 def test_without_torchao_the_remedy_is_named(monkeypatch, plain):
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(UsageError, match=r"pip install 'outrider\[edge\]'"):
-        quantize(plain, "int8")
+        quantize(plain, "int4")
+
+
+@pytest.mark.slow  # it loads torchao
+def test_int8_codes_are_those_of_torchao(plain):
+    primitives = pytest.importorskip("torchao.quantization.quant_primitives")
+    plain = torch.cat((plain, torch.zeros(1, plain.shape[1])))  # a row without a largest value, too
+    block = (1, plain.shape[1])
+    scales, zeros = primitives.choose_qparams_affine(
+        plain, primitives.MappingType.SYMMETRIC, block, torch.int8, scale_dtype=torch.bfloat16
+    )
+    codes = Int8Codes.rounded(plain)
+    assert torch.equal(codes.scales, scales.flatten())
+    assert torch.equal(codes.codes, primitives.quantize_affine(plain, block, scales.float(), zeros, torch.int8))
+
+
+def test_only_plain_matrices_that_the_kernel_takes_become_codes(plain):
+    assert isinstance(int8_rows(plain), QuantizedWeight)
+    coded, narrow = quantize(plain, "int8"), plain[:, :9]
+    assert int8_rows(coded) is coded
+    assert int8_rows(narrow) is narrow
 
 
 def test_reading_codes_needs_no_torchao(tmp_path: Path, plain):

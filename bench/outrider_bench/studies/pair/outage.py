@@ -64,7 +64,7 @@ def write_offline(
     state.add_features(0, torch.from_numpy(features[: len(tokens) - 1]))
     written: list[int] = []
     while len(written) < limit and state.max_levels and not (written and written[-1] in eos):
-        token = int(state.root_logits().argmax())
+        token = int(state.tree_logits(DraftTree())[0].argmax())
         written.append(token)
         state.append([token])
     return written

@@ -31,6 +31,7 @@ from outrider_models.core.embedded import drafter_source
 from outrider_models.corpus import Family, Sample, generate
 from outrider_models.corpus.check import score_by_family
 from outrider_models.corpus.sample import Entities
+from outrider_proto.tree import DraftTree
 from outrider_server.engine.target import Target
 
 FAMILIES: tuple[Family, ...] = ("qa", "summary", "chat", "math")  # those whose answers repeat a fact of the prompt
@@ -196,7 +197,7 @@ def _num_predicted(drafter: Drafter, prompt: Sequence[int], answer: Sequence[int
     if len(rows):
         state.add_features(0, torch.from_numpy(rows))
     for token in answer:
-        hits += int(state.root_logits().argmax()) == token
+        hits += int(state.tree_logits(DraftTree())[0].argmax()) == token
         state.append([token])
     return hits
 

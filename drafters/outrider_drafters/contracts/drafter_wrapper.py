@@ -68,7 +68,7 @@ class StateWrapper:
         return self._around(lambda: self.inner.expand(tokens, parents))
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
-        if self._tree_in_one_pass:
+        if self._tree_in_one_pass or not tree.tokens:  # the root alone is one pass for any
             return self._around(lambda: self.inner.tree_logits(tree))
         # Through this wrapper's own methods, so that every level's pass runs in `around`.
         return tree_logits_by_level(tree, self.root_logits(), self.expand)
