@@ -198,12 +198,14 @@ class Draft:
 class ServerTree:
     """The shape of trees that a server grows itself, with TreeShape's names.
 
-    Neither breadth nor levels exceed the budget, and at most MAX_EXPANDED nodes are expanded for a tree.
+    Neither breadth nor levels exceed the budget, and at most MAX_EXPANDED nodes are expanded for a tree. `auto`: these
+    are limits, and the server makes each tree as large as pays.
     """
 
     breadth: int
     levels: int
     budget: int
+    auto: bool = False
 
     @property
     def most_expanded(self) -> int:
@@ -211,10 +213,10 @@ class ServerTree:
         return 1 + self.breadth * (self.levels - 1)
 
     @classmethod
-    def within(cls, breadth: int, levels: int, budget: int) -> ServerTree:
+    def within(cls, breadth: int, levels: int, budget: int, *, auto: bool = False) -> ServerTree:
         """Return the shape, or the largest part of it that a server takes."""
         breadth = min(breadth, budget)
-        return cls(breadth, min(levels, budget, 1 + (MAX_EXPANDED - 1) // breadth), budget)
+        return cls(breadth, min(levels, budget, 1 + (MAX_EXPANDED - 1) // breadth), budget, auto)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +284,9 @@ class Verdict:
 
     `bonus` is None only when `path` ends with EOS or a Decode was cancelled. The times are the server's: waiting for
     the model, the target's forward pass, and drafting. `stale`: the draft's assumption was wrong and nothing was done.
-    `tokens`: accepted tokens of a tree that the server grew itself; `path` is empty then. `logprobs`: those of path (or
-    tokens) and bonus, if requested. `tree_budget`: the most nodes that the next drafts should have while the server is
-    this busy; 0 means no limit.
+    `tokens`: accepted tokens of a tree that the server grew itself, of `draft_levels` levels; `path` is empty then.
+    `logprobs`: those of path (or tokens) and bonus, if requested. `tree_budget`: the most nodes that the next drafts
+    should have while the server is this busy; 0 means no limit.
     """
 
     seq: int
@@ -298,6 +300,7 @@ class Verdict:
     draft_us: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     tree_budget: int = 0
+    draft_levels: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

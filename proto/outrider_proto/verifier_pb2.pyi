@@ -225,14 +225,16 @@ class Decode(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., base_len: _Optional[int] = ..., context: _Optional[bytes] = ..., root: _Optional[int] = ..., max_tokens: _Optional[int] = ..., features_from: _Optional[int] = ..., tree: _Optional[_Union[ServerTree, _Mapping]] = ..., logprobs: _Optional[int] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
 
 class ServerTree(_message.Message):
-    __slots__ = ("breadth", "levels", "budget")
+    __slots__ = ("breadth", "levels", "budget", "auto")
     BREADTH_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
+    AUTO_FIELD_NUMBER: _ClassVar[int]
     breadth: int
     levels: int
     budget: int
-    def __init__(self, breadth: _Optional[int] = ..., levels: _Optional[int] = ..., budget: _Optional[int] = ...) -> None: ...
+    auto: bool
+    def __init__(self, breadth: _Optional[int] = ..., levels: _Optional[int] = ..., budget: _Optional[int] = ..., auto: _Optional[bool] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("seq",)
@@ -257,7 +259,7 @@ class Close(_message.Message):
     def __init__(self) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("seq", "path", "bonus", "finish", "queue_us", "verify_us", "stale", "tokens", "draft_us", "logprobs", "tree_budget")
+    __slots__ = ("seq", "path", "bonus", "finish", "queue_us", "verify_us", "stale", "tokens", "draft_us", "logprobs", "tree_budget", "draft_levels")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     BONUS_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +271,7 @@ class Verdict(_message.Message):
     DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TREE_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LEVELS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     path: bytes
     bonus: int
@@ -280,7 +283,8 @@ class Verdict(_message.Message):
     draft_us: int
     logprobs: Logprobs
     tree_budget: int
-    def __init__(self, seq: _Optional[int] = ..., path: _Optional[bytes] = ..., bonus: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., stale: _Optional[bool] = ..., tokens: _Optional[bytes] = ..., draft_us: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., tree_budget: _Optional[int] = ...) -> None: ...
+    draft_levels: int
+    def __init__(self, seq: _Optional[int] = ..., path: _Optional[bytes] = ..., bonus: _Optional[int] = ..., finish: _Optional[_Union[Finish, str]] = ..., queue_us: _Optional[int] = ..., verify_us: _Optional[int] = ..., stale: _Optional[bool] = ..., tokens: _Optional[bytes] = ..., draft_us: _Optional[int] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., tree_budget: _Optional[int] = ..., draft_levels: _Optional[int] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("chosen", "top_tokens", "top")

@@ -6,6 +6,7 @@ Every field from the other side is checked here, except what only a session can 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import assert_never
 
 from outrider_proto import frames as f
@@ -216,7 +217,6 @@ def _draft_from_proto(message: pb.Draft) -> f.Draft:
 
 
 def _decode_to_proto(frame: f.Decode) -> pb.Decode:
-    tree = frame.tree
     return pb.Decode(
         seq=frame.seq,
         base_len=frame.base_len,
@@ -224,7 +224,7 @@ def _decode_to_proto(frame: f.Decode) -> pb.Decode:
         root=frame.root,
         max_tokens=frame.max_tokens,
         features_from=frame.features_from,
-        tree=None if tree is None else pb.ServerTree(breadth=tree.breadth, levels=tree.levels, budget=tree.budget),
+        tree=None if frame.tree is None else pb.ServerTree(**asdict(frame.tree)),
         logprobs=frame.logprobs,
         codec=_codec_of_request(frame),
         sampling=None if frame.sampling is None else _sampling_to_proto(frame.sampling),
@@ -242,7 +242,7 @@ def _decode_from_proto(message: pb.Decode) -> f.Decode:
         root=message.root,
         max_tokens=message.max_tokens,
         features_from=message.features_from if message.HasField("features_from") else None,
-        tree=f.ServerTree(tree.breadth, tree.levels, tree.budget) if message.HasField("tree") else None,
+        tree=f.ServerTree(tree.breadth, tree.levels, tree.budget, tree.auto) if message.HasField("tree") else None,
         logprobs=_num_top(message),
         codec=_codec_asked(message),
         sampling=_sampling_asked(message),
@@ -309,6 +309,7 @@ def _verdict_to_proto(frame: f.Verdict) -> pb.Verdict:
         tokens=pack_tokens(frame.tokens),
         draft_us=min(frame.draft_us, _MAX_US),
         tree_budget=frame.tree_budget,
+        draft_levels=frame.draft_levels,
         logprobs=pb.Logprobs(**pack_logprobs(frame.logprobs)._asdict()) if frame.logprobs else None,
     )
 
@@ -318,8 +319,9 @@ def _verdict_from_proto(message: pb.Verdict) -> f.Verdict:
         raise malformed(f"finish={message.finish}: unknown")
     check_size("path", message.path, MAX_NODES)
     check_size("tokens", message.tokens, TOKEN_BYTES * MAX_NODES)
-    if message.tree_budget > MAX_NODES:
-        raise malformed(f"tree_budget={message.tree_budget}: need 0 to {MAX_NODES}")
+    for name in ("tree_budget", "draft_levels"):
+        if (number := getattr(message, name)) > MAX_NODES:
+            raise malformed(f"{name}={number}: need 0 to {MAX_NODES}")
     return f.Verdict(
         seq=message.seq,
         path=tuple(message.path),
@@ -331,6 +333,7 @@ def _verdict_from_proto(message: pb.Verdict) -> f.Verdict:
         tokens=unpack_tokens(message.tokens),
         draft_us=message.draft_us,
         tree_budget=message.tree_budget,
+        draft_levels=message.draft_levels,
         logprobs=_logprobs_from_proto(message.logprobs) if message.HasField("logprobs") else (),
     )
 

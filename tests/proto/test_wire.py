@@ -43,7 +43,7 @@ client_frames = st.one_of(
         u32,
         st.integers(1, 2**32 - 1),
         st.none() | u32,
-        st.none() | st.builds(f.ServerTree, u32, u32, u32),
+        st.none() | st.builds(f.ServerTree, u32, u32, u32, st.booleans()),
         codec=codecs,
         sampling=st.none() | samplings,
     ),
@@ -66,7 +66,17 @@ server_frames = st.one_of(
     ),
     st.builds(f.Verdict, u32, st.binary(max_size=9).map(tuple), st.none() | u32, st.sampled_from(f.Finish), u32, u32),
     st.builds(
-        f.Verdict, u32, st.just(()), st.none() | u32, st.sampled_from(f.Finish), u32, u32, st.booleans(), ids, u32
+        f.Verdict,
+        u32,
+        st.just(()),
+        st.none() | u32,
+        st.sampled_from(f.Finish),
+        u32,
+        u32,
+        st.booleans(),
+        ids,
+        u32,
+        draft_levels=st.integers(0, 255),
     ),
     st.builds(f.Pong, st.integers(0, 2**64 - 1)),
 )

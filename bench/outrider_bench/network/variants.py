@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from outrider_client.cli.options import tree_plan
-from outrider_client.core.config import ClientConfig
+from outrider_client.core.config import ClientConfig, TreeSize
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import UsageError
 
@@ -82,10 +82,17 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _tree_size(text: str) -> str:
+    if text not in get_args(TreeSize):
+        raise ValueError(" or ".join(get_args(TreeSize)))
+    return text
+
+
 _READERS: Mapping[str, Callable[[str], Any]] = {
     "wait_for_features": _switch,
     "opening": _switch,
     "in_flight": _count,
     "outcomes": _count,
+    "tree": _tree_size,
     **dict.fromkeys(_OF_TREE, _count),
 }

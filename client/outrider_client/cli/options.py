@@ -215,11 +215,12 @@ def _options(
         ),
     ] = None,
     tree: Annotated[
-        TreeSize,
+        TreeSize | None,
         Option(
             help="Size of draft trees. fixed: as given here, or the drafter's own. auto: as many nodes and levels as"
             f" pay by measured costs and acceptance, within --breadth {AUTO_LIMITS.breadth} --levels"
-            f" {AUTO_LIMITS.levels} --budget {AUTO_LIMITS.budget}, or all those given.",
+            f" {AUTO_LIMITS.levels} --budget {AUTO_LIMITS.budget}, or all those given. Default: auto in mode auto where"
+            " neither these options nor the drafter say how large, else fixed.",
             rich_help_panel=_DRAFTING,
         ),
     ] = _DEFAULT.tree,

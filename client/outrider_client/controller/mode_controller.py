@@ -13,13 +13,13 @@ from outrider_client.controller.hysteresis import ModeSelector
 from outrider_client.controller.measurements import ModeLimits
 from outrider_client.controller.observer import CycleObserver, Priors
 from outrider_client.controller.smoothing import Median
-from outrider_client.controller.tree_tuner import TreeTuner
 from outrider_client.core.config import AUTO_LIMITS, ClientConfig
 from outrider_client.drafting.drafting_thread import AheadDraft, AsyncDrafter
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.trees.grow import ScoredTree
 from outrider_drafters.trees.predraft import TreeOutcome
+from outrider_drafters.trees.tree_tuner import TreeTuner
 from outrider_proto.feature_codec import MANY_ROWS as MAX_REPLY_ROWS
 from outrider_proto.frames import Codec, Decode, Draft, Opened, Verdict
 from outrider_proto.tree import MAX_NODES, DraftTree
@@ -121,7 +121,7 @@ class ModeController:
             cut = 0 if self._choice is None or not is_last else min(self._choice.levels, self._choice.ahead_levels)
             self._observer.record_verdict(now, verdict, request.tree or None, cut, stale=stale)
         else:
-            self._observer.record_verdict(now, verdict, levels=0 if request.tree is None else request.tree.levels)
+            self._observer.record_verdict(now, verdict, levels=_server_levels(request, verdict))
 
     def record_tree(self, drafted: ScoredTree, verdict: Verdict) -> None:
         """Record the verdict on a tree with its drafter's probabilities."""
@@ -216,7 +216,7 @@ class ModeController:
         return ModeLimits(
             modes=frozenset(self._modes(opened)),
             shape=shape,
-            fixed=config.shape is not None or (self._own_plan is not None and config.tree == "fixed"),
+            fixed=config.shape is not None or (self._own_plan is not None and config.tree != "auto"),
             in_flight=config.in_flight,
             outcomes=config.outcomes,
             wait_for_features=config.wait_for_features,
@@ -246,3 +246,10 @@ def _declared(drafting: AsyncDrafter | None, pace: Pace | None) -> Priors:
     if pace is None:
         return Priors(factor)
     return Priors(factor, pace.draft_level_ms, pace.server_level_ms, pace.batch_factors)
+
+
+def _server_levels(request: Decode, verdict: Verdict) -> int:
+    """Return the levels of the server's own draft."""
+    if request.tree is None:
+        return 0
+    return (request.tree.auto and verdict.draft_levels) or request.tree.levels

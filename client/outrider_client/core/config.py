@@ -77,7 +77,9 @@ class ClientConfig:
     backoff: Backoff = field(default_factory=Backoff)
     mode: Mode = "auto"
     shape: TreePlan | None = None  # of draft trees; None: what the drafter was made for, else TreeShape()
-    tree: TreeSize = "fixed"  # auto: nodes and levels as far as they pay, within `shape`
+    # auto: nodes and levels as far as they pay, within `shape`. None: auto in mode auto, for a drafter without trees of
+    # its own and without `shape`; else fixed.
+    tree: TreeSize | None = None
     sampling: Sampling = field(default_factory=Sampling)
     max_new_tokens: int = 256
     on_full_context: OnFullContext = "drop"  # of a chat too long for the context: leave out the oldest turns, or raise
@@ -96,7 +98,6 @@ class ClientConfig:
     def __post_init__(self) -> None:
         closed = (
             ("mode", Mode),
-            ("tree", TreeSize),
             ("on_reconnect", OnReconnect),
             ("on_full_context", OnFullContext),
             ("codec", Codec),
@@ -106,6 +107,8 @@ class ClientConfig:
         for name, choices in closed:
             if getattr(self, name) not in get_args(choices):
                 raise UsageError(f"{name}={getattr(self, name)!r}: need one of {', '.join(get_args(choices))}")
+        if self.tree not in (None, *get_args(TreeSize)):
+            raise UsageError(f"tree={self.tree!r}: need one of {', '.join(get_args(TreeSize))}")
         if self.drafter_dtype not in (None, *get_args(DrafterType)):
             raise UsageError(f"drafter_dtype={self.drafter_dtype!r}: need one of {', '.join(get_args(DrafterType))}")
         if self.threads is not None and self.threads < 1:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from outrider_client.connection.session import ClientSession
 from outrider_client.controller.mode_controller import ModeController
-from outrider_client.core.config import ClientConfig
+from outrider_client.core.config import AUTO_LIMITS, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_proto.errors import LinkError, UsageError
@@ -34,7 +34,7 @@ class TreePlanner:
         """Plan a draft on `num_tokens` tokens with space for `room` more; None if nothing fits."""
         choice = self._controller.choice
         chosen = None if choice is None else choice.shape
-        if self._config.tree == "auto":
+        if self._tunes:
             chosen = self._controller.tuned(self._config.shape or chosen)
         return self._fitted(num_tokens, room, chosen)
 
@@ -42,7 +42,7 @@ class TreePlanner:
         """Plan a draft that is made ahead of a verdict; None if nothing fits."""
         choice = self._controller.choice
         chosen = None if choice is None else choice.ahead_shape
-        if self._config.tree == "auto":
+        if self._tunes:
             chosen = self._controller.tuned(self._config.shape or chosen, ahead=True)
         return self._fitted(num_tokens, room, chosen)
 
@@ -57,8 +57,8 @@ class TreePlanner:
             )
         choice = self._controller.choice
         plan = self._config.shape or (None if choice is None else choice.shape)
-        shape = plan if isinstance(plan, TreeShape) else TreeShape()
-        return ServerTree.within(shape.breadth, shape.levels, min(shape.budget, limits.max_nodes))
+        shape = plan if isinstance(plan, TreeShape) else AUTO_LIMITS if self._tunes else TreeShape()
+        return ServerTree.within(shape.breadth, shape.levels, min(shape.budget, limits.max_nodes), auto=self._tunes)
 
     @property
     def max_context(self) -> int:
@@ -78,11 +78,19 @@ class TreePlanner:
         return min(self.max_nodes, self._session.tree_budget or MAX_NODES)
 
     @property
+    def _tunes(self) -> bool:
+        """True if trees are made as large as they pay."""
+        config = self._config
+        if config.tree is None:
+            return config.mode == "auto" and config.shape is None and self._own is None
+        return config.tree == "auto"
+
+    @property
     def _own(self) -> TreePlan | None:
         return None if self._models.drafter is None else self._models.drafter.plan
 
     def _fitted(self, num_tokens: int, room: int, chosen: TreeShape | None) -> TreePlan | None:
-        if self._config.tree == "auto" and chosen is not None:
+        if self._tunes and chosen is not None:
             plan: TreePlan = chosen
         else:
             plan = self._config.shape or self._own or chosen or TreeShape()

@@ -181,6 +181,7 @@ class EngineLoop:
         self._end_posting()
         has_verdict = any(result.accepted is not None for _, result in results)
         self._faults.count_step(len(planned), len(results), has_verdict=has_verdict)
+        self._drafting.learn(results)
         for request, result in results:
             request.apply_result(result, self._tree_nodes)
         self._unposted = [request for request, _ in results]

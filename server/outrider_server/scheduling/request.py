@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_drafters.trees.grow import TreeGrowth
+from outrider_drafters.trees.grow import ScoredTree, TreeGrowth
 from outrider_proto.errors import Refusal
 from outrider_proto.frames import Decode, Draft, Features, Finish, TokenLogprob, Verdict
 from outrider_proto.tree import DraftTree
@@ -83,6 +83,7 @@ class Request:
         self._shape = _shape(frame)
         self._grown = False
         self._growth: TreeGrowth | None = None  # the draft under way
+        self.drafted: ScoredTree | None = None  # the server's draft for the next pass
         self.num_drafted = 0  # nodes that the server's drafter ran, and those of its trees
         self._tokens_left = frame.max_tokens if isinstance(frame, Decode) else 1
         self._features_from = frame.features_from
@@ -197,16 +198,23 @@ class Request:
         """Return whether it has found no memory `since` then."""
         return self._lacks_memory_since is not None and self._lacked_memory_at > since
 
-    def begin_draft(self, tree_budget: int) -> bool:
+    @property
+    def tunes_trees(self) -> bool:
+        """True if the server chooses the size of its trees, within the limits that the client gave."""
+        return isinstance(self._frame, Decode) and self._frame.tree is not None and self._frame.tree.auto
+
+    def begin_draft(self, tree_budget: int, tuned: Callable[[TreeShape], TreeShape] | None = None) -> bool:
         """Draft the first level for the next pass; return whether there may be more.
 
-        The tree has at most as many levels as tokens are wanted, and at most `tree_budget` nodes (0: any).
+        The tree has at most as many levels as tokens are wanted, and at most `tree_budget` nodes (0: any). `tuned`
+        returns the shape of the next tree within one of limits.
         """
         assert self._shape is not None
         assert self.sequence.drafter is not None
         self._grown = True
         shape = self._shape.fitted(self._tokens_left - 1, tree_budget or self._shape.budget)
         if shape is not None:
+            shape = shape if tuned is None else tuned(shape)
             features = self.sequence.features if self.sequence.tap else None
             known = DraftContext(self.sequence.tokens, self._chain, features)
             self._growth = self.sequence.drafter.begin(known, shape)
@@ -229,7 +237,8 @@ class Request:
         """Take the draft as far as it has grown."""
         growth, self._growth = self._growth, None
         if growth is not None:
-            self._tree = growth.drafted().tree
+            self.drafted = growth.drafted()
+            self._tree = self.drafted.tree
             self.num_drafted += growth.num_expanded + len(self._tree)
 
     def add_draft_time(self, draft_s: float) -> None:
@@ -283,7 +292,7 @@ class Request:
         self._has_replied = True
         if result.accepted.bonus is not None:
             self._chain = (result.accepted.bonus,)
-        self._tree, self._grown = _NO_TREE, False
+        self._tree, self.drafted, self._grown = _NO_TREE, None, False
         self._queue_s = self._draft_s = self._verify_s = 0.0
 
     def take_verdict(self) -> Verdict | None:
@@ -330,6 +339,7 @@ class Request:
             verify_us=round(self._verify_s * 1e6),
             tokens=() if by_number else self._tree.path_tokens(accepted.path),
             draft_us=round(self._draft_s * 1e6),
+            draft_levels=max(self.drafted.tree.depths(), default=0) if self.drafted else 0,
             logprobs=logprobs,
             tree_budget=tree_budget,
         )

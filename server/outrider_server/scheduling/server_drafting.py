@@ -6,9 +6,13 @@ import time
 from collections import abc, deque
 from collections.abc import Callable
 
-from outrider_server.engine.engine import Engine
+from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.trees.grow import ScoredTree
+from outrider_server.engine.engine import Engine, StepResult
 from outrider_server.scheduling.fault_handler import is_lost_device
 from outrider_server.scheduling.request import Request
+from outrider_server.scheduling.step_stats import StepStats
+from outrider_server.scheduling.tree_tuning import ServerTreeTuner
 
 # That the server's drafts may take before a pass; as long as the pass before, where that is more.
 _DRAFT_S = 0.1
@@ -21,6 +25,8 @@ class ServerDrafting:
     def __init__(self, engine: Engine, fail: Callable[[Request, Exception], None]) -> None:
         self._engine = engine
         self._fail = fail
+        self._tuners: dict[Drafter, ServerTreeTuner] = {}
+        self._draft_s = 0.0  # before the pass under way
 
     def draft(self, requests: abc.Sequence[Request], tree_budget: int, pass_s: float) -> None:
         """Draft for those of a pass who want the server to: level by level, together where one drafter's pass can.
@@ -31,7 +37,8 @@ class ServerDrafting:
         """
         wanting = [request for request in requests if request.needs_draft]
         alone = len(wanting) == len(requests)
-        ends_at = time.monotonic() + max(_DRAFT_S if alone else _DRAFT_BESIDE_S, pass_s)
+        started = time.monotonic()
+        ends_at = started + max(_DRAFT_S if alone else _DRAFT_BESIDE_S, pass_s)
         groups: dict[int, list[Request]] = {}  # that grow together
         for request in sorted(wanting, key=_last_drafted):
             if not request.is_stopped and self._begin(request, tree_budget):
@@ -47,6 +54,20 @@ class ServerDrafting:
             # Asked again after the draft: a Cancel may have come in while it ran.
             if request.cancelled and not request.ended:
                 request.cancel()
+        self._draft_s = time.monotonic() - started
+
+    def learn(self, results: abc.Sequence[tuple[Request, StepResult]]) -> None:
+        """Learn from a pass how large trees should be, before its results are applied."""
+        drafts: dict[ServerTreeTuner, list[tuple[ScoredTree, tuple[int, ...]]]] = {}
+        for request, result in results:
+            if request.drafted is not None and request.tunes_trees and result.accepted is not None:
+                drafts.setdefault(self._tuner(request), []).append((request.drafted, result.accepted.path))
+        for tuner, judged in drafts.items():
+            tuner.record_pass(StepStats.of([result for _, result in results], 0, 0.0, 0.0), self._draft_s, judged)
+
+    def _tuner(self, request: Request) -> ServerTreeTuner:
+        assert request.sequence.drafter is not None
+        return self._tuners.setdefault(request.sequence.drafter.drafter, ServerTreeTuner())
 
     def _begin(self, request: Request, tree_budget: int) -> bool:
         """Draft the first level; return whether there may be another."""
@@ -54,12 +75,12 @@ class ServerDrafting:
         started = request.sequence.drafter.begun_at = time.monotonic()
         try:
             self._engine.tap([request.sequence])  # what was deferred: the drafter reads all features
-            return request.begin_draft(tree_budget)
+            return request.begin_draft(tree_budget, self._tuner(request).shape if request.tunes_trees else None)
         except Exception as error:
             self._fail(request, error)
             return False
         finally:
-            request.add_draft_time(time.monotonic() - started)
+            self._count_level([request], time.monotonic() - started)
 
     def _grow(self, group: abc.Sequence[Request]) -> list[Request]:
         """Draft one level more for all of a group; return those that may have another."""
@@ -75,9 +96,15 @@ class ServerDrafting:
                     request.sequence.drafter.alone = True
             return []
         finally:
-            for request in group:
-                request.add_draft_time(time.monotonic() - started)
+            if group:
+                self._count_level(group, time.monotonic() - started)
         return [request for request, more in zip(group, has_more, strict=True) if more]
+
+    def _count_level(self, group: abc.Sequence[Request], seconds: float) -> None:
+        for request in group:
+            request.add_draft_time(seconds)
+        if group[0].tunes_trees:
+            self._tuner(group[0]).record_level(seconds, len(group))
 
 
 def _last_drafted(request: Request) -> float:

@@ -161,15 +161,18 @@ def test_an_answer_of_one_arrival_has_no_speed():
 
 def test_a_variant_s_own_options_come_before_those_of_all():
     variant = ModeVariant.parse(
-        "stop-and-wait,wait_for_features=true,levels=3", {"levels": 5, "budget": 12, "outcomes": None}
+        "stop-and-wait,wait_for_features=true,levels=3,tree=auto", {"levels": 5, "budget": 12, "outcomes": None}
     )
     config = variant.configured(ClientConfig())
     assert config.mode == "stop-and-wait"
     assert config.wait_for_features is True
     assert config.shape == TreeShape(levels=3, budget=12)
+    assert config.tree == "auto"
 
 
-@pytest.mark.parametrize("text", ["stop-and-wait,levels", "stop-and-wait,color=red", "stop-and-wait,levels=deep"])
+@pytest.mark.parametrize(
+    "text", ["stop-and-wait,levels", "stop-and-wait,color=red", "stop-and-wait,levels=deep", "auto,tree=x"]
+)
 def test_an_unknown_option_is_refused(text):
     with pytest.raises(UsageError, match="option of a mode"):
         ModeVariant.parse(text, {})

@@ -28,7 +28,7 @@ _CLIENT: dict[str, f.ClientFrame] = {
     "draft-tree": f.Draft(2, 4, (), 9, _TREE, 3, logprobs=2, codec="leaner"),
     "draft-ahead": f.Draft(3, 6, (), 9, _TREE, 3, b"01234567"),
     "decode": f.Decode(4, 4, (300,), 5, 40),
-    "decode-tree": f.Decode(4, 4, (), 5, 40, 3, f.ServerTree(4, 5, 16), 2, "int8"),
+    "decode-tree": f.Decode(4, 4, (), 5, 40, 3, f.ServerTree(4, 5, 16, auto=True), 2, "int8"),
     "cancel": f.Cancel(4),
     "ping": f.Ping(2**63),
     "close": f.Close(),

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.families.eagle2.network import Eagle2, Eagle2Sizes
 from outrider_drafters.families.eagle2.pair_state import PairState
 from outrider_drafters.families.lookup.drafter import LookupDrafter
+from outrider_drafters.trees.grow import ScoredTree
 from outrider_proto.errors import Reason
 from outrider_proto.frames import (
     MAX_EXPANDED,
@@ -46,6 +48,8 @@ from outrider_server.kv.memory import KVMemory
 from outrider_server.scheduling import server_drafting
 from outrider_server.scheduling.engine_loop import EngineLoop
 from outrider_server.scheduling.request import Request, RequestDone
+from outrider_server.scheduling.step_stats import StepStats
+from outrider_server.scheduling.tree_tuning import ServerTreeTuner
 from outrider_server.security.principal import ANONYMOUS, Principal, Quota
 from outrider_server.sessions.verifier import Verifier
 
@@ -166,6 +170,39 @@ async def test_the_text_is_the_plain_loops_in_fewer_passes(sampling):
     assert all(verdict.path == () for verdict in drafted)
     assert drafted[0].draft_us == 0
     assert all(verdict.draft_us > 0 for verdict in drafted[1:-1])
+
+
+@pytest.mark.parametrize("sampling", RULES, ids=["greedy", "sampled", "top-k"])
+async def test_trees_as_large_as_they_pay_leave_the_text_as_it_is(sampling):
+    """The first ones have sizes of all kinds, over all sessions of a drafter; and they say how deep they were."""
+    prophet, limits = Prophet([]), replace(SHAPE, auto=True)
+    async with serving([prophet]) as verifier:
+        plain = await said(verifier, sampling, 50, None)
+        prophet.text = Prophet(PROMPT + text_of(plain)).text
+        first = await said(verifier, sampling, 50, limits)
+        later = await said(verifier, sampling, 50, limits)
+    assert text_of(first) == text_of(later) == text_of(plain)
+    depths = [verdict.draft_levels for verdict in (*first, *later)]
+    assert first[0].draft_levels == 0
+    assert max(depths) <= SHAPE.levels
+    assert len(set(depths)) > 2
+    assert all(len(verdict.tokens) <= verdict.draft_levels for verdict in (*first, *later))
+
+
+def test_the_size_follows_what_passes_and_levels_cost():
+    def taught(row_ms: float, level_ms: float) -> TreeShape:
+        tuner = ServerTreeTuner()
+        for number in range(40):
+            nodes = (7 * number) % 17
+            tree = DraftTree.chain(range(nodes))
+            stats = StepStats(1 + nodes, 1, 0, 1, 0, (10 + row_ms * nodes) / 1e3, ((nodes, nodes // 2),))
+            tuner.record_level(3 * level_ms / 1e3, 3)
+            tuner.record_pass(stats, level_ms / 1e3, [(ScoredTree(tree, (0.0,) * nodes), tuple(range(nodes // 2)))])
+        return tuner.shape(TreeShape(4, 5, 16))
+
+    cheap, dear_rows, dear_levels = taught(0.1, 1.0), taught(1.0, 1.0), taught(0.1, 8.0)
+    assert cheap.min_probability < dear_rows.min_probability
+    assert cheap.min_level_probability < dear_levels.min_level_probability
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 11])

@@ -8,8 +8,8 @@ each ms that it costs, r being that of the cycles so far (Dinkelbach 1967, on fr
                 costs level_ms of the drafter
 
 p is the drafter's own probability of the node's path, times the share of such probabilities that has come true. So
-trees are deep where the drafter is sure, and end early where it is not. The first drafts of a client have fixed sizes,
-from which the costs are learnt.
+trees are deep where the drafter is sure, and end early where it is not. The first drafts have fixed sizes, from which
+the costs are learnt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from outrider_client.controller.smoothing import Mean
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.trees.grow import ScoredTree
 
@@ -34,13 +33,30 @@ _PRIOR = 0.5  # tokens of a tree's probability, to begin with
 _SURE = 0.5  # a node at least as likely is always tried: else nothing would be learnt any more
 
 
+class RunningRatio:
+    """The ratio of two sums over about the last `horizon` samples, which begin at `prior`; None while they are 0."""
+
+    def __init__(self, horizon: int = _HORIZON, prior: float = 0.0) -> None:
+        self._kept = 1.0 - 1.0 / horizon
+        self._part = self._whole = prior
+
+    def add(self, part: float, whole: float) -> None:
+        self._part = self._kept * self._part + part
+        self._whole = self._kept * self._whole + whole
+
+    @property
+    def value(self) -> float | None:
+        return self._part / self._whole if self._whole else None
+
+
 class TreeTuner:
-    """Measurements of one client's trees, over all its answers."""
+    """Measurements of one drafter's trees, over all answers."""
 
     def __init__(self) -> None:
         self._passes: deque[tuple[int, float]] = deque(maxlen=_PASSES)
-        self._expected, self._accepted = Mean(_HORIZON), Mean(_HORIZON)  # nodes of a tree
-        self._parents, self._children = Mean(_HORIZON), Mean(_HORIZON)  # probability of levels 1 and 2
+        self._num_trees = 0
+        self._accepted = RunningRatio(prior=_PRIOR)  # nodes, of those expected
+        self._continuing = RunningRatio(prior=_PRIOR)  # probability of the second level, of that of the first
 
     def record_pass(self, num_rows: int, ms: float) -> None:
         """Record the time of the target's pass over a root and its tree."""
@@ -49,21 +65,20 @@ class TreeTuner:
     def record_tree(self, drafted: ScoredTree, path: Sequence[int]) -> None:
         """Record the accepted path of a tree."""
         probabilities = [math.exp(score) for score in drafted.scores]
-        self._expected.add(sum(probabilities))
-        self._accepted.add(len(path))
+        self._num_trees += 1
+        self._accepted.add(len(path), sum(probabilities))
         levels = [0.0, 0.0]
         for probability, depth in zip(probabilities, drafted.tree.depths(), strict=True):
             if depth <= len(levels):
                 levels[depth - 1] += probability
         if levels[1]:
-            self._parents.add(levels[0])
-            self._children.add(levels[1])
+            self._continuing.add(levels[1], levels[0])
 
     def shape(self, limits: TreeShape, tokens_per_ms: float | None, level_ms: float | None) -> TreeShape:
         """Return the shape of the next tree within `limits`; `level_ms` is 0 where drafting is hidden."""
         row_ms = self.row_ms
-        if self._expected.count < len(_TRIALS) or row_ms is None or tokens_per_ms is None or level_ms is None:
-            nodes = _TRIALS[self._expected.count % len(_TRIALS)]
+        if self._num_trees < len(_TRIALS) or row_ms is None or tokens_per_ms is None or level_ms is None:
+            nodes = _TRIALS[self._num_trees % len(_TRIALS)]
             breadth, levels = min(limits.breadth, _TRIAL_BREADTH), min(limits.levels, _TRIAL_LEVELS)
             return replace(limits, breadth=breadth, levels=levels, budget=min(limits.budget, nodes))
         return replace(
@@ -86,13 +101,9 @@ class TreeTuner:
     @property
     def calibration(self) -> float:
         """Accepted nodes over the sum of the drafter's probabilities."""
-        return self._ratio(self._accepted, self._expected)
+        return self._accepted.value or 1.0
 
     @property
     def _continued(self) -> float:
         """Share of the first level's probability that the second one had."""
-        return min(self._ratio(self._children, self._parents), 1.0)
-
-    @staticmethod
-    def _ratio(part: Mean, whole: Mean) -> float:
-        return (part.value * part.count + _PRIOR) / (whole.value * whole.count + _PRIOR)
+        return min(self._continuing.value or 1.0, 1.0)
