@@ -54,7 +54,7 @@ class Pair(NamedTuple):
     @property
     def options(self) -> list[str]:
         # No prefixes are kept: whoever asks a question first would pay for its prompt, and the other find it there.
-        return ["--target", self.target, "--drafter", self.drafter, "--shared-prefixes", "none"]
+        return ["--target", self.target, "--drafter", self.drafter, "--server-draft", "--shared-prefixes", "none"]
 
 
 def main(

@@ -20,10 +20,11 @@ from outrider_drafters.families.family import DRAFT_VOCAB_OPTION, Family, like
 from outrider_drafters.families.hydra import family as hydra
 from outrider_drafters.families.independent import family as independent
 from outrider_drafters.families.lookup import family as lookup
-from outrider_drafters.families.lookup.copying import CopyingDrafter
+from outrider_drafters.families.lookup.copying import COPY, CopyingDrafter
 from outrider_drafters.families.medusa import family as medusa
 from outrider_drafters.families.moa import family as moa
 from outrider_drafters.families.mtp import family as mtp
+from outrider_drafters.readers.config import config_int
 from outrider_proto.errors import UsageError
 
 # The order counts: the first family that recognizes a directory takes it. eagle2 (fc.*, layers.0.*) also recognizes
@@ -51,8 +52,10 @@ def load_drafter(source: str | Path | DrafterSource, target: TargetWeights) -> D
         if tokens is not None:
             # As the drafter's own weights: else the head's float32 rows are a third of a level on codes.
             target = target.drafting(tokens, int8=files.checkpoint.holds_codes)
-        drafter = family.drafter(files, target)
-        return drafter if files.options.copy is None else CopyingDrafter(drafter, files.options.copy)
+        drafter, shortest = family.drafter(files, target), files.options.copy
+        if shortest is None and files.config.get(COPY) is not None:
+            shortest = config_int(files.config, COPY)
+        return CopyingDrafter(drafter, shortest) if shortest else drafter
 
 
 def draft_vocabulary(family: Family, files: DrafterFiles, vocab: int) -> tuple[int, ...] | None:

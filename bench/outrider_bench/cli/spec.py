@@ -54,7 +54,10 @@ def spec_command(
     ] = None,
     tree: Annotated[
         list[str] | None,
-        typer.Option("--tree", help="own (the drafter's default), auto (as large as pays), chain or tree; repeatable."),
+        typer.Option(
+            "--tree",
+            help="own (the drafter's default), auto (as large as pays), chain or tree; repeatable; default: own, auto.",
+        ),
     ] = None,
     mode: Annotated[
         list[str] | None,
@@ -100,7 +103,7 @@ def spec_command(
     if questions is None or out is None:
         raise UsageError("what to do: need --questions and --out, or --summarize")
 
-    from outrider_bench.spec.plan import SpecPlan, assistant_among, drafter_names
+    from outrider_bench.spec.plan import AUTO_TREE, OWN_TREE, SpecPlan, assistant_among, drafter_names
 
     shipped = drafters_for(directory)
     chosen = drafter_names(list(sources_of(drafter or shipped).values()))
@@ -111,7 +114,7 @@ def spec_command(
         assistant=assistant_among([*chosen.values(), *sources_of(shipped).values()]),
         modes=list(dict.fromkeys(mode or [MODE])) if mode or profile else [],
         profiles=list(dict.fromkeys(profile or [PROFILE])) if mode or profile else [],
-        trees=list(dict.fromkeys(tree or ["own"])),
+        trees=list(dict.fromkeys(tree or [OWN_TREE, AUTO_TREE])),
         max_new_tokens=max_new_tokens,
         runs=runs,
         seed=seed,

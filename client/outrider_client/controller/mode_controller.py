@@ -126,7 +126,7 @@ class ModeController:
     def record_tree(self, drafted: ScoredTree, verdict: Verdict) -> None:
         """Record the verdict on a tree with its drafter's probabilities."""
         if not verdict.stale:
-            self._tuner.record_pass(1 + len(drafted.tree), verdict.verify_us / 1e3)
+            self._tuner.row_cost.record_pass(1 + len(drafted.tree), verdict.verify_us / 1e3)
             self._tuner.record_tree(drafted, verdict.path)
 
     def tuned(self, limits: TreePlan | None, *, ahead: bool = False) -> TreeShape:

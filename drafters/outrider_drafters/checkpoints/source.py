@@ -23,7 +23,7 @@ class DrafterOptions:
     target_layers: tapped layers as indices of Hugging Face's hidden_states. tie_to_target: an independent drafter uses
     the target's embedding and lm_head. ngram: longest match that lookup searches for, in tokens. draft_vocab: file of
     the tokens that may be drafted, or their number in the drafter's own file (`all`: of every one it has a row for).
-    copy: draft by copying where so many of the last tokens, or more, occurred before.
+    copy: draft by copying where so many of the last tokens, or more, occurred before; 0: never.
     """
 
     family: str | None = None

@@ -49,23 +49,47 @@ class RunningRatio:
         return self._part / self._whole if self._whole else None
 
 
-class TreeTuner:
-    """Measurements of one drafter's trees, over all answers."""
+class RowCost:
+    """What another row adds to a pass of the target, from the times of recent passes."""
 
     def __init__(self) -> None:
         self._passes: deque[tuple[int, float]] = deque(maxlen=_PASSES)
-        self._num_trees = 0
-        self._accepted = RunningRatio(prior=_PRIOR)  # nodes, of those expected
-        self._continuing = RunningRatio(prior=_PRIOR)  # probability of the second level, of that of the first
+        self._row_ms: float | None = None
 
     def record_pass(self, num_rows: int, ms: float) -> None:
-        """Record the time of the target's pass over a root and its tree."""
+        """Record the time of a pass."""
         self._passes.append((num_rows, ms))
+        self._row_ms = self._slope() if len(self._passes) >= len(_TRIALS) else None
+
+    @property
+    def row_ms(self) -> float | None:
+        """Time of another row; None while passes of different sizes are lacking."""
+        return self._row_ms
+
+    @property
+    def next_trial(self) -> int:
+        """Number of nodes whose cost is least known, while there is no `row_ms`."""
+        return _TRIALS[len(self._passes) % len(_TRIALS)]
+
+    def _slope(self) -> float | None:
+        rows, ms = np.array(self._passes).T
+        # The median over pairs (Theil and Sen): one pass that the machine held up must not count.
+        apart, slower = rows[:, None] - rows, ms[:, None] - ms
+        slopes = slower[apart >= _APART] / apart[apart >= _APART]
+        return max(float(np.median(slopes)), 0.0) if len(slopes) else None
+
+
+class TreeTuner:
+    """What is known of the trees of one drafter and client; several may share their target's `row_cost`."""
+
+    def __init__(self, row_cost: RowCost | None = None) -> None:
+        self.row_cost = RowCost() if row_cost is None else row_cost
+        self._accepted = RunningRatio(prior=_PRIOR)  # nodes, of those expected
+        self._continuing = RunningRatio(prior=_PRIOR)  # probability of the second level, of that of the first
 
     def record_tree(self, drafted: ScoredTree, path: Sequence[int]) -> None:
         """Record the accepted path of a tree."""
         probabilities = [math.exp(score) for score in drafted.scores]
-        self._num_trees += 1
         self._accepted.add(len(path), sum(probabilities))
         levels = [0.0, 0.0]
         for probability, depth in zip(probabilities, drafted.tree.depths(), strict=True):
@@ -76,27 +100,15 @@ class TreeTuner:
 
     def shape(self, limits: TreeShape, tokens_per_ms: float | None, level_ms: float | None) -> TreeShape:
         """Return the shape of the next tree within `limits`; `level_ms` is 0 where drafting is hidden."""
-        row_ms = self.row_ms
-        if self._num_trees < len(_TRIALS) or row_ms is None or tokens_per_ms is None or level_ms is None:
-            nodes = _TRIALS[self._num_trees % len(_TRIALS)]
+        row_ms = self.row_cost.row_ms
+        if row_ms is None or tokens_per_ms is None or level_ms is None:
             breadth, levels = min(limits.breadth, _TRIAL_BREADTH), min(limits.levels, _TRIAL_LEVELS)
-            return replace(limits, breadth=breadth, levels=levels, budget=min(limits.budget, nodes))
+            return replace(limits, breadth=breadth, levels=levels, budget=min(limits.budget, self.row_cost.next_trial))
         return replace(
             limits,
             min_probability=max(limits.min_probability, min(tokens_per_ms * row_ms / self.calibration, _SURE)),
             min_level_probability=tokens_per_ms * (level_ms + row_ms) / (self.calibration * self._continued),
         )
-
-    @property
-    def row_ms(self) -> float | None:
-        """Time of another row in a pass; None while passes of different sizes are lacking."""
-        if len(self._passes) < len(_TRIALS):
-            return None
-        rows, ms = np.array(self._passes).T
-        # The median over pairs (Theil and Sen): one pass that the machine held up must not count.
-        apart, slower = rows[:, None] - rows, ms[:, None] - ms
-        slopes = slower[apart >= _APART] / apart[apart >= _APART]
-        return None if not len(slopes) else max(float(np.median(slopes)), 0.0)
 
     @property
     def calibration(self) -> float:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from outrider_drafters.contracts.drafter import Drafter, sync_tokens
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.trees.grow import TreeGrowth
+from outrider_drafters.trees.tree_tuner import TreeTuner
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class SessionDrafter:
         self._tokens: list[int] = []  # what the state holds
         self._num_same = 0  # first tokens that are surely still the session's
         self.begun_at = 0.0  # when the caller began its last draft
+        self.tuner: TreeTuner | None = None  # of trees as large as pay
 
     def truncate(self, length: int) -> None:
         """Note that the session kept only its first `length` tokens."""

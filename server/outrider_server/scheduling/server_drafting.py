@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections import abc, deque
 from collections.abc import Callable
+from functools import partial
 
 from outrider_drafters.contracts.drafter import Drafter
-from outrider_drafters.trees.grow import ScoredTree
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.trees.tree_tuner import TreeTuner
 from outrider_server.engine.engine import Engine, StepResult
 from outrider_server.scheduling.fault_handler import is_lost_device
 from outrider_server.scheduling.request import Request
 from outrider_server.scheduling.step_stats import StepStats
-from outrider_server.scheduling.tree_tuning import ServerTreeTuner
+from outrider_server.scheduling.tree_tuning import DraftCosts
 
 # That the server's drafts may take before a pass; as long as the pass before, where that is more.
 _DRAFT_S = 0.1
@@ -25,7 +27,7 @@ class ServerDrafting:
     def __init__(self, engine: Engine, fail: Callable[[Request, Exception], None]) -> None:
         self._engine = engine
         self._fail = fail
-        self._tuners: dict[Drafter, ServerTreeTuner] = {}
+        self._costs: dict[Drafter, DraftCosts] = {}
         self._draft_s = 0.0  # before the pass under way
 
     def draft(self, requests: abc.Sequence[Request], tree_budget: int, pass_s: float) -> None:
@@ -58,16 +60,30 @@ class ServerDrafting:
 
     def learn(self, results: abc.Sequence[tuple[Request, StepResult]]) -> None:
         """Learn from a pass how large trees should be, before its results are applied."""
-        drafts: dict[ServerTreeTuner, list[tuple[ScoredTree, tuple[int, ...]]]] = {}
+        learning: set[DraftCosts] = set()
         for request, result in results:
             if request.drafted is not None and request.tunes_trees and result.accepted is not None:
-                drafts.setdefault(self._tuner(request), []).append((request.drafted, result.accepted.path))
-        for tuner, judged in drafts.items():
-            tuner.record_pass(StepStats.of([result for _, result in results], 0, 0.0, 0.0), self._draft_s, judged)
+                learning.add(self._costs_of(request))
+                self._tuner_of(request).record_tree(request.drafted, result.accepted.path)
+        for costs in learning:
+            costs.record_pass(StepStats.of([result for _, result in results], 0, 0.0, 0.0), self._draft_s)
 
-    def _tuner(self, request: Request) -> ServerTreeTuner:
+    def _costs_of(self, request: Request) -> DraftCosts:
         assert request.sequence.drafter is not None
-        return self._tuners.setdefault(request.sequence.drafter.drafter, ServerTreeTuner())
+        return self._costs.setdefault(request.sequence.drafter.drafter, DraftCosts())
+
+    def _tuner_of(self, request: Request) -> TreeTuner:
+        drafter = request.sequence.drafter
+        assert drafter is not None
+        if drafter.tuner is None:
+            drafter.tuner = TreeTuner(self._costs_of(request).row_cost)
+        return drafter.tuner
+
+    def _tuned(self, request: Request) -> Callable[[TreeShape], TreeShape] | None:
+        """Return what makes a shape of limits one as large as pays; None for a client that wants the shape itself."""
+        if not request.tunes_trees:
+            return None
+        return partial(self._costs_of(request).shape, self._tuner_of(request))
 
     def _begin(self, request: Request, tree_budget: int) -> bool:
         """Draft the first level; return whether there may be another."""
@@ -75,7 +91,7 @@ class ServerDrafting:
         started = request.sequence.drafter.begun_at = time.monotonic()
         try:
             self._engine.tap([request.sequence])  # what was deferred: the drafter reads all features
-            return request.begin_draft(tree_budget, self._tuner(request).shape if request.tunes_trees else None)
+            return request.begin_draft(tree_budget, self._tuned(request))
         except Exception as error:
             self._fail(request, error)
             return False
@@ -104,7 +120,7 @@ class ServerDrafting:
         for request in group:
             request.add_draft_time(seconds)
         if group[0].tunes_trees:
-            self._tuner(group[0]).record_level(seconds, len(group))
+            self._costs_of(group[0]).record_level(seconds, len(group))
 
 
 def _last_drafted(request: Request) -> float:

@@ -1,5 +1,8 @@
 """A drafter that copies where the text repeats itself: its drafts, and what stays the inner drafter's."""
 
+import json
+import shutil
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,7 +10,8 @@ from hypothesis import strategies as st
 
 from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter
 from outrider_drafters.contracts.drafter import UNLIMITED
-from outrider_drafters.families.lookup.copying import CopyingDrafter
+from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
+from outrider_drafters.families.lookup.copying import COPY, CopyingDrafter
 from outrider_drafters.trees.grow import TreeGrowth
 from outrider_drafters.trees.predraft import predraft
 from outrider_proto.errors import UsageError
@@ -99,5 +103,16 @@ def test_it_is_an_option_of_every_drafter_but_lookup(golden):
     assert drafter.family == "eagle2"
     with pytest.raises(UsageError, match="option copy: family lookup takes ngram"):
         load_drafter("lookup,copy=4", target)
-    with pytest.raises(UsageError, match="copy=0: need at least 1"):
-        load_drafter(f"{eagle},copy=0", target)
+
+
+def test_a_drafter_can_say_so_itself(golden, tmp_path):
+    """As one that ships does; the option comes before it, and 0 turns it off."""
+    target = TargetWeights.load(golden / "target_l4")
+    drafter = shutil.copytree(golden / "eagle2_llama/drafter", tmp_path / "drafter")
+    config = json.loads((drafter / "config.json").read_text())
+    (drafter / "config.json").write_text(json.dumps({**config, COPY: 4}))
+    assert isinstance(load_drafter(drafter, target), CopyingDrafter)
+    assert isinstance(load_drafter(f"{drafter},copy=0", target), Eagle2Drafter)
+    (drafter / "config.json").write_text(json.dumps({**config, COPY: -1}))
+    with pytest.raises(UsageError, match=f"{COPY}=-1: need a whole number of at least 1"):
+        load_drafter(drafter, target)

@@ -22,30 +22,34 @@ def taught(row_ms: float, paths: int = 24, path: tuple[int, ...] = (0,), hiccup:
     tuner = TreeTuner()
     for number in range(paths):
         rows = 1 + (7 * number) % 33
-        tuner.record_pass(rows, 10 + row_ms * rows + (90 if number % hiccup == 0 else 0))
+        tuner.row_cost.record_pass(rows, 10 + row_ms * rows + (90 if number % hiccup == 0 else 0))
         tuner.record_tree(TREE, path)
     return tuner
 
 
 @pytest.mark.parametrize("row_ms", [0.0, 0.2, 1.5])
 def test_the_cost_of_a_row_is_found_despite_passes_that_were_held_up(row_ms):
-    assert taught(row_ms).row_ms == pytest.approx(row_ms, abs=0.15)
+    assert taught(row_ms).row_cost.row_ms == pytest.approx(row_ms, abs=0.15)
 
 
 def test_the_first_trees_have_sizes_of_all_kinds():
     tuner, sizes = TreeTuner(), set()
     for _ in range(12):
-        sizes.add(tuner.shape(LIMITS, 0.05, 1.0).budget)
+        sizes.add((shape := tuner.shape(LIMITS, 0.05, 1.0)).budget)
+        assert tuner.shape(TreeShape(1, 2, 3), 0.05, 1.0).budget <= 3  # within the limits even then
+        assert not shape.min_probability
+        tuner.row_cost.record_pass(1 + shape.budget, 10.0 + shape.budget)
         tuner.record_tree(TREE, ())
     assert {1, 4, 32} <= sizes
-    assert tuner.shape(TreeShape(1, 2, 3), 0.05, 1.0).budget <= 3  # within the limits even then
+    assert tuner.shape(LIMITS, 0.05, 1.0).min_probability
+    assert TreeTuner(tuner.row_cost).shape(LIMITS, 0.05, 1.0).min_probability  # another one that shares the costs
 
 
 def test_nodes_and_levels_must_bring_what_their_time_brings_elsewhere():
     # .9 of 1.1 expected nodes were accepted, a third of the first level's .8 go on in the second.
     tuner, speed, level_ms = taught(1.0, path=(0,)), 0.05, 2.0
     shape = tuner.shape(LIMITS, speed, level_ms)
-    calibration, row_ms = tuner.calibration, tuner.row_ms
+    calibration, row_ms = tuner.calibration, tuner.row_cost.row_ms
     assert calibration == pytest.approx(1 / 1.1, rel=0.05)
     assert shape.min_probability == pytest.approx(speed * row_ms / calibration)
     assert shape.min_level_probability == pytest.approx(
@@ -79,7 +83,7 @@ def test_the_best_size_in_a_simulation():
         levels = grown(shape, accept)
         scores = tuple(k * math.log(accept) for k in range(1, levels + 1))
         drafted = ScoredTree(DraftTree.chain(tuple(range(levels))), scores)
-        tuner.record_pass(1 + levels, 10 + (1 + levels))
+        tuner.row_cost.record_pass(1 + levels, 10 + (1 + levels))
         # In turn as many as the probabilities say: no chance is needed for a mean.
         accepted = sum((number * 0.618) % 1 < accept**k for k in range(1, levels + 1))
         tuner.record_tree(drafted, tuple(range(accepted)))

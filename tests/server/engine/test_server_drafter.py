@@ -21,7 +21,7 @@ from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.families.eagle2.network import Eagle2, Eagle2Sizes
 from outrider_drafters.families.eagle2.pair_state import PairState
 from outrider_drafters.families.lookup.drafter import LookupDrafter
-from outrider_drafters.trees.grow import ScoredTree
+from outrider_drafters.trees.tree_tuner import TreeTuner
 from outrider_proto.errors import Reason
 from outrider_proto.frames import (
     MAX_EXPANDED,
@@ -49,7 +49,7 @@ from outrider_server.scheduling import server_drafting
 from outrider_server.scheduling.engine_loop import EngineLoop
 from outrider_server.scheduling.request import Request, RequestDone
 from outrider_server.scheduling.step_stats import StepStats
-from outrider_server.scheduling.tree_tuning import ServerTreeTuner
+from outrider_server.scheduling.tree_tuning import DraftCosts
 from outrider_server.security.principal import ANONYMOUS, Principal, Quota
 from outrider_server.sessions.verifier import Verifier
 
@@ -190,17 +190,16 @@ async def test_trees_as_large_as_they_pay_leave_the_text_as_it_is(sampling):
 
 
 def test_the_size_follows_what_passes_and_levels_cost():
-    def taught(row_ms: float, level_ms: float) -> TreeShape:
-        tuner = ServerTreeTuner()
+    def shape(row_ms: float, level_ms: float) -> TreeShape:
+        costs = DraftCosts()
         for number in range(40):
             nodes = (7 * number) % 17
-            tree = DraftTree.chain(range(nodes))
+            costs.record_level(3 * level_ms / 1e3, 3)
             stats = StepStats(1 + nodes, 1, 0, 1, 0, (10 + row_ms * nodes) / 1e3, ((nodes, nodes // 2),))
-            tuner.record_level(3 * level_ms / 1e3, 3)
-            tuner.record_pass(stats, level_ms / 1e3, [(ScoredTree(tree, (0.0,) * nodes), tuple(range(nodes // 2)))])
-        return tuner.shape(TreeShape(4, 5, 16))
+            costs.record_pass(stats, level_ms / 1e3)
+        return costs.shape(TreeTuner(costs.row_cost), TreeShape(4, 5, 16))
 
-    cheap, dear_rows, dear_levels = taught(0.1, 1.0), taught(1.0, 1.0), taught(0.1, 8.0)
+    cheap, dear_rows, dear_levels = shape(0.1, 1.0), shape(1.0, 1.0), shape(0.1, 8.0)
     assert cheap.min_probability < dear_rows.min_probability
     assert cheap.min_level_probability < dear_levels.min_level_probability
 

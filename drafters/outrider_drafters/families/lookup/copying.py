@@ -17,18 +17,16 @@ from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.drafter_wrapper import DrafterWrapper, StateWrapper
 from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_drafters.trees.grow import JointState, Level
-from outrider_proto.errors import UsageError
 from outrider_proto.tree import DraftTree
 
+COPY = "outrider_copy"  # key of a drafter's config.json: `shortest`, where the option `copy` does not say it
 _LONGEST = 8  # tokens of a match: longer ones tell places apart that hardly ever differ
 
 
 class CopyingDrafter(DrafterWrapper):
-    """`inner`, but copying from matches of `shortest` tokens or more. Raises UsageError for fewer than 1."""
+    """`inner`, but copying from matches of `shortest` tokens or more, at least 1."""
 
     def __init__(self, inner: Drafter, shortest: int) -> None:
-        if shortest < 1:
-            raise UsageError(f"copy={shortest}: need at least 1")
         super().__init__(inner)
         self._copies = LookupDrafter(inner.vocab_size, max(shortest, _LONGEST), shortest)
 
