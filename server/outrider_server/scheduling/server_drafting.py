@@ -1,4 +1,10 @@
-"""Drafting on the server before a pass, for the requests that ask for it, in a bounded time."""
+"""Drafting on the server before a pass, for the requests that ask for it, in a bounded time.
+
+Where a client leaves the size of its trees to the server, they are as large as pays (trees/tree_tuner.py). A cycle is
+then a pass and the drafting before it, for all sessions in it together: a node takes its row's time from everybody, and
+a level's time is divided among the sessions that it is drafted for. Costs are common to all sessions. How often drafts
+come true is each session's own: no client's text makes the trees of others smaller.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +15,11 @@ from functools import partial
 
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_drafters.trees.tree_tuner import TreeTuner
+from outrider_drafters.trees.tree_tuner import RowCost, RunningRatio, TreeTuner
 from outrider_server.engine.engine import Engine, StepResult
 from outrider_server.scheduling.fault_handler import is_lost_device
 from outrider_server.scheduling.request import Request
 from outrider_server.scheduling.step_stats import StepStats
-from outrider_server.scheduling.tree_tuning import DraftCosts
 
 # That the server's drafts may take before a pass; as long as the pass before, where that is more.
 _DRAFT_S = 0.1
@@ -126,3 +131,26 @@ class ServerDrafting:
 def _last_drafted(request: Request) -> float:
     assert request.sequence.drafter is not None
     return request.sequence.drafter.begun_at
+
+
+class DraftCosts:
+    """What passes and the levels of one drafter cost on this server."""
+
+    def __init__(self) -> None:
+        self.row_cost = RowCost()
+        self._tokens_per_ms = RunningRatio()
+        self._level_ms = RunningRatio()  # of one session's draft
+
+    def shape(self, tuner: TreeTuner, limits: TreeShape) -> TreeShape:
+        """Return the shape of a session's next tree, within `limits`."""
+        return tuner.shape(limits, self._tokens_per_ms.value, self._level_ms.value)
+
+    def record_level(self, seconds: float, num_sessions: int) -> None:
+        """Record a level that was drafted for so many sessions together."""
+        self._level_ms.add(1e3 * seconds / num_sessions, 1.0)
+
+    def record_pass(self, stats: StepStats, draft_s: float) -> None:
+        """Record a pass, and the time of the drafting before it."""
+        self.row_cost.record_pass(stats.rows, 1e3 * stats.forward_s)
+        num_tokens = stats.drafts + sum(accepted for _, accepted in stats.trees)
+        self._tokens_per_ms.add(num_tokens, 1e3 * (stats.forward_s + draft_s))

@@ -95,7 +95,7 @@ def test_one_json_object_an_event_and_one_for_the_answer():
     assert answer["statistics"]["mean_acceptance_length"] == 2.5
 
 
-VERDICT_KEYS = "seq path bonus finish queue_us verify_us stale tokens draft_us likelihoods tree_budget"
+VERDICT_KEYS = "seq path bonus finish queue_us verify_us stale tokens draft_us likelihoods tree_budget draft_levels"
 REQUEST_KEYS = "seq base_len context root tree features_from assumes logprobs codec sampling"
 
 

@@ -49,7 +49,6 @@ from outrider_server.scheduling import server_drafting
 from outrider_server.scheduling.engine_loop import EngineLoop
 from outrider_server.scheduling.request import Request, RequestDone
 from outrider_server.scheduling.step_stats import StepStats
-from outrider_server.scheduling.tree_tuning import DraftCosts
 from outrider_server.security.principal import ANONYMOUS, Principal, Quota
 from outrider_server.sessions.verifier import Verifier
 
@@ -191,7 +190,7 @@ async def test_trees_as_large_as_they_pay_leave_the_text_as_it_is(sampling):
 
 def test_the_size_follows_what_passes_and_levels_cost():
     def shape(row_ms: float, level_ms: float) -> TreeShape:
-        costs = DraftCosts()
+        costs = server_drafting.DraftCosts()
         for number in range(40):
             nodes = (7 * number) % 17
             costs.record_level(3 * level_ms / 1e3, 3)
