@@ -249,7 +249,7 @@ def _declared(drafting: AsyncDrafter | None, pace: Pace | None) -> Priors:
 
 
 def _server_levels(request: Decode, verdict: Verdict) -> int:
-    """Return the levels of the server's own draft."""
+    """Return the levels of the server's own draft: as asked for, or as the server chose."""
     if request.tree is None:
         return 0
-    return (request.tree.auto and verdict.draft_levels) or request.tree.levels
+    return verdict.draft_levels if request.tree.auto else request.tree.levels

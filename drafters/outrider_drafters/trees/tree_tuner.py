@@ -54,11 +54,13 @@ class RowCost:
 
     def __init__(self) -> None:
         self._passes: deque[tuple[int, float]] = deque(maxlen=_PASSES)
+        self._num_passes = 0
         self._row_ms: float | None = None
 
     def record_pass(self, num_rows: int, ms: float) -> None:
         """Record the time of a pass."""
         self._passes.append((num_rows, ms))
+        self._num_passes += 1
         self._row_ms = self._slope() if len(self._passes) >= len(_TRIALS) else None
 
     @property
@@ -68,8 +70,8 @@ class RowCost:
 
     @property
     def next_trial(self) -> int:
-        """Number of nodes whose cost is least known, while there is no `row_ms`."""
-        return _TRIALS[len(self._passes) % len(_TRIALS)]
+        """Number of nodes to try, while there is no `row_ms`: another one for each pass."""
+        return _TRIALS[self._num_passes % len(_TRIALS)]
 
     def _slope(self) -> float | None:
         rows, ms = np.array(self._passes).T

@@ -101,7 +101,7 @@ class ServerDrafting:
             self._fail(request, error)
             return False
         finally:
-            self._count_level([request], time.monotonic() - started)
+            request.add_draft_time(time.monotonic() - started)
 
     def _grow(self, group: abc.Sequence[Request]) -> list[Request]:
         """Draft one level more for all of a group; return those that may have another."""
@@ -117,15 +117,12 @@ class ServerDrafting:
                     request.sequence.drafter.alone = True
             return []
         finally:
-            if group:
-                self._count_level(group, time.monotonic() - started)
+            elapsed_s = time.monotonic() - started
+            for request in group:
+                request.add_draft_time(elapsed_s)
+        if any(has_more) and group[0].tunes_trees:
+            self._costs_of(group[0]).record_level(elapsed_s, sum(has_more))
         return [request for request, more in zip(group, has_more, strict=True) if more]
-
-    def _count_level(self, group: abc.Sequence[Request], seconds: float) -> None:
-        for request in group:
-            request.add_draft_time(seconds)
-        if group[0].tunes_trees:
-            self._costs_of(group[0]).record_level(seconds, len(group))
 
 
 def _last_drafted(request: Request) -> float:
@@ -139,11 +136,12 @@ class DraftCosts:
     def __init__(self) -> None:
         self.row_cost = RowCost()
         self._tokens_per_ms = RunningRatio()
-        self._level_ms = RunningRatio()  # of one session's draft
+        # Of one session's draft, without its first level: that one also reads the text, and a long prompt would count.
+        self._level_ms = RunningRatio()
 
     def shape(self, tuner: TreeTuner, limits: TreeShape) -> TreeShape:
         """Return the shape of a session's next tree, within `limits`."""
-        return tuner.shape(limits, self._tokens_per_ms.value, self._level_ms.value)
+        return tuner.shape(limits, self._tokens_per_ms.value, self._level_ms.value or 0.0)
 
     def record_level(self, seconds: float, num_sessions: int) -> None:
         """Record a level that was drafted for so many sessions together."""

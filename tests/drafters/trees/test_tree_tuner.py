@@ -45,6 +45,16 @@ def test_the_first_trees_have_sizes_of_all_kinds():
     assert TreeTuner(tuner.row_cost).shape(LIMITS, 0.05, 1.0).min_probability  # another one that shares the costs
 
 
+def test_sizes_go_on_changing_until_the_cost_of_a_row_is_known():
+    """Passes of one size, or of sizes within narrow limits, must not leave it at one size for ever."""
+    tuner, narrow, sizes = TreeTuner(), TreeShape(1, 2, 3), []
+    for number in range(200):
+        sizes.append((shape := tuner.shape(narrow if number < 150 else LIMITS, 0.05, 1.0)).budget)
+        tuner.row_cost.record_pass(1 + shape.budget, 10.0 + shape.budget)
+    assert set(sizes[100:150]) == {1, 2, 3}
+    assert tuner.row_cost.row_ms == pytest.approx(1.0)
+
+
 def test_nodes_and_levels_must_bring_what_their_time_brings_elsewhere():
     # .9 of 1.1 expected nodes were accepted, a third of the first level's .8 go on in the second.
     tuner, speed, level_ms = taught(1.0, path=(0,)), 0.05, 2.0
