@@ -122,6 +122,7 @@ def recognize_family(files: DrafterFiles) -> Family:
 def _check_options(options: DrafterOptions, family: Family, name: str | Path) -> None:
     if options.family is not None and options.family != family.name:
         raise UsageError(f"{name}: a drafter of family {family.name}, not {options.family}")
+    # A family that copies anyway has nothing to copy for.
     taken = (*family.options, *(() if family.offline == "copies" else ("copy",)))
     if ignored := sorted(options.chosen().keys() - {"family", *taken}):
         raise UsageError(f"{name}: option {', '.join(ignored)}: family {family.name} takes {', '.join(taken)}")

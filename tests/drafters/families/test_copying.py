@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from text_edits import edited, edits_of
 
 from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter
 from outrider_drafters.contracts.drafter import UNLIMITED
@@ -21,7 +22,6 @@ SHORTEST = 3
 REPEATS = [1, 2, 3, 4, 5, 6, 1, 2, 3]  # its last three tokens occurred before, and 4 5 6 1 ... followed
 NEW = [1, 2, 3, 4, 5, 6, 2, 3]  # only its last two did
 texts = st.lists(st.integers(0, 4), min_size=1, max_size=24)
-edits = st.lists(st.one_of(texts, st.integers(0, 12)), max_size=6)  # append these, or drop so many
 
 
 @pytest.fixture(scope="session")
@@ -66,19 +66,11 @@ def test_several_texts_are_drafted_together(inner):
     ]
 
 
-@given(tokens=texts, edits=edits)
+@given(tokens=texts, edits=edits_of(texts))
 def test_equals_a_fresh_state_after_any_edits(inner, tokens, edits):
     drafter = CopyingDrafter(inner, SHORTEST)
-    state, told = drafter.new_state(), list(tokens)
-    state.append(tokens)
-    for edit in edits:
-        if isinstance(edit, list):
-            state.append(edit)
-            told += edit
-        else:
-            keep = max(1, len(told) - edit)
-            state.rollback(keep)
-            del told[keep:]
+    state = drafter.new_state()
+    for told in edited(state, tokens, edits):
         fresh = drafter.new_state()
         fresh.append(told)
         assert grow_tree(state, TreeShape.chain(3)) == grow_tree(fresh, TreeShape.chain(3))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from text_edits import edited, edits_of
 
 from outrider_drafters import TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.families.lookup.drafter import LookupDrafter
@@ -15,7 +16,6 @@ from outrider_proto.tree import ROOT
 VOCABULARY = 5
 texts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=30)
 ngrams = st.integers(1, 4)
-edits = st.lists(st.one_of(texts, st.integers(0, 12)), max_size=8)  # append these, or drop so many
 
 
 def plain(tokens: list[int], ngram: int, count: int) -> list[int]:
@@ -55,18 +55,10 @@ def test_drafts_what_transformers_drafts(tokens, ngram):
     assert drafted(tokens, ngram) == sequence[0, len(tokens) :].tolist()
 
 
-@given(tokens=texts, edits=edits, ngram=ngrams)
+@given(tokens=texts, edits=edits_of(texts), ngram=ngrams)
 def test_equals_a_fresh_state_after_any_edits(tokens, edits, ngram):
-    state, told = LookupDrafter(VOCABULARY, ngram).new_state(), list(tokens)
-    state.append(tokens)
-    for edit in edits:
-        if isinstance(edit, list):
-            state.append(edit)
-            told += edit
-        else:
-            keep = max(1, len(told) - edit)
-            state.rollback(keep)
-            del told[keep:]
+    state, told = LookupDrafter(VOCABULARY, ngram).new_state(), tokens
+    for told in edited(state, tokens, edits):
         assert chain(state, 10) == plain(told, ngram, 10)
     assert state.max_levels == len(plain(told, ngram, 1000))
 
