@@ -16,7 +16,7 @@ def edits_of(texts: st.SearchStrategy[list[int]]) -> st.SearchStrategy[list[Edit
 
 
 def edited(state: DraftState, tokens: list[int], edits: Iterable[Edit]) -> Iterator[list[int]]:
-    """Tell the state the tokens, then make the edits one by one; yield the text after each. One token stays at least."""
+    """Tell the state the tokens, then make the edits one by one; yield the text after each. One token always stays."""
     told = list(tokens)
     state.append(tokens)
     for edit in edits:
