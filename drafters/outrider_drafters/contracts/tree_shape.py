@@ -17,7 +17,8 @@ class TreeShape:
     """Limits of a dynamic tree: `breadth` nodes expanded per level, `levels` levels, the best `budget` nodes kept.
 
     The budget does not count the root. Nodes whose path is less likely than `min_probability` are left out, and no
-    level is expanded whose nodes are together less likely than `min_level_probability`.
+    level is expanded whose nodes are together less likely than `min_level_probability`. `certainty`: the probability of
+    a node of which the drafter says 1, as copies do; scores stay the drafter's own.
     EAGLE's total_token/depth/top_k T/D/k is breadth k, levels D + 1, budget T - 1. Raises UsageError.
     """
 
@@ -26,6 +27,7 @@ class TreeShape:
     budget: int = 16
     min_probability: float = 0.0
     min_level_probability: float = 0.0
+    certainty: float = 1.0
 
     def __post_init__(self) -> None:
         for name, limit in (("breadth", MAX_BREADTH), ("levels", MAX_LEVELS), ("budget", MAX_NODES)):
@@ -35,6 +37,8 @@ class TreeShape:
             raise UsageError(f"min_probability={self.min_probability}: need at least 0 and less than 1")
         if not self.min_level_probability >= 0:
             raise UsageError(f"min_level_probability={self.min_level_probability}: need 0 or more")
+        if not 0 < self.certainty <= 1:
+            raise UsageError(f"certainty={self.certainty}: need more than 0 and at most 1")
 
     @classmethod
     def chain(cls, levels: int) -> TreeShape:

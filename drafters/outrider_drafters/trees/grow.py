@@ -196,15 +196,17 @@ class _DynamicTree:
         self._shape = shape
         self._entropies: list[float] | None = [] if entropies else None
         self._least = math.log(shape.min_probability) if shape.min_probability else IMPOSSIBLE
+        self._certain = math.log(shape.certainty)
         self._tokens: list[int] = []
         self._scores: list[float] = []  # log-probability of the whole path
+        self._worth: list[float] = []  # the same with the shape's certainty, by which nodes are chosen
         self._parents: list[int] = []  # numbers among the offers
         self._rows: dict[int, int] = {}  # draft rows of the root, which is -1, and of the offers that were expanded
         self._frontier = [ROOT]  # offers to expand next
 
     def level(self) -> Level | None:
         nodes = self._frontier
-        if sum(math.exp(self._scores[node]) for node in nodes) < self._shape.min_level_probability:
+        if sum(math.exp(self._worth[node]) for node in nodes) < self._shape.min_level_probability:
             return None
         tokens = [self._tokens[node] for node in nodes]
         return Level(tokens, [self._rows[self._parents[node]] for node in nodes]) if nodes else None
@@ -243,12 +245,14 @@ class _DynamicTree:
             self._rows[node] = len(self._rows) - 1
         first = len(self._tokens)
         for node, row in zip(self._frontier, offers, strict=True):
-            so_far = 0.0 if node == ROOT else self._scores[node]
+            score, worth = (0.0, 0.0) if node == ROOT else (self._scores[node], self._worth[node])
             num_offers = len(row) // 2
             for token, gain in zip(row[:num_offers], row[num_offers : 2 * num_offers], strict=True):
-                if gain > IMPOSSIBLE and so_far + gain >= self._least:
+                path_worth = worth + (gain or self._certain)
+                if gain > IMPOSSIBLE and path_worth >= self._least:
                     self._tokens.append(int(token))
-                    self._scores.append(so_far + gain)
+                    self._scores.append(score + gain)
+                    self._worth.append(path_worth)
                     self._parents.append(node)
                     if self._entropies is not None:
                         self._entropies.append(row[-1])
@@ -257,7 +261,7 @@ class _DynamicTree:
     def _best(self, offers: Sequence[int], count: int) -> list[int]:
         """Return the likeliest offers, best first; of equals the earlier one."""
         # Must be a stable sort: a child of probability 1 scores exactly as its parent, and must not displace it.
-        return sorted(offers, key=lambda offer: -self._scores[offer])[:count]
+        return sorted(offers, key=lambda offer: -self._worth[offer])[:count]
 
 
 class _ChoiceTree:

@@ -8,7 +8,8 @@ each ms that it costs, r being that of the cycles so far (Dinkelbach 1967, on fr
                 costs level_ms of the drafter
 
 p is the drafter's own probability of the node's path, times the share of such probabilities that has come true. So
-trees are deep where the drafter is sure, and end early where it is not. The first drafts have fixed sizes, from which
+trees are deep where the drafter is sure, and end early where it is not. A copy has no probability but 1: in its place
+stands the share of such nodes that came true where the node before did. The first drafts have fixed sizes, from which
 the costs are learnt.
 """
 
@@ -23,14 +24,18 @@ import numpy as np
 
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.trees.grow import ScoredTree
+from outrider_proto.tree import ROOT
 
 _TRIALS = (16, 4, 32, 8, 1, 24, 2, 32, 4, 16, 1, 24)  # nodes of the first drafts
-_TRIAL_LEVELS, _TRIAL_BREADTH = 4, 4
+_TRIAL_BREADTH = 4
+_TRIAL_LEVELS, _DEEP_TRIAL_LEVELS = 4, 8
+_DEEP_TRIAL = 24  # nodes: four levels of a chain are too near to one level to show what a row costs
 _HORIZON = 40  # verdicts
 _PASSES = 64
 _APART = 4  # rows between two passes whose times are compared
 _PRIOR = 0.5  # tokens of a tree's probability, to begin with
-_SURE = 0.5  # a node at least as likely is always tried: else nothing would be learnt any more
+_SURE = 0.5  # a node at least as likely is always tried, and the first of a copy: else nothing would be learnt any more
+_LEAST_CERTAINTY = 0.05
 
 
 class RunningRatio:
@@ -87,12 +92,16 @@ class TreeTuner:
     def __init__(self, row_cost: RowCost | None = None) -> None:
         self.row_cost = RowCost() if row_cost is None else row_cost
         self._accepted = RunningRatio(prior=_PRIOR)  # nodes, of those expected
+        self._certain = RunningRatio(prior=_PRIOR)  # nodes of which the drafter was certain, of those that were reached
         self._continuing = RunningRatio(prior=_PRIOR)  # probability of the second level, of that of the first
 
     def record_tree(self, drafted: ScoredTree, path: Sequence[int]) -> None:
         """Record the accepted path of a tree."""
-        probabilities = [math.exp(score) for score in drafted.scores]
+        probabilities = self._probabilities(drafted)
         self._accepted.add(len(path), sum(probabilities))
+        reached = [node for node in _certain(drafted) if drafted.tree.parents[node] in (ROOT, *path)]
+        if reached:
+            self._certain.add(len(set(reached) & set(path)), len(reached))
         levels = [0.0, 0.0]
         for probability, depth in zip(probabilities, drafted.tree.depths(), strict=True):
             if depth <= len(levels):
@@ -104,12 +113,20 @@ class TreeTuner:
         """Return the shape of the next tree within `limits`; `level_ms` is 0 where drafting is hidden."""
         row_ms = self.row_cost.row_ms
         if row_ms is None or tokens_per_ms is None or level_ms is None:
-            breadth, levels = min(limits.breadth, _TRIAL_BREADTH), min(limits.levels, _TRIAL_LEVELS)
-            return replace(limits, breadth=breadth, levels=levels, budget=min(limits.budget, self.row_cost.next_trial))
+            budget = self.row_cost.next_trial
+            levels = _DEEP_TRIAL_LEVELS if budget >= _DEEP_TRIAL else _TRIAL_LEVELS
+            return replace(
+                limits,
+                breadth=min(limits.breadth, _TRIAL_BREADTH),
+                levels=min(limits.levels, levels),
+                budget=min(limits.budget, budget),
+            )
+        always_tried = min(_SURE, self.certainty)
         return replace(
             limits,
-            min_probability=max(limits.min_probability, min(tokens_per_ms * row_ms / self.calibration, _SURE)),
+            min_probability=max(limits.min_probability, min(tokens_per_ms * row_ms / self.calibration, always_tried)),
             min_level_probability=tokens_per_ms * (level_ms + row_ms) / (self.calibration * self._continued),
+            certainty=self.certainty,
         )
 
     @property
@@ -118,6 +135,30 @@ class TreeTuner:
         return self._accepted.value or 1.0
 
     @property
+    def certainty(self) -> float:
+        """Probability of a node of which the drafter says 1."""
+        return max(self._certain.value or 1.0, _LEAST_CERTAINTY)
+
+    @property
     def _continued(self) -> float:
         """Share of the first level's probability that the second one had."""
         return min(self._continuing.value or 1.0, 1.0)
+
+    def _probabilities(self, drafted: ScoredTree) -> list[float]:
+        """Return every node's probability, with our own certainty."""
+        probabilities = [math.exp(score) for score in drafted.scores]
+        share = dict.fromkeys(_certain(drafted), self.certainty)
+        shares: list[float] = []  # of each path
+        for node, parent in enumerate(drafted.tree.parents):
+            shares.append(share.get(node, 1.0) * (1.0 if parent == ROOT else shares[parent]))
+        return [probability * part for probability, part in zip(probabilities, shares, strict=True)]
+
+
+def _certain(drafted: ScoredTree) -> list[int]:
+    """Return the nodes that are as likely as the node before."""
+    scores = drafted.scores
+    return [
+        node
+        for node, parent in enumerate(drafted.tree.parents)
+        if scores[node] == (0.0 if parent == ROOT else scores[parent])
+    ]

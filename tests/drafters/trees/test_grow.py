@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -126,6 +127,15 @@ def test_sure_children_never_push_out_their_parents():
     assert max(tree.depths()) == 5
 
 
+def test_certainty_stands_for_a_probability_of_one_alone():
+    """Nodes are chosen with it; scores stay the drafter's own."""
+    shape = TreeShape(breadth=1, levels=6, budget=6, min_probability=0.2)
+    sure = grow(Lookup(8, 2, sure=True), replace(shape, certainty=0.6))
+    assert sure.scores == (0.0,) * 3  # .6, .36, .216
+    assert grow(Lookup(8, 2, sure=True), shape).scores == (0.0,) * 6
+    assert grow(Lookup(50, 1), replace(shape, certainty=0.6)) == grow(Lookup(50, 1), shape)
+
+
 def test_cancelled_tree_keeps_the_levels_there_are():
     state = Lookup(30, 3)
     tree = grow_tree(state, TreeShape(3, 6, 40), cancelled=lambda: state.num_levels == 2)
@@ -156,6 +166,7 @@ def test_vocabulary_smaller_than_breadth():
         ({"breadth": 0}, "breadth=0: need 1 to 64"),
         ({"levels": 0}, "levels=0: need 1 to 64"),
         ({"budget": 256}, "budget=256: need 1 to 255"),
+        ({"certainty": 0.0}, "certainty=0.0: need more than 0 and at most 1"),
     ],
 )
 def test_shapes_out_of_range_are_refused(arguments, message):

@@ -79,9 +79,14 @@ def test_dearer_rows_and_worse_drafters_make_smaller_trees():
     assert slow_link.min_probability < base.min_probability
 
 
-def test_the_best_size_in_a_simulation():
-    """Independent chains: every level is accepted with probability .7; a pass takes 10 ms and 1 a row, a level 1 ms."""
-    accept, fixed = 0.7, {}
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("accept", [0.3, 0.7])
+def test_the_best_size_in_a_simulation(accept, copies):
+    """Independent chains: every level is accepted with one probability; a pass takes 10 ms and 1 a row, a level 1 ms.
+
+    Copies do not know the probability: it has to be learnt.
+    """
+    fixed = {}
     for levels in range(1, 13):
         tau = sum(accept**k for k in range(levels + 1))
         fixed[levels] = tau / (10 + (1 + levels) + levels)
@@ -90,8 +95,8 @@ def test_the_best_size_in_a_simulation():
     chain = TreeShape(1, 12, 12)
     for number in range(60):
         shape = tuner.shape(chain, speed, 1.0)
-        levels = grown(shape, accept)
-        scores = tuple(k * math.log(accept) for k in range(1, levels + 1))
+        levels = grown(shape, shape.certainty if copies else accept)
+        scores = tuple(0.0 if copies else k * math.log(accept) for k in range(1, levels + 1))
         drafted = ScoredTree(DraftTree.chain(tuple(range(levels))), scores)
         tuner.row_cost.record_pass(1 + levels, 10 + (1 + levels))
         # In turn as many as the probabilities say: no chance is needed for a mean.
@@ -100,6 +105,27 @@ def test_the_best_size_in_a_simulation():
         speed = fixed[levels]
     assert abs(levels - best) <= 1
     assert fixed[levels] > 0.97 * fixed[best]
+
+
+def test_one_kind_of_nodes_is_not_judged_by_the_other():
+    """Copies that rarely hold make later copies short, and leave the drafter's own trees as they were."""
+    copy = ScoredTree(DraftTree.chain((5, 6, 7, 8)), (0.0,) * 4)
+    own, mixed = taught(0.2), taught(0.2)
+    for number in range(60):
+        mixed.record_tree(copy, (0,) if number % 3 == 0 else ())
+        for tuner in (own, mixed):
+            tuner.record_tree(TREE, (0,))
+    assert own.shape(LIMITS, 0.05, 1.0).certainty == 1.0
+    assert mixed.shape(LIMITS, 0.05, 1.0).certainty == pytest.approx(0.25, abs=0.03)  # of four reached one held
+    assert mixed.calibration == pytest.approx(own.calibration, rel=0.1)
+
+
+def test_a_copy_is_tried_again_however_seldom_copies_held():
+    tuner = taught(8.0)
+    for _ in range(200):
+        tuner.record_tree(ScoredTree(DraftTree.chain((5,)), (0.0,)), ())
+    shape = tuner.shape(LIMITS, 0.1, 1.0)
+    assert 0 < shape.min_probability <= shape.certainty < 0.1
 
 
 def grown(shape: TreeShape, accept: float) -> int:
