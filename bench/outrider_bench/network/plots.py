@@ -90,9 +90,8 @@ def _heading(scenarios: Sequence[Scenario]) -> str:
 
 def _footnote(scenarios: Sequence[Scenario]) -> str:
     setting, made = scenarios[0].setting, provenance()
-    shape = ", ".join(f"{name} {value}" for name, value in setting.tree.items() if value)
     engines = ", ".join(dict.fromkeys(scenario.setting.engine for scenario in scenarios))
-    asked = f"whiskers: 95 % intervals; dotted: the ideal stream, 1000 / T_v; trees: {shape}"
+    asked = f"whiskers: 95 % intervals; dotted: the ideal stream, 1000 / T_v; trees: {setting.tree_text}"
     machine = f"{made['processor']}, {made['cores']} cores, load {made['load_average']}"
     return f"{asked}, engine {engines}\n{machine}"
 

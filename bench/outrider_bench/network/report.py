@@ -42,6 +42,14 @@ class ScenarioSetting:
     prompt_tokens: int = 0  # at least; 0: as the questions are
     questions: str | None = None  # the user's file; None: the corpus
 
+    @property
+    def tree_text(self) -> str:
+        """The trees' limits, but for those that rule out nothing."""
+        without_effect = ("certainty", 1.0)
+        return ", ".join(
+            f"{name} {value}" for name, value in self.tree.items() if value and (name, value) != without_effect
+        )
+
 
 @dataclass(frozen=True)  # without slots, for cached properties
 class Scenario:

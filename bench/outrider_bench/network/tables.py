@@ -142,12 +142,11 @@ def title(scenario: Scenario) -> str:
     setting, trip = scenario.setting, scenario.round_trip
     pace = "not paced" if setting.pace is None else f"PACED as {setting.pace}"
     link = "no link" if setting.profile == NO_LINK else f"{setting.profile} ({setting.engine})"
-    shape = ", ".join(f"{name} {value}" for name, value in setting.tree.items() if value)
     round_trip = (
         f"R {trip['mean_ms']:.1f} ms (standard error {trip['standard_error_ms']:.1f}, {trip['pings']} pings; "
         f"the profile's: {trip['profile_ms']:.1f})"
     )
-    return f"{setting.drafter} over {link}, seed {setting.seed}, {round_trip}, {pace}, trees: {shape}"
+    return f"{setting.drafter} over {link}, seed {setting.seed}, {round_trip}, {pace}, trees: {setting.tree_text}"
 
 
 def _metrics_table(heading: str, scenario: Scenario, columns: Sequence[tuple[str, str, int]]) -> ResultTable:
