@@ -35,7 +35,7 @@ _PASSES = 64
 _APART = 4  # rows between two passes whose times are compared
 _PRIOR = 0.5  # tokens of a tree's probability, to begin with
 _SURE = 0.5  # a node at least as likely is always tried, and the first of a copy: else nothing would be learnt any more
-_LEAST_CERTAINTY = 0.05
+_LEAST_CERTAINTY = 0.05  # copies that never came true must not become impossible
 
 
 class RunningRatio:
@@ -99,7 +99,7 @@ class TreeTuner:
         """Record the accepted path of a tree."""
         probabilities = self._probabilities(drafted)
         self._accepted.add(len(path), sum(probabilities))
-        reached = [node for node in _certain(drafted) if drafted.tree.parents[node] in (ROOT, *path)]
+        reached = [node for node in _certain_nodes(drafted) if drafted.tree.parents[node] in (ROOT, *path)]
         if reached:
             self._certain.add(len(set(reached) & set(path)), len(reached))
         levels = [0.0, 0.0]
@@ -147,15 +147,15 @@ class TreeTuner:
     def _probabilities(self, drafted: ScoredTree) -> list[float]:
         """Return every node's probability, with our own certainty."""
         probabilities = [math.exp(score) for score in drafted.scores]
-        share = dict.fromkeys(_certain(drafted), self.certainty)
+        share = dict.fromkeys(_certain_nodes(drafted), self.certainty)
         shares: list[float] = []  # of each path
         for node, parent in enumerate(drafted.tree.parents):
             shares.append(share.get(node, 1.0) * (1.0 if parent == ROOT else shares[parent]))
         return [probability * part for probability, part in zip(probabilities, shares, strict=True)]
 
 
-def _certain(drafted: ScoredTree) -> list[int]:
-    """Return the nodes that are as likely as the node before."""
+def _certain_nodes(drafted: ScoredTree) -> list[int]:
+    """Return the nodes of which the drafter said 1: they are as likely as the node before."""
     scores = drafted.scores
     return [
         node
