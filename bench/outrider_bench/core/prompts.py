@@ -8,6 +8,7 @@ same for every way of answering.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import json
 import random
@@ -186,11 +187,20 @@ class QuestionSource:
         by_category = [[one for one in self.asked if one.category == name][:count] for name in self.families]
         return as_prompts([one for some in by_category for one in some], models, limit, answer)
 
-    def spread(self, models: LocalModels, count: int | None, limit: int, answer: Answer) -> Sequence[Question]:
-        """Return the prompts of `count` questions, the families in turn (None: all of a file, none of the corpus)."""
+    def spread(
+        self, models: LocalModels, count: int | None, limit: int, answer: Answer, least: int = 0
+    ) -> Sequence[Question]:
+        """Return the prompts of `count` questions, the families in turn (None: all of a file, none of the corpus).
+
+        Other questions and their answers precede them until they have `least` tokens. Raises UsageError where a file
+        has too few.
+        """
         if self.file is None:
-            return spread_questions(models, count or 0, self.families)
-        return as_prompts(self.in_turn(count), models, limit, answer)
+            return lengthened(spread_questions(models, count or 0, self.families), models, least)
+        asked = self.in_turn(count)
+        if not least:
+            return as_prompts(asked, models, limit, answer)
+        return as_prompts(asked, models, limit, answer, _Histories(self.asked, models, limit, answer, least))
 
     def warm_up(self, models: LocalModels) -> Question:
         """Return a prompt that is none of those asked."""
@@ -199,27 +209,65 @@ class QuestionSource:
         return Question(WARM_UP.category, turn_prompt(models, WARM_UP, ()), str(WARM_UP.id))
 
 
-def as_prompts(asked: Sequence[UserQuestion], models: LocalModels, limit: int, answer: Answer) -> list[Question]:
+class _Histories:
+    """Conversations before each question of a file: the questions that follow it there, and the target's answers.
+
+    Only their first turns, and answers of at most `limit` tokens, each asked for once.
+    """
+
+    def __init__(
+        self, known: Sequence[UserQuestion], models: LocalModels, limit: int, answer: Answer, least: int
+    ) -> None:
+        self._known, self._models, self._least = known, models, least
+        self._answer = functools.cache(lambda prompt: models.decode(answer(prompt, limit)))
+
+    def before(self, question: UserQuestion) -> tuple[UserQuestion, list[str]]:
+        """Return the question with the turns before it, and the answers to these. Raises UsageError for too few."""
+        place = self._known.index(question)
+        answers: list[str] = []
+        for other in (*self._known[place + 1 :], *self._known[:place], None):
+            if (tokens := len(turn_prompt(self._models, question, answers))) >= self._least:
+                return question, answers
+            if other is not None:
+                answers.insert(0, self._answer(turn_prompt(self._models, other, ())))
+                question = replace(question, turns=(other.turns[0], *question.turns))
+        raise UsageError(
+            f"prompt_tokens={self._least}: question {question.id} with all others before it has {tokens}: "
+            "need more questions"
+        )
+
+
+def as_prompts(
+    asked: Sequence[UserQuestion],
+    models: LocalModels,
+    limit: int,
+    answer: Answer,
+    histories: _Histories | None = None,
+) -> list[Question]:
     """Return every turn as a prompt; one that leaves no room for `limit` tokens is left out, and a line tells so.
 
     Raises UsageError where none is left.
     """
-    prompts = [prompt for question in asked for prompt in _turns(question, models, limit, answer)]
+    begun = [(question, list[str]()) if histories is None else histories.before(question) for question in asked]
+    prompts = [prompt for question, answers in begun for prompt in _turns(question, answers, models, limit, answer)]
     if not prompts:
         raise UsageError(f"questions: none fits the target's context of {models.max_context} with {limit} new tokens")
     return prompts
 
 
-def _turns(question: UserQuestion, models: LocalModels, limit: int, answer: Answer) -> Iterator[Question]:
-    answers: list[str] = []
-    for number in range(1, len(question.turns) + 1):
+def _turns(
+    question: UserQuestion, answers: list[str], models: LocalModels, limit: int, answer: Answer
+) -> Iterator[Question]:
+    """Yield the prompts of the turns after those that have answers."""
+    count = len(question.turns) - len(answers)
+    for number in range(1, count + 1):
         prompt = turn_prompt(models, question, answers)
         if len(prompt) + limit > models.max_context:
             show_line(too_long(question, number, len(prompt), limit, models.max_context))
             return
-        name = f"{question.id}" if len(question.turns) == 1 else f"{question.id}.{number}"
+        name = f"{question.id}" if count == 1 else f"{question.id}.{number}"
         yield Question(question.category, prompt, name)
-        if number < len(question.turns):
+        if number < count:
             answers.append(models.decode(answer(prompt, limit)))
 
 

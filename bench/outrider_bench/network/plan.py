@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from outrider_bench.core.processes import ServerProcess
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import Question, QuestionSource, lengthened, spread_questions
+from outrider_bench.core.prompts import Question, QuestionSource
 from outrider_bench.core.reference_answers import answers_when_needed
 from outrider_bench.network.link_endpoint import LinkEndpoint, open_link, profile_or_none
 from outrider_bench.network.pings import PingStats
@@ -68,8 +68,6 @@ class NetworkPlan:
         for name, least in (("prompts", 1), ("max_new_tokens", 2), ("prompt_tokens", 0), ("runs", 1)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise UsageError(f"{name}={value}: need at least {least}")
-        if self.prompt_tokens and self.source.file is not None:
-            raise UsageError(f"prompt_tokens={self.prompt_tokens}: --questions are asked as they are: leave one out")
         for before, after in pairwise(sorted(self.seeds)):
             if after - before < self.runs:
                 raise UsageError(
@@ -123,16 +121,16 @@ class NetworkPlan:
         return PromptSet(self.source.warm_up(models), self._asked(models), models)
 
     def _asked(self, models: LocalModels) -> Sequence[Question]:
-        """Lengthen the corpus' prompts as the plan says. Raises UsageError where the context is too short."""
-        if not self.prompt_tokens:
-            answer = answers_when_needed(self.target)
-            return self.source.spread(models, self.prompts, self.max_new_tokens, answer)
-        asked = spread_questions(models, self.prompts or 0, self.source.families)
-        longer = lengthened(asked, models, self.prompt_tokens)
+        """Lengthen the prompts as the plan says. Raises UsageError where the context is too short."""
+        answer = answers_when_needed(self.target)
+        asked = self.source.spread(models, self.prompts, self.max_new_tokens, answer, self.prompt_tokens)
         most = models.max_context - self.max_new_tokens
-        if (longest := max(len(question.prompt) for question in longer)) > most:
-            raise UsageError(f"prompt_tokens={self.prompt_tokens} makes prompts of {longest}: there is room for {most}")
-        return longer
+        if (longest := max(len(question.prompt) for question in asked)) > most:
+            raise UsageError(
+                f"prompts of up to {longest} tokens, prompt_tokens={self.prompt_tokens}: the target's context leaves "
+                f"room for {most} before max_new_tokens={self.max_new_tokens}"
+            )
+        return asked
 
 
 async def measure(plan: NetworkPlan, records: Records, step: Step) -> list[Scenario]:

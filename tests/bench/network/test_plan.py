@@ -68,13 +68,11 @@ def test_a_user_s_questions_are_asked_turn_by_turn_over_a_link(tmp_path):
     assert {row["text"] for row in report["cases"][0]["answers"]} == {""}
 
 
-def test_questions_are_not_lengthened(tmp_path):
-    (tmp_path / "asked.jsonl").write_text('"Hi"')
-    result = CliRunner().invoke(
-        app, ["network", "--questions", str(tmp_path / "asked.jsonl"), "--prompt-tokens", "300"]
-    )
+def test_prompts_that_leave_no_room_for_an_answer_are_refused():
+    options = ["--prompt-tokens", "1000", "--prompts", "1", "--max-new-tokens", "128"]
+    result = CliRunner().invoke(app, ["network", "--profile", "none", *options])
     assert isinstance(result.exception, UsageError)
-    assert "prompt_tokens=300: --questions are asked as they are" in str(result.exception)
+    assert "the target's context leaves room for 896 before max_new_tokens=128" in str(result.exception)
 
 
 def test_messages_are_measured_by_codec(tmp_path):

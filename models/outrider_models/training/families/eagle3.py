@@ -3,9 +3,11 @@
 Step j takes the drafter's own output of step j - 1 and aims at the target's distribution over the draft vocabulary;
 there is no loss on features. Steps weigh 0.8^j. Positions whose likeliest token cannot be drafted have no loss.
 
-The draft vocabulary holds the most frequent tokens of the replies; the head starts from their rows of the lm_head.
+The draft vocabulary holds the most frequent tokens of the replies; the head starts from their rows of the lm_head, and
+with init=target the rest starts as the target's last layer.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +36,8 @@ from outrider_models.training.core.interfaces import (
 )
 from outrider_models.training.core.losses import HeadDecay, TargetAims, compare
 from outrider_models.training.core.rates import Length, Schedule
-from outrider_models.training.families.eagle2 import EagleShape, default_shape
+from outrider_models.training.families.eagle2 import EagleShape, Init, default_shape
+from outrider_models.training.families.eagle3_start import start_from_target, start_request
 from outrider_proto.errors import UsageError
 
 
@@ -45,6 +48,7 @@ class Eagle3Settings:
     target_layers: tuple[int, ...]  # layers whose input it takes, as indices of Hugging Face's hidden_states
     steps: HeadDecay
     rope_theta: float
+    init: Init  # target: start as its last layer (eagle3_start.py)
 
     def __post_init__(self) -> None:
         need_at_least(self, 1, "draft_vocab")
@@ -61,6 +65,8 @@ class TrainableEagle3(TrainableDrafter):
         self._settings, self._target_sizes = settings, target.sizes
         self.teacher_request = TeacherRequest(hidden=(-1, *settings.target_layers))
         self.network: Eagle3 = Eagle3(_sizes(settings, target))
+        if settings.init == "target":
+            self.start_request = start_request(settings.target_layers)
         if settings.draft_vocab < target.sizes.vocab:
             # d2t can express rising ids alone.
             self.draft_tokens = most_frequent(frequencies(), settings.draft_vocab).sort().values
@@ -70,6 +76,9 @@ class TrainableEagle3(TrainableDrafter):
         assert self.network.lm_head is not None
         with torch.no_grad():
             self.network.lm_head.weight.copy_(lm_head if self.draft_tokens is None else lm_head[self.draft_tokens])
+
+    def init_from_examples(self, examples: Iterable[tuple[Batch, TeacherOutput]]) -> None:
+        start_from_target(self.network, examples)
 
     def load_weights(self, files: DrafterFiles) -> None:
         # The draft vocabulary comes with the weights; that of the data's replies would not fit the head's rows.
@@ -141,6 +150,7 @@ FAMILY = TrainableFamily(
         target_layers=default_layers(target.sizes.layers),
         steps=HeadDecay(count=7, decay=0.8),
         rope_theta=10000.0,  # of the published heads, not of the target
+        init="random",
     ),
     make_drafter=make_drafter,
     schedule=Schedule(

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.last_layers import LastLayers
-from outrider_drafters.blocks.layers import LlamaBlock, RMSNorm
+from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm
 from outrider_drafters.families.eagle2.network import Eagle2
 from outrider_models.training.core.interfaces import PADDING, Batch, TeacherOutput, TeacherRequest
 from outrider_proto.errors import UsageError
@@ -27,6 +27,7 @@ _RIDGE = 1e-3  # of each input's own variance
 _POSITIONS_PER_INPUT = (
     4  # with hardly more positions than inputs the fit learns them by heart, and guesses nothing else
 )
+_SAME = ("heads", "kv_heads", "head_dim", "mlp", "qkv_bias", "qk_norm")
 
 
 def start_request(layers: int) -> TeacherRequest:
@@ -43,7 +44,7 @@ def start_from_target(network: Eagle2, examples: Iterable[tuple[Batch, TeacherOu
     fit: _Fit | None = None
     for batch, output in examples:
         assert output.last_layers is not None
-        _check_shape(network, output.last_layers)
+        check_shape(network.sizes.block, output.last_layers.shape, _SAME)
         fit = fit or _Fit(output.last_layers, count)
         fit.add(batch, output)
     assert fit is not None
@@ -56,14 +57,43 @@ def start_from_target(network: Eagle2, examples: Iterable[tuple[Batch, TeacherOu
         _start_block(block, source, fit, fit.norm_scale if place else first_scale, is_first=place == 0)
 
 
+class LeastSquares:
+    """Linear guesses of rows from rows, from sums over all that were added."""
+
+    def __init__(self) -> None:
+        self._rows, self._squares, self._products = 0, torch.zeros(()), torch.zeros(())
+
+    @property
+    def squares(self) -> Tensor:
+        """Sum of the inputs' products with each other [I, I], float64."""
+        return self._squares
+
+    def add(self, inputs: Tensor, wanted: Tensor) -> None:
+        """Add rows: inputs [n, I], wanted [n, O]."""
+        # Sums of thousands of products of all sizes: in float32 the solution would lose most digits.
+        inputs, wanted = inputs.double(), wanted.double()
+        self._rows += len(inputs)
+        self._squares = self._squares.to(inputs) + inputs.T @ inputs
+        self._products = self._products.to(inputs) + inputs.T @ wanted
+
+    def solve(self) -> Tensor:
+        """Return the guess [O, I]. Raises UsageError for too few rows."""
+        if self._rows < (needed := _POSITIONS_PER_INPUT * len(self._squares)):
+            raise UsageError(
+                f"drafter.init=target: {self._rows} tokens of text: fitting fc takes {needed}: need more chats"
+            )
+        ridge = torch.diag(self._squares.diagonal() * _RIDGE)
+        solution: Tensor = torch.linalg.solve(self._squares + ridge, self._products)
+        return solution.T.float()
+
+
 @dataclass(slots=True)
 class _Fit:
     """The linear guess, and the scales that the blocks need."""
 
     last_layers: LastLayers
     count: int
-    _squares: Tensor | float = 0.0
-    _products: Tensor | float = 0.0
+    _sums: LeastSquares = field(default_factory=LeastSquares)
     _inverse_sizes: list[Tensor] = field(default_factory=list)
     _inputs: Tensor | None = None  # of the last example
 
@@ -81,23 +111,13 @@ class _Fit:
         embeds = F.embedding(batch.tokens[:, 1:], output.embed).float()
         inputs = torch.cat((embeds, features[:, :-1], torch.ones_like(embeds[..., :1])), dim=-1)[inside]
         wanted = (self.weight * entering.float() * inverse)[:, 1:][inside]
-        # Sums of thousands of products of all sizes: in float32 the solution would lose most digits.
-        inputs, wanted = inputs.double(), wanted.double()
-        self._squares = self._squares + inputs.T @ inputs
-        self._products = self._products + inputs.T @ wanted
+        self._sums.add(inputs, wanted)
         self._inverse_sizes.append(inverse[:, 1:][inside].flatten())
         self._inputs = inputs
 
     def solve(self) -> Tensor:
         """Return the guess [E, 2 E + 1] of u from embedding, feature and 1. Raises UsageError for too few examples."""
-        found, needed = sum(map(len, self._inverse_sizes)), _POSITIONS_PER_INPUT * (2 * len(self.weight) + 1)
-        if found < needed:
-            raise UsageError(f"drafter.init=target: {found} tokens of text: fitting fc takes {needed}: need more chats")
-        assert isinstance(self._squares, Tensor)
-        assert isinstance(self._products, Tensor)
-        ridge = torch.diag(self._squares.diagonal() * _RIDGE)
-        solution: Tensor = torch.linalg.solve(self._squares + ridge, self._products)
-        return solution.T.float()
+        return self._sums.solve()
 
     @property
     def added_scale(self) -> Tensor:
@@ -136,9 +156,9 @@ def _start_block(block: LlamaBlock, source: LlamaBlock, fit: _Fit, input_scale: 
     block.mlp.down_proj.weight.copy_(source.mlp.down_proj.weight * added)
 
 
-def _check_shape(network: Eagle2, last_layers: LastLayers) -> None:
-    ours, theirs = network.sizes.block, last_layers.shape
-    for name in ("heads", "kv_heads", "head_dim", "mlp", "qkv_bias", "qk_norm"):
+def check_shape(ours: BlockShape, theirs: BlockShape, names: Iterable[str]) -> None:
+    """Raise UsageError where the drafter's layers differ from the target's in one of these."""
+    for name in names:
         if getattr(ours, name) != getattr(theirs, name):
             raise UsageError(
                 f"drafter.init=target: its layers have {name}={getattr(theirs, name)}, the drafter's "
