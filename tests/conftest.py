@@ -14,8 +14,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models; more threads only 
 import asyncio
 import functools
 import gc
+import resource
 import shutil
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -116,3 +119,19 @@ def refused(engine: str) -> str:
 def golden(data: Path) -> Path:
     """Folder of small checkpoints with the trees, features and logits that their published code gives."""
     return data / "golden"
+
+
+@pytest.fixture(scope="session")
+def room_for() -> Callable[[int], AbstractContextManager[None]]:
+    """So many bytes a file for this process, as if the disk were full then; Python sees to it that no signal comes."""
+
+    @contextmanager
+    def limited(num_bytes: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited

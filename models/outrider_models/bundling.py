@@ -26,7 +26,7 @@ from outrider_drafters.families.family import DRAFT_VOCAB_OPTION, Family
 from outrider_drafters.families.lookup.copying import COPY
 from outrider_drafters.load import draft_vocabulary, load_drafter, open_drafter
 from outrider_drafters.quantization.quantize import Weights, code_tensors, quantize
-from outrider_drafters.readers.checkpoint import SINGLE, Checkpoint
+from outrider_drafters.readers.checkpoint import SINGLE, WRITE_ERRORS, Checkpoint
 from outrider_drafters.readers.config import read_config
 from outrider_proto.bundles import TARGET_FILES
 from outrider_proto.errors import UsageError
@@ -75,8 +75,10 @@ def make_bundle(target: str | Path, drafter: str | Path | DrafterSource, weights
         bundle.write(out)
         _check_again(out, loaded)
     # BaseException: a run that is interrupted must not leave half a bundle behind either.
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(out)
+        if isinstance(error, WRITE_ERRORS):
+            raise UsageError(f"{out}: the bundle cannot be written ({error}): free some space") from error
         raise
     return bundle
 

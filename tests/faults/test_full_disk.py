@@ -4,9 +4,7 @@ import asyncio
 import errno
 import io
 import logging
-import resource
 import sys
-from contextlib import contextmanager
 
 import grpc
 import pytest
@@ -25,17 +23,6 @@ import os, resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 os.execvp(sys.argv[1], sys.argv[1:])
 """
-
-
-@contextmanager
-def room_for(num_bytes: int):
-    """So many bytes a file, for this process; Python has seen to it that more is an error and no signal."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture
@@ -75,7 +62,7 @@ async def test_a_bundle_that_cannot_be_written_is_refused_and_answers_go_on(tmp_
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]  # nothing of it takes the room of others
 
 
-async def test_a_ready_file_that_cannot_be_written_is_said_and_leaves_no_half(tmp_path):
+async def test_a_ready_file_that_cannot_be_written_is_said_and_leaves_no_half(tmp_path, room_for):
     async with server() as running:
         ready = tmp_path / "ready"
         with room_for(10), pytest.raises(UsageError, match="cannot be written"):

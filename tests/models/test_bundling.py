@@ -207,6 +207,13 @@ def test_what_cannot_be_bundled_leaves_nothing(tmp_path, data, arguments, messag
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["file"]
 
 
+def test_a_full_disk_leaves_no_bundle(tmp_path, room_for):
+    message = r"out: the bundle cannot be written \(.*File too large.*\): free some space"
+    with room_for(200_000), pytest.raises(UsageError, match=message):
+        make_bundle(target_dir(), drafter_dir("moa"), "int8", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_bundle_is_no_target_to_bundle(bundle, tmp_path):
     with pytest.raises(UsageError, match="a bundle itself"):
         make_bundle(bundle, drafter_dir("moa"), "int8", tmp_path / "out")
@@ -228,7 +235,7 @@ def test_a_drafter_says_which_target_it_was_made_for(tmp_path, golden):
 
 def test_the_command(monkeypatch, capsys, tmp_path):
     """The embedded target's drafters go by their names."""
-    arguments = ["--drafter", "eagle2", "--weights", "int8", "--out", str(tmp_path / "out")]
+    arguments = ["--target", "embedded", "--drafter", "eagle2", "--weights", "int8", "--out", str(tmp_path / "out")]
     monkeypatch.setattr("sys.argv", ["outrider-models", "bundle", *arguments])
     with pytest.raises(SystemExit) as stopped:
         main()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from outrider_bench.network.report import Scenario
     from outrider_proto.frames import Codec
 
-MODE_OPTIONS = "wait_for_features, opening, in_flight, outcomes, breadth, levels, budget"
+MODE_OPTIONS = "wait_for_features, opening, in_flight, outcomes, tree, breadth, levels, budget"
 TABLE_3 = {"profiles": ("none", "paper-5g", "paper-4g")}
 PAPERS_DRAFTERS = ("moa_tli1", "moa", "eagle2", "independent")
 
@@ -85,6 +85,14 @@ def network_command(
     prompt_tokens: Annotated[
         int | None,
         typer.Option(min=0, help="Lengthen prompts with earlier questions and answers to at least this many tokens."),
+    ] = None,
+    cores_apart: Annotated[
+        bool | None,
+        typer.Option(
+            "--cores-apart/--shared-cores",
+            help="Pin the server to one core, client and link to another, each with one thread, as if on two machines; "
+            "default: they share all cores.",
+        ),
     ] = None,
     runs: Annotated[
         int | None,
@@ -166,6 +174,7 @@ def network_command(
         "prompts": prompts,
         "max_new_tokens": max_new_tokens,
         "prompt_tokens": prompt_tokens,
+        "cores_apart": cores_apart,
         "runs": runs,
         "tree": {name: value for name, value in tree.items() if value is not None},
         "wait_for_features": wait_for_features,

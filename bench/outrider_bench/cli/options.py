@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_models.core.embedded import drafter_source, shipped_drafters, target_dir
+from outrider_models.core.embedded import drafter_source, shipped_drafters, target_source
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def target_of(name: str | None) -> Path:
     """Return the directory of the named target, or of the embedded one."""
     from outrider_drafters.checkpoints.target_weights import resolve_dir
 
-    return target_dir() if name is None else resolve_dir(name)
+    return resolve_dir(target_source(name))
 
 
 def drafters_of(names: Sequence[str]) -> dict[str, Path]:

@@ -27,7 +27,7 @@ from outrider_bench.cli.options import (
 from outrider_bench.core.progress import ProgressCounter, progress_line
 from outrider_bench.core.report import write_report
 from outrider_bench.core.tables import show, show_line
-from outrider_models.core.embedded import PAIR, target_dir
+from outrider_models.core.embedded import PAIR, target_dir, target_source
 from outrider_proto.errors import UsageError
 
 DraftersOption = Annotated[
@@ -221,7 +221,7 @@ def verify_cost_command(
     from outrider_bench.studies.pair.verify_cost import device_name, verify_cost_table, verify_costs
     from outrider_server.engine.target import Target
 
-    loaded = Target.load(target or str(target_dir()), dtype, device, fused=not plain)
+    loaded = Target.load(str(target_source(target)), dtype, device, fused=not plain)
     if (count := threads or (1 if loaded.is_small else None)) is not None:
         torch.set_num_threads(count)
     with progress_line() as step:

@@ -21,7 +21,7 @@ from outrider_bench.network.plan import NetworkPlan
 from outrider_bench.network.variants import CONTROLS
 from outrider_client.core.config import ClientConfig
 from outrider_drafters.checkpoints.target_weights import resolve_dir
-from outrider_models.core.embedded import shipped_drafters, target_dir
+from outrider_models.core.embedded import shipped_drafters, target_source
 from outrider_netsim import EngineChoice
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Codec
@@ -62,6 +62,7 @@ class Experiment:
     prompts: int | None = None
     max_new_tokens: int = 128
     prompt_tokens: int = 0
+    cores_apart: bool = False
     runs: int = 1
     tree: TreeOptions = TreeOptions()
     wait_for_features: bool | None = None
@@ -74,7 +75,7 @@ class Experiment:
         for name in ("profiles", "drafters", "modes", "seeds", "families"):
             if getattr(self, name) == ():
                 raise UsageError(f"{name}=[]: need at least one")
-        target = target_dir() if self.target is None else resolve_dir(self.target)
+        target = resolve_dir(target_source(self.target))
         questions = None if self.questions is None else Path(self.questions)
         return NetworkPlan(
             target=target,
@@ -96,6 +97,7 @@ class Experiment:
             prompts=DEFAULT_PROMPTS if self.prompts is None and questions is None else self.prompts,
             max_new_tokens=self.max_new_tokens,
             prompt_tokens=self.prompt_tokens,
+            cores_apart=self.cores_apart,
             runs=self.runs,
             seeds=self.seeds,
         )

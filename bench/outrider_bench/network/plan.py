@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
-from outrider_bench.core.processes import ServerProcess
+from outrider_bench.core.processes import ServerProcess, pinned_apart
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Question, QuestionSource
 from outrider_bench.core.reference_answers import answers_when_needed
@@ -35,7 +36,8 @@ class NetworkPlan:
     """Links, drafters, variants and prompts to measure. Raises UsageError.
 
     `prompts` is the number of questions, None: all of a user's file. `variants` are texts (see variants.py), `common`
-    the options of all of them; profile `none` is no link; prompts have at least `prompt_tokens` tokens.
+    the options of all of them; profile `none` is no link; prompts have at least `prompt_tokens` tokens. With
+    `cores_apart`, client and link have one core and the server another.
     """
 
     target: Path
@@ -52,6 +54,7 @@ class NetworkPlan:
     runs: int
     seeds: Sequence[int]
     prompt_tokens: int = 0
+    cores_apart: bool = False
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -107,12 +110,19 @@ class NetworkPlan:
         drafters = [option for name in self.drafters for option in ("--drafter", drafter_source(name))]
         # Without shared prefixes whoever asks first would pay for the prompt, and all others find it there.
         prefixes = ["--shared-prefixes", "none"]
-        return ["--target", str(self.target), *drafters, "--server-draft", *prefixes, *pace]
+        threads = ["--threads", "1"] if self.cores_apart else []
+        return ["--target", str(self.target), *drafters, "--server-draft", *prefixes, *pace, *threads]
 
     def config(self, drafter: str, **choices: Any) -> ClientConfig:  # Any: fields of ClientConfig
         """Return the configuration that the clients of all variants share."""
         return replace(
-            ClientConfig(target=self.target, drafter=drafter_source(drafter), codec=self.codec, pace=self.pace),
+            ClientConfig(
+                target=self.target,
+                drafter=drafter_source(drafter),
+                codec=self.codec,
+                pace=self.pace,
+                threads=1 if self.cores_apart else None,
+            ),
             **{"max_new_tokens": self.max_new_tokens, **choices},
         )
 
@@ -140,11 +150,23 @@ async def measure(plan: NetworkPlan, records: Records, step: Step) -> list[Scena
     count = len(prompt_set.asked)
     lacking = [key for key in plan.cases if key not in records.cases or _missing(plan, records, key, count)]
     if lacking:
-        with ServerProcess(plan.server_options) as server:
+        with ServerProcess(plan.server_options) as server, _cores_of(plan, server):
             for key in lacking:
                 await _measure_case(plan, key, server.address, prompt_set, records, step)
     records.complete()
     return [scenario_of(plan, records, key) for key in plan.cases]
+
+
+@contextmanager
+def _cores_of(plan: NetworkPlan, server: ServerProcess) -> Iterator[None]:
+    """Pin the client and the server if the plan says so. Raises UsageError where that is not possible."""
+    if not plan.cores_apart:
+        yield
+        return
+    with pinned_apart(server.pid) as pinned:
+        if not pinned:
+            raise UsageError("cores_apart: need two cores, and a system on which processes can be pinned to them")
+        yield
 
 
 async def _measure_case(
@@ -224,6 +246,7 @@ def _setting(plan: NetworkPlan, key: CaseKey, endpoint: LinkEndpoint, prompts: P
         prompts=len(prompts.asked),
         max_new_tokens=plan.max_new_tokens,
         prompt_tokens=plan.prompt_tokens,
+        cores_apart=plan.cores_apart,
         seed=key.seed,
         tree=_tree(plan, key.drafter, prompts.models),
         questions=None if plan.source.file is None else plan.source.file.name,

@@ -40,6 +40,7 @@ class ScenarioSetting:
     seed: int
     tree: Mapping[str, object]
     prompt_tokens: int = 0  # at least; 0: as the questions are
+    cores_apart: bool = False  # client and link on one core, the server on another
     questions: str | None = None  # the user's file; None: the corpus
 
     @property
@@ -122,7 +123,8 @@ class Scenario:
         counts = Counter(self.families)
         # As many of each, or else the number of each.
         of_each = ", ".join(counts if len(set(counts.values())) == 1 else (f"{n} {name}" for name, n in counts.items()))
-        return f"{runs} of {self.setting.prompts} prompts" + (f" ({of_each})" if counts else "")
+        cores = "; client and server a core each" if self.setting.cores_apart else ""
+        return f"{runs} of {self.setting.prompts} prompts" + (f" ({of_each})" if counts else "") + cores
 
     def label(self, variant: ModeVariant) -> str:
         """Return the variant's mode, numbered where several variants have the same."""

@@ -41,7 +41,7 @@ from outrider_models.core.embedded import (
     default_target,
     drafter_source,
     shipped_drafters,
-    target_dir,
+    target_source,
 )
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import Reason, Refusal, UsageError
@@ -84,7 +84,7 @@ class LocalModels:
     def load(cls, config: ClientConfig) -> LocalModels:
         """Load the drafter and the parts of the target that it borrows. Raises UsageError."""
         config = with_default_models(config)
-        target = target_dir() if config.target == EMBEDDED else resolve_dir(str(config.target))
+        target = resolve_dir(target_source(config.target))
         weights = TargetWeights.load(target, None if config.drafter_dtype is None else _DTYPES[config.drafter_dtype])
         has_text = (target / "tokenizer.json").is_file()
         if config.keywords is not None and not has_text:
@@ -230,7 +230,7 @@ def with_default_models(config: ClientConfig) -> ClientConfig:
     target = config.target or default_target(source for source in config.drafters if isinstance(source, str))
     if config.drafter is not None or not (target == EMBEDDED or target in CATALOG):
         return replace(config, target=target)
-    best = shipped_drafters(None if target == EMBEDDED else target)
+    best = shipped_drafters(target)
     return replace(config, target=target, drafter=next(iter(best), "lookup"))
 
 
@@ -265,7 +265,7 @@ def _paced(drafter: Drafter, pace: str | Path | None) -> Drafter:
 
 def _load_drafter(source: str | Path | DrafterSource | None, config: ClientConfig, weights: TargetWeights) -> Drafter:
     if isinstance(source, str):
-        source = drafter_source(source, None if config.target == EMBEDDED else config.target)
+        source = drafter_source(source, config.target)
     if source is None and weights.directory is not None and find_bundle(weights.directory) is not None:
         source = weights.directory
     if source is None:

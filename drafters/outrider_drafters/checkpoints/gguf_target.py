@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from outrider_drafters.readers.checkpoint import WRITE_ERRORS
 from outrider_drafters.readers.config import read_json
 from outrider_drafters.readers.gguf_file import read_summary
 from outrider_proto.errors import UsageError
@@ -64,8 +65,8 @@ def dequantize_target(path: Path, directory: Path, report: Report | None = None)
                 partial.rename(directory)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    except OSError as error:
-        raise UsageError(f"{directory}: {error.strerror or error}") from error
+    except WRITE_ERRORS as error:
+        raise UsageError(f"{directory}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _write(path: Path, directory: Path, report: Report | None) -> None:

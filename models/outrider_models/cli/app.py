@@ -126,10 +126,10 @@ def bundle(
     """Write everything that an edge device needs of a target and a drafter into one directory."""
     from outrider_drafters.checkpoints.source import DrafterSource
     from outrider_models.bundling import make_bundle, size_bytes, weights_note
-    from outrider_models.core.embedded import drafter_source, target_dir
+    from outrider_models.core.embedded import drafter_source, target_source
 
     source = DrafterSource.parse(drafter_source(drafter, target)).with_draft_vocab(draft_vocab)
-    made = make_bundle(target or target_dir(), source, weights, out)
+    made = make_bundle(target_source(target), source, weights, out)
     stored = weights_note(out, made)
     print(f"{out}: {size_bytes(out):,} bytes, {stored}, for target {made.target} ({made.target_fingerprint})")
 
@@ -191,14 +191,14 @@ def distill(
         TimeRemainingColumn,
     )
 
-    from outrider_models.core.embedded import target_dir
+    from outrider_models.core.embedded import target_source
     from outrider_models.core.questions import read_questions
     from outrider_models.distillation.distill import Distillation, DistillOptions, DistillProgress
     from outrider_models.distillation.writer import TargetWriter
 
     options = DistillOptions(out, tokens, max_new_tokens, held_out, seed)
     questions = None if prompts is None else read_questions(prompts)
-    run = Distillation(TargetWriter.load(target or target_dir(), batch, dtype), options, questions)
+    run = Distillation(TargetWriter.load(target_source(target), batch, dtype), options, questions)
     columns = (TextColumn("answer tokens"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TimeRemainingColumn(), TextColumn("{task.fields[status]}"))  # fmt: skip
     with Progress(*columns, console=Console(stderr=True)) as bar:
@@ -233,14 +233,14 @@ def draft_vocab(
     from rich.table import Table
 
     from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
-    from outrider_models.core.embedded import target_dir
+    from outrider_models.core.embedded import target_source
     from outrider_models.distillation.distill import held_out_file
     from outrider_models.distillation.draft_vocabulary import choose_draft_vocab
 
     beside = held_out_file(data)
     if held_out is None and beside.is_file() and beside.stat().st_size:  # distill leaves it empty where it holds none
         held_out = beside
-    found = choose_draft_vocab(target or target_dir(), data, held_out, size)
+    found = choose_draft_vocab(target_source(target), data, held_out, size)
     try:
         write_draft_vocab(out, found.tokens)
     except OSError as error:

@@ -25,10 +25,10 @@ def target_dir() -> Path:
 def shipped_drafters(target: str | Path | None = None) -> tuple[str, ...]:
     """Return the names of the drafters that ship for a target, the best first; for most targets there are none.
 
-    `target` is a name of the catalog or whatever --target takes; None is the embedded target. Raises
+    `target` is a name of the catalog or whatever --target takes; None and `embedded` are the embedded target. Raises
     UsageError for a target that cannot be read.
     """
-    if target is None:
+    if target is None or target == EMBEDDED:
         return DRAFTERS
     if str(target) in CATALOG:
         return _drafters_by_name(str(target))
@@ -57,14 +57,19 @@ def drafter_dir(name: str) -> Path:
     return _ROOT / name
 
 
+def target_source(name: str | Path | None) -> str | Path:
+    """Return the embedded target's directory for None and `embedded`, and any other source as it is."""
+    return target_dir() if name is None or name == EMBEDDED else name
+
+
 def drafter_source(text: str, target: str | Path | None = None) -> str:
     """Replace the name of a drafter that ships by its directory in a drafter source such as `smollm2/moa,tli=1`.
 
-    Names without a slash, such as `moa`, count for the embedded target only (None). Raises UsageError for an unknown
+    Names without a slash, such as `moa`, count for the embedded target only. Raises UsageError for an unknown
     drafter of a target of the catalog.
     """
     name, comma, options = text.partition(",")
-    if name.partition("/")[0] in CATALOG or (target is None and name in DRAFTERS):
+    if name.partition("/")[0] in CATALOG or ((target is None or target == EMBEDDED) and name in DRAFTERS):
         return f"{drafter_dir(name)}{comma}{options}"
     return text
 

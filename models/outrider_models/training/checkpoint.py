@@ -1,12 +1,14 @@
 """Checkpoint of a run and its settings. Files are replaced at once, so that a kill leaves a whole run to resume."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from outrider_drafters.readers.checkpoint import WRITE_ERRORS
 from outrider_proto.errors import OutriderError, UsageError
 from outrider_proto.files import atomic_path, write_atomically
 
@@ -33,6 +35,14 @@ def save_checkpoint(directory: Path, position: Position, states: dict[str, Any])
             torch.save({"position": asdict(position), **states}, partial)
     except (OSError, RuntimeError) as error:  # torch's writer raises the latter on a full disk
         raise OutriderError(f"{directory}: the checkpoint cannot be written ({error}): free some space") from None
+
+
+def save_model(directory: Path, export: Callable[[Path], None]) -> None:
+    """Export the trained model into `directory`. Raises OutriderError."""
+    try:
+        export(directory)
+    except WRITE_ERRORS as error:
+        raise OutriderError(f"{directory}: the model cannot be written ({error}): free some space") from None
 
 
 def load_checkpoint(directory: Path) -> tuple[Position, dict[str, Any]] | None:

@@ -15,7 +15,7 @@ from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tensors_fingerprint
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import resolve_dir
-from outrider_models.core.embedded import target_dir
+from outrider_models.core.embedded import target_source
 from outrider_models.core.tables import Table
 from outrider_models.core.tokenizer import SPECIALS, special_id
 from outrider_models.training.checkpoint import check_config, check_output_dir, write_config
@@ -126,7 +126,7 @@ def recipe_run(config: TrainConfig, target_name: str | None = None, start_source
         task: Task = TargetTask(shape, tokenizer, data.seed, data.prompt_weight)
         source, target, start = CorpusSource(data, tokenizer), None, None
     else:
-        target, start = resolve_dir(target_name or target_dir()), _initial_weights(start_source)
+        target, start = resolve_dir(target_source(target_name)), _initial_weights(start_source)
         source = CorpusSource(data, _corpus_tokenizer(target))
         task = DrafterTask(config, target, source, start)
     description = _description(config, target, start)
@@ -135,7 +135,7 @@ def recipe_run(config: TrainConfig, target_name: str | None = None, start_source
 
 def chat_run(options: ChatRunOptions) -> Run:
     """Read chats and build what is trained on them. Raises UsageError."""
-    target = resolve_dir(options.target or target_dir())
+    target = resolve_dir(target_source(options.target))
     config = make_train_config(options.family, target_facts(target), options.changes)
     data, length, schedule = config.data, config.length, config.schedule
     assert isinstance(data, ChatSettings)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from outrider_models.training.checkpoint import Position, load_checkpoint, save_checkpoint
+from outrider_models.training.checkpoint import Position, load_checkpoint, save_checkpoint, save_model
 from outrider_models.training.config import TrainConfig
 from outrider_models.training.core.interfaces import Batch, LossOutput
 from outrider_models.training.core.progress import ProgressReporter
@@ -159,7 +159,7 @@ class Trainer:
         if self._parallel.is_leader:
             own = {"model": self.task.network.state_dict(), "optimizer": self._optimizer.state_dict()}
             save_checkpoint(self._directory, self.position, {**own, "generators": generators, "losses": self._smoothed})
-            self.task.export(self._directory)
+            save_model(self._directory, self.task.export)
 
     def _resume(self) -> None:
         if found := load_checkpoint(self._directory):

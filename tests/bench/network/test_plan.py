@@ -1,6 +1,7 @@
 """`outrider-bench network` whole: a server process, a link, a client; and its refusals."""
 
 import json
+import os
 
 import pytest
 from typer.testing import CliRunner
@@ -66,6 +67,24 @@ def test_a_user_s_questions_are_asked_turn_by_turn_over_a_link(tmp_path):
     first, second = (row for row in report["cases"][0]["answers"] if row["way"] == "stream")
     assert second["prompt_tokens"] > first["prompt_tokens"] + 4
     assert {row["text"] for row in report["cases"][0]["answers"]} == {""}
+
+
+def test_client_and_server_get_a_core_each(tmp_path):
+    if len(cores := os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    out = tmp_path / "report.json"
+    options = ["--profile", "none", "--mode", "stop-and-wait", "--prompts", "1", "--max-new-tokens", "2"]
+    network(*options, "--cores-apart", "--json", str(out))
+    report = json.loads(out.read_text())
+    assert report["cores_apart"] is True
+    assert report["mismatches"] == 0
+    assert os.sched_getaffinity(0) == cores  # afterwards as before
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        with pytest.raises(UsageError, match="cores_apart: need two cores"):
+            CliRunner().invoke(app, ["network", *options, "--cores-apart"], catch_exceptions=False)
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def test_prompts_that_leave_no_room_for_an_answer_are_refused():

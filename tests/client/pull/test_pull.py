@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import json
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -409,19 +408,13 @@ async def test_hostile_manifests_write_nothing(liar, tmp_path, name, size, data)
     assert contents(tmp_path) == {}
 
 
-async def test_a_file_size_limit_stands_for_a_full_disk(serve, made, tmp_path):
+async def test_a_file_size_limit_stands_for_a_full_disk(serve, made, tmp_path, room_for):
     """At the system's own limit: what fits is kept, the message says so, and the next pull gets the rest."""
     out = tmp_path / "device"
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    message = r"File too large; [\d,]+ bytes are kept in .*: make room and pull again"
     async with serve() as server:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (700_000, hard))
-        try:
-            with pytest.raises(
-                UsageError, match=r"File too large; [\d,]+ bytes are kept in .*: make room and pull again"
-            ):
-                await pull_bundle(pull_config(server.address, out))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        with room_for(700_000), pytest.raises(UsageError, match=message):
+            await pull_bundle(pull_config(server.address, out))
         assert len(contents(tmp_path / "device.part")["drafter/model.safetensors.part"]) == 700_000
         await pull_bundle(pull_config(server.address, out))
     assert contents(out) == contents(made["moa"])

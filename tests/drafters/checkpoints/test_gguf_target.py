@@ -108,6 +108,12 @@ def test_a_disk_that_is_too_small(file, tmp_path):
         subprocess.run(["umount", place], check=True)
 
 
+def test_a_disk_that_fills_meanwhile(file, tmp_path, room_for):
+    with room_for(20_000), pytest.raises(UsageError, match=r"targets/.*: .*File too large"):
+        resolve_dir(file)
+    assert in_cache(tmp_path) == ["outrider", "targets"]
+
+
 def test_a_model_that_was_got_by_name():
     with pytest.raises(UsageError, match="embedded_twin: no such directory or file, nor a name of"):
         resolve_dir("embedded_twin")

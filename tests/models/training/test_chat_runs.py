@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from rich.console import Console
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
@@ -264,6 +265,17 @@ def test_a_full_disk_leaves_the_last_checkpoint(chats, target, tmp_path, monkeyp
         train("eagle2", chats, target, tmp_path, resume=True)
     monkeypatch.undo()
     assert not list(tmp_path.glob("*.partial"))
+    assert train("eagle2", chats, target, tmp_path, resume=True).is_done
+
+
+def test_a_disk_too_full_for_the_model_is_one_line(chats, target, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("outrider_drafters.readers.checkpoint.save_file", full)
+    with pytest.raises(OutriderError, match=r"model cannot be written .*No space left.*free some space"):
+        train("eagle2", chats, target, tmp_path)
+    monkeypatch.undo()
     assert train("eagle2", chats, target, tmp_path, resume=True).is_done
 
 

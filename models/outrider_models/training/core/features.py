@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider_drafters.checkpoints.fingerprint import tensors_fingerprint
+from outrider_drafters.readers.checkpoint import WRITE_ERRORS
 from outrider_models.training.core.interfaces import Batch, TeacherOutput, TeacherRequest
 from outrider_models.training.core.teacher import Teacher
 from outrider_proto.errors import OutriderError
@@ -68,7 +69,7 @@ class FeatureStore:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with atomic_path(path) as partial:
                     save_file({_KEY: field.cpu().contiguous()}, partial)
-            except (OSError, SafetensorError) as error:
+            except WRITE_ERRORS as error:
                 raise OutriderError(
                     f"{path.parent}: features cannot be written ({error}): free some space, choose another "
                     "machine.features, or set machine.features=no"
