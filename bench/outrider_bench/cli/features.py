@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from outrider_bench.cli.options import (
+    FamiliesOption,
     JsonOption,
     NewTokensOption,
     PerFamilyOption,
     PlotOption,
+    QuestionsOption,
     TargetOption,
-    drafters_of,
+    drafters_for,
+    source_of,
+    sources_of,
     target_of,
 )
 from outrider_bench.core.progress import progress_line
 from outrider_bench.core.report import write_report
 from outrider_bench.core.tables import show, show_line
+from outrider_models.core.embedded import target_dir
 
 CODEC_DRAFTERS = ("moa", "eagle2", "eagle3")
 STALENESS_DRAFTERS = ("moa", "eagle2", "eagle3", "independent")
+ManyPerFamilyOption = Annotated[
+    int | None, typer.Option(min=1, help="Questions per family; default: 80, of --questions all of a category.")
+]
 
 
 def codec_command(
@@ -30,23 +40,30 @@ def codec_command(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            "--drafter", help=f"Embedded name or directory; repeatable; default: {', '.join(CODEC_DRAFTERS)}."
+            "--drafter",
+            help="Name of one that ships, or DIR[,option=value...]; repeatable; default: "
+            f"{', '.join(CODEC_DRAFTERS)} of the embedded target, or all that ship for another.",
         ),
     ] = None,
-    per_family: PerFamilyOption = 80,
+    questions: QuestionsOption = None,
+    families: FamiliesOption = None,
+    per_family: ManyPerFamilyOption = None,
     max_new_tokens: NewTokensOption = 96,
     json: JsonOption = None,
 ) -> None:
     """Measure bytes, microseconds and acceptance of every feature codec, against the paper's."""
     from outrider_bench.studies.features.codec import codec_table, coder_table, measure_codecs
 
-    directory, drafters = target_of(target), drafters_of(drafter or CODEC_DRAFTERS)
+    directory = target_of(target)
+    asked = source_of(directory, questions, families)
+    drafters = _drafters(directory, drafter, CODEC_DRAFTERS)
+    count = 80 if per_family is None and questions is None else per_family
     with progress_line() as step:
-        results = asyncio.run(measure_codecs(directory, drafters, per_family, max_new_tokens, step))
+        results = asyncio.run(measure_codecs(directory, drafters, asked, count, max_new_tokens, step))
     for name, result in results.items():
         show(codec_table(name, result), coder_table(name, result))
     by_drafter = {name: asdict(result) for name, result in results.items()}
-    write_report(json, {"per_family": per_family, "max_new_tokens": max_new_tokens, "drafters": by_drafter})
+    write_report(json, {"per_family": count, "max_new_tokens": max_new_tokens, "drafters": by_drafter})
 
 
 def staleness_command(
@@ -54,10 +71,14 @@ def staleness_command(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            "--drafter", help=f"Embedded name or directory; repeatable; default: {', '.join(STALENESS_DRAFTERS)}."
+            "--drafter",
+            help="Name of one that ships, or DIR[,option=value...]; repeatable; default: "
+            f"{', '.join(STALENESS_DRAFTERS)} of the embedded target, or all that ship for another.",
         ),
     ] = None,
-    per_family: PerFamilyOption = 80,
+    questions: QuestionsOption = None,
+    families: FamiliesOption = None,
+    per_family: ManyPerFamilyOption = None,
     max_new_tokens: NewTokensOption = 96,
     json: JsonOption = None,
     plot: PlotOption = None,
@@ -65,18 +86,25 @@ def staleness_command(
     """Measure acceptance with late features and with coarse ones, for chains and trees."""
     from outrider_bench.studies.features.staleness import measure_staleness, staleness_as_dict, staleness_table
 
-    directory, drafters = target_of(target), drafters_of(drafter or STALENESS_DRAFTERS)
+    directory = target_of(target)
+    asked = source_of(directory, questions, families)
+    drafters = _drafters(directory, drafter, STALENESS_DRAFTERS)
+    count = 80 if per_family is None and questions is None else per_family
     with progress_line() as step:
-        results = asyncio.run(measure_staleness(directory, drafters, per_family, max_new_tokens, step))
+        results = asyncio.run(measure_staleness(directory, drafters, asked, count, max_new_tokens, step))
     for name, by_shape in results.items():
         for shape, measured in by_shape.items():
             show(staleness_table(name, shape, measured))
-    report = {"per_family": per_family, "max_new_tokens": max_new_tokens, "drafters": staleness_as_dict(results)}
+    report = {"per_family": count, "max_new_tokens": max_new_tokens, "drafters": staleness_as_dict(results)}
     write_report(json, report)
     if plot is not None:
         from outrider_bench.studies.features.staleness_plots import plot_staleness
 
         plot_staleness(results, plot)
+
+
+def _drafters(target: Path, named: Sequence[str] | None, embedded: Sequence[str]) -> dict[str, str]:
+    return sources_of(drafters_for(target, named or (embedded if target == target_dir() else None)))
 
 
 def prompt_rows_command(

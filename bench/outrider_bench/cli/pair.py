@@ -251,7 +251,7 @@ def passes_command(
     from outrider_bench.studies.pair.passes import hollow_target, llama_8b, num_kinds, pass_cost_table, pass_costs
 
     torch.set_num_threads(1)
-    hollow = llama_8b() if target is None else hollow_target(target)
+    hollow = llama_8b() if target is None else hollow_target(str(target_source(target)))
     with progress_line() as step:
         costs = pass_costs(hollow, context, repeats, ProgressCounter(step, "kinds of passes", num_kinds()))
     show(pass_cost_table(hollow, context, costs))

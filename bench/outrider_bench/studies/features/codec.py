@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from outrider_bench.core.acceptance import TREE
 from outrider_bench.core.progress import Step
+from outrider_bench.core.prompts import QuestionSource
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
 from outrider_bench.studies.features.acceptance_replay import AcceptanceReplay, Lag
 from outrider_bench.studies.features.recorded_features import RecordedAnswer
@@ -152,13 +153,13 @@ class CodecResult:
 
 
 async def measure_codecs(
-    directory: Path, drafters: Mapping[str, Path], per_family: int, limit: int, step: Step
+    directory: Path, drafters: Mapping[str, str], asked: QuestionSource, per_family: int | None, limit: int, step: Step
 ) -> dict[str, CodecResult]:
-    answered = AnsweredPrompts.ask(directory, per_family, limit, step)
+    answered = AnsweredPrompts.ask(directory, asked, per_family, limit, step)
     chosen = [Degradation(), *(Degradation(coding=codec) for codec in CODECS)]
     results = {}
-    for name, path in drafters.items():
-        drafter, recordings = await answered.record_features(path)
+    for name, source in drafters.items():
+        drafter, recordings = await answered.record_features(source)
         if not drafter.tap.fingerprint:
             raise UsageError(f"drafter {name}: it uses no features")
         by_shape = answered.measured(name, drafter, recordings, chosen, step)

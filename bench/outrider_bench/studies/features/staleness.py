@@ -17,8 +17,8 @@ from outrider_bench.core.acceptance import SHAPES
 from outrider_bench.core.bootstrap import Interval, Resamples, quotient
 from outrider_bench.core.pair import in_process
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import Question, by_family, questions
-from outrider_bench.core.reference_answers import plain_answers
+from outrider_bench.core.prompts import Question, QuestionSource, by_family
+from outrider_bench.core.reference_answers import answers_when_needed, plain_answers
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
 from outrider_bench.studies.features.acceptance_replay import AcceptanceReplay, Lag
 from outrider_bench.studies.features.recorded_features import BITS, RecordedAnswer, codings, record
@@ -77,7 +77,7 @@ def degradations(has_features: bool) -> list[Degradation]:
 
 
 async def record_features(
-    target: Target, target_dir: Path, drafter: Path, asked: Sequence[Question], answers: Sequence[tuple[int, ...]]
+    target: Target, target_dir: Path, drafter: str | Path, asked: Sequence[Question], answers: Sequence[tuple[int, ...]]
 ) -> tuple[Drafter, list[RecordedAnswer]]:
     """Load a drafter and record its features for all questions and answers."""
     async with in_process(target_dir, ClientConfig(target=target_dir, drafter=drafter), target) as pair:
@@ -149,7 +149,7 @@ def _counts(
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPrompts:
-    """Held-out prompts and the answers of the target in `directory`."""
+    """Prompts and the answers of the target in `directory`."""
 
     directory: Path
     target: Target
@@ -157,13 +157,16 @@ class AnsweredPrompts:
     answers: Sequence[tuple[int, ...]]
 
     @classmethod
-    def ask(cls, directory: Path, per_family: int, limit: int, step: Step) -> AnsweredPrompts:
-        """Ask the target in `directory` `per_family` questions per family."""
-        asked = questions(LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER)), per_family)
+    def ask(
+        cls, directory: Path, source: QuestionSource, per_family: int | None, limit: int, step: Step
+    ) -> AnsweredPrompts:
+        """Ask the target in `directory` `per_family` questions per family (None: all of a file)."""
+        models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
+        asked = source.per_family(models, per_family, limit, answers_when_needed(directory))
         target = Target.load(str(directory))
         return cls(directory, target, asked, plain_answers(target, asked, limit, step))
 
-    async def record_features(self, drafter: Path) -> tuple[Drafter, list[RecordedAnswer]]:
+    async def record_features(self, drafter: str) -> tuple[Drafter, list[RecordedAnswer]]:
         """Load a drafter and record its features for all questions and answers."""
         return await record_features(self.target, self.directory, drafter, self.asked, self.answers)
 
@@ -189,12 +192,12 @@ StalenessResults = dict[str, dict[str, list[DegradationResult]]]  # by drafter a
 
 
 async def measure_staleness(
-    directory: Path, drafters: Mapping[str, Path], per_family: int, limit: int, step: Step
+    directory: Path, drafters: Mapping[str, str], asked: QuestionSource, per_family: int | None, limit: int, step: Step
 ) -> StalenessResults:
-    answered = AnsweredPrompts.ask(directory, per_family, limit, step)
+    answered = AnsweredPrompts.ask(directory, asked, per_family, limit, step)
     results: StalenessResults = {}
-    for name, path in drafters.items():
-        drafter, recordings = await answered.record_features(path)
+    for name, source in drafters.items():
+        drafter, recordings = await answered.record_features(source)
         chosen = degradations(has_features=bool(drafter.tap.fingerprint))
         results[name] = answered.measured(name, drafter, recordings, chosen, step)
     return results

@@ -153,3 +153,13 @@ def test_the_command(tmp_path):
     report = json.loads(path.read_text())["drafters"]
     assert len(report["moa"]["tree"]) == len(degradations(has_features=True))
     assert all(measured["overall"]["share"] == 1 for measured in report["independent"]["chain"])
+
+
+def test_a_user_s_questions_are_answered_first(tmp_path):
+    asked, path = tmp_path / "asked.jsonl", tmp_path / "report.json"
+    asked.write_text(json.dumps({"question_id": 1, "category": "math", "turns": ["1 + 1?", "And 2 + 2?"]}))
+    few = ["--questions", str(asked), "--max-new-tokens", "3", "--drafter", "eagle2,copy=0"]
+    result = CliRunner().invoke(app, ["staleness", *few, "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    report = json.loads(path.read_text())["drafters"]
+    assert report["eagle2,copy=0"]["chain"][0]["by_family"].keys() == {"math"}
