@@ -36,6 +36,7 @@ from outrider_server.engine.sampler import (
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.kv.buffers import is_out_of_memory
+from outrider_server.kv.pages import PagedBuffer
 from outrider_server.kv.slot import KVSlot
 
 _NO_TREE = DraftTree()
@@ -156,14 +157,31 @@ class Engine:
         except Exception as error:
             return is_out_of_memory(error)  # there may be memory again
 
+    def place_paths(self, results: abc.Sequence[StepResult]) -> bool:
+        """Move the K/V rows of all accepted paths, where they lie in pages, by one copy; return whether that was done.
+
+        Then commit() each result with `placed`; else each moves its own.
+        """
+        moves = []
+        for result in results:
+            path, slot = result.accepted.path if result.accepted else (), result.step_input.sequence.slot
+            if move := slot.path_move(len(result.step_input.chain), path):
+                if not isinstance(slot.buffer, PagedBuffer):
+                    return False
+                moves.append((slot.buffer, *move))
+        if moves:
+            moves[0][0].pool.move(moves)
+        return True
+
     @torch.inference_mode()
-    def commit(self, result: StepResult) -> None:
+    def commit(self, result: StepResult, *, placed: bool = False) -> None:
         """Keep the chain and the accepted path, and the hidden states that their features need."""
         step_input, accepted = result.step_input, result.accepted
         path = accepted.path if accepted else ()
         # Only a text that goes on has a next root; after an end, no draft can follow it.
         bonus = accepted.bonus if accepted and accepted.finish is Finish.NOT_YET else None
-        step_input.sequence.commit(step_input.chain, path, [step_input.tree.tokens[node] for node in path], bonus)
+        tokens = [step_input.tree.tokens[node] for node in path]
+        step_input.sequence.commit(step_input.chain, path, tokens, bonus, placed=placed)
         if tap := step_input.sequence.tap:
             # A pass has the layers of every session's tap: keep those of its own.
             step_input.sequence.add_hidden({layer: result.hidden[layer] for layer in tap.hidden_layers})

@@ -177,11 +177,20 @@ class Sequence:
         self._memory.release(self)
 
     def commit(
-        self, chain: abc.Sequence[int], path: abc.Sequence[int], path_tokens: abc.Sequence[int], bonus: int | None
+        self,
+        chain: abc.Sequence[int],
+        path: abc.Sequence[int],
+        path_tokens: abc.Sequence[int],
+        bonus: int | None,
+        *,
+        placed: bool = False,
     ) -> None:
-        """Keep the pass's chain and the accepted path; their features follow by `add_features`."""
+        """Keep the pass's chain and the accepted path; their features follow by `add_features`.
+
+        `placed`: the path's rows have been moved already.
+        """
         first = self.slot.length
-        self.slot.commit(len(chain), path)
+        self.slot.commit(len(chain), path, placed=placed)
         self.tokens[first : self.slot.length] = [*chain, *path_tokens]
         self.bonus = bonus
         self._memory.touch(self)

@@ -71,12 +71,8 @@ class PagedBuffer:
     def write(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
         self.pool.write(layer, self._places[first : first + keys.shape[1]], keys, values)
 
-    @torch.inference_mode()
     def move(self, sources: Sequence[int], first: int) -> None:
-        rows = self.pool.all_layers()
-        # index_select copies before index_copy_ writes: source and destination rows may overlap.
-        moved = rows.index_select(1, self._places[torch.tensor(sources, device=rows.device)])
-        rows.index_copy_(1, self._places[first : first + len(sources)], moved)
+        self.pool.move([(self, sources, first)])
 
     def feature_rows(self, first: int, stop: int) -> NDArray[np.float32]:
         pages = self.features[first // PAGE : -(-stop // PAGE)] or (np.empty((0, self.width), np.float32),)
@@ -130,6 +126,20 @@ class PagePool:
     def write(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store `keys`, `values` [kv_heads, n, dim] at places [n] of a layer."""
         self.layer(layer).index_copy_(0, places, torch.cat((keys, values), dim=-1).transpose(0, 1))
+
+    # Inference mode as in PagedBuffer.write.
+    @torch.inference_mode()
+    def move(self, moves: Sequence[tuple[PagedBuffer, Sequence[int], int]]) -> None:
+        """Copy rows `sources` of each buffer to its rows first, first + 1, ..., of all buffers at once."""
+        # Their places are looked up on the host, or each buffer's indices would be sent to the device by themselves.
+        sources = [_places_of(buffer, np.asarray(rows)) for buffer, rows, _ in moves]
+        targets = [_places_of(buffer, first + np.arange(len(rows))) for buffer, rows, first in moves]
+        ours, theirs = torch.from_numpy(np.stack((np.concatenate(targets), np.concatenate(sources)))).to(
+            self.shape.device
+        )
+        rows = self.all_layers()
+        # index_select copies before index_copy_ writes: source and destination rows may overlap.
+        rows.index_copy_(1, ours, rows.index_select(1, theirs))
 
     def bytes_of(self, num_rows: int, width: int) -> int:
         """Return the bytes of the pages that so many rows need."""
@@ -232,6 +242,10 @@ class PagePool:
 
 def _num_pages(num_rows: int) -> int:
     return -(-num_rows // PAGE)
+
+
+def _places_of(buffer: PagedBuffer, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    return buffer.table[rows // PAGE] * PAGE + rows % PAGE
 
 
 def paged(buffer: KVRows) -> PagedBuffer:

@@ -86,15 +86,23 @@ class KVSlot:
         links = () if self.prefix is None else self.prefix.chain()
         return np.concatenate([paged(buffer).table for buffer in (*(link.buffer for link in links), self.buffer)])
 
-    def commit(self, num_chain: int, path: Sequence[int] = ()) -> None:
-        """Keep the first `num_chain` rows of the pass and, of the tree rows behind them, those in `path`, in order."""
+    def commit(self, num_chain: int, path: Sequence[int] = (), *, placed: bool = False) -> None:
+        """Keep the first `num_chain` rows of the pass and, of the tree rows behind them, those in `path`, in order.
+
+        `placed`: they have been moved there already.
+        """
+        if not placed and (move := self.path_move(num_chain, path)):
+            self.buffer.move(*move)
+        self.length += num_chain + len(path)
+
+    def path_move(self, num_chain: int, path: Sequence[int]) -> tuple[list[int], int] | None:
+        """Return which of its buffer's rows a commit moves, and where to the first of them; None for none."""
         in_place = 0  # leading path nodes that lie where they belong already
         while in_place < len(path) and path[in_place] == in_place:
             in_place += 1
         tree = self.length - self.start + num_chain
-        if moved := path[in_place:]:
-            self.buffer.move([tree + node for node in moved], tree + in_place)
-        self.length += num_chain + len(path)
+        moved = [tree + node for node in path[in_place:]]
+        return (moved, tree + in_place) if moved else None
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` rows, or fewer: a shared prefix that ends beyond them goes as a whole."""

@@ -100,7 +100,7 @@ class EngineLoop:
         self._idle_s = 0.0  # since the last pass
         self._pass_s = 0.0  # of the last pass
         self._faults = FaultHandler(engine)
-        self._drafting = ServerDrafting(engine, self._faults.fail)
+        self._drafting = ServerDrafting(engine, self._scheduler, self._faults.fail)
         self._thread = threading.Thread(target=self._run, name="outrider-model", daemon=True)
 
     def start(self) -> None:
@@ -189,7 +189,7 @@ class EngineLoop:
         # event loop, and that takes the interpreter lock: where the next pass can begin at once, it begins first.
         if not self._overlap or not all(request.decodes_on for request in self._unposted):
             self._post_verdicts()
-        tap_s = self._tap([pair for pair in results if self._commit(*pair)])
+        tap_s = self._tap(self._commit(results))
         self._report([result for _, result in results], tap_s)
 
     def _post_verdicts(self) -> None:
@@ -282,14 +282,21 @@ class EngineLoop:
                 self._faults.fail(request, Refusal(Reason.INTERNAL, _NO_NUMBERS))
         return [(request, result) for request, result in results if result.finite]
 
-    def _commit(self, request: Request, result: StepResult) -> bool:
-        """Apply a result; return whether that succeeded."""
+    def _commit(self, results: abc.Sequence[tuple[Request, StepResult]]) -> list[tuple[Request, StepResult]]:
+        """Apply the results; return those where that succeeded."""
         try:
-            self._engine.commit(result)
-        except Exception as error:
-            self._faults.fail(request, error)
-            return False
-        return True
+            placed = self._engine.place_paths([result for _, result in results])
+        except Exception:
+            placed = False  # each session moves its own rows, so that only the one at fault fails
+        committed = []
+        for request, result in results:
+            try:
+                self._engine.commit(result, placed=placed)
+            except Exception as error:
+                self._faults.fail(request, error)
+            else:
+                committed.append((request, result))
+        return committed
 
     def _tap(self, committed: abc.Sequence[tuple[Request, StepResult]]) -> float:
         """Make features for all together or, if that fails, for each alone; return the seconds it took."""

@@ -77,6 +77,10 @@ class Scheduler(Protocol):
         """Note how long a pass of so many rows took, and when it ended, on the clock of the requests."""
         ...
 
+    def expects_others(self, payers: Set[Payer], now: float) -> bool:
+        """Return whether somebody but `payers` drafts now, or will soon again."""
+        ...
+
 
 def new_scheduler(name: SchedulerName, budget: int, chunk: int) -> Scheduler:
     match name:
@@ -107,6 +111,10 @@ class PlainScheduler:
 
     def learn(self, rows: int, seconds: float, ended: float) -> None:
         """Do nothing: its plans do not depend on time."""
+
+    def expects_others(self, payers: Set[Payer], now: float) -> bool:
+        """Return False: it does not remember who drafts."""
+        return False
 
 
 class FairScheduler:
@@ -149,6 +157,9 @@ class FairScheduler:
         for drafting in self._judging:
             drafting.judged_at = ended
         self._judging, self._ended = [], ended
+
+    def expects_others(self, payers: Set[Payer], now: float) -> bool:
+        return any(payer not in payers and not one.is_over(now) for payer, one in self._drafting.items())
 
     def _note_drafts(self, drafts: Sequence[SchedulingRequest], planned: Sequence[int]) -> None:
         now: Counter[Payer] = Counter()

@@ -19,18 +19,21 @@ from outrider_drafters.trees.tree_tuner import RowCost, RunningRatio, TreeTuner
 from outrider_server.engine.engine import Engine, StepResult
 from outrider_server.scheduling.fault_handler import is_lost_device
 from outrider_server.scheduling.request import Request
+from outrider_server.scheduling.scheduler import Scheduler
 from outrider_server.scheduling.step_stats import StepStats
 
-# That the server's drafts may take before a pass; as long as the pass before, where that is more.
+# That the server's drafts may take before a pass: as long as the pass before, where that is more.
 _DRAFT_S = 0.1
-_DRAFT_BESIDE_S = 0.02  # where others wait for the pass, who get nothing from it
+# Where others wait for the pass, or soon will, who get nothing from it: half as long as the pass before, or so long.
+_DRAFT_BESIDE_S = 0.005
 
 
 class ServerDrafting:
     """Grows the drafts of many sessions; `fail` ends a request whose draft has failed."""
 
-    def __init__(self, engine: Engine, fail: Callable[[Request, Exception], None]) -> None:
+    def __init__(self, engine: Engine, scheduler: Scheduler, fail: Callable[[Request, Exception], None]) -> None:
         self._engine = engine
+        self._scheduler = scheduler
         self._fail = fail
         self._costs: dict[Drafter, DraftCosts] = {}
         self._draft_s = 0.0  # before the pass under way
@@ -38,14 +41,15 @@ class ServerDrafting:
     def draft(self, requests: abc.Sequence[Request], tree_budget: int, pass_s: float) -> None:
         """Draft for those of a pass who want the server to: level by level, together where one drafter's pass can.
 
-        It ends when the time for it is over: `pass_s`, or more where that is short, and less of it beside requests that
+        It ends when the time for it is over: `pass_s`, or more where that is short, and less of it beside clients that
         bring their own drafts or none. Who got no level then runs without a tree, and goes first the next time. A tree
         has at most `tree_budget` nodes (0: any).
         """
         wanting = [request for request in requests if request.needs_draft]
-        alone = len(wanting) == len(requests)
         started = time.monotonic()
-        ends_at = started + max(_DRAFT_S if alone else _DRAFT_BESIDE_S, pass_s)
+        payers = {request.scheduling_request.payer for request in wanting}
+        alone = len(wanting) == len(requests) and not self._scheduler.expects_others(payers, started)
+        ends_at = started + (max(_DRAFT_S, pass_s) if alone else max(_DRAFT_BESIDE_S, pass_s / 2))
         groups: dict[int, list[Request]] = {}  # that grow together
         for request in sorted(wanting, key=_last_drafted):
             if not request.is_stopped and self._begin(request, tree_budget):

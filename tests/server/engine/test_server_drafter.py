@@ -48,6 +48,7 @@ from outrider_server.kv.memory import KVMemory
 from outrider_server.scheduling import server_drafting
 from outrider_server.scheduling.engine_loop import EngineLoop
 from outrider_server.scheduling.request import Request, RequestDone
+from outrider_server.scheduling.scheduler import FairScheduler
 from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.security.principal import ANONYMOUS, Principal, Quota
 from outrider_server.sessions.verifier import Verifier
@@ -344,6 +345,15 @@ def test_a_pass_of_several_drafts_that_fails_ends_no_session(truth):
     assert [len(verdict.tokens) for verdict in verdicts[0]][:3] == [0, 1, 4]  # no draft, its first level, and whole
 
 
+def test_paths_that_cannot_be_placed_together_are_placed_alone(truth, monkeypatch):
+    def fail(*_) -> bool:
+        raise RuntimeError("no memory for all of them")
+
+    monkeypatch.setattr(Engine, "place_paths", fail)
+    verdicts = decoded(Prophet(PROMPT + truth, errs=4), 3, 12)
+    assert [text_of(each) for each in verdicts] == [truth[:12]] * 3
+
+
 def test_drafts_take_no_longer_than_they_may_and_the_one_left_out_goes_first_then(truth, monkeypatch):
     """Each level takes a second by the clock."""
     prophet, seconds = Prophet(PROMPT + truth, errs=1000), []
@@ -369,6 +379,8 @@ def test_drafts_take_less_time_beside_those_who_get_nothing_from_it(truth, monke
 
     assert most_drafted(num_plain=0) == 3
     assert most_drafted(num_plain=1) == 1
+    monkeypatch.setattr(FairScheduler, "expects_others", lambda *_: True)  # their verdicts travel
+    assert most_drafted(num_plain=0) == 1
 
 
 def test_the_largest_shapes_that_clients_ask_for_fit():

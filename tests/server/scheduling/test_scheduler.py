@@ -270,6 +270,16 @@ def test_nobody_waits_for_who_drafted_before_a_pause():
     assert scheduler.plan([long(since=1.25)]) == [512]
 
 
+def test_others_are_expected_while_their_next_drafts_may_still_come():
+    scheduler = slow_machine()
+    scheduler.plan([draft("a"), draft("b")])
+    scheduler.learn(34, 8.4e-3, 1.0)
+    assert scheduler.expects_others({"a"}, 1.03)
+    assert not scheduler.expects_others({"a", "b"}, 1.03)
+    assert not scheduler.expects_others({"a"}, 1.05)
+    assert not PlainScheduler(10).expects_others({"a"}, 1.03)
+
+
 def test_a_prompt_of_who_drafts_is_not_held_up_by_its_own_drafts():
     scheduler = slow_machine()
     scheduler.plan([draft()])

@@ -220,13 +220,15 @@ class _Crowd:
 
     def run(self, trees: abc.Sequence[DraftTree], kind: DraftKind) -> None:
         """Run one pass with a draft of every session, and keep its results."""
-        for result in self._engine.verify(
+        results = self._engine.verify(
             [
                 StepInput(sequence, (_ROOT,), tree, Sampler(kind.sampling), kind.logprobs)
                 for sequence, tree in zip(self.sequences, trees, strict=True)
             ]
-        ):
-            self._engine.commit(result)
+        )
+        placed = self._engine.place_paths(results)
+        for result in results:
+            self._engine.commit(result, placed=placed)
         self._engine.tap(self.sequences)
 
     def _chosen(self) -> list[int]:

@@ -70,10 +70,8 @@ def test_in_pages_a_layer_asks_the_same_of_any_number_of_sessions(costs, draft):
     assert alone.layer_kernels <= 40
     for crowd in crowds:
         assert crowd.layer_kernels == alone.layer_kernels
-        # Of a tree, each session moves what it keeps by itself; of a chain, everything lies where it belongs.
-        if draft == "chain of 4":
-            assert crowd.kernels <= alone.kernels + 4
-            assert crowd.uploads == alone.uploads
+        assert crowd.kernels <= alone.kernels + 8
+        assert crowd.uploads <= alone.uploads + 1  # of what the paths move, where the one alone moved nothing
 
 
 @pytest.mark.parametrize("kv", LAYOUTS)
