@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -48,9 +50,12 @@ class BatchSegment:
         slot.reserve(self.num_rows)
         first = slot.length
         root = first + num_chain - 1
-        # Nodes beyond the context are never accepted, but their positions must exist in the model's tables.
-        self.positions = [*range(first, root + 1), *(min(root + depth, max_position) for depth in tree.depths())]
+        self.positions = [*range(first, root + 1), *(root + depth for depth in tree.depths())]
         self._furthest = max(self.positions)  # the deepest node need not be the last one
+        if self._furthest > max_position:
+            # Nodes beyond the context are never accepted, but their positions must exist in the model's tables.
+            self.positions = [min(position, max_position) for position in self.positions]
+            self._furthest = max_position
         self._masks: dict[tuple[int | None, int], Tensor | None] = {}
 
     def mask(self, window: int | None, repeats: int) -> Tensor | None:
@@ -80,6 +85,19 @@ class BatchSegment:
 
     def visible(self) -> NDArray[np.bool_]:
         """Return [rows, rows] bool: entry (i, j) says that row i sees row j of this pass."""
-        visible = np.tri(self.num_rows, dtype=np.bool_)
-        visible[self.num_chain :, self.num_chain :] = self._tree.ancestors()
-        return visible
+        return unpacked(self.row_bits(), self.num_rows)
+
+    def row_bits(self) -> list[int]:
+        """Return which rows of this pass each row sees, as bits: the chain all before it, a node its ancestors too."""
+        # As integers: the numpy calls of 32 trees took as long as all else that a pass prepares.
+        bits = [(2 << row) - 1 for row in range(self.num_chain)]
+        for node, parent in enumerate(self._tree.parents, self.num_chain):
+            bits.append(bits[self.num_chain + parent] | 1 << node)  # ROOT, -1, is the last of the chain
+        return bits
+
+
+def unpacked(rows: Sequence[int], width: int) -> NDArray[np.bool_]:
+    """Return the lowest `width` bits of each row: [rows, width] bool."""
+    size = -(-width // 8)
+    packed = np.frombuffer(b"".join([bits.to_bytes(size, "little") for bits in rows]), dtype=np.uint8)
+    return np.unpackbits(packed.reshape(-1, size), axis=1, count=width, bitorder="little").view(np.bool_)

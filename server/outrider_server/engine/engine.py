@@ -1,6 +1,7 @@
 """The engine: one pass of the target over the rows of any number of sessions. Knows no frames and no threads.
 
-verify() runs the pass and judges the trees but changes no session; commit() applies one session's result.
+verify() runs the pass and judges the trees but changes no session; commit() applies one session's result, commit_all()
+those of a whole pass.
 """
 
 from __future__ import annotations
@@ -157,34 +158,27 @@ class Engine:
         except Exception as error:
             return is_out_of_memory(error)  # there may be memory again
 
-    def place_paths(self, results: abc.Sequence[StepResult]) -> bool:
-        """Move the K/V rows of all accepted paths, where they lie in pages, by one copy; return whether that was done.
-
-        Then commit() each result with `placed`; else each moves its own.
-        """
-        moves = []
+    @torch.inference_mode()
+    def commit_all(self, results: abc.Sequence[StepResult]) -> list[Exception | None]:
+        """Commit each result of a pass; return what went wrong with each. Paths in pages are moved by one copy."""
+        try:
+            placed = _place_paths(results)
+        except Exception:
+            placed = False  # each moves its own rows then, so that only the one at fault fails
+        failures: list[Exception | None] = []
         for result in results:
-            path, slot = result.accepted.path if result.accepted else (), result.step_input.sequence.slot
-            if move := slot.path_move(len(result.step_input.chain), path):
-                if not isinstance(slot.buffer, PagedBuffer):
-                    return False
-                moves.append((slot.buffer, *move))
-        if moves:
-            moves[0][0].pool.move(moves)
-        return True
+            try:
+                _commit(result, placed=placed)
+            except Exception as error:
+                failures.append(error)
+            else:
+                failures.append(None)
+        return failures
 
     @torch.inference_mode()
-    def commit(self, result: StepResult, *, placed: bool = False) -> None:
+    def commit(self, result: StepResult) -> None:
         """Keep the chain and the accepted path, and the hidden states that their features need."""
-        step_input, accepted = result.step_input, result.accepted
-        path = accepted.path if accepted else ()
-        # Only a text that goes on has a next root; after an end, no draft can follow it.
-        bonus = accepted.bonus if accepted and accepted.finish is Finish.NOT_YET else None
-        tokens = [step_input.tree.tokens[node] for node in path]
-        step_input.sequence.commit(step_input.chain, path, tokens, bonus, placed=placed)
-        if tap := step_input.sequence.tap:
-            # A pass has the layers of every session's tap: keep those of its own.
-            step_input.sequence.add_hidden({layer: result.hidden[layer] for layer in tap.hidden_layers})
+        _commit(result)
 
     @torch.inference_mode()
     def tap(self, sequences: abc.Sequence[Sequence]) -> None:
@@ -236,6 +230,32 @@ class Engine:
         """Return how many nodes fit below the root, leaving one position for the bonus."""
         root = step_input.sequence.slot.length + len(step_input.chain) - 1
         return max(0, min(self.target.max_context, step_input.max_context) - 2 - root)
+
+
+def _place_paths(results: abc.Sequence[StepResult]) -> bool:
+    """Move the K/V rows of all accepted paths, where they lie in pages, by one copy; return whether that was done."""
+    moves = []
+    for result in results:
+        path, slot = result.accepted.path if result.accepted else (), result.step_input.sequence.slot
+        if move := slot.path_move(len(result.step_input.chain), path):
+            if not isinstance(slot.buffer, PagedBuffer):
+                return False
+            moves.append((slot.buffer, *move))
+    if moves:
+        moves[0][0].pool.move(moves)
+    return True
+
+
+def _commit(result: StepResult, *, placed: bool = False) -> None:
+    step_input, accepted = result.step_input, result.accepted
+    path = accepted.path if accepted else ()
+    # Only a text that goes on has a next root; after an end, no draft can follow it.
+    bonus = accepted.bonus if accepted and accepted.finish is Finish.NOT_YET else None
+    tokens = [step_input.tree.tokens[node] for node in path]
+    step_input.sequence.commit(step_input.chain, path, tokens, bonus, placed=placed)
+    if tap := step_input.sequence.tap:
+        # A pass has the layers of every session's tap: keep those of its own.
+        step_input.sequence.add_hidden({layer: result.hidden[layer] for layer in tap.hidden_layers})
 
 
 def _choice_requests(

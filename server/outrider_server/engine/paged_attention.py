@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
+from outrider_server.engine.batch_segment import AttentionCall, BatchSegment, unpacked
 from outrider_server.engine.grouped_attention import FEW_ROWS, Placed, attend_by_hand, similar
 from outrider_server.kv.pages import PAGE, PagedBuffer, PagePool
 
@@ -35,27 +35,27 @@ class PagedGroup:
         self._num_rows = num_rows = max(segment.num_rows for segment in segments)
         count, num_keys = len(segments), max(_num_keys(segment) for segment in segments)
         committed = np.array([segment.slot.length for segment in segments])
-        pages = np.zeros((count, -(-num_keys // PAGE)), dtype=np.int64)
-        positions, padded = (np.zeros((count, num_rows), dtype=np.int64) for _ in range(2))
-        visible = np.zeros((count, num_rows, num_rows), dtype=np.bool_)
-        visible[:, :, 0] = True  # for padded rows: a softmax over nothing is NaN
-        rows, targets, back = [], [], []
-        done = 0
-        for place, (first, segment) in enumerate(members):
-            table, own = segment.slot.page_table(), np.arange(segment.num_rows)
+        pages = np.empty((count, -(-num_keys // PAGE)), dtype=np.int64)
+        positions = np.zeros((count, num_rows), dtype=np.int64)
+        visible: list[int] = []
+        for place, segment in enumerate(segments):
             # Padded with pages of its own: NaN that another session has left in a page must not get here.
-            pages[place] = np.resize(table, pages.shape[1])
-            positions[place, : len(own)] = segment.positions
-            padded[place, : len(own)] = done + own
-            done += len(own)
-            visible[place, : len(own), : len(own)] = segment.visible()
-            at = committed[place] + own
-            rows.append(first + own)
-            targets.append(table[at // PAGE] * PAGE + at % PAGE)
-            back.append(place * num_rows + own)
-        self._visible = torch.as_tensor(visible, device=pool.shape.device)
+            table = segment.slot.page_table()
+            pages[place] = table[: pages.shape[1]] if len(table) >= pages.shape[1] else np.resize(table, pages.shape[1])
+            positions[place, : segment.num_rows] = segment.positions
+            visible += segment.row_bits()
+            visible += [1] * (num_rows - segment.num_rows)  # of padded rows: a softmax over nothing is NaN
+        self._visible = torch.as_tensor(
+            unpacked(visible, num_rows).reshape(count, num_rows, num_rows), device=pool.shape.device
+        )
+        own, sizes = np.arange(num_rows), np.array([segment.num_rows for segment in segments])
+        is_row = own < sizes[:, None]  # [members, rows], and not padding
+        padded = np.where(is_row, (np.cumsum(sizes) - sizes)[:, None] + own, 0)
+        rows = (np.array([first for first, _ in members])[:, None] + own)[is_row]
+        places, at = np.nonzero(is_row)[0], (committed[:, None] + own)[is_row]
+        targets = pages[places, at // PAGE] * PAGE + at % PAGE
         (self._committed, self._pages, self._positions, self._padded, self.rows, self._targets, self._back) = _uploaded(
-            [committed, pages, positions, padded, *map(np.concatenate, (rows, targets, back))], pool.shape.device
+            [committed, pages, positions, padded, rows, targets, np.flatnonzero(is_row)], pool.shape.device
         )
         self._masks: dict[tuple[int | None, int], Tensor] = {}
         self._of_heads: tuple[Tensor, Tensor] | None = None

@@ -284,18 +284,13 @@ class EngineLoop:
 
     def _commit(self, results: abc.Sequence[tuple[Request, StepResult]]) -> list[tuple[Request, StepResult]]:
         """Apply the results; return those where that succeeded."""
-        try:
-            placed = self._engine.place_paths([result for _, result in results])
-        except Exception:
-            placed = False  # each session moves its own rows, so that only the one at fault fails
         committed = []
-        for request, result in results:
-            try:
-                self._engine.commit(result, placed=placed)
-            except Exception as error:
-                self._faults.fail(request, error)
-            else:
+        failures = self._engine.commit_all([result for _, result in results])
+        for (request, result), error in zip(results, failures, strict=True):
+            if error is None:
                 committed.append((request, result))
+            else:
+                self._faults.fail(request, error)
         return committed
 
     def _tap(self, committed: abc.Sequence[tuple[Request, StepResult]]) -> float:

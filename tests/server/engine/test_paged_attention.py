@@ -96,11 +96,13 @@ def conversations(name: str, layout: KVLayout, attention: str) -> tuple[list[lis
         results = engine.verify(inputs)
         if turn == 5:  # as if it had failed before its commit
             results = engine.verify(inputs)
-        placed = engine.place_paths(results)
-        assert placed == (layout == "paged")
+        if attention == "plain":
+            for result in results:
+                engine.commit(result)
+        else:
+            assert engine.commit_all(results) == [None] * len(made)
         for i, result in enumerate(results):
             num_moved += result.accepted.path == (3, 6)
-            engine.commit(result, placed=placed)
             roots[i] = result.accepted.bonus or 9  # the text has ended, and goes on all the same
         engine.tap(made)
     assert num_moved > 30

@@ -349,7 +349,7 @@ def test_paths_that_cannot_be_placed_together_are_placed_alone(truth, monkeypatc
     def fail(*_) -> bool:
         raise RuntimeError("no memory for all of them")
 
-    monkeypatch.setattr(Engine, "place_paths", fail)
+    monkeypatch.setattr("outrider_server.engine.engine._place_paths", fail)
     verdicts = decoded(Prophet(PROMPT + truth, errs=4), 3, 12)
     assert [text_of(each) for each in verdicts] == [truth[:12]] * 3
 

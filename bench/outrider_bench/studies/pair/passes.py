@@ -226,9 +226,7 @@ class _Crowd:
                 for sequence, tree in zip(self.sequences, trees, strict=True)
             ]
         )
-        placed = self._engine.place_paths(results)
-        for result in results:
-            self._engine.commit(result, placed=placed)
+        assert not any(self._engine.commit_all(results))
         self._engine.tap(self.sequences)
 
     def _chosen(self) -> list[int]:
