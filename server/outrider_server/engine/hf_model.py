@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +111,7 @@ def _placement(device: torch.device | None, distributed_config: object | None) -
     if distributed_config is not None:
         return {"distributed_config": distributed_config}
     # Straight to the device: through host memory, an 8B model takes its whole size there first.
-    if device is not None and device.type != "cpu" and find_spec("accelerate") is not None:
+    if device is not None and device.type != "cpu":
         return {"device_map": {"": device}}
     return {}
 

@@ -103,3 +103,23 @@ def test_length_dependent_positions_need_a_context_limit():
 def test_the_context_cannot_exceed_the_targets_own():
     with pytest.raises(UsageError, match=f"max_context=1000: need 2 to {SIZES['max_position_embeddings']}"):
         Target.of(build("llama"), max_context=1000)
+
+
+def test_layers_with_other_heads_than_the_rest_are_refused():
+    """Gemma-4's: the layers that see everything have wider heads than those with a window."""
+    more = {"head_dim": 8, "global_head_dim": 16, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    more |= {"sliding_window": WINDOW, "hidden_size_per_layer_input": 8}
+    more["vocab_size_per_layer_input"] = SIZES["vocab_size"]
+    with pytest.raises(
+        UsageError, match=r"gemma4_text: layers differ in their K/V shapes \[\(2, 8, 8\), \(2, 16, 16\)\]"
+    ):
+        Target.of(AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma4_text", **SIZES | more)))
+
+
+def test_a_checkpoint_that_is_no_causal_language_model_is_refused_in_one_line(tmp_path):
+    AutoConfig.for_model("mistral3", text_config={"model_type": "mistral", **SIZES}).save_pretrained(tmp_path)
+    with pytest.raises(
+        UsageError, match=r"target .*: ValueError: Unrecognized configuration class .*Mistral3Config"
+    ) as told:
+        Target.load(str(tmp_path))
+    assert "\n" not in str(told.value)
