@@ -41,6 +41,8 @@ _CLIENT_CLOSED_REQUEST = 499  # as nginx has it
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
+    # The modules of one page must be of one version: asked for again each time, and not sent again unless changed.
+    "Cache-Control": "no-cache",
 }
 
 

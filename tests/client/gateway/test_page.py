@@ -64,7 +64,11 @@ class Visitor:
         self.page.wait_for_selector("#link-state[data-state=online]")
 
     def ask(self, text: str, *, mode: str = "stop-and-wait") -> None:
+        if self.page.is_hidden("#mode"):  # on a phone
+            self.page.click("#open-panel")
         self.page.select_option("#mode", mode)
+        if self.page.is_visible("#open-panel"):
+            self.page.click("#open-panel")
         self.page.fill("#message", text)
         self.page.press("#message", "Enter")
 
@@ -133,6 +137,74 @@ def test_an_answer_comes_tinted_and_is_kept(behind_link, visit, plain):
     page.reload()
     page.click("#open-history")
     assert page.locator("#conversations li").count() == 0
+
+
+def test_who_opens_another_conversation_mixes_nothing(behind_link, visit):
+    visitor = visit(behind_link)
+    page = visitor.page
+    visitor.ask(QUESTION)
+    page.wait_for_selector(".turn.assistant [data-origin]")
+    page.click("#open-history")
+    page.click("#new-conversation")
+    page.wait_for_selector("#stop", state="hidden")
+    assert page.locator(".turn").count() == 0
+    visitor.ask("Who am I?")
+    visitor.wait_for_answers(1)
+    assert [body["messages"][0]["content"] for body in visitor.bodies()] == [QUESTION, "Who am I?"]
+    assert [len(body["messages"]) for body in visitor.bodies()] == [1, 1]
+    page.click("#conversations li button >> nth=2")
+    assert page.locator(".turn.user .text").all_inner_texts() == [QUESTION]
+    assert visitor.answer.inner_text()
+    assert page.locator(".turn.assistant > .muted").all_inner_texts() == ["Stopped."]
+    page.click("#conversations li button >> nth=0")
+    assert page.locator(".turn.user .text").all_inner_texts() == ["Who am I?"]
+
+
+def test_a_reload_in_mid_answer_loses_nothing(behind_link, visit):
+    visitor = visit(behind_link)
+    page = visitor.page
+    visitor.ask(QUESTION)
+    page.wait_for_selector(".turn.assistant [data-origin]")
+    written = visitor.answer.inner_text()
+    page.reload()
+    page.click("#open-history")
+    page.click("#conversations li button >> nth=0")
+    assert page.locator(".turn.user .text").all_inner_texts() == [QUESTION]
+    assert visitor.answer.inner_text().startswith(written)
+    assert "Interrupted" in page.inner_text(".turn.assistant > .muted")
+    visitor.ask("Go on.")
+    visitor.wait_for_answers(1)
+    assert [message["role"] for message in visitor.bodies()[-1]["messages"]] == ["user", "assistant", "user"]
+
+
+def test_a_conversation_that_is_forgotten_while_it_is_answered_stays_so(behind_link, visit):
+    visitor = visit(behind_link)
+    page = visitor.page
+    visitor.ask(QUESTION)
+    page.wait_for_selector(".turn.assistant [data-origin]")
+    page.click("#open-history")
+    page.click("#conversations li button[aria-label^=Forget]")
+    page.wait_for_selector("#stop", state="hidden")
+    page.reload()
+    page.click("#open-history")
+    assert page.locator("#conversations li").count() == 0
+
+
+def test_on_a_narrow_phone_the_message_stays_and_the_answer_is_followed(behind_link, visit):
+    visitor = visit(behind_link, viewport={"width": 320, "height": 568})
+    page = visitor.page
+    for number in (1, 2, 3):
+        visitor.ask(QUESTION)
+        visitor.wait_for_answers(number)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    assert page.evaluate("document.documentElement.scrollHeight") <= 568
+    send = page.locator("#send").bounding_box()
+    assert send["y"] + send["height"] <= 568
+    left = page.evaluate("(log => log.scrollHeight - log.scrollTop - log.clientHeight)(document.getElementById('log'))")
+    assert left < 200  # the newest words are in sight, but for the figures below them
+    page.click("#open-panel")
+    assert page.is_visible("#cut")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
 
 
 def test_the_page_calls_only_the_gateway(behind_link, visit):
@@ -336,6 +408,10 @@ def test_a_key_is_asked_for(start_gateway, server, browser):
         page = browser.new_page()
         page.set_default_timeout(WAIT_MS)
         page.goto(closed.url)
+        page.fill("#key", "open")
+        page.press("#key", "Enter")
+        page.wait_for_selector("#key-problem:not(:empty)")
+        assert "key" in page.inner_text("#key-problem")
         page.fill("#key", "sesame")
         page.press("#key", "Enter")
         page.wait_for_selector("#link-state[data-state=online]")

@@ -8,6 +8,8 @@ export function useKey(given) {
   sessionStorage.setItem("outrider key", given);
 }
 
+export const hasKey = () => key !== "";
+
 export class GatewayError extends Error {
   constructor(status, message) {
     super(message);

@@ -16,7 +16,7 @@ export function kept() {
 
 /** Stores a conversation, unless the user wants none kept. Drops the oldest if the browser has no more room. */
 export function keep(conversation) {
-  if (!keeps() || !conversation.turns.length) return;
+  if (!keeps() || !conversation.turns.length || conversation.forgotten) return;
   store([conversation, ...kept().filter(({ id }) => id !== conversation.id)]);
 }
 

@@ -28,7 +28,7 @@ export async function watchLink(onKey) {
     try {
       for await (const state of events(await call("outrider/link"))) show(state);
     } catch (error) {
-      if (error.status === 401) await onKey();
+      if (error.status === 401) await onKey(error);
       showState("closed", "no gateway");
     }
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));

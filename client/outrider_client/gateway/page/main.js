@@ -1,7 +1,7 @@
 // The chat page: sends messages to the gateway and shows the answers.
 
 import { parseFences, withMark } from "./fences.js";
-import { call, events, useKey } from "./gateway.js";
+import { call, events, hasKey, useKey } from "./gateway.js";
 import * as history from "./history.js";
 import { watchLink } from "./link.js";
 import { answerTurn, userTurn } from "./turn.js";
@@ -15,11 +15,14 @@ const REMARKS = {
   unverified: "The link did not come back: the end of this answer is unverified.",
   private: "Written on this device alone: the conversation holds private text. A new conversation asks the server again.",
   link: "The link broke, and the drafter could not continue alone.",
+  interrupted: "Interrupted: the page was closed while this was written.",
 };
+const KEEP_MS = 1000; // between two copies of an answer in progress
 const $ = (id) => document.getElementById(id);
 
 let conversation = fresh();
-let asking = null; // AbortController of the answer in progress
+let asking = null; // the answer in progress: {controller, conversation, keep}
+let isLeaving = false; // the browser then breaks the answer off, as if the network had failed
 
 function fresh() {
   const id = `${Date.now()}-${Math.random()}`; // crypto.randomUUID exists only on localhost and over TLS
@@ -42,53 +45,73 @@ async function send() {
   showWhatLeaves();
   conversation.turns.push({ role: "user", parts });
   conversation.title ||= titled(parts);
+  history.keep(conversation);
   show(userTurn(parts));
+  list();
   await answer(written);
 }
 
-/** Streams an answer. If that fails before any text, puts the message back into its field. */
+/** Streams an answer into the conversation that asked. If that fails before any text, gives the message back. */
 async function answer(written) {
+  const asked = conversation; // the user may open another one meanwhile
   const { turn, answer: text, finish } = answerTurn();
   show(turn);
-  asking = new AbortController();
+  const controller = new AbortController();
+  let statistics = null, remark = "", keptAt = 0;
+  const own = (told) => {
+    const parts = text.origins.map((piece) => ({ ...piece, private: piece.origin === "private" }));
+    return { role: "assistant", parts, statistics, remark: told };
+  };
+  const keep = () => {
+    keptAt = performance.now();
+    if (text.text) history.keep({ ...asked, turns: [...asked.turns, own(REMARKS.interrupted)] });
+  };
+  asking = { controller, conversation: asked, keep };
+  isLeaving = false;
   busy(true);
-  let statistics = null, remark = "";
   try {
     const body = await request();
-    for await (const chunk of events(await call("v1/chat/completions", { body, signal: asking.signal }))) {
+    for await (const chunk of events(await call("v1/chat/completions", { body, signal: controller.signal }))) {
       if (chunk.error) throw new Error(chunk.error.message);
       const choice = chunk.choices[0];
       if (choice) text.take(choice.delta?.content ?? "", chunk.outrider);
       const told = [REMARKS[chunk.outrider?.reason], ...(chunk.outrider?.warnings ?? []).map(sentence)].filter(Boolean);
       remark = told.join(" ") || remark;
       statistics = chunk.outrider?.statistics ?? statistics;
+      if (performance.now() - keptAt > KEEP_MS) keep();
       follow();
     }
   } catch (error) {
+    if (isLeaving) return keep();
     if (error.name === "AbortError") remark = "Stopped.";
-    else if (!text.text) return takeBack(turn, written, error);
+    else if (!text.text) return takeBack(asked, turn, written, error);
     else remark = error.message;
   } finally {
     asking = null;
     busy(false);
   }
   finish(statistics, remark);
-  const pieces = text.origins.map((piece) => ({ ...piece, private: piece.origin === "private" }));
-  conversation.turns.push({ role: "assistant", parts: pieces, statistics, remark });
-  history.keep(conversation);
+  asked.turns.push(own(remark));
+  history.keep(asked);
   list();
 }
 
 const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 
-function takeBack(turn, written, error) {
-  turn.previousElementSibling.remove();
-  turn.remove();
-  conversation.turns.pop();
-  $("message").value = written;
-  showWhatLeaves();
+/** Undoes a question that got no answer; one that its user has left stays in its conversation. */
+function takeBack(asked, turn, written, error) {
   showProblem(error.message);
-  if (error.status === 401) askForKey();
+  if (conversation === asked) {
+    turn.previousElementSibling.remove();
+    turn.remove();
+    asked.turns.pop();
+    if (asked.turns.length) history.keep(asked);
+    else history.forget(asked.id);
+    list();
+    if (!$("message").value) $("message").value = written;
+    showWhatLeaves();
+  }
+  if (error.status === 401) askForKey(error);
 }
 
 let model = null;
@@ -154,7 +177,8 @@ function follow() {
 }
 
 function open(stored) {
-  if (asking) asking.abort();
+  if (stored.id === conversation.id) return;
+  asking?.controller.abort();
   conversation = stored;
   $("log").replaceChildren(...stored.turns.map(restoredTurn));
   $("hint").hidden = stored.turns.length > 0;
@@ -179,14 +203,25 @@ function list() {
     const remove = Object.assign(document.createElement("button"), { type: "button", textContent: "✕" });
     remove.setAttribute("aria-label", `Forget ${stored.title}`);
     remove.addEventListener("click", () => {
-      history.forget(stored.id);
-      if (stored.id === conversation.id) open(fresh());
-      list();
+      forget(stored.id);
     });
     item.append(choose, remove);
     return item;
   });
   $("conversations").replaceChildren(...items);
+}
+
+/** Forgets one conversation, or all of them. */
+function forget(id) {
+  if (asking && (id ?? asking.conversation.id) === asking.conversation.id) {
+    asking.conversation.turns = []; // what is still written of it is not kept
+    asking.conversation.forgotten = true;
+    asking.controller.abort();
+  }
+  if (id === undefined) history.forgetAll();
+  else history.forget(id);
+  if ((id ?? conversation.id) === conversation.id) open(fresh());
+  list();
 }
 
 const titled = (parts) => parts.map((part) => (part.private ? "…" : part.text)).join("").slice(0, 60);
@@ -202,8 +237,10 @@ function showProblem(message) {
   $("problem").textContent = message;
 }
 
-function askForKey() {
+/** Asks for the gateway's key; one that was given before has been refused, as the GatewayError `refused` says. */
+function askForKey(refused) {
   const dialog = $("key-dialog");
+  $("key-problem").textContent = hasKey() ? refused.message : "";
   if (!dialog.open) dialog.showModal();
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
@@ -245,14 +282,18 @@ restoreSettings();
 list();
 $("keep-history").checked = history.keeps();
 $("keep-history").addEventListener("change", (event) => (history.keepFromNowOn(event.target.checked), list()));
-$("forget-all").addEventListener("click", () => (history.forgetAll(), open(fresh())));
+$("forget-all").addEventListener("click", () => forget());
 $("new-conversation").addEventListener("click", () => open(fresh()));
 $("open-history").addEventListener("click", () => {
   $("history").hidden = !$("history").hidden;
   $("open-history").setAttribute("aria-expanded", String(!$("history").hidden));
 });
+$("open-panel").addEventListener("click", () => {
+  const isOpen = $("panel").classList.toggle("open");
+  $("open-panel").setAttribute("aria-expanded", String(isOpen));
+});
 $("composer").addEventListener("submit", (event) => (event.preventDefault(), send()));
-$("stop").addEventListener("click", () => asking?.abort());
+$("stop").addEventListener("click", () => asking?.controller.abort());
 $("mark-private").addEventListener("click", markSelection);
 $("message").addEventListener("input", showWhatLeaves);
 $("message").addEventListener("keydown", (event) => {
@@ -264,6 +305,10 @@ $("message").addEventListener("keydown", (event) => {
     markSelection();
   }
 });
-document.addEventListener("keydown", (event) => event.key === "Escape" && asking?.abort());
+document.addEventListener("keydown", (event) => event.key === "Escape" && asking?.controller.abort());
+window.addEventListener("beforeunload", () => {
+  isLeaving = true;
+  asking?.keep();
+});
 document.addEventListener("copy", copy);
 watchLink(askForKey);
