@@ -122,7 +122,7 @@ def chat(
     from dataclasses import replace
 
     from outrider_client.cli.chat.conversation import ChatConversation
-    from outrider_client.cli.chat.input import read_lines
+    from outrider_client.cli.chat.input import is_interactive, read_lines
     from outrider_client.cli.chat.link import ChatLink
     from outrider_client.cli.chat.own_server import needs_own_server, own_server
     from outrider_client.cli.chat.repl import ChatRepl
@@ -140,7 +140,8 @@ def chat(
         if link is not None:
             reached = replace(config, server=link.address, access=config.access.through(config.server))
         client = stack.enter_context(Client(reached))
-        ChatRepl(client, config, conversation, link, as_json=as_json).run(read_lines(_history() if history else None))
+        repl = ChatRepl(client, config, conversation, link, as_json=as_json, stays=is_interactive())
+        repl.run(read_lines(_history() if history else None))
 
 
 app.command("gateway")(with_client_options(gateway_command))

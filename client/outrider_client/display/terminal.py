@@ -46,7 +46,8 @@ class LiveDisplay:
         self.written = AnswerText()
         self._console = console
         self._status = StatusLine(state)
-        self._num_scrolled = 0
+        self._first_span = 0  # those before it have scrolled away, or their styling would take longer with every token
+        self._num_scrolled = 0  # characters of the text from there on
         self._live = Live(console=console, refresh_per_second=12, transient=True)
         self._live.start()
 
@@ -57,6 +58,7 @@ class LiveDisplay:
         settled = text if isinstance(event, Finished) else self._styled(self.written.num_settled)
         self._scroll(text, len(settled))
         self._live.update(Group(self._visible(text[self._num_scrolled :]), self._status.text(self.written)))
+        self._forget_scrolled()
 
     def close(self) -> None:
         """Leave the text and the last status on the terminal."""
@@ -67,7 +69,7 @@ class LiveDisplay:
         self._console.print(self._status.text(self.written))
 
     def _styled(self, num_spans: int) -> Text:
-        return styled(self.written.spans[:num_spans], self._console)
+        return styled(self.written.spans[self._first_span : num_spans], self._console)
 
     def _scroll(self, text: Text, num_settled: int) -> None:
         """Print the complete lines among the settled characters for good."""
@@ -75,6 +77,18 @@ class LiveDisplay:
         if end >= 0:
             self._console.print(text[self._num_scrolled : end], soft_wrap=True)
             self._num_scrolled = end + 1
+
+    def _forget_scrolled(self) -> None:
+        """Leave out the leading spans that have scrolled away as wholes, marks included."""
+        for _, group in groupby(self.written.spans[self._first_span :], lambda span: _MARKS.get(span.origin, "")):
+            spans = list(group)
+            # Marks stand around all neighbors of one kind: these go together.
+            for together in [spans] if spans[0].origin in _MARKS else [[span] for span in spans]:
+                length = len(styled(together, self._console))
+                if length > self._num_scrolled:
+                    return
+                self._num_scrolled -= length
+                self._first_span += len(together)
 
     def _visible(self, text: Text) -> Text:
         """The last lines, as many as the terminal holds."""

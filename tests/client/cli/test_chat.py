@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from outrider_client.cli.app import app
 from outrider_client.cli.chat.commands import COMMANDS, SlashCommand, parse_command
 from outrider_client.cli.chat.conversation import ChatConversation
-from outrider_client.cli.chat.input import without_private
+from outrider_client.cli.chat.input import _from_terminal, without_private
 from outrider_client.cli.chat.link import ChatLink
 from outrider_client.cli.chat.repl import ChatRepl, statistics_table
 from outrider_client.connection.link_state import LinkState
@@ -104,8 +104,8 @@ class Scripted:
         yield Finished("eos", Statistics(new_tokens=1, target_calls=2, tokens_per_second=4.0, rtt_ms=12.0))
 
 
-def chat(client, *lines, config=None):
-    ChatRepl(client, config or ClientConfig(), ChatConversation()).run(lines)
+def chat(client, *lines, config=None, stays=False):
+    ChatRepl(client, config or ClientConfig(), ChatConversation(), stays=stays).run(lines)
 
 
 def test_turns_add_up_and_commands_take_effect(capsys, tmp_path):
@@ -173,7 +173,7 @@ def test_an_answer_that_is_cut_says_so(capsys):
         "outrider: the answer is cut after 1 tokens (--max-new-tokens)",
         "outrider: the answer is cut: the model's context is full",
         "outrider: the answer is cut after 1 tokens (--max-new-tokens)",
-        "outrider: the link did not come back: the end of this answer is unverified",
+        "outrider: the link did not come back: the end of this answer is unverified; /retry asks again",
     ]
 
 
@@ -211,6 +211,32 @@ def test_a_later_failure_does_not_end_the_chat(capsys):
 def test_a_failing_first_answer_ends_the_chat():
     with pytest.raises(LinkError):
         chat(Scripted(LinkError("nobody there")), "/mode", "hi")
+
+
+def test_who_types_can_ask_again(capsys):
+    client = Scripted(LinkError("nobody there"), "one", "two", LinkError("gone"), "three")
+    chat(client, "/retry", "hi", "/retry", "/retry", "/retry", "again", "/history", stays=True)
+    prompts = [[message["content"] for message in prompt] for prompt, _ in client.asked]
+    assert prompts == [["hi"], ["hi"], ["hi"], ["hi"], ["hi", "two", "again"]]
+    heard = capsys.readouterr()
+    assert heard.err.splitlines() == [
+        "outrider: /retry: there is no question yet",
+        "outrider: nobody there; /retry asks again",
+        "outrider: gone; /retry asks again",
+    ]
+    assert heard.out.endswith("user: hi\n\nassistant: two\n\nuser: again\n\nassistant: three\n")
+
+
+def test_files_of_a_chat_are_for_its_user_alone(tmp_path, monkeypatch):
+    chat(Scripted("one"), "hi", f"/save {tmp_path / 'saved'}")
+    assert (tmp_path / "saved").stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr(
+        "prompt_toolkit.PromptSession.prompt", lambda self: self.history.store_string("typed") or quit()
+    )
+    with pytest.raises(SystemExit):
+        next(_from_terminal(tmp_path / "typed"))
+    assert (tmp_path / "typed").stat().st_mode & 0o777 == 0o600
+    assert "typed" in (tmp_path / "typed").read_text()
 
 
 def test_statistics_are_summed():

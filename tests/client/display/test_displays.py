@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
 import sys
 
 import pytest
@@ -25,7 +26,8 @@ from outrider_client.core.events import (
 )
 from outrider_client.core.head_statistics import HeadUse
 from outrider_client.core.statistics import Statistics
-from outrider_client.display.display import PlainDisplay, show_answer
+from outrider_client.display import terminal
+from outrider_client.display.display import PlainDisplay, display_for, show_answer
 from outrider_client.display.json_display import JsonDisplay
 from outrider_client.display.messages import print_message
 from outrider_client.display.terminal import LiveDisplay, MarkdownDisplay, colored, marked
@@ -132,6 +134,29 @@ def test_terminal_shows_whose_drafts_were_sent():
     assert "math 75%, chat 25% of drafts, 252 trees/1000 tokens" in screen
     one = HeadUse(drafts_per_1000_tokens=251.7, cycles={"moa": 3}, shares={"moa": 1.0})
     assert "trees" not in shown([Finished("limit", Statistics(heads=one))], width=140, height=20)
+
+
+@pytest.mark.parametrize("origin", ["accepted", "corrected"])
+def test_what_has_scrolled_away_is_not_styled_again(monkeypatch, origin):
+    sizes, style = [], terminal.styled
+    monkeypatch.setattr(terminal, "styled", lambda spans, console: sizes.append(len(spans)) or style(spans, console))
+    events, words = [], []
+    for number in range(600):
+        words.append(f"word{number}" + ("\n" if number % 10 == 9 else " "))
+        events.append(Committed(number, (number,), origin if number % 40 < 30 else "bonus", words[-1]))
+    screen = shown([*events, Finished("eos", STATISTICS)], width=200, height=20)
+    lines = "".join(words).splitlines()
+    assert [line for line in lines if line not in re.sub("{=|=}", "", screen)] == []
+    assert max(sizes) <= 60
+
+
+def test_a_pipe_that_lacks_a_character_gets_the_others(monkeypatch):
+    pipe = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.setattr(sys, "stdout", pipe)
+    display = display_for(None, as_json=False)
+    display.show(Committed(0, (0,), "accepted", "é 🐱"))
+    display.close()
+    assert pipe.buffer.getvalue().decode("cp1252").strip() == "é ?"
 
 
 def test_a_warning_waits_for_the_end_of_the_answer(capsys):

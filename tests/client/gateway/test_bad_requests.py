@@ -221,6 +221,7 @@ def test_the_page_loads_nothing_from_elsewhere(gateway):
             assert answer.headers["Content-Security-Policy"].startswith("default-src 'self';")
             assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            assert answer.headers["Cache-Control"] == "no-cache"  # modules of one version
 
 
 def test_a_key_may_hold_any_letters_and_is_not_shown():

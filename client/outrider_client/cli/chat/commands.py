@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {  # name: its argument, what it does
     "view": ("[markdown|origins]", "show answers as rendered Markdown, or colored by who wrote them"),
     "history": ("", "show the conversation so far"),
     "save": ("FILE", "write the conversation to a file, private text and all"),
+    "retry": ("", "ask the last question again, if it failed or its answer is not to be kept"),
     "clear": ("", "start a new conversation"),
     "quit": ("", "leave, as Ctrl-D does"),
 }

@@ -35,8 +35,8 @@ class ChatConversation:
     def add_answer(self, text: str, *, private: bool) -> None:
         self._add("assistant", (Segment(text, private),))
 
-    def remove_last(self) -> None:
-        self.messages.pop()
+    def remove_last(self) -> PromptMessage:
+        return self.messages.pop()
 
     def clear(self) -> None:
         self.messages.clear()

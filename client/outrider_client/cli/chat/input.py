@@ -18,8 +18,13 @@ def read_lines(history: Path | None) -> Iterator[str]:
 
     `history` is a file that keeps them, without private text, from chat to chat.
     """
-    read = _from_terminal(history) if sys.stdin.isatty() and sys.stdout.isatty() else _from_pipe()
+    read = _from_terminal(history) if is_interactive() else _from_pipe()
     return (line.strip() for line in read if line.strip())
+
+
+def is_interactive() -> bool:
+    """Return whether somebody types and reads."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def without_private(line: str) -> str:
@@ -52,6 +57,7 @@ def _from_terminal(history: Path | None) -> Iterator[str]:
     kept: History = InMemoryHistory()
     if history is not None:
         history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        history.touch(mode=0o600)
         kept = SafeHistory(str(history))
     completer = WordCompleter([f"/{name}" for name in COMMANDS], sentence=True)
     session: PromptSession[str] = PromptSession("> ", history=kept, completer=completer, complete_while_typing=False)

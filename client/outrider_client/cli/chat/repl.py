@@ -14,18 +14,23 @@ from outrider_client.cli.chat.conversation import ChatConversation
 from outrider_client.cli.chat.link import ChatLink
 from outrider_client.client import Client
 from outrider_client.core.config import ClientConfig, Mode, Privacy
+from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.statistics import Statistics
 from outrider_client.display.display import cut_remark, display_for, show_answer
 from outrider_client.display.messages import print_message, printable
 from outrider_client.display.status_line import format_bytes
 from outrider_client.privacy.fences import private_kinds, read_private_file
-from outrider_proto.errors import OutriderError, Reason, Refusal, UsageError
+from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError
+from outrider_proto.files import write_atomically
 
 View = Literal["markdown", "origins"]
 
 
 class ChatRepl:
-    """One conversation with one client. `link` is the emulated link to the server, if there is one."""
+    """One conversation with one client. `link` is the emulated link to the server, if there is one.
+
+    `stays`: a first answer that fails does not end the chat, since somebody is there to ask again.
+    """
 
     def __init__(
         self,
@@ -35,6 +40,7 @@ class ChatRepl:
         link: ChatLink | None = None,
         *,
         as_json: bool = False,
+        stays: bool = False,
     ) -> None:
         self._client = client
         self._mode: Mode = config.mode
@@ -42,30 +48,33 @@ class ChatRepl:
         self._max_new_tokens = config.max_new_tokens
         self._view: View = "markdown"
         self._as_json = as_json
+        self._stays = stays
+        self._failed: PromptMessage | None = None  # the last question, where it got no answer
         self._conversation = conversation
         self._statistics: list[Statistics] = []
         self._console = Console(highlight=False)
         self._link = link
 
     def run(self, lines: Iterable[str]) -> None:
-        """Raise the error of a first answer that fails; report later ones and go on."""
+        """Report answers that fail and go on; raise the error of a first one unless the chat stays."""
         for line in lines:
             try:
                 slash = parse_command(line)
                 if slash == SlashCommand("quit"):
                     return
                 if slash is None:
-                    self._answer(line.removeprefix("/") if line.startswith("//") else line)
+                    self._conversation.add_question(line.removeprefix("/") if line.startswith("//") else line)
+                    self._answer()
                 else:
                     self._execute(slash)
             except OutriderError as error:
-                if not self._statistics and not line.startswith("/"):
+                if not self._stays and not self._statistics and not line.startswith("/"):
                     raise
-                is_full = isinstance(error, Refusal) and error.reason is Reason.CONTEXT_FULL
-                print_message(f"{error}; /clear starts a new conversation" if is_full else str(error))
+                print_message(f"{error}{_way_out(error)}")
 
-    def _answer(self, line: str) -> None:
-        self._conversation.add_question(line)
+    def _answer(self) -> None:
+        """Answer the conversation's last message, a question."""
+        self._failed = None
         self._print_private()
         display = display_for(self._client, as_json=self._as_json, markdown=self._view == "markdown")
         try:
@@ -76,12 +85,12 @@ class ChatRepl:
             if not self._as_json and (cut := cut_remark(finished, self._max_new_tokens)):
                 print_message(cut)
             if finished.reason == "unverified" and self._mode != "offline":
-                print_message("the link did not come back: the end of this answer is unverified")
+                print_message("the link did not come back: the end of this answer is unverified; /retry asks again")
         except KeyboardInterrupt:
             print_message("stopped")
         except OutriderError:
             # Unlike a stopped answer, a failed one leaves no trace: the next prompt would have two questions in a row.
-            self._conversation.remove_last()
+            self._failed = self._conversation.remove_last()
             raise
         private = self._conversation.is_private and self._privacy == "local"
         self._conversation.add_answer(display.written.text, private=private)
@@ -106,9 +115,27 @@ class ChatRepl:
                 self._console.print(printable(self._conversation.text()) or "nothing yet", markup=False)
             case "save", argument:
                 self._save(argument)
+            case "retry", _:
+                self._retry()
             case "clear", _:
+                self._failed = None
                 self._conversation.clear()
                 self._client.begin_conversation()
+
+    def _retry(self) -> None:
+        messages = self._conversation.messages
+        if self._failed is not None:
+            messages.append(self._failed)
+            return self._answer()
+        if not messages:
+            raise UsageError("/retry: there is no question yet")
+        before = messages.pop()
+        try:
+            self._answer()
+        except OutriderError:
+            messages += [*filter(None, [self._failed]), before]  # as they were
+            self._failed = None
+            raise
 
     def _print_private(self) -> None:
         """Tell what of the newest message was taken as private, and what follows for the answer."""
@@ -144,9 +171,19 @@ class ChatRepl:
         if not name:
             raise UsageError("/save needs the name of a file")
         try:
-            Path(name).write_text(self._conversation.text() + "\n", encoding="utf-8")
+            write_atomically(Path(name), self._conversation.text() + "\n", mode=0o600)
         except OSError as error:
             raise UsageError(f"{name}: cannot be written ({error.strerror})") from error
+
+
+def _way_out(error: OutriderError) -> str:
+    match error:
+        case Refusal(reason=Reason.CONTEXT_FULL):
+            return "; /clear starts a new conversation"
+        case LinkError():
+            return "; /retry asks again"
+        case _:
+            return ""
 
 
 def statistics_table(answers: Sequence[Statistics]) -> Table:
