@@ -6,6 +6,7 @@ cross-attention and attention over a target's layers. Submodules carry the names
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,12 @@ WEIGHTS = (
 )
 QKV_BIASES = ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias")  # Qwen2 targets
 QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")  # Qwen3 targets: over each head, before RoPE
+_PLAIN: Mapping[str, tuple[object, ...]] = {  # settings of a block, and what each has to be where it is given
+    "hidden_act": ("silu", "swish"),
+    "partial_rotary_factor": (1,),
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+}
 
 HEADS = "num_attention_heads"
 INIT_STD = 0.02
@@ -222,7 +229,8 @@ def stored_shape(checkpoint: Checkpoint, prefix: str, config: Config, heads_key:
     """Read the sizes of the block whose tensors' names start with `prefix`; heads, RoPE's base and eps from the config.
 
     `heads_key` names the number of heads where the config has it; otherwise it is that of all blocks. RoPE is unscaled:
-    which blocks scale it depends on the family. Raises UsageError if rows do not divide into heads.
+    which blocks scale it depends on the family. Raises UsageError if rows do not divide into heads, and for settings
+    that make another block of it.
     """
     heads = config_int(config, heads_key if heads_key in config else HEADS)
     q_rows, width = checkpoint.matrix(f"{prefix}self_attn.q_proj.weight")
@@ -230,6 +238,7 @@ def stored_shape(checkpoint: Checkpoint, prefix: str, config: Config, heads_key:
     head_dim = q_rows // heads
     if head_dim * heads != q_rows or head_dim == 0 or k_rows % head_dim:
         raise UsageError(f"{prefix}self_attn: {q_rows} rows of q_proj and {k_rows} of k_proj do not make {heads} heads")
+    _refuse_other_blocks(config, head_dim)
     return BlockShape(
         width=width,
         heads=heads,
@@ -241,6 +250,24 @@ def stored_shape(checkpoint: Checkpoint, prefix: str, config: Config, heads_key:
         qkv_bias=prefix + QKV_BIASES[0] in checkpoint.names,
         qk_norm=prefix + QK_NORMS[0] in checkpoint.names,
     )
+
+
+def _refuse_other_blocks(config: Config, head_dim: int) -> None:
+    """Raise UsageError for a setting that changes a block's arithmetic in a way that none here has."""
+    # Passed over, it would cost acceptance and nothing else: nobody would notice. sliding_window is not among them:
+    # heads come with their target's config, and the code they were trained in (SafeAILab's) has no windows.
+    plain = {**_PLAIN, "attention_multiplier": (head_dim**-0.5,)}
+    for key, allowed in plain.items():
+        if (value := config.get(key)) is not None and value not in allowed:
+            raise UsageError(f"config.json: {key}={value}: need {allowed[0]}")
+    for key in ("rope_scaling", "rope_parameters"):
+        entry = config.get(key)
+        if not isinstance(entry, dict):
+            continue
+        if kinds := [kind for kind, value in entry.items() if isinstance(value, dict)]:
+            raise UsageError(f"config.json: {key} differs by layers ({', '.join(kinds)}): need one for all")
+        if (share := entry.get("partial_rotary_factor")) not in (None, 1):
+            raise UsageError(f"config.json: partial_rotary_factor={share}: need 1")
 
 
 def causal_mask(length: int, device: torch.device) -> Tensor:

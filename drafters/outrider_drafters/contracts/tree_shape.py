@@ -48,7 +48,10 @@ class TreeShape:
     def fitted(self, levels: int, budget: int) -> TreeShape | None:
         """Cut to at most `levels` levels and `budget` nodes; None if nothing is left."""
         levels, budget = min(self.levels, levels), min(self.budget, budget)
-        return replace(self, levels=levels, budget=budget) if levels > 0 and budget > 0 else None
+        if levels <= 0 or budget <= 0:
+            return None
+        # The likeliest `budget` nodes are among the `budget` likeliest of each level: a wider draft would be the same.
+        return replace(self, breadth=min(self.breadth, budget), levels=levels, budget=budget)
 
 
 TreePlan = TreeShape | TreeChoices

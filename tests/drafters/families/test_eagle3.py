@@ -160,3 +160,59 @@ def test_half_precision_is_the_targets(golden):
     state.append([1, 2])
     state.add_features(0, torch.ones(1, 64))
     assert state.root_logits().dtype == torch.float32
+
+
+@pytest.fixture(scope="module")
+def deepspec(golden) -> tuple[Eagle3Drafter, Eagle3Tap, dict[str, Tensor]]:
+    """DeepSpec's layout: q and k normed, three taps counted by layers' outputs, an embedding and a head of its own."""
+    directory = golden / "deepspec_eagle3_3taps"
+    drafter = load_drafter(directory / "drafter", TargetWeights.load(golden / "target_l8"))
+    tap = load_tap(directory / "drafter", golden / "target_l8")
+    assert isinstance(drafter, Eagle3Drafter)
+    assert isinstance(tap, Eagle3Tap)
+    return drafter, tap, load_file(directory / "golden.safetensors")
+
+
+def deepspec_state(deepspec) -> PairState:
+    """The prompt with its features, fused by the tap from the published hidden states."""
+    drafter, tap, arrays = deepspec
+    assert tap.hidden_layers == (2, 4, 7)
+    states = {layer: arrays[f"tap{number}"][0] for number, layer in enumerate(tap.hidden_layers)}
+    rows = tap.rows(Activations(torch.empty(0), torch.empty(0), states))
+    close(rows, arrays["fc_output"][0])
+    state = drafter.new_state()
+    state.append([*arrays["prompt_ids"][0].tolist(), *arrays["next_token"][0].tolist()])
+    state.add_features(0, rows)
+    return state
+
+
+def test_deepspecs_prefill_agrees(deepspec):
+    arrays, state = deepspec[2], deepspec_state(deepspec)
+    close(state.root_logits(), arrays["prefill_logits"][0, -1])
+    close(state._output, arrays["prefill_hidden"][0, -1:])
+    close(state._cache.keys, arrays["prefill_k"])
+    close(state._cache.values, arrays["prefill_v"])
+
+
+def test_deepspecs_chains_agree(deepspec):
+    arrays, state = deepspec[2], deepspec_state(deepspec)
+    close(state.root_logits(), arrays["given_step_logits"][0, 0])
+    parent = ROOT
+    for number, token in enumerate(arrays["given_tokens"][0].tolist()):
+        logits = state.expand([token], [parent])
+        close(logits[0], arrays["given_step_logits"][0, number + 1])
+        parent = number
+
+
+def test_deepspecs_next_round_agrees(deepspec):
+    arrays, state, tap = deepspec[2], deepspec_state(deepspec), deepspec[1]
+    first = grow_tree(state, TreeShape.chain(3))
+    assert list(first.tokens) == arrays["greedy0_tokens"][0].tolist()
+    # The first committed token is the root that the prompt already ended with.
+    state.append(arrays["sequence_ids"][0, 21:24].tolist())
+    states = arrays["round1_features"][0].chunk(3, dim=-1)
+    rows = tap.rows(Activations(torch.empty(0), torch.empty(0), dict(zip(tap.hidden_layers, states, strict=True))))
+    state.add_features(20, rows)
+    close(state.root_logits(), arrays["round1_step0_logits"][0, -1])
+    close(state._cache.keys, arrays["round1_k"])
+    assert list(grow_tree(state, TreeShape.chain(3)).tokens) == arrays["greedy1_tokens"][0].tolist()

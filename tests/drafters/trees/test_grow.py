@@ -238,3 +238,13 @@ def test_trees_that_grow_together_are_those_that_grow_alone(family):
         assert one.drafted().tree == other.drafted().tree
         assert one.drafted().scores == pytest.approx(other.drafted().scores, abs=1e-4)
         assert one.num_expanded == other.num_expanded
+
+
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 5))
+@settings(max_examples=40)
+def test_a_breadth_beyond_the_budget_changes_no_tree(seed, budget, levels):
+    """So a shape that is cut to a small budget need not run its whole breadth."""
+    wide = TreeShape(64, levels, 255)
+    fitted = wide.fitted(levels, budget)
+    assert fitted == TreeShape(budget, levels, budget)
+    assert grow_tree(Lookup(70, seed), fitted) == grow_tree(Lookup(70, seed), replace(wide, budget=budget))

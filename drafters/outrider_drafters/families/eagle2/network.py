@@ -23,9 +23,8 @@ from outrider_drafters.readers.config import Config
 
 NAME = "eagle2"
 
-STEPS = (
-    "outrider_steps"  # key of our config.json: number of steps of its own output that it was trained over; 1 if missing
-)
+# Key of our config.json: number of steps of its own output that a head was trained over.
+STEPS = "outrider_steps"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from torch import Tensor
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import LastHiddenTap, Tap
-from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
+from outrider_drafters.families.eagle2.network import STEPS
+from outrider_drafters.families.eagle3.drafter import PUBLISHED_STEPS, Eagle3Drafter
 from outrider_drafters.families.eagle3.layout import (
     D2T,
     EMBEDDING,
@@ -21,6 +22,7 @@ from outrider_drafters.families.eagle3.layout import (
 from outrider_drafters.families.eagle3.network import Eagle3
 from outrider_drafters.families.eagle3.tap import NAME, Eagle3Tap, tap_info
 from outrider_drafters.families.family import Family
+from outrider_drafters.readers.config import config_int
 
 
 def _load(files: DrafterFiles, target: TargetSizes) -> Eagle3:
@@ -37,7 +39,8 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> Eagle3Drafter:
     eagle = _load(files, target.sizes)
     # Before the cast: the fingerprint is of the values as stored.
     info = tap_info(eagle, target.sizes.layers)
-    return Eagle3Drafter(eagle.to(target.embed.device, target.embed.dtype), target, info)
+    steps = config_int(files.config, STEPS, PUBLISHED_STEPS)
+    return Eagle3Drafter(eagle.to(target.embed.device, target.embed.dtype), target, info, steps)
 
 
 def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Tap:

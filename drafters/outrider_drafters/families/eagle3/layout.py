@@ -1,7 +1,8 @@
 """Published layouts of EAGLE-3 heads, brought to one naming (SafeAILab's) and one set of sizes.
 
 midlayer.*            SafeAILab, SGLang/SpecForge, AngelSlim: flat config.json
-layers.0.*            vLLM and speculators; the latter nests the Llama part of its config in transformer_layer_config
+layers.0.*            vLLM, DeepSpec and speculators; the last nests the Llama part of its config in
+                      transformer_layer_config
 GGUF                  llama.cpp: translated before (eagle3_gguf.py)
 
 Shapes and the presence of tensors decide wherever they can: config flags are often missing or wrong.
@@ -18,7 +19,7 @@ from outrider_drafters.checkpoints.draft_vocabulary import check_membership, dra
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
-from outrider_drafters.families.eagle3.tap_layers import chosen_layers, uses_layers
+from outrider_drafters.families.eagle3.tap_layers import OUTPUT_IDS, chosen_layers, uses_layers
 from outrider_drafters.readers.config import Config, config_int
 
 LAYER = "midlayer."
@@ -113,10 +114,6 @@ def _block(files: DrafterFiles) -> BlockShape:
         raise files.fault(
             f"{LAYER}self_attn.q_proj has {block.width} columns: need {2 * width}, an embedding beside a feature"
         )
-    if files.config.get("hidden_act") not in (None, "silu", "swish"):
-        raise files.fault(f"hidden_act={files.config['hidden_act']}: need silu")
-    if files.config.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise files.fault(f"partial_rotary_factor={files.config['partial_rotary_factor']}: need 1")
     theta = files.options.rope_theta
     return replace(
         block,
@@ -151,7 +148,7 @@ def _head(files: DrafterFiles, target: TargetSizes) -> tuple[int, bool]:
 
 
 def _own_embedding(files: DrafterFiles, target: TargetSizes, width: int) -> bool:
-    """True if the file's embedding is to be used: if widths differ, on request, or where speculators trained it."""
+    """True if the file's embedding is to be used: if widths differ, on request, or where it was trained."""
     # Otherwise the target's: the file's should be a copy of it, and some exports hold a random one (TorchSpec#38).
     chosen, stored, needed = files.options.embedding, EMBEDDING in files.names, width != target.hidden
     if chosen == "own" or needed:
@@ -163,7 +160,8 @@ def _own_embedding(files: DrafterFiles, target: TargetSizes, width: int) -> bool
         files.need_equal(f"rows of {EMBEDDING}", rows, target.vocab)
         if columns != width:
             raise files.fault(f"{EMBEDDING} has {columns} columns: need {width}, the head's width")
-    trained = stored and files.config.get("embed_requires_grad") is True
+    # speculators says so; DeepSpec always trains it.
+    trained = stored and (files.config.get("embed_requires_grad") is True or OUTPUT_IDS in files.config)
     return needed or (trained if chosen is None else chosen == "own")
 
 

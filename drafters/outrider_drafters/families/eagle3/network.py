@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from outrider_drafters.blocks.layers import INIT_STD, RMSNorm, Rope, causal_mask
 from outrider_drafters.checkpoints.draft_vocabulary import draft_tokens, membership, offsets
 from outrider_drafters.checkpoints.target_weights import TargetSizes
+from outrider_drafters.families.eagle2.network import STEPS
 from outrider_drafters.families.eagle3.layer import PairLayer, TrainStepCache, take_rows
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 from outrider_drafters.readers.checkpoint import write_model
@@ -129,12 +130,15 @@ class Eagle3(nn.Module):
             features = normed if self.sizes.norm_output else hidden
         return made
 
-    def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32) -> None:
-        """Write SafeAILab's layout."""
+    def export(
+        self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32, steps: int | None = None
+    ) -> None:
+        """Write SafeAILab's layout; `steps`: of its own output, that it was trained over, where that is known."""
         tensors = self.state_dict()
         if (tokens := self.draft_tokens) is not None:
             tensors["t2d"] = membership(tokens, self.sizes.vocab)
-        write_model(directory, self._config(target), tensors, dtype)
+        trained = {} if steps is None else {STEPS: steps}
+        write_model(directory, self._config(target) | trained, tensors, dtype)
 
     def _config(self, target: TargetSizes) -> dict[str, object]:
         sizes, block = self.sizes, self.sizes.block

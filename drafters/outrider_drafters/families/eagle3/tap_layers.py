@@ -14,6 +14,7 @@ from outrider_drafters.readers.config import Config
 from outrider_proto.errors import UsageError
 
 IDS = "eagle_aux_hidden_state_layer_ids"
+OUTPUT_IDS = "target_layer_ids"  # DeepSpec's, at the top level: it counts layers by their outputs
 
 
 def uses_layers(config: Config) -> bool:
@@ -52,6 +53,8 @@ def _stated(config: Config) -> list[int] | None:
 
 def _published(config: Config, num_layers: int) -> list[int]:
     value = _config_value(config, IDS)
+    if value is None and (outputs := config.get(OUTPUT_IDS)) is not None:
+        return [layer + 1 for layer in _ids(OUTPUT_IDS, outputs)]
     if value is None:
         return list(default_layers(num_layers))
     listed = _ids(IDS, value)

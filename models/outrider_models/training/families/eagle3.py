@@ -104,7 +104,7 @@ class TrainableEagle3(TrainableDrafter):
 
     def export(self, directory: Path) -> None:
         """Write SafeAILab's layout with d2t and t2d, without a copy of the target's embedding."""
-        self.network.export(directory, self._target_sizes, torch.bfloat16)
+        self.network.export(directory, self._target_sizes, torch.bfloat16, self._settings.steps.count)
 
 
 def rows_that_teach(loss_mask: Tensor, steps: int) -> Tensor:

@@ -4,6 +4,7 @@ The slow reference exports the drafter, gives a fresh state each position's past
 the paper's loss together from the logits of each level.
 """
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -11,10 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.families.eagle2.network import STEPS
 from outrider_drafters.load import load_drafter, load_tap
 from outrider_models.training.core import losses
 from outrider_models.training.core.interfaces import Batch, TeacherRequest, most_frequent
-from outrider_models.training.core.losses import Losses
+from outrider_models.training.core.losses import HeadDecay, Losses
 from outrider_models.training.core.teacher import Teacher
 from outrider_models.training.families import TRAINABLE_FAMILIES, trainable_family
 from outrider_proto.errors import UsageError
@@ -222,6 +224,16 @@ def test_the_staircase_is_gone_after_half_of_the_run(teacher):
 def test_hass_exports_its_number_of_steps(steps, teacher, tmp_path):
     model_of(teacher, "hass", steps=steps).export(tmp_path)
     assert load_drafter(tmp_path, teacher.target_weights()).stale_tolerant is (steps == 8)
+
+
+@pytest.mark.parametrize("steps", [3, 7])
+def test_eagle3_exports_its_number_of_steps(steps, teacher, tmp_path):
+    model_of(teacher, "eagle3", steps=HeadDecay(steps, 0.8)).export(tmp_path)
+    assert load_drafter(tmp_path, teacher.target_weights()).stale_tolerant is (steps == 7)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config[STEPS]  # a published head, which says nothing
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_drafter(tmp_path, teacher.target_weights()).stale_tolerant
 
 
 @pytest.mark.parametrize("vocab", [0, 300])
