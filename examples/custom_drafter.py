@@ -7,6 +7,7 @@ python examples/custom_drafter.py
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from outrider_client import AsyncClient, ClientConfig, Completion, LocalModels
+from outrider_client import AsyncClient, ClientConfig, Completion, LocalModels, OutriderError
 from outrider_drafters import TextDrafter
 
 QUESTION = "Summarize:\nName: Rene\nJob: potter\nHobby: running\nCity: Oxford\nAge: 41\nPet: deer"
@@ -41,7 +42,10 @@ def main(
     server: Annotated[str, typer.Option(help="Address of the server, HOST:PORT.")] = ClientConfig().server,
 ) -> None:
     """Answer a question with a drafter that counts pairs of tokens."""
-    completion = asyncio.run(answer(question, server))
+    try:
+        completion = asyncio.run(answer(question, server))
+    except OutriderError as error:
+        sys.exit(str(error))
     statistics = completion.statistics
     print(completion.text)
     print(f"{statistics.mean_acceptance_length:.2f} tokens per verdict, {statistics.target_calls} target calls")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from typing import Annotated
 
 import typer
@@ -23,6 +24,7 @@ from outrider_client import (
     Finished,
     LinkChanged,
     LocalModels,
+    OutriderError,
     RolledBack,
     Unverified,
 )
@@ -73,7 +75,10 @@ def main(
     server: Annotated[str, typer.Option(help="Address of the server, HOST:PORT.")] = ClientConfig().server,
 ) -> None:
     """Ask several questions at once."""
-    asyncio.run(run(questions, server))
+    try:
+        asyncio.run(run(questions, server))
+    except OutriderError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

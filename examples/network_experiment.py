@@ -10,13 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from typing import Annotated
 
 import typer
 
-from outrider_client import AsyncClient, ClientConfig, Committed, Event, Finished, LocalModels, Mode, Statistics
+from outrider_client import (
+    AsyncClient,
+    ClientConfig,
+    Committed,
+    Event,
+    Finished,
+    LocalModels,
+    Mode,
+    OutriderError,
+    Statistics,
+)
 from outrider_models import drafter_dir, target_dir
-from outrider_netsim import Link, profile_named
+from outrider_netsim import EngineError, Link, ProfileError, profile_named
 from outrider_server import Server, ServerConfig
 
 MODES: tuple[Mode, ...] = ("stream", "stop-and-wait", "proactive", "pipelined")
@@ -73,7 +84,10 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of an answer in tokens.")] = 60,
 ) -> None:
     """Compare modes on one emulated link."""
-    asyncio.run(run(profile, outage_s, max_new_tokens))
+    try:
+        asyncio.run(run(profile, outage_s, max_new_tokens))
+    except (OutriderError, ProfileError, EngineError) as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 
 import typer
-from openai import OpenAI
+from openai import APIConnectionError, APIError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from outrider_models import drafter_dir, target_dir
@@ -76,10 +76,15 @@ def main(
     url: Annotated[str | None, typer.Option(help="Address of a gateway; default: start one.")] = None,
 ) -> None:
     """Ask a question through the openai package."""
-    if url is None:
-        asyncio.run(ask_own_gateway(question))
-    else:
-        ask(url, question)
+    try:
+        if url is None:
+            asyncio.run(ask_own_gateway(question))
+        else:
+            ask(url, question)
+    except APIConnectionError:
+        sys.exit(f"{url or 'the gateway'}: no gateway there; is `outrider gateway` running?")
+    except APIError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ embedded models are too small to answer well in either.
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Annotated, get_args
 
 import typer
@@ -24,6 +25,7 @@ from outrider_client import (
     GrpcConnection,
     GrpcTransport,
     LocalModels,
+    OutriderError,
     Privacy,
     parse_fences,
 )
@@ -66,7 +68,10 @@ def main(
     server: Annotated[str, typer.Option(help="Address of the server, HOST:PORT.")] = ClientConfig().server,
 ) -> None:
     """Answer a prompt whose private part never reaches the server."""
-    asyncio.run(run(prompt, server))
+    try:
+        asyncio.run(run(prompt, server))
+    except OutriderError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

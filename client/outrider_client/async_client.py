@@ -243,9 +243,14 @@ class AsyncClient:
     ) -> None:
         shown = self._placeholders.replace(prompt) if config.privacy == "placeholder" else prompt
         generation = Generation(context, config, emit, self._placeholders.values)
-        # Outside the try: a prompt that is refused here was not sent, so the session stays as it is.
-        encoded = context.models.encode_newest(
-            shown, raw=config.raw, reserve=config.max_new_tokens, on_full=config.on_full_context
+        # Outside the try: a prompt that is refused here was not sent, so the session stays as it is. In a thread: a
+        # long prompt takes seconds to tokenize, and heartbeats and all other answers of this loop would wait.
+        encoded = await asyncio.to_thread(
+            context.models.encode_newest,
+            shown,
+            raw=config.raw,
+            reserve=config.max_new_tokens,
+            on_full=config.on_full_context,
         )
         if encoded.num_dropped:
             emit(Warned(dropped_warning(encoded.num_dropped)))

@@ -17,8 +17,13 @@ from outrider_client.connection.access import Access
 from outrider_client.core.config import ClientConfig
 
 KEY_VARIABLE = "OUTRIDER_KEY"
-_PORT = ClientConfig().server.rpartition(":")[2]
+SERVER_VARIABLE = "OUTRIDER_SERVER"
+SERVER_HELP = "Server address, HOST or HOST:PORT."
+DEFAULT_SERVER = ClientConfig().server
+_PORT = DEFAULT_SERVER.rpartition(":")[2]
 _PANEL = "Encryption and key"
+
+ServerOption = Annotated[str, Option(envvar=SERVER_VARIABLE, help=SERVER_HELP)]
 
 
 def _options(

@@ -10,28 +10,31 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from outrider_client.cli.access_options import access_from, with_access_options, with_port
+from outrider_client.cli.access_options import (
+    DEFAULT_SERVER,
+    SERVER_HELP,
+    SERVER_VARIABLE,
+    ServerOption,
+    access_from,
+    with_access_options,
+    with_port,
+)
 from outrider_client.cli.gateway import gateway_command
-from outrider_client.cli.options import client_config, with_client_options
+from outrider_client.cli.options import PRIVACY_PANEL, client_config, with_client_options
 from outrider_client.core.config import UNLIMITED, ClientConfig
+from outrider_client.display.error_reports import explaining, report_error
 from outrider_client.display.messages import print_message, printable
 from outrider_proto.errors import LinkError, OutriderError, Refusal, UsageError
 
-if TYPE_CHECKING:
-    from outrider_client.models.local_models import Prompt
-
+JSON_OPTION = "--json"
 EXIT_USAGE, EXIT_REFUSAL, EXIT_LINK, EXIT_INTERRUPTED = 2, 3, 4, 130
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> None:
@@ -57,31 +60,61 @@ def _outrider(
 @app.command()
 @with_client_options
 def generate(
-    prompt: Annotated[str | None, Argument(help="Prompt text; - reads it from standard input.")] = None,
+    prompt: Annotated[
+        str | None, Argument(help="Prompt text. Without it, or with -, the prompt is read from standard input.")
+    ] = None,
     prompt_ids: Annotated[str | None, Option(help="Prompt as token ids (1,2,3), in place of text.")] = None,
+    file: Annotated[list[Path] | None, Option(help="File whose text is added to the prompt. Repeatable.")] = None,
+    system: Annotated[str | None, Option(help="System message: how the model is to answer.")] = None,
+    stop: Annotated[
+        list[str] | None, Option(help="Text that ends the answer, and is left out of it. Repeatable.")
+    ] = None,
     raw: Annotated[bool, Option(help="Give the text to the model as it is, without the chat template.")] = False,
     private: Annotated[
-        list[Path] | None, Option(help="File whose text is added to the prompt as private text. Repeatable.")
+        list[Path] | None,
+        Option(
+            help="File whose text is added to the prompt as private text. Repeatable.", rich_help_panel=PRIVACY_PANEL
+        ),
     ] = None,
     fences: Annotated[
-        bool, Option(help="Treat <<private: ...>>, <<EMAIL: ...>> in the prompt as private text.")
+        bool,
+        Option(
+            help="Treat <<private: ...>>, <<EMAIL: ...>> in the prompt as private text.", rich_help_panel=PRIVACY_PANEL
+        ),
     ] = True,
     detect_pii: Annotated[
-        bool, Option(help="Also treat as private what looks like personal data: addresses, numbers, names.")
+        bool,
+        Option(
+            help="Also treat as private what looks like personal data: addresses, numbers, names.",
+            rich_help_panel=PRIVACY_PANEL,
+        ),
     ] = False,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object per event.")] = False,
+    as_json: Annotated[bool, Option(JSON_OPTION, help="Print one JSON object per event, and of an error.")] = False,
     **options: Any,  # the shared ones
 ) -> None:
     """Answer one prompt."""
+    from outrider_client.cli.prompt_input import read_prompt
+
+    if stop is not None and not all(stop):
+        raise UsageError("stop='': need a text of one character or more")
+    parsed = read_prompt(
+        prompt,
+        prompt_ids,
+        files=file or (),
+        private=private or (),
+        system=system,
+        raw=raw,
+        fences=fences,
+        detect=detect_pii,
+    )
     config = client_config(options, raw=raw or prompt_ids is not None)
-    parsed = _parsed_prompt(prompt, prompt_ids, private or [], fences=fences, detect=detect_pii)
     from outrider_client.client import Client
     from outrider_client.display.display import cut_remark, display_for, show_answer
 
-    with Client(config) as client:
+    with Client(config) as client, explaining(config.server):
         try:
             display = display_for(client, as_json=as_json)
-            finished = show_answer(client, parsed, display)
+            finished = show_answer(client, parsed, display, stop or ())
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
     if display.written.token_ids and not display.written.text and not as_json:
@@ -101,9 +134,11 @@ def generate(
 @app.command()
 @with_client_options
 def chat(
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object per event.")] = False,
+    as_json: Annotated[bool, Option(JSON_OPTION, help="Print one JSON object per event, and of an error.")] = False,
+    system: Annotated[str | None, Option(help="System message: how the model is to answer.")] = None,
     private: Annotated[
-        Path | None, Option(help="File whose text is added to the first message as private text.")
+        Path | None,
+        Option(help="File whose text is added to the first message as private text.", rich_help_panel=PRIVACY_PANEL),
     ] = None,
     profile: Annotated[
         str | None,
@@ -130,7 +165,7 @@ def chat(
     from outrider_client.privacy.fences import read_private_file
 
     config = client_config(options | {"max_new_tokens": UNLIMITED if max_new_tokens is None else max_new_tokens})
-    conversation = ChatConversation("" if private is None else read_private_file(private))
+    conversation = ChatConversation("" if private is None else read_private_file(private), system or "")
     with contextlib.ExitStack() as stack:
         if needs_own_server(config):
             print_message(f"no server at {config.server}: starting one, for this chat alone")
@@ -141,6 +176,8 @@ def chat(
             reached = replace(config, server=link.address, access=config.access.through(config.server))
         client = stack.enter_context(Client(reached))
         repl = ChatRepl(client, config, conversation, link, as_json=as_json, stays=is_interactive())
+        if is_interactive() and not as_json:
+            repl.greet()
         repl.run(read_lines(_history() if history else None))
 
 
@@ -150,14 +187,15 @@ app.command("gateway")(with_client_options(gateway_command))
 @app.command()
 @with_access_options
 def describe(
-    server: Annotated[str, Option(help="Server address, HOST or HOST:PORT.")] = ClientConfig().server,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object.")] = False,
+    server: ServerOption = DEFAULT_SERVER,
+    as_json: Annotated[bool, Option(JSON_OPTION, help="Print one JSON object.")] = False,
     **options: Any,  # how the server is reached
 ) -> None:
     """Show which model and drafters a server offers."""
     from outrider_client.client import Client
 
-    with Client(ClientConfig(server=with_port(server), access=access_from(options))) as client:
+    server = with_port(server)
+    with Client(ClientConfig(server=server, access=access_from(options))) as client, explaining(server):
         description = asdict(client.describe())
     if as_json:
         print(json.dumps(description))
@@ -170,7 +208,7 @@ def describe(
 @app.command()
 @with_access_options
 def pull(
-    server: Annotated[str, Argument(help="Server address, HOST or HOST:PORT.")] = ClientConfig().server,
+    server: Annotated[str, Argument(envvar=SERVER_VARIABLE, help=SERVER_HELP)] = DEFAULT_SERVER,
     out: Annotated[
         Path | None,
         Option(help="Directory for the bundle. Default: in the user's data directory, where other commands find it."),
@@ -182,7 +220,7 @@ def pull(
     retry: Annotated[
         float, Option(help="Seconds without a new byte after which to give up, once the server was reached.")
     ] = 60.0,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object per event.")] = False,
+    as_json: Annotated[bool, Option(JSON_OPTION, help="Print one JSON object per event, and of an error.")] = False,
     **options: Any,  # how the server is reached
 ) -> None:
     """Download what this device needs of a server's model and drafter. Resumes where it was interrupted."""
@@ -199,7 +237,8 @@ def pull(
     if not as_json:
         display = TextPullDisplay(Console(stderr=True, highlight=False), sys.stdout)
     try:
-        pulled = asyncio.run(pull_bundle(config, display.show))
+        with explaining(server, other_server="outrider pull HOST"):
+            pulled = asyncio.run(pull_bundle(config, display.show))
     except KeyboardInterrupt:
         print_message("stopped; what was downloaded is kept: pull again to go on")
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -217,31 +256,9 @@ def main() -> None:
     try:
         app()
     except OutriderError as error:
-        print_message(str(error))
+        # Not the command's own value: an error may end a command before it has one.
+        report_error(error, as_json=JSON_OPTION in sys.argv[1:])
         sys.exit(_exit_code(error))
-
-
-def _parsed_prompt(
-    prompt: str | None, prompt_ids: str | None, private: list[Path], *, fences: bool, detect: bool
-) -> Prompt:
-    if (prompt is None and not private) == (prompt_ids is None):
-        raise UsageError("give either PROMPT or --prompt-ids")
-    if prompt_ids is not None:
-        return _token_ids(prompt_ids)
-    from outrider_client.privacy.fences import parse_prompt, private_kinds
-
-    parsed = parse_prompt(sys.stdin.read() if prompt == "-" else prompt or "", private, fences=fences, detect=detect)
-    kinds = private_kinds(parsed)
-    if kinds or detect:
-        print_message(f"private: {', '.join(kinds) or 'nothing'}")
-    return parsed
-
-
-def _token_ids(prompt_ids: str) -> list[int]:
-    try:
-        return [int(token) for token in prompt_ids.split(",")]
-    except ValueError:
-        raise UsageError(f"prompt-ids={prompt_ids!r}: need token ids separated by commas") from None
 
 
 def _history() -> Path:

@@ -26,7 +26,15 @@ def gateway_command(
     ] = None,
     api_key_file: Annotated[Path | None, Option(help="File with the API key.")] = None,
     model_name: Annotated[
-        list[str] | None, Option(help="Name that apps may give the model. Repeatable. Default: outrider.")
+        list[str] | None,
+        Option(help="Name that apps may give the model. Repeatable. Default: outrider, and the target's own name."),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        Option(
+            help="Site whose pages may call the API, as http://localhost:3000. Repeatable. * allows every site, and"
+            " needs an API key. Default: none but the gateway's own page."
+        ),
     ] = None,
     sessions: Annotated[int, Option(help="Largest number of answers written at once.")] = 4,
     queue: Annotated[int, Option(help="Largest number of requests that wait; more are refused.")] = 16,
@@ -65,7 +73,7 @@ def gateway_command(
     key = _api_key(api_key, api_key_file)
     client = client_config(options | {"wait_for_link": wait_for_link, "max_new_tokens": 1})  # each request sets its own
     names = tuple(model_name or GatewayConfig().names)
-    config = GatewayConfig(names, sessions, queue, max_new_tokens, unverified, key)
+    config = GatewayConfig(names, sessions, queue, max_new_tokens, unverified, key, tuple(allow_origin or ()))
     serve(ServingConfig(client, config, host, port, profile, engine))
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from outrider_client.cli.access_options import ACCESS_OPTIONS, access_from, with_options, with_port
+from outrider_client.cli.access_options import ACCESS_OPTIONS, ServerOption, access_from, with_options, with_port
 from outrider_client.connection.policy import Patience
 from outrider_client.core.config import (
     AUTO_LIMITS,
@@ -35,12 +35,15 @@ from outrider_proto.frames import CODECS, MAX_TOP_LOGPROBS, Acceptance, Codec
 
 _DEFAULT = ClientConfig()
 _TREE = TreeShape()
-_DRAFTER, _SAMPLING, _DRAFTING, _OUTAGES = "Target and drafter", "Sampling", "Drafting", "Outages"
+_DRAFTER, _SAMPLING, _OUTAGES, PRIVACY_PANEL = "Target and drafter", "Sampling", "Outages", "Private text"
+_EXPERT_DRAFTER, _HEADS = "For experts: the drafter", "For experts: several heads"
+_DRAFTING, _TYPICAL = "For experts: draft trees and features", "For experts: typical acceptance"
+_FOR_EXPERTS = (_EXPERT_DRAFTER, _HEADS, _DRAFTING, _TYPICAL)
 _RENAMED = {"wait_for_link": "wait_for_link_s"}
 
 
 def _options(
-    server: Annotated[str, Option(help="Server address, HOST or HOST:PORT.")] = _DEFAULT.server,
+    server: ServerOption = _DEFAULT.server,
     mode: Annotated[
         Mode,
         Option(
@@ -72,7 +75,7 @@ def _options(
         Option(
             help="Tokens that are drafted: a file that `outrider-models draft-vocab` made, the first N of the drafter's"
             " own, or all. Default: the drafter's own, else all.",
-            rich_help_panel=_DRAFTER,
+            rich_help_panel=_EXPERT_DRAFTER,
         ),
     ] = None,
     route: Annotated[
@@ -81,7 +84,7 @@ def _options(
             help="With several heads: whose draft is sent. mean-confidence, entropy: the surest head's by that measure."
             f" keywords: that of the head whose keywords occur. Default: {Routing().route}.",
             metavar="ROUTE",
-            rich_help_panel=_DRAFTER,
+            rich_help_panel=_HEADS,
         ),
     ] = None,
     gate: Annotated[
@@ -89,7 +92,7 @@ def _options(
         Option(
             help="With several heads: let the others rest while the current one gives its first token at least this"
             " probability (0 to 1). Default: off.",
-            rich_help_panel=_DRAFTER,
+            rich_help_panel=_HEADS,
         ),
     ] = None,
     keywords: Annotated[
@@ -97,38 +100,36 @@ def _options(
         Option(
             help='With several heads: TOML or JSON file with lines HEAD = ["word", ...], HEAD being the name of its'
             " directory. Implies --route keywords.",
-            rich_help_panel=_DRAFTER,
+            rich_help_panel=_HEADS,
         ),
     ] = None,
     batch_heads: Annotated[
         bool,
-        Option(help="With several heads: run those of one kind and size as one batch.", rich_help_panel=_DRAFTER),
+        Option(help="With several heads: run those of one kind and size as one batch.", rich_help_panel=_HEADS),
     ] = True,
     drafter_dtype: Annotated[
         DrafterType | None,
         Option(
             help="Data type of the drafter's weights; bfloat16 is faster on processors that compute in it. Default:"
             " float32, or that of the bundle.",
-            rich_help_panel=_DRAFTER,
+            rich_help_panel=_EXPERT_DRAFTER,
         ),
     ] = None,
     threads: Annotated[
         int | None,
         Option(
             help="CPU threads of the drafter. Default: 1 for a small drafter, else PyTorch's choice.",
-            rich_help_panel=_DRAFTER,
+            rich_help_panel=_EXPERT_DRAFTER,
         ),
     ] = _DEFAULT.threads,
     pace: Annotated[
         str | None,
         Option(
             help="Slow the drafter down to the speed of other hardware: paper, or a TOML file of times. Default: off.",
-            rich_help_panel=_DRAFTER,
+            rich_help_panel=_EXPERT_DRAFTER,
         ),
     ] = None,
-    max_new_tokens: Annotated[
-        int, Option(help="Largest number of tokens in an answer.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.max_new_tokens,
+    max_new_tokens: Annotated[int, Option(help="Largest number of tokens in an answer.")] = _DEFAULT.max_new_tokens,
     on_full_context: Annotated[
         OnFullContext,
         Option(
@@ -137,9 +138,7 @@ def _options(
             rich_help_panel=_SAMPLING,
         ),
     ] = _DEFAULT.on_full_context,
-    temperature: Annotated[
-        float, Option(help="Sampling temperature; 0 is greedy.", rich_help_panel=_SAMPLING)
-    ] = _DEFAULT.sampling.temperature,
+    temperature: Annotated[float, Option(help="Sampling temperature; 0 is greedy.")] = _DEFAULT.sampling.temperature,
     top_k: Annotated[
         int, Option(help="Sample from this many of the likeliest tokens; 0 is off.", rich_help_panel=_SAMPLING)
     ] = _DEFAULT.sampling.top_k,
@@ -156,18 +155,18 @@ def _options(
         Option(
             help="Which drafted tokens are accepted. exact: text as the target alone would write it. typical: any"
             " token that is likely enough; faster, but no longer the target's text.",
-            rich_help_panel=_SAMPLING,
+            rich_help_panel=_TYPICAL,
         ),
     ] = _DEFAULT.sampling.acceptance,
     epsilon: Annotated[
         float,
-        Option(help="For --acceptance typical: a probability that is always enough.", rich_help_panel=_SAMPLING),
+        Option(help="For --acceptance typical: a probability that is always enough.", rich_help_panel=_TYPICAL),
     ] = _DEFAULT.sampling.epsilon,
     alpha: Annotated[
         float,
         Option(
             help="For --acceptance typical: a probability of this many times exp(-entropy) is enough, too.",
-            rich_help_panel=_SAMPLING,
+            rich_help_panel=_TYPICAL,
         ),
     ] = _DEFAULT.sampling.alpha,
     logprobs: Annotated[
@@ -299,7 +298,8 @@ def _options(
         Privacy,
         Option(
             help="How private text is kept from the server. local: the drafter answers alone. placeholder: the server"
-            " gets a placeholder for it."
+            " gets a placeholder for it.",
+            rich_help_panel=PRIVACY_PANEL,
         ),
     ] = _DEFAULT.privacy,
 ) -> None:
@@ -308,8 +308,14 @@ def _options(
 
 def with_client_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the shared options to a command, which gets them as keywords."""
-    shared = inspect.signature(_options, eval_str=True).parameters
-    return with_options(command, {**shared, **ACCESS_OPTIONS})
+    shared = {**inspect.signature(_options, eval_str=True).parameters, **ACCESS_OPTIONS}
+    # Help shows panels in the order of their first options: what only experts need comes last.
+    return with_options(command, dict(sorted(shared.items(), key=lambda named: _panel(named[1]) in _FOR_EXPERTS)))
+
+
+def _panel(option: inspect.Parameter) -> str | None:
+    panel: str | None = option.annotation.__metadata__[0].rich_help_panel
+    return panel
 
 
 def client_config(options: dict[str, Any], **more: Any) -> ClientConfig:  # Any: each option has its own type

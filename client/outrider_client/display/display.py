@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+from collections.abc import Sequence
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from outrider_client.core.answer_text import AnswerText
 from outrider_client.core.events import Event, Finished, Warned
 from outrider_client.display.json_display import JsonDisplay
 from outrider_client.display.messages import print_message, printable
+from outrider_client.display.stop_texts import stop_at
 from outrider_client.display.terminal import LiveDisplay, MarkdownDisplay
 from outrider_client.models.local_models import Prompt
 
@@ -45,13 +47,18 @@ def show_answer(
     client: Client,
     prompt: Prompt,
     display: Display,
+    stops: Sequence[str] = (),
     **overrides: Any,  # as in ClientConfig.for_answer
 ) -> Finished:
-    """Generate an answer and show it; return its last event. Raises what Client.generate does."""
+    """Generate an answer and show it, up to the first of `stops`; return its last event.
+
+    Raises what Client.generate does.
+    """
     finished = None
+    events = client.generate(prompt, **overrides)
     warnings: list[str] = []  # printed after the answer: the display redraws the end of the terminal
     with contextlib.closing(display):
-        for event in client.generate(prompt, **overrides):
+        for event in stop_at(stops, events) if stops else events:
             display.show(event)
             match event:
                 case Finished():

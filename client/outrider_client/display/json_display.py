@@ -22,18 +22,25 @@ class JsonDisplay:
     def __init__(self, out: TextIO) -> None:
         self.written = AnswerText()
         self._out = out
+        self._last_seq: int | None = None  # of the request in the last cycle
 
     def show(self, event: Event) -> None:
         self.written.take(event)
-        fields = asdict(event)
-        if isinstance(event, Cycle):
-            fields["verdict"] = {_VERDICT_KEYS.get(name, name): value for name, value in fields["verdict"].items()}
-        self._write(event_name(event), fields)
+        self._write(event_name(event), self._cycle(event) if isinstance(event, Cycle) else asdict(event))
         if isinstance(event, Finished):
             self._write_answer(event)
 
     def close(self) -> None:
         return
+
+    def _cycle(self, cycle: Cycle) -> dict[str, object]:
+        """The fields of a cycle; a request that has several verdicts shows its context, often the prompt, once."""
+        request = asdict(cycle.request)
+        if cycle.request.seq == self._last_seq:
+            del request["context"]
+        self._last_seq = cycle.request.seq
+        verdict = {_VERDICT_KEYS.get(name, name): value for name, value in asdict(cycle.verdict).items()}
+        return {"request": request, "verdict": verdict}
 
     def _write_answer(self, finished: Finished) -> None:
         logprobs = self.written.logprobs

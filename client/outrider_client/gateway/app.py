@@ -6,26 +6,29 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import ValidationError
 from sse_starlette import EventSourceResponse
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Mount, Route
+from starlette.types import Scope
 
 from outrider_client.connection.link_state import LinkState
 from outrider_client.gateway.completion import GatewayCompletion
 from outrider_client.gateway.errors import ApiError, api_error, invalid_request, unknown_model
-from outrider_client.gateway.gateway import Gateway
+from outrider_client.gateway.gateway import Gateway, GatewayConfig
 from outrider_client.gateway.link_watch import LinkReport
 from outrider_client.gateway.metrics import CONTENT_TYPE
-from outrider_client.gateway.middleware import AccessMiddleware, BodyLimitMiddleware
+from outrider_client.gateway.middleware import ENDPOINTS, BodyLimitMiddleware, KeyMiddleware, OriginMiddleware
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest, LinkCommand
 from outrider_client.gateway.request_mapping import GenerationRequest, map_chat_request, map_completion_request
 from outrider_client.gateway.response_bodies import Body, ChatFormatter, CompletionFormatter
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parent / "page"
 _CLIENT_CLOSED_REQUEST = 499  # as nginx has it
+_NO_ENDPOINT = "not found; the API is POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -55,8 +59,7 @@ def create_app(gateway: Gateway, emulated: EmulatedLink | None = None, *, only_l
             yield
 
     app = FastAPI(title="Outrider gateway", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(BodyLimitMiddleware)
-    app.add_middleware(AccessMiddleware, api_key=gateway.config.api_key, only_loopback=only_loopback)
+    _add_middleware(app, gateway.config, only_loopback=only_loopback)
     _add_completions(app, gateway)
     _add_models(app, gateway)
     _add_state(app, gateway)
@@ -66,12 +69,31 @@ def create_app(gateway: Gateway, emulated: EmulatedLink | None = None, *, only_l
     return app
 
 
+def _add_middleware(app: FastAPI, config: GatewayConfig, *, only_loopback: bool) -> None:
+    # The last one added is asked first. Preflight requests have no key: they are answered after the check of their
+    # origin, and before that of the key, whose errors pages of allowed origins may read.
+    app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(KeyMiddleware, api_key=config.api_key)
+    if config.allow_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allow_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),  # OpenAI's client sends a dozen of its own
+            expose_headers=("Retry-After",),
+            allow_private_network=True,  # a public site may be allowed, and this is a private address
+        )
+    app.add_middleware(OriginMiddleware, allowed=config.allow_origins, only_loopback=only_loopback)
+
+
 def _add_completions(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
         completion = await _prepared(gateway, lambda defaults: map_chat_request(body, request.headers, defaults))
         usage = completion.request.include_usage
-        formatter = ChatFormatter(body.model, completion.models, stream=body.stream, include_usage=usage)
+        formatter = ChatFormatter(
+            body.model, completion.models, completion.token_fragments, stream=body.stream, include_usage=usage
+        )
         return await respond(request, completion, formatter)
 
     @app.post("/v1/completions", response_model=None)
@@ -87,11 +109,15 @@ async def _prepared(gateway: Gateway, asked: Callable[[Sampling], GenerationRequ
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:
-    created = int(time.time())
-    known = {
-        name: {"id": name, "object": "model", "created": created, "owned_by": "outrider"}
-        for name in gateway.config.names
+    described = {
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "outrider",
+        "root": gateway.target_name,
+        "parent": None,
+        "max_model_len": gateway.max_context,
     }
+    known: dict[str, Body] = {name: {"id": name, **described} for name in gateway.names}
 
     @app.get("/v1/models")
     async def models() -> Body:
@@ -100,7 +126,7 @@ def _add_models(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Body:
         if name not in known:
-            raise unknown_model(name, gateway.config.names)
+            raise unknown_model(name, gateway.names)
         return known[name]
 
 
@@ -110,7 +136,7 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
         gateway.watch.wake()
         state = gateway.watch.state
         status = "ok" if state in (LinkState.ONLINE, LinkState.RESUMING) else "offline"
-        health = {"status": status, "link": state.value, "model": gateway.config.names[0]}
+        health = {"status": status, "link": state.value, "model": gateway.names[0]}
         return health if gateway.mismatch is None else health | {"status": "mismatch", "mismatch": gateway.mismatch}
 
     @app.get("/metrics")
@@ -177,7 +203,35 @@ def _add_errors(app: FastAPI, gateway: Gateway) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        return response(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
+        return response(_http_error(request, error, app.routes))
+
+
+def _http_error(request: Request, error: HTTPException, routes: Sequence[BaseRoute]) -> ApiError:
+    asked = f"{request.method} {request.url.path}"
+    match error.status_code:
+        case 404:
+            return ApiError(404, f"{asked}: {_NO_ENDPOINT}", code="unknown_url")
+        case 405:
+            allowed = ", ".join(_methods(request.scope, routes))
+            refused = ApiError(405, f"{asked}: this endpoint takes {allowed} only", code="method_not_supported")
+            refused.headers["Allow"] = allowed
+            return refused
+        case status:
+            return ApiError(status, f"{asked}: {error.detail}")
+
+
+def _methods(scope: Scope, routes: Sequence[BaseRoute]) -> list[str]:
+    """The methods that a path takes; each has a route of its own."""
+    fitting = [route for route in routes if isinstance(route, Route) and route.matches(scope)[0] is Match.PARTIAL]
+    return sorted({method for route in fitting for method in route.methods or ()})
+
+
+class _PageMount(Mount):
+    """Leaves all other endpoints' paths alone: an unknown one, or a wrong method, would look like a missing file."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        is_page = scope.get("method") in ("GET", "HEAD") and not scope["path"].startswith(ENDPOINTS)
+        return super().matches(scope) if is_page else (Match.NONE, {})
 
 
 class _Page(StaticFiles):
@@ -191,7 +245,7 @@ class _Page(StaticFiles):
 
 def _add_page(app: FastAPI) -> None:
     if PAGE.is_dir():
-        app.mount("/", _Page(directory=PAGE, html=True))
+        app.router.routes.append(_PageMount("/", _Page(directory=PAGE, html=True)))
 
 
 def _report(report: LinkReport) -> dict[str, Any]:  # Any: whatever JSON holds

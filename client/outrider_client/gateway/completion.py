@@ -37,6 +37,7 @@ class GatewayCompletion:
         self.statistics = Statistics()
         self.warnings: list[str] = []
         self.drafter, self.models = gateway.models_for(request)
+        self.token_fragments = gateway.token_fragments if request.overrides.get("logprobs") is not None else {}
         self._gateway = gateway
         wanted = self._wanted_policy(request.overrides.get("mode", gateway.client.mode))
         # Only a stream can take text back: a whole answer with that wish waits, too, but may end unverified.

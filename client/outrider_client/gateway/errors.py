@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider_client.connection.tls_diagnosis import TrustError
+from outrider_client.gateway.request_bodies import FORMS
 from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError, is_transient
 
 _INVALID = "invalid_request_error"
@@ -69,25 +70,30 @@ def api_error(error: OutriderError) -> ApiError:
 
 
 def invalid_request(errors: Sequence[Mapping[str, Any]]) -> ApiError:  # Any: pydantic's description of each
-    """Report the first of pydantic's errors with the longest location."""
+    """Report the first of pydantic's errors."""
     # Only the location and the message: the input itself may be private.
-    deepest = max(errors, key=lambda error: len(error["loc"]))
-    where = ".".join(str(part) for part in deepest["loc"][1:] if not _is_branch(part))
-    match deepest["type"]:
+    error = errors[0]
+    where = ".".join(str(part) for part in error["loc"][1:] if part not in FORMS)
+    match error["type"]:
         case "json_invalid":
-            return ApiError(400, f"body is not JSON: {deepest['ctx']['error']} at character {deepest['loc'][-1]}")
+            return ApiError(400, f"body is not JSON: {error['ctx']['error']} at character {error['loc'][-1]}")
         case "extra_forbidden":
             return ApiError(400, f"{where}: no such parameter", param=where, code="unknown_parameter")
         case "unsupported_parameter":
-            name = deepest["ctx"]["name"]
+            name = error["ctx"]["name"]
             where = f"{where}.{name}" if where else name
-            return ApiError(400, f"{where}: {deepest['msg']}", param=where, code="unsupported_parameter")
+            return ApiError(400, f"{where}: {error['msg']}", param=where, code="unsupported_parameter")
         case _ if not where:
             return ApiError(400, "body: need a JSON object, and Content-Type: application/json")
         case _:
-            return ApiError(400, f"{where}: {deepest['msg']}", param=where)
+            return ApiError(400, f"{where}: {_words(error)}", param=where)
 
 
-def _is_branch(part: str | int) -> bool:
-    """True for pydantic's name of a union member, which is no part of the request."""
-    return isinstance(part, str) and ("[" in part or part in {"str", "int", "float", "constrained-str"})
+def _words(error: Mapping[str, Any]) -> str:
+    match error["type"]:
+        case "too_long":
+            return f"at most {error['ctx']['max_length']} are allowed, not {error['ctx']['actual_length']}"
+        case "too_short":
+            return f"need at least {error['ctx']['min_length']}"
+        case _:
+            return str(error["msg"])

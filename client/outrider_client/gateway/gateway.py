@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from outrider_client.async_client import AsyncClient
@@ -15,29 +18,39 @@ from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.gateway.errors import ApiError, unknown_model
 from outrider_client.gateway.link_watch import LinkWatch
 from outrider_client.gateway.metrics import GatewayMetrics
+from outrider_client.gateway.middleware import ANY_ORIGIN
 from outrider_client.gateway.request_mapping import GenerationRequest
 from outrider_client.gateway.session_pool import SessionPool
 from outrider_client.gateway.text_stream import UnverifiedPolicy
-from outrider_client.models.local_models import LocalModels
+from outrider_client.gateway.token_fragments import TokenFragments, read_token_fragments
+from outrider_client.models.local_models import LocalModels, with_default_models
+from outrider_drafters.checkpoints.bundle import MANIFEST
+from outrider_drafters.checkpoints.target_weights import resolve_dir
+from outrider_drafters.readers.config import read_json
+from outrider_models.core.embedded import EMBEDDED, target_source
 from outrider_proto.errors import OutriderError, UsageError
 
+DEFAULT_NAME = "outrider"
 _UNKNOWN = float("nan")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
     """Settings of a gateway. Raises UsageError.
 
-    `names`: what apps may call the model. `max_tokens`: limit where a request sets none; None: the room in the context.
-    `unverified`: what happens to text of an outage where a request does not say.
+    `names`: what apps may call the model; none: `outrider` and the target's own name. `max_tokens`: limit where a
+    request sets none; None: the room in the context. `unverified`: what happens to text of an outage where a request
+    does not say. `allow_origins`: sites whose pages may call the API.
     """
 
-    names: tuple[str, ...] = ("outrider",)
+    names: tuple[str, ...] = ()
     sessions: int = 4
     queue: int = 16
     max_tokens: int | None = None
     unverified: UnverifiedPolicy = "hold"
     api_key: str | None = field(default=None, repr=False)
+    allow_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.sessions < 1:
@@ -46,10 +59,21 @@ class GatewayConfig:
             raise UsageError(f"queue={self.queue}: need 0 or more")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise UsageError(f"max_tokens={self.max_tokens}: need at least 1")
-        if not self.names or not all(self.names):
-            raise UsageError("names: need at least one model name")
+        if not all(self.names):
+            raise UsageError("names: a model name is empty: need at least one character")
         if self.api_key is not None and not self.api_key.strip():
             raise UsageError("api-key is empty: need at least one character")
+        for origin in self.allow_origins:
+            self._check_origin(origin)
+
+    def _check_origin(self, origin: str) -> None:
+        if origin == ANY_ORIGIN:
+            if self.api_key is None:
+                raise UsageError("allow-origin=*: any site could use this gateway: name some, or give --api-key-file")
+        elif not _ORIGIN.fullmatch(origin):
+            raise UsageError(
+                f"allow-origin={origin}: need scheme://host or scheme://host:port, in lower case and without a path"
+            )
 
 
 class Gateway:
@@ -71,6 +95,9 @@ class Gateway:
         self.client = replace(client, offline_start=True)
         self.metrics = GatewayMetrics()
         self._models = dict(models)
+        self._target = with_default_models(client).target or EMBEDDED
+        self.target_name = target_name(self._target)
+        self.names = config.names or tuple(dict.fromkeys((DEFAULT_NAME, self.target_name)))
         self._tasks: set[asyncio.Task[None]] = set()
         self._default_drafter = next(iter(models))
         self._on_link_change = on_link_change
@@ -83,6 +110,19 @@ class Gateway:
         self.metrics.set_gauge("num_requests_running", lambda: self.pool.num_running)
         self.metrics.set_gauge("num_requests_waiting", lambda: self.pool.num_waiting)
         self.metrics.set_gauge("link_rtt_seconds", lambda: self.watch.report.rtt_s or _UNKNOWN)
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of the target's context."""
+        return self._models[self._default_drafter].max_context
+
+    @cached_property
+    def token_fragments(self) -> TokenFragments:
+        """Bytes of the tokens that are pieces of characters. Reads a file: not for the event loop."""
+        try:
+            return read_token_fragments(resolve_dir(target_source(self._target)) / "tokenizer.json")
+        except UsageError:  # there is none, or it is gone by now: such tokens have no `bytes` then
+            return {}
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # Any: as asyncio declares it
         """Run work in a task that may outlive its request, and ends before the gateway does."""
@@ -107,8 +147,8 @@ class Gateway:
 
     def models_for(self, request: GenerationRequest) -> tuple[str, LocalModels]:
         """The drafter's name and its models. Raises ApiError for an unknown model or drafter."""
-        if request.model not in self.config.names:
-            raise unknown_model(request.model, self.config.names)
+        if request.model not in self.names:
+            raise unknown_model(request.model, self.names)
         drafter = self._default_drafter if request.drafter is None else request.drafter
         if drafter not in self._models:
             message = f"outrider.drafter: {drafter!r} does not exist: choose one of {', '.join(self._models)}"
@@ -138,6 +178,18 @@ class Gateway:
 
     def _new_client(self, drafter: str) -> AsyncClient:
         return AsyncClient(self.client, models=self._models[drafter])
+
+
+def target_name(target: str | Path) -> str:
+    """Return a target's name, as --target takes it; of a directory or file only the last part."""
+    named = Path(target).expanduser()
+    if (named / MANIFEST).is_file():  # a pulled bundle's directory is named for the server
+        named = Path(str(read_json(named / MANIFEST).get("target")))
+    elif named.exists():
+        named = named.resolve()
+    if not named.is_absolute() and len(named.parts) < 3:  # ours or the hub's: smollm2, owner/model
+        return named.as_posix()
+    return named.stem if named.suffix == ".gguf" else named.name
 
 
 def models_by_drafter(models: LocalModels, names: Sequence[str]) -> dict[str, LocalModels]:

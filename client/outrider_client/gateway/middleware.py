@@ -1,8 +1,9 @@
-"""ASGI middleware around the whole app: who may call it, and how large a request may be."""
+"""ASGI middleware around the whole app: whose pages and apps may call it, and how large a request may be."""
 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Collection
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
@@ -12,20 +13,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outrider_client.gateway.errors import ApiError
 from outrider_proto.addresses import is_loopback_host
 
-_PROTECTED = ("/v1/", "/outrider/", "/metrics")  # by the API key; the page itself holds no data
+API_PATH = "/v1/"
+_PROTECTED = (API_PATH, "/outrider/", "/metrics")  # by the API key; the page itself holds no data
+ENDPOINTS = (*_PROTECTED, "/health")  # all paths but the page's begin so
+ANY_ORIGIN = "*"
 MAX_BODY_BYTES = 8 * 2**20
 
 
-class AccessMiddleware:
-    """Lets requests with the API key pass; without a key, all that come from this device.
+class _RefusingMiddleware:
+    """Answers a request itself if `_refusal` returns an error."""
 
-    A page of another site must not reach a gateway on loopback.
-    """
-
-    def __init__(self, app: ASGIApp, api_key: str | None, *, only_loopback: bool) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._api_key = None if api_key is None else api_key.strip().encode()
-        self._only_loopback = only_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (error := self._refusal(scope["path"], Headers(scope=scope))) is not None:
@@ -34,15 +33,45 @@ class AccessMiddleware:
         await self._app(scope, receive, send)
 
     def _refusal(self, path: str, headers: Headers) -> ApiError | None:
+        raise NotImplementedError
+
+
+class OriginMiddleware(_RefusingMiddleware):
+    """Lets a browser's requests pass if they come from the gateway's own page, or an allowed origin's to the API.
+
+    A page of another site must not reach a gateway on loopback.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str], *, only_loopback: bool) -> None:
+        super().__init__(app)
+        self._allowed = frozenset(allowed)
+        self._only_loopback = only_loopback
+
+    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
         # DNS rebinding: a site can point its own name at 127.0.0.1, and its page then counts as of one origin with us.
-        # The Host header still holds that name. A page that posts across origins is stopped by its Origin header, or
-        # by the preflight request that JSON bodies need and nothing here answers.
+        # The Host header still holds that name. A page that posts across origins is stopped by its Origin header, which
+        # the preflight request that JSON bodies need has, too.
         host = headers.get("host", "")
         if self._only_loopback and not is_loopback_host(_hostname(host)):
             return ApiError(403, "host: this gateway answers to localhost only", code="wrong_host")
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != host:
-            return ApiError(403, "origin: this gateway serves no pages of other sites", code="wrong_origin")
+        if origin is None or origin.partition("://")[2] == host or self._is_allowed(origin, path):
+            return None
+        message = "origin: this gateway serves no pages of other sites, unless --allow-origin names them"
+        return ApiError(403, message, code="wrong_origin")
+
+    def _is_allowed(self, origin: str, path: str) -> bool:
+        return path.startswith(API_PATH) and not self._allowed.isdisjoint((origin, ANY_ORIGIN))
+
+
+class KeyMiddleware(_RefusingMiddleware):
+    """Lets requests with the API key pass, and without a key all."""
+
+    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+        super().__init__(app)
+        self._api_key = None if api_key is None else api_key.strip().encode()
+
+    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
         if self._api_key is None or not path.startswith(_PROTECTED):
             return None
         return None if self._knows_key(headers.get("authorization", "")) else _unauthorized()

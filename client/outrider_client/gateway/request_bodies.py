@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from outrider_client.core.config import Mode, Privacy
@@ -27,6 +38,23 @@ def _without_lone_surrogates(text: str) -> str:
 
 _Text = Annotated[str, AfterValidator(_without_lone_surrogates)]  # JSON can spell them, tokenizers fail on them
 
+_TEXT, _LIST = "<text>", "<list>"
+FORMS = (_TEXT, _LIST)  # in the locations of pydantic's errors, though not in the request
+
+
+def _form(given: Any) -> str | None:  # Any: whatever JSON holds
+    match given:
+        case str():
+            return _TEXT
+        case list():
+            return _LIST
+        case _:
+            return None
+
+
+# Without it pydantic tries text and list alike, and an error in a list also says that the list is no text.
+_BY_FORM = Discriminator(_form, custom_error_type="wrong_form", custom_error_message="need text or a list")
+
 
 class _RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
@@ -45,12 +73,19 @@ class OutriderOptions(_RequestBody):
 class StreamOptions(_RequestBody):
     include_usage: bool = False
     include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: Literal[False] | None = None
+
+
+def _without_other_media(part_type: Any) -> Any:  # Any: whatever JSON holds
+    if isinstance(part_type, str) and part_type != "text":
+        raise PydanticCustomError("other_media", "the model reads text only")
+    return part_type
 
 
 class TextPart(_RequestBody):
     """Part of a message. `private` and `kind` extend OpenAI's format."""
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], BeforeValidator(_without_other_media)]
     text: _Text
     private: bool = False
     kind: str | None = None
@@ -60,33 +95,36 @@ class ChatMessage(_RequestBody):
     """A message; the role `developer` means `system`."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: _Text | list[TextPart]
+    content: Annotated[Annotated[_Text, Tag(_TEXT)] | Annotated[list[TextPart], Tag(_LIST)], _BY_FORM]
 
     @model_validator(mode="before")
     @classmethod
     def _drop_no_ops(cls, given: Any) -> Any:  # Any: whatever JSON holds
-        return message_without_no_ops(given)
+        return _message_without_no_ops(given)
 
 
 class _Generation(_RequestBody):
-    """Fields of both endpoints. `user` and `safety_identifier` are accepted and ignored."""
+    """Fields of both endpoints."""
 
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
-    stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop: (
+        Annotated[
+            Annotated[_Stop, Tag(_TEXT)] | Annotated[list[_Stop], Field(max_length=MAX_STOPS), Tag(_LIST)], _BY_FORM
+        ]
+        | None
+    ) = None
     temperature: Annotated[_Float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[_Float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # not in OpenAI's API, but many servers take it
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
     outrider: OutriderOptions | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _drop_no_ops(cls, given: Any) -> Any:  # Any: whatever JSON holds
-        return without_no_ops(given)
+        return _without_no_ops(given)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -103,16 +141,23 @@ class ChatRequest(_Generation):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-def _unwrapped(prompt: Any) -> Any:  # Any: whatever JSON holds
-    """Take the prompt out of a list of one."""
-    is_wrapped = isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list)
-    return prompt[0] if is_wrapped else prompt
+def _only_prompt(given: Any) -> Any:  # Any: whatever JSON holds
+    """Take the prompt out of a list of prompts, which must be its only one."""
+    if not isinstance(given, list) or not given or not isinstance(given[0], str | list):
+        return given
+    if len(given) > 1:
+        raise PydanticCustomError("several_prompts", "one prompt per request: send a request for each")
+    return given[0]
 
 
 class CompletionRequest(_Generation):
     """POST /v1/completions, with one prompt: text or token ids."""
 
-    prompt: Annotated[_Text | Annotated[list[int], Field(min_length=1)], BeforeValidator(_unwrapped)]
+    prompt: Annotated[
+        Annotated[_Text, Tag(_TEXT)] | Annotated[list[int], Field(min_length=1), Tag(_LIST)],
+        _BY_FORM,
+        BeforeValidator(_only_prompt),
+    ]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
@@ -124,75 +169,146 @@ class LinkCommand(_RequestBody):
     profile: str | None = None
 
 
-# OpenAI's parameters that do not exist here, with the values that mean the same as leaving them out.
-_NO_OPS: Mapping[str, tuple[Any, ...]] = {  # Any: whatever JSON holds
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "logit_bias": ({},),
-    "store": (False,),
-    "metadata": ({},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True,),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "service_tier": ("auto", "default"),
-    "web_search_options": (),
-    "moderation": (),
-    "prompt_cache_key": (),
-    "prompt_cache_retention": (),
-    "prompt_cache_options": (),
+# Hints of OpenAI's API and vLLM's: whatever they say, the answer is the same.
+_HINTS = frozenset(
+    {
+        "cache_prompt",
+        "include_reasoning",
+        "metadata",
+        "parallel_tool_calls",
+        "prediction",
+        "priority",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "reasoning_effort",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+        "verbosity",
+    }
+)
+_MESSAGE_HINTS = frozenset({"name"})
+_Values = tuple[Any, ...]  # Any: whatever JSON holds
+
+# Their parameters that would change the answer, by why this gateway has none of them, with the values that change
+# nothing. Clients send some of those in every request.
+_NO_TOOLS = 'this gateway calls no tools, and takes them only with "tool_choice": "none"'
+_NO_FUNCTIONS = 'this gateway calls no functions, and takes them only with "function_call": "none"'
+_UNSUPPORTED: Mapping[str, Mapping[str, _Values]] = {
+    "a request gets one answer": {"n": (1,), "best_of": (1,), "use_beam_search": (False,)},
+    "answers are sampled with temperature, top_p, top_k and seed alone": {
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
+        "repetition_penalty": (1,),
+        "length_penalty": (1,),
+        "min_p": (0,),
+        "typical_p": (1,),
+        "logit_bias": ({},),
+        "bad_words": ([],),
+        "allowed_token_ids": ([],),
+    },
+    "answers end where the model ends them, before a text in stop, or at max_tokens": {
+        "ignore_eos": (False,),
+        "min_tokens": (0,),
+        "stop_token_ids": ([],),
+        "include_stop_str_in_output": (False,),
+    },
+    "answers are new text at the prompt's end": {"echo": (False,), "suffix": ("",)},
+    "answers are text without special tokens": {
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "return_token_ids": (False,),
+        "return_tokens_as_token_ids": (False,),
+    },
+    "log probabilities are of the answer's tokens": {"prompt_logprobs": ()},
+    "this gateway enforces no format": {
+        "response_format": ({"type": "text"},),
+        "structured_outputs": (),
+    },
+    _NO_TOOLS: {"tools": ([],), "tool_choice": ("none", "auto")},
+    _NO_FUNCTIONS: {"functions": ([],), "function_call": ("none", "auto")},
+    "the target's own chat template is used, without settings": {
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "documents": ([],),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+    },
+    "the model reads and writes text only": {"modalities": (["text"],), "audio": ()},
+    "this gateway offers no such service": {"web_search_options": (), "moderation": ()},
 }
-_MESSAGE_NO_OPS: Mapping[str, tuple[Any, ...]] = {
-    "name": (),
-    "refusal": (),
-    "audio": (),
-    "annotations": ([],),
-    "function_call": (),
-    "tool_calls": ([],),
+_MESSAGE_UNSUPPORTED: Mapping[str, Mapping[str, _Values]] = {
+    "this gateway calls no tools": {"tool_calls": ([],), "tool_call_id": (), "function_call": ()},
+    "the chat template gets role and content only": {
+        "refusal": ("",),
+        "annotations": ([],),
+        "reasoning": ("",),
+        "reasoning_content": ("",),
+    },
+    "the model reads text only": {"audio": ()},
 }
 
 
-def without_no_ops(given: Any) -> Any:
-    """Drop a request's unsupported parameters that hold their no-op value; raise for any other value.
+@dataclass(frozen=True, slots=True)
+class _Unsupported:
+    """A parameter that is not supported, and the values it may still have."""
 
-    Clients send some of them in every request.
-    """
-    return _without(given, _NO_OPS)
+    why: str
+    no_ops: _Values
+
+    def is_no_op(self, given: Any) -> bool:
+        return any(_same(given, value) for value in self.no_ops)
+
+    @property
+    def message(self) -> str:
+        values = " or ".join(json.dumps(value) for value in self.no_ops)
+        return f"{self.why}: leave it out, or send {values}" if values else f"{self.why}: leave it out"
 
 
-def message_without_no_ops(given: Any) -> Any:
-    """Do for a message what `without_no_ops` does for a request."""
-    return _without(given, _MESSAGE_NO_OPS)
+def _by_name(by_why: Mapping[str, Mapping[str, _Values]]) -> dict[str, _Unsupported]:
+    return {name: _Unsupported(why, no_ops) for why, names in by_why.items() for name, no_ops in names.items()}
 
 
-def _without(given: Any, no_ops: Mapping[str, tuple[Any, ...]]) -> Any:
+_BY_NAME = _by_name(_UNSUPPORTED)
+_MESSAGE_BY_NAME = _by_name(_MESSAGE_UNSUPPORTED)
+
+
+def _without_no_ops(given: Any) -> Any:
+    """Drop hints, nulls, and unsupported parameters without effect; raise for any other unsupported one."""
     if not isinstance(given, Mapping):
         return given
-    for name in given.keys() & no_ops.keys():
-        if given[name] is not None and not any(_same(given[name], value) for value in no_ops[name]):
+    unused = {
+        name
+        for name, choice in (("tools", "tool_choice"), ("functions", "function_call"))
+        if given.get(choice) == "none"
+    }
+    return _without(given, _HINTS | unused, _BY_NAME)
+
+
+def _message_without_no_ops(given: Any) -> Any:
+    """Do for a message what `_without_no_ops` does for a request. An answer may have had no text."""
+    if not isinstance(given, Mapping):
+        return given
+    kept = _without(given, _MESSAGE_HINTS, _MESSAGE_BY_NAME)
+    is_empty = kept.get("role") == "assistant" and kept.get("content") is None
+    return kept | {"content": ""} if is_empty else kept
+
+
+def _without(
+    given: Mapping[str, Any], hints: Container[str], unsupported: Mapping[str, _Unsupported]
+) -> dict[str, Any]:
+    kept = {name: value for name, value in given.items() if value is not None and name not in hints}
+    for name in kept.keys() & unsupported.keys():
+        if not unsupported[name].is_no_op(kept[name]):
             raise PydanticCustomError(
-                "unsupported_parameter", "{what}", {"name": name, "what": _supported(no_ops[name])}
+                "unsupported_parameter", "{what}", {"name": name, "what": unsupported[name].message}
             )
-    return {name: value for name, value in given.items() if name not in no_ops}
+    return {name: value for name, value in kept.items() if name not in unsupported}
 
 
 def _same(one: Any, other: Any) -> bool:
     # Python holds True == 1: "n": true is not "n": 1.
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
-
-
-def _supported(values: tuple[Any, ...]) -> str:
-    return f"not supported here, but for {' or '.join(map(repr, values))}" if values else "not supported here"

@@ -53,7 +53,7 @@ def map_chat_request(body: ChatRequest, headers: Mapping[str, str], defaults: Sa
     """
     options = _options(body.outrider, headers)
     messages = [_message(message, options.fences) for message in body.messages]
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise _needs("top_logprobs", "logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens

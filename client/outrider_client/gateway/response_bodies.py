@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from outrider_client.gateway.completion import GatewayCompletion
 from outrider_client.gateway.text_stream import TextChunk
+from outrider_client.gateway.token_fragments import TokenFragments
 from outrider_client.models.local_models import LocalModels
 from outrider_client.privacy.fences import private_kinds
 from outrider_client.text.detokenizer import REPLACEMENT
@@ -57,9 +58,12 @@ class _Formatter:
 class ChatFormatter(_Formatter):
     """/v1/chat/completions."""
 
-    def __init__(self, model: str, models: LocalModels, *, stream: bool, include_usage: bool) -> None:
+    def __init__(
+        self, model: str, models: LocalModels, fragments: TokenFragments, *, stream: bool, include_usage: bool
+    ) -> None:
         kind = "chat.completion.chunk" if stream else "chat.completion"
         super().__init__("chatcmpl", kind, model, models, include_usage=include_usage)
+        self._fragments = fragments
 
     def opening(self) -> Body | None:
         return self._chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": None}, {})
@@ -93,7 +97,8 @@ class ChatFormatter(_Formatter):
 
     def _token(self, token: int, logprob: float) -> Body:
         text = self._token_text(token)
-        return {"token": text, "logprob": logprob, "bytes": None if REPLACEMENT in text else list(text.encode())}
+        raw = self._fragments.get(token, None if REPLACEMENT in text else text.encode())
+        return {"token": text, "logprob": logprob, "bytes": None if raw is None else list(raw)}
 
 
 class CompletionFormatter(_Formatter):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -95,7 +95,7 @@ async def listening(
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=_STOP_S,
             )
-            _print_address(serving, listener)
+            _print_address(serving, gateway.names, listener)
             yield uvicorn.Server(config), [listener]
 
 
@@ -120,9 +120,9 @@ async def _emulated_link(serving: ServingConfig) -> AsyncIterator[EmulatedLink |
         yield link
 
 
-def _print_address(serving: ServingConfig, listener: socket.socket) -> None:
+def _print_address(serving: ServingConfig, names: Sequence[str], listener: socket.socket) -> None:
     url = f"http://{join_host_port(serving.host, listener.getsockname()[1])}"
-    print_message(f"gateway at {url}/v1, model {serving.gateway.names[0]}; page at {url}/")
+    print_message(f"gateway at {url}/v1, model {names[0]}; page at {url}/")
 
 
 def _print_link_state(state: LinkState, server: str, unverified: UnverifiedPolicy) -> None:

@@ -6,6 +6,7 @@ the private rest and write the answer alone.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,8 @@ async def generate_privately(
     """Write the answer. Raises UsageError, Refusal, or LinkError when no server can be reached at the start."""
     if context.models.drafter is None:
         raise UsageError("private text needs a drafter on this device: name one, or choose privacy=placeholder")
-    parts = _split(context, prompt, config)
+    # In a thread: while a long text is tokenized, heartbeats and all other answers of this loop would wait.
+    parts = await asyncio.to_thread(_split, context, prompt, config)
     _watch(context, config, emit)
     # A drafting thread of its own, which ends with the answer: the state of the client's own drafter stays exactly as
     # if there had been no private text.

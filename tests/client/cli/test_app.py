@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import re
 import shutil
 import signal
 import socket
@@ -19,6 +21,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
 
 from outrider_client.cli import app as cli
 from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
@@ -130,6 +133,29 @@ def test_raw_text_from_standard_input(outrider, plain):
     assert out.removesuffix("\n") == plain("hello", 30)[0].removesuffix("\n")
 
 
+def test_piped_text_and_a_file_under_a_system_message(outrider, plain, tmp_path):
+    (tmp_path / "file").write_text("more")
+    arguments = ("--file", str(tmp_path / "file"), "--system", "be", "--max-new-tokens", "20")
+    code, out, _ = outrider("generate", "-", *arguments, typed="hello")
+    assert code == 0
+    assert out.removesuffix("\n") == plain("s:be;u:hello\n\nmore;a:", 20)[0].removesuffix("\n")
+    code, out, _ = outrider("generate", "--raw", "--max-new-tokens", "20", typed="hello")
+    assert code == 0
+    assert out.removesuffix("\n") == plain("hello", 20)[0].removesuffix("\n")
+
+
+@pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
+def test_an_answer_ends_at_a_stop_text(outrider, plain, mode):
+    text = plain("u:hello;a:", 30)[0]
+    stop = text[12:14]
+    assert stop
+    arguments = ("--stop", stop, "--stop", "\N{SNOWMAN}", "--max-new-tokens", "30", "--mode", mode)
+    code, out, err = outrider("generate", "hello", *arguments)
+    assert (code, err) == (0, "")
+    assert out.removesuffix("\n") == text[: text.index(stop)].removesuffix("\n")
+    assert outrider("generate", "hello", "--stop", "")[0] == 2
+
+
 @pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
 def test_json(outrider, plain, mode):
     code, out, _ = outrider("generate", "--prompt-ids", "1,2,3", "--json", "--max-new-tokens", "20", "--mode", mode)
@@ -140,6 +166,9 @@ def test_json(outrider, plain, mode):
     assert answer["event"] == "answer"
     assert answer["token_ids"] == plain([1, 2, 3], 20)[1]
     assert set(answer["origins"]) <= {"accepted", "bonus"}
+    told = [o["request"] for o in objects if o["event"] == "cycle"]
+    assert told[0]["context"] == [1, 2]
+    assert len([request for request in told if "context" in request]) == len({request["seq"] for request in told})
 
 
 def test_offline_mode_needs_no_server(outrider):
@@ -206,8 +235,10 @@ def test_describe(outrider):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["generate"], 2, "PROMPT or --prompt-ids"),
+        (["generate"], 2, "standard input is empty: give PROMPT or --prompt-ids"),
         (["generate", " "], 2, "prompt is empty"),
+        (["generate", "hi", "--file", "/nowhere"], 2, "file=/nowhere: No such file"),
+        (["generate", "hi", "--raw", "--system", "be"], 2, "system: --raw and"),
         (["generate", "--prompt-ids", "1,x"], 2, "prompt-ids='1,x'"),
         (["generate", "--prompt-ids", "1,9999"], 2, "vocabulary has 256"),
         (["generate", "hi", "--breadth", "0"], 2, "breadth=0"),
@@ -237,9 +268,55 @@ def test_mistakes_are_one_clear_line(outrider, arguments, code, message):
 def test_unreachable_server(outrider):
     code, _, err = outrider("generate", "hi", address="127.0.0.1:1")
     assert code == 4
-    assert err.count("\n") == 1
-    assert "cannot reach 127.0.0.1:1" in err
-    assert outrider("describe", options=False, address="127.0.0.1:1")[0] == 4
+    assert err == (
+        "outrider: cannot reach 127.0.0.1:1: no server listens there; is outrider-server running?"
+        " (--server HOST names another server)\n"
+    )
+    code, out, err = outrider("describe", "--json", options=False, address="127.0.0.1:1")
+    assert (code, err) == (4, "")
+    assert json.loads(out)["code"] == "link"
+
+
+def test_the_server_may_be_named_once_for_all_commands(server, monkeypatch, capsys):
+    def told(address, *arguments):
+        monkeypatch.setenv("OUTRIDER_SERVER", address)
+        monkeypatch.setattr(sys, "argv", ["outrider", *arguments, "--json"])
+        monkeypatch.setattr(sys, "stdin", io.StringIO("hi\n"))
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        return stop.value.code, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    code, (description,) = told(server.address, "describe")
+    assert (code, description["vocab_size"]) == (0, 256)
+    for arguments in (["describe"], ["pull"], ["generate", "hi"], ["chat"]):
+        code, (*_, error) = told("127.0.0.1:1", *arguments)
+        assert (code, error["event"], error["code"]) == (4, "error", "link")
+        assert error["message"].startswith("cannot reach 127.0.0.1:1: no server listens there")
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "gateway"])
+def test_help_shows_the_server_variable_and_what_experts_need_last(command):
+    shown = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "200"}).output
+    assert "[env var: OUTRIDER_SERVER]" in shown
+    panels = re.findall("╭─ ([A-Z][a-z ,:]+) ─", shown)
+    experts = [panel.startswith("For experts") for panel in panels]
+    assert experts == sorted(experts)
+    assert sum(experts) == 4
+
+
+def test_the_shell_completes_commands_and_modes():
+    def completed(words):
+        environment = {"_OUTRIDER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        command = [
+            sys.executable,
+            "-c",
+            "import sys; sys.argv[0] = 'outrider'; from outrider_client.cli.app import main; main()",
+        ]
+        done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert completed("outrider ge") == ["generate"]
+    assert "stop-and-wait" in completed("outrider generate --mode ")
 
 
 def test_tokens_without_text_are_reported(outrider, golden):
@@ -262,12 +339,12 @@ def test_a_draft_vocabulary_holds_all_that_the_drafter_writes(outrider, tmp_path
     assert set(json.loads(out.splitlines()[-1])["token_ids"]) <= {72, 9, 101, 30}
 
 
-def test_server_without_our_drafter(outrider, models, golden):
+def test_server_without_our_drafter(outrider, server, golden):
     """A server of another target refuses the client, naming the mismatch."""
     wrong = ("--target", str(golden / "target_l4"), "--drafter", "none")
     code, _, err = outrider("generate", "--prompt-ids", "1,2", *wrong, options=False)
     assert code == 3
-    assert "must be the same" in err
+    assert f"must be the same: `outrider pull {server.address}` fetches what fits" in err
 
 
 def started(models, server, *arguments: str) -> subprocess.Popen[str]:

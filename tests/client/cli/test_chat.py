@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 from typer.testing import CliRunner
 
 from outrider_client.cli.app import app
 from outrider_client.cli.chat.commands import COMMANDS, SlashCommand, parse_command
 from outrider_client.cli.chat.conversation import ChatConversation
+from outrider_client.cli.chat.information import greeting, statistics_table
 from outrider_client.cli.chat.input import _from_terminal, without_private
 from outrider_client.cli.chat.link import ChatLink
-from outrider_client.cli.chat.repl import ChatRepl, statistics_table
+from outrider_client.cli.chat.repl import ChatRepl
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import UNLIMITED, ClientConfig
 from outrider_client.core.events import Committed, Finished
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.core.statistics import Statistics
+from outrider_client.models.pulled import pulled_dir
+from outrider_drafters.checkpoints.bundle import MANIFEST
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 
 
@@ -239,6 +247,204 @@ def test_files_of_a_chat_are_for_its_user_alone(tmp_path, monkeypatch):
     assert "typed" in (tmp_path / "typed").read_text()
 
 
+def test_a_saved_conversation_is_not_replaced_unasked(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    chat(Scripted("one", "two"), "hi", "/save ~/saved", "you", "/save ~/saved", "/undo", "/save ~/saved!")
+    assert (tmp_path / "saved").read_text() == "user: hi\n\nassistant: one\n"
+    heard = capsys.readouterr()
+    assert heard.err == f"outrider: {tmp_path}/saved exists: /save ~/saved! replaces it\n"
+    assert heard.out.count("saved to ") == 2
+
+
+def test_paths_begin_at_home_and_need_a_name(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "secret").write_text("4711")
+    client = Scripted("one")
+    chat(client, "/private", "/load", "/save", "/load ~nobody-of-that-name/a.json", "/private ~/secret", "hi")
+    assert client.asked[0][0][0]["content"][-1] == Segment("4711", private=True)
+    said = capsys.readouterr().err.splitlines()
+    assert said[:3] == [f"outrider: /{name} needs the name of a file" for name in ("private", "load", "save")]
+    assert "home directory" in said[3]
+
+
+def test_the_system_message_leads_every_prompt_until_it_is_removed(capsys):
+    client = Scripted("one", "two", "three")
+    chat(client, "/system", "/system Be brief.", "hi", "/clear", "you", "/system", "/system -", "who", "/history")
+    first, second, third = ([tuple(message.values()) for message in prompt] for prompt, _ in client.asked)
+    assert first == [("system", "Be brief."), ("user", "hi")]
+    assert second == [("system", "Be brief."), ("user", "you")]
+    assert third == [("user", "you"), ("assistant", "two"), ("user", "who")]
+    out = capsys.readouterr().out
+    assert out.startswith("no system message\n")
+    assert "\nBe brief.\n" in out
+    assert out.endswith("user: you\n\nassistant: two\n\nuser: who\n\nassistant: three\n")
+
+
+def test_a_private_system_message_keeps_the_conversation_here(capsys):
+    chat(Scripted("one", "two"), "/system Call me <<NAME: Ann>>.", "hi", "/clear", "/system -", "hi")
+    alone = "outrider: this conversation holds private text: answered on this device alone, until /system -"
+    assert capsys.readouterr().err.splitlines() == [alone]
+
+
+def test_undo_drops_the_last_question_and_its_answer(capsys):
+    client = Scripted("one", "two", LinkError("gone"), "three")
+    chat(client, "/undo", "a", "b", "/undo", "lost", "/undo", "c", stays=True)
+    assert [message["content"] for message in client.asked[-1][0]] == ["a", "one", "c"]
+    assert capsys.readouterr().err.splitlines() == [
+        "outrider: /undo: there is no question yet",
+        "outrider: gone; /retry asks again",
+    ]
+
+
+def test_numbers_are_set_for_the_next_answers(capsys):
+    client = Scripted("one", "two", "three")
+    settings = ("/set", "/set temperature 0.7", "/set max-tokens 5", "/set")
+    wrong = ("/set speed 9", "/set temperature warm", "/set temperature -1", "/set max-tokens 0")
+    config = ClientConfig(max_new_tokens=UNLIMITED)
+    chat(client, "hi", *settings, "hi", *wrong, "/set max-tokens all", "hi", config=config)
+    used = [(overrides["temperature"], overrides["max_new_tokens"]) for _, overrides in client.asked]
+    assert used == [(0.0, UNLIMITED), (0.7, 5), (0.7, UNLIMITED)]
+    heard = capsys.readouterr()
+    assert "temperature 0, max-tokens all\n" in heard.out
+    assert "temperature 0.7, max-tokens 5\n" in heard.out
+    expected = ["/set speed: choose one of", "temperature warm: need a number", "temperature=-1", "max_new_tokens=0"]
+    assert all(part in line for part, line in zip(expected, heard.err.splitlines(), strict=True))
+
+
+@pytest.mark.parametrize("word", ["/quit", "/bye"])
+def test_words_that_leave(word):
+    client = Scripted()
+    chat(client, word, "never asked")
+    assert client.asked == []
+
+
+def test_a_conversation_goes_on_where_it_was_saved(capsys, tmp_path):
+    secret, saved = tmp_path / "secret", tmp_path / "saved.json"
+    secret.write_text("a >> b <<private: c")  # as text, this would end its fence
+    kept = ("/system Be brief.", f"/private {secret}", "Mail <<EMAIL: a@b.org>>.\n\nassistant: yes", f"/save {saved}")
+    first, second = Scripted("one"), Scripted("two")
+    chat(first, *kept)
+    chat(second, "/load nothing.json", f"/load {saved}", "again")
+    prompt = second.asked[0][0]
+    assert prompt[:2] == first.asked[0][0]
+    assert prompt[1]["content"][1] == Segment("a@b.org", private=True, kind="EMAIL")
+    assert prompt[2:] == [
+        {"role": "assistant", "content": (Segment("one", private=True),)},
+        {"role": "user", "content": "again"},
+    ]
+    heard = capsys.readouterr()
+    assert "nothing.json: cannot be read" in heard.err
+    assert "2 messages; /history shows them" in heard.out
+
+
+HI = '{"role": "user", "content": "hi"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("user: hi", "not JSON"),
+        ("{}", "not a list"),
+        ('["hi"]', "without role"),
+        ('[{"role": "tool", "content": "hi"}]', "without role"),
+        (f"[{HI}]", "do not alternate"),
+        (f'[{HI}, {{"role": "system", "content": "hi"}}]', "do not alternate"),
+        ('[{"role": "user", "content": [{"text": "hi", "private": "yes", "kind": null}]}]', "whether it is private"),
+        ('[{"role": "user", "content": [{"text": "hi", "Private": true, "kind": null}]}]', "whether it is private"),
+    ],
+)
+def test_what_is_no_saved_conversation_changes_nothing(text, message):
+    conversation = ChatConversation(system="Be brief.")
+    with pytest.raises(UsageError, match=message) as refused:
+        conversation.load_json(text)
+    assert "hi" not in str(refused.value).replace("this", "").replace("which", "")
+    assert conversation.prompt == [{"role": "system", "content": "Be brief."}]
+
+
+class Late(Scripted):
+    """Ctrl-C arrives a moment after its first answer."""
+
+    def begin_conversation(self):
+        raise KeyboardInterrupt
+
+
+def test_a_late_interrupt_loses_no_conversation(capsys):
+    client = Late("one", "two")
+    saved = ("hi", "/clear", "you")
+    chat(client, *saved)
+    assert len(client.asked) == 2
+    assert capsys.readouterr().err == "outrider: stopped\n"
+
+
+def test_errors_of_a_chat_are_plain_or_json(capsys):
+    refused = "cannot reach 127.0.0.1:4: failed to connect to all addresses; last error: Connection refused"
+    errors = (LinkError(refused), Refusal(Reason.CONTEXT_FULL, "too long"), UsageError("x=1: need 2"))
+    for as_json in (False, True):
+        repl = ChatRepl(Scripted(*errors), ClientConfig("edge:1"), ChatConversation(), as_json=as_json, stays=True)
+        repl.run(["a", "b", "c"])
+    heard = capsys.readouterr()
+    plain = [line.removeprefix("outrider: ") for line in heard.err.splitlines()]
+    assert plain[0].startswith("cannot reach edge:1: no server listens there; is outrider-server running?")
+    told = [json.loads(line) for line in heard.out.splitlines()]
+    assert [each["message"] for each in told] == plain
+    assert [(each["event"], each["code"]) for each in told] == [
+        ("error", "link"),
+        ("error", "context_full"),
+        ("error", "usage"),
+    ]
+
+
+class Described(Scripted):
+    """A client whose server answers, or raises."""
+
+    def describe(self):
+        if self._answers:
+            raise self._answers[0]
+
+
+def test_the_greeting_names_models_and_server():
+    config = ClientConfig("edge:1", target="smollm2", drafter="smollm2/moa")
+    assert str(greeting(Described(), config)).startswith(
+        "smollm2, drafter smollm2/moa, server edge:1 \N{BLACK CIRCLE} online\n/help lists"
+    )
+    down = LinkError("cannot reach edge:1: errors resolving edge:1")
+    assert "not online: cannot reach edge:1: there is no host of that name" in str(greeting(Described(down), config))
+    alone = replace(config, mode="offline", drafter=None)
+    assert str(greeting(Described(down), alone)).startswith("smollm2, its own drafter, offline: no server is asked\n")
+    assert "no drafter" in str(greeting(Described(), replace(config, drafter="none")))
+
+
+def test_the_greeting_does_not_name_a_directory_of_ours(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    pulled = pulled_dir("edge:1")
+    pulled.mkdir(parents=True)
+    (pulled / MANIFEST).touch()
+    told = str(greeting(Described(), ClientConfig("edge:1", target=pulled)))
+    assert told.startswith("the model pulled from edge:1, its own drafter, server edge:1")
+
+
+def typed(keys, history=None):
+    """The lines that a terminal yields for these keys."""
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+        pipe.send_text(keys)
+        return list(_from_terminal(history))
+
+
+def test_ctrl_c_clears_a_line_and_leaves_only_twice(capsys):
+    assert typed("half\x03whole\r\x03again\r\x03\x03never\r") == ["whole", "again"]
+    assert capsys.readouterr().err == "outrider: Ctrl-C once more leaves, as Ctrl-D does\n" * 2
+    assert typed("\x03half\x03\x03whole\r\x04") == ["whole"]
+
+
+def test_quotes_hold_several_lines_together(tmp_path):
+    quotes = '"""'
+    keys = f"{quotes}a\rGreet <<private: A\rnn>>{quotes}\r{quotes}/b{quotes}\r{quotes}c{quotes} d\r\x04"
+    assert typed(keys, tmp_path / "typed") == ["a\nGreet <<private: A\nnn>>", "//b", f"{quotes}c{quotes} d"]
+    kept = (tmp_path / "typed").read_text()
+    assert "Greet <<private: >>" in kept
+    assert "nn" not in kept
+
+
 def test_statistics_are_summed():
     table = statistics_table(
         [Statistics(new_tokens=10, tokens_per_second=5.0), Statistics(new_tokens=30, tokens_per_second=30.0)]
@@ -310,11 +516,13 @@ def test_a_conversation_on_a_real_terminal(tmp_path):
     command = [sys.executable, "-m", "outrider_client.cli.app", "chat", "--mode", "offline", "--max-new-tokens", "12"]
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "100"}
     terminal = Terminal([*command, "--offline-start"], environment)
-    seen = terminal.until(">")
+    seen = terminal.until(">", terminal.until("embedded, drafter"))
     for line, wanted in (("Who am I?", "●"), ("/stats", "last answer"), ("Greet <<private: Ann>>.", "●")):
         terminal.type(f"{line}\r")
         seen = terminal.until(">", terminal.until(wanted, seen))
-    terminal.type("\x04")
+    terminal.type("half\x03\x03")
+    terminal.until(">", terminal.until("once more leaves", seen))  # only then does it read keys again
+    terminal.type("\x03")
     assert terminal.ended() == 0
     history = (Path(tmp_path) / "outrider" / "chat_history").read_text()
     assert "Who am I?" in history

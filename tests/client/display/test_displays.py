@@ -31,7 +31,7 @@ from outrider_client.display.display import PlainDisplay, display_for, show_answ
 from outrider_client.display.json_display import JsonDisplay
 from outrider_client.display.messages import print_message
 from outrider_client.display.terminal import LiveDisplay, MarkdownDisplay, colored, marked
-from outrider_proto.frames import Draft, Verdict
+from outrider_proto.frames import Decode, Draft, Verdict
 from outrider_proto.tree import DraftTree
 
 STATISTICS = Statistics(new_tokens=6, mean_acceptance_length=2.5, target_calls=3, bytes_up=1500, rolled_back=1)
@@ -108,6 +108,18 @@ def test_the_keys_of_a_cycle_stay_as_published():
     assert list(cycle) == ["event", "request", "verdict"]
     assert list(cycle["verdict"]) == VERDICT_KEYS.split()
     assert list(cycle["request"]) == REQUEST_KEYS.split()
+
+
+def test_the_context_of_a_request_is_told_with_its_first_verdict_alone():
+    """The target alone writes a whole answer on one request, whose context is the prompt."""
+    out = io.StringIO()
+    display = JsonDisplay(out)
+    prompt, more = tuple(range(1, 8)), Decode(2, 8, (8, 9), 10, 5)
+    for request, verdict in ((Decode(1, 0, prompt, 8, 5), 1), (Decode(1, 0, prompt, 8, 5), 1), (more, 2), (more, 2)):
+        display.show(Cycle(request, Verdict(verdict, (), 7)))
+    requests = [json.loads(line)["request"] for line in out.getvalue().splitlines()]
+    assert [request.get("context") for request in requests] == [[*prompt], None, [8, 9], None]
+    assert all(request.keys() | {"context"} == requests[0].keys() for request in requests)
 
 
 def shown(events, display_class=LiveDisplay, **size) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import sys
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,17 @@ from in_thread import InThread
 PATIENT = Patience(floor_s=1.0)  # this machine may be busy
 
 
+@dataclass(frozen=True)
+class RawAnswer:
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    @property
+    def error(self) -> dict:
+        return json.loads(self.body)["error"]
+
+
 class RunningGateway:
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -44,6 +57,14 @@ class RunningGateway:
         with urllib.request.urlopen(self.url + path, timeout=30) as answer:
             text = answer.read().decode()
         return text if path == "/metrics" else json.loads(text)
+
+    def request(self, method: str, path: str, body: bytes | None = None, **headers: str) -> RawAnswer:
+        """Send a request as it is. In names of headers, _ stands for -."""
+        given = {"Content-Type": "application/json"} | {name.replace("_", "-"): headers[name] for name in headers}
+        with contextlib.closing(http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=30)) as app:
+            app.request(method, path, body, given)
+            answer = app.getresponse()
+            return RawAnswer(answer.status, answer.headers, answer.read())
 
     def order(self, **order):
         """Change the emulated link."""

@@ -9,6 +9,7 @@ import threading
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import openai as openai_library
 import pytest
@@ -18,8 +19,10 @@ from typer.testing import CliRunner
 from outrider_client.cli.app import app
 from outrider_client.cli.gateway import _api_key
 from outrider_client.core.config import ClientConfig
+from outrider_client.gateway import request_bodies
 from outrider_client.gateway.gateway import GatewayConfig
-from outrider_client.gateway.middleware import MAX_BODY_BYTES, AccessMiddleware
+from outrider_client.gateway.middleware import MAX_BODY_BYTES, KeyMiddleware
+from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest
 from outrider_client.gateway.serving import ServingConfig, _socket
 from outrider_proto.errors import UsageError
 
@@ -67,9 +70,16 @@ def message(**fields) -> dict:
         (GOOD | {"top_logprobs": 2}, 400, "top_logprobs", None),
         (GOOD | {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", None),
         (GOOD | {"stream_options": {"include_usage": True}}, 400, "stream_options", None),
+        (GOOD | {"tool_choice": "required"}, 400, "tool_choice", "unsupported_parameter"),
+        (GOOD | {"ignore_eos": True}, 400, "ignore_eos", "unsupported_parameter"),
+        (GOOD | {"min_p": 0.1}, 400, "min_p", "unsupported_parameter"),
+        (GOOD | {"chat_template_kwargs": {"a": SECRET}}, 400, "chat_template_kwargs", "unsupported_parameter"),
+        (GOOD | {"max_tokens": [SECRET]}, 400, "max_tokens", None),
+        (GOOD | {"messages": SECRET}, 400, "messages", None),
         (message(role="tool"), 400, "messages.0.role", None),
-        (message(name="Ann"), 400, "messages.0.name", "unsupported_parameter"),
-        (message(content=[{"type": "image_url", "image_url": {}}]), 400, None, None),
+        (message(role="assistant", tool_calls=[{"id": SECRET}]), 400, "messages.0.tool_calls", "unsupported_parameter"),
+        (message(content=None), 400, "messages.0.content", None),
+        (message(content=[{"type": "image_url", "image_url": {}}]), 400, "messages.0.content.0.type", None),
         (message(content=f"{SECRET}\ud800"), 400, "messages.0.content", None),
         (message(content=[{"type": "text", "text": f"{SECRET}\ud800"}]), 400, "messages.0.content.0.text", None),
         (message(content=SECRET * 400), 400, "messages", "context_length_exceeded"),
@@ -95,13 +105,113 @@ def test_bad_bodies(gateway, body, status, param, code):
     "neutral",
     [
         {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "user": "ann"},
-        {"tools": None, "tool_choice": "auto", "response_format": {"type": "text"}, "store": False, "metadata": {}},
+        {"tools": None, "tool_choice": "auto", "response_format": {"type": "text"}},
+        {"tools": [{"type": "function"}], "tool_choice": "none", "parallel_tool_calls": False},
+        {"functions": [{"name": "f"}], "function_call": "none"},
+        {"store": True, "metadata": {"chat": "7"}, "prompt_cache_key": "k", "service_tier": "flex"},
+        {"reasoning_effort": "high", "verbosity": "low", "chat_template_kwargs": {}, "priority": 3},
+        {"ignore_eos": False, "min_tokens": 0, "min_p": 0, "repetition_penalty": 1, "stop_token_ids": []},
+        {"stop": None, "seed": None, "logprobs": False, "top_logprobs": 0, "stream_options": None, "stream": None},
         {"messages": [{"role": "developer", "content": "x", "name": None}, {"role": "user", "content": "y"}]},
-        {"stop": None, "seed": None, "logprobs": False, "stream_options": None},
+        {"best_of": 1, "echo": False, "suffix": None, "guided_json": None},
     ],
 )
 def test_parameters_without_effect_are_accepted(gateway, neutral):
     assert post(gateway, GOOD | neutral)[0] == 200
+
+
+def test_the_documentation_names_each_parameter():
+    page = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text()
+    fields = {name for body in (ChatRequest, CompletionRequest) for name in body.model_fields}
+    ignored = request_bodies._HINTS | request_bodies._MESSAGE_HINTS
+    refused = request_bodies._BY_NAME.keys() | request_bodies._MESSAGE_BY_NAME.keys()
+    assert [name for name in sorted(fields | ignored | refused) if f"`{name}`" not in page] == []
+
+
+def test_what_is_accepted_without_effect_has_none(gateway):
+    def tokens(*messages: dict, **more) -> int:
+        status, answer = post(gateway, GOOD | {"messages": messages} | more)
+        assert status == 200, answer
+        return answer["usage"]["prompt_tokens"]
+
+    user, nothing = {"role": "user", "content": "x"}, {"role": "assistant", "content": ""}
+    assert tokens(user | {"name": "Ann"}, tools=[{"type": "function"}], tool_choice="none") == tokens(user)
+    for said in ({"content": None}, {"content": None, "refusal": None, "tool_calls": []}, {}):
+        assert tokens(user, {"role": "assistant"} | said, user) == tokens(user, nothing, user)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop: at most 4 are allowed, not 5"),
+        ({"stop": ["a", 5]}, "stop.1: Input should be a valid string"),
+        ({"stop": 5}, "stop: need text or a list"),
+        ({"stop": [""]}, "stop.0: String should have at least 1 character"),
+        ({"messages": []}, "messages: need at least 1"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: need text or a list"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+            "messages.0.content.0.text: Input should be a valid string",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            "messages.0.content.0.type: the model reads text only",
+        ),
+        (
+            {"tools": [{}]},
+            'tools: this gateway calls no tools, and takes them only with "tool_choice": "none":'
+            " leave it out, or send []",
+        ),
+        ({"n": 2}, "n: a request gets one answer: leave it out, or send 1"),
+        ({"audio": {}}, "audio: the model reads and writes text only: leave it out"),
+        (
+            {"response_format": {"type": "json_object"}},
+            'response_format: this gateway enforces no format: leave it out, or send {"type": "text"}',
+        ),
+    ],
+)
+def test_errors_say_what_is_wrong(gateway, given, expected):
+    status, error = post(gateway, GOOD | given)
+    assert (status, error["message"]) == (400, expected)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        (["a", "b"], "prompt: one prompt per request: send a request for each"),
+        ([[1, 2], [3]], "prompt: one prompt per request: send a request for each"),
+        ([1, "a"], "prompt.1: Input should be a valid integer"),
+        ([], "prompt: need at least 1"),
+        ({"text": SECRET}, "prompt: need text or a list"),
+    ],
+)
+def test_errors_say_what_is_wrong_with_a_prompt(gateway, prompt, expected):
+    status, error = post(gateway, {"model": "outrider", "prompt": prompt}, "/v1/completions")
+    assert (status, error["message"], error["param"]) == (400, expected, expected.partition(":")[0])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allowed"),
+    [
+        ("POST", "/v1/responses", 404, None),
+        ("GET", "/v1/responses", 404, None),
+        ("POST", "/v1/embeddings", 404, None),
+        ("POST", "/chat/completions", 404, None),  # an app whose base address lacks /v1
+        ("GET", "/none.js", 404, None),
+        ("GET", "/v1/chat/completions", 405, "POST"),
+        ("OPTIONS", "/v1/completions", 405, "POST"),
+        ("POST", "/v1/models", 405, "GET"),
+        ("DELETE", "/outrider/link", 405, "GET, POST"),
+        ("POST", "/health", 405, "GET"),
+    ],
+)
+def test_unknown_paths_and_methods(gateway, method, path, status, allowed):
+    answer = gateway.request(method, path, b"{}" if method == "POST" else None)
+    assert (answer.status, answer.headers["Allow"]) == (status, allowed)
+    assert answer.error["type"] == "invalid_request_error"
+    assert answer.error["code"] == ("method_not_supported" if allowed else "unknown_url")
+    assert f"{method} {path}: " in answer.error["message"]
+    assert (allowed or "/v1/chat/completions") in answer.error["message"]
 
 
 def test_a_body_not_declared_as_json_is_refused(gateway):
@@ -171,6 +281,25 @@ def test_others_are_answered_while_a_prompt_is_tokenized(gateway, models, monkey
         assert asking.result()[0] == 200
 
 
+@pytest.mark.parametrize("privacy", ["local", "placeholder"])
+def test_private_text_is_tokenized_in_a_thread(gateway, models, monkeypatch, privacy):
+    threads, split, encode = [], models.text.encode_part, models.text.render
+
+    def record(function):
+        def recorded(argument):
+            threads.append(threading.current_thread().name)
+            return function(argument)
+
+        return recorded
+
+    monkeypatch.setattr(models.text, "encode_part", record(split))
+    monkeypatch.setattr(models.text, "render", record(encode))
+    private = {"type": "text", "text": SECRET, "private": True}
+    assert post(gateway, message(content=[private]) | {"outrider": {"privacy": privacy}})[0] == 200
+    assert len(threads) >= 4  # first for the choice of the session
+    assert [name for name in threads if not name.startswith("asyncio_")] == []
+
+
 def test_headers_are_checked_too(gateway):
     assert post(gateway, GOOD, **{"x-outrider-mode": "stream"})[0] == 200
     status, error = post(gateway, GOOD, **{"x-outrider-mode": "fast"})
@@ -187,11 +316,6 @@ def test_pages_of_other_sites_are_refused(gateway, headers, code):
 
 def test_a_link_that_is_real_cannot_be_cut(gateway):
     assert post(gateway, {"cut": True}, "/outrider/link")[0] == 409
-
-
-def test_several_prompts_at_once_are_refused(gateway):
-    body = {"model": "outrider", "prompt": ["a", "b"]}
-    assert post(gateway, body, "/v1/completions")[0] == 400
 
 
 def test_a_key_is_required_where_one_is_set(start_gateway, server):
@@ -226,7 +350,7 @@ def test_the_page_loads_nothing_from_elsewhere(gateway):
 
 def test_a_key_may_hold_any_letters_and_is_not_shown():
     config = GatewayConfig(api_key=" schlüssel\n")
-    middleware = AccessMiddleware(None, config.api_key, only_loopback=False)
+    middleware = KeyMiddleware(None, config.api_key)
     headers = Headers(raw=[(b"authorization", "Bearer schlüssel".encode())])
     assert middleware._refusal("/v1/models", headers) is None
     assert middleware._refusal("/v1/models", Headers({"authorization": "Bearer schl"})).status == 401
@@ -256,6 +380,7 @@ def test_the_command_checks_before_it_loads():
     for options, what in (
         (["--host", "0.0.0.0"], "api-key"),
         (["--sessions", "0"], "sessions=0"),
+        (["--allow-origin", "*"], "allow-origin=*"),
         (["--on-reconnect", "verify"], "on-reconnect: each request"),
         (["--logprobs", "2"], "logprobs: each request"),
     ):

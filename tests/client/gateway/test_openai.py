@@ -23,11 +23,27 @@ def joined(chunks) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
-def test_models(openai):
-    assert [model.id for model in openai.models.list()] == ["outrider"]
-    assert openai.models.retrieve("outrider").owned_by == "outrider"
-    with pytest.raises(openai_library.NotFoundError, match="outrider"):
+def test_models(openai, models):
+    assert [model.id for model in openai.models.list()] == ["outrider", "embedded"]
+    for name in ("outrider", "embedded"):
+        model = openai.models.retrieve(name)
+        assert (model.id, model.owned_by, model.root, model.parent) == (name, "outrider", "embedded", None)
+        assert model.max_model_len == models.max_context == 1024
+        assert openai.chat.completions.create(**ask(max_tokens=1) | {"model": name}).model == name
+    with pytest.raises(openai_library.NotFoundError, match="outrider, embedded"):
         openai.models.retrieve("another/one")
+
+
+def test_models_by_other_names(start_gateway, server):
+    config = GatewayConfig(("gpt-4o", "lab/model"))
+    with start_gateway(server, config) as gateway, gateway.openai() as openai:
+        assert [(model.id, model.root) for model in openai.models.list()] == [
+            ("gpt-4o", "embedded"),
+            ("lab/model", "embedded"),
+        ]
+        for name in ("outrider", "embedded"):
+            with pytest.raises(openai_library.NotFoundError, match="gpt-4o, lab/model"):
+                openai.chat.completions.create(**ask() | {"model": name})
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -127,6 +143,19 @@ def test_logprobs_are_of_the_text(openai):
     assert len(old.choices[0].logprobs.token_logprobs) == 4
 
 
+def test_logprobs_have_the_bytes_of_pieces_of_characters(openai):
+    asked = ask("Write code.", max_tokens=60, logprobs=True) | {"temperature": 2}
+    num_pieces = 0
+    for seed in range(40):
+        choice = openai.chat.completions.create(**asked, seed=seed).choices[0]
+        raw = b"".join(bytes(each.bytes) for each in choice.logprobs.content)
+        assert raw.decode(errors="replace") == choice.message.content
+        num_pieces += sum("\ufffd" in each.token for each in choice.logprobs.content)
+        if num_pieces > 3:
+            return
+    pytest.fail(f"only {num_pieces} tokens were pieces of characters")
+
+
 async def test_several_at_once(gateway, plain):
     questions = [f"Mia has {n} boxes with 4 cards each. How many cards are there?" for n in range(2, 8)]
 
@@ -147,6 +176,7 @@ async def test_requests_beyond_the_queue_are_refused(start_gateway, server):
         refused = [outcome for outcome in outcomes if isinstance(outcome, openai_library.RateLimitError)]
         assert len(refused) == 2
         assert refused[0].code == "rate_limit_exceeded"
+        assert refused[0].response.headers["Retry-After"] == "1"
         assert len({answer.choices[0].message.content for answer in outcomes if answer not in refused}) == 1
 
 

@@ -8,6 +8,8 @@ from outrider_proto.errors import UsageError
 
 COMMANDS: dict[str, tuple[str, str]] = {  # name: its argument, what it does
     "help": ("", "list the commands"),
+    "system": ("[TEXT|-]", "show or change the system message, which tells the model how to answer; - removes it"),
+    "set": ("[temperature T|max-tokens N]", "show or change how answers are sampled and how long they may be"),
     "stats": ("", "show what the last answer and all together cost"),
     "mode": ("[MODE]", "show or change how text is generated"),
     "link": ("[cut|restore|PROFILE]", "show the link; with --profile: cut, restore or change it"),
@@ -15,11 +17,15 @@ COMMANDS: dict[str, tuple[str, str]] = {  # name: its argument, what it does
     "privacy": ("[local|placeholder]", "show or change how private text is kept from the server"),
     "view": ("[markdown|origins]", "show answers as rendered Markdown, or colored by who wrote them"),
     "history": ("", "show the conversation so far"),
-    "save": ("FILE", "write the conversation to a file, private text and all"),
+    "save": ("FILE[!]", "write the conversation to a new file, private text and all; ! replaces an old one"),
+    "load": ("FILE.json", "go on with a conversation that /save wrote to a name in .json"),
     "retry": ("", "ask the last question again, if it failed or its answer is not to be kept"),
-    "clear": ("", "start a new conversation"),
+    "undo": ("", "drop the last question and its answer"),
+    "clear": ("", "start a new conversation, with the same system message"),
     "quit": ("", "leave, as Ctrl-D does"),
+    "bye": ("", "leave, too"),
 }
+LEAVING = ("quit", "bye")
 
 
 @dataclass(frozen=True, slots=True)

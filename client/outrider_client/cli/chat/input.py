@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outrider_client.cli.chat.commands import COMMANDS
+from outrider_client.display.messages import print_message
 from outrider_client.privacy.fences import MARK, OPEN, parse_fences
 from outrider_proto.errors import UsageError
 
 _BLANK = "<<private: >>"
+_QUOTES = '"""'  # around a message of several lines
 
 
 def read_lines(history: Path | None) -> Iterator[str]:
-    """Yield lines until the input ends or Ctrl-C.
+    """Yield lines until the input ends; on a terminal also until Ctrl-C twice on an empty line.
 
     `history` is a file that keeps them, without private text, from chat to chat.
     """
@@ -47,6 +49,7 @@ def _from_pipe() -> Iterator[str]:
 def _from_terminal(history: Path | None) -> Iterator[str]:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.filters import Condition
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
     class SafeHistory(FileHistory):
@@ -60,9 +63,40 @@ def _from_terminal(history: Path | None) -> Iterator[str]:
         history.touch(mode=0o600)
         kept = SafeHistory(str(history))
     completer = WordCompleter([f"/{name}" for name in COMMANDS], sentence=True)
-    session: PromptSession[str] = PromptSession("> ", history=kept, completer=completer, complete_while_typing=False)
+    session: PromptSession[str] = PromptSession(
+        "> ",
+        history=kept,
+        completer=completer,
+        complete_while_typing=False,
+        # All lines of a quoted message are one entry: of the history, too, which looks for private text in each.
+        multiline=Condition(lambda: _is_in_quotes(session.default_buffer.text)),
+        prompt_continuation="... ",
+    )
+    is_warned = False
     while True:
         try:
-            yield session.prompt()
-        except (EOFError, KeyboardInterrupt):
+            line = session.prompt()
+        except EOFError:
             return
+        except KeyboardInterrupt:
+            was_empty = not session.default_buffer.text
+            if was_empty and is_warned:
+                return
+            if was_empty:
+                print_message("Ctrl-C once more leaves, as Ctrl-D does")
+            is_warned = was_empty
+        else:
+            is_warned = False
+            yield _without_quotes(line)
+
+
+def _is_in_quotes(text: str) -> bool:
+    return text.lstrip().startswith(_QUOTES) and text.count(_QUOTES) == 1
+
+
+def _without_quotes(line: str) -> str:
+    quoted = line.strip()
+    if not quoted.startswith(_QUOTES) or not quoted.endswith(_QUOTES):
+        return line
+    message = quoted.removeprefix(_QUOTES).removesuffix(_QUOTES).strip()
+    return f"/{message}" if message.startswith("/") else message  # no command stands in quotes

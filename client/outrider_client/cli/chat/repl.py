@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, cast, get_args
 
 from rich.console import Console
-from rich.table import Table
 
-from outrider_client.cli.chat.commands import COMMANDS, SlashCommand, parse_command
+from outrider_client.cli.chat.commands import LEAVING, SlashCommand, parse_command
 from outrider_client.cli.chat.conversation import ChatConversation
+from outrider_client.cli.chat.information import greeting, help_lines, statistics_table
 from outrider_client.cli.chat.link import ChatLink
+from outrider_client.cli.chat.settings import AnswerSettings
 from outrider_client.client import Client
-from outrider_client.core.config import ClientConfig, Mode, Privacy
+from outrider_client.core.config import ClientConfig
 from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.statistics import Statistics
 from outrider_client.display.display import cut_remark, display_for, show_answer
+from outrider_client.display.error_reports import explained, report_error
 from outrider_client.display.messages import print_message, printable
-from outrider_client.display.status_line import format_bytes
 from outrider_client.privacy.fences import private_kinds, read_private_file
 from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError
 from outrider_proto.files import write_atomically
-
-View = Literal["markdown", "origins"]
 
 
 class ChatRepl:
@@ -43,10 +41,8 @@ class ChatRepl:
         stays: bool = False,
     ) -> None:
         self._client = client
-        self._mode: Mode = config.mode
-        self._privacy: Privacy = config.privacy
-        self._max_new_tokens = config.max_new_tokens
-        self._view: View = "markdown"
+        self._config = config
+        self._settings = AnswerSettings(config)
         self._as_json = as_json
         self._stays = stays
         self._failed: PromptMessage | None = None  # the last question, where it got no answer
@@ -60,31 +56,38 @@ class ChatRepl:
         for line in lines:
             try:
                 slash = parse_command(line)
-                if slash == SlashCommand("quit"):
+                if slash is not None and slash.name in LEAVING:
                     return
                 if slash is None:
                     self._conversation.add_question(line.removeprefix("/") if line.startswith("//") else line)
                     self._answer()
                 else:
                     self._execute(slash)
+            except KeyboardInterrupt:
+                # It came a moment too late to stop an answer, or stops a command. The conversation goes on.
+                print_message("stopped")
             except OutriderError as error:
+                told = explained(error, self._config.server)
                 if not self._stays and not self._statistics and not line.startswith("/"):
-                    raise
-                print_message(f"{error}{_way_out(error)}")
+                    raise told from error
+                report_error(told, as_json=self._as_json, hint=_way_out(error))
+
+    def greet(self) -> None:
+        """Tell whom the chat talks to."""
+        self._console.print(greeting(self._client, self._config))
 
     def _answer(self) -> None:
         """Answer the conversation's last message, a question."""
         self._failed = None
         self._print_private()
-        display = display_for(self._client, as_json=self._as_json, markdown=self._view == "markdown")
+        settings = self._settings
+        display = display_for(self._client, as_json=self._as_json, markdown=settings.view == "markdown")
         try:
-            finished = show_answer(
-                self._client, self._conversation.messages, display, mode=self._mode, privacy=self._privacy
-            )
+            finished = show_answer(self._client, self._conversation.prompt, display, **settings.overrides)
             self._statistics.append(finished.statistics)
-            if not self._as_json and (cut := cut_remark(finished, self._max_new_tokens)):
+            if not self._as_json and (cut := cut_remark(finished, settings.max_new_tokens)):
                 print_message(cut)
-            if finished.reason == "unverified" and self._mode != "offline":
+            if finished.reason == "unverified" and settings.mode != "offline":
                 print_message("the link did not come back: the end of this answer is unverified; /retry asks again")
         except KeyboardInterrupt:
             print_message("stopped")
@@ -92,35 +95,48 @@ class ChatRepl:
             # Unlike a stopped answer, a failed one leaves no trace: the next prompt would have two questions in a row.
             self._failed = self._conversation.remove_last()
             raise
-        private = self._conversation.is_private and self._privacy == "local"
+        private = self._conversation.is_private and settings.privacy == "local"
         self._conversation.add_answer(display.written.text, private=private)
 
     def _execute(self, slash: SlashCommand) -> None:
         match slash.name, slash.argument:
             case "help", _:
-                self._help()
+                self._print("\n".join(help_lines()))
             case "stats", _:
                 self._console.print(statistics_table(self._statistics) if self._statistics else "no answer yet")
-            case "mode", argument:
-                self._mode = cast(Mode, self._choice("mode", argument, self._mode, get_args(Mode)))
-            case "privacy", argument:
-                self._privacy = cast(Privacy, self._choice("privacy", argument, self._privacy, get_args(Privacy)))
-            case "view", argument:
-                self._view = cast(View, self._choice("view", argument, self._view, get_args(View)))
+            case ("mode" | "privacy" | "view") as name, argument:
+                self._print(self._settings.choose(name, argument))
+            case "set", argument:
+                self._print(self._settings.set_number(argument))
+            case "system", argument:
+                self._system(argument)
             case "link", argument:
                 self._show_link(argument)
             case "private", argument:
-                self._conversation.attach(read_private_file(Path(argument)))
+                self._conversation.attach(read_private_file(_path(slash)))
             case "history", _:
-                self._console.print(printable(self._conversation.text()) or "nothing yet", markup=False)
-            case "save", argument:
-                self._save(argument)
+                self._print(printable(self._conversation.text()) or "nothing yet")
+            case "save", _:
+                self._save(slash)
+            case "load", _:
+                self._load(slash)
             case "retry", _:
                 self._retry()
+            case "undo", _:
+                self._undo()
             case "clear", _:
                 self._failed = None
                 self._conversation.clear()
                 self._client.begin_conversation()
+
+    def _print(self, text: str) -> None:
+        if text:
+            self._console.print(text, markup=False)
+
+    def _system(self, argument: str) -> None:
+        if not argument:
+            return self._print(printable(self._conversation.system_text) or "no system message")
+        return self._conversation.set_system("" if argument == "-" else argument)
 
     def _retry(self) -> None:
         messages = self._conversation.messages
@@ -137,25 +153,20 @@ class ChatRepl:
             self._failed = None
             raise
 
+    def _undo(self) -> None:
+        """Drop the last question: one that failed has left the conversation already."""
+        if self._failed is None:
+            self._conversation.undo()
+        self._failed = None
+        self._print("the last question and its answer are dropped")
+
     def _print_private(self) -> None:
         """Tell what of the newest message was taken as private, and what follows for the answer."""
         if kinds := private_kinds(self._conversation.messages[-1:]):
             print_message(f"private: {', '.join(kinds)}")
-        if self._conversation.is_private and self._privacy == "local":
-            print_message("this conversation holds private text: answered on this device alone, until /clear")
-
-    def _help(self) -> None:
-        for name, (argument, meaning) in COMMANDS.items():
-            self._console.print(f"{f'/{name} {argument}':28} {meaning}", markup=False)
-        self._console.print("<<private: ...>> in a message never leaves this device; \\<< is for code.", markup=False)
-
-    def _choice(self, name: str, argument: str, now: str, choices: tuple[str, ...]) -> str:
-        """The choice that `argument` names; without one print the present choice and keep it."""
-        if argument and argument not in choices:
-            raise UsageError(f"/{name} {argument}: choose one of {', '.join(choices)}")
-        if not argument:
-            self._console.print(f"{name} {now}; choose from: {', '.join(choices)}", markup=False)
-        return argument or now
+        if self._conversation.is_private and self._settings.privacy == "local":
+            way_out = "/system -" if self._conversation.has_private_system else "/clear"
+            print_message(f"this conversation holds private text: answered on this device alone, until {way_out}")
 
     def _show_link(self, argument: str) -> None:
         if argument and self._link is None:
@@ -163,17 +174,43 @@ class ChatRepl:
         if self._link is not None and argument:
             self._link.change(argument)
         rtt_ms = self._statistics[-1].rtt_ms if self._statistics else 0.0
-        self._console.print(f"{self._client.link_state.value}, R {rtt_ms:.0f} ms", markup=False)
+        self._print(f"{self._client.link_state.value}, R {rtt_ms:.0f} ms")
         if self._link is not None:
-            self._console.print(self._link.description, markup=False)
+            self._print(self._link.description)
 
-    def _save(self, name: str) -> None:
-        if not name:
-            raise UsageError("/save needs the name of a file")
+    def _save(self, slash: SlashCommand) -> None:
+        path = _path(SlashCommand(slash.name, slash.argument.removesuffix("!").rstrip()))
+        text = self._conversation.to_json() if path.suffix == ".json" else self._conversation.text()
         try:
-            write_atomically(Path(name), self._conversation.text() + "\n", mode=0o600)
+            if path.exists() and not slash.argument.endswith("!"):
+                raise UsageError(f"{path} exists: /save {slash.argument}! replaces it")
+            write_atomically(path, text + "\n", mode=0o600)
         except OSError as error:
-            raise UsageError(f"{name}: cannot be written ({error.strerror})") from error
+            raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
+        self._print(f"saved to {path}")
+
+    def _load(self, slash: SlashCommand) -> None:
+        path = _path(slash)
+        try:
+            text = path.read_text("utf-8")
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
+        except UnicodeDecodeError:
+            raise UsageError(f"{path}: not UTF-8 text") from None  # the decoder's error holds the text
+        self._conversation.load_json(text)
+        self._failed = None
+        self._client.begin_conversation()
+        self._print(f"{len(self._conversation.messages)} messages; /history shows them")
+
+
+def _path(slash: SlashCommand) -> Path:
+    """The file that a command names; ~ is the user's home. Raises UsageError."""
+    if not slash.argument:
+        raise UsageError(f"/{slash.name} needs the name of a file")
+    try:
+        return Path(slash.argument).expanduser()
+    except RuntimeError as error:  # there is no such user
+        raise UsageError(f"/{slash.name} {slash.argument}: {error}") from error
 
 
 def _way_out(error: OutriderError) -> str:
@@ -184,33 +221,3 @@ def _way_out(error: OutriderError) -> str:
             return "; /retry asks again"
         case _:
             return ""
-
-
-def statistics_table(answers: Sequence[Statistics]) -> Table:
-    """Tabulate the last answer's statistics beside those of all, of which there is at least one."""
-    table = Table("", "last answer", f"all {len(answers)}", box=None, pad_edge=False)
-    for name, last, together in zip(_NAMES, _column(answers[-1:]), _column(answers), strict=True):
-        table.add_row(name, last, together)
-    return table
-
-
-_NAMES = ("tokens", "tokens/s", "first token, ms", "τ", "R, ms", "target calls", "up", "down", "outages", "unverified")
-
-
-def _column(answers: Sequence[Statistics]) -> tuple[str, ...]:
-    """Sum up, with means weighted by each answer's tokens or target calls."""
-    tokens = sum(each.new_tokens for each in answers)
-    calls = sum(each.target_calls for each in answers)
-    seconds = sum(each.new_tokens / each.tokens_per_second for each in answers if each.tokens_per_second)
-    return (
-        f"{tokens}",
-        f"{tokens / seconds:.1f}" if seconds else "-",
-        f"{sum(each.time_to_first_token_ms for each in answers) / len(answers):.0f}",
-        f"{sum(each.mean_acceptance_length * each.target_calls for each in answers) / max(calls, 1):.2f}",
-        f"{answers[-1].rtt_ms:.0f}",
-        f"{calls}",
-        format_bytes(sum(each.bytes_up for each in answers)),
-        format_bytes(sum(each.bytes_down for each in answers)),
-        f"{sum(each.outages for each in answers)}",
-        f"{sum(each.unverified for each in answers)}",
-    )

@@ -1,0 +1,119 @@
+"""Pages of allowed origins may call the API, and nothing else; pages of all other sites are refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from outrider_client.gateway.gateway import GatewayConfig
+from outrider_proto.errors import UsageError
+
+APP = "http://localhost:3000"
+OTHER = "http://evil.example"
+BODY = json.dumps({"model": "outrider", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}).encode()
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def allowing(start_gateway, server):
+    """A gateway that an app of a site may call."""
+    with start_gateway(server, GatewayConfig(allow_origins=(APP, "app://obsidian.md"))) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def guarded(start_gateway, server):
+    """One that any site may call that has the key."""
+    with start_gateway(server, GatewayConfig(api_key="k-1", allow_origins=("*",))) as running:
+        yield running
+
+
+def preflight(gateway, origin: str, path: str = CHAT, **headers):
+    return gateway.request(
+        "OPTIONS",
+        path,
+        Origin=origin,
+        Access_Control_Request_Method="POST",
+        Access_Control_Request_Headers="authorization,content-type,x-outrider-mode,x-stainless-lang",
+        **headers,
+    )
+
+
+@pytest.mark.parametrize("origin", [APP, "app://obsidian.md"])
+def test_an_allowed_origin_may_ask(allowing, origin):
+    asked = preflight(allowing, origin, Access_Control_Request_Private_Network="true")
+    assert (asked.status, asked.headers["Access-Control-Allow-Origin"]) == (200, origin)
+    assert "POST" in asked.headers["Access-Control-Allow-Methods"]
+    assert "x-stainless-lang" in asked.headers["Access-Control-Allow-Headers"]
+    assert asked.headers["Access-Control-Allow-Private-Network"] == "true"
+    assert asked.headers["Access-Control-Allow-Credentials"] is None
+    for body, status in ((BODY, 200), (b"{", 400)):
+        answer = allowing.request("POST", CHAT, body, Origin=origin)
+        assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (status, origin)
+        assert answer.headers["Access-Control-Expose-Headers"] == "Retry-After"
+        assert "Origin" in answer.headers["Vary"]
+
+
+def test_a_stream_for_an_allowed_origin(allowing):
+    answer = allowing.request("POST", CHAT, json.dumps(json.loads(BODY) | {"stream": True}).encode(), Origin=APP)
+    assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (200, APP)
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("origin", "path"),
+    [
+        (OTHER, CHAT),
+        ("null", CHAT),
+        ("https://localhost:3000", CHAT),
+        (f"{APP}.evil.example", CHAT),
+        (APP, "/outrider/link"),
+        (APP, "/metrics"),
+        (APP, "/health"),
+        (APP, "/"),
+    ],
+)
+def test_other_origins_and_other_paths_are_refused(allowing, origin, path):
+    for answer in (allowing.request("GET", path, Origin=origin), preflight(allowing, origin, path)):
+        assert (answer.status, answer.error["code"]) == (403, "wrong_origin")
+        assert answer.headers["Access-Control-Allow-Origin"] is None
+
+
+def test_an_allowed_origin_does_not_open_another_host_name(allowing):
+    for answer in (allowing.request("POST", CHAT, BODY, Origin=APP, Host="evil.example"),
+                   preflight(allowing, APP, Host="evil.example")):  # fmt: skip
+        assert (answer.status, answer.error["code"]) == (403, "wrong_host")
+        assert answer.headers["Access-Control-Allow-Origin"] is None
+
+
+def test_its_own_page_is_served_as_ever(allowing):
+    assert allowing.request("POST", CHAT, BODY, Origin=allowing.url).status == 200
+    assert allowing.request("GET", "/", Origin=allowing.url).status == 200
+
+
+def test_a_preflight_is_refused_where_no_origin_is_allowed(gateway):
+    answer = preflight(gateway, APP)
+    assert (answer.status, answer.error["code"]) == (403, "wrong_origin")
+
+
+@pytest.mark.parametrize("origin", [OTHER, "null"])
+def test_any_origin_needs_the_key(guarded, origin):
+    assert preflight(guarded, origin).headers["Access-Control-Allow-Origin"] == "*"
+    for headers, status in (({"Authorization": "Bearer k-1"}, 200), ({"Authorization": "Bearer k-2"}, 401), ({}, 401)):
+        answer = guarded.request("POST", CHAT, BODY, Origin=origin, **headers)
+        assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (status, "*")
+    for path in ("/health", "/metrics", "/outrider/link"):
+        assert guarded.request("GET", path, Origin=origin, Authorization="Bearer k-1").status == 403
+
+
+@pytest.mark.parametrize("origin", ["localhost:3000", "http://a.example/", "http://A.example", "null", "http://*", ""])
+def test_an_origin_that_no_browser_sends(origin):
+    with pytest.raises(UsageError, match="scheme://host"):
+        GatewayConfig(allow_origins=(origin,))
+
+
+def test_any_origin_is_allowed_with_a_key_only():
+    with pytest.raises(UsageError, match="api-key-file"):
+        GatewayConfig(allow_origins=("*",))
+    assert GatewayConfig(allow_origins=("*",), api_key="k").allow_origins == ("*",)
