@@ -207,6 +207,22 @@ def test_on_a_narrow_phone_the_message_stays_and_the_answer_is_followed(behind_l
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
 
 
+def test_a_page_out_of_sight_asks_nothing(behind_link, visit):
+    visitor = visit(behind_link)
+    page = visitor.page
+    hide = """hidden => {
+        Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    with page.expect_event("requestfailed", lambda request: request.url.endswith("/outrider/link")):
+        page.evaluate(hide, True)
+    asked = len(visitor.requests)
+    page.wait_for_timeout(2500)
+    assert len(visitor.requests) == asked
+    with page.expect_request("**/outrider/link"):
+        page.evaluate(hide, False)
+
+
 def test_the_page_calls_only_the_gateway(behind_link, visit):
     visitor = visit(behind_link)
     visitor.ask("Who am I?")

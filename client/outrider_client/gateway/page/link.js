@@ -19,20 +19,30 @@ export function inBytes(count) {
   return count < 1000 ? `${count.toFixed(0)} B` : count < 1e6 ? `${(count / 1000).toFixed(1)} kB` : `${(count / 1e6).toFixed(1)} MB`;
 }
 
-/** Follows the link and never returns. Awaits `onKey` when the gateway needs a key. */
+/** Follows the link while the page is in sight, and never returns. Awaits `onKey` when the gateway needs a key. */
 export async function watchLink(onKey) {
   $("charts").append(...Object.values(charts).map((chart) => chart.element));
   $("cut").addEventListener("click", () => changeLink({ cut: $("cut").getAttribute("aria-pressed") !== "true" }));
   $("profile").addEventListener("change", () => changeLink({ profile: $("profile").value }));
   for (;;) {
+    await visible();
+    const controller = new AbortController();
+    // A tab in the background would have the server probed every second, and a phone's radio never sleep.
+    document.addEventListener("visibilitychange", () => document.hidden && controller.abort(), { signal: controller.signal });
     try {
-      for await (const state of events(await call("outrider/link"))) show(state);
+      for await (const state of events(await call("outrider/link", { signal: controller.signal }))) show(state);
     } catch (error) {
+      if (controller.signal.aborted) continue;
       if (error.status === 401) await onKey(error);
       showState("closed", "no gateway");
     }
+    controller.abort(); // its listener
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }
+}
+
+async function visible() {
+  while (document.hidden) await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
 }
 
 async function changeLink(body) {

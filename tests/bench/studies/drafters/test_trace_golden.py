@@ -12,6 +12,7 @@ from outrider_bench.cli.app import app
 GOLDEN = Path(__file__).parents[3] / "data" / "golden"
 TARGETS = {"eagle2": "target_l4", "eagle3": "target_l8", "moa": "target_tiny"}
 HEADS_TARGET = "target_vicuna_tiny"
+DEEPSPEC = "deepspec_eagle3_3taps"
 
 
 def cases(description: str, key: str) -> list[str]:
@@ -26,7 +27,7 @@ def trace(case: str, target: str, prompt: list[int], new_tokens: int, *options) 
     result = CliRunner().invoke(app, ["trace", *map(str, where + asked)])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    assert case.startswith(report["family"])
+    assert report["family"] in case
     return report
 
 
@@ -48,6 +49,15 @@ def test_eagle(case):
         leaf_path = expected["retrieve_indices"][expected["best_candidate"]]
         assert [node + 1 for node in cycle["accepted"]] == leaf_path[1 : expected["accept_length"] + 1]
         assert cycle["bonus"] == expected["next_token"]
+
+
+def test_deepspec():
+    arrays = {name: array[0].tolist() for name, array in load_file(GOLDEN / DEEPSPEC / "golden.safetensors").items()}
+    prompt = arrays["prompt_ids"]
+    report = trace(DEEPSPEC, TARGETS["eagle3"], prompt, 24, "--levels", 3, "--breadth", 1, "--budget", 3)
+    assert report["matches_baseline"]
+    assert report["output_ids"] == arrays["sequence_ids"][len(prompt) :]
+    assert nodes(report["cycles"][0]) == [*arrays["next_token"], *arrays["greedy0_tokens"]]
 
 
 @pytest.mark.parametrize("case", cases("meta.json", "runs"))
@@ -108,4 +118,4 @@ def leaves(choices: list[list[int]]) -> list[tuple[int, ...]]:
 def test_no_case_is_left_out():
     """Every folder with a drafter is read by one of the tests above."""
     read = {*cases("trace.json", "rounds"), *cases("meta.json", "runs"), *cases("meta.json", "choices")}
-    assert read == {path.parent.name for path in GOLDEN.glob("*/drafter")}
+    assert read | {DEEPSPEC} == {path.parent.name for path in GOLDEN.glob("*/drafter")}
