@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +25,6 @@ from outrider_bench.cli.options import (
 from outrider_bench.core.progress import progress_line
 from outrider_bench.core.report import write_report
 from outrider_bench.core.tables import show, show_line
-from outrider_models.core.embedded import target_dir
 
 CODEC_DRAFTERS = ("moa", "eagle2", "eagle3")
 STALENESS_DRAFTERS = ("moa", "eagle2", "eagle3", "independent")
@@ -56,8 +54,8 @@ def codec_command(
 
     directory = target_of(target)
     asked = source_of(directory, questions, families)
-    drafters = _drafters(directory, drafter, CODEC_DRAFTERS)
-    count = 80 if per_family is None and questions is None else per_family
+    drafters = sources_of(drafters_for(directory, drafter, CODEC_DRAFTERS))
+    count = _per_family(per_family, questions)
     with progress_line() as step:
         results = asyncio.run(measure_codecs(directory, drafters, asked, count, max_new_tokens, step))
     for name, result in results.items():
@@ -88,8 +86,8 @@ def staleness_command(
 
     directory = target_of(target)
     asked = source_of(directory, questions, families)
-    drafters = _drafters(directory, drafter, STALENESS_DRAFTERS)
-    count = 80 if per_family is None and questions is None else per_family
+    drafters = sources_of(drafters_for(directory, drafter, STALENESS_DRAFTERS))
+    count = _per_family(per_family, questions)
     with progress_line() as step:
         results = asyncio.run(measure_staleness(directory, drafters, asked, count, max_new_tokens, step))
     for name, by_shape in results.items():
@@ -103,8 +101,8 @@ def staleness_command(
         plot_staleness(results, plot)
 
 
-def _drafters(target: Path, named: Sequence[str] | None, embedded: Sequence[str]) -> dict[str, str]:
-    return sources_of(drafters_for(target, named or (embedded if target == target_dir() else None)))
+def _per_family(given: int | None, questions: Path | None) -> int | None:
+    return 80 if given is None and questions is None else given
 
 
 def prompt_rows_command(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_models.core.embedded import drafter_source, shipped_drafters, target_source
+from outrider_models.core.embedded import drafter_source, shipped_drafters, target_dir, target_source
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,9 +75,14 @@ def drafters_of(names: Sequence[str]) -> dict[str, Path]:
     return {name: resolve_dir(drafter_source(name)) for name in names}
 
 
-def drafters_for(target: Path, named: Sequence[str] | None = None) -> Sequence[str]:
-    """Return the drafters to measure: those named, or else all that ship for the target, or else lookup."""
-    return named or shipped_drafters(target) or ("lookup",)
+def drafters_for(
+    target: Path, named: Sequence[str] | None = None, embedded: Sequence[str] | None = None
+) -> Sequence[str]:
+    """Return the drafters to measure: those named, or else all that ship for the target, or else lookup.
+
+    `embedded`: of the embedded target these only.
+    """
+    return named or (embedded if target == target_dir() else None) or shipped_drafters(target) or ("lookup",)
 
 
 def drafter_for(target: Path, named: str | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -73,7 +72,7 @@ def eval_command(
 
     directory = target_of(target)
     source = source_of(directory, questions, families)
-    named = _named(directory, drafter)
+    named = drafters_for(directory, drafter, PAIR)
     of_tau = DEFAULT_TAU_PER_FAMILY if tau_per_family is None and questions is None else tau_per_family
     plan = EvaluationPlan(directory, sources_of(named), source, per_family, code, of_tau, max_new_tokens)
     with progress_line() as step:
@@ -113,7 +112,7 @@ def exact_command(
     directory = target_of(target)
     source = source_of(directory, questions, None)
     count = DEFAULT_EXACT_PROMPTS if prompts is None and questions is None else prompts
-    drafters = sources_of(_named(directory, drafter))
+    drafters = sources_of(drafters_for(directory, drafter, PAIR))
     plan = ExactPlan(directory, drafters, source, count, max_new_tokens, dtype, batch_invariant)
     with progress_line() as step:
         result = asyncio.run(measure_exactness(plan, step))
@@ -257,10 +256,6 @@ def passes_command(
     show(pass_cost_table(hollow, context, costs))
     how = {"target": hollow.target.name, "layers": hollow.num_layers, "context": context, "repeats": repeats}
     write_report(json, {**how, "costs": [asdict(cost) for cost in costs]})
-
-
-def _named(target: Path, drafters: list[str] | None) -> Sequence[str]:
-    return drafters_for(target, drafters or (PAIR if target == target_dir() else None))
 
 
 def _drafters(names: list[str] | None) -> dict[str, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 
 from fastapi.responses import JSONResponse
@@ -20,7 +21,7 @@ ANY_ORIGIN = "*"
 MAX_BODY_BYTES = 8 * 2**20
 
 
-class _RefusingMiddleware:
+class _RefusingMiddleware(ABC):
     """Answers a request itself if `_refusal` returns an error."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -32,8 +33,8 @@ class _RefusingMiddleware:
             return
         await self._app(scope, receive, send)
 
-    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
-        raise NotImplementedError
+    @abstractmethod
+    def _refusal(self, path: str, headers: Headers) -> ApiError | None: ...
 
 
 class OriginMiddleware(_RefusingMiddleware):

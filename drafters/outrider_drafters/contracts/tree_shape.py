@@ -50,7 +50,8 @@ class TreeShape:
         levels, budget = min(self.levels, levels), min(self.budget, budget)
         if levels <= 0 or budget <= 0:
             return None
-        # The likeliest `budget` nodes are among the `budget` likeliest of each level: a wider draft would be the same.
+        # The likeliest `budget` nodes are among the `budget` likeliest of each level: a wider draft would be the same,
+        # unless min_level_probability ends it.
         return replace(self, breadth=min(self.breadth, budget), levels=levels, budget=budget)
 
 

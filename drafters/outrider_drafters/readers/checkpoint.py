@@ -32,8 +32,8 @@ PICKLED_INDEX = "pytorch_model.bin.index.json"
 MODELS = (SINGLE, INDEX, PICKLED, PICKLED_INDEX)
 MEDUSA_HEADS = "medusa_lm_head.safetensors"
 HYDRA_HEADS = "hydra_lm_head.safetensors"
-WRITE_ERRORS = (OSError, SafetensorError)  # a full disk is the latter where safetensors writes
 HEADS = (MEDUSA_HEADS, "medusa_lm_head.pt", HYDRA_HEADS, "hydra_lm_head.pt")  # Medusa's and Hydra's alone
+WRITE_ERRORS = (OSError, SafetensorError)  # a full disk is the latter where safetensors writes
 
 
 def write_model(

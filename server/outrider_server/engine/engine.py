@@ -164,7 +164,9 @@ class Engine:
         try:
             placed = _place_paths(results)
         except Exception:
-            placed = False  # each moves its own rows then, so that only the one at fault fails
+            # Each moves its own rows then, so that only the one at fault fails. None has been moved yet: what fails is
+            # the copy, which is made before anything is written.
+            placed = False
         failures: list[Exception | None] = []
         for result in results:
             try:
@@ -242,7 +244,7 @@ def _place_paths(results: abc.Sequence[StepResult]) -> bool:
                 return False
             moves.append((slot.buffer, *move))
     if moves:
-        moves[0][0].pool.move(moves)
+        moves[0][0].pool.move(moves)  # all sessions' pages are of one pool, that of the engine's memory
     return True
 
 

@@ -72,6 +72,11 @@ class Visitor:
         self.page.fill("#message", text)
         self.page.press("#message", "Enter")
 
+    def begin(self, text: str) -> None:
+        """Ask, and wait for the first words of the answer."""
+        self.ask(text)
+        self.page.wait_for_selector(".turn.assistant [data-origin]")
+
     def wait_for_answers(self, count: int) -> None:
         details = self.page.locator(".turn details")  # wait_for_function would need eval, which the page forbids
         details.nth(count - 1).wait_for(state="attached")
@@ -142,8 +147,7 @@ def test_an_answer_comes_tinted_and_is_kept(behind_link, visit, plain):
 def test_who_opens_another_conversation_mixes_nothing(behind_link, visit):
     visitor = visit(behind_link)
     page = visitor.page
-    visitor.ask(QUESTION)
-    page.wait_for_selector(".turn.assistant [data-origin]")
+    visitor.begin(QUESTION)
     page.click("#open-history")
     page.click("#new-conversation")
     page.wait_for_selector("#stop", state="hidden")
@@ -163,8 +167,7 @@ def test_who_opens_another_conversation_mixes_nothing(behind_link, visit):
 def test_a_reload_in_mid_answer_loses_nothing(behind_link, visit):
     visitor = visit(behind_link)
     page = visitor.page
-    visitor.ask(QUESTION)
-    page.wait_for_selector(".turn.assistant [data-origin]")
+    visitor.begin(QUESTION)
     written = visitor.answer.inner_text()
     page.reload()
     page.click("#open-history")
@@ -180,8 +183,7 @@ def test_a_reload_in_mid_answer_loses_nothing(behind_link, visit):
 def test_a_conversation_that_is_forgotten_while_it_is_answered_stays_so(behind_link, visit):
     visitor = visit(behind_link)
     page = visitor.page
-    visitor.ask(QUESTION)
-    page.wait_for_selector(".turn.assistant [data-origin]")
+    visitor.begin(QUESTION)
     page.click("#open-history")
     page.click("#conversations li button[aria-label^=Forget]")
     page.wait_for_selector("#stop", state="hidden")
@@ -251,8 +253,7 @@ def test_a_cut_and_restored_link_is_shown(behind_link, visit, plain):
     """Words written offline appear as unverified; the final text is the target's."""
     visitor = visit(behind_link)
     page = visitor.page
-    visitor.ask(QUESTION)
-    page.wait_for_selector(".turn.assistant [data-origin]")
+    visitor.begin(QUESTION)
     page.click("#cut")
     page.wait_for_selector(".turn.assistant [data-origin=unverified]")
     page.wait_for_selector("#link-state[data-state=offline]")

@@ -170,6 +170,7 @@ def deepspec(golden) -> tuple[Eagle3Drafter, Eagle3Tap, dict[str, Tensor]]:
     tap = load_tap(directory / "drafter", golden / "target_l8")
     assert isinstance(drafter, Eagle3Drafter)
     assert isinstance(tap, Eagle3Tap)
+    assert not drafter.stale_tolerant  # by its ttt_length of 3
     return drafter, tap, load_file(directory / "golden.safetensors")
 
 

@@ -24,6 +24,8 @@ from outrider_drafters.families.eagle3.tap import NAME, Eagle3Tap, tap_info
 from outrider_drafters.families.family import Family
 from outrider_drafters.readers.config import config_int
 
+_DEEPSPECS_STEPS = "ttt_length"  # DeepSpec's key for what STEPS says
+
 
 def _load(files: DrafterFiles, target: TargetSizes) -> Eagle3:
     files = canonical(files)
@@ -39,7 +41,7 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> Eagle3Drafter:
     eagle = _load(files, target.sizes)
     # Before the cast: the fingerprint is of the values as stored.
     info = tap_info(eagle, target.sizes.layers)
-    steps = config_int(files.config, STEPS, PUBLISHED_STEPS)
+    steps = config_int(files.config, STEPS, config_int(files.config, _DEEPSPECS_STEPS, PUBLISHED_STEPS))
     return Eagle3Drafter(eagle.to(target.embed.device, target.embed.dtype), target, info, steps)
 
 

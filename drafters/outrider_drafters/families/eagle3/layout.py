@@ -19,7 +19,7 @@ from outrider_drafters.checkpoints.draft_vocabulary import check_membership, dra
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
-from outrider_drafters.families.eagle3.tap_layers import OUTPUT_IDS, chosen_layers, uses_layers
+from outrider_drafters.families.eagle3.tap_layers import chosen_layers, is_deepspec, uses_layers
 from outrider_drafters.readers.config import Config, config_int
 
 LAYER = "midlayer."
@@ -161,7 +161,7 @@ def _own_embedding(files: DrafterFiles, target: TargetSizes, width: int) -> bool
         if columns != width:
             raise files.fault(f"{EMBEDDING} has {columns} columns: need {width}, the head's width")
     # speculators says so; DeepSpec always trains it.
-    trained = stored and (files.config.get("embed_requires_grad") is True or OUTPUT_IDS in files.config)
+    trained = stored and (files.config.get("embed_requires_grad") is True or is_deepspec(files.config))
     return needed or (trained if chosen is None else chosen == "own")
 
 

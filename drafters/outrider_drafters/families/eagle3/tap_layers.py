@@ -17,6 +17,11 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 OUTPUT_IDS = "target_layer_ids"  # DeepSpec's, at the top level: it counts layers by their outputs
 
 
+def is_deepspec(config: Config) -> bool:
+    """True for the config of a head that DeepSpec trained."""
+    return config.get(OUTPUT_IDS) is not None and _config_value(config, IDS) is None
+
+
 def uses_layers(config: Config) -> bool:
     """True if it reads hidden states of layers, and not the last one after the final norm."""
     return _config_value(config, "use_aux_hidden_state") is not False
@@ -52,9 +57,9 @@ def _stated(config: Config) -> list[int] | None:
 
 
 def _published(config: Config, num_layers: int) -> list[int]:
+    if is_deepspec(config):
+        return [layer + 1 for layer in _ids(OUTPUT_IDS, config[OUTPUT_IDS])]
     value = _config_value(config, IDS)
-    if value is None and (outputs := config.get(OUTPUT_IDS)) is not None:
-        return [layer + 1 for layer in _ids(OUTPUT_IDS, outputs)]
     if value is None:
         return list(default_layers(num_layers))
     listed = _ids(IDS, value)
