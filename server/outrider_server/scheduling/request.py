@@ -121,6 +121,7 @@ class Request:
             self.sequence.num_uncomputed,
             len(self._chain) + len(self._tree),
             self._waiting_since,
+            grows=self._shape is not None,
         )
 
     @property

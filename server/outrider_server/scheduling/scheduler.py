@@ -5,7 +5,8 @@
                                                                nobody drafts whose verdicts would take long by that.
 
 While others draft, prefill may make a pass twice as long as their drafts alone, but no longer (stall-free batching;
-Sarathi-Serve, arXiv 2403.02310). So it does while their verdicts travel: the next draft would wait for the pass.
+Sarathi-Serve, arXiv 2403.02310). So it does while their verdicts travel: the next draft would wait for the pass. The
+same holds for trees that the server grows, beside clients who bring their own.
 
 Of each kind the payers get equal shares, or as much less as they want (weighted fair queueing with equal weights;
 Demers, Keshav and Shenker 1989):
@@ -21,6 +22,7 @@ as well, but a small draft would have to wait for its turn in a round of large o
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence, Set
 from dataclasses import dataclass
@@ -36,22 +38,26 @@ SHORT_CONTEXT = 32  # rows: a request with no more context is a draft, not prefi
 _PREFILL_SHARE = 4  # one part in so many of the budget
 _SHORT_ROWS = MAX_NODES + 1
 _STRETCH = 2.0  # times as long as their drafts alone may passes be for those who draft
-_LEAST_PREFILL = 32  # rows of a pass all the same
+_LEAST_BESIDE = 32  # rows of a pass all the same, of prefill or of the server's own drafts
 _AWAY_S = 0.02  # after a payer's first draft in which the next one is expected
 _LONGEST_AWAY_S = 1.0
+_LATELY_S = 10.0  # after its last draft in which a payer may be back
+_WORTH = 0.85  # of a pass's time for its rows: where somebody else may come, a longer pass of prompts saves too little
+_LEAST_WORTH = 128  # rows of it all the same: what a row costs may be known badly
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingRequest:
     """The rows that a session's first request would run: `context`, then `rest` (root and tree) in one piece.
 
-    It has been waiting since `since`, in seconds of any clock.
+    It has been waiting since `since`, in seconds of any clock. `grows`: its trees are the server's own drafts.
     """
 
     payer: Payer
     context: int
     rest: int
     since: float
+    grows: bool = False
 
     @property
     def rows(self) -> int:
@@ -77,8 +83,13 @@ class Scheduler(Protocol):
         """Note how long a pass of so many rows took, and when it ended, on the clock of the requests."""
         ...
 
-    def expects_others(self, payers: Set[Payer], now: float) -> bool:
-        """Return whether somebody but `payers` drafts now, or will soon again."""
+    def rows_beside(
+        self, growing: Sequence[SchedulingRequest], others: Sequence[SchedulingRequest], now: float
+    ) -> float | None:
+        """Return how many rows those whose drafts the server grows may have in the next pass, for the sake of others.
+
+        `others`: the rest of the requests that are ready. None: nobody else drafts now, or will soon again.
+        """
         ...
 
 
@@ -112,9 +123,11 @@ class PlainScheduler:
     def learn(self, rows: int, seconds: float, ended: float) -> None:
         """Do nothing: its plans do not depend on time."""
 
-    def expects_others(self, payers: Set[Payer], now: float) -> bool:
-        """Return False: it does not remember who drafts."""
-        return False
+    def rows_beside(
+        self, growing: Sequence[SchedulingRequest], others: Sequence[SchedulingRequest], now: float
+    ) -> float | None:
+        """Return no bound: it does not remember who drafts, or how long that takes."""
+        return math.inf if others else None
 
 
 class FairScheduler:
@@ -132,7 +145,7 @@ class FairScheduler:
         self._owes_prefill = False  # a large draft took its share of the pass before
         self._time = PassTime()
         self._ended = 0.0  # the last pass
-        self._drafting: dict[Payer, _Drafting] = {}  # who drafts now, or did so lately
+        self._drafting: dict[Payer, _Drafting] = {}  # who drafted lately
         self._judging: list[_Drafting] = []  # those of the pass that was planned last
 
     def plan(self, requests: Sequence[SchedulingRequest]) -> list[int]:
@@ -158,40 +171,62 @@ class FairScheduler:
             drafting.judged_at = ended
         self._judging, self._ended = [], ended
 
-    def expects_others(self, payers: Set[Payer], now: float) -> bool:
-        return any(payer not in payers and not one.is_over(now) for payer, one in self._drafting.items())
+    def rows_beside(
+        self, growing: Sequence[SchedulingRequest], others: Sequence[SchedulingRequest], now: float
+    ) -> float | None:
+        payers = {request.payer for request in growing}
+        brought = {payer: one.brought for payer, one in self._beside(payers, now).items()}
+        for request in others:
+            brought[request.payer] = max(request.rows if request.is_draft else 0, brought.get(request.payer, 0))
+        if not brought:
+            return None
+        rows = sum(brought.values())
+        return max(_LEAST_BESIDE, self._time.rows_within(rows, _STRETCH) - rows) if rows else math.inf
+
+    def _beside(self, payers: Set[Payer], now: float) -> dict[Payer, _Drafting]:
+        """Return who drafts now, or soon will again, without `payers`."""
+        return {p: one for p, one in self._drafting.items() if p not in payers and not one.is_over(now)}
 
     def _note_drafts(self, drafts: Sequence[SchedulingRequest], planned: Sequence[int]) -> None:
         now: Counter[Payer] = Counter()
+        brought: Counter[Payer] = Counter()
         for request, rows in zip(drafts, planned, strict=True):
             now[request.payer] += rows
+            brought[request.payer] += 0 if request.grows else rows
             known = self._drafting.get(request.payer)
-            if rows and known is not None:
-                known.away_s = min(max(request.since - known.judged_at, 0.0), _LONGEST_AWAY_S)
+            # Longer is a pause: somebody reads.
+            if rows and known is not None and request.since - known.judged_at <= _LONGEST_AWAY_S:
+                known.away_s = max(request.since - known.judged_at, 0.0)
         self._judging = []
         for payer, rows in now.items():
             if rows:
                 away_s = self._drafting[payer].away_s if payer in self._drafting else _AWAY_S
-                self._drafting[payer] = _Drafting(rows, self._ended, away_s)
+                self._drafting[payer] = _Drafting(rows, brought[payer], self._ended, away_s)
                 self._judging.append(self._drafting[payer])
 
     def _prefill_beside(self, num_drafted: int, prefill: Sequence[SchedulingRequest]) -> int:
-        """Return the most rows of prefill in a pass with so many of drafts: those who draft now, or soon will again."""
+        """Return the most rows of prefill in a pass with so many of drafts, for the sake of other payers."""
         now = max([self._ended, *(request.since for request in prefill)])
-        self._drafting = {payer: one for payer, one in self._drafting.items() if not one.is_over(now)}
+        self._drafting = {p: one for p, one in self._drafting.items() if now - one.judged_at <= _LATELY_S}
         own = {request.payer for request in prefill}
-        beside = sum(one.rows for payer, one in self._drafting.items() if payer not in own)
-        if not beside:
-            return self._budget
-        most = self._time.rows_within(beside, _STRETCH)
-        return max(_LEAST_PREFILL, round(min(most, self._budget)) - num_drafted)
+        if beside := sum(one.rows for one in self._beside(own, now).values()):
+            most = self._time.rows_within(beside, _STRETCH)
+            return max(_LEAST_BESIDE, round(min(most, self._budget)) - num_drafted)
+        # Those who read prompts too wait for this pass, and whoever drafted lately may be back while it runs.
+        if len(own) > 1 or self._drafting.keys() - own:
+            return round(min(max(self._time.rows_of_worth(_WORTH), _LEAST_WORTH), self._budget))
+        return self._budget
 
 
 @dataclass(slots=True)
 class _Drafting:
-    """A payer's drafts in a pass, when that ended, and how long its next draft was on its way the last time."""
+    """A payer's drafts in a pass, when that ended, and how long its next draft was on its way the last time.
+
+    `brought`: rows of those that the server did not grow.
+    """
 
     rows: int
+    brought: int
     judged_at: float
     away_s: float
 

@@ -8,6 +8,7 @@ come true is each session's own: no client's text makes the trees of others smal
 
 from __future__ import annotations
 
+import math
 import time
 from collections import abc, deque
 from collections.abc import Callable
@@ -43,13 +44,19 @@ class ServerDrafting:
 
         It ends when the time for it is over: `pass_s`, or more where that is short, and less of it beside clients that
         bring their own drafts or none. Who got no level then runs without a tree, and goes first the next time. A tree
-        has at most `tree_budget` nodes (0: any).
+        has at most `tree_budget` nodes (0: any), and beside other clients its share of the rows that they can bear.
         """
         wanting = [request for request in requests if request.needs_draft]
+        if not wanting:
+            self._draft_s = 0.0
+            return
+        others = [request.scheduling_request for request in requests if not request.needs_draft]
         started = time.monotonic()
-        payers = {request.scheduling_request.payer for request in wanting}
-        alone = len(wanting) == len(requests) and not self._scheduler.expects_others(payers, started)
-        ends_at = started + (max(_DRAFT_S, pass_s) if alone else max(_DRAFT_BESIDE_S, pass_s / 2))
+        rows = self._scheduler.rows_beside([request.scheduling_request for request in wanting], others, started)
+        ends_at = started + (max(_DRAFT_S, pass_s) if rows is None else max(_DRAFT_BESIDE_S, pass_s / 2))
+        if rows is not None and math.isfinite(rows):
+            share = max(int(rows) // len(wanting) - 1, 1)
+            tree_budget = min(tree_budget or share, share)
         groups: dict[int, list[Request]] = {}  # that grow together
         for request in sorted(wanting, key=_last_drafted):
             if not request.is_stopped and self._begin(request, tree_budget):

@@ -68,6 +68,15 @@ class PassTime:
 
     def rows_within(self, rows: int, times: float) -> float:
         """Return how many rows take at most `times` as long as `rows`; infinitely many if rows cost nothing known."""
+        return times * rows + (times - 1) * self._fixed_rows
+
+    def rows_of_worth(self, share: float) -> float:
+        """Return how many rows take that share of their pass's time; infinitely many if they cost nothing known."""
+        return share / (1 - share) * self._fixed_rows
+
+    @property
+    def _fixed_rows(self) -> float:
+        """The fixed part, in rows that take as long."""
         count, sum_rows, sum_s, squares, products = (float(value) for value in self._sums)
         spread = count * squares - sum_rows**2
         if spread <= _VARIED**2 * sum_rows**2:
@@ -75,5 +84,4 @@ class PassTime:
         of_row = (count * products - sum_rows * sum_s) / spread
         if of_row <= 0:
             return math.inf
-        fixed = max((sum_s - of_row * sum_rows) / count, 0.0)
-        return times * rows + (times - 1) * fixed / of_row
+        return max((sum_s - of_row * sum_rows) / count, 0.0) / of_row

@@ -61,7 +61,7 @@ def choices(draw: random.Random, mode: str) -> dict:
 @pytest.mark.parametrize("mode", MODES)
 async def test_whatever_happens_to_the_link(embedded_server, engine, mode):
     draw = random.Random(f"{mode}/{engine}")
-    moments = sorted(draw.sample(range(5, NEW - 5), 2))
+    moments = sorted(draw.sample(range(5, NEW // 2), 2))  # later, the rest of the answer may be on its way already
     config = ClientConfig(max_new_tokens=NEW, wait_for_link_s=60, timeouts=TIMEOUTS)
     async with contextlib.AsyncExitStack() as stack:
         link = await stack.enter_async_context(
