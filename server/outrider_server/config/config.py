@@ -57,6 +57,13 @@ class LimitsConfig:
             " GPU 90%."
         ),
     ] = None
+    kv_swap: Annotated[
+        str | None,
+        Flag(
+            "Memory of the host for the K/V of evicted sessions, copied back instead of computed again: such as 8GiB, a"
+            " share of what is free, or 0 for none. Default: 25% for a target on a GPU, else none."
+        ),
+    ] = None
     kv_layout: Annotated[
         KVLayout,
         Flag(
@@ -92,6 +99,8 @@ class LimitsConfig:
             raise UsageError(f"scheduler={self.scheduler}: need one of {', '.join(get_args(SchedulerName))}")
         if self.kv_memory is not None:
             MemorySize.parse(self.kv_memory)
+        if self.kv_swap is not None and self.kv_swap != "0":
+            MemorySize.parse(self.kv_swap, "kv_swap")
         if self.kv_layout not in get_args(KVLayout):
             raise UsageError(f"kv_layout={self.kv_layout}: need one of {', '.join(get_args(KVLayout))}")
         if not self.room_wait_s >= 0:

@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
-from outrider_server.engine.grouped_attention import AttentionGroup, group_segments, wide_scores
+from outrider_server.engine.grouped_attention import AttentionGroup, GroupLimits, group_segments, wide_scores
 from outrider_server.engine.paged_attention import PagedGroup, group_pages
 
 Part: TypeAlias = tuple[Tensor, Tensor]  # keys and values of one layer, [kv_heads, n, dim] each
@@ -41,12 +41,14 @@ class SlotAttention(Protocol):
 
 
 class FlatBatch:
-    """The segments of one pass; with `grouped`, similar ones share one product.
+    """The segments of one pass; within `limits`, similar ones share one product.
 
     `invariant`: each on its own, in float64 (BatchInvariantLinear).
     """
 
-    def __init__(self, segments: Sequence[BatchSegment], *, grouped: bool = False, invariant: bool = False) -> None:
+    def __init__(
+        self, segments: Sequence[BatchSegment], *, limits: GroupLimits | None = None, invariant: bool = False
+    ) -> None:
         self.segments = segments
         self._attend = _attend_invariant if invariant else _attend_segment
         self._num_rows = sum(segment.num_rows for segment in segments)
@@ -57,10 +59,10 @@ class FlatBatch:
         for segment in segments:
             self._single.append((first, segment))
             first += segment.num_rows
-        if grouped and not invariant:
-            self._paged, self._single = group_pages(self._single)
-        if grouped and not invariant and len(self._single) > 1:
-            self._groups, self._single = group_segments(self._single)
+        if limits and not invariant:
+            self._paged, self._single = group_pages(self._single, limits)
+            if len(self._single) > 1:
+                self._groups, self._single = group_segments(self._single, limits)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         if len(self.segments) == len(self._single) == 1:

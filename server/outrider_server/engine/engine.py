@@ -25,6 +25,7 @@ from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import AcceptedPath, verify_path, verify_typical
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import BatchSegment
+from outrider_server.engine.grouped_attention import DEVICE_LIMITS, HOST_LIMITS, GroupLimits
 from outrider_server.engine.sampler import (
     NOT_FINITE,
     BatchedChoices,
@@ -91,9 +92,10 @@ class StepResult:
 class Engine:
     """Runs passes on one target; with a pace, each lasts as long as on that hardware.
 
-    `attention`: compute similar sessions together (grouped), or each on its own (plain). `choices`: make all tokens on
-    the device and read them at once (batched), or one at a time as they are needed (plain); auto: batched unless the
-    device is the host, which waits for nothing and would compute what nobody needs.
+    `attention`: compute similar sessions together (bunched, within `limits`; None: those for the device), or each on
+    its own (plain). `choices`: make all tokens on the device and read them at once (batched), or one at a time as they
+    are needed (plain); auto: batched unless the device is the host, which waits for nothing and would compute what
+    nobody needs.
     """
 
     def __init__(
@@ -104,9 +106,12 @@ class Engine:
         sleep: Callable[[float], None] = time.sleep,
         attention: Literal["bunched", "plain"] = "bunched",
         choices: Literal["auto", "batched", "plain"] = "auto",
+        limits: GroupLimits | None = None,
     ) -> None:
-        self._is_grouped = attention == "bunched"
-        self._is_batched = choices == "batched" or (choices == "auto" and target.kv.device.type != "cpu")
+        on_host = target.kv.device.type == "cpu"
+        best_limits = HOST_LIMITS if on_host else DEVICE_LIMITS
+        self._limits = (limits or best_limits) if attention == "bunched" else None
+        self._is_batched = choices == "batched" or (choices == "auto" and not on_host)
         self.target = target
         self._pace = pace
         self._clock = clock
@@ -128,7 +133,7 @@ class Engine:
         )
         keep = _rows_with_logits(inputs)
         started = self._clock()
-        batch = FlatBatch(segments, grouped=self._is_grouped, invariant=self.target.batch_invariant)
+        batch = FlatBatch(segments, limits=self._limits, invariant=self.target.batch_invariant)
         output = self.target.forward(tokens, positions, batch, keep, wanted)
         requests = _choice_requests(inputs, segments)
         choices = self._choose(requests, output.logits)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -25,9 +26,26 @@ from outrider_server.kv.prefix import Prefix
 
 Placed: TypeAlias = tuple[int, BatchSegment]  # and where its rows begin in the flat batch
 FEW_ROWS = (8, 16, 32, 64)  # segments are padded to the most rows of their kind
-_MAX_PADDING = 1.5  # most keys of a group, times those of its shortest member, plus
-_FEW_KEYS = 128  # so many, which cost less than a separate product
-_MOST_SCORES = 2**20  # scores of one head: memory that no budget counts
+_FEW_KEYS = 128  # cost less than a separate product
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """How much may attend together.
+
+    `scores` of one head and `keys` in copies, both with padding: memory that no budget counts. A member's keys are
+    padded to at most `padding` times as many, plus a few.
+    """
+
+    scores: int
+    keys: int
+    padding: float
+
+
+HOST_LIMITS = GroupLimits(scores=2**20, keys=2**16, padding=1.5)
+# There a group more costs more than its arithmetic. 32 sessions with 8k of context and trees of 16 are one: a GB for an
+# 8B model's keys and values of a layer.
+DEVICE_LIMITS = GroupLimits(scores=6 * 2**20, keys=2**18 + 2**13, padding=4.0)
 
 
 class _Lanes:
@@ -184,7 +202,7 @@ def wide_scores(rows: Tensor, keys: Tensor) -> Tensor:
     return torch.matmul(rows.to(dtype), keys.to(dtype).transpose(-1, -2))
 
 
-def group_segments(placed: Sequence[Placed]) -> tuple[list[AttentionGroup], list[Placed]]:
+def group_segments(placed: Sequence[Placed], limits: GroupLimits) -> tuple[list[AttentionGroup], list[Placed]]:
     """Split the segments into groups that attend together and single ones."""
     kinds: dict[tuple[Prefix | None, int], list[Placed]] = defaultdict(list)
     single: list[Placed] = []
@@ -195,8 +213,8 @@ def group_segments(placed: Sequence[Placed]) -> tuple[list[AttentionGroup], list
         else:
             single.append((first, segment))
     found: list[AttentionGroup] = []
-    for (_, size), kind in kinds.items():
-        for members in similar(kind, size, _own_keys, _MOST_SCORES):
+    for kind in kinds.values():
+        for members in similar(kind, _own_keys, limits, limits.scores):
             if len(members) > 1:
                 found.append(AttentionGroup(members))
             else:
@@ -205,17 +223,18 @@ def group_segments(placed: Sequence[Placed]) -> tuple[list[AttentionGroup], list
 
 
 def similar(
-    kind: Sequence[Placed], num_rows: int, num_keys: Callable[[BatchSegment], int], most_keys: int
+    kind: Sequence[Placed], num_keys: Callable[[BatchSegment], int], limits: GroupLimits, most_keys: int
 ) -> list[list[Placed]]:
     """Split segments into groups of similar length, small enough for their scores, and of at most `most_keys` keys."""
     groups: list[list[Placed]] = []
+    num_rows = max(segment.num_rows for _, segment in kind)
     longest = most = 0
     for member in sorted(kind, key=lambda placed: -num_keys(placed[1])):
         slot, own = member[1].slot, num_keys(member[1])
-        if not groups or len(groups[-1]) == most or longest > _MAX_PADDING * own + _FEW_KEYS:
+        if not groups or len(groups[-1]) == most or longest > limits.padding * own + _FEW_KEYS:
             groups.append([])
             longest, keys = own, slot.length + member[1].num_rows
-            most = max(1, min(_MOST_SCORES // (num_rows * keys), most_keys // keys))
+            most = max(1, min(limits.scores // (num_rows * keys), most_keys // keys))
         groups[-1].append(member)
     return groups
 

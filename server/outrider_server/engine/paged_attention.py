@@ -19,10 +19,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment, unpacked
-from outrider_server.engine.grouped_attention import FEW_ROWS, Placed, attend_by_hand, similar
+from outrider_server.engine.grouped_attention import FEW_ROWS, GroupLimits, Placed, attend_by_hand, similar
 from outrider_server.kv.pages import PAGE, PagedBuffer, PagePool
-
-_MOST_KEYS = 2**16  # keys of a group, with padding: their copy is memory that no budget counts
 
 
 class PagedGroup:
@@ -113,7 +111,7 @@ class PagedGroup:
         return self._masks[window, group]
 
 
-def group_pages(placed: Sequence[Placed]) -> tuple[list[PagedGroup], list[Placed]]:
+def group_pages(placed: Sequence[Placed], limits: GroupLimits) -> tuple[list[PagedGroup], list[Placed]]:
     """Split the segments into groups that attend together, and others."""
     kinds: dict[tuple[PagePool, int], list[Placed]] = defaultdict(list)
     others: list[Placed] = []
@@ -125,8 +123,8 @@ def group_pages(placed: Sequence[Placed]) -> tuple[list[PagedGroup], list[Placed
             others.append((first, segment))
     groups = [
         PagedGroup(pool, sorted(members, key=lambda member: member[0]))
-        for (pool, size), kind in kinds.items()
-        for members in similar(kind, size, _num_keys, _MOST_KEYS)
+        for (pool, _), kind in kinds.items()
+        for members in similar(kind, _num_keys, limits, limits.keys)
     ]
     return groups, others
 

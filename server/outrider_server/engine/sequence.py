@@ -80,6 +80,10 @@ class Sequence:
         return self.slot.length if self.tap is None else min(self.slot.length, self._num_features)
 
     @property
+    def num_restorable(self) -> int:
+        return self.num_computed if self._has_plain_rows else 0
+
+    @property
     def is_evicted(self) -> bool:
         """True if it lacks the rows, and the room, that `begin` or `reserve` gave it."""
         return not self.slot.holds_any
@@ -87,9 +91,12 @@ class Sequence:
     @property
     def group(self) -> bytes | None:
         """Key of the sequences it shares with; None where its features depend on more than K/V rows."""
-        if self._is_invalid or (self.tap is not None and not isinstance(self._tap_state, StatelessTap)):
-            return None
-        return self._group
+        return self._group if self._has_plain_rows else None
+
+    @property
+    def _has_plain_rows(self) -> bool:
+        """Whether its rows are right, and its features depend on nothing else."""
+        return not self._is_invalid and (self.tap is None or isinstance(self._tap_state, StatelessTap))
 
     @property
     def status(self) -> Status:
@@ -146,6 +153,9 @@ class Sequence:
             # Its old rows and their larger copy do not fit side by side: recompute them into the new buffer.
             self.slot.reserve(total, take)
         self.usage.settle()
+        if not self.num_untapped and self._memory.restore(self):
+            self._num_features = self.slot.length if self.tap else 0
+            self._memory.register_blocks(self)
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens."""
@@ -156,6 +166,7 @@ class Sequence:
             self._hasher = PrefixHasher()
         if self.drafter is not None:
             self.drafter.truncate(length)
+        self._memory.forget(self, length)
         self._keep_rows(min(length, self.slot.length))
 
     def evict(self) -> None:
@@ -166,6 +177,7 @@ class Sequence:
     def invalidate(self) -> None:
         """Discard its rows before the next request, and let no other sequence use them: a pass failed."""
         self._is_invalid = True
+        self._memory.forget(self)
 
     def request_memory(self) -> None:
         """Have memory freed before the next pass: the machine had none for this one."""

@@ -15,6 +15,7 @@ from outrider_server.kv.size import MemorySize, show_bytes
 _log = logging.getLogger(__name__)
 _DEFAULT = MemorySize(share=0.5)
 _DEVICE_DEFAULT = MemorySize(share=0.9)  # where nothing but the target lives; the rest is for its activations
+_SWAP_DEFAULT = MemorySize(share=0.25)
 _LEAST_TOKENS = 64  # of a session that is worth a server
 _CONTEXT_SHARE = 4  # a session gets one part in so many of the budget,
 _SHORT_CONTEXT = 4096  # or so many tokens
@@ -87,6 +88,21 @@ def budget_bytes(configured: str | None, shape: KVShape) -> int:
             f" {show_bytes(free)} are free on {shape.device} beside the target"
         )
     _log.info("%s for K/V and features, %d tokens of K/V alone", show_bytes(num_bytes), tokens)
+    return num_bytes
+
+
+def swap_bytes(configured: str | None, shape: KVShape) -> int:
+    """Return how much of the host's memory is for evicted sessions: where nothing is configured, some for a GPU's.
+
+    Raises UsageError for more than there is.
+    """
+    if configured == "0" or (configured is None and shape.device.type == "cpu"):
+        return 0
+    host = torch.device("cpu")
+    num_bytes = (_SWAP_DEFAULT if configured is None else MemorySize.parse(configured, "kv_swap")).of(free_bytes(host))
+    if num_bytes > (most := _total_bytes(host)):
+        raise UsageError(f"kv_swap={configured}: need at most {show_bytes(most)}, all the memory of this machine")
+    _log.info("%s of the host for the K/V of evicted sessions", show_bytes(num_bytes))
     return num_bytes
 
 

@@ -118,11 +118,12 @@ class EvictionPolicy:
         free.sort(key=lambda h: (h.status != "parked", -held[h.usage.payer], h.usage.used))
         return [h for h in free + self._preemptible(asking, active, now) if h.frees]
 
-    def preempt(self, evicted: Holding, now: float) -> None:
-        """Count the rows that an active session will run again."""
+    def preempt(self, evicted: Holding, now: float, *, runs_again: bool = True) -> None:
+        """Count the rows that an active session will run again, or a turn of one whose rows are kept elsewhere."""
         if self.is_active(evicted, now):
             paid_s = (now - self._preempted_at) / _RERUN_SHARE
-            self._rerun_s = max(self._rerun_s - paid_s, 0.0) + self._row_s * evicted.num_rows
+            rerun_s = self._row_s * evicted.num_rows if runs_again else 0.0
+            self._rerun_s = max(self._rerun_s - paid_s, 0.0) + rerun_s
             self._preempted_at = now
 
     def _preemptible(self, asking: Holding | None, active: Sequence[Holding], now: float) -> list[Holding]:

@@ -1,7 +1,7 @@
 """The K/V memory of all sessions: what they hold, what they share, and what is evicted when it is full.
 
 Memory is freed in this order: spare buffers; unused prefixes; then the rows of sessions, as eviction.py has it. Rows
-and features go; the tokens stay, and the rows are computed again from them when the session goes on.
+and features go, maybe to the host; the tokens stay, and what rows have gone for good are computed again from them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from outrider_proto.errors import Reason, Refusal
 from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
 from outrider_server.kv.buffers import BufferPool, KVBuffer
 from outrider_server.kv.eviction import EvictionPolicy, Holding, Status, Usage
+from outrider_server.kv.host_copies import HostCopies
 from outrider_server.kv.pages import PagePool
 from outrider_server.kv.prefix import BLOCK, Prefix, group_hash
 from outrider_server.kv.prefix_cache import CachedSequence, PrefixCache
@@ -35,6 +36,11 @@ class EvictableSequence(CachedSequence, Protocol):
     @property
     def status(self) -> Status: ...
 
+    @property
+    def num_restorable(self) -> int:
+        """Number of its first rows that are whole, and depend on nothing that evict() drops besides."""
+        ...
+
     def evict(self) -> None:
         """Drop rows and features; keep the tokens."""
         ...
@@ -49,7 +55,7 @@ class KVMemory:
 
     Rows move and go only between passes: when a session begins, takes memory or ends. `small_bytes`: rows that are too
     few to be worth sharing. `layout` auto: paged, but contiguous on a CPU, where gathering pages costs more than the
-    attention over them.
+    attention over them. `swap_bytes`: of the host, for the rows of evicted sessions.
     """
 
     def __init__(
@@ -61,17 +67,20 @@ class KVMemory:
         policy: EvictionPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
         layout: KVLayout = "auto",
+        swap_bytes: int = 0,
     ) -> None:
         self.budget = MemoryBudget(sys.maxsize if budget_bytes is None else budget_bytes)
         self._is_paged = layout == "paged" or (layout == "auto" and shape.device.type != "cpu")
         self.pool: RowPool = PagePool(shape, self.budget) if self._is_paged else BufferPool(shape, self.budget)
         self.evictions = 0
+        self.restored_tokens = 0  # whose rows came back from the host
         self.prefix_hits_tokens = 0  # tokens found in the cache
         self.prefix_asked_tokens = 0  # tokens looked up
         self.policy = policy or EvictionPolicy(self.budget.limit_bytes)
         self._clock = clock
         self._prefix_cache = PrefixCache(self, small_bytes, copies=not self._is_paged)
         self._sharing = sharing
+        self._host = HostCopies(swap_bytes)
         self._sequences: dict[EvictableSequence, None] = {}
         self.must_free_all = False  # a pass has failed for lack of memory
         self.count = 0  # number of uses: the clock of least recent use
@@ -85,6 +94,11 @@ class KVMemory:
     def spare_bytes(self) -> int:
         """Bytes kept ready for the next session."""
         return self.pool.spare_bytes
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Bytes of the host's memory in use for evicted sessions."""
+        return self._host.used_bytes
 
     @property
     def budget_bytes(self) -> int:
@@ -170,6 +184,19 @@ class KVMemory:
         """Forget its blocks behind `length`, before it drops them."""
         self._prefix_cache.unregister_blocks(sequence, length)
 
+    def restore(self, sequence: EvictableSequence) -> bool:
+        """Copy back rows and features that it had when it was evicted; return whether there were any.
+
+        For a sequence with features of all its rows, and with room for those.
+        """
+        num_rows = self._host.restore(sequence, sequence.slot)
+        self.restored_tokens += num_rows
+        return num_rows > 0
+
+    def forget(self, sequence: EvictableSequence, length: int = 0) -> None:
+        """Never restore what it had behind the first `length` tokens."""
+        self._host.truncate(sequence, length)
+
     def leave(self, sequence: EvictableSequence, length: int = 0) -> None:
         """Keep as a prefix what it is about to drop behind the first `length` tokens."""
         if length < BLOCK * len(sequence.block_hashes) and self._shares(sequence):
@@ -185,6 +212,7 @@ class KVMemory:
     def release(self, sequence: EvictableSequence) -> None:
         """Give back everything of a sequence that ends."""
         self._sequences.pop(sequence, None)
+        self._host.drop(sequence)
         self.leave(sequence)
         self._prefix_cache.forget(sequence)
         sequence.evict()
@@ -227,7 +255,8 @@ class KVMemory:
         self._drop_unused(-1)
         for sequence in list(self._sequences):
             if sequence.slot.holds_any and sequence.status != "working":
-                self._evict(sequence)
+                sequence.evict()  # for good: a copy would take memory of the machine first
+                self.evictions += 1
         self._drop_unused(-1)
         self.pool.give_back()
 
@@ -265,8 +294,7 @@ class KVMemory:
         self._drop_some_unused(num_bytes)
         yield
         for sequence, holding in victims.items():
-            self.policy.preempt(holding, self._clock())
-            self._evict(sequence)
+            self.policy.preempt(holding, self._clock(), runs_again=not self._evict(sequence))
             self.pool.trim()
             self._drop_unused(self.budget_bytes - num_bytes)
             yield
@@ -291,9 +319,12 @@ class KVMemory:
         order = self.policy.order(None if asking is None else _holding(asking), list(sequences), self._clock())
         return {sequences[holding]: holding for holding in order}
 
-    def _evict(self, sequence: EvictableSequence) -> None:
+    def _evict(self, sequence: EvictableSequence) -> bool:
+        """Return whether its rows are kept on the host."""
+        is_kept = self._host.keep(sequence, sequence.slot, sequence.num_restorable)
         sequence.evict()
         self.evictions += 1
+        return is_kept
 
     def _drop_some_unused(self, num_bytes: int) -> None:
         """Drop unused prefixes of `num_bytes` or somewhat more."""

@@ -26,15 +26,15 @@ class MemorySize:
         return int(free_bytes * self.share) if self.share else self.num_bytes
 
     @classmethod
-    def parse(cls, text: str) -> MemorySize:
-        """Parse 2GiB, 512M, 1073741824 or 25%. Raises UsageError."""
+    def parse(cls, text: str, option: str = "kv_memory") -> MemorySize:
+        """Parse 2GiB, 512M, 1073741824 or 25%. Raises UsageError, which names the `option`."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(%|[KMGT]?(?:iB|B)?)", text.strip(), re.ASCII)
         number = float(match[1]) if match else 0.0
         if match and match[2] == "%" and 0 < number <= 100:
             return cls(share=number / 100)
         num_bytes = int(number * _UNITS[match[2][:1].strip("iB")]) if match and match[2] != "%" else 0
         if num_bytes < 1:
-            raise UsageError(f"kv_memory={text}: need a size such as 2GiB or 1073741824, or a share such as 25%")
+            raise UsageError(f"{option}={text}: need a size such as 2GiB or 1073741824, or a share such as 25%")
         return cls(num_bytes)
 
 

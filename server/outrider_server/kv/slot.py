@@ -123,6 +123,21 @@ class KVSlot:
         keys, values = zip(*parts, strict=True)
         return torch.cat(keys, dim=2), torch.cat(values, dim=2)
 
+    def append(self, keys: Tensor, values: Tensor, features: NDArray[np.float32], stop: int) -> int:
+        """Commit rows length .. stop-1 of others that begin with the same text; return their number.
+
+        keys, values [layers, kv_heads, n, dim] and features [n, width] on the host. Room must have been reserved.
+        """
+        first, begin = self.length, self.length - self.start
+        if first >= stop:
+            return 0
+        for layer in range(self.shape.layers):
+            own = (rows[layer, :, first:stop].to(self.shape.device) for rows in (keys, values))
+            self.buffer.write(layer, begin, *own)
+        self.length = stop
+        self.put_features(first, features[first:stop])
+        return stop - first
+
     def put_features(self, first: int, rows: NDArray[np.float32]) -> None:
         """Store the feature rows of its own positions first, first + 1, ..."""
         self.buffer.put_features(first - self.start, rows)

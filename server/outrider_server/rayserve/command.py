@@ -109,9 +109,9 @@ def _launch(config: ServerConfig, scale: Scale, ready_file: Path | None) -> None
 
     from outrider_server.rayserve.launch import launch
 
-    if config.limits.kv_memory is None:
-        machines = sum(node["Alive"] for node in ray.nodes())
-        config = replace(config, limits=replace(config.limits, kv_memory=scale.kv_memory(max(machines, 1))))
+    limits, machines = config.limits, max(sum(node["Alive"] for node in ray.nodes()), 1)
+    kv_memory, kv_swap = limits.kv_memory or scale.kv_memory(machines), limits.kv_swap or scale.kv_swap(machines)
+    config = replace(config, limits=replace(limits, kv_memory=kv_memory, kv_swap=kv_swap))
     launch(config, scale)
     address = join_host_port(config.host, config.port)
     if ready_file is not None:

@@ -42,7 +42,14 @@ class Scale:
 
         Replicas that may share a device, by CPUs or by a part of a GPU each, take half of it together.
         """
-        together = math.ceil(self.most_replicas / num_machines)
+        together = self._together(num_machines)
         if self.gpus:
             together = min(together, max(int(1 / self.gpus), 1))
         return f"{50 / together:.3g}%"
+
+    def kv_swap(self, num_machines: int) -> str:
+        """Return the share of its machine's free memory that a replica on a GPU may take for evicted sessions' K/V."""
+        return f"{25 / self._together(num_machines):.3g}%" if self.gpus else "0"
+
+    def _together(self, num_machines: int) -> int:
+        return math.ceil(self.most_replicas / num_machines)

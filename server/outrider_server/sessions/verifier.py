@@ -20,7 +20,7 @@ from outrider_server.config.config import LimitsConfig
 from outrider_server.config.security import SecurityConfig
 from outrider_server.engine.engine import Engine
 from outrider_server.engine.target import Target
-from outrider_server.kv.budget import budget_bytes, fitting_context
+from outrider_server.kv.budget import budget_bytes, fitting_context, swap_bytes
 from outrider_server.kv.eviction import EvictionPolicy
 from outrider_server.kv.memory import KVMemory
 from outrider_server.scheduling.callback_queue import CallbackQueue
@@ -78,7 +78,12 @@ class Verifier:
         )
         policy = EvictionPolicy(kv_bytes, _HOLD_S, self._limits.room_wait_s)
         self.memory = KVMemory(
-            target.kv, kv_bytes, self._limits.shared_prefixes, policy=policy, layout=self._limits.kv_layout
+            target.kv,
+            kv_bytes,
+            self._limits.shared_prefixes,
+            policy=policy,
+            layout=self._limits.kv_layout,
+            swap_bytes=swap_bytes(self._limits.kv_swap, target.kv),
         )
         self._engine_loop = EngineLoop(Engine(target, pace), self._limits, self._stepped, held=self._held)
         if target.ranks is not None:
@@ -113,6 +118,8 @@ class Verifier:
             kv_bytes=memory.used_bytes - memory.spare_bytes,
             kv_limit_bytes=memory.budget_bytes,
             evictions=memory.evictions,
+            swap_bytes=memory.swapped_bytes,
+            restored=memory.restored_tokens,
             prefix_queries=memory.prefix_asked_tokens,
             prefix_hits=memory.prefix_hits_tokens,
         )

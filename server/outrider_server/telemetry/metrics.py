@@ -87,6 +87,8 @@ class _StatsCollector(Collector):
         yield GaugeMetricFamily("outrider_kv_cache_usage_perc", "Share of the K/V budget in use, 0 to 1.", share)
         yield GaugeMetricFamily("outrider_kv_cache_bytes", "Bytes of K/V and features in use.", now.kv_bytes)
         yield CounterMetricFamily("outrider_num_preemptions", "Sessions evicted for lack of memory.", now.evictions)
+        yield GaugeMetricFamily("outrider_kv_swap_bytes", "Host memory with K/V of evicted sessions.", now.swap_bytes)
+        yield CounterMetricFamily("outrider_kv_restored_tokens", "Tokens copied back from the host.", now.restored)
         queries, hits = now.prefix_queries, now.prefix_hits
         yield CounterMetricFamily("outrider_prefix_cache_queries", "Context tokens looked up, in tokens.", queries)
         yield CounterMetricFamily("outrider_prefix_cache_hits", "Context tokens found, in tokens.", hits)

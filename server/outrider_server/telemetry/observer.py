@@ -23,8 +23,8 @@ class ServerStats:
     """Values that a verifier has now, and some counts since its start.
 
     `active`, `parked`: sessions with a stream and without; `kv_bytes`: K/V and features in use, of `kv_limit_bytes`
-    (None: all the machine has). Since the start: sessions evicted for memory, context tokens looked up in the prefix
-    cache and found there.
+    (None: all the machine has); `swap_bytes`: of the host's memory, for evicted sessions. Since the start: sessions
+    evicted for memory, tokens that came back from the host, context tokens looked up in the prefix cache and found.
     """
 
     active: int
@@ -32,6 +32,8 @@ class ServerStats:
     kv_bytes: int = 0
     kv_limit_bytes: int | None = None
     evictions: int = 0
+    swap_bytes: int = 0
+    restored: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
 

@@ -63,14 +63,16 @@ async def answers(config: ClientConfig, server: Server, rounds: int) -> list[lis
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "paged"])
-async def test_more_clients_than_there_is_room_for(config, served, plain, layout):
+@pytest.mark.parametrize("swap", ["0", "64MiB"])
+async def test_more_clients_than_there_is_room_for(config, served, plain, layout, swap):
     target, tap = served
     row = target.kv.bytes_per_token + 4 * tap.info.width
     limits = LimitsConfig(kv_memory=str(250 * row), shared_prefixes="none", room_wait_s=60, kv_layout=layout)
-    async with Server(Verifier(target, [tap], limits)) as server:
+    async with Server(Verifier(target, [tap], dataclasses.replace(limits, kv_swap=swap))) as server:
         assert await answers(config, server, 2) == [plain, plain]
         memory = server.verifier.memory
         assert memory.evictions > 0
+        assert (memory.restored_tokens > 0) == (swap != "0")
         assert memory.used_bytes <= memory.budget_bytes
 
 

@@ -1,6 +1,7 @@
 """Pieces that attend together against each on its own: every architecture, with prefixes and without."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,11 +11,10 @@ from tiny_targets import CONFIGS, random_tokens, random_tree, target
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
 from outrider_server.engine import attention as attention_module
-from outrider_server.engine import grouped_attention as group
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.engine.engine import Engine, StepInput
-from outrider_server.engine.grouped_attention import Placed, group_segments
+from outrider_server.engine.grouped_attention import HOST_LIMITS, GroupLimits, Placed, group_segments
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.budget import KVShape, MemoryBudget
@@ -45,11 +45,13 @@ def sessions(name: str, beginnings: list[list[int]], lengths: list[int]) -> list
 
 
 @torch.inference_mode()
-def logits(name: str, parts: list[tuple[Sequence, list[int], DraftTree]], *, grouped: bool) -> torch.Tensor:
+def logits(
+    name: str, parts: list[tuple[Sequence, list[int], DraftTree]], limits: GroupLimits | None = HOST_LIMITS
+) -> torch.Tensor:
     segments = [BatchSegment(sequence.slot, len(chain), tree, 511) for sequence, chain, tree in parts]
     tokens = [token for _, chain, tree in parts for token in (*chain, *tree.tokens)]
     positions = [position for segment in segments for position in segment.positions]
-    batch = FlatBatch(segments, grouped=grouped)
+    batch = FlatBatch(segments, limits=limits)
     return target(name).forward(tokens, positions, batch, list(range(len(tokens))), frozenset()).logits
 
 
@@ -72,11 +74,11 @@ def test_together_is_as_alone(name, prefixes):
         for sequence in sessions(name, beginnings, lengths)
     ]
     parts[3] = (parts[3][0], random_tokens(rng, 80), DraftTree())  # one that must go alone
-    together, alone = group_segments(placed(parts))
+    together, alone = group_segments(placed(parts), HOST_LIMITS)
     assert together
     assert len(alone) < len(parts) / 2
     assert (parts[0][0].slot.start > 0) == (prefixes > 0)
-    plain, fast = logits(name, parts, grouped=False), logits(name, parts, grouped=True)
+    plain, fast = logits(name, parts, None), logits(name, parts)
     torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)
     assert torch.equal(fast.argmax(-1), plain.argmax(-1))
 
@@ -88,16 +90,16 @@ def test_those_who_are_no_neighbours_and_of_several_slabs_go_together(name):
     sequence = sessions(name, [[]], lengths)
     parts = [(sequence[i], random_tokens(rng, 2), random_tree(rng, 4)) for i in (0, 1, 3, 4, 6)]
     assert len({each.slot.buffer.slab for each, _, _ in parts}) > 1
-    together, alone = group_segments(placed(parts))
+    together, alone = group_segments(placed(parts), HOST_LIMITS)
     assert len(together) == 1
     assert not alone
-    plain, fast = logits(name, parts, grouped=False), logits(name, parts, grouped=True)
+    plain, fast = logits(name, parts, None), logits(name, parts)
     torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)
 
 
 def test_a_short_text_does_not_go_with_a_long_one():
     sequence = sessions("llama", [[]], [400, 1, 1, 1])
-    together, alone = group_segments(placed([(each, [5], DraftTree()) for each in sequence]))
+    together, alone = group_segments(placed([(each, [5], DraftTree()) for each in sequence]), HOST_LIMITS)
     assert [len(group._members) for group in together] == [3]
     assert [segment.slot for _, segment in alone] == [sequence[0].slot]
 
@@ -135,8 +137,8 @@ def test_memory_of_an_earlier_session_is_nothing_to_the_next():
     engine.commit(engine.verify([StepInput(again, again.uncomputed)])[0])
     parts = [(again, [5], DraftTree()), (sequence[1], [6], DraftTree())]
     assert again.slot.buffer.lane == 0
-    assert group_segments(placed(parts))[0]
-    plain, fast = logits("llama", parts, grouped=False), logits("llama", parts, grouped=True)
+    assert group_segments(placed(parts), HOST_LIMITS)[0]
+    plain, fast = logits("llama", parts, None), logits("llama", parts)
     torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)
 
 
@@ -148,26 +150,25 @@ def test_a_window_is_that_of_the_deepest_node_wherever_it_stands(name):
     answers = []
     for tree, order in ((last_is_deep, [0, 1, *range(3, 10), 2]), (last_is_shallow, list(range(10)))):
         parts = [(sequence, chain, tree) for sequence in sessions(name, [[]], [2, 2])]
-        for grouped in (False, True):
-            rows = logits(name, parts, grouped=grouped)
+        for limits in (None, HOST_LIMITS):
+            rows = logits(name, parts, limits)
             answers.append(rows.view(2, 10, -1)[:, order])
     for answer in answers[1:]:
         torch.testing.assert_close(answer, answers[0], atol=TOLERANCE, rtol=0)
 
 
-def test_scores_of_one_product_have_a_bound(monkeypatch):
+def test_scores_of_one_product_have_a_bound():
     sequence = sessions("llama", [[]], [40] * 6)
     parts = [(each, [5], DraftTree()) for each in sequence]
-    monkeypatch.setattr(group, "_MOST_SCORES", 8 * 41 * 4)
-    together, alone = group_segments(placed(parts))
+    together, alone = group_segments(placed(parts), replace(HOST_LIMITS, scores=41 * 4))
     assert [len(each._members) for each in together] == [4, 2]
     assert not alone
 
 
-@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("limits", [None, HOST_LIMITS], ids=["plain", "grouped"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @torch.inference_mode()
-def test_half_precision_is_as_exact_behind_a_prefix_as_in_one_piece(dtype, grouped, monkeypatch):
+def test_half_precision_is_as_exact_behind_a_prefix_as_in_one_piece(dtype, limits, monkeypatch):
     """Two sessions behind a prefix, scores up to about 20, against float64; the fused kernel sets the mark."""
     monkeypatch.setattr(attention_module, "_JOINED_VALUES", 0)
     torch.manual_seed(0)
@@ -201,7 +202,7 @@ def test_half_precision_is_as_exact_behind_a_prefix_as_in_one_piece(dtype, group
         new = [
             torch.cat([whole[0, :, shared + own :], whole[1, :, shared + own :]], 1)[None] for whole in (keys, values)
         ]
-        flat = FlatBatch(segments, grouped=grouped).attend(0, torch.cat([query[0], query[1]], 1)[None], *new, call)
+        flat = FlatBatch(segments, limits=limits).attend(0, torch.cat([query[0], query[1]], 1)[None], *new, call)
         return flat[0].view(2, rows, heads, dim).transpose(1, 2).double()
 
     wide_keys, wide_values = (whole.double().repeat_interleave(heads // kv_heads, 1) for whole in (keys, values))

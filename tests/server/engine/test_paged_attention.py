@@ -10,10 +10,11 @@ from tiny_targets import CONFIGS, random_tokens, random_tree, target
 from outrider_drafters.contracts.tap import LastHiddenTap
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
-from outrider_server.engine import grouped_attention, paged_attention
+from outrider_server.engine import grouped_attention
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import BatchSegment
 from outrider_server.engine.engine import Engine, StepInput
+from outrider_server.engine.grouped_attention import DEVICE_LIMITS, HOST_LIMITS, GroupLimits
 from outrider_server.engine.paged_attention import group_pages
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
@@ -44,11 +45,11 @@ def sessions(name: str, beginnings: list[list[int]], lengths: list[int], layout:
 
 
 @torch.inference_mode()
-def logits(name: str, parts: list[Work], *, grouped: bool) -> torch.Tensor:
+def logits(name: str, parts: list[Work], limits: GroupLimits | None = HOST_LIMITS) -> torch.Tensor:
     segments = [BatchSegment(sequence.slot, len(chain), tree, 511) for sequence, chain, tree in parts]
     tokens = [token for _, chain, tree in parts for token in (*chain, *tree.tokens)]
     positions = [position for segment in segments for position in segment.positions]
-    batch = FlatBatch(segments, grouped=grouped)
+    batch = FlatBatch(segments, limits=limits)
     return target(name).forward(tokens, positions, batch, list(range(len(tokens))), frozenset()).logits
 
 
@@ -64,7 +65,7 @@ def test_one_call_for_all_is_the_loop_over_segments(name, prefixes):
     parts[3] = (parts[3][0], random_tokens(rng, 80), DraftTree())  # too many rows to be padded to
     parts[5] = (parts[5][0], parts[5][1], random_tree(rng, 20))
     assert (parts[0][0].slot.start > 0) == (prefixes > 0)
-    plain, fast = logits(name, parts, grouped=False), logits(name, parts, grouped=True)
+    plain, fast = logits(name, parts, None), logits(name, parts)
     torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)
     assert torch.equal(fast.argmax(-1), plain.argmax(-1))
 
@@ -136,10 +137,10 @@ def test_texts_are_those_of_contiguous_rows(name):
 def test_what_another_session_has_left_in_its_pages_harms_nobody():
     first, second, third = sessions("llama", [[]], [90, 40, 10])
     parts = [(second, [6], DraftTree()), (third, [7, 8], DraftTree())]
-    expected = logits("llama", parts, grouped=True)
+    expected = logits("llama", parts)
     pool = first.slot._pool
     pool.arena[:, list(first.slot.buffer.pages)] = float("nan")
-    with_it = logits("llama", [*parts, (first, [5], DraftTree())], grouped=True)
+    with_it = logits("llama", [*parts, (first, [5], DraftTree())])
     assert with_it[3:].isnan().all()
     torch.testing.assert_close(with_it[:3], expected, atol=TOLERANCE, rtol=0)
     first.invalidate()
@@ -147,7 +148,7 @@ def test_what_another_session_has_left_in_its_pages_harms_nobody():
     again = Sequence(second._memory, None)
     again.begin(Job(), 0, random_tokens(np.random.default_rng(7), 40), 30)
     assert set(again.slot.buffer.pages) & set(range(pool.arena.shape[1]))
-    assert logits("llama", [(again, again.uncomputed, DraftTree()), *parts], grouped=True).isfinite().all()
+    assert logits("llama", [(again, again.uncomputed, DraftTree()), *parts]).isfinite().all()
 
 
 def placed(parts: list[Work]) -> list[tuple[int, BatchSegment]]:
@@ -158,18 +159,28 @@ def placed(parts: list[Work]) -> list[tuple[int, BatchSegment]]:
     return found
 
 
-def test_copies_of_pages_have_a_bound(monkeypatch):
+def test_copies_of_pages_have_a_bound():
     parts = [(each, [5], DraftTree()) for each in sessions("llama", [[]], [40] * 6)]
-    assert [len(group._segments) for group in group_pages(placed(parts))[0]] == [6]
-    monkeypatch.setattr(paged_attention, "_MOST_KEYS", 4 * 41)
-    groups, others = group_pages(placed(parts))
+    assert [len(group._segments) for group in group_pages(placed(parts), HOST_LIMITS)[0]] == [6]
+    few = replace(HOST_LIMITS, keys=4 * 41)
+    groups, others = group_pages(placed(parts), few)
     assert [len(group._segments) for group in groups] == [4, 2]
     assert not others
-    plain, fast = logits("llama", parts, grouped=False), logits("llama", parts, grouped=True)
+    plain, fast = logits("llama", parts, None), logits("llama", parts, few)
     torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)
 
 
 def test_a_short_text_is_not_padded_to_a_long_one(monkeypatch):
     monkeypatch.setattr(grouped_attention, "_FEW_KEYS", PAGE)
-    groups, _ = group_pages(placed([(each, [5], DraftTree()) for each in sessions("llama", [[]], [300, 1, 20, 1])]))
+    parts = [(each, [5], DraftTree()) for each in sessions("llama", [[]], [300, 1, 20, 1])]
+    groups, _ = group_pages(placed(parts), HOST_LIMITS)
     assert [len(group._segments) for group in groups] == [1, 3]
+
+
+def test_on_a_device_texts_of_different_length_go_together():
+    """Texts within four times of each other, and a few keys more."""
+    parts = [(each, [5], DraftTree()) for each in sessions("llama", [[]], [500, 95, 300, 130])]
+    assert [len(group._segments) for group in group_pages(placed(parts), DEVICE_LIMITS)[0]] == [4]
+    assert [len(group._segments) for group in group_pages(placed(parts), HOST_LIMITS)[0]] == [2, 2]
+    plain, fast = logits("llama", parts, None), logits("llama", parts, DEVICE_LIMITS)
+    torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)

@@ -1,5 +1,6 @@
 """What a server may take for K/V: limits of containers and units, without the page cache, and at least a session."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from tiny_targets import target
 
 from outrider_proto.errors import UsageError
 from outrider_server.config.config import LimitsConfig
-from outrider_server.kv.budget import budget_bytes, cgroup_bytes, free_bytes
+from outrider_server.kv.budget import budget_bytes, cgroup_bytes, free_bytes, swap_bytes
 from outrider_server.sessions.verifier import Verifier
 
 G = 2**30
@@ -71,6 +72,19 @@ def test_this_machine_has_memory():
 def test_a_share_of_what_is_free():
     whole, part = (budget_bytes(text, target().kv) for text in ("100%", "10%"))
     assert 0.05 * whole < part < 0.2 * whole  # others use the machine meanwhile
+
+
+def test_of_the_host_a_gpus_sessions_get_a_quarter_and_its_own_none():
+    own = target().kv
+    gpu = replace(own, device=torch.device("cuda"))
+    assert swap_bytes(None, own) == swap_bytes("0", gpu) == 0
+    assert swap_bytes("3MiB", own) == 3 * 2**20
+    assert swap_bytes(None, gpu) == pytest.approx(free_bytes(torch.device("cpu")) / 4, rel=0.2)
+    with pytest.raises(UsageError, match=r"kv_swap=900TiB: need at most .*, all the memory of this machine"):
+        swap_bytes("900TiB", own)
+    with pytest.raises(UsageError, match="kv_swap=much: need a size such as 2GiB"):
+        LimitsConfig(kv_swap="much")
+    assert LimitsConfig(kv_swap="0").kv_swap == "0"
 
 
 def test_no_server_starts_without_room_for_a_session():

@@ -17,6 +17,7 @@ from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.budget import KVShape, OutOfKVMemory
 from outrider_server.kv.buffers import rounded_capacity
 from outrider_server.kv.eviction import EvictionPolicy
+from outrider_server.kv.host_copies import RowCopy
 from outrider_server.kv.memory import KVMemory, Sharing
 from outrider_server.kv.pages import PagePool
 from outrider_server.kv.prefix import BLOCK, Prefix
@@ -95,10 +96,11 @@ class MemoryMachine(RuleBasedStateMachine):
         limit=st.sampled_from([800, 1500, 5000]),
         sharing=st.sampled_from(["payer", "all"]),
         layout=st.sampled_from(["contiguous", "paged"]),
+        swap=st.sampled_from([0, 300, 5000]),
     )
-    def begin(self, small: int, limit: int, sharing: Sharing, layout: KVLayout) -> None:
-        self.limit_bytes = limit * (ROW + 4 * 2)
-        self.memory = KVMemory(SHAPE, self.limit_bytes, sharing, small_bytes=small * (ROW + 4 * 2), layout=layout)
+    def begin(self, small: int, limit: int, sharing: Sharing, layout: KVLayout, swap: int) -> None:
+        self.limit_bytes, small_bytes, self.swap_bytes = (rows * (ROW + 4 * 2) for rows in (limit, small, swap))
+        self.memory = KVMemory(SHAPE, self.limit_bytes, sharing, small_bytes, layout=layout, swap_bytes=self.swap_bytes)
 
     @rule(payer=st.sampled_from(["", "p"]))
     def open(self, payer: str) -> None:
@@ -190,6 +192,17 @@ class MemoryMachine(RuleBasedStateMachine):
         assert memory.used_bytes == own + memory.prefix_bytes + memory.spare_bytes <= self.limit_bytes
 
     @invariant()
+    def copies_are_of_what_their_owners_hold(self) -> None:
+        copies = self.memory._host._copies
+        assert self.memory.swapped_bytes == sum(copy.num_bytes for copy in copies.values()) <= self.swap_bytes
+        for sequence, copy in copies.items():
+            values = stamps(sequence.tokens[: copy.length])
+            assert 0 < copy.length == len(values)
+            assert torch.equal(copy.keys[1, 0, : copy.length, 0], values + 1)
+            assert torch.equal(copy.values[0, 0, : copy.length, 0], -values)
+            assert np.array_equal(copy.features[: copy.length, 0], values.numpy())
+
+    @invariant()
     def a_page_has_one_owner(self) -> None:
         if isinstance(self.memory.pool, PagePool):
             owners = [*(sequence.slot for sequence in self.sessions), *self.memory.prefixes]
@@ -218,7 +231,7 @@ class MemoryMachine(RuleBasedStateMachine):
         for sequence in self.sessions:
             sequence.release()
         self.memory.free_all()
-        assert self.memory.used_bytes == 0
+        assert self.memory.used_bytes == self.memory.swapped_bytes == 0
 
 
 TestMemory = MemoryMachine.TestCase
@@ -288,6 +301,61 @@ def test_where_room_cannot_be_made_nobody_loses_anything():
     with pytest.raises(OutOfKVMemory):
         new(memory, 300, 1000)
     assert idle.slot.length == 100
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "paged"])
+@pytest.mark.parametrize("tap", [None, KeyTap()])
+def test_an_evicted_session_gets_its_rows_back_from_the_host(layout, tap):
+    row = ROW + (8 if tap else 0)
+    memory = KVMemory(SHAPE, 200 * row, "none", layout=layout, swap_bytes=300 * row)
+    sequence = new(memory, 100, tap=tap)
+    other = new(memory, 120, 500, tap=tap)
+    assert sequence.num_uncomputed == 100
+    assert memory.swapped_bytes == 100 * row
+    sequence.begin(FakeRequest(), 90, [7, 8], 2)  # another text behind the first 90 tokens
+    assert sequence.uncomputed == [7, 8]
+    check_rows(sequence)
+    run(sequence)
+    check_rows(sequence)
+    assert (memory.evictions, memory.restored_tokens, other.num_uncomputed) == (2, 90, 120)
+
+
+def test_of_copies_on_the_host_the_oldest_go_first_and_too_large_ones_are_not_made():
+    memory = KVMemory(SHAPE, 256 * ROW, "none", layout="paged", swap_bytes=150 * ROW)
+    first, second, third = (new(memory, 100, 300 * i) for i in range(3))
+    assert (memory.evictions, memory.swapped_bytes) == (1, 100 * ROW)
+    large = new(memory, 220, 1000)
+    assert (memory.evictions, memory.swapped_bytes) == (3, 100 * ROW)
+    large._request = None
+    for sequence, uncomputed in [(third, 0), (first, 100), (second, 100), (large, 220)]:
+        sequence.begin(FakeRequest(), len(sequence.tokens), [], 2)
+        assert sequence.num_uncomputed == uncomputed
+        run(sequence)
+        sequence._request = None
+        check_rows(sequence)
+    assert memory.restored_tokens == 100
+
+
+def test_what_failed_is_not_restored():
+    memory = KVMemory(SHAPE, 200 * ROW, "none", swap_bytes=300 * ROW)
+    sequence = new(memory, 100)
+    new(memory, 120, 500)
+    assert memory.swapped_bytes
+    sequence.invalidate()
+    assert not memory.swapped_bytes
+    sequence.begin(FakeRequest(), 100, [], 2)
+    assert sequence.num_uncomputed == 100
+
+
+def test_where_the_machine_has_no_memory_for_a_copy_rows_run_again(monkeypatch):
+    def fail(*_: object) -> RowCopy:
+        raise MemoryError
+
+    memory = KVMemory(SHAPE, 200 * ROW, "none", swap_bytes=300 * ROW)
+    sequence = new(memory, 100)
+    monkeypatch.setattr(RowCopy, "of", fail)
+    new(memory, 120, 500)
+    assert (sequence.num_uncomputed, memory.swapped_bytes) == (100, 0)
 
 
 def test_an_evicted_session_runs_its_tokens_again():

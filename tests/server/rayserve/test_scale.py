@@ -38,3 +38,8 @@ def test_grows():
 )
 def test_replicas_divide_what_they_may_share(scale, machines, share):
     assert scale.kv_memory(machines) == share
+
+
+def test_replicas_on_gpus_divide_their_machines_memory_too():
+    assert Scale(6, gpus=0.5).kv_swap(2) == "8.33%"
+    assert Scale(6).kv_swap(2) == "0"

@@ -31,6 +31,7 @@ from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.engine import Engine, StepInput
+from outrider_server.engine.grouped_attention import DEVICE_LIMITS
 from outrider_server.engine.hf_model import decoder_layers, explained
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
@@ -146,7 +147,9 @@ class HollowTarget:
 
 def llama_8b() -> HollowTarget:
     """Return a hollow Llama-3-8B: 32 layers, 32 heads, 8 of them with K/V."""
-    config = LlamaConfig(num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8)
+    config = LlamaConfig(
+        num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=8192
+    )
     return HollowTarget(config, "the shape of Llama-3-8B")
 
 
@@ -193,8 +196,8 @@ class _Crowd:
 
     def __init__(self, hollow: HollowTarget, count: int, context: int, layout: KVLayout) -> None:
         target, self.layout = hollow.target, layout
-        # As on a device: whatever is chosen is chosen there.
-        self._engine, self._context = Engine(target, choices="batched"), context
+        # As on a device: whatever is chosen is chosen there, and groups are as large as there.
+        self._engine, self._context = Engine(target, choices="batched", limits=DEVICE_LIMITS), context
         memory, tap = KVMemory(target.kv, layout=layout), LastHiddenTap(target.hidden_size)
         self.sequences = [Sequence(memory, tap, hollow.drafter, payer=str(number)) for number in range(count)]
         for number, sequence in enumerate(self.sequences):
