@@ -254,9 +254,11 @@ class AsyncClient:
         )
         if encoded.num_dropped:
             emit(Warned(dropped_warning(encoded.num_dropped)))
+        # In a thread before: a schema takes milliseconds to compile, and may take much longer.
+        await asyncio.to_thread(context.models.rules_of, config.sampling.rules)
         generation.begin(encoded.tokens)
         try:
-            await context.session.set_sampling(config.sampling)
+            await context.session.set_sampling(generation.config.sampling)
             await run_generation(generation)
         except (asyncio.CancelledError, UsageError):
             generation.abandon()

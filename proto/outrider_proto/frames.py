@@ -40,6 +40,8 @@ ACCEPTANCES: tuple[Acceptance, ...] = ("exact", "typical")
 SESSION_HEADER = "x-session-id"
 MAX_TOP_LOGPROBS = 20
 MAX_EXPANDED = 256  # nodes that a server's drafter runs for a tree, the root counted
+MAX_LOGIT_BIASES = 1024
+MAX_SCHEMA_CHARS = 65536
 MIN_LOGPROB = -9999.0  # stands for everything less likely
 
 
@@ -54,12 +56,44 @@ class Finish(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRules:
+    """What the target may write in one answer, whose first token has position `answer_from`.
+
+    `json_schema`: the answer is a JSON text of this schema, and ends with it; empty: any text. Penalties, as OpenAI
+    defines them, are taken off a token's logit: `frequency_penalty` for every time that the answer has it already,
+    `presence_penalty` where it has it at all. `logit_bias`: numbers to add to the logits of these tokens.
+    Raises Violation (BAD_SAMPLING) for values out of range.
+    """
+
+    json_schema: str = ""
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    answer_from: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("frequency_penalty", "presence_penalty"):
+            if not -2.0 <= getattr(self, name) <= 2.0:
+                raise _bad(f"{name}={getattr(self, name)}: need -2 to 2")
+        for token, bias in self.logit_bias:
+            if not -100.0 <= bias <= 100.0:
+                raise _bad(f"logit_bias of token {token}={bias}: need -100 to 100")
+        if len(self.logit_bias) > MAX_LOGIT_BIASES:
+            raise _bad(f"logit_bias: at most {MAX_LOGIT_BIASES} tokens")
+        if len(self.json_schema) > MAX_SCHEMA_CHARS:
+            raise _bad(f"json_schema: at most {MAX_SCHEMA_CHARS} characters")
+
+    def __bool__(self) -> bool:
+        return bool(self.json_schema or self.frequency_penalty or self.presence_penalty or self.logit_bias)
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """The target's choice of tokens; temperature 0 is greedy. top_k 0 and top_p 1 switch the filter off.
 
     `acceptance` decides which drafted tokens are accepted. `exact`: those that the target chooses itself. `typical`:
     those with probability above min(epsilon, alpha * exp(-entropy)), while the target's own tokens are argmaxes; this
-    is lossy: the text is not the target's.
+    is lossy: the text is not the target's. `rules` change the logits before all that.
     Raises Violation (BAD_SAMPLING) for values out of range.
     """
 
@@ -70,6 +104,7 @@ class Sampling:
     acceptance: Acceptance = "exact"
     epsilon: float = 0.09
     alpha: float = 0.3
+    rules: TokenRules = TokenRules()
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature <= 100.0:
@@ -88,6 +123,8 @@ class Sampling:
             raise _bad(f"epsilon={self.epsilon}: need 0 to 1")
         if not 0.0 <= self.alpha <= 100.0:
             raise _bad(f"alpha={self.alpha}: need 0 to 100")
+        if self.acceptance == "typical" and self.rules:
+            raise _bad("acceptance=typical: takes neither json_schema nor penalties nor logit_bias")
         # On the wire 0 is also what was left out, and any token at all would be likely enough.
         if self.acceptance == "typical" and 0.0 in (self.epsilon, self.alpha):
             raise _bad(f"epsilon={self.epsilon}, alpha={self.alpha}: typical acceptance needs more than 0 of both")
@@ -155,7 +192,7 @@ class Opened:
 
     A client whose own tokens hash differently sends everything again. `resumed` is false for a session that the server
     does not know, or no longer. `server_draft`: a Decode may ask the server to draft. `request_sampling`: a Draft or
-    Decode may change the stream's sampling.
+    Decode may change the stream's sampling. `token_rules`: those of a sampling are applied.
     """
 
     session_id: str
@@ -167,6 +204,7 @@ class Opened:
     eos_token_ids: tuple[int, ...]
     server_draft: bool = False
     request_sampling: bool = False
+    token_rules: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ class Open(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., tap: _Optional[str] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., session_id: _Optional[str] = ..., committed_len: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "seed", "acceptance", "epsilon", "alpha")
+    __slots__ = ("temperature", "top_k", "top_p", "seed", "acceptance", "epsilon", "alpha", "rules")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +143,7 @@ class Sampling(_message.Message):
     ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     EPSILON_FIELD_NUMBER: _ClassVar[int]
     ALPHA_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -150,10 +151,32 @@ class Sampling(_message.Message):
     acceptance: Acceptance
     epsilon: float
     alpha: float
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[Acceptance, str]] = ..., epsilon: _Optional[float] = ..., alpha: _Optional[float] = ...) -> None: ...
+    rules: TokenRules
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[Acceptance, str]] = ..., epsilon: _Optional[float] = ..., alpha: _Optional[float] = ..., rules: _Optional[_Union[TokenRules, _Mapping]] = ...) -> None: ...
+
+class TokenRules(_message.Message):
+    __slots__ = ("answer_from", "json_schema", "frequency_penalty", "presence_penalty", "logit_bias")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    ANSWER_FROM_FIELD_NUMBER: _ClassVar[int]
+    JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    answer_from: int
+    json_schema: str
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: _containers.ScalarMap[int, float]
+    def __init__(self, answer_from: _Optional[int] = ..., json_schema: _Optional[str] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session_id", "resumed", "kept_len", "kept_hash", "max_context", "max_nodes", "eos_token_ids", "server_draft", "request_sampling")
+    __slots__ = ("session_id", "resumed", "kept_len", "kept_hash", "max_context", "max_nodes", "eos_token_ids", "server_draft", "request_sampling", "token_rules")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     KEPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +186,7 @@ class Opened(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SERVER_DRAFT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_RULES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     resumed: bool
     kept_len: int
@@ -172,7 +196,8 @@ class Opened(_message.Message):
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     server_draft: bool
     request_sampling: bool
-    def __init__(self, session_id: _Optional[str] = ..., resumed: _Optional[bool] = ..., kept_len: _Optional[int] = ..., kept_hash: _Optional[bytes] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_draft: _Optional[bool] = ..., request_sampling: _Optional[bool] = ...) -> None: ...
+    token_rules: bool
+    def __init__(self, session_id: _Optional[str] = ..., resumed: _Optional[bool] = ..., kept_len: _Optional[int] = ..., kept_hash: _Optional[bytes] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_draft: _Optional[bool] = ..., request_sampling: _Optional[bool] = ..., token_rules: _Optional[bool] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("seq", "base_len", "context", "root", "tokens", "parents", "features_from", "assumes", "logprobs", "codec", "sampling")

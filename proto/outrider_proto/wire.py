@@ -159,6 +159,28 @@ def _sampling_to_proto(sampling: f.Sampling) -> pb.Sampling:
         acceptance=_ACCEPTANCE_TO_PB[sampling.acceptance],
         epsilon=sampling.epsilon,
         alpha=sampling.alpha,
+        rules=_rules_to_proto(sampling.rules) if sampling.rules else None,
+    )
+
+
+def _rules_to_proto(rules: f.TokenRules) -> pb.TokenRules:
+    return pb.TokenRules(
+        answer_from=rules.answer_from,
+        json_schema=rules.json_schema,
+        frequency_penalty=rules.frequency_penalty,
+        presence_penalty=rules.presence_penalty,
+        logit_bias=dict(rules.logit_bias),
+    )
+
+
+def _rules_from_proto(message: pb.TokenRules) -> f.TokenRules:
+    check_size("logit_bias", message.logit_bias, f.MAX_LOGIT_BIASES)
+    return f.TokenRules(
+        answer_from=message.answer_from,
+        json_schema=message.json_schema,
+        frequency_penalty=message.frequency_penalty,
+        presence_penalty=message.presence_penalty,
+        logit_bias=tuple(sorted(message.logit_bias.items())),  # a map has no order
     )
 
 
@@ -177,6 +199,7 @@ def _sampling_from_proto(message: pb.Sampling) -> f.Sampling:
         acceptance=_ACCEPTANCE_FROM_PB[message.acceptance],
         epsilon=message.epsilon,
         alpha=message.alpha,
+        rules=_rules_from_proto(message.rules) if message.HasField("rules") else f.TokenRules(),
     )
 
 
@@ -276,6 +299,7 @@ def _opened_to_proto(frame: f.Opened) -> pb.Opened:
         eos_token_ids=frame.eos_token_ids,
         server_draft=frame.server_draft,
         request_sampling=frame.request_sampling,
+        token_rules=frame.token_rules,
     )
 
 
@@ -294,6 +318,7 @@ def _opened_from_proto(message: pb.Opened) -> f.Opened:
         eos_token_ids=tuple(message.eos_token_ids),
         server_draft=message.server_draft,
         request_sampling=message.request_sampling,
+        token_rules=message.token_rules,
     )
 
 

@@ -25,6 +25,17 @@ samplings = st.one_of(
         epsilon=st.floats(0, 1, exclude_min=True),
         alpha=st.floats(0, 100, exclude_min=True),
     ),
+    st.builds(
+        f.Sampling,
+        rules=st.builds(
+            f.TokenRules,
+            st.text(max_size=9),
+            st.floats(-2, 2),
+            st.floats(0.1, 2),
+            st.dictionaries(u32, st.floats(-100, 100), max_size=5).map(lambda biases: tuple(sorted(biases.items()))),
+            u32,
+        ),
+    ),
 )
 codecs = st.none() | st.sampled_from(f.CODECS)
 hashes = st.binary(min_size=8, max_size=8)

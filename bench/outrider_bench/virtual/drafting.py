@@ -10,6 +10,7 @@ from outrider_bench.virtual.overhead import Overhead
 from outrider_bench.virtual.texts import TapedText, TapedTexts
 from outrider_client.drafting.drafting_thread import AheadCost, AheadDraft, PreDraftSpec, Ready
 from outrider_drafters.contracts.drafter import DraftState
+from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.emulation.pace import Pace
@@ -76,7 +77,7 @@ class TapedDrafting(OracleDrafting):
 
         return AheadDraft(make)
 
-    async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
+    async def write(self, tokens: Sequence[int], sampling: Sampling, rules: AnswerRules | None = None) -> int | None:
         async with self._drafter:
             await self._level()
         return self._texts.of(tokens).likeliest(len(tokens))

@@ -15,7 +15,7 @@ from outrider_client.connection.link_state import LinkState, LinkStateEvent, nex
 from outrider_client.connection.policy import ConnectionPolicy
 from outrider_client.connection.transport import Transport
 from outrider_client.text.transcript import Transcript
-from outrider_proto.errors import LinkError, Refusal, is_transient
+from outrider_proto.errors import LinkError, Reason, Refusal, is_transient
 from outrider_proto.frames import Open, Opened, Sampling
 
 _MAX_FRUITLESS = 8  # connections in a row that opened but brought no verdict
@@ -110,6 +110,7 @@ class ClientSession:
         self._open_frame = replace(self._open_frame, sampling=sampling)
         if self._link is None:
             return
+        self._check_rules()
         if self._limits is not None and self._limits.request_sampling:
             self._link.set_sampling(sampling)
         else:  # an older server, whose streams have one sampling each
@@ -228,6 +229,7 @@ class ClientSession:
     def _adopt(self, link: ServerLink, opened: Opened) -> None:
         self._link = link
         self._limits = opened
+        self._check_rules()
         self.tree_budget = 0  # a limit from an earlier connection no longer applies
         if not self._num_fruitless:
             self._fruitless_since = self._clock()
@@ -236,6 +238,13 @@ class ClientSession:
         self._transcript.resume(opened)
         if self.state is LinkState.CONNECTING:
             self._change_state(LinkStateEvent.OPENED)
+
+    def _check_rules(self) -> None:
+        """Raise Refusal for rules that the server would pass over."""
+        if self._open_frame.sampling.rules and self._limits is not None and not self._limits.token_rules:
+            raise Refusal(
+                Reason.BAD_SAMPLING, "this server knows neither json_schema nor penalties nor logit_bias: update it"
+            )
 
     @property
     def _attempt_s(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -14,7 +16,7 @@ from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_drafters.routing.keywords import Keywords
 from outrider_drafters.routing.rules import Routing
 from outrider_proto.errors import UsageError, Violation
-from outrider_proto.frames import MAX_TOP_LOGPROBS, Codec, Sampling
+from outrider_proto.frames import MAX_TOP_LOGPROBS, Codec, Sampling, TokenRules
 
 Mode = Literal["auto", "stop-and-wait", "proactive", "pipelined", "server-draft", "stream", "offline"]
 OnReconnect = Literal["keep", "verify"]
@@ -28,6 +30,7 @@ _ALONE = 256  # tokens that the drafter writes alone where nobody asked for a nu
 NO_DRAFTER = "none"
 AUTO_LIMITS = TreeShape(breadth=8, levels=8, budget=32)  # of trees of automatic size, unless others are given
 
+_OF_RULES = {field.name for field in fields(TokenRules)} - {"answer_from"}
 _OF_SAMPLING = {field.name for field in fields(Sampling)}
 _OF_ANSWER = {
     "mode",
@@ -151,16 +154,32 @@ class ClientConfig:
             raise UsageError("route=keywords and the words themselves go together: give both or neither")
 
     def for_answer(self, **overrides: Any) -> Self:  # Any: each field has its own type, checked above
-        """Return this configuration with other values for one answer; fields of Sampling may be named directly.
+        """Return this configuration with other values for one answer.
 
-        Raises UsageError for an unknown field, or one that is fixed for the client's lifetime.
+        Fields of Sampling and TokenRules may be named directly; `json_schema` may be what JSON holds, `logit_bias` a
+        mapping. Raises UsageError for an unknown field, or one that is fixed for the client's lifetime.
         """
         sampling = {name: overrides.pop(name) for name in _OF_SAMPLING & overrides.keys()}
+        rules = {name: overrides.pop(name) for name in _OF_RULES & overrides.keys()}
         for name in overrides.keys() - _OF_ANSWER:
-            raise UsageError(f"{name}: an answer can choose {', '.join(sorted(_OF_ANSWER | _OF_SAMPLING))}")
+            choices = sorted(_OF_ANSWER | _OF_SAMPLING | _OF_RULES)
+            raise UsageError(f"{name}: an answer can choose {', '.join(choices)}")
+        if not isinstance(schema := rules.get("json_schema", ""), str):
+            rules["json_schema"] = json.dumps(schema)
+        if isinstance(biases := rules.get("logit_bias"), Mapping):
+            rules["logit_bias"] = tuple(sorted(biases.items()))
         # `replace` runs __post_init__, which validates the new values.
         changed = replace(self, **overrides)
         try:
+            if rules:
+                sampling["rules"] = replace(sampling.get("rules", changed.sampling.rules), **rules)
             return replace(changed, sampling=replace(changed.sampling, **sampling)) if sampling else changed
         except Violation as violation:
             raise UsageError(violation.message) from violation
+
+    def for_answer_from(self, position: int) -> Self:
+        """Return this configuration for an answer whose first token has that position, which its rules count from."""
+        sampling = self.sampling
+        if not sampling.rules:
+            return self
+        return replace(self, sampling=replace(sampling, rules=replace(sampling.rules, answer_from=position)))

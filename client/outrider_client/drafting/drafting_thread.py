@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from outrider_client.drafting.worker_thread import WorkerThread
 from outrider_drafters.contracts.drafter import Drafter, sync_tokens
 from outrider_drafters.contracts.token_draw import choose_tokens
+from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
 from outrider_drafters.routing.routed_drafter import RoutedDraft, RoutedDrafter
@@ -139,7 +140,9 @@ class AsyncDrafter(Protocol):
 
     async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> RoutedDraft: ...
 
-    async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None: ...
+    async def write(
+        self, tokens: Sequence[int], sampling: Sampling, rules: AnswerRules | None = None
+    ) -> int | None: ...
 
     async def follow(self, tokens: Sequence[int]) -> None: ...
 
@@ -218,9 +221,12 @@ class DraftingThread:
 
         return AheadDraft(make)
 
-    async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
-        """Write the next token with the head in use, or another if it cannot continue; None if none can."""
-        return await self._run(tokens, lambda: self._write(sampling))
+    async def write(self, tokens: Sequence[int], sampling: Sampling, rules: AnswerRules | None = None) -> int | None:
+        """Write the next token with the head in use, or another if it cannot continue; None if none can.
+
+        None as well where the rules allow nothing that it would write.
+        """
+        return await self._run(tokens, lambda: self._write(sampling, rules))
 
     async def follow(self, tokens: Sequence[int]) -> None:
         """Bring the state up to date without drafting."""
@@ -266,11 +272,17 @@ class DraftingThread:
         for head in self._paced:
             head.outcomes = outcomes
 
-    def _write(self, sampling: Sampling) -> int | None:
+    def _write(self, sampling: Sampling, rules: AnswerRules | None) -> int | None:
         if not self._state.switch_to_able_head():
             return None
         # Not root_logits: those may be a copy's.
-        return choose_tokens(self._state.tree_logits(DraftTree()), sampling, [len(self._tokens)])[0]
+        logits = self._state.tree_logits(DraftTree())
+        if rules is not None:
+            answer = self._tokens[rules.answer_from :]
+            logits = logits + torch.from_numpy(rules.biases(answer, DraftTree(), logits.shape[1]))
+            if not logits.isfinite().any():
+                return None
+        return choose_tokens(logits, sampling, [len(self._tokens)])[0]
 
     @torch.inference_mode()
     def _job(self, tokens: list[int], arrived: list[_Rows], job: Callable[[], T]) -> tuple[T, int]:

@@ -8,6 +8,7 @@ from outrider_client.core.statistics import Meter
 from outrider_client.drafting.acceptance_check import AcceptanceCheck
 from outrider_client.drafting.drafting_thread import AheadDraft, AsyncDrafter, PreDraftSpec, Ready
 from outrider_client.models.local_models import LocalModels
+from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.routing.confidence import best_path
 from outrider_drafters.routing.routed_drafter import RoutedDraft
@@ -72,16 +73,18 @@ class LocalDrafter:
 
         return drafting.draft_ahead(tokens, tree, wanted, begin)
 
-    async def write(self, tokens: Sequence[int], sampling: Sampling, *, may_copy: bool) -> int | None:
-        """Write the next token by a head, or else by the fallback drafter; None if neither can.
+    async def write(
+        self, tokens: Sequence[int], sampling: Sampling, rules: AnswerRules | None, *, may_copy: bool
+    ) -> int | None:
+        """Write the next token by a head, or else by the fallback drafter; None if neither can within the rules.
 
         Without `may_copy` nothing is copied from the text so far.
         """
         token = None
         if self._drafting is not None and (may_copy or not self._models.only_copies):
-            token = await self._drafting.write(tokens, sampling)
+            token = await self._drafting.write(tokens, sampling, rules)
         if token is None and may_copy and self._fallback_drafter is not None:
-            token = await self._fallback_drafter.write(tokens, sampling)
+            token = await self._fallback_drafter.write(tokens, sampling, rules)
             if token is not None:
                 self._meter.copied()
         return token

@@ -18,6 +18,7 @@ from outrider_client.generation.tree_planner import TreePlanner
 from outrider_client.text.detokenizer import Detokenizer
 from outrider_client.text.placeholder_restorer import PlaceholderRestorer
 from outrider_client.text.transcript import FinishReason
+from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_drafters.trees.grow import ScoredTree
 from outrider_drafters.trees.predraft import TreeOutcome
 from outrider_proto.errors import Reason, Refusal
@@ -61,9 +62,12 @@ class Generation:
         self._mode: OnlineMode = "stream"
         self._judged_request: PendingRequest | None = None  # the request that the newest verdict answers
         self._drafter_exhausted = False  # no drafter can write before the next verdict
+        self._rules: AnswerRules | None = None
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start from `prompt`; what it shares with the session's tokens is not sent or read again."""
+        self.config = self.config.for_answer_from(len(prompt))
+        self._rules = self._models.rules_of(self.config.sampling.rules)
         if len(prompt) >= self._models.max_context:
             room = self._models.max_context
             raise Refusal(Reason.CONTEXT_FULL, f"prompt has {len(prompt)} tokens: the target's context is {room}")
@@ -98,7 +102,13 @@ class Generation:
         self._meter.drafted(drafting_s := self._clock() - started)
         self._meter.levels_drafted(drafting_s, routed.num_passes)
         self._controller.record_drafting(drafting_s, routed.num_passes)
-        return routed.drafted
+        return self.within_rules(self._transcript.tokens, routed.drafted)
+
+    def within_rules(self, text: Sequence[int], drafted: ScoredTree) -> ScoredTree:
+        """Return what of a draft below `text` the answer's rules allow: the rest need not travel."""
+        if self._rules is None:
+            return drafted
+        return drafted.part(self._rules.allowed(text[self._rules.answer_from :], drafted.tree))
 
     def send(self, drafted: ScoredTree) -> Draft:
         """Send a draft below the last committed token; other requests in flight become void."""
@@ -284,7 +294,8 @@ class Generation:
         """Write one unverified token by the drafter, or else by the fallback drafter, if either can."""
         # An answer that begins with a copy recites the chat's system prompt or an earlier answer.
         may_copy = self.config.raw or self._transcript.num_new_tokens > 0
-        token = await self._local_drafter.write(self._transcript.tokens, self.config.sampling, may_copy=may_copy)
+        tokens, sampling = self._transcript.tokens, self.config.sampling
+        token = await self._local_drafter.write(tokens, sampling, self._rules, may_copy=may_copy)
         if token is None:
             self._drafter_exhausted = True
             return

@@ -76,7 +76,7 @@ class InFlight:
             None if sent.ahead_draft is None else await self._generation.take_ahead_draft(sent.ahead_draft, outcome)
         )
         if drafted is not None and not next_is_right:
-            self._send(drafted)
+            self._send(self._generation.within_rules(self._generation.text, drafted))
 
     def cancel(self) -> None:
         """Drop all drafts in flight."""
@@ -109,14 +109,13 @@ class InFlight:
     def _send_ahead(self, ahead_draft: AheadDraft) -> bool:
         """Send the draft for the likeliest outcome of the newest draft; return False if there is none."""
         likeliest = next(iter(ahead_draft.task.result()), None)
-        if likeliest is None or not likeliest.drafted.tree.tokens:
+        if likeliest is None:
             return False
-        newest = self._sent[-1]
-        text = _text_after(newest, likeliest.outcome)
-        if not self._generation.has_room(text):
+        text = _text_after(self._sent[-1], likeliest.outcome)
+        drafted = self._generation.within_rules(text, likeliest.drafted)
+        if not drafted.tree.tokens or not self._generation.has_room(text):
             return False
-        request = self._generation.send_ahead(text, likeliest.drafted)
-        self._put(request, text, likeliest.drafted)
+        self._put(self._generation.send_ahead(text, drafted), text, drafted)
         return True
 
 

@@ -29,6 +29,7 @@ from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokeni
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir
 from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.contracts.token_rules import AnswerRules, SchemaCompiler
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
 from outrider_drafters.families.lookup import drafter as lookup
@@ -45,7 +46,7 @@ from outrider_models.core.embedded import (
 )
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import Reason, Refusal, UsageError
-from outrider_proto.frames import Codec, Open, Sampling, ServerDescription
+from outrider_proto.frames import Codec, Open, Sampling, ServerDescription, TokenRules
 
 # Values of lm_head, a drafter's largest matrix. Below this, CPU threads cost more in synchronization than they save.
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -79,6 +80,7 @@ class LocalModels:
     load_text: Callable[[], TextTokenizer] | None = field(default=None, repr=False)
     drafter_threads: int | None = None  # None: torch decides
     keywords: KeywordRule | None = None  # chooses among several heads
+    schemas: SchemaCompiler | None = None  # of JSON answers
 
     @classmethod
     def load(cls, config: ClientConfig) -> LocalModels:
@@ -99,6 +101,7 @@ class LocalModels:
             tokenizer_fingerprint=tokenizer_fingerprint(target),
             drafter_threads=config.threads or (1 if weights.lm_head.numel() < _SMALL else None),
             load_text=(lambda: load_tokenizer(target)) if has_text else None,
+            schemas=SchemaCompiler(target, weights.sizes.vocab, weights.eos_token_ids),
         )
 
     def open_frame(self, codec: Codec = "int8", sampling: Sampling | None = None) -> Open:
@@ -142,6 +145,16 @@ class LocalModels:
         """Load the tokenizer now: importing and reading it takes seconds that would delay the first text."""
         if self.load_text is not None:
             _ = self.text
+
+    def rules_of(self, rules: TokenRules) -> AnswerRules | None:
+        """Return the rules of one answer, if any. Raises UsageError for those that cannot be followed."""
+        for token, _ in rules.logit_bias:
+            if not 0 <= token < self.vocab_size:
+                raise UsageError(f"logit_bias has token {token}: the vocabulary has {self.vocab_size}")
+        try:
+            return AnswerRules(rules, self.schemas) if rules else None
+        except Refusal as refusal:
+            raise UsageError(refusal.message) from refusal
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the tokens' text, or an empty one without a tokenizer."""

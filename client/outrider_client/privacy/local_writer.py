@@ -44,11 +44,12 @@ class LocalWriter:
         Raises UsageError if the drafter cannot continue the prompt at all.
         """
         tokens = list(prompt.whole)
+        rules = self._models.rules_of(self._config.for_answer_from(len(tokens)).sampling.rules)
         while True:
             if not self._has_room(tokens):
                 self._emit(Warned(f"the answer is cut after {self.num_new_tokens} tokens"))
                 break
-            token = await self._drafting.write(tokens, self._config.sampling)
+            token = await self._drafting.write(tokens, self._config.sampling, rules)
             if token is None:
                 break
             tokens.append(token)

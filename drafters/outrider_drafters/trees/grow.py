@@ -41,6 +41,16 @@ class ScoredTree:
     scores: tuple[float, ...] = ()
     entropies: tuple[float, ...] | None = None
 
+    def part(self, nodes: Sequence[int]) -> ScoredTree:
+        """Return these nodes alone, in order, with whom their parents must be."""
+        if len(nodes) == len(self.tree):
+            return self
+        place = {ROOT: ROOT} | {node: number for number, node in enumerate(nodes)}
+        tokens = tuple(self.tree.tokens[node] for node in nodes)
+        parents = tuple(place[self.tree.parents[node]] for node in nodes)
+        entropies = None if self.entropies is None else tuple(self.entropies[node] for node in nodes)
+        return ScoredTree(DraftTree(tokens, parents), tuple(self.scores[node] for node in nodes), entropies)
+
 
 @dataclass(frozen=True, slots=True)
 class Level:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider_drafters.contracts.token_draw import choose_tokens, distribution, distributions, drawn, filters, uniforms
+from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_proto.frames import MIN_LOGPROB, Sampling, TokenLogprob
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import NOT_TYPICAL, AcceptedPath
@@ -31,10 +32,11 @@ _VALUES = 2**24  # of a distribution that are held at once, 128 MiB in float64
 
 
 class Sampler:
-    """Choose tokens by `sampling`."""
+    """Choose tokens by `sampling`, from logits that the `rules` of the answer have changed."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, rules: AnswerRules | None = None) -> None:
         self.sampling = sampling
+        self.rules = rules
 
     def distribution(self, logits: Tensor) -> Tensor:
         """Return the distribution [n, vocab] float64 after temperature, top-k and top-p."""
@@ -108,10 +110,10 @@ class TokenChoices(Protocol):
 
 
 class RowChoices:
-    """Choices made when they are asked for."""
+    """Choices made when they are asked for. `raw`: the logits before any rules, for log probabilities."""
 
-    def __init__(self, logits: Tensor) -> None:
-        self._logits = logits
+    def __init__(self, logits: Tensor, raw: Tensor) -> None:
+        self._logits, self._raw = logits, raw
         self._likeliest = argmax(logits)
 
     def is_finite(self, request: ChoiceRequest) -> bool:
@@ -130,13 +132,13 @@ class RowChoices:
     def logprobs(self, request: ChoiceRequest, accepted: AcceptedPath) -> tuple[TokenLogprob, ...]:
         if request.num_logprobs is None:
             return ()
-        return token_logprobs(self._logits[request.rows], request.tree, accepted, request.num_logprobs)
+        return token_logprobs(self._raw[request.rows], request.tree, accepted, request.num_logprobs)
 
 
 class BatchedChoices:
-    """Choices for all rows, made on the device and copied to the host at once."""
+    """Choices for all rows, made on the device and copied to the host at once. `raw` as for RowChoices."""
 
-    def __init__(self, logits: Tensor, requests: Sequence[ChoiceRequest]) -> None:
+    def __init__(self, logits: Tensor, raw: Tensor, requests: Sequence[ChoiceRequest]) -> None:
         vocab = logits.shape[1]
         chunks = list(_chunks([one for one in requests if not one.sampler.sampling.greedy], vocab))
         drawing = [members for members in chunks if members[0].sampler.sampling.draws]
@@ -149,7 +151,7 @@ class BatchedChoices:
             [
                 _finite(logits, likeliest, tokens),
                 *(_typical_rows(members, logits) for members in typical),
-                *(_judged_rows(members, logits, tokens) for members in judged),
+                *(_judged_rows(members, raw, tokens) for members in judged),
             ]
         )
         self._tokens: list[int] = chosen.astype(np.int64).tolist()

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_drafters.contracts.tap import BEFORE_NORM
+from outrider_drafters.contracts.token_rules import SchemaCompiler
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import SlotAttention, register
 from outrider_server.engine.compatibility import check_against_eager, check_invariance, probe
@@ -63,7 +64,7 @@ class Target:
     """A loaded target. Only one thread may run passes.
 
     `ranks`: the processes it is divided among. `fused`: its passes in fewer steps; None: transformers' own.
-    `batch_invariant`: a row's result depends on its own text alone.
+    `batch_invariant`: a row's result depends on its own text alone. `schemas`: of JSON answers.
     """
 
     model: PreTrainedModel
@@ -78,6 +79,7 @@ class Target:
     ranks: Ranks | None = None
     fused: FusedLlama | None = None
     batch_invariant: bool = False
+    schemas: SchemaCompiler | None = None
 
     @property
     def is_small(self) -> bool:
@@ -113,7 +115,7 @@ class Target:
             model,
             name=public_name(name_or_path),
             fingerprint=target_fingerprint(path),
-            tokenizer_fingerprint=tokenizer_fingerprint(path),
+            directory=path,
             max_context=max_context,
             fused=fused,
             batch_invariant=batch_invariant,
@@ -125,7 +127,7 @@ class Target:
         model: PreTrainedModel,
         name: str = "",
         fingerprint: str = "",
-        tokenizer_fingerprint: str = "none",
+        directory: Path | None = None,
         max_context: int | None = None,
         ranks: Ranks | None = None,
         *,
@@ -133,6 +135,8 @@ class Target:
         batch_invariant: bool = False,
     ) -> Target:
         """Make a loaded model a target, `fused` where it can be and its passes need not be batch-invariant.
+
+        `directory`: where its tokenizer is, if there is one.
 
         Raises UsageError when slots cannot reproduce its own attention, or its passes cannot be made batch-invariant.
         """
@@ -153,12 +157,13 @@ class Target:
             model=model,
             name=name,
             fingerprint=fingerprint,
-            tokenizer_fingerprint=tokenizer_fingerprint,
+            tokenizer_fingerprint="none" if directory is None else tokenizer_fingerprint(directory),
             kv=kv,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             max_context=context,
-            eos_token_ids=eos_token_ids(model),
+            eos_token_ids=(ends := eos_token_ids(model)),
+            schemas=None if directory is None else SchemaCompiler(directory, config.vocab_size, ends),
             ranks=ranks,
             fused=fused_llama(model) if fused and ranks is None and not batch_invariant else None,
             batch_invariant=batch_invariant,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
+from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_proto.errors import Reason, Refusal
 from outrider_server.config.config import ServerConfig
@@ -38,7 +38,7 @@ def load_tensor_parallel(config: ServerConfig) -> Target:
             model,
             name=public_name(config.target),
             fingerprint=target_fingerprint(path),
-            tokenizer_fingerprint=tokenizer_fingerprint(path),
+            directory=path,
             max_context=config.max_context,
             ranks=ranks,
         )

@@ -15,6 +15,7 @@ from typing import assert_never
 
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import Tap
+from outrider_drafters.contracts.token_rules import AnswerRules, SchemaCompiler
 from outrider_proto.errors import Reason, Refusal, Violation
 from outrider_proto.frames import (
     Cancel,
@@ -26,6 +27,7 @@ from outrider_proto.frames import (
     Opened,
     Ping,
     Pong,
+    Sampling,
     ServerDescription,
 )
 from outrider_server.engine.sampler import Sampler
@@ -62,6 +64,7 @@ class ServerContext:
     clock: Callable[[], float]
     max_row_bytes: int  # of features that wait in one stream
     padded_width: int = 0  # of features, where a larger target is emulated
+    schemas: SchemaCompiler | None = None  # of the target's tokens
 
 
 class StreamReader:
@@ -115,7 +118,7 @@ class StreamReader:
             case Open():
                 await self._open(frame)
             case Draft() | Decode():
-                self._submit(frame)
+                await self._submit(frame)
             case Cancel():
                 self._stream.cancel(frame.seq)
                 self._rate_limiter.recheck()
@@ -134,7 +137,7 @@ class StreamReader:
         if stream.session is not None:
             raise Violation(Reason.MALFORMED_FRAME, "a second Open on one stream")
         check_open(frame, about)
-        stream.sampler = Sampler(frame.sampling)
+        stream.sampler = await self._sampler(frame.sampling)
         session = self._resumed(frame)
         resumed = session is not None
         stream.session = session = session or self._new_session(frame)
@@ -153,6 +156,7 @@ class StreamReader:
                 eos_token_ids=about.eos_token_ids,
                 server_draft=session.sequence.drafter is not None and stream.principal.may(Scope.SERVER_DRAFT),
                 request_sampling=True,
+                token_rules=True,
             )
         )
 
@@ -201,7 +205,17 @@ class StreamReader:
         self._server.submit(PrefixQuery(session.sequence, limit, post))
         return await answer
 
-    def _submit(self, frame: Draft | Decode) -> None:
+    async def _sampler(self, sampling: Sampling) -> Sampler:
+        """Raise Refusal for rules that cannot be followed."""
+        rules, vocab_size = sampling.rules, self._about.vocab_size
+        if not rules:
+            return Sampler(sampling)
+        if (token := max((token for token, _ in rules.logit_bias), default=0)) >= vocab_size:
+            raise Refusal(Reason.BAD_SAMPLING, f"logit_bias of token {token}: the vocabulary has {vocab_size}")
+        # In a thread: a schema takes milliseconds to compile, and may take much longer.
+        return Sampler(sampling, await asyncio.to_thread(AnswerRules, rules, self._server.schemas))
+
+    async def _submit(self, frame: Draft | Decode) -> None:
         server, stream, about = self._server, self._stream, self._about
         session = self._own_session()
         stream.check_seq(frame.seq)
@@ -210,7 +224,7 @@ class StreamReader:
         if isinstance(frame, Decode):
             check_drafting(frame, stream.principal, is_offered=session.sequence.drafter is not None)
         if frame.sampling is not None:
-            stream.sampler = Sampler(frame.sampling)
+            stream.sampler = await self._sampler(frame.sampling)
         assert stream.sampler is not None
 
         def post(answer: Reply) -> None:

@@ -239,6 +239,7 @@ class Verifier:
             clock=self._clock,
             max_row_bytes=max_row_bytes(self._limits.max_sessions),
             padded_width=self.pace.feature_width if self.pace else 0,
+            schemas=self._target.schemas,
         )
 
     def _stepped(self, stats: StepStats) -> None:

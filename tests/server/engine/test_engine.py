@@ -8,7 +8,8 @@ import torch
 from tiny_targets import CONFIGS, build, random_tokens, random_tree, target, tree_around
 
 from outrider_drafters.contracts.tap import Activations, LastHiddenTap, StatelessTap
-from outrider_proto.frames import Finish, Sampling, TapInfo
+from outrider_drafters.contracts.token_rules import AnswerRules
+from outrider_proto.frames import Finish, Sampling, TapInfo, TokenRules
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.reference_decode import plain_greedy
@@ -101,6 +102,24 @@ def test_several_sessions_in_one_pass_answer_as_they_would_alone(choices):
     results = Engine(target(), choices=choices).verify([inputs[0], context, *inputs[1:]])
     assert results.pop(1).accepted is None
     assert [result.accepted for result in results] == alone
+
+
+@pytest.mark.parametrize("choices", ["plain", "batched"])
+def test_rules_change_their_own_sessions_tokens_and_no_log_probabilities(choices):
+    rng = np.random.default_rng(18)
+    prompt, bias = random_tokens(rng, 12), ((41, 100.0),)
+    rules = AnswerRules(TokenRules(logit_bias=bias, presence_penalty=2.0, answer_from=len(prompt)), None)
+    ruled = Sampler(Sampling(), rules)
+    tree = DraftTree.chain([41, 41, 6])
+    inputs = [
+        StepInput(Sequence(target().kv, None), prompt, tree, sampler, logprobs=2) for sampler in (GREEDY, ruled, GREEDY)
+    ]
+    free, forced, again = Engine(target(), choices=choices).verify(inputs)
+    assert (free.accepted, free.logprobs) == (again.accepted, again.logprobs)
+    assert forced.accepted.path == (0, 1)
+    assert forced.accepted.bonus == 41
+    assert forced.logprobs[0].top == free.logprobs[0].top
+    assert forced.logprobs[0].logprob < free.logprobs[0].logprob
 
 
 def test_a_pass_that_is_not_committed_leaves_no_trace():

@@ -21,6 +21,7 @@ from outrider_bench.core.oracle_drafter import OracleDrafting
 from outrider_bench.load.clients.texts import LoadText
 from outrider_client.drafting.drafting_thread import AheadDraft, PreDraftSpec, Ready
 from outrider_drafters.contracts.drafter import Drafter, DraftState
+from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.routing.confidence import confidence_of
@@ -100,7 +101,7 @@ class ReplayDrafting(OracleDrafting):
 
         return AheadDraft(nothing)
 
-    async def write(self, tokens: Sequence[int], sampling: Sampling) -> int | None:
+    async def write(self, tokens: Sequence[int], sampling: Sampling, rules: AnswerRules | None = None) -> int | None:
         await asyncio.sleep(_OFFLINE_TOKEN_S)
         truth = self._truth(tokens, 1)
         return truth[0] if truth and self._is_right() else self._wrong({*truth})

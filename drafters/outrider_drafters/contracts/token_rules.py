@@ -1,0 +1,174 @@
+"""What a request allows the target to write, applied to logits: a JSON schema, penalties, biases for single tokens.
+
+The same on the server, which chooses by it, and on a client, which cuts its drafts and writes offline by it. Logits of
+a row are changed by the answer up to that row alone, whatever was drafted beside it, so that acceptance stays exact.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider_proto.errors import Reason, Refusal
+from outrider_proto.frames import TokenRules
+from outrider_proto.packing import common_prefix_len
+from outrider_proto.tree import ROOT, DraftTree
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_KEPT = 32  # compiled schemas
+_WHITESPACE = r"(\n[ \t]{0,16}| )"  # between the parts of a JSON text. With any, small models write blanks for ever
+_NO_TOKENIZER = "json_schema: the target has no tokenizer.json, by which its tokens could be checked"
+
+
+class SchemaCompiler:
+    """Compiles JSON schemas for the tokenizer in a target's directory. From any thread."""
+
+    def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        self._file = directory / "tokenizer.json"
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._compiled = lru_cache(_KEPT)(self._compile)
+        self._tokenizer = lru_cache(1)(self._load)
+
+    def grammar(self, schema: str) -> _Grammar:
+        """Return the grammar of one answer of this schema. Raises Refusal (BAD_SAMPLING)."""
+        return _Grammar(self._compiled(schema).deep_copy(), self._eos_token_ids)
+
+    def _load(self) -> LLTokenizer:
+        from llguidance import LLTokenizer  # takes a while, and most answers are free
+
+        if not self._file.is_file():
+            raise _bad(_NO_TOKENIZER)
+        try:
+            return LLTokenizer(str(self._file), n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
+        except Exception as error:  # the library names no exceptions
+            raise _bad(f"json_schema: the tokens of this target cannot be checked ({error})") from error
+
+    def _compile(self, schema: str) -> LLMatcher:
+        from llguidance import LLMatcher
+
+        try:
+            json.loads(schema)
+        except ValueError as error:  # the library would name a place in a text of its own
+            raise _bad(f"json_schema: no JSON ({error})") from error
+        grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE})
+        matcher = LLMatcher(self._tokenizer(), grammar, log_level=0)
+        if matcher.is_error():
+            raise _bad(f"json_schema: {matcher.get_error().splitlines()[0]}")
+        return matcher
+
+
+class AnswerRules:
+    """The rules of one answer. Its grammar follows the answer from call to call, and goes back where that has changed.
+
+    `schemas`: None where the tokens are not known. Raises Refusal (BAD_SAMPLING) for a schema that cannot be followed.
+    """
+
+    def __init__(self, rules: TokenRules, schemas: SchemaCompiler | None) -> None:
+        self.answer_from = rules.answer_from
+        self._rules = rules
+        self._grammar = None
+        if rules.json_schema:
+            if schemas is None:
+                raise _bad(_NO_TOKENIZER)
+            self._grammar = schemas.grammar(rules.json_schema)
+
+    def biases(self, answer: Sequence[int], tree: DraftTree, vocab_size: int) -> NDArray[np.float32]:
+        """Return what to add to the logits [1 + nodes, vocab] behind the answer so far, and behind every node."""
+        rules = self._rules
+        biases = np.zeros((1 + len(tree), vocab_size), dtype=np.float32)
+        for token, bias in rules.logit_bias:
+            if token < vocab_size:
+                biases[0, token] += bias
+        if rules.frequency_penalty or rules.presence_penalty:
+            counts = np.bincount(answer, minlength=vocab_size)
+            biases[0] -= rules.frequency_penalty * counts + rules.presence_penalty * (counts > 0)
+            seen = {ROOT: frozenset(answer)}
+            for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+                biases[1 + node] = biases[1 + parent]
+                biases[1 + node, token] -= rules.frequency_penalty
+                biases[1 + node, token] -= 0.0 if token in seen[parent] else rules.presence_penalty
+                seen[node] = seen[parent] | {token}
+        else:
+            biases[1:] = biases[0]
+        if self._grammar is not None:
+            self._grammar.rule_out(biases, answer, tree)
+        return biases
+
+    def allowed(self, answer: Sequence[int], tree: DraftTree) -> list[int]:
+        """Return the nodes behind the answer so far that may come true, in order."""
+        return list(range(len(tree))) if self._grammar is None else self._grammar.allowed(answer, tree)
+
+
+class _Grammar:
+    """A matcher, and the tokens of an answer that it has read."""
+
+    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._eos = list(eos_token_ids)
+        self._read: list[int] = []
+
+    def rule_out(self, biases: NDArray[np.float32], answer: Sequence[int], tree: DraftTree) -> None:
+        """Set -inf for the tokens that may not come next, in every row [1 + nodes, vocab] that can be reached.
+
+        An answer that has left the schema, as unverified text may that was kept, can only end.
+        """
+        from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+
+        vocab_size = biases.shape[1]
+        mask, ends = allocate_token_bitmask(1, vocab_size), np.isin(np.arange(vocab_size), self._eos)
+        if not self._follow(answer):
+            biases[0, ~ends] = -np.inf
+            return
+        for node in self._walk(ROOT, tree, _children(tree)):
+            if node == ROOT or tree.tokens[node] not in self._eos:
+                fill_next_token_bitmask(self._matcher, mask, 0)
+                allowed = np.unpackbits(mask.view(np.uint8)[0], count=vocab_size, bitorder="little") > 0
+                biases[1 + node, ~allowed] = -np.inf
+
+    def allowed(self, answer: Sequence[int], tree: DraftTree) -> list[int]:
+        if not self._follow(answer):
+            return []
+        return sorted(node for node in self._walk(ROOT, tree, _children(tree)) if node != ROOT)
+
+    def _walk(self, node: int, tree: DraftTree, children: Mapping[int, Sequence[int]]) -> Iterator[int]:
+        """Yield the node and all allowed ones below it, each while the matcher stands behind it."""
+        yield node
+        for child in children.get(node, ()):
+            token = tree.tokens[child]
+            # The end is not read: a matcher does not go back behind it.
+            if token in self._eos:
+                if self._matcher.is_accepting():
+                    yield child
+            # Asked first: a matcher that has read a wrong token is of no use any more.
+            elif self._matcher.validate_tokens([token]):
+                self._matcher.consume_token(token)
+                yield from self._walk(child, tree, children)
+                self._matcher.rollback(1)
+
+    def _follow(self, answer: Sequence[int]) -> bool:
+        """Read the answer, from where it differs; return whether all of it is allowed."""
+        same = common_prefix_len(self._read, answer)
+        self._matcher.rollback(len(self._read) - same)
+        num_read = self._matcher.try_consume_tokens(list(answer[same:]))
+        self._read = list(answer[: same + num_read])
+        return len(self._read) == len(answer) and not self._matcher.is_error()
+
+
+def _children(tree: DraftTree) -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents):
+        children.setdefault(parent, []).append(node)
+    return children
+
+
+def _bad(message: str) -> Refusal:
+    return Refusal(Reason.BAD_SAMPLING, message)

@@ -1,0 +1,141 @@
+"""The rules of an answer: every row of a tree as a fresh matcher over its own text has it, and penalties by hand."""
+
+import json
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+
+from outrider_drafters.contracts.token_rules import AnswerRules, SchemaCompiler
+from outrider_models.core.embedded import target_dir
+from outrider_proto.errors import Reason, Refusal, Violation
+from outrider_proto.frames import MAX_LOGIT_BIASES, MAX_SCHEMA_CHARS, Sampling, TokenRules
+from outrider_proto.tree import DraftTree
+
+VOCAB, EOS = 2048, 1
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+)
+TEXT = '{"name": "Bob", "age": 42}'
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> LLTokenizer:
+    return LLTokenizer(str(target_dir() / "tokenizer.json"), n_vocab=VOCAB, eos_token=EOS)
+
+
+@pytest.fixture(scope="module")
+def schemas() -> SchemaCompiler:
+    return SchemaCompiler(target_dir(), VOCAB, [EOS])
+
+
+def allowed_after(tokenizer: LLTokenizer, tokens: list[int]) -> set[int]:
+    grammar = LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_pattern": r"(\n[ \t]{0,16}| )"})
+    matcher = LLMatcher(tokenizer, grammar)
+    assert matcher.try_consume_tokens(tokens) == len(tokens)
+    mask = allocate_token_bitmask(1, VOCAB)
+    fill_next_token_bitmask(matcher, mask, 0)
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8)[0], bitorder="little")).tolist())
+
+
+def allowed_by(biases: np.ndarray) -> set[int]:
+    assert set(np.unique(biases)) <= {0.0, -np.inf}
+    return set(np.flatnonzero(np.isfinite(biases)).tolist())
+
+
+def test_every_row_may_go_on_as_its_own_text_may(tokenizer, schemas):
+    """Branches that come true, break the schema, go on behind that, or end the text."""
+    text = tokenizer.tokenize_str(TEXT)
+    rules = AnswerRules(TokenRules(SCHEMA), schemas)
+    for held in (0, 3, len(text) - 2, 1):  # back as well
+        rest = text[held : held + 4]
+        wrong = next(token for token in range(3, VOCAB) if token not in allowed_after(tokenizer, text[:held]))
+        tokens = (*rest, wrong, *rest[:1], EOS)
+        parents = (*range(-1, len(rest) - 1), -1, len(rest), len(rest) - 1)
+        tree = DraftTree(tokens, parents)
+        biases = rules.biases(text[:held], tree, VOCAB)
+        assert biases.shape == (1 + len(tree), VOCAB)
+        for depth in range(len(rest) + 1):
+            assert allowed_by(biases[depth]) == allowed_after(tokenizer, text[: held + depth])
+        is_over = held + len(rest) == len(text)
+        assert rules.allowed(text[:held], tree) == [*range(len(rest)), *([len(tree) - 1] if is_over else [])]
+    assert allowed_after(tokenizer, text) == {EOS}
+
+
+def test_another_text_than_before_is_read_again(tokenizer, schemas):
+    rules = AnswerRules(TokenRules(SCHEMA), schemas)
+    one, other = (tokenizer.tokenize_str(text) for text in ('{"name": "Ann', '{"name": "", "age": -'))
+    for text in (one, other, one[:2], other, one):
+        assert allowed_by(rules.biases(text, DraftTree(), VOCAB)[0]) == allowed_after(tokenizer, text)
+
+
+def test_an_answer_outside_its_schema_can_only_end(tokenizer, schemas):
+    rules = AnswerRules(TokenRules(SCHEMA), schemas)
+    wrong = [*tokenizer.tokenize_str('{"name"'), 70]
+    assert allowed_by(rules.biases(wrong, DraftTree((9,), (-1,)), VOCAB)[0]) == {EOS}
+    assert rules.allowed(wrong, DraftTree((9,), (-1,))) == []
+    assert allowed_by(rules.biases(wrong[:2], DraftTree(), VOCAB)[0]) == allowed_after(tokenizer, wrong[:2])
+
+
+def test_penalties_count_the_answer_and_the_path_to_the_row():
+    rules = AnswerRules(
+        TokenRules(frequency_penalty=0.5, presence_penalty=-1.0, logit_bias=((3, 2.0), (9, -7.5))), None
+    )
+    biases = rules.biases([5, 6, 5], DraftTree((5, 3, 3), (-1, 0, 1)), 10)
+    expected = np.zeros((4, 10))
+    expected[:, [3, 9]] = 2.0, -7.5
+    expected[:, 5] += 1.0 - 0.5 * np.array([2, 3, 3, 3])
+    expected[:, 6] += 1.0 - 0.5
+    expected[2, 3] += 1.0 - 0.5
+    expected[3, 3] += 1.0 - 2 * 0.5
+    assert np.array_equal(biases, expected)
+    assert rules.allowed([5], DraftTree((5, 3, 3), (-1, 0, 1))) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("{", "json_schema: no JSON"),
+        ('{"type": "foo"}', "json_schema: Invalid type: foo"),
+        ('{"not": {"type": "string"}}', "json_schema: Unimplemented keys"),
+    ],
+)
+def test_schemas_that_cannot_be_followed_are_refused(schemas, schema, message):
+    with pytest.raises(Refusal, match=message) as refused:
+        AnswerRules(TokenRules(schema), schemas)
+    assert refused.value.reason is Reason.BAD_SAMPLING
+
+
+def test_without_its_tokenizer_no_schema_can_be_followed(tmp_path):
+    for schemas in (None, SchemaCompiler(tmp_path, VOCAB, [EOS])):
+        with pytest.raises(Refusal, match=r"no tokenizer\.json"):
+            AnswerRules(TokenRules(SCHEMA), schemas)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(Refusal, match="the tokens of this target cannot be checked"):
+        AnswerRules(TokenRules(SCHEMA), SchemaCompiler(tmp_path, VOCAB, [EOS]))
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"frequency_penalty": 2.1}, "frequency_penalty=2.1: need -2 to 2"),
+        ({"presence_penalty": float("nan")}, "presence_penalty=nan: need -2 to 2"),
+        ({"logit_bias": ((7, -101.0),)}, "logit_bias of token 7=-101.0: need -100 to 100"),
+        ({"logit_bias": ((7, 0.0),) * (MAX_LOGIT_BIASES + 1)}, "logit_bias: at most 1024 tokens"),
+        ({"json_schema": " " * (MAX_SCHEMA_CHARS + 1)}, "json_schema: at most 65536 characters"),
+    ],
+)
+def test_rules_out_of_range_are_named(rules, message):
+    with pytest.raises(Violation, match=message):
+        TokenRules(**rules)
+
+
+def test_typical_acceptance_follows_no_rules():
+    with pytest.raises(Violation, match="acceptance=typical: takes neither"):
+        Sampling(1.0, acceptance="typical", rules=TokenRules("{}"))
