@@ -92,7 +92,12 @@ def _add_completions(app: FastAPI, gateway: Gateway) -> None:
         completion = await _prepared(gateway, lambda defaults: map_chat_request(body, request.headers, defaults))
         usage = completion.request.include_usage
         formatter = ChatFormatter(
-            body.model, completion.models, completion.token_fragments, stream=body.stream, include_usage=usage
+            body.model,
+            completion.models,
+            completion.token_fragments,
+            completion.request.tools,
+            stream=body.stream,
+            include_usage=usage,
         )
         return await respond(request, completion, formatter)
 

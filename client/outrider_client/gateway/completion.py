@@ -13,13 +13,13 @@ from outrider_client.core.config import UNLIMITED, Mode
 from outrider_client.core.events import Committed, Event, Finished, RolledBack, Stats, Verified, Warned
 from outrider_client.core.prompt import dropped_warning
 from outrider_client.core.statistics import Statistics
-from outrider_client.gateway.errors import server_unreachable
+from outrider_client.gateway.errors import ApiError, server_unreachable
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.request_mapping import GenerationRequest
 from outrider_client.gateway.text_stream import TextChunk, TextStream, UnverifiedPolicy
 from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.text.transcript import FinishReason
-from outrider_proto.errors import LinkError, Reason, Refusal
+from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 
 OpenAIReason = Literal["stop", "length"]
 _NO_TARGET = (
@@ -48,6 +48,7 @@ class GatewayCompletion:
         self._needs_target = wanted == "hold" and not self._is_local
         on_reconnect = "keep" if policy == "keep" else "verify"
         self._overrides = {**request.overrides, "max_new_tokens": self._limit(), "on_reconnect": on_reconnect}
+        self._check_rules()
         self._ended_by: FinishReason | None = None
 
     async def chunks(self) -> AsyncGenerator[TextChunk, None]:
@@ -139,6 +140,17 @@ class GatewayCompletion:
                 self.warnings.append(message)
             case _:
                 pass
+
+    def _check_rules(self) -> None:
+        """Raise ApiError for a schema that cannot be followed, and for tokens that do not exist."""
+        try:
+            self.models.rules_of(self._gateway.client.for_answer(**self._overrides).sampling.rules)
+        except UsageError as error:
+            name, _, why = str(error).partition(":")
+            if name == "json_schema":
+                name = "tools" if self.request.tools else "response_format"
+                raise ApiError(400, f"{name}:{why}", param=name) from error
+            raise ApiError(400, str(error), param="logit_bias") from error
 
     def _limit(self) -> int:
         """Largest number of tokens in the answer. Raises Refusal for a prompt that leaves no room for any."""

@@ -24,6 +24,7 @@ from outrider_client.gateway.text_stream import UnverifiedPolicy
 
 _Float = Annotated[float, Field(allow_inf_nan=False)]
 MAX_STOPS = 4
+MAX_TOOLS = 128
 _MAX_STOP_CHARS = 256
 _Stop = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
 
@@ -38,8 +39,8 @@ def _without_lone_surrogates(text: str) -> str:
 
 _Text = Annotated[str, AfterValidator(_without_lone_surrogates)]  # JSON can spell them, tokenizers fail on them
 
-_TEXT, _LIST = "<text>", "<list>"
-FORMS = (_TEXT, _LIST)  # in the locations of pydantic's errors, though not in the request
+_TEXT, _LIST, _OBJECT = "<text>", "<list>", "<object>"
+FORMS = (_TEXT, _LIST, _OBJECT)  # in the locations of pydantic's errors, though not in the request
 
 
 def _form(given: Any) -> str | None:  # Any: whatever JSON holds
@@ -48,12 +49,15 @@ def _form(given: Any) -> str | None:  # Any: whatever JSON holds
             return _TEXT
         case list():
             return _LIST
+        case Mapping():
+            return _OBJECT
         case _:
             return None
 
 
 # Without it pydantic tries text and list alike, and an error in a list also says that the list is no text.
 _BY_FORM = Discriminator(_form, custom_error_type="wrong_form", custom_error_message="need text or a list")
+_TEXT_OR_OBJECT = Discriminator(_form, custom_error_type="wrong_form", custom_error_message="need text or an object")
 
 
 class _RequestBody(BaseModel):
@@ -91,16 +95,87 @@ class TextPart(_RequestBody):
     kind: str | None = None
 
 
-class ChatMessage(_RequestBody):
-    """A message; the role `developer` means `system`."""
+class CalledFunction(_RequestBody):
+    """The name and arguments (JSON text) of a call."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    name: str
+    arguments: _Text
+
+
+class MessageToolCall(_RequestBody):
+    """A call in an earlier answer."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(_RequestBody):
+    """A message; the role `developer` means `system`, and `tool` brings what a call gave."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[Annotated[_Text, Tag(_TEXT)] | Annotated[list[TextPart], Tag(_LIST)], _BY_FORM]
+    tool_calls: list[MessageToolCall] = []
+    tool_call_id: str | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _drop_no_ops(cls, given: Any) -> Any:  # Any: whatever JSON holds
         return _message_without_no_ops(given)
+
+
+class JsonSchema(_RequestBody):
+    """A schema that an answer must follow, strict or not."""
+
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]  # Any: whatever JSON holds
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_RequestBody):
+    """The form of the answer: text, any JSON object, or JSON of a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _needs_schema(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise PydanticCustomError("schema", "type json_schema and a json_schema go together")
+        return self
+
+    @property
+    def schema_text(self) -> str:
+        """The JSON schema; empty for any text."""
+        if self.json_schema is not None:
+            return json.dumps(self.json_schema.schema_)
+        return '{"type": "object"}' if self.type == "json_object" else ""
+
+
+class FunctionSpec(_RequestBody):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: _Text | None = None
+    parameters: dict[str, Any] | None = None  # Any: whatever JSON holds
+    strict: bool | None = None
+
+
+class ToolSpec(_RequestBody):
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class _NamedFunction(_RequestBody):
+    name: str
+
+
+class ToolName(_RequestBody):
+    """The one tool that must be called."""
+
+    type: Literal["function"]
+    function: _NamedFunction
 
 
 class _Generation(_RequestBody):
@@ -119,6 +194,10 @@ class _Generation(_RequestBody):
     top_p: Annotated[_Float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # not in OpenAI's API, but many servers take it
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    frequency_penalty: Annotated[_Float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[_Float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[_Float, Field(ge=-100, le=100)]] | None = None
+    response_format: ResponseFormat | None = None
     outrider: OutriderOptions | None = None
 
     @model_validator(mode="before")
@@ -139,6 +218,10 @@ class ChatRequest(_Generation):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] = []
+    tool_choice: Annotated[
+        Annotated[Literal["none", "auto", "required"], Tag(_TEXT)] | Annotated[ToolName, Tag(_OBJECT)], _TEXT_OR_OBJECT
+    ] = "auto"
 
 
 def _only_prompt(given: Any) -> Any:  # Any: whatever JSON holds
@@ -195,18 +278,14 @@ _Values = tuple[Any, ...]  # Any: whatever JSON holds
 
 # Their parameters that would change the answer, by why this gateway has none of them, with the values that change
 # nothing. Clients send some of those in every request.
-_NO_TOOLS = 'this gateway calls no tools, and takes them only with "tool_choice": "none"'
-_NO_FUNCTIONS = 'this gateway calls no functions, and takes them only with "function_call": "none"'
+_NO_FUNCTIONS = "functions are called as tools"
 _UNSUPPORTED: Mapping[str, Mapping[str, _Values]] = {
     "a request gets one answer": {"n": (1,), "best_of": (1,), "use_beam_search": (False,)},
-    "answers are sampled with temperature, top_p, top_k and seed alone": {
-        "presence_penalty": (0,),
-        "frequency_penalty": (0,),
+    "answers are sampled with temperature, top_p, top_k, seed, two penalties and logit_bias alone": {
         "repetition_penalty": (1,),
         "length_penalty": (1,),
         "min_p": (0,),
         "typical_p": (1,),
-        "logit_bias": ({},),
         "bad_words": ([],),
         "allowed_token_ids": ([],),
     },
@@ -224,11 +303,7 @@ _UNSUPPORTED: Mapping[str, Mapping[str, _Values]] = {
         "return_tokens_as_token_ids": (False,),
     },
     "log probabilities are of the answer's tokens": {"prompt_logprobs": ()},
-    "this gateway enforces no format": {
-        "response_format": ({"type": "text"},),
-        "structured_outputs": (),
-    },
-    _NO_TOOLS: {"tools": ([],), "tool_choice": ("none", "auto")},
+    "answers have the form that response_format says": {"structured_outputs": ()},
     _NO_FUNCTIONS: {"functions": ([],), "function_call": ("none", "auto")},
     "the target's own chat template is used, without settings": {
         "chat_template": (),
@@ -241,7 +316,7 @@ _UNSUPPORTED: Mapping[str, Mapping[str, _Values]] = {
     "this gateway offers no such service": {"web_search_options": (), "moderation": ()},
 }
 _MESSAGE_UNSUPPORTED: Mapping[str, Mapping[str, _Values]] = {
-    "this gateway calls no tools": {"tool_calls": ([],), "tool_call_id": (), "function_call": ()},
+    "functions are called as tools": {"function_call": ()},
     "the chat template gets role and content only": {
         "refusal": ("",),
         "annotations": ([],),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider_client.core.prompt import PromptMessage, is_private
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt import SYSTEM_ROLE, USER_ROLE, PromptMessage, is_private
+from outrider_client.core.prompt_segments import Segment, as_segments
 from outrider_client.gateway.errors import ApiError
 from outrider_client.gateway.request_bodies import (
     ChatMessage,
@@ -16,10 +16,12 @@ from outrider_client.gateway.request_bodies import (
     CompletionRequest,
     OutriderOptions,
     TextPart,
+    ToolName,
 )
 from outrider_client.gateway.text_stream import StopStrings, UnverifiedPolicy
 from outrider_client.models.local_models import Prompt
 from outrider_client.privacy.fences import parse_fences
+from outrider_client.text.tool_calls import Tool, ToolCall, call_schema, instructions, response, written
 from outrider_proto.frames import Sampling
 
 _DEFAULT_COMPLETION = 16  # tokens, as OpenAI's
@@ -44,6 +46,7 @@ class GenerationRequest:
     overrides: Mapping[str, Any]  # Any: each field has its own type
     stream: bool
     include_usage: bool
+    tools: tuple[Tool, ...] = ()  # that the answer may call
 
 
 def map_chat_request(body: ChatRequest, headers: Mapping[str, str], defaults: Sampling) -> GenerationRequest:
@@ -53,11 +56,19 @@ def map_chat_request(body: ChatRequest, headers: Mapping[str, str], defaults: Sa
     """
     options = _options(body.outrider, headers)
     messages = [_message(message, options.fences) for message in body.messages]
+    tools, is_must = _tools(body)
+    if tools:
+        messages = _with_system(messages, instructions(tools, is_must=is_must))
     if body.top_logprobs and not body.logprobs:
         raise _needs("top_logprobs", "logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return _generation_request(body, options, messages, defaults, limit=limit, logprobs=logprobs)
+    request = _generation_request(body, options, messages, defaults, limit=limit, logprobs=logprobs)
+    if is_must:
+        request = replace(request, overrides={**request.overrides, "json_schema": call_schema(tools)})
+    # A call is read from the whole answer: what was sent could not be taken back.
+    unverified = "hold" if tools and request.unverified == "stream" else request.unverified
+    return replace(request, tools=tools, unverified=unverified)
 
 
 def map_completion_request(
@@ -86,6 +97,10 @@ def _generation_request(
         "privacy": options.privacy,
         "logprobs": logprobs,
         "raw": isinstance(body, CompletionRequest),
+        "json_schema": None if body.response_format is None else body.response_format.schema_text or None,
+        "frequency_penalty": body.frequency_penalty or None,
+        "presence_penalty": body.presence_penalty or None,
+        "logit_bias": _biases(body.logit_bias),
     }
     stream_options = body.stream_options
     if stream_options is not None and not body.stream:
@@ -117,6 +132,42 @@ def _sampling(body: ChatRequest | CompletionRequest, defaults: Sampling) -> dict
     return {"temperature": temperature, "top_p": body.top_p, "top_k": top_k, "seed": seed}
 
 
+def _biases(given: Mapping[str, float] | None) -> Mapping[int, float] | None:
+    for token in given or ():
+        if not token.isdecimal():
+            raise ApiError(400, "logit_bias: its names must be token ids", param="logit_bias")
+    return {int(token): bias for token, bias in given.items()} if given else None
+
+
+def _tools(body: ChatRequest) -> tuple[tuple[Tool, ...], bool]:
+    """Return the tools that may be called, and whether one must be."""
+    tools = tuple(
+        Tool(function.name, function.description or "", function.parameters or {})
+        for function in (tool.function for tool in body.tools)
+    )
+    if tools and body.response_format is not None and body.response_format.schema_text:
+        raise ApiError(
+            400, "response_format: tools say how to answer already: give one of them", param="response_format"
+        )
+    choice = body.tool_choice
+    if isinstance(choice, ToolName):
+        tools = tuple(tool for tool in tools if tool.name == choice.function.name)
+    is_must = choice == "required" or isinstance(choice, ToolName)
+    if is_must and not tools:
+        raise ApiError(400, "tool_choice: there is no such function in tools", param="tool_choice")
+    return tools, is_must
+
+
+def _with_system(messages: Sequence[PromptMessage], text: str) -> list[PromptMessage]:
+    """Return the messages with `text` behind the first system message, or as one."""
+    first = messages[0]
+    if first["role"] != SYSTEM_ROLE:
+        return [PromptMessage(role=SYSTEM_ROLE, content=text), *messages]
+    segments = (*as_segments(first["content"]), Segment(f"\n\n{text}"))
+    content = segments if any(segment.private for segment in segments) else "".join(s.text for s in segments)
+    return [PromptMessage(role=SYSTEM_ROLE, content=content), *messages[1:]]
+
+
 def _needs(name: str, other: str) -> ApiError:
     return ApiError(400, f"{name}: needs {other}=true", param=name)
 
@@ -132,10 +183,16 @@ def _options(given: OutriderOptions | None, headers: Mapping[str, str]) -> Outri
 
 
 def _message(message: ChatMessage, fences: bool) -> PromptMessage:
-    role = "system" if message.role == "developer" else message.role
+    role = {"developer": SYSTEM_ROLE, "tool": USER_ROLE}.get(message.role, message.role)
     content = message.content
     parts = (TextPart(type="text", text=content),) if isinstance(content, str) else tuple(content)
     segments = tuple(_segments(parts, fences))
+    if message.role == "tool":
+        front, back = response("\0").split("\0")
+        segments = (Segment(front), *segments, Segment(back))
+    if message.tool_calls:
+        calls = [ToolCall(call.function.name, call.function.arguments) for call in message.tool_calls]
+        segments = (*segments, Segment(written(calls)))
     if any(segment.private for segment in segments):
         return PromptMessage(role=role, content=segments)
     return PromptMessage(role=role, content="".join(segment.text for segment in segments))

@@ -15,6 +15,7 @@ from outrider_client.models.local_models import LocalModels
 from outrider_client.privacy.fences import private_kinds
 from outrider_client.text.detokenizer import REPLACEMENT
 from outrider_client.text.logprobs import TokenLogprobs
+from outrider_client.text.tool_calls import Tool, calls_in
 
 Body = dict[str, Any]  # Any: whatever JSON holds
 
@@ -59,32 +60,62 @@ class ChatFormatter(_Formatter):
     """/v1/chat/completions."""
 
     def __init__(
-        self, model: str, models: LocalModels, fragments: TokenFragments, *, stream: bool, include_usage: bool
+        self,
+        model: str,
+        models: LocalModels,
+        fragments: TokenFragments,
+        tools: Sequence[Tool],
+        *,
+        stream: bool,
+        include_usage: bool,
     ) -> None:
         kind = "chat.completion.chunk" if stream else "chat.completion"
         super().__init__("chatcmpl", kind, model, models, include_usage=include_usage)
         self._fragments = fragments
+        self._tools = tools
+        self._held: list[TextChunk] = []  # until it is known whether they are a call
 
     def opening(self) -> Body | None:
         return self._chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": None}, {})
 
     def chunk(self, chunk: TextChunk) -> Body:
+        if self._tools:
+            self._held.append(chunk)
+            return self._chunk({"delta": {}, "finish_reason": None}, {})
         choice = {"delta": {"content": chunk.text}, "logprobs": self._logprobs(chunk.logprobs), "finish_reason": None}
         return self._chunk(choice, chunk_extension(chunk))
 
     def closing(self, completion: GatewayCompletion) -> Body:
-        return self._chunk({"delta": {}, "finish_reason": completion.finish_reason}, answer_extension(completion))
+        delta: Body = {}
+        reason: str = completion.finish_reason
+        if self._tools:
+            said, reason = self._message(self._held, reason)
+            delta = {name: value for name, value in said.items() if value is not None}
+            for number, call in enumerate(delta.get("tool_calls", ())):
+                call["index"] = number
+        return self._chunk({"delta": delta, "finish_reason": reason}, answer_extension(completion))
 
     def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body:
-        message = {"role": "assistant", "content": text_of(chunks), "refusal": None}
+        said, reason = self._message(chunks, completion.finish_reason)
+        message = {"role": "assistant", "refusal": None, **said}
         logprobs = self._logprobs([one for chunk in chunks for one in chunk.logprobs])
-        choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": completion.finish_reason}
+        choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason}
         return {
             **self._head,
             "choices": [choice],
             "usage": completion.usage,
             "outrider": answer_extension(completion, chunks),
         }
+
+    def _message(self, chunks: Sequence[TextChunk], reason: str) -> tuple[Body, str]:
+        """Return text and calls of an answer, and why it ended."""
+        text, calls = calls_in(text_of(chunks), self._tools) if self._tools else (text_of(chunks), [])
+        if not calls:
+            return {"content": text}, reason
+        listed = [
+            {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": asdict(call)} for call in calls
+        ]
+        return {"content": text or None, "tool_calls": listed}, "tool_calls"
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> Body | None:
         if not logprobs:

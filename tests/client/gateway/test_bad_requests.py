@@ -41,6 +41,9 @@ def post(gateway, body, path: str = "/v1/chat/completions", **headers) -> tuple[
             return error.code, json.loads(error.read())["error"]
 
 
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
 def message(**fields) -> dict:
     return GOOD | {"messages": [{"role": "user", "content": SECRET} | fields]}
 
@@ -57,10 +60,31 @@ def message(**fields) -> dict:
         (GOOD | {"wibble": 1}, 400, "wibble", "unknown_parameter"),
         (GOOD | {"n": 2}, 400, "n", "unsupported_parameter"),
         (GOOD | {"n": True}, 400, "n", "unsupported_parameter"),
-        (GOOD | {"presence_penalty": 0.5}, 400, "presence_penalty", "unsupported_parameter"),
-        (GOOD | {"logit_bias": {"5": 1}}, 400, "logit_bias", "unsupported_parameter"),
-        (GOOD | {"tools": [{"type": "function"}]}, 400, "tools", "unsupported_parameter"),
-        (GOOD | {"response_format": {"type": "json_object"}}, 400, "response_format", "unsupported_parameter"),
+        (GOOD | {"presence_penalty": 2.5}, 400, "presence_penalty", None),
+        (GOOD | {"logit_bias": {"five": 1}}, 400, "logit_bias", None),
+        (GOOD | {"logit_bias": {"2048": 1}}, 400, "logit_bias", None),
+        (GOOD | {"logit_bias": {"5": 101}}, 400, "logit_bias.5", None),
+        (GOOD | {"tools": [{"type": "function"}]}, 400, "tools.0.function", None),
+        (
+            GOOD | {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": SECRET}}},
+            400,
+            "tool_choice",
+            None,
+        ),
+        (GOOD | {"tools": TOOLS, "response_format": {"type": "json_object"}}, 400, "response_format", None),
+        (GOOD | {"response_format": {"type": "json_schema"}}, 400, "response_format", None),
+        (
+            GOOD | {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            400,
+            "response_format.json_schema.schema",
+            None,
+        ),
+        (
+            GOOD | {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "foo"}}}},
+            400,
+            "response_format",
+            None,
+        ),
         (GOOD | {"temperature": 3}, 400, "temperature", None),
         (GOOD | {"temperature": "hot"}, 400, "temperature", None),
         (GOOD | {"top_p": 0}, 400, "top_p", None),
@@ -70,14 +94,15 @@ def message(**fields) -> dict:
         (GOOD | {"top_logprobs": 2}, 400, "top_logprobs", None),
         (GOOD | {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", None),
         (GOOD | {"stream_options": {"include_usage": True}}, 400, "stream_options", None),
-        (GOOD | {"tool_choice": "required"}, 400, "tool_choice", "unsupported_parameter"),
+        (GOOD | {"tool_choice": "required"}, 400, "tool_choice", None),
+        (GOOD | {"functions": [{"name": "f"}]}, 400, "functions", "unsupported_parameter"),
         (GOOD | {"ignore_eos": True}, 400, "ignore_eos", "unsupported_parameter"),
         (GOOD | {"min_p": 0.1}, 400, "min_p", "unsupported_parameter"),
         (GOOD | {"chat_template_kwargs": {"a": SECRET}}, 400, "chat_template_kwargs", "unsupported_parameter"),
         (GOOD | {"max_tokens": [SECRET]}, 400, "max_tokens", None),
         (GOOD | {"messages": SECRET}, 400, "messages", None),
-        (message(role="tool"), 400, "messages.0.role", None),
-        (message(role="assistant", tool_calls=[{"id": SECRET}]), 400, "messages.0.tool_calls", "unsupported_parameter"),
+        (message(role="function"), 400, "messages.0.role", None),
+        (message(role="assistant", tool_calls=[{"id": SECRET}]), 400, "messages.0.tool_calls.0.function", None),
         (message(content=None), 400, "messages.0.content", None),
         (message(content=[{"type": "image_url", "image_url": {}}]), 400, "messages.0.content.0.type", None),
         (message(content=f"{SECRET}\ud800"), 400, "messages.0.content", None),
@@ -157,16 +182,14 @@ def test_what_is_accepted_without_effect_has_none(gateway):
             {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
             "messages.0.content.0.type: the model reads text only",
         ),
-        (
-            {"tools": [{}]},
-            'tools: this gateway calls no tools, and takes them only with "tool_choice": "none":'
-            " leave it out, or send []",
-        ),
+        ({"tools": [{}]}, "tools.0.type: Field required"),
+        ({"tool_choice": "must"}, "tool_choice: Input should be 'none', 'auto' or 'required'"),
+        ({"tool_choice": "required"}, "tool_choice: there is no such function in tools"),
         ({"n": 2}, "n: a request gets one answer: leave it out, or send 1"),
         ({"audio": {}}, "audio: the model reads and writes text only: leave it out"),
         (
-            {"response_format": {"type": "json_object"}},
-            'response_format: this gateway enforces no format: leave it out, or send {"type": "text"}',
+            {"response_format": {"type": "json_schema"}},
+            "response_format: type json_schema and a json_schema go together",
         ),
     ],
 )

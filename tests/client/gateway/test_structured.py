@@ -1,0 +1,135 @@
+"""JSON answers, function calls, penalties and biases, by OpenAI's client: what the target says within them."""
+
+import json
+
+import pytest
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "word": {"type": "string", "maxLength": 8},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["word", "count"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "count_words", "description": "Count a word.", "parameters": SCHEMA, "strict": True},
+    },
+    {"type": "function", "function": {"name": "wait"}},
+]
+QUESTION = "How many melons?"
+STRICT = {"type": "json_schema", "json_schema": {"name": "count", "schema": SCHEMA, "strict": True}}
+
+
+def ask(openai, question=QUESTION, max_tokens=200, **more):
+    messages = question if isinstance(question, list) else [{"role": "user", "content": question}]
+    return openai.chat.completions.create(model="outrider", messages=messages, max_tokens=max_tokens, **more)
+
+
+def check(text: str) -> dict:
+    given = json.loads(text)
+    assert list(given) == ["word", "count"]
+    assert isinstance(given["count"], int)
+    return given
+
+
+@pytest.mark.parametrize("mode", ["auto", "stop-and-wait", "pipelined", "stream"])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_an_answer_follows_its_schema_in_every_mode(openai, mode, temperature):
+    more = {"temperature": temperature, "seed": 3, "response_format": STRICT}
+    choice = ask(openai, **more, extra_body={"outrider": {"mode": mode}}).choices[0]
+    plain = ask(openai, **more, extra_body={"outrider": {"mode": "stream"}}).choices[0]
+    check(choice.message.content)
+    assert (choice.message.content, choice.finish_reason) == (plain.message.content, "stop")
+
+
+def test_any_json_object_will_do(openai):
+    choice = ask(openai, "Oscar has 10 melons.", response_format={"type": "json_object"}).choices[0]
+    # The embedded model may write keys for ever.
+    assert choice.finish_reason == "length" or isinstance(json.loads(choice.message.content), dict)
+    assert choice.message.content.startswith("{")
+
+
+def test_a_schema_is_streamed_and_one_of_a_completion_followed(openai):
+    chunks = ask(openai, stream=True, response_format=STRICT)
+    check("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+    text = openai.completions.create(
+        model="outrider", prompt="One:", max_tokens=200, extra_body={"response_format": STRICT}
+    )
+    check(text.choices[0].text)
+
+
+def test_parse_gives_an_object(openai):
+    pydantic = pytest.importorskip("pydantic")
+    model = pydantic.create_model(
+        "Count", word=(str, pydantic.Field(max_length=8)), count=(int, pydantic.Field(ge=0, le=99))
+    )
+    answer = openai.chat.completions.parse(
+        model="outrider", messages=[{"role": "user", "content": QUESTION}], max_tokens=200, response_format=model
+    )
+    assert isinstance(answer.choices[0].message.parsed.count, int)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "count_words"}}], ids=["required", "named"]
+)
+def test_a_function_that_must_be_called_is(openai, choice, stream):
+    answer = ask(openai, tools=TOOLS, tool_choice=choice, stream=stream)
+    if stream:
+        chunks = [chunk.choices[0] for chunk in answer if chunk.choices]
+        assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+        assert not any(chunk.delta.content for chunk in chunks)
+        (call,), reason = chunks[-1].delta.tool_calls, chunks[-1].finish_reason
+        assert call.index == 0
+    else:
+        message, reason = answer.choices[0].message, answer.choices[0].finish_reason
+        (call,) = message.tool_calls
+        assert message.content is None
+    assert reason == "tool_calls"
+    assert call.id.startswith("call_")
+    if isinstance(choice, dict) or call.function.name == "count_words":
+        assert call.function.name == "count_words"
+        check(call.function.arguments)
+
+
+def test_a_function_that_need_not_be_called_may_be_left_alone(openai):
+    """The embedded model knows no functions; its answer is text, also in a stream."""
+    choice = ask(openai, tools=TOOLS).choices[0]
+    assert choice.message.content
+    assert not choice.message.tool_calls
+    assert choice.finish_reason in ("stop", "length")
+    chunks = [chunk.choices[0] for chunk in ask(openai, tools=TOOLS, stream=True) if chunk.choices]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == choice.message.content
+
+
+def test_the_target_reads_tools_calls_and_what_they_gave(openai, models):
+    def prompt_tokens(messages: list[dict], **more) -> int:
+        return ask(openai, messages, 1, **more).usage.prompt_tokens
+
+    def plain(*messages: tuple[str, str]) -> int:
+        return len(models.encode([{"role": role, "content": content} for role, content in messages], raw=False))
+
+    user = {"role": "user", "content": "x"}
+    call = {"id": "c1", "type": "function", "function": {"name": "wait", "arguments": '{"s": 1}'}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    gave = {"role": "tool", "tool_call_id": "c1", "content": "done"}
+    written = '<tool_call>\n{"name": "wait", "arguments": {"s": 1}}\n</tool_call>'
+    assert prompt_tokens([user, said, gave]) == plain(
+        ("user", "x"), ("assistant", written), ("user", "<tool_response>\ndone\n</tool_response>")
+    )
+    assert prompt_tokens([user], tools=TOOLS) > prompt_tokens([user], tools=TOOLS[1:]) > prompt_tokens([user])
+    assert prompt_tokens([user], tools=TOOLS, tool_choice="none") == prompt_tokens([user])
+    system = {"role": "system", "content": "y"}
+    assert prompt_tokens([system, user], tools=TOOLS) > prompt_tokens([user], tools=TOOLS)
+
+
+def test_penalties_and_biases_change_the_answer(openai):
+    question = "Oscar has 10 melons. Later Oscar keeps half of them. Later Oscar makes 3 more. How many melons is that?"
+    free = ask(openai, question)
+    for rules in ({"frequency_penalty": 2, "presence_penalty": 2}, {"logit_bias": {"557": -100}}):
+        ruled = ask(openai, question, **rules)
+        assert ruled.choices[0].message.content != free.choices[0].message.content

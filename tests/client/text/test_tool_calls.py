@@ -1,0 +1,58 @@
+"""Calls of functions in the forms that models write, and the schema of those that must be made."""
+
+import json
+
+import pytest
+
+from outrider_client.text.tool_calls import Tool, ToolCall, call_schema, calls_in, instructions, response, written
+
+ADD = Tool("add", "Add numbers.", {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]})
+WAIT = Tool("wait", "", {})
+CALL = ToolCall("add", '{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    ("text", "front"),
+    [
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', ""),
+        ('Let me see.\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', "Let me see."),
+        ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}', ""),
+        ('{"name": "add", "parameters": {"a": 1}}', ""),
+        (' {"name": "add", "arguments": {"a": 1}}\n', ""),
+        ('[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]', ""),
+    ],
+)
+def test_the_forms_of_a_call(text, front):
+    assert calls_in(text, [ADD, WAIT]) == (front, [CALL])
+
+
+def test_several_calls():
+    assert calls_in(written([CALL, ToolCall("wait", "{}")]), [ADD, WAIT]) == ("", [CALL, ToolCall("wait", "{}")])
+    assert calls_in('[{"name": "wait"}, {"name": "add", "arguments": {"a": 1}}]', [ADD, WAIT]) == (
+        "",
+        [ToolCall("wait", "{}"), CALL],
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "Hello", "{", '{"name": "other", "arguments": {}}', "<tool_call>", "<tool_call>{</tool_call>", "[1]", '"add"'],
+)
+def test_what_is_no_call_stays_text(text):
+    assert calls_in(text, [ADD, WAIT]) == (text, [])
+
+
+def test_a_schema_of_one_call_or_one_of_several():
+    assert json.loads(call_schema([ADD]))["properties"] == {"name": {"const": "add"}, "arguments": ADD.parameters}
+    any_of = json.loads(call_schema([ADD, WAIT]))["anyOf"]
+    assert [call["properties"]["name"]["const"] for call in any_of] == ["add", "wait"]
+    assert any_of[1]["properties"]["arguments"] == {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def test_what_the_target_reads():
+    for is_must in (False, True):
+        text = instructions([ADD, WAIT], is_must=is_must)
+        listed = text.partition("<tools>\n")[2].partition("\n</tools>")[0].splitlines()
+        assert [json.loads(line)["function"]["name"] for line in listed] == ["add", "wait"]
+        assert ("<tool_call>" in text) != is_must
+    assert response("4") == "<tool_response>\n4\n</tool_response>"
