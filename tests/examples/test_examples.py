@@ -59,6 +59,13 @@ def test_private_prompt(example, server, capsys):
         assert "zebra" not in line
 
 
+def test_json_answers(example, server, capsys):
+    example("json_answers").main(2, "lan", "auto", 400, server)
+    free, schema = capsys.readouterr().out.splitlines()
+    assert free.startswith("free    0 of 2 valid, ")
+    assert schema.startswith("schema  2 of 2 valid, ")
+
+
 def test_network_experiment(example, capsys):
     example("network_experiment").main("lan", outage_s=0.1, max_new_tokens=12)
     lines = capsys.readouterr().out.splitlines()

@@ -69,6 +69,9 @@ def generate(
     stop: Annotated[
         list[str] | None, Option(help="Text that ends the answer, and is left out of it. Repeatable.")
     ] = None,
+    json_schema: Annotated[
+        Path | None, Option(help="File with a JSON schema: the answer is a JSON text that follows it.")
+    ] = None,
     raw: Annotated[bool, Option(help="Give the text to the model as it is, without the chat template.")] = False,
     private: Annotated[
         list[Path] | None,
@@ -93,7 +96,7 @@ def generate(
     **options: Any,  # the shared ones
 ) -> None:
     """Answer one prompt."""
-    from outrider_client.cli.prompt_input import read_prompt
+    from outrider_client.cli.prompt_input import read_prompt, read_schema
 
     if stop is not None and not all(stop):
         raise UsageError("stop='': need a text of one character or more")
@@ -108,6 +111,8 @@ def generate(
         detect=detect_pii,
     )
     config = client_config(options, raw=raw or prompt_ids is not None)
+    if json_schema is not None:
+        config = config.for_answer(json_schema=read_schema(json_schema))
     from outrider_client.client import Client
     from outrider_client.display.display import cut_remark, display_for, show_answer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +52,18 @@ def read_prompt(
     if kinds or detect:
         print_message(f"private: {', '.join(kinds) or 'nothing'}")
     return prompt
+
+
+def read_schema(file: Path) -> str:
+    """Return the JSON schema in a file. Raises UsageError."""
+    try:
+        text = file.read_text("utf-8")
+        json.loads(text)
+    except OSError as error:
+        raise UsageError(f"json-schema={file}: {error.strerror}") from error
+    except ValueError as error:  # of the encoding, too
+        raise UsageError(f"json-schema={file}: no JSON ({error})") from error
+    return text
 
 
 def _standard_input(*, is_asked_for: bool) -> str:

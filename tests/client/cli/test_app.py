@@ -156,6 +156,30 @@ def test_an_answer_ends_at_a_stop_text(outrider, plain, mode):
     assert outrider("generate", "hello", "--stop", "")[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "json-schema={file}: no JSON (Expecting property name"),
+        (None, "json-schema={file}: No such file or directory"),
+        ('{"type": "foo"}', "json_schema: Invalid type: foo"),
+    ],
+)
+def test_a_schema_that_cannot_be_followed(outrider, tmp_path, text, message):
+    file = tmp_path / "schema.json"
+    if text is not None:
+        file.write_text(text)
+    code, out, err = outrider("generate", "hello", "--json-schema", str(file))
+    assert (code, out) == (2, "")
+    assert message.format(file=file) in err
+
+
+def test_an_answer_follows_the_schema_of_a_file(outrider, tmp_path):
+    (tmp_path / "schema.json").write_text('{"enum": [["hello", 1]]}')
+    code, out, _ = outrider("generate", "hello", "--json-schema", str(tmp_path / "schema.json"))
+    assert code == 0
+    assert json.loads(out.partition("#")[0]) == ["hello", 1]  # which ends a text in this language
+
+
 @pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
 def test_json(outrider, plain, mode):
     code, out, _ = outrider("generate", "--prompt-ids", "1,2,3", "--json", "--max-new-tokens", "20", "--mode", mode)
