@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,11 @@ from outrider_proto.tree import ROOT, DraftTree
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+# Of the keywords of JSON Schema: those that hold a schema, several in order, and several by name.
+_SCHEMAS = frozenset({"items", "additionalProperties", "unevaluatedProperties", "contains", "propertyNames"})
+_LISTS_OF_SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_OTHERS = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "$ref"})
 _KEPT = 32  # compiled schemas
 _WHITESPACE = r"(\n[ \t]{0,16}| )"  # between the parts of a JSON text. With any, small models write blanks for ever
 _NO_TOKENIZER = "json_schema: the target has no tokenizer.json, by which its tokens could be checked"
@@ -56,14 +61,38 @@ class SchemaCompiler:
         from llguidance import LLMatcher
 
         try:
-            json.loads(schema)
-        except ValueError as error:  # the library would name a place in a text of its own
-            raise _bad(f"json_schema: no JSON ({error})") from error
-        grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE})
+            closed = json.dumps(_closed(json.loads(schema)))
+            grammar = LLMatcher.grammar_from_json_schema(closed, overrides={"whitespace_pattern": _WHITESPACE})
+        except ValueError as error:
+            raise _bad(f"json_schema: cannot be read ({error})") from error
+        except RecursionError:
+            raise _bad("json_schema: cannot be read (it is nested too deep)") from None
         matcher = LLMatcher(self._tokenizer(), grammar, log_level=0)
         if matcher.is_error():
             raise _bad(f"json_schema: {matcher.get_error().splitlines()[0]}")
         return matcher
+
+
+def _closed(schema: Any, *, part: bool = False) -> Any:  # Any: whatever JSON holds
+    """Return a schema whose objects have the properties that it names and no others, unless it says what others.
+
+    As other servers and OpenAI's strict mode take it: models invent properties for ever. `part`: of an allOf, whose
+    other parts may name more.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    closed = dict(schema)
+    for name in _SCHEMAS & schema.keys():
+        closed[name] = _closed(schema[name])
+    for name in _LISTS_OF_SCHEMAS & schema.keys():
+        if isinstance(schema[name], list):
+            closed[name] = [_closed(each, part=name == "allOf") for each in schema[name]]
+    for name in _NAMED_SCHEMAS & schema.keys():
+        if isinstance(schema[name], dict):
+            closed[name] = {key: _closed(each) for key, each in schema[name].items()}
+    if "properties" in schema and not part and not _OTHERS & schema.keys():
+        closed["additionalProperties"] = False
+    return closed
 
 
 class AnswerRules:

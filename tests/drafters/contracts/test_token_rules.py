@@ -83,6 +83,32 @@ def test_an_answer_outside_its_schema_can_only_end(tokenizer, schemas):
     assert allowed_by(rules.biases(wrong[:2], DraftTree(), VOCAB)[0]) == allowed_after(tokenizer, wrong[:2])
 
 
+@pytest.mark.parametrize(
+    ("schema", "open_to_more"),
+    [
+        ({"properties": {"a": {"type": "integer"}}}, False),
+        ({"properties": {"a": {"type": "integer"}}, "additionalProperties": True}, True),
+        ({"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "integer"}}, True),
+        ({"anyOf": [{"type": "object", "properties": {"a": {"type": "integer"}}}]}, False),
+        ({"allOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "integer"}}}]}, True),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "object", "properties": {"a": {"type": "integer"}}}}}, False),
+        ({}, True),
+    ],
+)
+def test_an_object_has_no_properties_but_those_that_its_schema_names(tokenizer, schemas, schema, open_to_more):
+    for text, is_allowed in [('{"a": 1}', True), ('{"a": 1, "b": 2}', open_to_more)]:
+        rules = AnswerRules(TokenRules(json.dumps({"type": "object"} | schema)), schemas)
+        tokens = tokenizer.tokenize_str(text)
+        assert (rules.allowed([], DraftTree.chain(tokens)) == list(range(len(tokens)))) == is_allowed
+
+
+def test_what_looks_like_a_schema_and_is_none_stays(tokenizer, schemas):
+    schema = {"properties": {"properties": {"const": {"properties": {"a": 1}}}}, "required": ["properties"]}
+    rules = AnswerRules(TokenRules(json.dumps({"type": "object"} | schema)), schemas)
+    tokens = tokenizer.tokenize_str('{"properties": {"properties":{"a":1}}}')
+    assert rules.allowed([], DraftTree.chain(tokens)) == list(range(len(tokens)))
+
+
 def test_penalties_count_the_answer_and_the_path_to_the_row():
     rules = AnswerRules(
         TokenRules(frequency_penalty=0.5, presence_penalty=-1.0, logit_bias=((3, 2.0), (9, -7.5))), None
@@ -101,7 +127,7 @@ def test_penalties_count_the_answer_and_the_path_to_the_row():
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ("{", "json_schema: no JSON"),
+        ("{", "json_schema: cannot be read"),
         ('{"type": "foo"}', "json_schema: Invalid type: foo"),
         ('{"not": {"type": "string"}}', "json_schema: Unimplemented keys"),
     ],
@@ -110,6 +136,13 @@ def test_schemas_that_cannot_be_followed_are_refused(schemas, schema, message):
     with pytest.raises(Refusal, match=message) as refused:
         AnswerRules(TokenRules(schema), schemas)
     assert refused.value.reason is Reason.BAD_SAMPLING
+
+
+@pytest.mark.parametrize("depth", [200, 700, 5000])
+def test_a_schema_that_is_nested_too_deep_is_refused(schemas, depth):
+    with pytest.raises(Refusal, match="json_schema: ") as refused:
+        AnswerRules(TokenRules('{"items":' * depth + "{}" + "}" * depth), schemas)
+    assert len(str(refused.value)) < 200
 
 
 def test_without_its_tokenizer_no_schema_can_be_followed(tmp_path):
