@@ -33,6 +33,7 @@ from outrider_client.gateway.request_bodies import ChatRequest, CompletionReques
 from outrider_client.gateway.request_mapping import GenerationRequest, map_chat_request, map_completion_request
 from outrider_client.gateway.response_bodies import Body, ChatFormatter, CompletionFormatter
 from outrider_client.gateway.responses import DisconnectedError, respond
+from outrider_client.gateway.responses_api import ResponsesFormatter, ResponsesRequest
 from outrider_proto.errors import OutriderError
 from outrider_proto.frames import Sampling
 
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parent / "page"
 _CLIENT_CLOSED_REQUEST = 499  # as nginx has it
-_NO_ENDPOINT = "not found; the API is POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
+_NO_ENDPOINT = (
+    "not found; the API is POST /v1/chat/completions, POST /v1/responses, POST /v1/completions and GET /v1/models"
+)
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -100,6 +103,16 @@ def _add_completions(app: FastAPI, gateway: Gateway) -> None:
             include_usage=usage,
         )
         return await respond(request, completion, formatter)
+
+    @app.post("/v1/responses", response_model=None)
+    async def respond_to(body: ResponsesRequest, request: Request) -> Response:
+        try:
+            chat_body = body.chat()
+        except ValidationError as error:
+            found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+            raise RequestValidationError(found) from error
+        completion = await _prepared(gateway, lambda defaults: map_chat_request(chat_body, request.headers, defaults))
+        return await respond(request, completion, ResponsesFormatter(body))
 
     @app.post("/v1/completions", response_model=None)
     async def complete(body: CompletionRequest, request: Request) -> Response:

@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 from outrider_client.core.config import Mode, Privacy
 from outrider_client.gateway.text_stream import UnverifiedPolicy
 
-_Float = Annotated[float, Field(allow_inf_nan=False)]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 MAX_STOPS = 4
 MAX_TOOLS = 128
 _MAX_STOP_CHARS = 256
@@ -37,34 +37,34 @@ def _without_lone_surrogates(text: str) -> str:
     return text
 
 
-_Text = Annotated[str, AfterValidator(_without_lone_surrogates)]  # JSON can spell them, tokenizers fail on them
+SafeText = Annotated[str, AfterValidator(_without_lone_surrogates)]  # JSON can spell them, tokenizers fail on them
 
-_TEXT, _LIST, _OBJECT = "<text>", "<list>", "<object>"
-FORMS = (_TEXT, _LIST, _OBJECT)  # in the locations of pydantic's errors, though not in the request
+TEXT, LIST, OBJECT = "<text>", "<list>", "<object>"
+FORMS = (TEXT, LIST, OBJECT)  # in the locations of pydantic's errors, though not in the request
 
 
 def _form(given: Any) -> str | None:  # Any: whatever JSON holds
     match given:
         case str():
-            return _TEXT
+            return TEXT
         case list():
-            return _LIST
+            return LIST
         case Mapping():
-            return _OBJECT
+            return OBJECT
         case _:
             return None
 
 
 # Without it pydantic tries text and list alike, and an error in a list also says that the list is no text.
-_BY_FORM = Discriminator(_form, custom_error_type="wrong_form", custom_error_message="need text or a list")
-_TEXT_OR_OBJECT = Discriminator(_form, custom_error_type="wrong_form", custom_error_message="need text or an object")
+BY_FORM = Discriminator(_form, custom_error_type="wrong_form", custom_error_message="need text or a list")
+TEXT_OR_OBJECT = Discriminator(_form, custom_error_type="wrong_form", custom_error_message="need text or an object")
 
 
-class _RequestBody(BaseModel):
+class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
 
-class OutriderOptions(_RequestBody):
+class OutriderOptions(RequestBody):
     """The field `outrider` of a body, or headers `x-outrider-...`."""
 
     mode: Mode | None = None
@@ -74,7 +74,7 @@ class OutriderOptions(_RequestBody):
     unverified: UnverifiedPolicy | None = None  # what to do with text of an outage; None: as the gateway does
 
 
-class StreamOptions(_RequestBody):
+class StreamOptions(RequestBody):
     include_usage: bool = False
     include_obfuscation: Literal[False] | None = None
     continuous_usage_stats: Literal[False] | None = None
@@ -86,23 +86,23 @@ def _without_other_media(part_type: Any) -> Any:  # Any: whatever JSON holds
     return part_type
 
 
-class TextPart(_RequestBody):
+class TextPart(RequestBody):
     """Part of a message. `private` and `kind` extend OpenAI's format."""
 
     type: Annotated[Literal["text"], BeforeValidator(_without_other_media)]
-    text: _Text
+    text: SafeText
     private: bool = False
     kind: str | None = None
 
 
-class CalledFunction(_RequestBody):
+class CalledFunction(RequestBody):
     """The name and arguments (JSON text) of a call."""
 
     name: str
-    arguments: _Text
+    arguments: SafeText
 
 
-class MessageToolCall(_RequestBody):
+class MessageToolCall(RequestBody):
     """A call in an earlier answer."""
 
     id: str | None = None
@@ -110,11 +110,11 @@ class MessageToolCall(_RequestBody):
     function: CalledFunction
 
 
-class ChatMessage(_RequestBody):
+class ChatMessage(RequestBody):
     """A message; the role `developer` means `system`, and `tool` brings what a call gave."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Annotated[_Text, Tag(_TEXT)] | Annotated[list[TextPart], Tag(_LIST)], _BY_FORM]
+    content: Annotated[Annotated[SafeText, Tag(TEXT)] | Annotated[list[TextPart], Tag(LIST)], BY_FORM]
     tool_calls: list[MessageToolCall] = []
     tool_call_id: str | None = None
 
@@ -124,7 +124,7 @@ class ChatMessage(_RequestBody):
         return _message_without_no_ops(given)
 
 
-class JsonSchema(_RequestBody):
+class JsonSchema(RequestBody):
     """A schema that an answer must follow, strict or not."""
 
     schema_: Annotated[dict[str, Any], Field(alias="schema")]  # Any: whatever JSON holds
@@ -133,7 +133,7 @@ class JsonSchema(_RequestBody):
     strict: bool | None = None
 
 
-class ResponseFormat(_RequestBody):
+class ResponseFormat(RequestBody):
     """The form of the answer: text, any JSON object, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -153,50 +153,48 @@ class ResponseFormat(_RequestBody):
         return '{"type": "object"}' if self.type == "json_object" else ""
 
 
-class FunctionSpec(_RequestBody):
+class FunctionSpec(RequestBody):
     """A function that the model may call."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    description: _Text | None = None
+    description: SafeText | None = None
     parameters: dict[str, Any] | None = None  # Any: whatever JSON holds
     strict: bool | None = None
 
 
-class ToolSpec(_RequestBody):
+class ToolSpec(RequestBody):
     type: Literal["function"]
     function: FunctionSpec
 
 
-class _NamedFunction(_RequestBody):
+class _NamedFunction(RequestBody):
     name: str
 
 
-class ToolName(_RequestBody):
+class ToolName(RequestBody):
     """The one tool that must be called."""
 
     type: Literal["function"]
     function: _NamedFunction
 
 
-class _Generation(_RequestBody):
+class _Generation(RequestBody):
     """Fields of both endpoints."""
 
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
     stop: (
-        Annotated[
-            Annotated[_Stop, Tag(_TEXT)] | Annotated[list[_Stop], Field(max_length=MAX_STOPS), Tag(_LIST)], _BY_FORM
-        ]
+        Annotated[Annotated[_Stop, Tag(TEXT)] | Annotated[list[_Stop], Field(max_length=MAX_STOPS), Tag(LIST)], BY_FORM]
         | None
     ) = None
-    temperature: Annotated[_Float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[_Float, Field(gt=0, le=1)] | None = None
+    temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # not in OpenAI's API, but many servers take it
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    frequency_penalty: Annotated[_Float, Field(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[_Float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, Annotated[_Float, Field(ge=-100, le=100)]] | None = None
+    frequency_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[FiniteFloat, Field(ge=-100, le=100)]] | None = None
     response_format: ResponseFormat | None = None
     outrider: OutriderOptions | None = None
 
@@ -220,7 +218,7 @@ class ChatRequest(_Generation):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] = []
     tool_choice: Annotated[
-        Annotated[Literal["none", "auto", "required"], Tag(_TEXT)] | Annotated[ToolName, Tag(_OBJECT)], _TEXT_OR_OBJECT
+        Annotated[Literal["none", "auto", "required"], Tag(TEXT)] | Annotated[ToolName, Tag(OBJECT)], TEXT_OR_OBJECT
     ] = "auto"
 
 
@@ -237,15 +235,15 @@ class CompletionRequest(_Generation):
     """POST /v1/completions, with one prompt: text or token ids."""
 
     prompt: Annotated[
-        Annotated[_Text, Tag(_TEXT)] | Annotated[list[int], Field(min_length=1), Tag(_LIST)],
-        _BY_FORM,
+        Annotated[SafeText, Tag(TEXT)] | Annotated[list[int], Field(min_length=1), Tag(LIST)],
+        BY_FORM,
         BeforeValidator(_only_prompt),
     ]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
 
-class LinkCommand(_RequestBody):
+class LinkCommand(RequestBody):
     """POST /outrider/link."""
 
     cut: bool | None = None
@@ -351,8 +349,15 @@ _BY_NAME = _by_name(_UNSUPPORTED)
 _MESSAGE_BY_NAME = _by_name(_MESSAGE_UNSUPPORTED)
 
 
-def _without_no_ops(given: Any) -> Any:
+def without_no_ops(
+    given: Any, hints: Container[str], unsupported: Mapping[str, Mapping[str, _Values]]
+) -> Any:  # Any: whatever JSON holds
     """Drop hints, nulls, and unsupported parameters without effect; raise for any other unsupported one."""
+    return _without(given, hints, _by_name(unsupported)) if isinstance(given, Mapping) else given
+
+
+def _without_no_ops(given: Any) -> Any:
+    """Do so for the endpoints of chats and completions."""
     if not isinstance(given, Mapping):
         return given
     unused = {

@@ -10,39 +10,52 @@ from typing import Any, Protocol
 
 from outrider_client.gateway.completion import GatewayCompletion
 from outrider_client.gateway.text_stream import TextChunk
-from outrider_client.gateway.token_fragments import TokenFragments
 from outrider_client.models.local_models import LocalModels
 from outrider_client.privacy.fences import private_kinds
 from outrider_client.text.detokenizer import REPLACEMENT
 from outrider_client.text.logprobs import TokenLogprobs
+from outrider_client.text.token_fragments import TokenFragments
 from outrider_client.text.tool_calls import Tool, calls_in
 
 Body = dict[str, Any]  # Any: whatever JSON holds
 
 
 class ResponseFormatter(Protocol):
-    """An endpoint's response format, whole and in chunks."""
+    """An endpoint's response format, whole and in events of a stream."""
 
-    def opening(self) -> Body | None:
-        """The chunk before any text; None where the endpoint has none."""
+    @property
+    def ends_with_done(self) -> bool:
+        """Whether a stream ends with [DONE]."""
+        ...
 
-    def chunk(self, chunk: TextChunk) -> Body: ...
+    def opening(self, completion: GatewayCompletion) -> list[Body]: ...
 
-    def closing(self, completion: GatewayCompletion) -> Body: ...
+    def chunk(self, chunk: TextChunk) -> list[Body]: ...
 
-    def usage(self, completion: GatewayCompletion) -> Body: ...
+    def closing(self, completion: GatewayCompletion) -> list[Body]: ...
+
+    def usage(self, completion: GatewayCompletion) -> list[Body]: ...
+
+    def failed(self, error: Body) -> Body:
+        """The event of an error in mid-answer."""
+        ...
 
     def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body: ...
 
 
 class _Formatter:
+    ends_with_done = True
+
     def __init__(self, prefix: str, kind: str, model: str, models: LocalModels, *, include_usage: bool) -> None:
         self._models = models
         self._include_usage = include_usage
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
-    def usage(self, completion: GatewayCompletion) -> Body:
-        return {**self._head, "choices": [], "usage": completion.usage}
+    def usage(self, completion: GatewayCompletion) -> list[Body]:
+        return [{**self._head, "choices": [], "usage": completion.usage}]
+
+    def failed(self, error: Body) -> Body:
+        return error
 
     def _chunk(self, choice: Body, outrider: Body) -> Body:
         chunk = {**self._head, "choices": [{"index": 0, **choice}], "outrider": outrider}
@@ -75,17 +88,17 @@ class ChatFormatter(_Formatter):
         self._tools = tools
         self._held: list[TextChunk] = []  # until it is known whether they are a call
 
-    def opening(self) -> Body | None:
-        return self._chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": None}, {})
+    def opening(self, completion: GatewayCompletion) -> list[Body]:
+        return [self._chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": None}, {})]
 
-    def chunk(self, chunk: TextChunk) -> Body:
+    def chunk(self, chunk: TextChunk) -> list[Body]:
         if self._tools:
             self._held.append(chunk)
-            return self._chunk({"delta": {}, "finish_reason": None}, {})
+            return []
         choice = {"delta": {"content": chunk.text}, "logprobs": self._logprobs(chunk.logprobs), "finish_reason": None}
-        return self._chunk(choice, chunk_extension(chunk))
+        return [self._chunk(choice, chunk_extension(chunk))]
 
-    def closing(self, completion: GatewayCompletion) -> Body:
+    def closing(self, completion: GatewayCompletion) -> list[Body]:
         delta: Body = {}
         reason: str = completion.finish_reason
         if self._tools:
@@ -93,7 +106,7 @@ class ChatFormatter(_Formatter):
             delta = {name: value for name, value in said.items() if value is not None}
             for number, call in enumerate(delta.get("tool_calls", ())):
                 call["index"] = number
-        return self._chunk({"delta": delta, "finish_reason": reason}, answer_extension(completion))
+        return [self._chunk({"delta": delta, "finish_reason": reason}, answer_extension(completion))]
 
     def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body:
         said, reason = self._message(chunks, completion.finish_reason)
@@ -138,16 +151,16 @@ class CompletionFormatter(_Formatter):
     def __init__(self, model: str, models: LocalModels, *, include_usage: bool) -> None:
         super().__init__("cmpl", "text_completion", model, models, include_usage=include_usage)
 
-    def opening(self) -> Body | None:
-        return None
+    def opening(self, completion: GatewayCompletion) -> list[Body]:
+        return []
 
-    def chunk(self, chunk: TextChunk) -> Body:
+    def chunk(self, chunk: TextChunk) -> list[Body]:
         logprobs = self._logprobs(chunk.logprobs, chunk.offset)
-        return self._chunk({"text": chunk.text, "logprobs": logprobs, "finish_reason": None}, chunk_extension(chunk))
+        return [self._chunk({"text": chunk.text, "logprobs": logprobs, "finish_reason": None}, chunk_extension(chunk))]
 
-    def closing(self, completion: GatewayCompletion) -> Body:
+    def closing(self, completion: GatewayCompletion) -> list[Body]:
         choice = {"text": "", "logprobs": None, "finish_reason": completion.finish_reason}
-        return self._chunk(choice, answer_extension(completion))
+        return [self._chunk(choice, answer_extension(completion))]
 
     def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body:
         logprobs = self._logprobs([one for chunk in chunks for one in chunk.logprobs], 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -60,27 +60,32 @@ async def _events(
     formatter: ResponseFormatter,
 ) -> AsyncGenerator[bytes, None]:
     async with contextlib.aclosing(chunks):
-        if (opening := formatter.opening()) is not None:
-            yield _event(opening)
+        yield _events_of(formatter.opening(completion))
         if first is not None:
-            yield _event(formatter.chunk(first))
+            yield _events_of(formatter.chunk(first))
         try:
             async for chunk in chunks:
-                yield _event(formatter.chunk(chunk))
+                yield _events_of(formatter.chunk(chunk))
         except OutriderError as error:
-            yield _event(api_error(error).body)
+            yield _events_of([formatter.failed(api_error(error).body)])
         except ApiError as error:
-            yield _event(error.body)
+            yield _events_of([formatter.failed(error.body)])
         else:
-            yield _event(formatter.closing(completion))
+            yield _events_of(formatter.closing(completion))
             if completion.request.include_usage:
-                yield _event(formatter.usage(completion))
-    yield b"data: [DONE]\n\n"
+                yield _events_of(formatter.usage(completion))
+    if formatter.ends_with_done:
+        yield b"data: [DONE]\n\n"
+
+
+def _events_of(bodies: Iterable[Body]) -> bytes:
+    return b"".join(_event(body) for body in bodies)
 
 
 def _event(body: Body) -> bytes:
+    name = f"event: {body['type']}\n" if "type" in body else ""
     # JSON text holds no line breaks, which would end the event.
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return f"{name}data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
 T = TypeVar("T")

@@ -216,9 +216,8 @@ def test_errors_say_what_is_wrong_with_a_prompt(gateway, prompt, expected):
 @pytest.mark.parametrize(
     ("method", "path", "status", "allowed"),
     [
-        ("POST", "/v1/responses", 404, None),
-        ("GET", "/v1/responses", 404, None),
         ("POST", "/v1/embeddings", 404, None),
+        ("GET", "/v1/responses", 405, "POST"),
         ("POST", "/chat/completions", 404, None),  # an app whose base address lacks /v1
         ("GET", "/none.js", 404, None),
         ("GET", "/v1/chat/completions", 405, "POST"),

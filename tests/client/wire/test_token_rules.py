@@ -34,16 +34,15 @@ from outrider_server.sessions.verifier import Verifier
 
 MODES = [mode for mode in get_args(Mode) if mode != "offline"]
 VOCAB = 2048
-NEW = {"json": 160, "penalties": 40, "bias": 30}  # the embedded model writes every blank that it may
+NEW = {"json": 120, "penalties": 40, "bias": 30}  # the embedded model writes every blank that it may
 QUESTION = "Oscar has 10 melons. Later Oscar keeps half of them. Later Oscar makes 3 more. How many melons is that?"
 SCHEMA = {
     "type": "object",
     "properties": {
-        "word": {"type": "string", "maxLength": 12},
-        "count": {"type": "integer"},
-        "kinds": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 3},
+        "word": {"type": "string", "maxLength": 6},
+        "kinds": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 1},
     },
-    "required": ["word", "count", "kinds"],
+    "required": ["word", "kinds"],
     "additionalProperties": False,
 }
 BLANKS = r"(\n[ \t]{0,16}| )"
@@ -127,12 +126,15 @@ def plain(rules: str, sampling: str) -> tuple[int, ...]:
         "bias": lambda: biasing(**RULES["bias"]),
     }[rules]()
     prompt, answer = models().encode(QUESTION, raw=False), list[int]()
+    unread, cache = prompt, None
     while len(answer) < NEW[rules] and answer[-1:] != [1]:
         with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *answer]])).logits[:, -1].clone()
+            output = model(torch.tensor([unread]), past_key_values=cache, use_cache=True)
+        logits, cache = output.logits[:, -1].clone(), output.past_key_values
         apply(logits, answer)
         chosen = Sampling(**SAMPLINGS[sampling])
         answer.append(choose_tokens(logits, chosen, [len(prompt) + len(answer)])[0])
+        unread = answer[-1:]
     return tuple(answer)
 
 
@@ -153,8 +155,7 @@ async def test_the_answer_is_the_plain_loops_in_every_mode(rules, sampling):
 
 def check(text: str) -> None:
     answer = json.loads(text)
-    assert list(answer) == ["word", "count", "kinds"]
-    assert isinstance(answer["count"], int)
+    assert list(answer) == ["word", "kinds"]
     assert set(answer["kinds"]) <= {"red", "green"}
 
 

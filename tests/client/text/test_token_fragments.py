@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders
 from tokenizers import models as token_models
 
-from outrider_client.gateway.token_fragments import read_token_fragments
+from outrider_client.text.token_fragments import read_token_fragments
 from outrider_models.core.embedded import target_dir
 from outrider_proto.errors import UsageError
 

@@ -1,0 +1,293 @@
+"""POST /v1/responses: OpenAI's newer form of a chat, as text and function calls. It is mapped to a chat and back.
+
+Nothing is stored: the whole conversation is in `input` each time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from outrider_client.gateway.completion import GatewayCompletion
+from outrider_client.gateway.request_bodies import (
+    BY_FORM,
+    LIST,
+    OBJECT,
+    TEXT,
+    TEXT_OR_OBJECT,
+    ChatRequest,
+    FiniteFloat,
+    OutriderOptions,
+    RequestBody,
+    SafeText,
+    without_no_ops,
+)
+from outrider_client.gateway.response_bodies import Body, answer_extension, chunk_extension, text_of
+from outrider_client.gateway.text_stream import TextChunk
+from outrider_client.text.tool_calls import calls_in
+
+_HINTS = frozenset(
+    {
+        "include",
+        "metadata",
+        "max_tool_calls",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "reasoning",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "stream_options",
+        "truncation",
+        "user",
+    }
+)
+_UNSUPPORTED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {  # Any: whatever JSON holds
+    "nothing is stored here: send the whole conversation as input": {"previous_response_id": (), "conversation": ()},
+    "answers are given at once": {"background": (False,)},
+    "there are no stored prompts here": {"prompt": ()},
+    "log probabilities are those of /v1/chat/completions": {"top_logprobs": (0,)},
+}
+
+
+class InputText(RequestBody):
+    """A part of a message."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: SafeText
+    annotations: list[Any] = Field(default_factory=list)  # Any: of an earlier answer, which come back with it
+    logprobs: list[Any] | None = None
+
+
+class InputItem(RequestBody):
+    """A message, an earlier call of a function, or what that gave."""
+
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Annotated[Annotated[SafeText, Tag(TEXT)] | Annotated[list[InputText], Tag(LIST)], BY_FORM] = ""
+    name: str | None = None
+    arguments: SafeText = ""
+    call_id: str | None = None
+    output: SafeText = ""
+    id: str | None = None
+    status: str | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> InputItem:
+        if self.type == "message" and self.role is None:
+            raise PydanticCustomError("no_role", "a message needs a role")
+        if self.type == "function_call" and self.name is None:
+            raise PydanticCustomError("no_name", "a function_call needs a name")
+        return self
+
+    def message(self) -> Body:
+        """Return the chat's message."""
+        match self.type:
+            case "function_call":
+                function = {"name": self.name, "arguments": self.arguments}
+                return {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+            case "function_call_output":
+                return {"role": "tool", "content": self.output}
+            case _:
+                text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+                return {"role": self.role, "content": text}
+
+
+class TextOptions(RequestBody):
+    """The form of the answer."""
+
+    format: dict[str, Any] | None = None  # Any: whatever JSON holds; a chat's response_format, but flat
+    verbosity: str | None = None
+
+
+class ResponsesRequest(RequestBody):
+    """POST /v1/responses."""
+
+    model: str
+    input: Annotated[
+        Annotated[SafeText, Tag(TEXT)] | Annotated[list[InputItem], Field(min_length=1), Tag(LIST)], BY_FORM
+    ]
+    instructions: SafeText | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: FiniteFloat | None = None
+    top_p: FiniteFloat | None = None
+    stream: bool = False
+    text: TextOptions | None = None
+    tools: list[dict[str, Any]] = Field(default_factory=list)  # Any: whatever JSON holds; a chat's tools, but flat
+    tool_choice: Annotated[Annotated[str, Tag(TEXT)] | Annotated[dict[str, Any], Tag(OBJECT)], TEXT_OR_OBJECT] = "auto"
+    outrider: OutriderOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_no_ops(cls, given: Any) -> Any:  # Any: whatever JSON holds
+        return without_no_ops(given, _HINTS, _UNSUPPORTED)
+
+    def chat(self) -> ChatRequest:
+        """Return the chat that asks for the same. Raises pydantic's ValidationError."""
+        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
+        messages = given or [item.message() for item in self.input if isinstance(item, InputItem)]
+        if self.instructions is not None:
+            messages = [{"role": "system", "content": self.instructions}, *messages]
+        choice = self.tool_choice
+        body = {
+            "model": self.model,
+            "messages": messages,
+            "max_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "stream": self.stream,
+            "response_format": None if self.text is None else _response_format(self.text.format),
+            "tools": [_nested(tool) for tool in self.tools],
+            "tool_choice": choice if isinstance(choice, str) else _nested(choice),
+        }
+        chat = ChatRequest.model_validate({name: value for name, value in body.items() if value is not None})
+        return chat.model_copy(update={"outrider": self.outrider})
+
+
+def _nested(flat: Mapping[str, Any]) -> Body:
+    """Return a function as a chat names it."""
+    return {"type": flat.get("type"), "function": {name: value for name, value in flat.items() if name != "type"}}
+
+
+def _response_format(flat: Mapping[str, Any] | None) -> Body | None:
+    if flat is None or flat.get("type") != "json_schema":
+        return None if flat is None else dict(flat)
+    return {"type": "json_schema", "json_schema": {name: value for name, value in flat.items() if name != "type"}}
+
+
+class ResponsesFormatter:
+    """/v1/responses. Its streams are events of many types, numbered, and without a last [DONE]."""
+
+    ends_with_done = False
+
+    def __init__(self, body: ResponsesRequest) -> None:
+        self._tools: Any = ()  # Any: of the completion, from the first event on
+        self._number = 0
+        self._held: list[TextChunk] = []  # all of the answer
+        self._item_id = f"msg_{uuid.uuid4().hex}"
+        self._head: Body = {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": body.model,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "tools": body.tools,
+            "tool_choice": body.tool_choice,
+            "parallel_tool_calls": True,
+            "text": {"format": (body.text and body.text.format) or {"type": "text"}},
+            "metadata": {},
+            "error": None,
+            "previous_response_id": None,
+            "store": False,
+        }
+
+    def opening(self, completion: GatewayCompletion) -> list[Body]:
+        self._tools = completion.request.tools
+        response = {**self._head, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+        events = [
+            self._event("response.created", response=response),
+            self._event("response.in_progress", response=response),
+        ]
+        return events if self._tools else [*events, *self._message_begins()]
+
+    def chunk(self, chunk: TextChunk) -> list[Body]:
+        self._held.append(chunk)
+        if self._tools:
+            return []
+        delta = self._of_part("response.output_text.delta", delta=chunk.text, logprobs=[])
+        return [delta | {"outrider": chunk_extension(chunk)}]
+
+    def closing(self, completion: GatewayCompletion) -> list[Body]:
+        response = self.whole(completion, self._held)
+        events: list[Body] = []
+        for index, item in enumerate(response["output"]):
+            if item["type"] == "message":
+                if self._tools:
+                    events += self._message_begins()
+                    events.append(self._of_part("response.output_text.delta", delta=_text(item), logprobs=[]))
+                events.append(self._of_part("response.output_text.done", text=_text(item), logprobs=[]))
+                events.append(self._of_part("response.content_part.done", part=item["content"][0]))
+            else:
+                begun = {**item, "arguments": "", "status": "in_progress"}
+                arguments = {"item_id": item["id"], "output_index": index}
+                events.append(self._event("response.output_item.added", output_index=index, item=begun))
+                events.append(
+                    self._event("response.function_call_arguments.delta", **arguments, delta=item["arguments"])
+                )
+                events.append(
+                    self._event(
+                        "response.function_call_arguments.done",
+                        **arguments,
+                        arguments=item["arguments"],
+                        name=item["name"],
+                    )
+                )
+            events.append(self._event("response.output_item.done", output_index=index, item=item))
+        kind = "response.completed" if response["status"] == "completed" else "response.incomplete"
+        return [*events, self._event(kind, response=response)]
+
+    def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body:
+        tools, usage = completion.request.tools, completion.usage
+        text, calls = calls_in(text_of(chunks), tools) if tools else (text_of(chunks), [])
+        is_cut = completion.finish_reason == "length" and not calls
+        status = "incomplete" if is_cut else "completed"
+        output: list[Body] = []
+        if text or not calls:
+            part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+            output.append(
+                {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
+            )
+        for call in calls:
+            ids = {"id": f"fc_{uuid.uuid4().hex}", "call_id": f"call_{uuid.uuid4().hex[:24]}"}
+            made = {"name": call.name, "arguments": call.arguments, "status": "completed"}
+            output.append({"type": "function_call", **ids, **made})
+        return {
+            **self._head,
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": output,
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            },
+            "outrider": answer_extension(completion, chunks),
+        }
+
+    def usage(self, completion: GatewayCompletion) -> list[Body]:
+        return []  # the last event has it
+
+    def failed(self, error: Body) -> Body:
+        """Return the event of an error in mid-answer."""
+        return self._event("error", **error["error"])
+
+    def _message_begins(self) -> Iterator[Body]:
+        item = {"id": self._item_id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        yield self._event("response.output_item.added", output_index=0, item=item)
+        yield self._of_part("response.content_part.added", part=part)
+
+    def _of_part(self, kind: str, **more: Any) -> Body:  # Any: whatever JSON holds
+        return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **more)
+
+    def _event(self, kind: str, **more: Any) -> Body:  # Any: whatever JSON holds
+        self._number += 1
+        # A copy: what is sent later must not change what was.
+        return {"type": kind, "sequence_number": self._number - 1, **json.loads(json.dumps(more))}
+
+
+def _text(item: Body) -> str:
+    text: str = item["content"][0]["text"]
+    return text
