@@ -21,11 +21,12 @@ import typer
 from outrider_client import AsyncClient, ClientConfig, Completion, OutriderError
 from outrider_netsim import Link, profile_named
 
+KINDS = ["animal", "person", "place", "thing"]
 SCHEMA = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 40},
-        "kind": {"enum": ["animal", "person", "place", "thing"]},
+        "kind": {"enum": KINDS},
         "facts": {"type": "array", "items": {"type": "string", "maxLength": 80}, "minItems": 1, "maxItems": 3},
         "age": {"type": "integer", "minimum": 0, "maximum": 9999},
     },
@@ -57,7 +58,7 @@ def is_valid(text: str) -> bool:
     return (
         list(given) == SCHEMA["required"]
         and len(given["name"]) <= 40
-        and given["kind"] in SCHEMA["properties"]["kind"]["enum"]
+        and given["kind"] in KINDS
         and 1 <= len(given["facts"]) <= 3
         and all(len(fact) <= 80 for fact in given["facts"])
         and 0 <= given["age"] <= 9999
@@ -72,7 +73,7 @@ def summary(name: str, answers: list[Completion]) -> str:
     return f"{name:<7} {valid} of {len(answers)} valid, {tau:.2f} tokens a verdict, {rate:.1f} tokens/s"
 
 
-async def run(questions: int, profile: str, config: ClientConfig) -> list[str]:
+async def run(questions: int, profile: str, mode: str, config: ClientConfig) -> list[str]:
     """Ask so many questions over a link of that profile; return a line on the free answers and one on the others."""
     free: list[Completion] = []
     bound: list[Completion] = []
@@ -81,8 +82,8 @@ async def run(questions: int, profile: str, config: ClientConfig) -> list[str]:
         AsyncClient(replace(config, server=link.address)) as client,
     ):
         for question in itertools.islice(itertools.cycle(QUESTIONS), questions):
-            free.append(await client.complete(question))
-            bound.append(await client.complete(question, json_schema=SCHEMA))
+            free.append(await client.complete(question, mode=mode))
+            bound.append(await client.complete(question, mode=mode, json_schema=SCHEMA))
     return [summary("free", free), summary("schema", bound)]
 
 
@@ -97,8 +98,8 @@ def main(
 ) -> None:
     """Ask for JSON."""
     try:
-        config = ClientConfig(server=server, mode=mode, max_new_tokens=max_new_tokens, wait_for_link_s=30)
-        print("\n".join(asyncio.run(run(questions, profile, config))))
+        config = ClientConfig(server=server, max_new_tokens=max_new_tokens, wait_for_link_s=30)
+        print("\n".join(asyncio.run(run(questions, profile, mode, config))))
     except OutriderError as error:
         sys.exit(str(error))
 

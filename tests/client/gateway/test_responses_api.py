@@ -4,16 +4,9 @@ import json
 
 import openai as openai_library
 import pytest
+from count_schema import SCHEMA
 
 QUESTION = "Oscar has 10 melons. Later Oscar keeps half of them. How many melons is that?"
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "word": {"type": "string", "maxLength": 8},
-        "count": {"type": "integer", "minimum": 0, "maximum": 99},
-    },
-    "required": ["word", "count"],
-}
 TOOL = {"type": "function", "name": "count_words", "description": "Count.", "parameters": SCHEMA, "strict": True}
 
 

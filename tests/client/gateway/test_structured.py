@@ -3,16 +3,8 @@
 import json
 
 import pytest
+from count_schema import SCHEMA
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "word": {"type": "string", "maxLength": 8},
-        "count": {"type": "integer", "minimum": 0, "maximum": 99},
-    },
-    "required": ["word", "count"],
-    "additionalProperties": False,
-}
 TOOLS = [
     {
         "type": "function",
