@@ -279,7 +279,7 @@ class DraftingThread:
         logits = self._state.tree_logits(DraftTree())
         if rules is not None:
             answer = self._tokens[rules.answer_from :]
-            logits = logits + torch.from_numpy(rules.biases(answer, DraftTree(), logits.shape[1]))
+            logits = logits + torch.from_numpy(rules.biases(answer, logits.shape[1]))
             if not logits.isfinite().any():
                 return None
         return choose_tokens(logits, sampling, [len(self._tokens)])[0]

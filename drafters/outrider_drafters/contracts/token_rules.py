@@ -110,26 +110,17 @@ class AnswerRules:
                 raise _bad(_NO_TOKENIZER)
             self._grammar = schemas.grammar(rules.json_schema)
 
-    def biases(self, answer: Sequence[int], tree: DraftTree, vocab_size: int) -> NDArray[np.float32]:
-        """Return what to add to the logits [1 + nodes, vocab] behind the answer so far, and behind every node."""
+    def biases(self, answer: Sequence[int], vocab_size: int) -> NDArray[np.float32]:
+        """Return what to add to the logits [vocab] of the answer's next token."""
         rules = self._rules
-        biases = np.zeros((1 + len(tree), vocab_size), dtype=np.float32)
+        biases = np.zeros(vocab_size, dtype=np.float32)
         for token, bias in rules.logit_bias:
-            if token < vocab_size:
-                biases[0, token] += bias
+            biases[token] += bias
         if rules.frequency_penalty or rules.presence_penalty:
             counts = np.bincount(answer, minlength=vocab_size)
-            biases[0] -= rules.frequency_penalty * counts + rules.presence_penalty * (counts > 0)
-            seen = {ROOT: frozenset(answer)}
-            for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-                biases[1 + node] = biases[1 + parent]
-                biases[1 + node, token] -= rules.frequency_penalty
-                biases[1 + node, token] -= 0.0 if token in seen[parent] else rules.presence_penalty
-                seen[node] = seen[parent] | {token}
-        else:
-            biases[1:] = biases[0]
+            biases -= rules.frequency_penalty * counts + rules.presence_penalty * (counts > 0)
         if self._grammar is not None:
-            self._grammar.rule_out(biases, answer, tree)
+            biases[~self._grammar.next_tokens(answer, vocab_size)] = -np.inf
         return biases
 
     def allowed(self, answer: Sequence[int], tree: DraftTree) -> list[int]:
@@ -145,32 +136,29 @@ class _Grammar:
         self._eos = list(eos_token_ids)
         self._read: list[int] = []
 
-    def rule_out(self, biases: NDArray[np.float32], answer: Sequence[int], tree: DraftTree) -> None:
-        """Set -inf for the tokens that may not come next, in every row [1 + nodes, vocab] that can be reached.
+    def next_tokens(self, answer: Sequence[int], vocab_size: int) -> NDArray[np.bool_]:
+        """Return which tokens [vocab] may come next.
 
         An answer that has left the schema, as unverified text may that was kept, can only end.
         """
         from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-        vocab_size = biases.shape[1]
-        mask, ends = allocate_token_bitmask(1, vocab_size), np.isin(np.arange(vocab_size), self._eos)
         if not self._follow(answer):
-            biases[0, ~ends] = -np.inf
-            return
-        for node in self._walk(ROOT, tree, _children(tree)):
-            if node == ROOT or tree.tokens[node] not in self._eos:
-                fill_next_token_bitmask(self._matcher, mask, 0)
-                allowed = np.unpackbits(mask.view(np.uint8)[0], count=vocab_size, bitorder="little") > 0
-                biases[1 + node, ~allowed] = -np.inf
+            return np.isin(np.arange(vocab_size), self._eos)
+        mask = allocate_token_bitmask(1, vocab_size)
+        fill_next_token_bitmask(self._matcher, mask, 0)
+        return np.unpackbits(mask.view(np.uint8)[0], count=vocab_size, bitorder="little").view(np.bool_)
 
     def allowed(self, answer: Sequence[int], tree: DraftTree) -> list[int]:
         if not self._follow(answer):
             return []
-        return sorted(node for node in self._walk(ROOT, tree, _children(tree)) if node != ROOT)
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(tree.parents):
+            children.setdefault(parent, []).append(node)
+        return sorted(self._below(ROOT, tree, children))
 
-    def _walk(self, node: int, tree: DraftTree, children: Mapping[int, Sequence[int]]) -> Iterator[int]:
-        """Yield the node and all allowed ones below it, each while the matcher stands behind it."""
-        yield node
+    def _below(self, node: int, tree: DraftTree, children: Mapping[int, Sequence[int]]) -> Iterator[int]:
+        """Yield the allowed nodes below one that the matcher stands behind."""
         for child in children.get(node, ()):
             token = tree.tokens[child]
             # The end is not read: a matcher does not go back behind it.
@@ -179,8 +167,9 @@ class _Grammar:
                     yield child
             # Asked first: a matcher that has read a wrong token is of no use any more.
             elif self._matcher.validate_tokens([token]):
+                yield child
                 self._matcher.consume_token(token)
-                yield from self._walk(child, tree, children)
+                yield from self._below(child, tree, children)
                 self._matcher.rollback(1)
 
     def _follow(self, answer: Sequence[int]) -> bool:
@@ -190,13 +179,6 @@ class _Grammar:
         num_read = self._matcher.try_consume_tokens(list(answer[same:]))
         self._read = list(answer[: same + num_read])
         return len(self._read) == len(answer) and not self._matcher.is_error()
-
-
-def _children(tree: DraftTree) -> dict[int, list[int]]:
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(tree.parents):
-        children.setdefault(parent, []).append(node)
-    return children
 
 
 def _bad(message: str) -> Refusal:

@@ -28,8 +28,8 @@ from outrider_server.engine.batch_segment import BatchSegment
 from outrider_server.engine.grouped_attention import DEVICE_LIMITS, HOST_LIMITS, GroupLimits
 from outrider_server.engine.sampler import (
     NOT_FINITE,
-    BatchedChoices,
     ChoiceRequest,
+    MixedChoices,
     RowChoices,
     Sampler,
     TokenChoices,
@@ -136,7 +136,7 @@ class Engine:
         batch = FlatBatch(segments, limits=self._limits, invariant=self.target.batch_invariant)
         output = self.target.forward(tokens, positions, batch, keep, wanted)
         requests = _choice_requests(inputs, segments)
-        choices = self._choose(requests, _ruled(output.logits, inputs, requests), output.logits)
+        choices = self._choose(requests, output.logits)
         self._wait_out(started, len(tokens))
         timing = StepTiming(started, self._clock())
         accepted = [self._verify_tree(one, request, choices) for one, request in zip(inputs, requests, strict=True)]
@@ -207,10 +207,10 @@ class Engine:
             if left > 0:
                 self._sleep(left)
 
-    def _choose(self, requests: abc.Sequence[ChoiceRequest | None], logits: Tensor, raw: Tensor) -> TokenChoices | None:
+    def _choose(self, requests: abc.Sequence[ChoiceRequest | None], logits: Tensor) -> TokenChoices | None:
         """Choose the target's tokens, and wait for the pass; None where nothing is to be chosen."""
         if asked := [request for request in requests if request is not None]:
-            return BatchedChoices(logits, raw, asked) if self._is_batched else RowChoices(logits, raw)
+            return MixedChoices(logits, asked) if self._is_batched else RowChoices(logits)
         # Kernels run asynchronously: without this the pass would be timed as over before it has run.
         if logits.device.type == "cuda":
             torch.cuda.synchronize(logits.device)
@@ -276,22 +276,19 @@ def _choice_requests(
             requests.append(None)
             continue
         positions = [position + 1 for position in segment.positions[len(step_input.chain) - 1 :]]
-        requests.append(ChoiceRequest(step_input.sampler, step_input.tree, positions, step_input.logprobs, first))
+        rules = step_input.sampler.rules
+        answer = () if rules is None else _answer(step_input, rules.answer_from)
+        requests.append(
+            ChoiceRequest(step_input.sampler, step_input.tree, positions, step_input.logprobs, first, answer)
+        )
         first += len(positions)
     return requests
 
 
-def _ruled(logits: Tensor, inputs: abc.Sequence[StepInput], requests: abc.Sequence[ChoiceRequest | None]) -> Tensor:
-    """Return the logits, changed by the rules of those answers that have any."""
-    ruled = logits
-    for step_input, request in zip(inputs, requests, strict=True):
-        if request is not None and (rules := request.sampler.rules) is not None:
-            held, first = step_input.sequence.slot.length, rules.answer_from
-            answer = [*step_input.sequence.tokens[first:held], *step_input.chain[max(first - held, 0) :]]
-            biases = torch.from_numpy(rules.biases(answer, step_input.tree, logits.shape[1]))
-            ruled = logits.clone() if ruled is logits else ruled
-            ruled[request.rows] += biases.to(logits)
-    return ruled
+def _answer(step_input: StepInput, first: int) -> list[int]:
+    """Return the tokens of positions first, first + 1, ... up to the root."""
+    held = step_input.sequence.slot.length
+    return [*step_input.sequence.tokens[first:held], *step_input.chain[max(first - held, 0) :]]
 
 
 def _rows_with_logits(inputs: abc.Sequence[StepInput]) -> list[int]:

@@ -5,7 +5,7 @@ choice depends neither on the tree it is compared with, nor on batching, nor on 
 
 Two ways lead to the same tokens. `RowChoices` computes what it is asked for, when it is asked: nodes beside the path
 cost nothing, but the host waits for each answer. `BatchedChoices` computes all rows of all sessions beforehand, on the
-device, and copies everything to the host at once.
+device, and copies everything to the host at once. An answer's rules are applied row by row in both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from outrider_drafters.contracts.token_draw import choose_tokens, distribution, distributions, drawn, filters, uniforms
 from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_proto.frames import MIN_LOGPROB, Sampling, TokenLogprob
-from outrider_proto.tree import DraftTree
+from outrider_proto.tree import ROOT, DraftTree
 from outrider_server.engine.acceptance import NOT_TYPICAL, AcceptedPath
 
 NOT_FINITE = -1  # in place of a token
@@ -75,7 +75,7 @@ def _typical(p: Tensor, row: Tensor, tokens: Tensor, epsilon: Tensor, alpha: Ten
 class ChoiceRequest:
     """One session's rows of logits: those of root and nodes, from row `first` on. Row i predicts positions[i].
 
-    `num_logprobs` as in Draft.
+    `num_logprobs` as in Draft. `answer`: of a request with rules, its tokens up to the root.
     """
 
     sampler: Sampler
@@ -83,6 +83,7 @@ class ChoiceRequest:
     positions: Sequence[int]
     num_logprobs: int | None
     first: int
+    answer: Sequence[int] = ()
 
     @property
     def rows(self) -> slice:
@@ -110,20 +111,23 @@ class TokenChoices(Protocol):
 
 
 class RowChoices:
-    """Choices made when they are asked for. `raw`: the logits before any rules, for log probabilities."""
+    """Choices made when they are asked for; rules are applied to the rows that are asked for alone."""
 
-    def __init__(self, logits: Tensor, raw: Tensor) -> None:
-        self._logits, self._raw = logits, raw
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
         self._likeliest = argmax(logits)
 
     def is_finite(self, request: ChoiceRequest) -> bool:
         return NOT_FINITE not in self._likeliest[request.rows]
 
     def token(self, request: ChoiceRequest, node: int) -> int:
-        row = 1 + node
-        if not request.sampler.sampling.draws:
+        row, rules = 1 + node, request.sampler.rules
+        if rules is None and not request.sampler.sampling.draws:
             return self._likeliest[request.first + row]
         logits = self._logits[request.first + row : request.first + row + 1]
+        if rules is not None:
+            text = [*request.answer, *request.tree.path_tokens(_path_to(request.tree, node))]
+            logits = logits + torch.from_numpy(rules.biases(text, logits.shape[1])).to(logits)
         return request.sampler.choose(logits, request.positions[row : row + 1])[0]
 
     def log_probs(self, request: ChoiceRequest) -> Sequence[float]:
@@ -132,13 +136,13 @@ class RowChoices:
     def logprobs(self, request: ChoiceRequest, accepted: AcceptedPath) -> tuple[TokenLogprob, ...]:
         if request.num_logprobs is None:
             return ()
-        return token_logprobs(self._raw[request.rows], request.tree, accepted, request.num_logprobs)
+        return token_logprobs(self._logits[request.rows], request.tree, accepted, request.num_logprobs)
 
 
 class BatchedChoices:
-    """Choices for all rows, made on the device and copied to the host at once. `raw` as for RowChoices."""
+    """Choices for all rows of requests without rules, made on the device and copied to the host at once."""
 
-    def __init__(self, logits: Tensor, raw: Tensor, requests: Sequence[ChoiceRequest]) -> None:
+    def __init__(self, logits: Tensor, requests: Sequence[ChoiceRequest]) -> None:
         vocab = logits.shape[1]
         chunks = list(_chunks([one for one in requests if not one.sampler.sampling.greedy], vocab))
         drawing = [members for members in chunks if members[0].sampler.sampling.draws]
@@ -151,7 +155,7 @@ class BatchedChoices:
             [
                 _finite(logits, likeliest, tokens),
                 *(_typical_rows(members, logits) for members in typical),
-                *(_judged_rows(members, raw, tokens) for members in judged),
+                *(_judged_rows(members, logits, tokens) for members in judged),
             ]
         )
         self._tokens: list[int] = chosen.astype(np.int64).tolist()
@@ -175,6 +179,44 @@ class BatchedChoices:
         tops, values = np.split(rows[[0, *path][: len(own)], 2:], 2, axis=1)
         num_top = request.num_logprobs  # others of the chunk may have asked for more
         return _framed(own, tops[:, :num_top].astype(np.int64).tolist(), values[:, :num_top].tolist())
+
+
+class MixedChoices:
+    """Those of requests without rules made at once, of others when they are asked for.
+
+    A mask of tokens takes the host as long as a small pass: only rows on the path get one.
+    """
+
+    def __init__(self, logits: Tensor, requests: Sequence[ChoiceRequest]) -> None:
+        free = [request for request in requests if request.sampler.rules is None]
+        self._free = BatchedChoices(logits, free) if free else None
+        self._ruled = RowChoices(logits) if len(free) < len(requests) else None
+
+    def is_finite(self, request: ChoiceRequest) -> bool:
+        return self._of(request).is_finite(request)
+
+    def token(self, request: ChoiceRequest, node: int) -> int:
+        return self._of(request).token(request, node)
+
+    def log_probs(self, request: ChoiceRequest) -> Sequence[float]:
+        return self._of(request).log_probs(request)
+
+    def logprobs(self, request: ChoiceRequest, accepted: AcceptedPath) -> tuple[TokenLogprob, ...]:
+        return self._of(request).logprobs(request, accepted)
+
+    def _of(self, request: ChoiceRequest) -> TokenChoices:
+        choices = self._free if request.sampler.rules is None else self._ruled
+        assert choices is not None
+        return choices
+
+
+def _path_to(tree: DraftTree, node: int) -> list[int]:
+    """Return the nodes from the first level to this one; none for the root."""
+    path: list[int] = []
+    while node != ROOT:
+        path.append(node)
+        node = tree.parents[node]
+    return path[::-1]
 
 
 def argmax(logits: Tensor) -> list[int]:

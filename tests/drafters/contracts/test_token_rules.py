@@ -59,10 +59,8 @@ def test_every_row_may_go_on_as_its_own_text_may(tokenizer, schemas):
         tokens = (*rest, wrong, *rest[:1], EOS)
         parents = (*range(-1, len(rest) - 1), -1, len(rest), len(rest) - 1)
         tree = DraftTree(tokens, parents)
-        biases = rules.biases(text[:held], tree, VOCAB)
-        assert biases.shape == (1 + len(tree), VOCAB)
-        for depth in range(len(rest) + 1):
-            assert allowed_by(biases[depth]) == allowed_after(tokenizer, text[: held + depth])
+        for stop in range(held, held + len(rest) + 1):
+            assert allowed_by(rules.biases(text[:stop], VOCAB)) == allowed_after(tokenizer, text[:stop])
         is_over = held + len(rest) == len(text)
         assert rules.allowed(text[:held], tree) == [*range(len(rest)), *([len(tree) - 1] if is_over else [])]
     assert allowed_after(tokenizer, text) == {EOS}
@@ -72,15 +70,15 @@ def test_another_text_than_before_is_read_again(tokenizer, schemas):
     rules = AnswerRules(TokenRules(SCHEMA), schemas)
     one, other = (tokenizer.tokenize_str(text) for text in ('{"name": "Ann', '{"name": "", "age": -'))
     for text in (one, other, one[:2], other, one):
-        assert allowed_by(rules.biases(text, DraftTree(), VOCAB)[0]) == allowed_after(tokenizer, text)
+        assert allowed_by(rules.biases(text, VOCAB)) == allowed_after(tokenizer, text)
 
 
 def test_an_answer_outside_its_schema_can_only_end(tokenizer, schemas):
     rules = AnswerRules(TokenRules(SCHEMA), schemas)
     wrong = [*tokenizer.tokenize_str('{"name"'), 70]
-    assert allowed_by(rules.biases(wrong, DraftTree((9,), (-1,)), VOCAB)[0]) == {EOS}
+    assert allowed_by(rules.biases(wrong, VOCAB)) == {EOS}
     assert rules.allowed(wrong, DraftTree((9,), (-1,))) == []
-    assert allowed_by(rules.biases(wrong[:2], DraftTree(), VOCAB)[0]) == allowed_after(tokenizer, wrong[:2])
+    assert allowed_by(rules.biases(wrong[:2], VOCAB)) == allowed_after(tokenizer, wrong[:2])
 
 
 @pytest.mark.parametrize(
@@ -109,18 +107,16 @@ def test_what_looks_like_a_schema_and_is_none_stays(tokenizer, schemas):
     assert rules.allowed([], DraftTree.chain(tokens)) == list(range(len(tokens)))
 
 
-def test_penalties_count_the_answer_and_the_path_to_the_row():
+def test_penalties_count_the_answer():
     rules = AnswerRules(
         TokenRules(frequency_penalty=0.5, presence_penalty=-1.0, logit_bias=((3, 2.0), (9, -7.5))), None
     )
-    biases = rules.biases([5, 6, 5], DraftTree((5, 3, 3), (-1, 0, 1)), 10)
-    expected = np.zeros((4, 10))
-    expected[:, [3, 9]] = 2.0, -7.5
-    expected[:, 5] += 1.0 - 0.5 * np.array([2, 3, 3, 3])
-    expected[:, 6] += 1.0 - 0.5
-    expected[2, 3] += 1.0 - 0.5
-    expected[3, 3] += 1.0 - 2 * 0.5
-    assert np.array_equal(biases, expected)
+    expected = np.zeros(10)
+    expected[[3, 9]] = 2.0, -7.5
+    expected[[5, 6]] = 1.0 - 2 * 0.5, 1.0 - 0.5
+    assert np.array_equal(rules.biases([5, 6, 5], 10), expected)
+    expected[3] += 1.0 - 0.5
+    assert np.array_equal(rules.biases([5, 6, 5, 3], 10), expected)
     assert rules.allowed([5], DraftTree((5, 3, 3), (-1, 0, 1))) == [0, 1, 2]
 
 
