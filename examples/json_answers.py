@@ -3,8 +3,8 @@
     outrider-server serve
     python examples/json_answers.py --questions 100 --profile paper-4g
 
-It asks every question twice, free and by the schema, and counts which answers are valid, and how many tokens a verdict
-brings.
+It asks every question twice, free and by the schema, and counts which answers are valid (one that is cut is not), and
+how many tokens a verdict brings.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def main(
     mode: Annotated[
         str, typer.Option(help="Of the client: auto, stop-and-wait, proactive, pipelined, stream or server-draft.")
     ] = "stop-and-wait",
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 200,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.", min=1)] = 400,
     server: Annotated[str, typer.Option(help="Address of the server, HOST:PORT.")] = ClientConfig().server,
 ) -> None:
     """Ask for JSON."""
