@@ -111,10 +111,9 @@ def test_every_way_meets_every_prompt_of_every_run_cold(tmp_path, few_pings):
     measured = json.loads(report.read_text())
     assert measured["ways"].keys() == {"stream", "server-draft", "stop-and-wait"}
     for row in measured["cases"][0]["answers"]:
-        # Three passes: two may be short for the sake of the client before, whose next draft is waited for a little.
-        least_ms = 3 * 3 + row["prompt_tokens"] - row["held_tokens"] - 3 * 64
         assert row["held_tokens"] < 16  # the template's head, which all prompts share
-        assert row["ttft_ms"] >= least_ms > 150
+        # A row takes a millisecond, but for 64 of each pass. No pass is very long: the client before may be back.
+        assert row["ttft_ms"] > (row["prompt_tokens"] - row["held_tokens"]) / 3
         assert row["ttft_warm_ms"] < row["ttft_ms"] - 100
     for metrics in measured["ways"].values():
         assert metrics["ttft_warm_ms"] < metrics["ttft_ms"] - 100

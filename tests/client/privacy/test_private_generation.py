@@ -62,8 +62,8 @@ async def test_it_has_the_targets_features_of_the_safe_prefix(connect, monkeypat
     known = []
     write = DraftingThread.write
 
-    async def watched(self, tokens, sampling):
-        token = await write(self, tokens, sampling)
+    async def watched(self, *given):
+        token = await write(self, *given)
         known.append(self.num_features)
         return token
 

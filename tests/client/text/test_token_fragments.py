@@ -8,6 +8,8 @@ import pytest
 from tokenizers import Tokenizer, decoders
 from tokenizers import models as token_models
 
+from outrider_client.core.config import ClientConfig
+from outrider_client.models.local_models import LocalModels
 from outrider_client.text.token_fragments import read_token_fragments
 from outrider_models.core.embedded import target_dir
 from outrider_proto.errors import UsageError
@@ -15,7 +17,8 @@ from outrider_proto.errors import UsageError
 TEXTS = ("🐱", "naïve café", "日本語", "\ufffd", "plain")
 
 
-def test_those_of_a_byte_level_vocabulary(models):
+def test_those_of_a_byte_level_vocabulary():
+    models = LocalModels.load(ClientConfig(target="embedded", drafter="none"))
     fragments = read_token_fragments(target_dir() / "tokenizer.json")
     for text in TEXTS:
         tokens = models.encode(text, raw=True)
