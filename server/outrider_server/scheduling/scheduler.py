@@ -42,8 +42,8 @@ _LEAST_BESIDE = 32  # rows of a pass all the same, of prefill or of the server's
 _AWAY_S = 0.02  # after a payer's first draft in which the next one is expected
 _LONGEST_AWAY_S = 1.0
 _LATELY_S = 10.0  # after its last draft in which a payer may be back
-_WORTH = 0.85  # of a pass's time for its rows: where somebody else may come, a longer pass of prompts saves too little
-_LEAST_WORTH = 128  # rows of it all the same: what a row costs may be known badly
+_WORTH = 0.9  # of a pass's time for its rows: where somebody else may come, a longer pass of prompts saves too little
+_LEAST_WORTH = 384  # rows of it all the same: what a row costs may be known badly
 
 
 @dataclass(frozen=True, slots=True)
