@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,8 +112,12 @@ def _add_completions(app: FastAPI, gateway: Gateway) -> None:
         except ValidationError as error:
             found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
             raise RequestValidationError(found) from error
-        completion = await _prepared(gateway, lambda defaults: map_chat_request(chat_body, request.headers, defaults))
-        return await respond(request, completion, ResponsesFormatter(body))
+
+        def asked(defaults: Sampling) -> GenerationRequest:
+            # Its events have no way to take text back.
+            return replace(map_chat_request(chat_body, request.headers, defaults), takes_back=False)
+
+        return await respond(request, await _prepared(gateway, asked), ResponsesFormatter(body))
 
     @app.post("/v1/completions", response_model=None)
     async def complete(body: CompletionRequest, request: Request) -> Response:

@@ -40,8 +40,8 @@ class GatewayCompletion:
         self.token_fragments = gateway.token_fragments if request.overrides.get("logprobs") is not None else {}
         self._gateway = gateway
         wanted = self._wanted_policy(request.overrides.get("mode", gateway.client.mode))
-        # Only a stream can take text back: a whole answer with that wish waits, too, but may end unverified.
-        policy: UnverifiedPolicy = "hold" if wanted == "stream" and not request.stream else wanted
+        # A whole answer with that wish waits, too, but may end unverified.
+        policy: UnverifiedPolicy = "hold" if wanted == "stream" and not request.takes_back else wanted
         self._text_stream = TextStream(request.stops, policy)
         self._sent = () if self._is_local else self._encode()
         self.prompt_tokens = len(self._sent) or len(self.models.split(request.prompt, raw=request.raw).whole)

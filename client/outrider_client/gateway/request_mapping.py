@@ -46,6 +46,7 @@ class GenerationRequest:
     overrides: Mapping[str, Any]  # Any: each field has its own type
     stream: bool
     include_usage: bool
+    takes_back: bool  # the app can be told that text which it got was wrong
     tools: tuple[Tool, ...] = ()  # that the answer may call
 
 
@@ -66,9 +67,8 @@ def map_chat_request(body: ChatRequest, headers: Mapping[str, str], defaults: Sa
     request = _generation_request(body, options, messages, defaults, limit=limit, logprobs=logprobs)
     if is_must:
         request = replace(request, overrides={**request.overrides, "json_schema": call_schema(tools)})
-    # A call is read from the whole answer: what was sent could not be taken back.
-    unverified = "hold" if tools and request.unverified == "stream" else request.unverified
-    return replace(request, tools=tools, unverified=unverified)
+    # A call is read from the whole answer.
+    return replace(request, tools=tools, takes_back=request.takes_back and not tools)
 
 
 def map_completion_request(
@@ -116,6 +116,7 @@ def _generation_request(
         drafter=options.drafter,
         overrides={name: value for name, value in overrides.items() if value is not None},
         stream=body.stream,
+        takes_back=body.stream,
         include_usage=stream_options is not None and stream_options.include_usage,
     )
 

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 # Of the keywords of JSON Schema: those that hold a schema, several in order, and several by name.
 _SCHEMAS = frozenset({"items", "additionalProperties", "unevaluatedProperties", "contains", "propertyNames"})
-_LISTS_OF_SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+_LISTS_OF_SCHEMAS = frozenset({"anyOf", "oneOf", "prefixItems"})
 _NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_OTHERS = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "$ref"})
+_OTHERS = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties"})
+_COMBINED = frozenset({"anyOf", "oneOf", "$ref"})  # beside properties
 _KEPT = 32  # compiled schemas
 _WHITESPACE = r"(\n[ \t]{0,16}| )"  # between the parts of a JSON text. With any, small models write blanks for ever
 _NO_TOKENIZER = "json_schema: the target has no tokenizer.json, by which its tokens could be checked"
@@ -61,8 +62,9 @@ class SchemaCompiler:
         from llguidance import LLMatcher
 
         try:
-            closed = json.dumps(_closed(json.loads(schema)))
-            grammar = LLMatcher.grammar_from_json_schema(closed, overrides={"whitespace_pattern": _WHITESPACE})
+            given = json.loads(schema)
+            text = json.dumps(given if _combines(given) else _closed(given))
+            grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITESPACE})
         except ValueError as error:
             raise _bad(f"json_schema: cannot be read ({error})") from error
         except RecursionError:
@@ -73,11 +75,21 @@ class SchemaCompiler:
         return matcher
 
 
-def _closed(schema: Any, *, part: bool = False) -> Any:  # Any: whatever JSON holds
+def _combines(given: Any) -> bool:  # Any: whatever JSON holds
+    """Return whether an object may have to follow several schemas, of which each names a part of its properties."""
+    if isinstance(given, list):
+        return any(map(_combines, given))
+    if not isinstance(given, dict):
+        return False
+    return (
+        "allOf" in given or ("properties" in given and not _COMBINED.isdisjoint(given)) or _combines([*given.values()])
+    )
+
+
+def _closed(schema: Any) -> Any:  # Any: whatever JSON holds
     """Return a schema whose objects have the properties that it names and no others, unless it says what others.
 
-    As other servers and OpenAI's strict mode take it: models invent properties for ever. `part`: of an allOf, whose
-    other parts may name more.
+    As other servers and OpenAI's strict mode take it: models invent properties for ever.
     """
     if not isinstance(schema, dict):
         return schema
@@ -86,11 +98,11 @@ def _closed(schema: Any, *, part: bool = False) -> Any:  # Any: whatever JSON ho
         closed[name] = _closed(schema[name])
     for name in _LISTS_OF_SCHEMAS & schema.keys():
         if isinstance(schema[name], list):
-            closed[name] = [_closed(each, part=name == "allOf") for each in schema[name]]
+            closed[name] = [_closed(each) for each in schema[name]]
     for name in _NAMED_SCHEMAS & schema.keys():
         if isinstance(schema[name], dict):
             closed[name] = {key: _closed(each) for key, each in schema[name].items()}
-    if "properties" in schema and not part and not _OTHERS & schema.keys():
+    if "properties" in schema and not _OTHERS & schema.keys():
         closed["additionalProperties"] = False
     return closed
 

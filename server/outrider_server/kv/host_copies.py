@@ -1,7 +1,6 @@
 """Rows of evicted sessions in the host's memory: copied back when they go on, not computed again.
 
-For a target on another device: a copy of a row takes a tenth of the time of computing it there, or less. What has been
-copied back is forgotten; where the memory is full, the oldest copies go.
+For a target on another device. What has been copied back is forgotten; where the memory is full, the oldest copies go.
 """
 
 from __future__ import annotations

@@ -218,13 +218,15 @@ class StreamReader:
     async def _submit(self, frame: Draft | Decode) -> None:
         server, stream, about = self._server, self._stream, self._about
         session = self._own_session()
+        if frame.sampling is not None:
+            stream.sampler = await self._sampler(frame.sampling)
+            if stream.is_ending:  # another one has taken the session over meanwhile
+                return
         stream.check_seq(frame.seq)
         check_tokens(frame, about)
         room = about.max_context - frame.base_len - len(frame.context) - 1
         if isinstance(frame, Decode):
             check_drafting(frame, stream.principal, is_offered=session.sequence.drafter is not None)
-        if frame.sampling is not None:
-            stream.sampler = await self._sampler(frame.sampling)
         assert stream.sampler is not None
 
         def post(answer: Reply) -> None:

@@ -90,6 +90,7 @@ def test_an_answer_outside_its_schema_can_only_end(tokenizer, schemas):
         ({"anyOf": [{"type": "object", "properties": {"a": {"type": "integer"}}}]}, False),
         ({"allOf": [{"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "integer"}}}]}, True),
         ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "object", "properties": {"a": {"type": "integer"}}}}}, False),
+        ({"properties": {"a": {"type": "integer"}}, "anyOf": [{"properties": {"b": {"type": "integer"}}}]}, True),
         ({}, True),
     ],
 )
