@@ -62,6 +62,8 @@ class TokenRules:
     `json_schema`: the answer is a JSON text of this schema, and ends with it; empty: any text. Penalties, as OpenAI
     defines them, are taken off a token's logit: `frequency_penalty` for every time that the answer has it already,
     `presence_penalty` where it has it at all. `logit_bias`: numbers to add to the logits of these tokens.
+    `repetition_penalty`, as transformers defines it, comes first: it divides the logits above 0 of all tokens that the
+    prompt and the answer have, and multiplies those below; 1 is off.
     Raises Violation (BAD_SAMPLING) for values out of range.
     """
 
@@ -69,12 +71,15 @@ class TokenRules:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
     answer_from: int = 0
 
     def __post_init__(self) -> None:
         for name in ("frequency_penalty", "presence_penalty"):
             if not -2.0 <= getattr(self, name) <= 2.0:
                 raise _bad(f"{name}={getattr(self, name)}: need -2 to 2")
+        if not 0.0 < self.repetition_penalty <= 2.0:
+            raise _bad(f"repetition_penalty={self.repetition_penalty}: need more than 0 and at most 2; 1 is off")
         for token, bias in self.logit_bias:
             if not -100.0 <= bias <= 100.0:
                 raise _bad(f"logit_bias of token {token}={bias}: need -100 to 100")
@@ -84,12 +89,20 @@ class TokenRules:
             raise _bad(f"json_schema: at most {MAX_SCHEMA_CHARS} characters")
 
     def __bool__(self) -> bool:
-        return bool(self.json_schema or self.frequency_penalty or self.presence_penalty or self.logit_bias)
+        penalties = self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0
+        return bool(self.json_schema or penalties or self.logit_bias)
+
+    @property
+    def reads_from(self) -> int:
+        """Position of the first token that the rules look at."""
+        return self.answer_from if self.repetition_penalty == 1.0 else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The target's choice of tokens; temperature 0 is greedy. top_k 0 and top_p 1 switch the filter off.
+    """The target's choice of tokens; temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 switch the filter off.
+
+    `min_p`: tokens need this share of the likeliest one's probability.
 
     `acceptance` decides which drafted tokens are accepted. `exact`: those that the target chooses itself. `typical`:
     those with probability above min(epsilon, alpha * exp(-entropy)), while the target's own tokens are argmaxes; this
@@ -104,6 +117,7 @@ class Sampling:
     acceptance: Acceptance = "exact"
     epsilon: float = 0.09
     alpha: float = 0.3
+    min_p: float = 0.0
     rules: TokenRules = TokenRules()
 
     def __post_init__(self) -> None:
@@ -113,6 +127,8 @@ class Sampling:
             raise _bad(f"top_k={self.top_k}: need 0 (off) or more")
         if not 0.0 < self.top_p <= 1.0:
             raise _bad(f"top_p={self.top_p}: need more than 0 and at most 1 (off)")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise _bad(f"min_p={self.min_p}: need 0 (off) to 1")
         if not 0 <= self.seed < 2**63:
             raise _bad(f"seed={self.seed}: need 0 to 2**63 - 1")
         if self.acceptance not in ACCEPTANCES:
@@ -192,7 +208,7 @@ class Opened:
 
     A client whose own tokens hash differently sends everything again. `resumed` is false for a session that the server
     does not know, or no longer. `server_draft`: a Decode may ask the server to draft. `request_sampling`: a Draft or
-    Decode may change the stream's sampling. `token_rules`: those of a sampling are applied.
+    Decode may change the stream's sampling. `token_rules`: those of a sampling and its min_p are applied.
     """
 
     session_id: str

@@ -135,7 +135,7 @@ class Open(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., tap: _Optional[str] = ..., codec: _Optional[_Union[FeatureCodec, str]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., session_id: _Optional[str] = ..., committed_len: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "seed", "acceptance", "epsilon", "alpha", "rules")
+    __slots__ = ("temperature", "top_k", "top_p", "seed", "acceptance", "epsilon", "alpha", "rules", "min_p")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class Sampling(_message.Message):
     EPSILON_FIELD_NUMBER: _ClassVar[int]
     ALPHA_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -152,10 +153,11 @@ class Sampling(_message.Message):
     epsilon: float
     alpha: float
     rules: TokenRules
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[Acceptance, str]] = ..., epsilon: _Optional[float] = ..., alpha: _Optional[float] = ..., rules: _Optional[_Union[TokenRules, _Mapping]] = ...) -> None: ...
+    min_p: float
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., acceptance: _Optional[_Union[Acceptance, str]] = ..., epsilon: _Optional[float] = ..., alpha: _Optional[float] = ..., rules: _Optional[_Union[TokenRules, _Mapping]] = ..., min_p: _Optional[float] = ...) -> None: ...
 
 class TokenRules(_message.Message):
-    __slots__ = ("answer_from", "json_schema", "frequency_penalty", "presence_penalty", "logit_bias")
+    __slots__ = ("answer_from", "json_schema", "frequency_penalty", "presence_penalty", "logit_bias", "repetition_penalty")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -168,12 +170,14 @@ class TokenRules(_message.Message):
     FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
     PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
     LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
     answer_from: int
     json_schema: str
     frequency_penalty: float
     presence_penalty: float
     logit_bias: _containers.ScalarMap[int, float]
-    def __init__(self, answer_from: _Optional[int] = ..., json_schema: _Optional[str] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ...) -> None: ...
+    repetition_penalty: float
+    def __init__(self, answer_from: _Optional[int] = ..., json_schema: _Optional[str] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session_id", "resumed", "kept_len", "kept_hash", "max_context", "max_nodes", "eos_token_ids", "server_draft", "request_sampling", "token_rules")

@@ -159,6 +159,7 @@ def _sampling_to_proto(sampling: f.Sampling) -> pb.Sampling:
         acceptance=_ACCEPTANCE_TO_PB[sampling.acceptance],
         epsilon=sampling.epsilon,
         alpha=sampling.alpha,
+        min_p=sampling.min_p,
         rules=_rules_to_proto(sampling.rules) if sampling.rules else None,
     )
 
@@ -170,6 +171,7 @@ def _rules_to_proto(rules: f.TokenRules) -> pb.TokenRules:
         frequency_penalty=rules.frequency_penalty,
         presence_penalty=rules.presence_penalty,
         logit_bias=dict(rules.logit_bias),
+        repetition_penalty=rules.repetition_penalty,
     )
 
 
@@ -181,6 +183,7 @@ def _rules_from_proto(message: pb.TokenRules) -> f.TokenRules:
         frequency_penalty=message.frequency_penalty,
         presence_penalty=message.presence_penalty,
         logit_bias=tuple(sorted(message.logit_bias.items())),  # a map has no order
+        repetition_penalty=message.repetition_penalty or 1.0,  # 0: left out
     )
 
 
@@ -199,6 +202,7 @@ def _sampling_from_proto(message: pb.Sampling) -> f.Sampling:
         acceptance=_ACCEPTANCE_FROM_PB[message.acceptance],
         epsilon=message.epsilon,
         alpha=message.alpha,
+        min_p=message.min_p,
         rules=_rules_from_proto(message.rules) if message.HasField("rules") else f.TokenRules(),
     )
 

@@ -33,8 +33,10 @@ samplings = st.one_of(
             st.floats(-2, 2),
             st.floats(0.1, 2),
             st.dictionaries(u32, st.floats(-100, 100), max_size=5).map(lambda biases: tuple(sorted(biases.items()))),
+            st.floats(0, 2, exclude_min=True),
             u32,
         ),
+        min_p=st.floats(0, 1),
     ),
 )
 codecs = st.none() | st.sampled_from(f.CODECS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from typer import Option
+from typer import Context, Option
 
 from outrider_client.cli.options import client_config
 from outrider_client.core.config import OnReconnect
@@ -15,6 +15,7 @@ KEY_VARIABLE = "OUTRIDER_API_KEY"
 
 
 def gateway_command(
+    context: Context,
     host: Annotated[str, Option(help="Address to listen on. Any but loopback needs an API key.")] = "127.0.0.1",
     port: Annotated[int, Option(help="Port to listen on; 0 picks a free one.")] = 8000,
     api_key: Annotated[
@@ -42,6 +43,13 @@ def gateway_command(
         int | None,
         Option(help="Tokens of an answer where the request sets no limit. Default: as many as the context holds."),
     ] = None,
+    generation_config: Annotated[
+        bool,
+        Option(
+            help="Where neither a request nor an option here says how to sample, do as the target's"
+            " generation_config.json says."
+        ),
+    ] = True,
     wait_for_link: Annotated[
         float, Option(help="Seconds to wait for a broken link once the drafter has nothing left to write.")
     ] = 10.0,
@@ -68,13 +76,23 @@ def gateway_command(
     try:
         from outrider_client.gateway.gateway import GatewayConfig
         from outrider_client.gateway.serving import ServingConfig, serve
+        from outrider_client.models.local_models import recommended_sampling
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'outrider[gateway]'") from error
     key = _api_key(api_key, api_key_file)
     client = client_config(options | {"wait_for_link": wait_for_link, "max_new_tokens": 1})  # each request sets its own
+    if generation_config:
+        known = recommended_sampling(client.target)
+        max_new_tokens = known.pop("max_new_tokens", None) if max_new_tokens is None else max_new_tokens
+        client = client.for_answer(**{name: value for name, value in known.items() if _is_default(context, name)})
     names = tuple(model_name or GatewayConfig().names)
     config = GatewayConfig(names, sessions, queue, max_new_tokens, unverified, key, tuple(allow_origin or ()))
     serve(ServingConfig(client, config, host, port, profile, engine))
+
+
+def _is_default(context: Context, option: str) -> bool:
+    source = context.get_parameter_source(option)
+    return source is None or source.name == "DEFAULT"
 
 
 def _refuse_per_request_options(on_reconnect: OnReconnect | None, logprobs: int | None) -> None:

@@ -149,6 +149,20 @@ def _options(
             rich_help_panel=_SAMPLING,
         ),
     ] = _DEFAULT.sampling.top_p,
+    min_p: Annotated[
+        float,
+        Option(
+            help="Sample from tokens that have this share of the likeliest one's probability (0 to 1); 0 is off.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = _DEFAULT.sampling.min_p,
+    repetition_penalty: Annotated[
+        float,
+        Option(
+            help="Make tokens that prompt and answer have already less likely: above 1, at most 2; 1 is off.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = _DEFAULT.sampling.rules.repetition_penalty,
     seed: Annotated[int, Option(help="Random seed for sampling.", rich_help_panel=_SAMPLING)] = _DEFAULT.sampling.seed,
     acceptance: Annotated[
         Acceptance,

@@ -241,9 +241,10 @@ class ClientSession:
 
     def _check_rules(self) -> None:
         """Raise Refusal for rules that the server would pass over."""
-        if self._open_frame.sampling.rules and self._limits is not None and not self._limits.token_rules:
+        sampling = self._open_frame.sampling
+        if (sampling.rules or sampling.min_p) and self._limits is not None and not self._limits.token_rules:
             raise Refusal(
-                Reason.BAD_SAMPLING, "this server knows neither json_schema nor penalties nor logit_bias: update it"
+                Reason.BAD_SAMPLING, "this server knows no json_schema, penalties, logit_bias and min_p: update it"
             )
 
     @property

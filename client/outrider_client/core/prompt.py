@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from outrider_client.core.prompt_segments import Content, Segment, as_segments
 from outrider_proto.errors import UsageError
@@ -16,6 +16,8 @@ class PlainMessage(TypedDict):
 
     role: str
     content: str
+    tool_calls: NotRequired[Sequence[Mapping[str, Any]]]  # Any: whatever JSON holds, for templates that know calls
+    tool_call_id: NotRequired[str]
 
 
 class PromptMessage(TypedDict):
@@ -23,6 +25,8 @@ class PromptMessage(TypedDict):
 
     role: str
     content: Content
+    tool_calls: NotRequired[Sequence[Mapping[str, Any]]]  # Any: as above
+    tool_call_id: NotRequired[str]
 
 
 Prompt = str | Sequence[PromptMessage] | Sequence[int] | Sequence[Segment]
@@ -49,12 +53,17 @@ def plain_prompt(
         return write(segments)
     if not all("role" in message and "content" in message for message in messages):
         raise UsageError("prompt has a message without role or content: give both")
-    turns = ((message["role"], message["content"]) for message in messages)
     recall = recall or write
-    return [
-        PlainMessage(role=role, content=(recall if role == ASSISTANT_ROLE else write)(content))
-        for role, content in turns
-    ] or tokens
+    return [_plain(message, recall if message["role"] == ASSISTANT_ROLE else write) for message in messages] or tokens
+
+
+def _plain(message: PromptMessage | PlainMessage, write: Callable[[Content], str]) -> PlainMessage:
+    plain = PlainMessage(role=message["role"], content=write(message["content"]))
+    if "tool_calls" in message:
+        plain["tool_calls"] = message["tool_calls"]
+    if "tool_call_id" in message:
+        plain["tool_call_id"] = message["tool_call_id"]
+    return plain
 
 
 def check_form(prompt: Prompt | PlainPrompt) -> None:

@@ -278,8 +278,7 @@ class DraftingThread:
         # Not root_logits: those may be a copy's.
         logits = self._state.tree_logits(DraftTree())
         if rules is not None:
-            answer = self._tokens[rules.answer_from :]
-            logits = logits + torch.from_numpy(rules.biases(answer, logits.shape[1]))
+            logits = rules.applied(logits, self._tokens[rules.reads_from :])
             if not logits.isfinite().any():
                 return None
         return choose_tokens(logits, sampling, [len(self._tokens)])[0]

@@ -32,8 +32,8 @@ from outrider_client.gateway.metrics import CONTENT_TYPE
 from outrider_client.gateway.middleware import ENDPOINTS, BodyLimitMiddleware, KeyMiddleware, OriginMiddleware
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest, LinkCommand
 from outrider_client.gateway.request_mapping import GenerationRequest, map_chat_request, map_completion_request
-from outrider_client.gateway.response_bodies import Body, ChatFormatter, CompletionFormatter
-from outrider_client.gateway.responses import DisconnectedError, respond
+from outrider_client.gateway.response_bodies import Body, ChatFormatter, CompletionFormatter, chat_head, completion_head
+from outrider_client.gateway.responses import Answer, DisconnectedError, respond
 from outrider_client.gateway.responses_api import ResponsesFormatter, ResponsesRequest
 from outrider_proto.errors import OutriderError
 from outrider_proto.frames import Sampling
@@ -93,17 +93,10 @@ def _add_middleware(app: FastAPI, config: GatewayConfig, *, only_loopback: bool)
 def _add_completions(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
-        completion = await _prepared(gateway, lambda defaults: map_chat_request(body, request.headers, defaults))
-        usage = completion.request.include_usage
-        formatter = ChatFormatter(
-            body.model,
-            completion.models,
-            completion.token_fragments,
-            completion.request.tools,
-            stream=body.stream,
-            include_usage=usage,
-        )
-        return await respond(request, completion, formatter)
+        completions = await _prepared(gateway, lambda defaults: map_chat_request(body, request.headers, defaults))
+        head = chat_head(body.model, stream=body.stream)
+        answers = [Answer(one, ChatFormatter(head, index, one)) for index, one in enumerate(completions)]
+        return await respond(request, answers, gateway.config.sessions)
 
     @app.post("/v1/responses", response_model=None)
     async def respond_to(body: ResponsesRequest, request: Request) -> Response:
@@ -113,22 +106,24 @@ def _add_completions(app: FastAPI, gateway: Gateway) -> None:
             found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
             raise RequestValidationError(found) from error
 
-        def asked(defaults: Sampling) -> GenerationRequest:
+        def asked(defaults: Sampling) -> list[GenerationRequest]:
             # Its events have no way to take text back.
-            return replace(map_chat_request(chat_body, request.headers, defaults), takes_back=False)
+            return [replace(one, takes_back=False) for one in map_chat_request(chat_body, request.headers, defaults)]
 
-        return await respond(request, await _prepared(gateway, asked), ResponsesFormatter(body))
+        [completion] = await _prepared(gateway, asked)
+        return await respond(request, [Answer(completion, ResponsesFormatter(body))], gateway.config.sessions)
 
     @app.post("/v1/completions", response_model=None)
     async def complete(body: CompletionRequest, request: Request) -> Response:
-        completion = await _prepared(gateway, lambda defaults: map_completion_request(body, request.headers, defaults))
-        formatter = CompletionFormatter(body.model, completion.models, include_usage=completion.request.include_usage)
-        return await respond(request, completion, formatter)
+        completions = await _prepared(gateway, lambda defaults: map_completion_request(body, request.headers, defaults))
+        head = completion_head(body.model)
+        answers = [Answer(one, CompletionFormatter(head, index, one)) for index, one in enumerate(completions)]
+        return await respond(request, answers, gateway.config.sessions)
 
 
-async def _prepared(gateway: Gateway, asked: Callable[[Sampling], GenerationRequest]) -> GatewayCompletion:
+async def _prepared(gateway: Gateway, asked: Callable[[Sampling], list[GenerationRequest]]) -> list[GatewayCompletion]:
     # In a thread: a long prompt takes seconds to parse and tokenize, and all other answers would wait.
-    return await asyncio.to_thread(lambda: GatewayCompletion(gateway, asked(gateway.client.sampling)))
+    return await asyncio.to_thread(lambda: [GatewayCompletion(gateway, one) for one in asked(gateway.client.sampling)])
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:

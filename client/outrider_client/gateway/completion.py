@@ -1,22 +1,24 @@
-"""One answer for an app: runs the client on a pooled session and yields the text that may be sent."""
+"""Answers for an app: run the client on pooled sessions and yield the text that may be sent."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from typing import Literal
 
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import UNLIMITED, Mode
 from outrider_client.core.events import Committed, Event, Finished, RolledBack, Stats, Verified, Warned
-from outrider_client.core.prompt import dropped_warning
+from outrider_client.core.prompt import PlainPrompt, Prompt, dropped_warning
 from outrider_client.core.statistics import Statistics
 from outrider_client.gateway.errors import ApiError, server_unreachable
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.request_mapping import GenerationRequest
 from outrider_client.gateway.text_stream import TextChunk, TextStream, UnverifiedPolicy
+from outrider_client.models.tokenizer import ToolDescription
 from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.text.transcript import FinishReason
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
@@ -51,21 +53,17 @@ class GatewayCompletion:
         self._check_rules()
         self._ended_by: FinishReason | None = None
 
-    async def chunks(self) -> AsyncGenerator[TextChunk, None]:
-        """Yield text that may be sent, as it comes. Closing the generator ends the answer and keeps the session."""
-        arrived: asyncio.Queue[TextChunk | None] = asyncio.Queue()
+    def start(self, turns: asyncio.Semaphore, put: Callable[[TextChunk], None]) -> asyncio.Task[None]:
+        """Write the answer when its turn comes, and hand out its text as it may be sent. Cancelling ends it."""
         # In a task of its own: the request of an app that goes away is cancelled repeatedly, which would cut short the
         # clean-up that returns the session in order.
-        writing = self._gateway.start_task(self._write(arrived.put_nowait))
-        writing.add_done_callback(lambda _: arrived.put_nowait(None))
-        try:
-            while (chunk := await arrived.get()) is not None:
-                yield chunk
-            writing.result()
-        finally:
-            writing.cancel()
+        return self._gateway.start_task(self._write(turns, put))
 
-    async def _write(self, put: Callable[[TextChunk], None]) -> None:
+    async def _write(self, turns: asyncio.Semaphore, put: Callable[[TextChunk], None]) -> None:
+        async with turns:
+            await self._write_now(put)
+
+    async def _write_now(self, put: Callable[[TextChunk], None]) -> None:
         started = time.perf_counter()
         offline_s = self._gateway.watch.offline_s
         if self._needs_target and offline_s is not None and offline_s >= self._gateway.client.wait_for_link_s:
@@ -89,6 +87,12 @@ class GatewayCompletion:
         self._record(time.perf_counter() - started)
 
     @property
+    def echoed(self) -> str:
+        """The text that goes in front of the answer."""
+        echoed = self.request.echoed
+        return echoed if isinstance(echoed, str) else self.models.decode(echoed)
+
+    @property
     def finish_reason(self) -> OpenAIReason:
         """The reason in OpenAI's terms, where `length` also stands for an answer that an outage cut short."""
         ended = self._text_stream.last_token in self.models.eos_token_ids
@@ -102,11 +106,6 @@ class GatewayCompletion:
     @property
     def completion_tokens(self) -> int:
         return self._text_stream.num_tokens(self.models.decode)
-
-    @property
-    def usage(self) -> dict[str, int]:
-        prompt, completion = self.prompt_tokens, self.completion_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     @property
     def _is_local(self) -> bool:
@@ -166,9 +165,59 @@ class GatewayCompletion:
 
     def _encode(self) -> tuple[int, ...]:
         """The prompt as the server gets it, with placeholders for private text."""
+        request = self.request
+        if request.tool_chat is not None:
+            # Templates refuse what others take, such as ids of another form: those get the functions as text.
+            with contextlib.suppress(UsageError):
+                return self._encode_newest(request.tool_chat.messages, request.tool_chat.tools)
+        return self._encode_newest(
+            Placeholders().replace(request.prompt) if request.has_private else request.prompt, None
+        )
+
+    def _encode_newest(self, prompt: Prompt | PlainPrompt, tools: Sequence[ToolDescription] | None) -> tuple[int, ...]:
         request, on_full = self.request, self._gateway.client.on_full_context
-        prompt = Placeholders().replace(request.prompt) if request.has_private else request.prompt
-        encoded = self.models.encode_newest(prompt, raw=request.raw, reserve=self._wanted_tokens, on_full=on_full)
+        encoded = self.models.encode_newest(
+            prompt, raw=request.raw, reserve=self._wanted_tokens, on_full=on_full, tools=tools
+        )
         if encoded.num_dropped and not request.has_private:  # else the client drops them again, and tells
             self.warnings.append(dropped_warning(encoded.num_dropped))
         return tuple(encoded.tokens)
+
+
+async def chunks_of(
+    completions: Sequence[GatewayCompletion], at_once: int
+) -> AsyncGenerator[tuple[int, TextChunk | None], None]:
+    """Write all answers, some at once; yield the text of each that may be sent, as it comes, and None at its end.
+
+    Closing the generator ends the answers and keeps their sessions.
+    """
+    arrived: asyncio.Queue[tuple[int, TextChunk | None]] = asyncio.Queue()
+    turns = asyncio.Semaphore(at_once)
+
+    def put(number: int, chunk: TextChunk | None) -> None:
+        arrived.put_nowait((number, chunk))
+
+    def end(number: int, _: asyncio.Task[None]) -> None:
+        put(number, None)
+
+    writing = [completion.start(turns, partial(put, number)) for number, completion in enumerate(completions)]
+    for number, task in enumerate(writing):
+        task.add_done_callback(partial(end, number))
+    try:
+        num_left = len(writing)
+        while num_left:
+            number, chunk = await arrived.get()
+            if chunk is None:
+                writing[number].result()
+                num_left -= 1
+            yield number, chunk
+    finally:
+        for task in writing:
+            task.cancel()
+
+
+def usage_of(completions: Sequence[GatewayCompletion]) -> dict[str, int]:
+    """Return the tokens of all answers; a prompt with several counts once."""
+    prompt = sum({id(one.request.prompt): one.prompt_tokens for one in completions}.values())
+    completion = sum(one.completion_tokens for one in completions)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

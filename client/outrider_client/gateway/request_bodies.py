@@ -21,10 +21,12 @@ from pydantic_core import PydanticCustomError
 
 from outrider_client.core.config import Mode, Privacy
 from outrider_client.gateway.text_stream import UnverifiedPolicy
+from outrider_client.text.tool_calls import ToolCall
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 MAX_STOPS = 4
 MAX_TOOLS = 128
+MAX_CHOICES = 32  # answers of one request
 _MAX_STOP_CHARS = 256
 _Stop = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
 
@@ -109,6 +111,10 @@ class MessageToolCall(RequestBody):
     type: Literal["function"] = "function"
     function: CalledFunction
 
+    @property
+    def call(self) -> ToolCall:
+        return ToolCall(self.function.name, self.function.arguments)
+
 
 class ChatMessage(RequestBody):
     """A message; the role `developer` means `system`, and `tool` brings what a call gave."""
@@ -117,6 +123,11 @@ class ChatMessage(RequestBody):
     content: Annotated[Annotated[SafeText, Tag(TEXT)] | Annotated[list[TextPart], Tag(LIST)], BY_FORM]
     tool_calls: list[MessageToolCall] = []
     tool_call_id: str | None = None
+
+    @property
+    def is_of_tools(self) -> bool:
+        """True for calls, and for what a call gave."""
+        return bool(self.tool_calls) or self.role == "tool"
 
     @model_validator(mode="before")
     @classmethod
@@ -182,6 +193,7 @@ class _Generation(RequestBody):
     """Fields of both endpoints."""
 
     model: str
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
     stop: (
@@ -190,7 +202,10 @@ class _Generation(RequestBody):
     ) = None
     temperature: Annotated[FiniteFloat, Field(ge=0, le=2)] | None = None
     top_p: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # not in OpenAI's API, but many servers take it
+    # These three are not in OpenAI's API, but many servers take them.
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[FiniteFloat, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[FiniteFloat, Field(gt=0, le=2)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     frequency_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
@@ -214,6 +229,7 @@ class ChatRequest(_Generation):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    echo: Literal[False] = False  # of completions
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] = []
@@ -222,25 +238,23 @@ class ChatRequest(_Generation):
     ] = "auto"
 
 
-def _only_prompt(given: Any) -> Any:  # Any: whatever JSON holds
-    """Take the prompt out of a list of prompts, which must be its only one."""
-    if not isinstance(given, list) or not given or not isinstance(given[0], str | list):
-        return given
-    if len(given) > 1:
-        raise PydanticCustomError("several_prompts", "one prompt per request: send a request for each")
-    return given[0]
+def _as_prompts(given: Any) -> Any:  # Any: whatever JSON holds
+    """Return a list of prompts, of one where only one is given."""
+    if not isinstance(given, str | list):
+        raise PydanticCustomError("wrong_form", "need text or a list")
+    return [given] if isinstance(given, str) or (given and not isinstance(given[0], str | list)) else given
+
+
+_Prompt = Annotated[Annotated[SafeText, Tag(TEXT)] | Annotated[list[int], Field(min_length=1), Tag(LIST)], BY_FORM]
 
 
 class CompletionRequest(_Generation):
-    """POST /v1/completions, with one prompt: text or token ids."""
+    """POST /v1/completions; a prompt is text or token ids."""
 
-    prompt: Annotated[
-        Annotated[SafeText, Tag(TEXT)] | Annotated[list[int], Field(min_length=1), Tag(LIST)],
-        BY_FORM,
-        BeforeValidator(_only_prompt),
-    ]
+    prompt: Annotated[list[_Prompt], Field(min_length=1, max_length=MAX_CHOICES), BeforeValidator(_as_prompts)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool = False
 
 
 class LinkCommand(RequestBody):
@@ -251,26 +265,13 @@ class LinkCommand(RequestBody):
 
 
 # Hints of OpenAI's API and vLLM's: whatever they say, the answer is the same.
-_HINTS = frozenset(
-    {
-        "cache_prompt",
-        "include_reasoning",
-        "metadata",
-        "parallel_tool_calls",
-        "prediction",
-        "priority",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "reasoning_effort",
-        "request_id",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-        "verbosity",
-    }
-)
+# fmt: off
+_HINTS = frozenset({
+    "cache_prompt", "include_reasoning", "metadata", "parallel_tool_calls", "prediction", "priority",
+    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "request_id",
+    "safety_identifier", "service_tier", "store", "user", "verbosity",
+})
+# fmt: on
 _MESSAGE_HINTS = frozenset({"name"})
 _Values = tuple[Any, ...]  # Any: whatever JSON holds
 
@@ -278,11 +279,9 @@ _Values = tuple[Any, ...]  # Any: whatever JSON holds
 # nothing. Clients send some of those in every request.
 _NO_FUNCTIONS = "functions are called as tools"
 _UNSUPPORTED: Mapping[str, Mapping[str, _Values]] = {
-    "a request gets one answer": {"n": (1,), "best_of": (1,), "use_beam_search": (False,)},
-    "answers are sampled with temperature, top_p, top_k, seed, two penalties and logit_bias alone": {
-        "repetition_penalty": (1,),
+    "all answers are given, as they were written": {"best_of": (1,), "use_beam_search": (False,)},
+    "answers are sampled with temperature, top_p, top_k, min_p, seed, three penalties and logit_bias alone": {
         "length_penalty": (1,),
-        "min_p": (0,),
         "typical_p": (1,),
         "bad_words": ([],),
         "allowed_token_ids": ([],),
@@ -293,7 +292,7 @@ _UNSUPPORTED: Mapping[str, Mapping[str, _Values]] = {
         "stop_token_ids": ([],),
         "include_stop_str_in_output": (False,),
     },
-    "answers are new text at the prompt's end": {"echo": (False,), "suffix": ("",)},
+    "answers are new text at the prompt's end": {"suffix": ("",)},
     "answers are text without special tokens": {
         "skip_special_tokens": (True,),
         "spaces_between_special_tokens": (True,),

@@ -11,6 +11,7 @@ from outrider_client.core.prompt import SYSTEM_ROLE, USER_ROLE, PromptMessage, i
 from outrider_client.core.prompt_segments import Segment, as_segments
 from outrider_client.gateway.errors import ApiError
 from outrider_client.gateway.request_bodies import (
+    MAX_CHOICES,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -21,10 +22,27 @@ from outrider_client.gateway.request_bodies import (
 from outrider_client.gateway.text_stream import StopStrings, UnverifiedPolicy
 from outrider_client.models.local_models import Prompt
 from outrider_client.privacy.fences import parse_fences
-from outrider_client.text.tool_calls import Tool, ToolCall, call_schema, instructions, response, written
+from outrider_client.text.tool_calls import (
+    RESPONSE_BEGIN,
+    RESPONSE_END,
+    Tool,
+    call_schema,
+    described,
+    for_template,
+    instructions,
+    written,
+)
 from outrider_proto.frames import Sampling
 
 _DEFAULT_COMPLETION = 16  # tokens, as OpenAI's
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ToolChat:
+    """A chat with functions as a chat template that knows those takes it."""
+
+    messages: tuple[PromptMessage, ...]
+    tools: tuple[Mapping[str, Any], ...]  # Any: whatever JSON holds
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -48,16 +66,22 @@ class GenerationRequest:
     include_usage: bool
     takes_back: bool  # the app can be told that text which it got was wrong
     tools: tuple[Tool, ...] = ()  # that the answer may call
+    tool_chat: ToolChat | None = None  # the prompt, where it has tools or calls and nothing private
+    echoed: str | Sequence[int] = ""  # the prompt, where it goes in front of the answer
 
 
-def map_chat_request(body: ChatRequest, headers: Mapping[str, str], defaults: Sampling) -> GenerationRequest:
-    """Raise UsageError for wrongly marked private parts, ApiError for a parameter without the one it needs.
+def map_chat_request(body: ChatRequest, headers: Mapping[str, str], defaults: Sampling) -> list[GenerationRequest]:
+    """Return a request for each answer. `defaults` are the gateway's own.
 
-    `defaults` are the gateway's own.
+    Raises UsageError for wrongly marked private parts, ApiError for a parameter without the one it needs.
     """
     options = _options(body.outrider, headers)
     messages = [_message(message, options.fences) for message in body.messages]
     tools, is_must = _tools(body)
+    tool_chat = None
+    if (tools or any(message.is_of_tools for message in body.messages)) and not is_private(messages):
+        said = tuple(_tool_message(message, options.fences) for message in body.messages)
+        tool_chat = ToolChat(said, tuple(map(described, tools)))
     if tools:
         messages = _with_system(messages, instructions(tools, is_must=is_must))
     if body.top_logprobs and not body.logprobs:
@@ -68,19 +92,34 @@ def map_chat_request(body: ChatRequest, headers: Mapping[str, str], defaults: Sa
     if is_must:
         request = replace(request, overrides={**request.overrides, "json_schema": call_schema(tools)})
     # A call is read from the whole answer.
-    return replace(request, tools=tools, takes_back=request.takes_back and not tools)
+    request = replace(request, tools=tools, tool_chat=tool_chat, takes_back=request.takes_back and not tools)
+    return _times(body.n, request)
 
 
 def map_completion_request(
     body: CompletionRequest, headers: Mapping[str, str], defaults: Sampling
-) -> GenerationRequest:
-    """Raise what `map_chat_request` raises."""
+) -> list[GenerationRequest]:
+    """Return a request for each answer, prompt by prompt. Raises what `map_chat_request` raises."""
     options = _options(body.outrider, headers)
-    prompt: Prompt = body.prompt
-    if options.fences and isinstance(body.prompt, str):
-        prompt = parse_fences(body.prompt)
     limit = _DEFAULT_COMPLETION if body.max_tokens is None else body.max_tokens
-    return _generation_request(body, options, prompt, defaults, limit=limit, logprobs=body.logprobs)
+    if body.n * len(body.prompt) > MAX_CHOICES:
+        raise ApiError(400, f"n: {body.n} for each prompt are more than {MAX_CHOICES} answers", param="n")
+    if body.echo and body.logprobs is not None:
+        raise ApiError(400, "echo: a prompt has no log probabilities, so leave out logprobs", param="echo")
+    requests = []
+    for given in body.prompt:
+        prompt: Prompt = parse_fences(given) if options.fences and isinstance(given, str) else given
+        request = _generation_request(body, options, prompt, defaults, limit=limit, logprobs=body.logprobs)
+        requests += _times(body.n, replace(request, echoed=given if body.echo else ""))
+    return requests
+
+
+def _times(n: int, request: GenerationRequest) -> list[GenerationRequest]:
+    """Return the request n times; those that draw at random draw each from a seed of its own."""
+    if "seed" not in request.overrides:
+        return [request] * n
+    seeds = ((request.overrides["seed"] + number) % 2**63 for number in range(n))
+    return [replace(request, overrides={**request.overrides, "seed": seed}) for seed in seeds]
 
 
 def _generation_request(
@@ -100,6 +139,7 @@ def _generation_request(
         "json_schema": None if body.response_format is None else body.response_format.schema_text or None,
         "frequency_penalty": body.frequency_penalty or None,
         "presence_penalty": body.presence_penalty or None,
+        "repetition_penalty": body.repetition_penalty,
         "logit_bias": _biases(body.logit_bias),
     }
     stream_options = body.stream_options
@@ -125,12 +165,12 @@ def _sampling(body: ChatRequest | CompletionRequest, defaults: Sampling) -> dict
     # At temperature 0 the other parameters have no effect; without them greedy requests all have the same sampling.
     temperature = defaults.temperature if body.temperature is None else body.temperature
     if temperature == 0:
-        return {"sampling": Sampling()}
+        return {"sampling": Sampling(rules=defaults.rules)}
     # OpenAI's API draws another answer each time unless a seed is given.
     # A seed may be negative there, but has 63 bits here.
     seed = random.getrandbits(63) if body.seed is None else body.seed % 2**63
     top_k = None if body.top_k is None else max(body.top_k, 0)
-    return {"temperature": temperature, "top_p": body.top_p, "top_k": top_k, "seed": seed}
+    return {"temperature": temperature, "top_p": body.top_p, "top_k": top_k, "min_p": body.min_p, "seed": seed}
 
 
 def _biases(given: Mapping[str, float] | None) -> Mapping[int, float] | None:
@@ -185,22 +225,30 @@ def _options(given: OutriderOptions | None, headers: Mapping[str, str]) -> Outri
 
 def _message(message: ChatMessage, fences: bool) -> PromptMessage:
     role = {"developer": SYSTEM_ROLE, "tool": USER_ROLE}.get(message.role, message.role)
-    content = message.content
-    parts = (TextPart(type="text", text=content),) if isinstance(content, str) else tuple(content)
-    segments = tuple(_segments(parts, fences))
+    segments = tuple(_segments(message, fences))
     if message.role == "tool":
-        front, back = response("\0").split("\0")
-        segments = (Segment(front), *segments, Segment(back))
+        segments = (Segment(RESPONSE_BEGIN), *segments, Segment(RESPONSE_END))
     if message.tool_calls:
-        calls = [ToolCall(call.function.name, call.function.arguments) for call in message.tool_calls]
-        segments = (*segments, Segment(written(calls)))
+        segments = (*segments, Segment(written(call.call for call in message.tool_calls)))
     if any(segment.private for segment in segments):
         return PromptMessage(role=role, content=segments)
     return PromptMessage(role=role, content="".join(segment.text for segment in segments))
 
 
-def _segments(parts: Iterable[TextPart], fences: bool) -> Iterable[Segment]:
-    for part in parts:
+def _tool_message(message: ChatMessage, fences: bool) -> PromptMessage:
+    """Return a message without private parts as a chat template that knows tools takes it."""
+    role = SYSTEM_ROLE if message.role == "developer" else message.role
+    mapped = PromptMessage(role=role, content="".join(segment.text for segment in _segments(message, fences)))
+    if message.tool_calls:
+        mapped["tool_calls"] = [for_template(call.call, call.id) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        mapped["tool_call_id"] = message.tool_call_id
+    return mapped
+
+
+def _segments(message: ChatMessage, fences: bool) -> Iterable[Segment]:
+    content = message.content
+    for part in (TextPart(type="text", text=content),) if isinstance(content, str) else content:
         if fences and not part.private:
             yield from parse_fences(part.text)
         else:

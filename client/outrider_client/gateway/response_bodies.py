@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from outrider_client.gateway.completion import GatewayCompletion
+from outrider_client.gateway.completion import GatewayCompletion, usage_of
 from outrider_client.gateway.text_stream import TextChunk
 from outrider_client.models.local_models import LocalModels
 from outrider_client.privacy.fences import private_kinds
 from outrider_client.text.detokenizer import REPLACEMENT
 from outrider_client.text.logprobs import TokenLogprobs
-from outrider_client.text.token_fragments import TokenFragments
-from outrider_client.text.tool_calls import Tool, calls_in
+from outrider_client.text.tool_calls import calls_in
 
 Body = dict[str, Any]  # Any: whatever JSON holds
 
@@ -34,7 +33,7 @@ class ResponseFormatter(Protocol):
 
     def closing(self, completion: GatewayCompletion) -> list[Body]: ...
 
-    def usage(self, completion: GatewayCompletion) -> list[Body]: ...
+    def usage(self, completions: Sequence[GatewayCompletion]) -> list[Body]: ...
 
     def failed(self, error: Body) -> Body:
         """The event of an error in mid-answer."""
@@ -46,20 +45,29 @@ class ResponseFormatter(Protocol):
 class _Formatter:
     ends_with_done = True
 
-    def __init__(self, prefix: str, kind: str, model: str, models: LocalModels, *, include_usage: bool) -> None:
+    def __init__(self, head: Body, index: int, models: LocalModels, *, include_usage: bool) -> None:
+        self._head = head
+        self._index = index
         self._models = models
         self._include_usage = include_usage
-        self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
-    def usage(self, completion: GatewayCompletion) -> list[Body]:
-        return [{**self._head, "choices": [], "usage": completion.usage}]
+    def usage(self, completions: Sequence[GatewayCompletion]) -> list[Body]:
+        return [{**self._head, "choices": [], "usage": usage_of(completions)}]
 
     def failed(self, error: Body) -> Body:
         return error
 
     def _chunk(self, choice: Body, outrider: Body) -> Body:
-        chunk = {**self._head, "choices": [{"index": 0, **choice}], "outrider": outrider}
+        chunk = {**self._head, "choices": [{"index": self._index, **choice}], "outrider": outrider}
         return {**chunk, "usage": None} if self._include_usage else chunk
+
+    def _whole(self, choice: Body, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body:
+        return {
+            **self._head,
+            "choices": [{"index": self._index, **choice}],
+            "usage": usage_of([completion]),
+            "outrider": answer_extension(completion, chunks),
+        }
 
     def _token_text(self, token: int) -> str:
         # Decoded after another token: some tokenizers drop the blank before a word that stands alone.
@@ -69,23 +77,27 @@ class _Formatter:
         return [one for one in logprobs if one.token not in self._models.eos_token_ids]
 
 
-class ChatFormatter(_Formatter):
-    """/v1/chat/completions."""
+def chat_head(model: str, *, stream: bool) -> Body:
+    """Return what all bodies of a chat have in common."""
+    return _head("chatcmpl", "chat.completion.chunk" if stream else "chat.completion", model)
 
-    def __init__(
-        self,
-        model: str,
-        models: LocalModels,
-        fragments: TokenFragments,
-        tools: Sequence[Tool],
-        *,
-        stream: bool,
-        include_usage: bool,
-    ) -> None:
-        kind = "chat.completion.chunk" if stream else "chat.completion"
-        super().__init__("chatcmpl", kind, model, models, include_usage=include_usage)
-        self._fragments = fragments
-        self._tools = tools
+
+def completion_head(model: str) -> Body:
+    """Return what all bodies of a completion have in common."""
+    return _head("cmpl", "text_completion", model)
+
+
+def _head(prefix: str, kind: str, model: str) -> Body:
+    return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+
+
+class ChatFormatter(_Formatter):
+    """/v1/chat/completions: the answer with that `index`."""
+
+    def __init__(self, head: Body, index: int, completion: GatewayCompletion) -> None:
+        super().__init__(head, index, completion.models, include_usage=completion.request.include_usage)
+        self._fragments = completion.token_fragments
+        self._tools = completion.request.tools
         self._held: list[TextChunk] = []  # until it is known whether they are a call
 
     def opening(self, completion: GatewayCompletion) -> list[Body]:
@@ -112,13 +124,7 @@ class ChatFormatter(_Formatter):
         said, reason = self._message(chunks, completion.finish_reason)
         message = {"role": "assistant", "refusal": None, **said}
         logprobs = self._logprobs([one for chunk in chunks for one in chunk.logprobs])
-        choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason}
-        return {
-            **self._head,
-            "choices": [choice],
-            "usage": completion.usage,
-            "outrider": answer_extension(completion, chunks),
-        }
+        return self._whole({"message": message, "logprobs": logprobs, "finish_reason": reason}, completion, chunks)
 
     def _message(self, chunks: Sequence[TextChunk], reason: str) -> tuple[Body, str]:
         """Return text and calls of an answer, and why it ended."""
@@ -146,13 +152,15 @@ class ChatFormatter(_Formatter):
 
 
 class CompletionFormatter(_Formatter):
-    """/v1/completions."""
+    """/v1/completions: the answer with that `index`, behind its prompt if that is to be echoed."""
 
-    def __init__(self, model: str, models: LocalModels, *, include_usage: bool) -> None:
-        super().__init__("cmpl", "text_completion", model, models, include_usage=include_usage)
+    def __init__(self, head: Body, index: int, completion: GatewayCompletion) -> None:
+        super().__init__(head, index, completion.models, include_usage=completion.request.include_usage)
+        self._echoed = completion.echoed
 
     def opening(self, completion: GatewayCompletion) -> list[Body]:
-        return []
+        choice = {"text": self._echoed, "logprobs": None, "finish_reason": None}
+        return [self._chunk(choice, {})] if self._echoed else []
 
     def chunk(self, chunk: TextChunk) -> list[Body]:
         logprobs = self._logprobs(chunk.logprobs, chunk.offset)
@@ -164,14 +172,8 @@ class CompletionFormatter(_Formatter):
 
     def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body:
         logprobs = self._logprobs([one for chunk in chunks for one in chunk.logprobs], 0)
-        text, reason = text_of(chunks), completion.finish_reason
-        choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return {
-            **self._head,
-            "choices": [choice],
-            "usage": completion.usage,
-            "outrider": answer_extension(completion, chunks),
-        }
+        text, reason = self._echoed + text_of(chunks), completion.finish_reason
+        return self._whole({"text": text, "logprobs": logprobs, "finish_reason": reason}, completion, chunks)
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs], offset: int) -> Body | None:
         kept = self._without_eos(logprobs)
@@ -184,6 +186,15 @@ class CompletionFormatter(_Formatter):
             "top_logprobs": [{self._token_text(token): logprob for token, logprob in one.top} for one in kept],
             "text_offset": [offset + sum(map(len, texts[:i])) for i in range(len(texts))],
         }
+
+
+def merged(bodies: Sequence[Body], completions: Sequence[GatewayCompletion]) -> Body:
+    """Return one body with the choices of all. Of several, each has its own extension."""
+    if len(bodies) == 1:
+        return bodies[0]
+    choices = [{**body["choices"][0], "outrider": body["outrider"]} for body in bodies]
+    common = {name: value for name, value in bodies[0].items() if name != "outrider"}
+    return {**common, "choices": choices, "usage": usage_of(completions)}
 
 
 def text_of(chunks: Sequence[TextChunk]) -> str:

@@ -1,4 +1,4 @@
-"""HTTP responses: an answer as one JSON body or as server-sent events.
+"""HTTP responses: the answers to a request as one JSON body or as server-sent events.
 
 Nothing is sent before the first text or the first error, so that an error still gets its HTTP status.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -16,66 +17,83 @@ from fastapi.responses import JSONResponse
 from sse_starlette import EventSourceResponse
 from starlette.responses import Response
 
-from outrider_client.gateway.completion import GatewayCompletion
+from outrider_client.gateway.completion import GatewayCompletion, chunks_of
 from outrider_client.gateway.errors import ApiError, api_error
-from outrider_client.gateway.response_bodies import Body, ResponseFormatter
+from outrider_client.gateway.response_bodies import Body, ResponseFormatter, merged
 from outrider_client.gateway.text_stream import TextChunk
 from outrider_proto.errors import OutriderError
 
 _KEEPALIVE_S = 10
 
 
-async def respond(request: Request, completion: GatewayCompletion, formatter: ResponseFormatter) -> Response:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One of the answers to a request, and its form."""
+
+    completion: GatewayCompletion
+    formatter: ResponseFormatter
+
+
+_Chunks = AsyncGenerator[tuple[int, TextChunk | None], None]
+
+
+async def respond(request: Request, answers: Sequence[Answer], at_once: int) -> Response:
     """Raises ApiError, OutriderError or DisconnectedError."""
-    if completion.request.stream:
-        return await _streamed(request, completion, formatter)
-    chunks = await while_connected(request, _all(completion))
-    return JSONResponse(formatter.whole(completion, chunks))
+    chunks = chunks_of([answer.completion for answer in answers], at_once)
+    if answers[0].completion.request.stream:
+        return await _streamed(request, answers, chunks)
+    return JSONResponse(await while_connected(request, _whole(answers, chunks)))
 
 
-async def _all(completion: GatewayCompletion) -> list[TextChunk]:
-    async with contextlib.aclosing(completion.chunks()) as chunks:
-        return [chunk async for chunk in chunks]
+async def _whole(answers: Sequence[Answer], chunks: _Chunks) -> Body:
+    written: list[list[TextChunk]] = [[] for _ in answers]
+    async with contextlib.aclosing(chunks):
+        async for number, chunk in chunks:
+            if chunk is not None:
+                written[number].append(chunk)
+    bodies = [answer.formatter.whole(answer.completion, its) for answer, its in zip(answers, written, strict=True)]
+    return merged(bodies, [answer.completion for answer in answers])
 
 
-async def _streamed(request: Request, completion: GatewayCompletion, formatter: ResponseFormatter) -> Response:
-    chunks = completion.chunks()
+async def _streamed(request: Request, answers: Sequence[Answer], chunks: _Chunks) -> Response:
     try:
         first = await while_connected(request, _first(chunks))
     except BaseException:  # cancellation, too: the session must be given back now
         await chunks.aclose()
         raise
     # OpenAI's streams end lines with \n; sse-starlette's default is \r\n.
-    return EventSourceResponse(_events(first, chunks, completion, formatter), ping=_KEEPALIVE_S, sep="\n")
+    return EventSourceResponse(_events(first, answers, chunks), ping=_KEEPALIVE_S, sep="\n")
 
 
-async def _first(chunks: AsyncGenerator[TextChunk, None]) -> TextChunk | None:
-    return await anext(chunks, None)
+async def _first(chunks: _Chunks) -> tuple[int, TextChunk | None]:
+    return await anext(chunks)
 
 
 async def _events(
-    first: TextChunk | None,
-    chunks: AsyncGenerator[TextChunk, None],
-    completion: GatewayCompletion,
-    formatter: ResponseFormatter,
+    first: tuple[int, TextChunk | None], answers: Sequence[Answer], chunks: _Chunks
 ) -> AsyncGenerator[bytes, None]:
+    one = answers[0]  # of what all answers have in common
     async with contextlib.aclosing(chunks):
-        yield _events_of(formatter.opening(completion))
-        if first is not None:
-            yield _events_of(formatter.chunk(first))
+        for answer in answers:
+            yield _events_of(answer.formatter.opening(answer.completion))
+        yield _events_of(_bodies(answers, *first))
         try:
-            async for chunk in chunks:
-                yield _events_of(formatter.chunk(chunk))
+            async for number, chunk in chunks:
+                yield _events_of(_bodies(answers, number, chunk))
         except OutriderError as error:
-            yield _events_of([formatter.failed(api_error(error).body)])
+            yield _events_of([one.formatter.failed(api_error(error).body)])
         except ApiError as error:
-            yield _events_of([formatter.failed(error.body)])
+            yield _events_of([one.formatter.failed(error.body)])
         else:
-            yield _events_of(formatter.closing(completion))
-            if completion.request.include_usage:
-                yield _events_of(formatter.usage(completion))
-    if formatter.ends_with_done:
+            if one.completion.request.include_usage:
+                yield _events_of(one.formatter.usage([answer.completion for answer in answers]))
+    if one.formatter.ends_with_done:
         yield b"data: [DONE]\n\n"
+
+
+def _bodies(answers: Sequence[Answer], number: int, chunk: TextChunk | None) -> list[Body]:
+    answer = answers[number]
+    return answer.formatter.closing(answer.completion) if chunk is None else answer.formatter.chunk(chunk)
 
 
 def _events_of(bodies: Iterable[Body]) -> bytes:

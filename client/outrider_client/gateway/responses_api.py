@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from outrider_client.gateway.completion import GatewayCompletion
+from outrider_client.gateway.completion import GatewayCompletion, usage_of
 from outrider_client.gateway.request_bodies import (
     BY_FORM,
     LIST,
@@ -237,7 +237,7 @@ class ResponsesFormatter:
         return [*events, self._event(kind, response=response)]
 
     def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body:
-        tools, usage = completion.request.tools, completion.usage
+        tools, usage = completion.request.tools, usage_of([completion])
         text, calls = calls_in(text_of(chunks), tools) if tools else (text_of(chunks), [])
         is_cut = completion.finish_reason == "length" and not calls
         status = "incomplete" if is_cut else "completed"
@@ -266,7 +266,7 @@ class ResponsesFormatter:
             "outrider": answer_extension(completion, chunks),
         }
 
-    def usage(self, completion: GatewayCompletion) -> list[Body]:
+    def usage(self, completions: Sequence[GatewayCompletion]) -> list[Body]:
         return []  # the last event has it
 
     def failed(self, error: Body) -> Body:

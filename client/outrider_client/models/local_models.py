@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from outrider_client.core.prompt import (
 )
 from outrider_client.core.prompt import Prompt as Prompt
 from outrider_client.models.private_tokens import PrivateSplit, split
-from outrider_client.models.tokenizer import TextTokenizer, load_tokenizer
+from outrider_client.models.tokenizer import TextTokenizer, ToolDescription, load_tokenizer
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.catalog import CATALOG
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
@@ -34,6 +35,7 @@ from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
 from outrider_drafters.families.lookup import drafter as lookup
 from outrider_drafters.load import load_drafter
+from outrider_drafters.readers.config import read_json
 from outrider_drafters.routing.keywords import KeywordRule
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_models.core.embedded import (
@@ -51,6 +53,9 @@ from outrider_proto.frames import Codec, Open, Sampling, ServerDescription, Toke
 # Values of lm_head, a drafter's largest matrix. Below this, CPU threads cost more in synchronization than they save.
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SMALL = 4_000_000
+
+# Of generation_config.json, those that vLLM's server takes as its defaults.
+_RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 
 # No real text has more characters a token: what has is refused before the tokenizer spends seconds on it.
 _MAX_CHARS_PER_TOKEN = 128
@@ -160,12 +165,14 @@ class LocalModels:
         """Return the tokens' text, or an empty one without a tokenizer."""
         return "" if self.load_text is None else self.text.decode(tokens)
 
-    def encode(self, prompt: Prompt | PlainPrompt, *, raw: bool) -> list[int]:
+    def encode(
+        self, prompt: Prompt | PlainPrompt, *, raw: bool, tools: Sequence[ToolDescription] | None = None
+    ) -> list[int]:
         """Return the token ids of a prompt without private segments; text is one user's message unless `raw`.
 
         Raises UsageError.
         """
-        tokens = self._encode(prompt, raw)
+        tokens = self._encode(prompt, raw, tools)
         if not tokens:
             raise UsageError("prompt is empty: give at least one token")
         for token in tokens:
@@ -174,18 +181,25 @@ class LocalModels:
         return tokens
 
     def encode_newest(
-        self, prompt: Prompt | PlainPrompt, *, raw: bool, reserve: int, on_full: OnFullContext
+        self,
+        prompt: Prompt | PlainPrompt,
+        *,
+        raw: bool,
+        reserve: int,
+        on_full: OnFullContext,
+        tools: Sequence[ToolDescription] | None = None,
     ) -> EncodedPrompt:
         """Encode a prompt; of a chat leave out as many of its oldest turns as `reserve` more tokens need to fit.
 
-        `reserve` counts as a quarter of the context at most. System messages and the newest turn always stay. Raises
-        UsageError, or Refusal for a text that is longer than any that fits.
+        `reserve` counts as a quarter of the context at most. System messages and the newest turn always stay. `tools`:
+        functions that the chat template is to show, also none. Raises UsageError, or Refusal for a text that is longer
+        than any that fits.
         """
         written = plain_prompt(prompt, safe_text)
         messages = [] if isinstance(written, str) else [item for item in written if not isinstance(item, int)]
         starts = turn_starts(messages)
         if on_full == "error" or len(starts) < 2:
-            return EncodedPrompt(self.encode(written, raw=raw))
+            return EncodedPrompt(self.encode(written, raw=raw, tools=tools))
         most = self.max_context - min(reserve, self.max_context // 4)
         tried: dict[int, list[int]] = {}
 
@@ -193,13 +207,14 @@ class LocalModels:
             kept = since(messages, start)
             if not self._is_short(message["content"] for message in kept):
                 return False
-            tried[start] = self.encode(kept, raw=raw)
+            tried[start] = self.encode(kept, raw=raw, tools=tools)
             return len(tried[start]) <= most
 
         # All of it first, and only then by halves: most chats fit.
         start = starts[0] if fits(starts[0]) else starts[min(bisect_left(starts, True, 1, key=fits), len(starts) - 1)]
         kept = since(messages, start)
-        return EncodedPrompt(tried.get(start) or self.encode(kept, raw=raw), len(messages) - len(kept))
+        tokens = tried.get(start) or self.encode(kept, raw=raw, tools=tools)
+        return EncodedPrompt(tokens, len(messages) - len(kept))
 
     def split(self, prompt: Prompt, *, raw: bool) -> PrivateSplit:
         """Return the tokens before the first private segment and those from there on. Raises UsageError or Refusal."""
@@ -210,7 +225,7 @@ class LocalModels:
             raise UsageError(f"prompt has tokens beyond the vocabulary of {self.vocab_size}")
         return parts
 
-    def _encode(self, prompt: Prompt | PlainPrompt, raw: bool) -> list[int]:
+    def _encode(self, prompt: Prompt | PlainPrompt, raw: bool, tools: Sequence[ToolDescription] | None) -> list[int]:
         written = plain_prompt(prompt, safe_text)
         self._check_length(segment.text for segment in segments_of(prompt))
         if isinstance(written, str):
@@ -222,6 +237,8 @@ class LocalModels:
                 else self.text.encode_chat([PlainMessage(role="user", content=written)])
             )
         turns = [item for item in written if not isinstance(item, int)]
+        if turns and tools is not None:
+            return self.text.encode_with_tools(turns, tools)
         return self.text.encode_chat(turns) if turns else [item for item in written if isinstance(item, int)]
 
     def _check_length(self, texts: Iterable[str]) -> None:
@@ -284,3 +301,22 @@ def _load_drafter(source: str | Path | DrafterSource | None, config: ClientConfi
     if source is None:
         raise UsageError("drafter is not given: name one for this target, or none")
     return load_drafter(DrafterSource.parse(source).with_draft_vocab(config.draft_vocab), weights)
+
+
+def recommended_sampling(target: str | Path | None) -> dict[str, Any]:  # Any: each has its own type
+    """Return how answers of a target are sampled by the file that its authors publish with it, as vLLM reads that.
+
+    Fields of ClientConfig.for_answer; none without the file. Raises UsageError.
+    """
+    path = resolve_dir(target_source(target)) / "generation_config.json"
+    if not path.is_file():
+        return {}
+    given = read_json(path)
+    found = {name: given[name] for name in _RECOMMENDED if given.get(name) is not None}
+    if given.get("do_sample") is True:  # transformers samples at temperature 1 unless the file names another one
+        found = {"temperature": 1.0} | found
+    try:
+        ClientConfig().for_answer(**found)
+    except (UsageError, TypeError) as error:
+        raise UsageError(f"{path}: {error}; --no-generation-config passes over the file") from error
+    return found

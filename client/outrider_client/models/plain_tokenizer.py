@@ -31,6 +31,7 @@ _KNOWN = {  # keys of tokenizer_config.json that are supported or have no effect
     "tokenizer_class",
 }
 _IN_TEMPLATES = {"messages", "add_generation_prompt", "tools", "documents", "raise_exception", *_SPECIAL}
+NO_TOOLS = "this target's chat template shows no tools"
 Config = Mapping[str, Any]  # Any: whatever JSON holds
 
 
@@ -48,6 +49,10 @@ class PlainTokenizer:
     def encode_chat(self, messages: Sequence[PlainMessage]) -> list[int]:
         """Return the tokens of a chat. Raises UsageError without a chat template or for messages it rejects."""
         return self.encode_part(self.render(messages))
+
+    def encode_with_tools(self, messages: Sequence[PlainMessage], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        # Templates that show tools write them with `tojson`, and are transformers' to render.
+        raise UsageError(NO_TOOLS)
 
     def render(self, messages: Sequence[PlainMessage]) -> str:
         """Return the chat template's text. Raises what `encode_chat` does."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from outrider_client.core.prompt import PlainMessage
 from outrider_client.core.prompt import PromptMessage as PromptMessage
-from outrider_client.models.plain_tokenizer import plain_tokenizer
+from outrider_client.models.plain_tokenizer import NO_TOOLS, plain_tokenizer
 from outrider_proto.errors import UsageError
+
+ToolDescription = Mapping[str, Any]  # Any: whatever JSON holds; a function in OpenAI's form
 
 
 class TextTokenizer(Protocol):
@@ -21,8 +23,15 @@ class TextTokenizer(Protocol):
         """Return the tokens of the chat template over the messages, up to where the answer begins."""
         ...
 
+    def encode_with_tools(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription]) -> list[int]:
+        """Return the tokens of a chat in which functions may be called, as the template shows those.
+
+        Raises UsageError for a template that shows none.
+        """
+        ...
+
     def render(self, messages: Sequence[PlainMessage]) -> str:
-        """Return the same as text."""
+        """Return the chat template's text over the messages."""
         ...
 
     def encode_part(self, text: str) -> list[int]:
@@ -55,12 +64,19 @@ class TargetTokenizer:
         """Return the tokens of a chat. Raises UsageError without a chat template or for messages it rejects."""
         return self.encode_part(self.render(messages))
 
-    def render(self, messages: Sequence[PlainMessage]) -> str:
+    def encode_with_tools(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription]) -> list[int]:
+        if "tools" not in str(self._tokenizer.chat_template):
+            raise UsageError(NO_TOOLS)
+        return self.encode_part(self.render(messages, tools))
+
+    def render(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription] = ()) -> str:
         """Return the chat template's text. Raises what `encode_chat` does."""
         if not self._tokenizer.chat_template:
             raise UsageError("this target has no chat template: give the prompt raw (--raw)")
         try:
-            text: str = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+            )
         except Exception as error:  # a template is a program, and may fail like one
             raise UsageError(f"the chat template does not take these messages: {error}") from error
         return text

@@ -1,4 +1,6 @@
-"""Calls of an app's functions, as text that any chat template takes, in the form of Hermes and Qwen.
+"""Calls of an app's functions: as a chat template that knows tools takes them, and as text that any other one takes.
+
+The text has the form of Hermes and Qwen:
 
     system      what there is to call, as JSON in <tools>            answer   <tool_call>{"name": ..., "arguments": ...}
     assistant   <tool_call>{"name": ..., "arguments": ...}                    </tool_call>, or, where a call is a must,
@@ -10,6 +12,7 @@ Of free answers the forms of Llama 3 and Mistral are understood, too.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +24,7 @@ _TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _MISTRAL = "[TOOL_CALLS]"
 _NONE = {"type": "object", "properties": {}, "additionalProperties": False}  # of a function that takes none
 _ARGUMENTS = ("arguments", "parameters")  # Llama 3 names them so
+RESPONSE_BEGIN, RESPONSE_END = "<tool_response>\n", "\n</tool_response>"  # around what a call gave
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,24 @@ class ToolCall:
     arguments: str
 
 
+def described(tool: Tool) -> JsonObject:
+    """Return a tool as chat templates take it, in OpenAI's form."""
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters or _NONE}
+    return {"type": "function", "function": function}
+
+
+def for_template(call: ToolCall, number: str | None) -> JsonObject:
+    """Return a call as chat templates take it: with its arguments as an object."""
+    arguments: Any = call.arguments
+    with contextlib.suppress(ValueError):
+        arguments = json.loads(arguments)
+    function = {"name": call.name, "arguments": arguments}
+    return {"type": "function", "function": function} | ({} if number is None else {"id": number})
+
+
 def instructions(tools: Sequence[Tool], *, is_must: bool) -> str:
     """Return what the system message says of the tools."""
-    functions = ({"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools)
-    listed = "\n".join(json.dumps({"type": "function", "function": function}) for function in functions)
+    listed = "\n".join(json.dumps(described(tool)) for tool in tools)
     how = (
         'Answer with a JSON object of a function\'s name and its arguments and nothing else: {"name": ..., "arguments":'
         " {...}}"
@@ -74,11 +92,6 @@ def written(calls: Iterable[ToolCall]) -> str:
         f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}\n</tool_call>'
         for call in calls
     )
-
-
-def response(text: str) -> str:
-    """Return the text of what a call gave."""
-    return f"<tool_response>\n{text}\n</tool_response>"
 
 
 def calls_in(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:

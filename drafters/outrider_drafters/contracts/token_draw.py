@@ -1,4 +1,4 @@
-"""Sampling: temperature, top-k, top-p and the draw, the same on the server and on a client that writes offline.
+"""Sampling: temperature, top-k, top-p, min-p and the draw, the same on the server and on a client that writes offline.
 
 Every row has its own parameters, and all rows go through one chain of operations, in which the host waits for nothing.
 The order and the ties are those of transformers' `generate`; its processors are not used, since they take one set of
@@ -23,35 +23,38 @@ _NO_TOP_P = -1.0
 
 
 def filters(samplings: Sequence[Sampling]) -> NDArray[np.float64]:
-    """Return [3, n]: each one's temperature, top-k (0: off) and the probability that top-p cuts off (-1: off)."""
+    """Return [4, n]: each one's temperature, top-k (0: off), what top-p cuts off (-1: off) and min-p."""
     return np.array(
         [
-            (max(one.temperature, _COLDEST), one.top_k, 1.0 - one.top_p if one.top_p < 1.0 else _NO_TOP_P)
+            (max(one.temperature, _COLDEST), one.top_k, 1.0 - one.top_p if one.top_p < 1.0 else _NO_TOP_P, one.min_p)
             for one in samplings
         ]
     ).T
 
 
-def distributions(logits: Tensor, rows: Tensor, max_top_k: int, top_p: bool) -> Tensor:
+def distributions(logits: Tensor, rows: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Return the distributions [n, vocab] float64 that tokens are drawn from.
 
-    logits: [n, vocab]; rows: [3, n] or [3, 1] float64, as filters() gives them, on the same device. `max_top_k`: the
-    largest of their top-k; `top_p`: whether any has one.
+    logits: [n, vocab]; rows: [4, n] or [4, 1] float64, as filters() gives them, on the same device. `samplings`: all
+    that occur in the rows; a filter that none of them has costs nothing.
     """
-    temperature, top_k, cut = rows[:, :, None]
+    temperature, top_k, cut, min_p = rows[:, :, None]
     scores = logits.float() / temperature.float()
-    if max_top_k:
+    if max_top_k := max(one.top_k for one in samplings):
         best = scores.topk(min(max_top_k, scores.shape[-1])).values
         last = (top_k.long().clamp(max=best.shape[-1]) - 1).clamp(min=0).expand(len(scores), 1)
         lowest = best.gather(-1, last).where(top_k > 0, -math.inf)
         scores = scores.masked_fill(scores < lowest, -math.inf)
-    if top_p:
+    if any(one.top_p < 1.0 for one in samplings):
         # The whole vocabulary, also behind top-k: what is cut off at the edge depends on float32 sums from the
         # unlikeliest token on, and on the order in which equals are sorted.
         ascending, order = scores.sort()
         unlikely = ascending.softmax(-1).cumsum(-1) <= cut.float()
         unlikely[:, -1] = False
         scores = scores.masked_fill(unlikely.scatter(-1, order, unlikely), -math.inf)
+    if any(one.min_p for one in samplings):
+        shares = scores.softmax(-1)
+        scores = scores.masked_fill(shares < min_p.float() * shares.amax(-1, keepdim=True), -math.inf)
     probabilities: Tensor = scores.double().softmax(-1)
     return probabilities
 
@@ -59,7 +62,7 @@ def distributions(logits: Tensor, rows: Tensor, max_top_k: int, top_p: bool) -> 
 def distribution(logits: Tensor, sampling: Sampling) -> Tensor:
     """Return the distributions [n, vocab] float64 of rows that share their parameters."""
     rows = torch.tensor(filters([sampling]), device=logits.device)
-    return distributions(logits, rows, sampling.top_k, sampling.top_p < 1.0)
+    return distributions(logits, rows, [sampling])
 
 
 def drawn(probabilities: Tensor, uniforms: Tensor) -> Tensor:

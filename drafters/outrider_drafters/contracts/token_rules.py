@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import TokenRules
@@ -110,11 +112,13 @@ def _closed(schema: Any) -> Any:  # Any: whatever JSON holds
 class AnswerRules:
     """The rules of one answer. Its grammar follows the answer from call to call, and goes back where that has changed.
 
+    `reads_from`: position of the first token that they look at, which is the prompt's for a repetition penalty.
+
     `schemas`: None where the tokens are not known. Raises Refusal (BAD_SAMPLING) for a schema that cannot be followed.
     """
 
     def __init__(self, rules: TokenRules, schemas: SchemaCompiler | None) -> None:
-        self.answer_from = rules.answer_from
+        self.answer_from, self.reads_from = rules.answer_from, rules.reads_from
         self._rules = rules
         self._grammar = None
         if rules.json_schema:
@@ -122,8 +126,16 @@ class AnswerRules:
                 raise _bad(_NO_TOKENIZER)
             self._grammar = schemas.grammar(rules.json_schema)
 
-    def biases(self, answer: Sequence[int], vocab_size: int) -> NDArray[np.float32]:
-        """Return what to add to the logits [vocab] of the answer's next token."""
+    def applied(self, logits: Tensor, text: Sequence[int]) -> Tensor:
+        """Return the logits [1, vocab] of the token that follows `text`, the tokens from `reads_from` on."""
+        if (penalty := self._rules.repetition_penalty) != 1.0:
+            seen = torch.tensor(sorted(set(text)), device=logits.device)
+            found = logits[:, seen]
+            logits = logits.index_copy(1, seen, torch.where(found > 0, found / penalty, found * penalty))
+        answer = text[self.answer_from - self.reads_from :]
+        return logits + torch.from_numpy(self._biases(answer, logits.shape[1])).to(logits)
+
+    def _biases(self, answer: Sequence[int], vocab_size: int) -> NDArray[np.float32]:
         rules = self._rules
         biases = np.zeros(vocab_size, dtype=np.float32)
         for token, bias in rules.logit_bias:

@@ -277,15 +277,13 @@ def _choice_requests(
             continue
         positions = [position + 1 for position in segment.positions[len(step_input.chain) - 1 :]]
         rules = step_input.sampler.rules
-        answer = () if rules is None else _answer(step_input, rules.answer_from)
-        requests.append(
-            ChoiceRequest(step_input.sampler, step_input.tree, positions, step_input.logprobs, first, answer)
-        )
+        text = () if rules is None else _text(step_input, rules.reads_from)
+        requests.append(ChoiceRequest(step_input.sampler, step_input.tree, positions, step_input.logprobs, first, text))
         first += len(positions)
     return requests
 
 
-def _answer(step_input: StepInput, first: int) -> list[int]:
+def _text(step_input: StepInput, first: int) -> list[int]:
     """Return the tokens of positions first, first + 1, ... up to the root."""
     held = step_input.sequence.slot.length
     return [*step_input.sequence.tokens[first:held], *step_input.chain[max(first - held, 0) :]]

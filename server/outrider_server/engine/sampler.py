@@ -39,7 +39,7 @@ class Sampler:
         self.rules = rules
 
     def distribution(self, logits: Tensor) -> Tensor:
-        """Return the distribution [n, vocab] float64 after temperature, top-k and top-p."""
+        """Return the distribution [n, vocab] float64 after temperature, top-k, top-p and min-p."""
         return distribution(logits, self.sampling)
 
     def choose(self, logits: Tensor, positions: Sequence[int]) -> list[int]:
@@ -75,7 +75,7 @@ def _typical(p: Tensor, row: Tensor, tokens: Tensor, epsilon: Tensor, alpha: Ten
 class ChoiceRequest:
     """One session's rows of logits: those of root and nodes, from row `first` on. Row i predicts positions[i].
 
-    `num_logprobs` as in Draft. `answer`: of a request with rules, its tokens up to the root.
+    `num_logprobs` as in Draft. `text`: of a request with rules, the tokens up to the root that these read.
     """
 
     sampler: Sampler
@@ -83,7 +83,7 @@ class ChoiceRequest:
     positions: Sequence[int]
     num_logprobs: int | None
     first: int
-    answer: Sequence[int] = ()
+    text: Sequence[int] = ()
 
     @property
     def rows(self) -> slice:
@@ -126,8 +126,8 @@ class RowChoices:
             return self._likeliest[request.first + row]
         logits = self._logits[request.first + row : request.first + row + 1]
         if rules is not None:
-            text = [*request.answer, *request.tree.path_tokens(_path_to(request.tree, node))]
-            logits = logits + torch.from_numpy(rules.biases(text, logits.shape[1])).to(logits)
+            text = [*request.text, *request.tree.path_tokens(_path_to(request.tree, node))]
+            logits = rules.applied(logits, text)
         return request.sampler.choose(logits, request.positions[row : row + 1])[0]
 
     def log_probs(self, request: ChoiceRequest) -> Sequence[float]:
@@ -299,12 +299,11 @@ class _Rows:
         table = [index, *np.repeat(filters(self._samplings), sizes, axis=1), *more]
         # All in one upload, in a type that holds the smallest uniform's bits as well as any row's number.
         sent = torch.from_numpy(np.array(table, np.float64)).to(logits.device)
-        self.index, self._filters, self.sent = sent[0].long(), sent[1:4], sent[4:]
+        self.index, self._filters, self.sent = sent[0].long(), sent[1:5], sent[5:]
         self.logits = logits[first:stop] if len(index) == stop - first else logits[self.index]
 
     def distributions(self) -> Tensor:  # [rows, vocab] float64
-        max_top_k = max(sampling.top_k for sampling in self._samplings)
-        return distributions(self.logits, self._filters, max_top_k, self._samplings[0].top_p < 1.0)
+        return distributions(self.logits, self._filters, self._samplings)
 
 
 def _draw(members: Sequence[ChoiceRequest], logits: Tensor, tokens: Tensor) -> Tensor:

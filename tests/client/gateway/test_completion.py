@@ -9,7 +9,7 @@ from outrider_client.gateway.completion import GatewayCompletion
 from outrider_client.gateway.gateway import Gateway, GatewayConfig
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest
 from outrider_client.gateway.request_mapping import map_chat_request, map_completion_request
-from outrider_proto.frames import Sampling
+from outrider_proto.frames import Sampling, TokenRules
 
 
 @pytest.fixture
@@ -31,11 +31,21 @@ def test_the_limit_does_not_reveal_the_length_of_a_private_value(completion, end
         if endpoint == "chat":
             messages = [{"role": "user", "content": text}]
             body = ChatRequest.model_validate({"model": "outrider", "messages": messages, "outrider": extension})
-            asked = map_chat_request(body, {}, Sampling())
+            [asked] = map_chat_request(body, {}, Sampling())
         else:
             fields = {"model": "outrider", "prompt": text, "max_tokens": 10**6, "outrider": extension}
-            asked = map_completion_request(CompletionRequest.model_validate(fields), {}, Sampling())
+            [asked] = map_completion_request(CompletionRequest.model_validate(fields), {}, Sampling())
         prepared = completion(asked)
         return prepared._overrides["max_new_tokens"], prepared.prompt_tokens
 
     assert limit("Zoe") == limit("Bartholomew Featherstonehaugh of Kingston upon Hull")
+
+
+def test_greedy_requests_keep_the_gateways_rules_and_drop_what_only_sampling_reads():
+    defaults = Sampling(temperature=0.7, top_p=0.9, rules=TokenRules(repetition_penalty=1.1))
+    body = {"model": "outrider", "messages": [{"role": "user", "content": "x"}]}
+    [asked] = map_chat_request(ChatRequest.model_validate(body | {"temperature": 0}), {}, defaults)
+    assert asked.overrides["sampling"] == Sampling(rules=defaults.rules)
+    [asked] = map_chat_request(ChatRequest.model_validate(body | {"min_p": 0.1}), {}, defaults)
+    made = ClientConfig(sampling=defaults).for_answer(**asked.overrides).sampling
+    assert (made.temperature, made.top_p, made.min_p, made.rules) == (0.7, 0.9, 0.1, defaults.rules)

@@ -13,6 +13,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from transformers import AutoModelForCausalLM
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.policy import Patience
@@ -34,7 +35,7 @@ from outrider_server.sessions.verifier import Verifier
 
 MODES = [mode for mode in get_args(Mode) if mode != "offline"]
 VOCAB = 2048
-NEW = {"json": 120, "penalties": 40, "bias": 30}  # the embedded model writes every blank that it may
+NEW = {"json": 120, "penalties": 40, "bias": 30, "repetition": 40}  # the embedded model writes every blank that it may
 QUESTION = "Oscar has 10 melons. Later Oscar keeps half of them. Later Oscar makes 3 more. How many melons is that?"
 SCHEMA = {
     "type": "object",
@@ -50,8 +51,9 @@ RULES = {
     "json": {"json_schema": SCHEMA},
     "penalties": {"frequency_penalty": 2.0, "presence_penalty": 2.0},
     "bias": {"logit_bias": {557: -100.0, 30: 3.0}},
+    "repetition": {"repetition_penalty": 2.0},
 }
-SAMPLINGS = {"greedy": {}, "sampled": {"temperature": 0.9, "top_p": 0.95, "seed": 4}}
+SAMPLINGS = {"greedy": {}, "sampled": {"temperature": 0.9, "top_p": 0.95, "min_p": 0.02, "seed": 4}}
 
 
 @functools.cache
@@ -108,6 +110,15 @@ def penalizing(frequency_penalty: float, presence_penalty: float) -> Callable[[t
     return apply
 
 
+def repeating(penalty: float, prompt: list[int]) -> Callable[[torch.Tensor, list[int]], None]:
+    processor = RepetitionPenaltyLogitsProcessor(penalty)
+
+    def apply(logits: torch.Tensor, answer: list[int]) -> None:
+        logits[:] = processor(torch.tensor([prompt + answer]), logits)
+
+    return apply
+
+
 def biasing(logit_bias: dict[int, float]) -> Callable[[torch.Tensor, list[int]], None]:
     def apply(logits: torch.Tensor, _: list[int]) -> None:
         for token, bias in logit_bias.items():
@@ -120,12 +131,13 @@ def biasing(logit_bias: dict[int, float]) -> Callable[[torch.Tensor, list[int]],
 def plain(rules: str, sampling: str) -> tuple[int, ...]:
     """The answer of transformers' own model, one token after the other, each over the whole text."""
     model = AutoModelForCausalLM.from_pretrained(target_dir(), dtype=torch.float32)
+    prompt, answer = models().encode(QUESTION, raw=False), list[int]()
     apply = {
         "json": masking,
         "penalties": lambda: penalizing(**RULES["penalties"]),
         "bias": lambda: biasing(**RULES["bias"]),
+        "repetition": lambda: repeating(2.0, prompt),
     }[rules]()
-    prompt, answer = models().encode(QUESTION, raw=False), list[int]()
     unread, cache = prompt, None
     while len(answer) < NEW[rules] and answer[-1:] != [1]:
         with torch.no_grad():
@@ -223,6 +235,8 @@ async def test_rules_of_one_answer_are_not_those_of_the_next():
         ({"json_schema": {"type": "foo"}}, "json_schema: Invalid type: foo"),
         ({"logit_bias": {2048: 1}}, "logit_bias has token 2048: the vocabulary has 2048"),
         ({"frequency_penalty": 3}, "frequency_penalty=3: need -2 to 2"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0: need more than 0"),
+        ({"min_p": 1.5}, "min_p=1.5: need 0"),
         ({"json_schema": SCHEMA, "acceptance": "typical", "temperature": 1.0}, "acceptance=typical: takes neither"),
     ],
 )
@@ -236,12 +250,12 @@ async def test_wrong_rules_cost_no_session(rules, message):
         assert client._context.session.link is session
 
 
-async def test_a_server_that_would_pass_over_rules_gets_no_request(monkeypatch):
-    monkeypatch.setattr("outrider_client.connection.session.ClientSession.limits", property(lambda self: self._limits))
+@pytest.mark.parametrize("chosen", [{"json_schema": SCHEMA}, {"temperature": 1.0, "min_p": 0.1}])
+async def test_a_server_that_would_pass_over_rules_gets_no_request(chosen):
     async with new_server() as server, AsyncClient(at(server), models=models()) as client:
         await client.complete(QUESTION)
         session = client._context.session
         session._limits = dataclasses.replace(session._limits, token_rules=False)
-        with pytest.raises(Refusal, match="knows neither json_schema") as refused:
-            await client.complete(QUESTION, json_schema=SCHEMA)
+        with pytest.raises(Refusal, match="knows no json_schema") as refused:
+            await client.complete(QUESTION, **chosen)
         assert refused.value.reason is Reason.BAD_SAMPLING

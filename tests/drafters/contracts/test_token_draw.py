@@ -10,6 +10,7 @@ import torch
 from scipy.stats import chisquare
 from transformers.generation.logits_process import (
     LogitsProcessorList,
+    MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -34,13 +35,15 @@ def processed(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         processors.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1.0:
         processors.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        processors.append(MinPLogitsWarper(sampling.min_p))
     return processors(torch.empty(len(logits), 0, dtype=torch.long), logits.float()).double().softmax(-1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab", [2, 61, 700])
 def test_rows_of_all_parameters_together_have_the_values_of_transformers_processors(vocab, dtype):
-    """To the last bit: equals at the edges of top-k and top-p (rounded logits have many) stay or go alike."""
+    """To the last bit: equals at the edges of top-k, top-p and min-p (rounded logits have many) stay or go alike."""
     generator = torch.Generator().manual_seed(vocab)
     choice = random.Random(vocab)
     samplings = [
@@ -48,6 +51,7 @@ def test_rows_of_all_parameters_together_have_the_values_of_transformers_process
             choice.choice([0.05, 0.7, 1.0, 1.3, 9.0]),
             choice.choice([0, 0, 1, 2, 5, 60, 1000]),
             choice.choice([1.0, 1.0, 1e-9, 0.25, 0.5, 0.9, 0.95, 1 - 1e-9]),
+            min_p=choice.choice([0.0, 0.0, 1e-9, 0.05, 0.5, 1.0]),
         )
         for _ in range(200)
     ]
@@ -55,7 +59,7 @@ def test_rows_of_all_parameters_together_have_the_values_of_transformers_process
     logits[::2] = logits[::2].round()
     logits[::5] = 0.0  # top-p's edges among equals only
     logits[1::7, vocab // 2 :] = -torch.inf
-    together = distributions(logits, torch.from_numpy(filters(samplings)), max(s.top_k for s in samplings), True)
+    together = distributions(logits, torch.from_numpy(filters(samplings)), samplings)
     for row, sampling, made in zip(logits, samplings, together, strict=True):
         expected = processed(row[None], sampling)
         assert torch.equal(made, expected[0]), sampling

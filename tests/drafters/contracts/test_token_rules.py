@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from outrider_drafters.contracts.token_rules import AnswerRules, SchemaCompiler
 from outrider_models.core.embedded import target_dir
@@ -44,6 +46,10 @@ def allowed_after(tokenizer: LLTokenizer, tokens: list[int]) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8)[0], bitorder="little")).tolist())
 
 
+def biases(rules: AnswerRules, answer: list[int], vocab_size: int = VOCAB) -> np.ndarray:
+    return rules.applied(torch.zeros(1, vocab_size), answer)[0].numpy()
+
+
 def allowed_by(biases: np.ndarray) -> set[int]:
     assert set(np.unique(biases)) <= {0.0, -np.inf}
     return set(np.flatnonzero(np.isfinite(biases)).tolist())
@@ -60,7 +66,7 @@ def test_every_row_may_go_on_as_its_own_text_may(tokenizer, schemas):
         parents = (*range(-1, len(rest) - 1), -1, len(rest), len(rest) - 1)
         tree = DraftTree(tokens, parents)
         for stop in range(held, held + len(rest) + 1):
-            assert allowed_by(rules.biases(text[:stop], VOCAB)) == allowed_after(tokenizer, text[:stop])
+            assert allowed_by(biases(rules, text[:stop])) == allowed_after(tokenizer, text[:stop])
         is_over = held + len(rest) == len(text)
         assert rules.allowed(text[:held], tree) == [*range(len(rest)), *([len(tree) - 1] if is_over else [])]
     assert allowed_after(tokenizer, text) == {EOS}
@@ -70,15 +76,15 @@ def test_another_text_than_before_is_read_again(tokenizer, schemas):
     rules = AnswerRules(TokenRules(SCHEMA), schemas)
     one, other = (tokenizer.tokenize_str(text) for text in ('{"name": "Ann', '{"name": "", "age": -'))
     for text in (one, other, one[:2], other, one):
-        assert allowed_by(rules.biases(text, VOCAB)) == allowed_after(tokenizer, text)
+        assert allowed_by(biases(rules, text)) == allowed_after(tokenizer, text)
 
 
 def test_an_answer_outside_its_schema_can_only_end(tokenizer, schemas):
     rules = AnswerRules(TokenRules(SCHEMA), schemas)
     wrong = [*tokenizer.tokenize_str('{"name"'), 70]
-    assert allowed_by(rules.biases(wrong, VOCAB)) == {EOS}
+    assert allowed_by(biases(rules, wrong)) == {EOS}
     assert rules.allowed(wrong, DraftTree((9,), (-1,))) == []
-    assert allowed_by(rules.biases(wrong[:2], VOCAB)) == allowed_after(tokenizer, wrong[:2])
+    assert allowed_by(biases(rules, wrong[:2])) == allowed_after(tokenizer, wrong[:2])
 
 
 @pytest.mark.parametrize(
@@ -115,10 +121,20 @@ def test_penalties_count_the_answer():
     expected = np.zeros(10)
     expected[[3, 9]] = 2.0, -7.5
     expected[[5, 6]] = 1.0 - 2 * 0.5, 1.0 - 0.5
-    assert np.array_equal(rules.biases([5, 6, 5], 10), expected)
+    assert np.array_equal(biases(rules, [5, 6, 5], 10), expected)
     expected[3] += 1.0 - 0.5
-    assert np.array_equal(rules.biases([5, 6, 5, 3], 10), expected)
+    assert np.array_equal(biases(rules, [5, 6, 5, 3], 10), expected)
     assert rules.allowed([5], DraftTree((5, 3, 3), (-1, 0, 1))) == [0, 1, 2]
+
+
+def test_a_repetition_penalty_is_transformers_own_and_counts_the_prompt():
+    rules = AnswerRules(TokenRules(repetition_penalty=1.3, answer_from=3), None)
+    assert rules.reads_from == 0
+    logits, text = torch.tensor([[3.0, -2.0, 0.0, 1.0, -torch.inf, 0.5]]), [1, 0, 1, 4, 2]
+    expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([text]), logits)
+    assert torch.equal(rules.applied(logits, text), expected)
+    both = AnswerRules(TokenRules(repetition_penalty=1.3, presence_penalty=1.0, answer_from=3), None)
+    assert torch.equal(both.applied(logits, text), expected - torch.tensor([[0.0, 0.0, 1.0, 0.0, 1.0, 0.0]]))
 
 
 @pytest.mark.parametrize(

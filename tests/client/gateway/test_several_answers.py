@@ -1,0 +1,109 @@
+"""Several answers to one request: each the target's own, under its index, with one usage for all."""
+
+from __future__ import annotations
+
+import openai as openai_library
+import pytest
+
+from outrider_client.gateway.gateway import GatewayConfig
+
+QUESTION = "Write about the sea and the moon."
+PROMPTS = ["Q: Oscar has 10 melons.", "def add(a, b):", "Q: What is 3 + 4?"]
+
+
+def ask(**more) -> dict:
+    return {"model": "outrider", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 12, **more}
+
+
+def by_index(chunks, text) -> dict[int, str]:
+    texts: dict[int, str] = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + text(choice)
+    return texts
+
+
+def test_each_has_the_seed_behind_the_one_before(openai):
+    """So the answers of one request are those of several that name these seeds."""
+    several = openai.chat.completions.create(**ask(n=3, temperature=2.0, seed=7))
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    alone = [openai.chat.completions.create(**ask(temperature=2.0, seed=seed)) for seed in (7, 8, 9)]
+    assert [choice.message for choice in several.choices] == [answer.choices[0].message for answer in alone]
+    assert len({choice.message.content for choice in several.choices}) > 1
+    assert several.usage.prompt_tokens == alone[0].usage.prompt_tokens
+    assert several.usage.completion_tokens == sum(answer.usage.completion_tokens for answer in alone)
+    for choice in several.choices:
+        assert "".join(span["text"] for span in choice.outrider["spans"]) == choice.message.content
+
+
+def test_without_a_seed_they_differ(openai):
+    answers = openai.chat.completions.create(**ask(n=4, temperature=2.0)).choices
+    assert len({choice.message.content for choice in answers}) > 1
+
+
+def test_in_a_stream_every_chunk_names_its_answer(openai):
+    asked = ask(n=3, temperature=2.0, seed=7)
+    whole = openai.chat.completions.create(**asked)
+    options = {"include_usage": True}
+    chunks = list(openai.chat.completions.create(**asked, stream=True, stream_options=options))
+    assert by_index(chunks, lambda choice: choice.delta.content or "") == {
+        choice.index: choice.message.content for choice in whole.choices
+    }
+    ended = [choice for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+    assert sorted(choice.index for choice in ended) == [0, 1, 2]
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[-1].usage == whole.usage
+
+
+def test_more_than_there_are_sessions_take_turns(start_gateway, server):
+    """None is refused, although nobody may wait."""
+    with start_gateway(server, GatewayConfig(sessions=2, queue=0)) as gateway, gateway.openai() as openai:
+        answers = openai.chat.completions.create(**ask(n=7, temperature=1.0, seed=1)).choices
+        assert [choice.index for choice in answers] == list(range(7))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_prompts(openai, plain, models, stream):
+    answer = openai.completions.create(model="outrider", prompt=PROMPTS, max_tokens=9, n=2, stream=stream)
+    if stream:
+        texts = by_index(answer, lambda choice: choice.text)
+        found = [texts[index] for index in range(6)]
+    else:
+        found = [choice.text for choice in answer.choices]
+        lengths = [len(models.encode(prompt, raw=True)) for prompt in PROMPTS]
+        assert answer.usage.prompt_tokens == sum(lengths)
+    assert found == [plain(prompt, 9, raw=True)[1] for prompt in PROMPTS for _ in range(2)]
+
+
+def test_several_prompts_of_token_ids(openai, plain, models):
+    given = [models.encode(prompt, raw=True) for prompt in PROMPTS]
+    answer = openai.completions.create(model="outrider", prompt=given, max_tokens=9)
+    assert [choice.text for choice in answer.choices] == [plain(prompt, 9, raw=True)[1] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_goes_in_front(openai, models, stream):
+    tokens = models.encode(PROMPTS[1], raw=True)
+    for prompt in (PROMPTS[0], [PROMPTS[0], PROMPTS[2]], tokens):
+        asked = {"model": "outrider", "prompt": prompt, "max_tokens": 6}
+        answers = openai.completions.create(**asked).choices
+        echoed = openai.completions.create(**asked, echo=True, stream=stream)
+        texts = by_index(echoed if stream else [echoed], lambda choice: choice.text)
+        fronts = [PROMPTS[1]] if prompt is tokens else [prompt] if isinstance(prompt, str) else prompt
+        assert texts == {one.index: front + one.text for one, front in zip(answers, fronts, strict=True)}
+
+
+def test_an_echo_has_no_log_probabilities(openai):
+    with pytest.raises(openai_library.BadRequestError, match="a prompt has no log probabilities"):
+        openai.completions.create(model="outrider", prompt="a", echo=True, logprobs=1)
+
+
+def test_at_most_32(openai):
+    with pytest.raises(openai_library.BadRequestError, match="n: 17 for each prompt are more than 32 answers"):
+        openai.completions.create(model="outrider", prompt=["a", "b"], n=17)
+
+
+def test_one_that_cannot_be_answered_refuses_all(openai):
+    with pytest.raises(openai_library.BadRequestError, match="context is 1024"):
+        openai.completions.create(model="outrider", prompt=["a", "b " * 1100], max_tokens=4)
+    assert openai.completions.create(model="outrider", prompt="a", max_tokens=1).choices
