@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from outrider_client.core.statistics import Meter
 from outrider_client.drafting.acceptance_check import AcceptanceCheck
@@ -37,13 +38,15 @@ class LocalDrafter:
         self._meter = meter
         self._acceptance_check = acceptance_check
         self._prompt_text = ""  # for keywords
+        self._rules: AnswerRules | None = None
 
     @property
     def can_write(self) -> bool:
         """Return whether anything here can write without the target."""
         return self._drafting is not None or self._fallback_drafter is not None
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(self, prompt: Sequence[int], rules: AnswerRules | None) -> None:
+        self._rules = rules
         if self._models.keywords is not None:
             self._prompt_text = self._models.decode(prompt[-OF_PROMPT:])
 
@@ -53,13 +56,13 @@ class LocalDrafter:
         return 0 if self._drafting is None else self._drafting.current
 
     async def draft(self, tokens: Sequence[int], num_new: int, plan: TreePlan) -> RoutedDraft:
-        """Draft on `tokens`, of which the last `num_new` belong to the answer."""
+        """Draft on `tokens`, of which the last `num_new` belong to the answer, within its rules."""
         assert self._drafting is not None
         head = self._head_by_words(tokens[-min(num_new, RECENT) :], self._drafting.current)
         self._meter.drafted_stale(len(tokens) - 1 - self._drafting.num_features)
         routed = await self._drafting.grow(tokens, plan, head)
         self._meter.routed(routed)
-        return routed
+        return replace(routed, drafted=self.within_rules(tokens, routed.drafted))
 
     def draft_ahead(self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready) -> AheadDraft:
         """Draft for the outcomes of `tree` below `tokens`, once `ready` returns."""
@@ -73,18 +76,22 @@ class LocalDrafter:
 
         return drafting.draft_ahead(tokens, tree, wanted, begin)
 
-    async def write(
-        self, tokens: Sequence[int], sampling: Sampling, rules: AnswerRules | None, *, may_copy: bool
-    ) -> int | None:
+    def within_rules(self, text: Sequence[int], drafted: ScoredTree) -> ScoredTree:
+        """Return what of a draft below `text` the answer's rules allow: the rest need not travel."""
+        if self._rules is None:
+            return drafted
+        return drafted.part(self._rules.allowed(text[self._rules.answer_from :], drafted.tree))
+
+    async def write(self, tokens: Sequence[int], sampling: Sampling, *, may_copy: bool) -> int | None:
         """Write the next token by a head, or else by the fallback drafter; None if neither can within the rules.
 
         Without `may_copy` nothing is copied from the text so far.
         """
         token = None
         if self._drafting is not None and (may_copy or not self._models.only_copies):
-            token = await self._drafting.write(tokens, sampling, rules)
+            token = await self._drafting.write(tokens, sampling, self._rules)
         if token is None and may_copy and self._fallback_drafter is not None:
-            token = await self._fallback_drafter.write(tokens, sampling, rules)
+            token = await self._fallback_drafter.write(tokens, sampling, self._rules)
             if token is not None:
                 self._meter.copied()
         return token

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from outrider_client.connection.link_state import LinkState
-from outrider_client.controller.choice import SPLIT, OnlineMode
+from outrider_client.controller.choice import OnlineMode
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Cycle, Event, LinkChanged, Stats, Warned
-from outrider_client.core.statistics import Meter, Statistics
+from outrider_client.core.statistics import Statistics
 from outrider_client.drafting.drafting_thread import AheadDraft, PreDraftSpec
 from outrider_client.drafting.local_drafter import LocalDrafter
 from outrider_client.generation.context import GenerationContext
 from outrider_client.generation.event_emitter import EventEmitter
+from outrider_client.generation.instruments import Instruments
+from outrider_client.generation.offline_writer import OfflineWriter
+from outrider_client.generation.prompt_handover import PromptHandover
 from outrider_client.generation.requests import EMPTY_DRAFT, PendingRequest, RequestTracker
 from outrider_client.generation.tree_planner import TreePlanner
 from outrider_client.text.detokenizer import Detokenizer
 from outrider_client.text.placeholder_restorer import PlaceholderRestorer
 from outrider_client.text.transcript import FinishReason
-from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_drafters.trees.grow import ScoredTree
 from outrider_drafters.trees.predraft import TreeOutcome
 from outrider_proto.errors import Reason, Refusal
@@ -45,7 +47,10 @@ class Generation:
         self._transcript = context.transcript
         self._drafting = context.drafting
         self._clock = context.clock
-        self._meter = Meter(self._clock(), () if self._drafting is None else self._drafting.names)
+        self._controller = context.controller
+        names = () if self._drafting is None else self._drafting.names
+        self._instruments = Instruments(self.session, self._controller, names, self._clock)
+        self._meter = self._instruments.meter
         self._events = EventEmitter(
             emit, PlaceholderRestorer(Detokenizer(context.models.decode), values or {}), self._meter
         )
@@ -53,21 +58,27 @@ class Generation:
         self._local_drafter = LocalDrafter(
             self._models, self._drafting, fallback_drafter, self._meter, context.acceptance_check
         )
-        self._controller = context.controller
         self.planner = TreePlanner(config, context.models, context.session, context.controller)
-        self._requests = RequestTracker(
-            self.session, self._transcript, self._drafting, self._meter, self._controller, self._clock
+        self._requests = RequestTracker(self.session, self._transcript, self._drafting, self._instruments)
+        self.handover = PromptHandover(
+            config, self.session, self._transcript, self._drafting, self._requests, self._controller
         )
-        self._bytes_before = self.session.num_bytes
+        self.offline = OfflineWriter(
+            config,
+            self._transcript,
+            self._local_drafter,
+            self.planner,
+            self._events,
+            self._models.eos_token_ids,
+            self._clock,
+        )
         self._mode: OnlineMode = "stream"
         self._judged_request: PendingRequest | None = None  # the request that the newest verdict answers
-        self._drafter_exhausted = False  # no drafter can write before the next verdict
-        self._rules: AnswerRules | None = None
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start from `prompt`; what it shares with the session's tokens is not sent or read again."""
         self.config = self.config.for_answer_from(len(prompt))
-        self._rules = self._models.rules_of(self.config.sampling.rules)
+        rules = self._models.rules_of(self.config.sampling.rules)
         if len(prompt) >= self._models.max_context:
             room = self._models.max_context
             raise Refusal(Reason.CONTEXT_FULL, f"prompt has {len(prompt)} tokens: the target's context is {room}")
@@ -78,7 +89,7 @@ class Generation:
         common = self._transcript.begin(prompt, limit, self.config.logprobs)
         if self._drafting is not None:
             self._drafting.begin(common)
-        self._local_drafter.begin(prompt)
+        self._local_drafter.begin(prompt, rules)
         self.planner.begin()
         self.session.watcher = lambda state, detail: self._events.emit(LinkChanged(state, detail))
         if self.session.state is LinkState.CONNECTING and self.config.mode != "offline":
@@ -90,7 +101,7 @@ class Generation:
         """Draft the continuation; empty right after the prompt or without a drafter. Raises LinkError."""
         if self._drafting is None or self._transcript.num_new_tokens == 0:
             return EMPTY_DRAFT
-        await self._await_features()
+        await self.handover.await_features()
         return await self._grow()
 
     async def _grow(self) -> ScoredTree:
@@ -99,16 +110,12 @@ class Generation:
             return EMPTY_DRAFT
         started = self._clock()
         routed = await self._local_drafter.draft(self._transcript.tokens, self._transcript.num_new_tokens, plan)
-        self._meter.drafted(drafting_s := self._clock() - started)
-        self._meter.levels_drafted(drafting_s, routed.num_passes)
-        self._controller.record_drafting(drafting_s, routed.num_passes)
-        return self.within_rules(self._transcript.tokens, routed.drafted)
+        self._instruments.drafted(started, routed.num_passes)
+        return routed.drafted
 
     def within_rules(self, text: Sequence[int], drafted: ScoredTree) -> ScoredTree:
         """Return what of a draft below `text` the answer's rules allow: the rest need not travel."""
-        if self._rules is None:
-            return drafted
-        return drafted.part(self._rules.allowed(text[self._rules.answer_from :], drafted.tree))
+        return self._local_drafter.within_rules(text, drafted)
 
     def send(self, drafted: ScoredTree) -> Draft:
         """Send a draft below the last committed token; other requests in flight become void."""
@@ -200,32 +207,6 @@ class Generation:
         """Return whether `auto` may have features sent along with what the server writes."""
         return self.is_auto and self._controller.affords_features
 
-    @property
-    def should_decode_first(self) -> bool:
-        """Return whether the server should decode alone while the prompt's features are on their way."""
-        drafting, transcript = self._drafting, self._transcript
-        if (
-            not self.config.opening
-            or drafting is None
-            or not drafting.tap.fingerprint
-            or drafting.tap.newest_only
-            or transcript.num_new_tokens
-        ):
-            return False
-        return self._controller.should_decode_first(transcript.prompt_len - drafting.num_features, self.session.rtt)
-
-    @property
-    def has_prompt_features(self) -> bool:
-        return self._drafting is None or self._drafting.num_features >= self._transcript.prompt_len
-
-    async def await_prompt_features(self) -> bool:
-        """Wait for the prompt's features or the next verdict; return whether drafting can start. Raises LinkError.
-
-        It can if the features have arrived, or will have by the time that the server has stopped decoding.
-        """
-        await self._requests.rows_or_verdict(self._can_start_drafting, self.config.timeouts.verdict_s)
-        return self._can_start_drafting()
-
     async def next_verdict(self) -> Verdict:
         """Wait for the verdict on the oldest request. Raises LinkError."""
         self._judged_request, verdict = await self._requests.next_verdict(self.config.timeouts.verdict_s)
@@ -236,7 +217,7 @@ class Generation:
         judged, had_tail = self._judged_request, self._transcript.tail_len > 0
         assert judged is not None
         change = self._transcript.apply(verdict, self._models.vocab_size)
-        self._drafter_exhausted = False
+        self.offline.verdict_arrived()
         # Unverified tokens were written offline and not drafted for this request: their verdict says nothing of drafts.
         if not had_tail:
             self._judge(judged, verdict)
@@ -252,13 +233,7 @@ class Generation:
         """Return the draft made ahead for `outcome`, once it is finished; None without one."""
         started = self._clock()
         drafted = await ahead_draft.draft_for(outcome)
-        self._meter.drafted(self._clock() - started)
-        self._controller.record_ahead_draft(ahead_draft, outcome)
-        if ahead_draft.cost is not None:
-            self._meter.levels_drafted(ahead_draft.cost.seconds, ahead_draft.cost.levels, ahead=True)
-        if ahead_draft.num_nodes:
-            self._meter.predrafted(drafted is not None)
-            self._meter.wasted(ahead_draft.num_nodes - (0 if drafted is None else len(drafted.tree)))
+        self._instruments.ahead_draft_judged(ahead_draft, outcome, drafted, started)
         return drafted
 
     def drop_ahead_draft(self, ahead_draft: AheadDraft) -> None:
@@ -272,36 +247,12 @@ class Generation:
             return
         tokens = tuple(self._transcript.tokens)
         self._controller.record_text(tokens)
-        if self._controller.wants_trial and self.has_prompt_features:
+        if self._controller.wants_trial and self.handover.has_features:
             self._controller.record_trial(len(tokens), (await self._grow()).tree)
         else:
             await self._drafting.follow(tokens)
 
     # -- without it ---------------------------------------------------------------------------------------------------
-
-    @property
-    def can_write_offline(self) -> bool:
-        """Return whether a drafter or the fallback drafter can continue the answer."""
-        return (
-            self._local_drafter.can_write
-            and self._transcript.room > 0
-            and len(self._transcript.tokens) < self.planner.max_context
-            and not self._has_ended
-            and not self._drafter_exhausted
-        )
-
-    async def write_offline(self) -> None:
-        """Write one unverified token by the drafter, or else by the fallback drafter, if either can."""
-        # An answer that begins with a copy recites the chat's system prompt or an earlier answer.
-        may_copy = self.config.raw or self._transcript.num_new_tokens > 0
-        tokens, sampling = self._transcript.tokens, self.config.sampling
-        token = await self._local_drafter.write(tokens, sampling, self._rules, may_copy=may_copy)
-        if token is None:
-            self._drafter_exhausted = True
-            return
-        first = self._transcript.num_new_tokens
-        self._transcript.write_unverified(token)
-        self._events.emit_unverified(first, token, self._clock())
 
     @property
     def has_tail(self) -> bool:
@@ -312,13 +263,8 @@ class Generation:
         if not self.has_tail:
             return
         self._transcript.keep_tail()
-        if self._has_ended or self._transcript.room <= 0 or len(self._transcript.tokens) >= self.planner.max_context:
+        if not self.offline.has_room:
             self.finish("unverified")
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds to wait for the link once the drafter is exhausted: at least one attempt to reconnect."""
-        return max(self.config.wait_for_link_s, self.session.first_attempt_s)
 
     @property
     def makes_no_progress(self) -> bool:
@@ -353,31 +299,10 @@ class Generation:
             self.session.link.send(Cancel(request.seq))
 
     def statistics(self) -> Statistics:
-        up, down = self.session.num_bytes
         origins = self._transcript.new_origins
-        return self._meter.snapshot(
-            self._clock(),
-            new_tokens=len(origins),
-            unverified=origins.count("unverified"),
-            bytes_up=up - self._bytes_before[0],
-            bytes_down=down - self._bytes_before[1],
-            rtt_s=self.session.rtt.mean_s or 0.0,
-        )
+        return self._instruments.statistics(len(origins), origins.count("unverified"))
 
     # -- inside -------------------------------------------------------------------------------------------------------
-
-    async def _await_features(self) -> None:
-        """Wait for the features without which the next draft should not be made: the prompt's, or the newest too."""
-        assert self._drafting is not None
-        if self._waits_for_features or self._drafting.num_features < self._transcript.prompt_len:
-            await self._requests.receive_rows(self.config.timeouts.features_s)
-
-    def _can_start_drafting(self) -> bool:
-        if self._drafting is None or self.has_prompt_features:
-            return True
-        return self._controller.arrive_within_rtt(
-            self._transcript.prompt_len - self._drafting.num_features, self.session.rtt
-        )
 
     def _judge(self, judged: PendingRequest, verdict: Verdict) -> None:
         if isinstance(judged.request, Decode):
@@ -388,17 +313,3 @@ class Generation:
             self._controller.record_tree(judged.drafted, verdict)
             if warning := self._local_drafter.judge(judged.drafted, judged.head, verdict):
                 self._events.emit(Warned(warning))
-
-    @property
-    def _waits_for_features(self) -> bool:
-        if self._drafting is None:
-            return False
-        chosen, choice = self.config.wait_for_features, self._controller.choice
-        if chosen is None and choice is not None and choice.mode in SPLIT:
-            return choice.wait_for_features
-        return not self._drafting.stale_tolerant if chosen is None else chosen
-
-    @property
-    def _has_ended(self) -> bool:
-        """Return whether the last token is an end-of-sequence token."""
-        return self._transcript.last_new_token in self._models.eos_token_ids

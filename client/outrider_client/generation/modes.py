@@ -99,10 +99,10 @@ async def decode_during_prefill(generation: Generation) -> None:
     features    fffffffffffffffffffff
                            ^ what is left of them takes a round trip, and so does stopping the server
     """
-    if not generation.should_decode_first:
+    if not generation.handover.should_decode_first:
         return
     generation.ask_decode(features=True)
-    while not generation.finished and not await generation.await_prompt_features():
+    while not generation.finished and not await generation.handover.wait():
         generation.commit(await generation.next_verdict())
     await generation.stop_decode()
 
@@ -112,8 +112,8 @@ async def offline(generation: Generation, is_over: Callable[[], bool] = lambda: 
     config = generation.config
     limit = config.drafter_limit if config.offline_limit is None else config.offline_limit
     num_written = 0
-    while generation.can_write_offline and num_written != limit and not is_over():
-        await generation.write_offline()
+    while generation.offline.can_write and num_written != limit and not is_over():
+        await generation.offline.write()
         num_written += 1
 
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 
 from outrider_client.connection.link import Reply
 from outrider_client.connection.session import ClientSession
-from outrider_client.controller.mode_controller import ModeController
-from outrider_client.core.statistics import Meter
 from outrider_client.drafting.drafting_thread import AsyncDrafter
+from outrider_client.generation.instruments import Instruments
 from outrider_client.text.transcript import Transcript
 from outrider_drafters.trees.grow import ScoredTree
 from outrider_proto.errors import LinkError, Reason, Refusal, Violation
@@ -46,24 +45,22 @@ class _Judged:
 
 
 class RequestTracker:
-    """Sends the requests of one answer and receives their replies. Times are seconds of `clock`."""
+    """Sends the requests of one answer and receives their replies. Times are seconds of the instruments' clock."""
 
     def __init__(
         self,
         session: ClientSession,
         transcript: Transcript,
         drafting: AsyncDrafter | None,
-        meter: Meter,
-        controller: ModeController,
-        clock: Callable[[], float],
+        instruments: Instruments,
     ) -> None:
         self.newest: Draft | Decode | None = None
         self._session = session
         self._transcript = transcript
         self._drafting = drafting
-        self._meter = meter
-        self._controller = controller
-        self._clock = clock
+        self._meter = instruments.meter
+        self._controller = instruments.controller
+        self._clock = instruments.clock
         self._judged = _Judged(0, 0, 0.0, 0)
         self._pending: dict[int, PendingRequest] = {}
         self._rows_due = 0  # seq of the newest draft with a verdict: its rows have arrived or are on their way

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
-from outrider_client.connection.session import retry_after_s
 from outrider_client.generation.generation import Generation
 from outrider_client.generation.modes import LOOPS, auto, offline
-from outrider_proto.errors import LinkError, Reason, Refusal, is_transient
+from outrider_client.generation.outage import IsOver, is_link_failure, reconnect
+from outrider_proto.errors import LinkError, Refusal
 
 ModeLoop = Callable[[Generation], Awaitable[None]]
 
@@ -55,21 +54,9 @@ async def run_offline(generation: Generation, error: Exception) -> None:
         await offline(generation)
         generation.finish_offline()
         return
-    reconnecting = asyncio.create_task(generation.session.reconnect(retry_after_s(error)), name="outrider reconnect")
-    try:
-        # The loop checks `reconnecting.done` between tokens, so a returning link waits for one token at most.
-        await offline(generation, reconnecting.done)
-        await asyncio.wait({reconnecting}, timeout=generation.patience_s)
-    finally:
-        reconnecting.cancel()
-        await asyncio.gather(reconnecting, return_exceptions=True)
-    if reconnecting.cancelled():
+
+    async def write(is_over: IsOver) -> None:  # asked between tokens, so a returning link waits for one at most
+        await offline(generation, is_over)
+
+    if not await reconnect(generation.session, generation.config, error, write):
         generation.finish_offline()
-    else:
-        reconnecting.result()
-
-
-def is_link_failure(error: LinkError | Refusal) -> bool:
-    """Return whether to write on offline: the link failed, or the server is away or asks us to wait."""
-    # A full server is waited for while connecting only, not in the middle of an answer.
-    return is_transient(error) and not (isinstance(error, Refusal) and error.reason is Reason.SERVER_FULL)

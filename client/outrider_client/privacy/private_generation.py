@@ -14,8 +14,8 @@ from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Event, Finished, LinkChanged, Warned
 from outrider_client.core.prompt import Prompt
-from outrider_client.core.statistics import Meter, Statistics
 from outrider_client.drafting.drafting_thread import AsyncDrafter, DraftingThread
+from outrider_client.generation.instruments import Instruments
 from outrider_client.models.private_tokens import PrivateSplit
 from outrider_client.privacy.local_writer import LocalWriter
 from outrider_client.privacy.safe_prefix import SafePrefix
@@ -62,12 +62,12 @@ async def _answer(
             "lookup only copies what the chat already holds: name a drafter that writes (moa, eagle, independent), or"
             " choose privacy=placeholder"
         )
-    before, meter = context.session.num_bytes, Meter(context.clock(), drafting.names)
-    if not await SafePrefix(context, drafting, config, meter, parts.safe).fetch():
+    instruments = Instruments(context.session, context.controller, drafting.names, context.clock)
+    if not await SafePrefix(context, drafting, config, instruments, parts.safe).fetch():
         emit(Warned(NO_FEATURES))
-    writer = LocalWriter(context.models, drafting, config, meter, context.clock, emit)
+    writer = LocalWriter(context.models, drafting, config, instruments.meter, context.clock, emit)
     rest = await writer.write(parts)
-    emit(Finished("private", _statistics(context, meter, writer.num_new_tokens, before), rest))
+    emit(Finished("private", instruments.statistics(writer.num_new_tokens, writer.num_new_tokens), rest))
 
 
 def _split(context: GenerationContext, prompt: Prompt, config: ClientConfig) -> PrivateSplit:
@@ -81,15 +81,3 @@ def _watch(context: GenerationContext, config: ClientConfig, emit: Callable[[Eve
     context.session.watcher = lambda state, detail: emit(LinkChanged(state, detail))
     if context.session.state is LinkState.CONNECTING and config.mode != "offline":
         emit(LinkChanged(LinkState.CONNECTING))
-
-
-def _statistics(context: GenerationContext, meter: Meter, num_tokens: int, before: tuple[int, int]) -> Statistics:
-    up, down = context.session.num_bytes
-    return meter.snapshot(
-        context.clock(),
-        new_tokens=num_tokens,
-        unverified=num_tokens,
-        bytes_up=up - before[0],
-        bytes_down=down - before[1],
-        rtt_s=context.session.rtt.mean_s or 0.0,
-    )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from outrider_client.connection.session import retry_after_s
 from outrider_client.core.config import ClientConfig
-from outrider_client.core.statistics import Meter
 from outrider_client.drafting.drafting_thread import AsyncDrafter
+from outrider_client.generation.instruments import Instruments
+from outrider_client.generation.outage import is_link_failure, reconnect
 from outrider_client.generation.requests import RequestTracker
-from outrider_client.generation.runner import is_link_failure
 from outrider_proto.errors import LinkError, Refusal
 from outrider_proto.tree import DraftTree
 
@@ -30,7 +28,7 @@ class SafePrefix:
         context: GenerationContext,
         drafting: AsyncDrafter,
         config: ClientConfig,
-        meter: Meter,
+        instruments: Instruments,
         safe: Sequence[int],
     ) -> None:
         self._config = config
@@ -39,9 +37,7 @@ class SafePrefix:
         self._drafting = drafting
         self._client_drafting = context.drafting
         self._vocab_size = context.models.vocab_size
-        self._requests = RequestTracker(
-            context.session, context.transcript, drafting, meter, context.controller, context.clock
-        )
+        self._requests = RequestTracker(context.session, context.transcript, drafting, instruments)
         self._safe = safe
 
     async def fetch(self) -> bool:
@@ -71,7 +67,7 @@ class SafePrefix:
                 if not is_link_failure(error):
                     raise
                 await self._session.disconnect(str(error))
-                if not await self._reconnects(retry_after_s(error)):
+                if not await self._reconnects(error):
                     return False
             else:
                 if self._drafting.num_features >= len(self._safe):
@@ -94,18 +90,9 @@ class SafePrefix:
         self._session.caught_up()
         await self._requests.receive_rows(timeouts.features_s)
 
-    async def _reconnects(self, after_s: float = 0.0) -> bool:
+    async def _reconnects(self, error: Exception | None = None) -> bool:
         self._requests.lost()
-        reconnecting = asyncio.create_task(self._session.reconnect(after_s), name="outrider reconnect")
-        try:
-            await asyncio.wait({reconnecting}, timeout=max(self._config.wait_for_link_s, self._session.first_attempt_s))
-        finally:
-            reconnecting.cancel()
-            await asyncio.gather(reconnecting, return_exceptions=True)
-        if reconnecting.cancelled():
-            return False
-        reconnecting.result()
-        return True
+        return await reconnect(self._session, self._config, error)
 
     async def _disconnect(self) -> None:
         # While the private answer is written nothing may be on the wire: even heartbeats and their end would tell how

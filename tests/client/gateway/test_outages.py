@@ -206,3 +206,27 @@ def test_offline_on_purpose_streams_at_once(emulated):
             screen.show(chunk)
     assert set(screen.origins) == {"unverified"}
     assert len(screen.origins) > 1
+
+
+def test_what_cannot_be_taken_back_waits_although_unverified_text_may_be_streamed(emulated, cut_link, plain):
+    """Events of /v1/responses have no way to take text back, and a call is read from the whole answer."""
+    _, text = plain(QUESTION, NEW)
+    outrider = {"outrider": CHAIN | {"unverified": "stream"}}
+    shown, was_cut = "", False
+    with emulated.openai() as openai:
+        with openai.responses.create(
+            model="outrider", input=QUESTION, max_output_tokens=NEW, temperature=0, stream=True, extra_body=outrider
+        ) as events:
+            for event in events:
+                if event.type == "response.output_text.delta":
+                    shown += event.delta
+                    assert text.startswith(shown)
+                    if not was_cut:
+                        was_cut = True
+                        cut_link()
+        assert shown == text
+        tool = {"type": "function", "function": {"name": "f"}}
+        answer = openai.chat.completions.create(**ask(stream=True, tools=[tool]), extra_body=outrider)
+        chunks = [chunk for chunk in answer if chunk.choices]
+        assert [chunk for chunk in chunks if "rollback_to" in chunk.outrider] == []
+        assert all(not chunk.choices[0].delta.content for chunk in chunks[:-1])

@@ -32,14 +32,15 @@ DRAFTERS = {"moa": ("target_tiny", "moa_tli0"), "eagle2": ("target_l4", "eagle2_
 class Writing:
     """An answer that the server writes, of which the rows come at their own pace."""
 
-    should_decode_first = True
+    should_decode_first = True  # as the handover has it
     finished = False
 
     def __init__(self, *, there_after: int) -> None:
         self.calls: list[str] = []
         self._there_after = there_after
+        self.handover = self
 
-    async def await_prompt_features(self) -> bool:
+    async def wait(self) -> bool:
         return self.calls.count("commit") >= self._there_after
 
     def ask_decode(self, *, features: bool) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outrider_client.controller.mode_controller import ModeController
-from outrider_client.core.statistics import Meter
+from outrider_client.generation.instruments import Instruments
 from outrider_client.generation.requests import RequestTracker
 from outrider_client.text.transcript import Transcript
 from outrider_drafters.trees.grow import ScoredTree
@@ -91,15 +91,10 @@ class Stage:
         self.transcript = Transcript() if former is None else former.transcript
         self.transcript.begin(PROMPT, 50)
         self.drafting = drafting
-        self.meter = Meter(0.0, ("eater",))
-        self.tracker = RequestTracker(
-            self.link,
-            self.transcript,
-            drafting,
-            self.meter,
-            ModeController(drafting, None, lambda: self.now),
-            lambda: self.now,
-        )
+        controller = ModeController(drafting, None, lambda: self.now)
+        instruments = Instruments(self.link, controller, ("eater",), lambda: self.now)
+        self.meter = instruments.meter
+        self.tracker = RequestTracker(self.link, self.transcript, drafting, instruments)
 
     def asks(self, tree=NO_TREE):
         draft = self.transcript.next_draft(tree, self.tracker.known_features)
