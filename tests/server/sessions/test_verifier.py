@@ -1,20 +1,36 @@
 """Sessions in process: drafts, decodes, features, resumes, takeovers, limits, faults. Time is an argument."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-from talk import NO_TREE, TAP, talking
+from talk import NO_TREE, TAP, WAIT_S, talking
 from tiny_targets import random_tokens, target, tree_around
 
+from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_proto.errors import Reason, Refusal
-from outrider_proto.frames import Cancel, Close, Decode, Draft, Features, Finish, Open, Ping, Pong, Sampling, Verdict
+from outrider_proto.frames import (
+    Cancel,
+    Close,
+    Decode,
+    Draft,
+    Features,
+    Finish,
+    Open,
+    Ping,
+    Pong,
+    Sampling,
+    TokenRules,
+    Verdict,
+)
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
 from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
+from outrider_server.scheduling.engine_loop import EngineLoop
 from outrider_server.sessions.verifier import Verifier
 
 PROMPT = random_tokens(np.random.default_rng(1), 12)
@@ -205,6 +221,36 @@ async def test_a_resume_fences_the_older_stream(truth):
         assert (await old.refusal()).reason is Reason.TAKEN_OVER
         await old.hang_up()
         assert await finish(new, len(PROMPT), truth[:1], truth) == truth
+
+
+async def test_what_a_taken_over_stream_asked_does_not_run_once_its_rules_are_compiled(truth, monkeypatch):
+    compiling, go_on, submitted = threading.Event(), threading.Event(), []
+
+    def compile_slowly(*given) -> AnswerRules:
+        compiling.set()
+        go_on.wait(WAIT_S)
+        return AnswerRules(*given)
+
+    def submit(loop: EngineLoop, request: object) -> None:
+        submitted.append(request)
+        plain_submit(loop, request)
+
+    plain_submit = EngineLoop.submit
+    monkeypatch.setattr(EngineLoop, "submit", submit)
+    monkeypatch.setattr("outrider_server.sessions.stream_reader.AnswerRules", compile_slowly)
+    async with serving() as verifier, talking(verifier) as old, talking(verifier) as new:
+        session = (await old.open(verifier.describe())).session_id
+        await old.prompt(PROMPT)
+        rules = Sampling(rules=TokenRules(presence_penalty=1.0))
+        await old.draft(len(PROMPT), (), truth[0], DraftTree.chain(truth[1:3]), sampling=rules)
+        await asyncio.to_thread(compiling.wait, WAIT_S)
+        assert (await new.open(verifier.describe(), session_id=session, committed_len=len(PROMPT))).resumed
+        submitted.clear()
+        go_on.set()
+        for _ in range(3):
+            assert (await new.verdict(len(PROMPT), (), truth[0], DraftTree.chain(truth[1:3]))).bonus == truth[3]
+        assert len(submitted) == 3
+        assert (await old.refusal()).reason is Reason.TAKEN_OVER
 
 
 async def test_a_resume_with_other_features_starts_a_new_session():
