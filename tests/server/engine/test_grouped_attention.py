@@ -2,6 +2,8 @@
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,7 +16,14 @@ from outrider_server.engine import attention as attention_module
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.engine.engine import Engine, StepInput
-from outrider_server.engine.grouped_attention import HOST_LIMITS, GroupLimits, Placed, group_segments
+from outrider_server.engine.grouped_attention import (
+    DEVICE_LIMITS,
+    HOST_LIMITS,
+    GroupLimits,
+    Placed,
+    group_segments,
+    similar,
+)
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.budget import KVShape, MemoryBudget
@@ -211,3 +220,12 @@ def test_half_precision_is_as_exact_behind_a_prefix_as_in_one_piece(dtype, limit
     exact = scores.masked_fill(future, -torch.inf).softmax(-1) @ wide_values
     off = {behind: (attend(behind=behind) - exact).abs().mean() / exact.abs().mean() for behind in (False, True)}
     assert off[True] < 2 * off[False]
+
+
+def test_on_a_device_the_sessions_that_its_limits_were_made_for_attend_together():
+    """32 sessions with 8k of context each, and trees of 16."""
+    held, rows = 8192, 17
+    segment = SimpleNamespace(num_rows=rows, slot=SimpleNamespace(length=held, start=0))
+    kind: list[Placed] = [(0, cast(BatchSegment, segment))] * 32
+    assert [len(group) for group in similar(kind, lambda _: held + rows, DEVICE_LIMITS, DEVICE_LIMITS.keys)] == [32]
+    assert len(similar(kind, lambda _: held + rows, HOST_LIMITS, HOST_LIMITS.keys)) > 4
