@@ -239,6 +239,9 @@ def passes_command(
     target: TargetOption = None,
     context: Annotated[int, typer.Option(help="Tokens of context of every session.")] = 256,
     repeats: Annotated[int, typer.Option(min=1, help="Timed passes of each kind.")] = 10,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Run transformers' own forward pass where the fused one would be faster.")
+    ] = False,
     json: JsonOption = None,
 ) -> None:
     """Count what a pass over 1, 8 and 32 sessions asks of its host: operations, reads, Python's time. Needs no GPU.
@@ -250,11 +253,12 @@ def passes_command(
     from outrider_bench.studies.pair.passes import hollow_target, llama_8b, num_kinds, pass_cost_table, pass_costs
 
     torch.set_num_threads(1)
-    hollow = llama_8b() if target is None else hollow_target(str(target_source(target)))
+    hollow = llama_8b(plain=plain) if target is None else hollow_target(str(target_source(target)), plain=plain)
     with progress_line() as step:
         costs = pass_costs(hollow, context, repeats, ProgressCounter(step, "kinds of passes", num_kinds()))
     show(pass_cost_table(hollow, context, costs))
     how = {"target": hollow.target.name, "layers": hollow.num_layers, "context": context, "repeats": repeats}
+    how["pass"] = "plain" if hollow.target.fused is None else "fused"
     write_report(json, {**how, "costs": [asdict(cost) for cost in costs]})
 
 

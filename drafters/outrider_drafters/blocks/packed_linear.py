@@ -23,17 +23,21 @@ class PackedLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packed: bool | None = True) -> None:
         self.weight = weight
-        self._bias = bias
+        self.bias = bias
         if packed is None:
             packed = weight.numel() in _WORTH_A_COPY
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None) if packed and can_pack(weight) else None
+
+    @property
+    def is_packed(self) -> bool:
+        return self._packed is not None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [..., in] to [..., out]."""
         num_rows = x.numel() // x.shape[-1]
         # The packed product cannot be differentiated.
         if self._packed is None or num_rows == 0 or x.requires_grad:
-            return F.linear(x, self.weight, self._bias)
+            return F.linear(x, self.weight, self.bias)
         if (padding := padded_rows(num_rows) - num_rows) == 0:
             return self._product(x)
         padded = F.pad(x.reshape(num_rows, -1), (0, 0, 0, padding))
@@ -44,11 +48,11 @@ class PackedLinear:
         num_rows = x.numel() // x.shape[-1]
         if self._packed is None or num_rows == 0 or x.requires_grad or padded_rows(num_rows) != num_rows:
             return residual + self(x)
-        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self._bias, "add")
+        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self.bias, "add")
         return total
 
     def _product(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return product
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -14,6 +14,7 @@ from outrider_proto.errors import UsageError
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
+from outrider_server.engine.fused_decoder import FusedDecoder
 from outrider_server.engine.hf_model import BatchInvariantLinear
 from outrider_server.kv.budget import KVShape
 from outrider_server.kv.slot import KVSlot
@@ -72,23 +73,34 @@ def check_against_eager(model: PreTrainedModel, kv: KVShape, max_context: int, *
 
     `narrow`: with windows that they reach beyond; not of a divided target, whose other ranks keep theirs.
     """
-    count = min(_PROBE_TOKENS, max_context)
-    vocab = model.config.get_text_config().vocab_size
-    tokens = [(7919 * i + 13) % vocab for i in range(count)]
+    tokens = _probe_tokens(model, max_context)
     with _narrow_windows(model) if narrow else nullcontext():
         logits = _through_slots(model, kv, tokens)
         model.set_attn_implementation("eager")
         try:
-            reference = model(**_inputs(tokens, list(range(count)), model)).logits[0].float()
+            reference = model(**_inputs(tokens, list(range(len(tokens))), model)).logits[0].float()
         finally:
             model.set_attn_implementation(IMPLEMENTATION)
-    difference = float((logits - reference).abs().mean() / reference.std().clamp_min(1e-6))
+    difference = _difference(logits, reference)
     # Not `difference > ...`: NaN must be refused too.
     if not difference <= _TOLERANCE.get(kv.dtype, 0.05):
         raise UsageError(
             f"{model.config.model_type}: slots do not reproduce the model's own attention (logits differ by"
             f" {difference:.2g} standard deviations); this architecture cannot be a target"
         )
+
+
+@torch.inference_mode()
+def agrees(fused: FusedDecoder, model: PreTrainedModel, kv: KVShape, max_context: int) -> bool:
+    """Return whether the fused pass computes what the model's own does, for a few tokens."""
+    tokens = _probe_tokens(model, max_context)
+    plain = _through_slots(model, kv, tokens)
+
+    def run(flat: list[int], positions: Sequence[int], batch: FlatBatch) -> Tensor:
+        rows = torch.tensor([flat, [*positions]], device=model.device)
+        return fused.forward(rows[0], rows[1], batch, None, frozenset())[0]
+
+    return _difference(_through_slots(model, kv, tokens, run), plain) <= _TOLERANCE.get(kv.dtype, 0.05)
 
 
 @contextmanager
@@ -112,8 +124,7 @@ def _narrow_windows(model: PreTrainedModel) -> Iterator[None]:
 @torch.inference_mode()
 def check_invariance(model: PreTrainedModel, kv: KVShape, max_context: int) -> None:
     """Compare a few tokens in two passes with one a pass, bit for bit. Raises UsageError if they differ."""
-    vocab = model.config.get_text_config().vocab_size
-    tokens = [(7919 * i + 13) % vocab for i in range(min(_PROBE_TOKENS, max_context))]
+    tokens = _probe_tokens(model, max_context)
     with BatchInvariantLinear():
         together = _through_slots(model, kv, tokens, invariant=True)
         slot, alone = KVSlot(kv), []
@@ -129,8 +140,28 @@ def check_invariance(model: PreTrainedModel, kv: KVShape, max_context: int) -> N
         )
 
 
-def _through_slots(model: PreTrainedModel, kv: KVShape, tokens: list[int], *, invariant: bool = False) -> Tensor:
-    """Return logits [tokens, vocab] float32: a chain, then a tree with a wrong branch beside the right one."""
+def _probe_tokens(model: PreTrainedModel, max_context: int) -> list[int]:
+    vocab = model.config.get_text_config().vocab_size
+    return [(7919 * i + 13) % vocab for i in range(min(_PROBE_TOKENS, max_context))]
+
+
+def _difference(logits: Tensor, reference: Tensor) -> float:
+    """Return how far the logits are from the reference, in its standard deviations."""
+    return float((logits - reference).abs().mean() / reference.std().clamp_min(1e-6))
+
+
+def _through_slots(
+    model: PreTrainedModel,
+    kv: KVShape,
+    tokens: list[int],
+    run: Callable[[list[int], Sequence[int], FlatBatch], Tensor] | None = None,
+    *,
+    invariant: bool = False,
+) -> Tensor:
+    """Return logits [tokens, vocab] float32: a chain, then a tree with a wrong branch beside the right one.
+
+    `run`: another pass than the model's own, from tokens, positions and batch to logits [rows, vocab].
+    """
     slot = KVSlot(kv)
     vocab = model.config.get_text_config().vocab_size
     half = len(tokens) // 2
@@ -138,11 +169,15 @@ def _through_slots(model: PreTrainedModel, kv: KVShape, tokens: list[int], *, in
     for part, tree in ((tokens[:half], DraftTree()), (tokens[half : half + 1], _forked(tokens[half + 1 :], vocab))):
         segment = BatchSegment(slot, len(part), tree, max_position=slot.length + len(tokens))
         batch = FlatBatch([segment], invariant=invariant)
-        out = model(**_inputs([*part, *tree.tokens], segment.positions, model), slots=batch)
+        flat = [*part, *tree.tokens]
+        if run is None:
+            logits = model(**_inputs(flat, segment.positions, model), slots=batch).logits[0]
+        else:
+            logits = run(flat, segment.positions, batch)
         path = range(1, len(tree)) if len(tree) else range(0)
         slot.commit(len(part), path)
-        answers.append(out.logits[0, : len(part)])
-        answers.append(out.logits[0, [len(part) + node for node in path]])
+        answers.append(logits[: len(part)])
+        answers.append(logits[[len(part) + node for node in path]])
     return torch.cat(answers).float()
 
 

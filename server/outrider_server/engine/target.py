@@ -19,8 +19,8 @@ from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_drafters.contracts.token_rules import SchemaCompiler
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import SlotAttention, register
-from outrider_server.engine.compatibility import check_against_eager, check_invariance, probe
-from outrider_server.engine.fused_llama import FusedLlama, fused_llama
+from outrider_server.engine.compatibility import agrees, check_against_eager, check_invariance, probe
+from outrider_server.engine.fused_decoder import FusedDecoder, fused_decoder
 from outrider_server.engine.hf_model import (
     BatchInvariantLinear,
     context_length,
@@ -77,7 +77,7 @@ class Target:
     max_context: int
     eos_token_ids: tuple[int, ...]
     ranks: Ranks | None = None
-    fused: FusedLlama | None = None
+    fused: FusedDecoder | None = None
     batch_invariant: bool = False
     schemas: SchemaCompiler | None = None
 
@@ -165,7 +165,7 @@ class Target:
             eos_token_ids=(ends := eos_token_ids(model)),
             schemas=None if directory is None else SchemaCompiler(directory, config.vocab_size, ends),
             ranks=ranks,
-            fused=fused_llama(model) if fused and ranks is None and not batch_invariant else None,
+            fused=_fused(model, kv, context) if fused and ranks is None and not batch_invariant else None,
             batch_invariant=batch_invariant,
         )
 
@@ -197,6 +197,14 @@ class Target:
                 output_hidden_states=bool(listed),
             )
         return TargetOutput(out.logits[0], {**last, **{layer: out.hidden_states[layer][0] for layer in listed}})
+
+
+def _fused(model: PreTrainedModel, kv: KVShape, context: int) -> FusedDecoder | None:
+    fused = fused_decoder(model)
+    if fused is not None and not agrees(fused, model, kv, context):
+        _log.warning("the fused pass does not compute here what transformers' own does: the latter serves, more slowly")
+        return None
+    return fused
 
 
 def public_name(name_or_path: str) -> str:

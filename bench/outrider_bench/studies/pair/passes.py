@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.engine import Engine, StepInput
+from outrider_server.engine.fused_decoder import fused_decoder
 from outrider_server.engine.grouped_attention import DEVICE_LIMITS
 from outrider_server.engine.hf_model import decoder_layers, explained
 from outrider_server.engine.sampler import Sampler
@@ -102,64 +104,71 @@ class PassCost:
 
 
 class HollowTarget:
-    """A random target with a few layers of a config, in transformers' own forward pass.
+    """A random target with a few layers of a config, in the forward pass that a GPU would run.
 
-    `num_layers`: of the real one.
+    `num_layers`: of the real one. `plain`: in transformers' own pass, which other architectures always have.
     """
 
-    def __init__(self, config: PretrainedConfig, name: str) -> None:
+    def __init__(self, config: PretrainedConfig, name: str, *, plain: bool = False) -> None:
         self.num_layers: int = config.get_text_config().num_hidden_layers
         model = _hollow_model(config)
-        self.target = Target.of(model, name=name, fused=False)
-        self._layers = decoder_layers(model)
+        fused = None if plain else fused_decoder(model, packed=False)
+        self.target = replace(Target.of(model, name=name, fused=False), fused=fused)
+        self._layers: abc.Sequence[Any] = [*decoder_layers(model)] if fused is None else fused.layers
         self._gives_tuples = False
+        self._method = "forward" if fused is None else "run"
         self.drafter = _random_drafter(self.target)
 
     @contextmanager
     def watched(self, begin: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
         """Call `begin` and `end` around every decoder layer."""
 
-        def after(_layer: object, _inputs: object, output: object) -> None:
-            self._gives_tuples = isinstance(output, tuple)
-            end()
+        def around(run: Callable[..., Any]) -> Callable[..., Any]:  # Any: as the layer's own
+            def watched(*given: Any, **named: Any) -> Any:
+                begin()
+                output = run(*given, **named)
+                end()
+                self._gives_tuples = isinstance(output, tuple)
+                return output
 
-        hooks = []
-        for layer in self._layers:
-            hooks.append(layer.register_forward_pre_hook(lambda *_: begin()))
-            hooks.append(layer.register_forward_hook(after))
-        try:
+            return watched
+
+        with self._layers_do(around):
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     @contextmanager
     def without_layers(self) -> Iterator[None]:
         """Let every layer return what it is given, after a pass that was watched."""
+        with self._layers_do(lambda _: partial(_pass_on, self._gives_tuples)):
+            yield
+
+    @contextmanager
+    def _layers_do(self, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
         for layer in self._layers:
-            layer.forward = partial(_pass_on, self._gives_tuples)
+            setattr(layer, self._method, change(getattr(layer, self._method)))
         try:
             yield
         finally:
             for layer in self._layers:
-                del layer.forward
+                delattr(layer, self._method)
 
 
-def llama_8b() -> HollowTarget:
+def llama_8b(*, plain: bool = False) -> HollowTarget:
     """Return a hollow Llama-3-8B: 32 layers, 32 heads, 8 of them with K/V."""
     config = LlamaConfig(
         num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=8192
     )
-    return HollowTarget(config, "the shape of Llama-3-8B")
+    return HollowTarget(config, "the shape of Llama-3-8B", plain=plain)
 
 
-def hollow_target(path: str) -> HollowTarget:
+def hollow_target(path: str, *, plain: bool = False) -> HollowTarget:
     """Return the hollow form of a checkpoint, of which only the config is read.
 
     Raises UsageError for an architecture that cannot be made so small.
     """
     try:
-        return HollowTarget(AutoConfig.from_pretrained(path, trust_remote_code=False), public_name(path))
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        return HollowTarget(config, public_name(path), plain=plain)
     except UsageError:
         raise
     except Exception as error:

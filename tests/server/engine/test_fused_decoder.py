@@ -1,5 +1,7 @@
 """The fused forward pass: the same logits and hidden states as transformers' own, and the same answers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import BatchSegment
 from outrider_server.engine.engine import Engine, StepInput
-from outrider_server.engine.fused_llama import fused_llama
+from outrider_server.engine.fused_decoder import FusedDecoder, fused_decoder
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
@@ -37,15 +39,22 @@ def passes(served: Target, num_chain: int, tree: DraftTree, keep: list[int]) -> 
 
 
 @pytest.mark.parametrize(("num_chain", "num_nodes"), [(1, 0), (1, 5), (3, 20), (40, 0)])
-@pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "mlp_bias": True}], ids=["plain", "biases"])
-def test_logits_and_hidden_states_are_those_of_transformers(num_chain, num_nodes, changes):
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        *((name, {}) for name in ("qwen2", "qwen2-window", "qwen3", "mistral", "mistral-window")),
+    ],
+)
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "as on a device"])
+def test_logits_and_hidden_states_are_those_of_transformers(num_chain, num_nodes, name, changes, packed):
     tree = random_tree(np.random.default_rng(1), num_nodes)
     num_rows = num_chain + num_nodes
+    plain, model = (_with_random_biases(build(name, **changes)) for _ in range(2))
+    served = [Target.of(plain, fused=False), replace(Target.of(model), fused=FusedDecoder(model, packed=packed))]
     for keep in ([num_rows - 1], list(range(num_rows))):
-        made = [
-            passes(Target.of(_with_random_biases(build("llama", **changes)), fused=fused), num_chain, tree, keep)
-            for fused in PLAIN_AND_FUSED
-        ]
+        made = [passes(one, num_chain, tree, keep) for one in served]
         torch.testing.assert_close(made[1].logits, made[0].logits, atol=1e-4, rtol=1e-4)
         assert set(made[1].hidden) == set(made[0].hidden) == HIDDEN
         for layer in HIDDEN:
@@ -65,11 +74,11 @@ def test_in_bfloat16_the_logits_differ_by_rounding_alone(num_chain, num_nodes):
 
 
 def _with_random_biases(model: nn.Module) -> nn.Module:
-    """Fresh models have biases of zero, which prove nothing."""
+    """Fresh models have biases of zero and norms of one, which prove nothing."""
     torch.manual_seed(5)
     for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            nn.init.normal_(parameter, std=0.2)
+        if name.endswith(("bias", "norm.weight")):
+            nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
     return model
 
 
@@ -100,11 +109,12 @@ def test_answers_are_the_plain_loops(fused):
 
 def test_other_models_keep_transformers_own_pass(monkeypatch):
     assert target("llama").fused is not None
-    assert target("qwen2").fused is None
-    assert fused_llama(build("llama").half()) is None
-    assert fused_llama(build("llama", hidden_act="gelu")) is None
-    monkeypatch.setattr("outrider_server.engine.fused_llama._MOST_BYTES", 1000)
-    assert fused_llama(build("llama")) is None
+    assert target("qwen3").fused is not None
+    assert target("gemma2").fused is None
+    assert fused_decoder(build("llama").half()) is None
+    assert fused_decoder(build("llama", hidden_act="gelu")) is None
+    monkeypatch.setattr("outrider_server.engine.fused_decoder._MOST_BYTES", 1000)
+    assert fused_decoder(build("llama")) is None
     monkeypatch.undo()
     adapted = build("llama")
 
@@ -112,4 +122,10 @@ def test_other_models_keep_transformers_own_pass(monkeypatch):
         pass
 
     adapted.model.layers[1].mlp.down_proj = Adapted(48, 32, bias=False)
-    assert fused_llama(adapted) is None
+    assert fused_decoder(adapted) is None
+
+
+def test_where_the_fused_pass_computes_something_else_transformers_own_serves(monkeypatch, caplog):
+    monkeypatch.setattr("outrider_server.engine.fused_decoder._rotated", lambda heads, cos, sin: heads)
+    assert Target.of(build("llama")).fused is None
+    assert "the fused pass does not compute here" in caplog.text
