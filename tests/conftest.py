@@ -3,8 +3,8 @@
 import os
 import tempfile
 
-# A model that the user has installed would be the default target.
-os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="outrider-tests-")
+# A model that the user has installed would be the default target, and the user's configuration would count.
+os.environ["XDG_DATA_HOME"] = os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="outrider-tests-")
 # Before anything imports huggingface_hub or torch, which read them once. Processes that tests start inherit them.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"

@@ -40,9 +40,10 @@ def commands(command, path=()):
         yield from commands(each, (*path, name))
 
 module, function, heavy = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
-cli = importlib.import_module(module)
+main = getattr(importlib.import_module(module), function)
+app = importlib.import_module(module.rpartition(".")[0] + ".app").app
 cases = [["--version"], ["no-such-command"]]
-for path in commands(get_command(cli.app)):
+for path in commands(get_command(app)):
     cases += [[*path, "--help"], [*path, "--no-such-option"]]
 reports = []
 for arguments in cases:
@@ -50,7 +51,7 @@ for arguments in cases:
     out, code = io.StringIO(), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
-            getattr(cli, function)()
+            main()
         except SystemExit as stop:
             code = stop.code or 0
     loaded = [name for name in heavy if name in sys.modules]

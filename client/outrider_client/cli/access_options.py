@@ -13,17 +13,18 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from outrider_client.cli.config_file import KEY_VARIABLE, server_address
 from outrider_client.connection.access import Access
 from outrider_client.core.config import ClientConfig
+from outrider_proto.errors import UsageError
 
-KEY_VARIABLE = "OUTRIDER_KEY"
 SERVER_VARIABLE = "OUTRIDER_SERVER"
-SERVER_HELP = "Server address, HOST or HOST:PORT."
+SERVER_HELP = "Server address, HOST or HOST:PORT, or a server's name in the configuration file."
 DEFAULT_SERVER = ClientConfig().server
 _PORT = DEFAULT_SERVER.rpartition(":")[2]
 _PANEL = "Encryption and key"
 
-ServerOption = Annotated[str, Option(envvar=SERVER_VARIABLE, help=SERVER_HELP)]
+ServerOption = Annotated[str, Option(envvar=SERVER_VARIABLE, help=SERVER_HELP, is_eager=True, callback=server_address)]
 
 
 def _options(
@@ -97,6 +98,8 @@ def access_from(options: Mapping[str, Any]) -> Access:  # Any: each option has i
 
 
 def with_port(server: str) -> str:
-    """Add the default port to a bare HOST; anything else stays as it is."""
+    """Add the default port to a bare HOST; anything else stays as it is. Raises UsageError for a URL."""
+    if "://" in server:
+        raise UsageError(f"server={server}: need HOST or HOST:PORT, without {server.partition('://')[0]}://")
     is_bare = server.endswith("]") if server.startswith("[") else ":" not in server
     return f"{server}:{_PORT}" if server and is_bare else server

@@ -1,38 +1,46 @@
-"""The `outrider` command: generate, chat, gateway, describe, pull.
+"""The `outrider` command: generate, chat, gateway, describe, pull, config.
 
 Each command imports what it needs when it runs, so that help and usage errors need neither torch nor gRPC.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from outrider_client.cli.access_options import (
     DEFAULT_SERVER,
-    SERVER_HELP,
-    SERVER_VARIABLE,
     ServerOption,
     access_from,
     with_access_options,
     with_port,
 )
+from outrider_client.cli.chat_command import chat_command
+from outrider_client.cli.config_file import FileCommand, config_command
 from outrider_client.cli.gateway import gateway_command
+from outrider_client.cli.interrupts import raise_on_interrupt
 from outrider_client.cli.options import PRIVACY_PANEL, client_config, with_client_options
-from outrider_client.core.config import UNLIMITED, ClientConfig
+from outrider_client.cli.pull import EXIT_INTERRUPTED, can_offer_pull, pull_command, with_pull_offered
+from outrider_client.core.config import ClientConfig
 from outrider_client.display.error_reports import explaining, report_error
 from outrider_client.display.messages import print_message, printable
 from outrider_proto.errors import LinkError, OutriderError, Refusal, UsageError
 
+if TYPE_CHECKING:
+    from outrider_client.models.local_models import Prompt
+
 JSON_OPTION = "--json"
-EXIT_USAGE, EXIT_REFUSAL, EXIT_LINK, EXIT_INTERRUPTED = 2, 3, 4, 130
+EXIT_USAGE, EXIT_REFUSAL, EXIT_LINK = 2, 3, 4
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -57,7 +65,7 @@ def _outrider(
 ) -> None: ...
 
 
-@app.command()
+@app.command(cls=FileCommand)
 @with_client_options
 def generate(
     prompt: Annotated[
@@ -110,16 +118,30 @@ def generate(
         fences=fences,
         detect=detect_pii,
     )
-    config = client_config(options, raw=raw or prompt_ids is not None)
-    if json_schema is not None:
-        config = config.for_answer(json_schema=read_schema(json_schema))
+    schema = None if json_schema is None else read_schema(json_schema)
+
+    def config() -> ClientConfig:
+        made = client_config(options, raw=raw or prompt_ids is not None)
+        return made if schema is None else made.for_answer(json_schema=schema)
+
+    def answer(config: ClientConfig) -> None:
+        _answer(config, parsed, stop or (), as_json=as_json)
+
+    if as_json or not can_offer_pull(options):
+        answer(config())
+    else:
+        with_pull_offered(config, answer)
+
+
+def _answer(config: ClientConfig, prompt: Prompt, stops: Sequence[str], *, as_json: bool) -> None:
     from outrider_client.client import Client
     from outrider_client.display.display import cut_remark, display_for, show_answer
 
+    raise_on_interrupt()
     with Client(config) as client, explaining(config.server):
         try:
             display = display_for(client, as_json=as_json)
-            finished = show_answer(client, parsed, display, stop or ())
+            finished = show_answer(client, prompt, display, stops)
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
     if display.written.token_ids and not display.written.text and not as_json:
@@ -136,60 +158,11 @@ def generate(
         raise LinkError(f"{config.server}: the link broke and did not come back in time")
 
 
-@app.command()
-@with_client_options
-def chat(
-    as_json: Annotated[bool, Option(JSON_OPTION, help="Print one JSON object per event, and of an error.")] = False,
-    system: Annotated[str | None, Option(help="System message: how the model is to answer.")] = None,
-    private: Annotated[
-        Path | None,
-        Option(help="File whose text is added to the first message as private text.", rich_help_panel=PRIVACY_PANEL),
-    ] = None,
-    profile: Annotated[
-        str | None,
-        Option(help="Emulate a link of this profile (paper-4g, ...) to the server; /link can then cut and change it."),
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, Option(help="Largest number of tokens in an answer. Default: as many as the context holds.")
-    ] = None,
-    history: Annotated[
-        bool, Option(help="Keep the lines typed, without private text, for the arrow keys in later chats.")
-    ] = True,
-    **options: Any,  # the shared ones
-) -> None:
-    """Chat with the model. /help lists commands; <<private: ...>> stays here; Ctrl-C stops an answer, Ctrl-D leaves."""
-    import contextlib
-    from dataclasses import replace
-
-    from outrider_client.cli.chat.conversation import ChatConversation
-    from outrider_client.cli.chat.input import is_interactive, read_lines
-    from outrider_client.cli.chat.link import ChatLink
-    from outrider_client.cli.chat.own_server import needs_own_server, own_server
-    from outrider_client.cli.chat.repl import ChatRepl
-    from outrider_client.client import Client
-    from outrider_client.privacy.fences import read_private_file
-
-    config = client_config(options | {"max_new_tokens": UNLIMITED if max_new_tokens is None else max_new_tokens})
-    conversation = ChatConversation("" if private is None else read_private_file(private), system or "")
-    with contextlib.ExitStack() as stack:
-        if needs_own_server(config):
-            print_message(f"no server at {config.server}: starting one, for this chat alone")
-            config = replace(config, server=stack.enter_context(own_server(config)))
-        link = None if profile is None else stack.enter_context(ChatLink(profile, config.server))
-        reached = config
-        if link is not None:
-            reached = replace(config, server=link.address, access=config.access.through(config.server))
-        client = stack.enter_context(Client(reached))
-        repl = ChatRepl(client, config, conversation, link, as_json=as_json, stays=is_interactive())
-        if is_interactive() and not as_json:
-            repl.greet()
-        repl.run(read_lines(_history() if history else None))
+app.command("chat", cls=FileCommand)(with_client_options(chat_command))
+app.command("gateway", cls=FileCommand)(with_client_options(gateway_command))
 
 
-app.command("gateway")(with_client_options(gateway_command))
-
-
-@app.command()
+@app.command(cls=FileCommand)
 @with_access_options
 def describe(
     server: ServerOption = DEFAULT_SERVER,
@@ -200,6 +173,7 @@ def describe(
     from outrider_client.client import Client
 
     server = with_port(server)
+    raise_on_interrupt()
     with Client(ClientConfig(server=server, access=access_from(options))) as client, explaining(server):
         description = asdict(client.describe())
     if as_json:
@@ -210,66 +184,33 @@ def describe(
         print(printable(f"{name.replace('_', ' '):22} {value}"))
 
 
-@app.command()
-@with_access_options
-def pull(
-    server: Annotated[str, Argument(envvar=SERVER_VARIABLE, help=SERVER_HELP)] = DEFAULT_SERVER,
-    out: Annotated[
-        Path | None,
-        Option(help="Directory for the bundle. Default: in the user's data directory, where other commands find it."),
-    ] = None,
-    drafter: Annotated[str, Option(help="Name of the drafter to pull. Default: the server's first.")] = "",
-    weights: Annotated[
-        str, Option(help="Weight format: float32, bfloat16, int8 or int4. Default: the server's first.")
-    ] = "",
-    retry: Annotated[
-        float, Option(help="Seconds without a new byte after which to give up, once the server was reached.")
-    ] = 60.0,
-    as_json: Annotated[bool, Option(JSON_OPTION, help="Print one JSON object per event, and of an error.")] = False,
-    **options: Any,  # how the server is reached
-) -> None:
-    """Download what this device needs of a server's model and drafter. Resumes where it was interrupted."""
-    import asyncio
-
-    from rich.console import Console
-
-    from outrider_client.display.pull_display import JsonPullDisplay, TextPullDisplay
-    from outrider_client.pull.pull import PullConfig, pull_bundle
-
-    server = with_port(server)
-    config = PullConfig(server, out, drafter, weights, retry, access=access_from(options))
-    display: JsonPullDisplay | TextPullDisplay = JsonPullDisplay(sys.stdout)
-    if not as_json:
-        display = TextPullDisplay(Console(stderr=True, highlight=False), sys.stdout)
-    try:
-        with explaining(server, other_server="outrider pull HOST"):
-            pulled = asyncio.run(pull_bundle(config, display.show))
-    except KeyboardInterrupt:
-        print_message("stopped; what was downloaded is kept: pull again to go on")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    finally:
-        display.close()
-    if not as_json:
-        target = "" if out is None else f" --target {pulled.directory}"
-        print(f"use it with: outrider generate --server {server}{target} PROMPT")
+app.command("pull", cls=FileCommand)(with_access_options(pull_command))
+app.command("config", cls=FileCommand)(with_client_options(config_command))
 
 
 def main() -> None:
     """Exit with 2 for usage errors, 3 for refusals, 4 for link errors, 130 when interrupted."""
     # Before a command imports grpc, which reads it once. gRPC's own log says nothing that our errors do not.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    if sys.stdout is None:  # closed, as some job schedulers start their jobs
+        sys.stdout = io.StringIO()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where an error can be told
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EPIPE) or error.filename is not None:
+            raise  # not of standard output
+        # What is buffered still would fail once more, with a traceback, when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.ENOSPC:
+            print_message(f"standard output: cannot be written ({error.strerror})")
+        sys.exit(1)
     except OutriderError as error:
         # Not the command's own value: an error may end a command before it has one.
         report_error(error, as_json=JSON_OPTION in sys.argv[1:])
         sys.exit(_exit_code(error))
-
-
-def _history() -> Path:
-    from platformdirs import user_state_path
-
-    return user_state_path("outrider") / "chat_history"
 
 
 def _exit_code(error: OutriderError) -> int:

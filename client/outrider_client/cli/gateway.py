@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Context, Option
 
+from outrider_client.cli.interrupts import raise_on_interrupt
 from outrider_client.cli.options import client_config
 from outrider_client.core.config import OnReconnect
 from outrider_proto.errors import UsageError
@@ -87,6 +88,7 @@ def gateway_command(
         client = client.for_answer(**{name: value for name, value in known.items() if _is_default(context, name)})
     names = tuple(model_name or GatewayConfig().names)
     config = GatewayConfig(names, sessions, queue, max_new_tokens, unverified, key, tuple(allow_origin or ()))
+    raise_on_interrupt()
     serve(ServingConfig(client, config, host, port, profile, engine))
 
 
@@ -112,4 +114,6 @@ def _api_key(key: str | None, file: Path | None) -> str | None:
     try:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"api-key-file={file}: cannot be read ({error})") from error
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        # `from None`: the decoder's error quotes the file's bytes, which may be a key.
+        raise UsageError(f"api-key-file={file}: cannot be read: {reason}") from None

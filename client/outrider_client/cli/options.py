@@ -304,6 +304,7 @@ def _options(
     link_floor_ms: Annotated[
         float,
         Option(
+            min=0,
             help="Milliseconds of silence after which the link counts as broken at the earliest.",
             rich_help_panel=_OUTAGES,
         ),
@@ -322,9 +323,13 @@ def _options(
 
 def with_client_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the shared options to a command, which gets them as keywords."""
+    return with_options(command, shared_options())
+
+
+def shared_options() -> dict[str, inspect.Parameter]:
     shared = {**inspect.signature(_options, eval_str=True).parameters, **ACCESS_OPTIONS}
     # Help shows panels in the order of their first options: what only experts need comes last.
-    return with_options(command, dict(sorted(shared.items(), key=lambda named: _panel(named[1]) in _FOR_EXPERTS)))
+    return dict(sorted(shared.items(), key=lambda named: _panel(named[1]) in _FOR_EXPERTS))
 
 
 def _panel(option: inspect.Parameter) -> str | None:

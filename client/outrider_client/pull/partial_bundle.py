@@ -12,7 +12,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -59,13 +59,18 @@ class PartialBundle:
             try:
                 yield
             finally:
-                path.unlink(missing_ok=True)
+                # While it is held, or two others could hold two files of this name. Windows refuses that; there
+                # filelock itself removes the file.
+                with suppress(PermissionError):
+                    path.unlink(missing_ok=True)
 
     @contextmanager
     def disk_errors_explained(self) -> Iterator[None]:
         """Turn disk errors into UsageErrors that say what is kept."""
         try:
             yield
+        except BrokenPipeError:
+            raise  # no disk: whoever reads the progress has gone
         except OSError as error:
             raise UsageError(
                 f"{error.filename or self.directory}: {error.strerror}; {self.num_bytes:,} bytes are kept in"

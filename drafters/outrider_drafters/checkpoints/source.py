@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -71,6 +72,17 @@ class DrafterSource:
         if chosen is None:
             return self
         return replace(self, options=replace(self.options, draft_vocab=_options([f"draft_vocab={chosen}"]).draft_vocab))
+
+
+def source_beside(text: str, folder: Path) -> str:
+    """Return a source that stands in a file in `folder`: its path as relative to it; a name stays as it is.
+
+    What may also be a name is a path if it begins with a dot or `~`, or exists.
+    """
+    path, comma, options = text.partition(",")
+    beside = folder / os.path.expanduser(path)
+    is_path = text.startswith(("./", "../", "~/")) or (path and beside.exists())
+    return f"{beside}{comma}{options}" if is_path else text
 
 
 def _options(pairs: list[str]) -> DrafterOptions:

@@ -15,9 +15,12 @@ _Made = TypeVar("_Made")
 def read_toml(path: Path) -> Table:
     """Read the tables of a file. Raises UsageError."""
     try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"{path}: {error}") from None
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise UsageError(f"{path}: cannot be read: {reason}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path}: not TOML: {error}") from error
 
 
 def build(kind: type[_Made], table: Any, where: str) -> _Made:  # Any: whatever stood in the file

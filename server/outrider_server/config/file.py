@@ -6,7 +6,6 @@ pydantic checks types, the configuration its values. Paths in a file are relativ
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import groupby
@@ -14,7 +13,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from outrider_drafters.checkpoints.catalog import CATALOG
+from outrider_drafters.checkpoints.source import source_beside
 from outrider_models.core.embedded import EMBEDDED, default_target, drafter_source, model_dirs, shipped_drafters
+from outrider_models.core.tables import read_toml
 from outrider_proto.errors import UsageError
 from outrider_server.config.config import ServerConfig
 from outrider_server.config.schema import ConfigField, config_fields
@@ -33,23 +34,13 @@ def load_config(file: Path | None, given: Raw) -> ServerConfig:
     """
     if file is None:
         return _with_models(_config({**_ANY_TARGET, **given}))
-    table = _anchored(_read(file), file.absolute().parent)
+    table = _anchored(read_toml(file), file.absolute().parent)
     try:
         config = _config(_merged({**_ANY_TARGET, **table}, given))
     except UsageError:
         _blame(file, table)
         raise
     return _with_models(config)
-
-
-def _read(file: Path) -> dict[str, Any]:  # Any: as Raw
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UsageError(f"{file}: cannot be read: {reason}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{file}: not TOML: {error}") from error
 
 
 def _blame(file: Path, table: Raw) -> None:
@@ -102,28 +93,21 @@ def _merged(under: Raw, over: Raw) -> dict[str, Any]:  # Any: as Raw
 
 
 def _anchored(table: Raw, folder: Path, of: Any = ServerConfig) -> dict[str, Any]:  # Any: a dataclass; as Raw
-    """Return the values with relative paths made absolute.
-
-    A value that may also be a name is a path if it begins with a dot or exists.
-    """
+    """Return the values with relative paths made absolute."""
     hints = get_type_hints(of)
     result = dict(table)
     for key, value in table.items():
         if isinstance(value, dict) and key in _SECTIONS:
             result[key] = _anchored(value, folder, hints[key])
         elif key in _NAMES_OR_PATHS and of is ServerConfig:
-            result[key] = [_found(v, folder) for v in value] if isinstance(value, list) else _found(value, folder)
+            result[key] = [_beside(v, folder) for v in value] if isinstance(value, list) else _beside(value, folder)
         elif key in hints and hints[key] in (Path, Path | None) and isinstance(value, str):
             result[key] = str(folder / Path(value).expanduser())
     return result
 
 
-def _found(value: object, folder: Path) -> object:
-    if not isinstance(value, str) or not value:
-        return value
-    path, comma, options = value.partition(",")  # as in outrider_drafters.checkpoints.source
-    beside = folder / Path(path).expanduser()
-    return f"{beside}{comma}{options}" if path.startswith(("./", "../", "~/")) or beside.exists() else value
+def _beside(value: object, folder: Path) -> object:
+    return source_beside(value, folder) if isinstance(value, str) else value  # checked later
 
 
 def _with_models(config: ServerConfig) -> ServerConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider_client.cli.access_options import with_port
+from outrider_proto.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,8 @@ from outrider_client.cli.access_options import with_port
 )
 def test_a_bare_host_gets_the_default_port(given, expected):
     assert with_port(given) == expected
+
+
+def test_a_url_is_no_address():
+    with pytest.raises(UsageError, match=r"^server=https://edge:1: need HOST or HOST:PORT, without https://$"):
+        with_port("https://edge:1")

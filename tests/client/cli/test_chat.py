@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import re
-import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,11 +29,15 @@ from outrider_client.core.statistics import Statistics
 from outrider_client.models.pulled import pulled_dir
 from outrider_drafters.checkpoints.bundle import MANIFEST
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
+from outrider_proto.frames import ServerDescription
+
+from .terminal import Terminal
 
 
 def test_lines_with_a_slash_are_commands():
     assert parse_command("/mode stream") == SlashCommand("mode", "stream")
     assert parse_command("/stats") == SlashCommand("stats")
+    assert parse_command("/?") == SlashCommand("help")
     assert parse_command("//etc is a folder") is None
     assert parse_command("3 / 4") is None
 
@@ -298,15 +298,17 @@ def test_undo_drops_the_last_question_and_its_answer(capsys):
 
 def test_numbers_are_set_for_the_next_answers(capsys):
     client = Scripted("one", "two", "three")
-    settings = ("/set", "/set temperature 0.7", "/set max-tokens 5", "/set")
+    numbers = ("temperature 0.7", "max-tokens 5", "parameter top_k 4", "top-p 0.9", "seed 3")
+    settings = ("/set", *(f"/set {number}" for number in numbers), "/set")
     wrong = ("/set speed 9", "/set temperature warm", "/set temperature -1", "/set max-tokens 0")
     config = ClientConfig(max_new_tokens=UNLIMITED)
     chat(client, "hi", *settings, "hi", *wrong, "/set max-tokens all", "hi", config=config)
-    used = [(overrides["temperature"], overrides["max_new_tokens"]) for _, overrides in client.asked]
-    assert used == [(0.0, UNLIMITED), (0.7, 5), (0.7, UNLIMITED)]
+    names = ("temperature", "top_k", "top_p", "seed", "max_new_tokens")
+    used = [tuple(overrides[name] for name in names) for _, overrides in client.asked]
+    assert used == [(0.0, 0, 1.0, 0, UNLIMITED), (0.7, 4, 0.9, 3, 5), (0.7, 4, 0.9, 3, UNLIMITED)]
     heard = capsys.readouterr()
-    assert "temperature 0, max-tokens all\n" in heard.out
-    assert "temperature 0.7, max-tokens 5\n" in heard.out
+    assert "temperature 0, top-k 0, top-p 1, seed 0, max-tokens all\n" in heard.out
+    assert "temperature 0.7, top-k 4, top-p 0.9, seed 3, max-tokens 5\n" in heard.out
     expected = ["/set speed: choose one of", "temperature warm: need a number", "temperature=-1", "max_new_tokens=0"]
     assert all(part in line for part, line in zip(expected, heard.err.splitlines(), strict=True))
 
@@ -414,6 +416,40 @@ def test_the_greeting_names_models_and_server():
     assert "no drafter" in str(greeting(Described(), replace(config, drafter="none")))
 
 
+def test_the_models_are_named(capsys):
+    config = ClientConfig("edge:1", target="smollm2", drafter="smollm2/moa")
+    served = ServerDescription(1, "0.1.0", "big", "f", "t", 9, 512, 64, (0,), ())
+    client = Described()
+    client.describe = lambda: served
+    chat(client, "/model", config=config)
+    chat(Described(LinkError("cannot reach edge:1: errors resolving")), "/model", config=config)
+    here = "here: smollm2, drafter smollm2/moa edge:1: "
+    assert " ".join(capsys.readouterr().out.split()) == (
+        f"{here}big, context of 512 tokens, outrider-server 0.1.0"
+        f" {here}cannot reach edge:1: there is no host of that name (--server HOST names another server)"
+    )
+
+
+def test_the_last_chat_is_kept_without_private_text(tmp_path, capsys):
+    kept = tmp_path / "state" / "last_chat.json"
+
+    def talk(client, *lines):
+        ChatRepl(client, ClientConfig(), ChatConversation(), autosave=kept, stays=True).run(lines)
+        return [message["content"] for message in client.asked[-1][0]] if client.asked else []
+
+    talk(Scripted(), "/load")
+    assert "last_chat.json: cannot be read (No such file" in capsys.readouterr().err
+    talk(Scripted("one", "two"), "hi", "<<private: Ann>>")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert "Ann" not in kept.read_text()
+    assert talk(Scripted("three"), "/load", "again") == ["hi", "one", "again"]
+    assert talk(Scripted("four"), "/load", "more") == ["hi", "one", "again", "three", "more"]
+    kept.unlink()
+    kept.mkdir()
+    talk(Scripted("one", "two"), "hi", "again")
+    assert capsys.readouterr().err.count("this chat is not kept (") == 1
+
+
 def test_the_greeting_does_not_name_a_directory_of_ours(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     pulled = pulled_dir("edge:1")
@@ -467,47 +503,6 @@ def test_an_emulated_link_can_be_changed():
             link.change("nosuch")
     with pytest.raises(UsageError, match="nosuch"), ChatLink("nosuch", "127.0.0.1:1"):
         pass
-
-
-_ESCAPES = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]")
-
-
-class Terminal:
-    """A program on a pseudo-terminal."""
-
-    def __init__(self, command, environment):
-        self._ours, theirs = pty.openpty()
-        self._process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-        os.close(theirs)
-        self._heard = ""
-        self._more = threading.Condition()
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self):
-        while True:
-            try:
-                data = os.read(self._ours, 65536).decode(errors="replace")
-            except OSError:
-                return
-            if "\x1b[6n" in data:
-                os.write(self._ours, b"\x1b[1;1R")  # where the cursor is: prompt_toolkit asks
-            with self._more:
-                self._heard += data
-                self._more.notify_all()
-
-    def type(self, text):
-        os.write(self._ours, text.encode())
-
-    def until(self, text, since=0):
-        with self._more:
-            assert self._more.wait_for(lambda: text in self._text()[since:], timeout=60), self._text()[since:]
-            return len(self._text())
-
-    def _text(self):
-        return _ESCAPES.sub("", self._heard)
-
-    def ended(self):
-        return self._process.wait(timeout=60)
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ from outrider_proto.errors import UsageError
 COMMANDS: dict[str, tuple[str, str]] = {  # name: its argument, what it does
     "help": ("", "list the commands"),
     "system": ("[TEXT|-]", "show or change the system message, which tells the model how to answer; - removes it"),
-    "set": ("[temperature T|max-tokens N]", "show or change how answers are sampled and how long they may be"),
+    "set": ("[NAME VALUE]", "show or change temperature, top-k, top-p, seed and max-tokens of the answers"),
+    "model": ("", "show the models here and on the server"),
     "stats": ("", "show what the last answer and all together cost"),
     "mode": ("[MODE]", "show or change how text is generated"),
     "link": ("[cut|restore|PROFILE]", "show the link; with --profile: cut, restore or change it"),
@@ -18,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {  # name: its argument, what it does
     "view": ("[markdown|origins]", "show answers as rendered Markdown, or colored by who wrote them"),
     "history": ("", "show the conversation so far"),
     "save": ("FILE[!]", "write the conversation to a new file, private text and all; ! replaces an old one"),
-    "load": ("FILE.json", "go on with a conversation that /save wrote to a name in .json"),
+    "load": ("[FILE.json]", "go on with the last chat, or one that /save wrote to a name in .json"),
     "retry": ("", "ask the last question again, if it failed or its answer is not to be kept"),
     "undo": ("", "drop the last question and its answer"),
     "clear": ("", "start a new conversation, with the same system message"),
@@ -26,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {  # name: its argument, what it does
     "bye": ("", "leave, too"),
 }
 LEAVING = ("quit", "bye")
+_ALIASES = {"?": "help"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ def parse_command(line: str) -> SlashCommand | None:
     if not line.startswith("/") or line.startswith("//"):
         return None
     name, _, argument = line[1:].partition(" ")
+    name = _ALIASES.get(name, name)
     if name not in COMMANDS:
         raise UsageError(f"/{name}: no such command; /help lists them, // begins a message with a slash")
     if argument and not COMMANDS[name][0]:

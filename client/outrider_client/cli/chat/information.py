@@ -54,6 +54,17 @@ def _link_state(client: Client, config: ClientConfig) -> Text:
     return Text("● online", style="green")
 
 
+def model_lines(client: Client, config: ClientConfig) -> str:
+    """Name the models here, and those that the server has if it answers."""
+    here = f"here: {_model(config)}, {_drafter(config)}"
+    try:
+        served = client.describe()
+    except OutriderError as error:
+        return f"{here}\n{config.server}: {explained(error, config.server)}"
+    told = f"{served.target_name}, context of {served.max_context} tokens, outrider-server {served.server_version}"
+    return f"{here}\n{config.server}: {told}"
+
+
 def help_lines() -> list[str]:
     commands = [f"{f'/{name} {argument}':36} {meaning}" for name, (argument, meaning) in COMMANDS.items()]
     return [*commands, "<<private: ...>> in a message never leaves this device; \\<< is for code."]

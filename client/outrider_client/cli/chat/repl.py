@@ -9,7 +9,7 @@ from rich.console import Console
 
 from outrider_client.cli.chat.commands import LEAVING, SlashCommand, parse_command
 from outrider_client.cli.chat.conversation import ChatConversation
-from outrider_client.cli.chat.information import greeting, help_lines, statistics_table
+from outrider_client.cli.chat.information import greeting, help_lines, model_lines, statistics_table
 from outrider_client.cli.chat.link import ChatLink
 from outrider_client.cli.chat.settings import AnswerSettings
 from outrider_client.client import Client
@@ -27,7 +27,8 @@ from outrider_proto.files import write_atomically
 class ChatRepl:
     """One conversation with one client. `link` is the emulated link to the server, if there is one.
 
-    `stays`: a first answer that fails does not end the chat, since somebody is there to ask again.
+    `stays`: a first answer that fails does not end the chat, since somebody is there to ask again. `autosave` is a file
+    for the conversation as it is after each answer, unless it holds private text.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class ChatRepl:
         *,
         as_json: bool = False,
         stays: bool = False,
+        autosave: Path | None = None,
     ) -> None:
         self._client = client
         self._config = config
         self._settings = AnswerSettings(config)
         self._as_json = as_json
         self._stays = stays
+        self._autosave = autosave
         self._failed: PromptMessage | None = None  # the last question, where it got no answer
         self._conversation = conversation
         self._statistics: list[Statistics] = []
@@ -97,6 +100,17 @@ class ChatRepl:
             raise
         private = self._conversation.is_private and settings.privacy == "local"
         self._conversation.add_answer(display.written.text, private=private)
+        self._keep()
+
+    def _keep(self) -> None:
+        if self._autosave is None or self._conversation.is_private:
+            return
+        try:
+            self._autosave.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(self._autosave, self._conversation.to_json() + "\n", mode=0o600)
+        except OSError as error:
+            print_message(f"{self._autosave}: this chat is not kept ({error.strerror})")
+            self._autosave = None
 
     def _execute(self, slash: SlashCommand) -> None:
         match slash.name, slash.argument:
@@ -108,6 +122,8 @@ class ChatRepl:
                 self._print(self._settings.choose(name, argument))
             case "set", argument:
                 self._print(self._settings.set_number(argument))
+            case "model", _:
+                self._print(printable(model_lines(self._client, self._config)))
             case "system", argument:
                 self._system(argument)
             case "link", argument:
@@ -190,7 +206,7 @@ class ChatRepl:
         self._print(f"saved to {path}")
 
     def _load(self, slash: SlashCommand) -> None:
-        path = _path(slash)
+        path = self._autosave if self._autosave is not None and not slash.argument else _path(slash)
         try:
             text = path.read_text("utf-8")
         except OSError as error:

@@ -8,8 +8,15 @@ from outrider_client.core.config import UNLIMITED, ClientConfig, Mode, Privacy
 from outrider_proto.errors import UsageError
 
 View = Literal["markdown", "origins"]
+_LIMIT = "max_new_tokens"
 _CHOICES: dict[str, tuple[str, ...]] = {"mode": get_args(Mode), "privacy": get_args(Privacy), "view": get_args(View)}
-_NUMBERS: dict[str, type[int] | type[float]] = {"temperature": float, "max-tokens": int}
+_NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {  # name: field, type
+    "temperature": ("temperature", float),
+    "top-k": ("top_k", int),
+    "top-p": ("top_p", float),
+    "seed": ("seed", int),
+    "max-tokens": (_LIMIT, int),
+}
 _ALL = "all"  # of max-tokens: as many as the context holds
 
 
@@ -32,8 +39,7 @@ class AnswerSettings:
         return {
             "mode": self.mode,
             "privacy": self.privacy,
-            "temperature": self._config.sampling.temperature,
-            "max_new_tokens": self._config.max_new_tokens,
+            **{field: self._number(field) for field, _ in _NUMBERS.values()},
         }
 
     def choose(self, name: str, argument: str) -> str:
@@ -54,16 +60,23 @@ class AnswerSettings:
 
     def set_number(self, argument: str) -> str:
         """Change a number by /set NAME VALUE; return what to print. Raises UsageError."""
-        name, _, value = argument.partition(" ")
         if not argument:
-            limit = _ALL if self.max_new_tokens == UNLIMITED else str(self.max_new_tokens)
-            return f"temperature {self._config.sampling.temperature:g}, max-tokens {limit}"
+            return ", ".join(f"{name} {self._shown(field)}" for name, (field, _) in _NUMBERS.items())
+        name, _, value = argument.removeprefix("parameter ").partition(" ")  # as Ollama has it
+        name = name.replace("_", "-")
         if name not in _NUMBERS:
             raise UsageError(f"/set {name}: choose one of {', '.join(_NUMBERS)}")
+        field, parse = _NUMBERS[name]
         try:
-            number = UNLIMITED if argument == f"max-tokens {_ALL}" else _NUMBERS[name](value)
+            number = UNLIMITED if (field, value) == (_LIMIT, _ALL) else parse(value)
         except ValueError:
             raise UsageError(f"/set {argument}: need a number, as in /set {name} 1") from None
-        changed = "temperature" if name == "temperature" else "max_new_tokens"
-        self._config = self._config.for_answer(**{changed: number})
+        self._config = self._config.for_answer(**{field: number})
         return ""
+
+    def _number(self, field: str) -> float:
+        number: float = getattr(self._config if field == _LIMIT else self._config.sampling, field)
+        return number
+
+    def _shown(self, field: str) -> str:
+        return _ALL if (field, self.max_new_tokens) == (_LIMIT, UNLIMITED) else f"{self._number(field):g}"

@@ -1,0 +1,113 @@
+"""The command `outrider chat`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from outrider_client.cli.chat.conversation import ChatConversation
+from outrider_client.cli.chat.input import is_interactive, read_lines
+from outrider_client.cli.interrupts import raise_on_interrupt
+from outrider_client.cli.options import PRIVACY_PANEL, client_config
+from outrider_client.cli.pull import can_offer_pull, check_target, with_pull_offered
+from outrider_client.core.config import UNLIMITED, ClientConfig
+from outrider_client.display.messages import print_message
+from outrider_client.privacy.fences import read_private_file
+
+
+def chat_command(
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per event, and of an error.")] = False,
+    system: Annotated[str | None, Option(help="System message: how the model is to answer.")] = None,
+    private: Annotated[
+        Path | None,
+        Option(help="File whose text is added to the first message as private text.", rich_help_panel=PRIVACY_PANEL),
+    ] = None,
+    profile: Annotated[
+        str | None,
+        Option(help="Emulate a link of this profile (paper-4g, ...) to the server; /link can then cut and change it."),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, Option(help="Largest number of tokens in an answer. Default: as many as the context holds.")
+    ] = None,
+    history: Annotated[
+        bool,
+        Option(
+            help="Keep the lines typed for the arrow keys in later chats, and the last chat for /load; no private text."
+        ),
+    ] = True,
+    **options: Any,  # the shared ones
+) -> None:
+    """Chat with the model. /help lists commands; <<private: ...>> stays here; Ctrl-C stops an answer, Ctrl-D leaves."""
+    folder = _state_folder() if history and is_interactive() and not as_json else None
+    chat = _Chat(
+        ChatConversation("" if private is None else read_private_file(private), system or ""),
+        read_lines(None if folder is None else folder / "chat_history"),
+        None if folder is None else folder / "last_chat.json",
+        profile,
+        as_json=as_json,
+        asks=can_offer_pull(options) and not as_json,
+    )
+    limit = UNLIMITED if max_new_tokens is None else max_new_tokens
+
+    def config() -> ClientConfig:
+        return client_config(options | {"max_new_tokens": limit})
+
+    if chat.asks:
+        with_pull_offered(config, chat.run)
+    else:
+        chat.run(config())
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """A chat before it has a server. `asks`: on a terminal, about what this device lacks."""
+
+    conversation: ChatConversation
+    lines: Iterable[str]
+    autosave: Path | None
+    profile: str | None
+    as_json: bool
+    asks: bool
+
+    def run(self, config: ClientConfig) -> None:
+        """Talk to the configuration's server, or one of the chat's own where there is none."""
+        from outrider_client.cli.chat.link import ChatLink
+        from outrider_client.cli.chat.own_server import needs_own_server, own_server
+        from outrider_client.cli.chat.repl import ChatRepl
+        from outrider_client.client import Client
+
+        raise_on_interrupt()
+        with contextlib.ExitStack() as stack:
+            if needs_own_server(config):
+                print_message(f"no server at {config.server}: starting one, for this chat alone")
+                config = replace(config, server=stack.enter_context(own_server(config)))
+            link = None if self.profile is None else stack.enter_context(ChatLink(self.profile, config.server))
+            reached = config
+            if link is not None:
+                reached = replace(config, server=link.address, access=config.access.through(config.server))
+            client = stack.enter_context(Client(reached))
+            if self.asks and config.mode != "offline":
+                check_target(client, config)
+            repl = ChatRepl(
+                client,
+                config,
+                self.conversation,
+                link,
+                as_json=self.as_json,
+                stays=is_interactive(),
+                autosave=self.autosave,
+            )
+            if is_interactive() and not self.as_json:
+                repl.greet()
+            repl.run(self.lines)
+
+
+def _state_folder() -> Path:
+    from platformdirs import user_state_path
+
+    return user_state_path("outrider")

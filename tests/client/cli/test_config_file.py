@@ -1,0 +1,204 @@
+"""The configuration file: precedence, named servers, and mistakes in it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from outrider_client.cli import app as cli
+from outrider_client.cli import config_file
+from outrider_client.cli.access_options import ACCESS_OPTIONS
+from outrider_client.cli.options import shared_options
+
+FILE = """
+mode = "stream"
+max-new-tokens = 7
+temperature = 0.5
+in_flight = 3
+opening = false
+server = "home"
+
+[servers.home]
+address = "home.example.org:7"
+temperature = 0.25
+ca = "ca.pem"
+
+[servers.box]
+address = "box.local"
+key-file = "~/key"
+tls = true
+"""
+
+
+@pytest.fixture
+def outrider(tmp_path, monkeypatch, capsys):
+    """Run a command with a configuration file of this text; returns exit code, standard output and standard error."""
+    file = tmp_path / "outrider.toml"
+    monkeypatch.setenv("OUTRIDER_CONFIG", str(file))
+    for name in ("OUTRIDER_SERVER", "OUTRIDER_KEY", "OUTRIDER_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(text: str, *arguments: str):
+        file.write_text(text)
+        monkeypatch.setattr(sys, "argv", ["outrider", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        heard = capsys.readouterr()
+        return code, heard.out.replace(str(tmp_path), "HERE"), heard.err.replace(str(tmp_path), "HERE")
+
+    return run
+
+
+def values(shown: str) -> set[str]:
+    return {line for line in shown.splitlines() if " = " in line}
+
+
+def test_the_file_comes_before_defaults_and_its_server_before_it(outrider):
+    code, out, err = outrider(FILE, "config")
+    assert (code, err) == (0, "")
+    assert out.startswith("HERE/outrider.toml\n  server home: home.example.org:7\n  server box: box.local\n")
+    assert values(out) == {
+        "server = home.example.org:7  (file)",
+        "mode = stream  (file)",
+        "max-new-tokens = 7  (file)",
+        "temperature = 0.25  ([servers.home])",
+        "in-flight = 3  (file)",
+        "opening = False  (file)",
+        "ca = HERE/ca.pem  ([servers.home])",
+    }
+
+
+def test_the_command_line_comes_before_the_environment_and_both_before_the_file(outrider, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_SERVER", "box")
+    monkeypatch.setenv("OUTRIDER_KEY", "secret")
+    monkeypatch.setenv("HOME", "/home/ann")
+    _, out, _ = outrider(FILE, "config", "--mode", "offline", "--opening")
+    assert {
+        "server = box.local  (environment)",
+        "mode = offline  (command line)",
+        "opening = True  (command line)",
+        "temperature = 0.5  (file)",
+        "key-file = /home/ann/key  ([servers.box])",
+        "tls = True  ([servers.box])",
+    } <= values(out)
+    monkeypatch.setenv("OUTRIDER_KEY_FILE", "other")
+    _, out, _ = outrider(FILE, "config", "--server", "home")
+    assert {"server = home.example.org:7  (command line)", "key-file = other  (environment)"} <= values(out)
+    monkeypatch.delenv("OUTRIDER_KEY_FILE")
+    _, out, _ = outrider(FILE, "config", "--server", "elsewhere:1")
+    assert {"server = elsewhere:1  (command line)", "temperature = 0.5  (file)"} <= values(out)
+    assert "key = not shown  (environment)" in values(out)
+    assert "secret" not in out
+
+
+def test_sources_that_may_be_names_are_paths_where_they_exist(outrider, tmp_path):
+    (tmp_path / "heads").mkdir()
+    text = 'drafter = ["lookup", "heads,copy=3", "./nowhere"]\ntarget = "smollm2"\n'
+    _, out, _ = outrider(text, "config")
+    assert values(out) == {
+        "drafter = ['lookup', 'HERE/heads,copy=3', 'HERE/nowhere']  (file)",
+        "target = smollm2  (file)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("temperature = -1", "temperature=-1.0: need 0"),
+        ('temperature = "0.5"', 'temperature="0.5": need a number, without quotes'),
+        ("max-new-tokens = 0.5", "max-new-tokens=0.5: "),
+        ("max-new-tokens = true", "max-new-tokens=true: "),
+        ("max_new_tokens = 0", "max_new_tokens=0: need at least 1"),
+        ("wait-for-link = -1", "wait_for_link_s=-1.0: need 0 or more"),
+        ('mode = "fast"', "mode=\"fast\": 'fast' is not one of 'auto', 'stop-and-wait'"),
+        ("target = 5", "target=5: need text, in quotes"),
+        ("drafter = [1]", "drafter=[1]: need text in quotes, or a list of such texts"),
+        ('opening = "no"', 'opening="no": need true or false'),
+        ("nonsense = 1", "nonsense: no such key; the keys here are acceptance, alpha,"),
+        ("in-flight = 2\nin_flight = 2", "in_flight: stands there twice"),
+        ("port = 8000", "port: no such key"),  # the gateway's own
+        ('client-cert = "a.pem"', "client-cert and client-key go together"),
+        ('keywords = "~nobody-of-that-name/k.toml"\ndrafter = ["lookup", "lookup"]', "keywords "),
+        ("servers = 1", "servers: need tables, [servers.NAME]"),
+        ("[servers.home]\ntls = true", '[servers.home] needs address = "HOST:PORT"'),
+        ("[servers.home]\naddress = 7", "[servers.home] address=7: need text, in quotes"),
+        (
+            '[servers.home]\naddress = "a:1"\nkee = 1',
+            "[servers.home] kee: no such key; the keys here are acceptance, ad",
+        ),
+        ('[servers.home]\naddress = "a:1"\nserver = "b"', "[servers.home] server: no such key"),
+        ("mode = stream", "not TOML: Invalid value (at line 1, column 8)"),
+    ],
+)
+def test_a_mistake_is_one_line_with_file_and_key(outrider, text, message):
+    code, out, err = outrider(text, "generate", "hi")
+    said = [line for line in err.splitlines() if "is the built-in one" not in line]
+    assert (code, out, len(said)) == (2, "", 1)
+    assert said[0].startswith(f"outrider: HERE/outrider.toml: {message}")
+
+
+def test_what_is_wrong_on_the_command_line_does_not_name_the_file(outrider):
+    _, _, err = outrider("temperature = 1.0", "generate", "hi", "--temperature", "-1")
+    assert err == "outrider: temperature=-1.0: need 0 (greedy) to 100\n"
+
+
+def test_help_needs_no_file_that_can_be_read(outrider):
+    code, out, _ = outrider("nonsense = 1", "generate", "--help")
+    assert code == 0
+    assert "--max-new-tokens" in out
+
+
+def test_the_default_file_may_be_missing_and_a_named_one_may_not(outrider, tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_CONFIG", str(tmp_path / "none.toml"))
+    code, _, err = outrider("", "describe")
+    assert (code, err) == (2, "outrider: HERE/none.toml: cannot be read: No such file or directory\n")
+    monkeypatch.delenv("OUTRIDER_CONFIG")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    default = tmp_path / "config" / "outrider" / "config.toml"
+    assert outrider("", "config") == (0, "HERE/config/outrider/config.toml: there is no such file\n", "")
+    default.parent.mkdir(parents=True)
+    default.write_text("seed = 3")
+    assert "seed = 3  (file)" in outrider("", "config")[1]
+
+
+def test_the_gateway_passes_over_what_each_request_sets(outrider):
+    text = 'logprobs = 2\non-reconnect = "keep"\n'
+    code, _, err = outrider(text, "gateway", "--host", "0.0.0.0")
+    assert (code, "api-key" in err) == (2, True)
+    assert outrider(text, "gateway", "--logprobs", "2")[2].startswith("outrider: logprobs: each request")
+
+
+def test_every_option_that_is_a_path_is_relative_to_the_file():
+    paths = {
+        name
+        for name, each in shared_options().items()
+        if Path in (kinds := get_args(each.annotation)[:1]) or any(Path in get_args(kind) for kind in kinds)
+    }
+    assert paths == set(config_file._PATHS)
+    assert ACCESS_OPTIONS.keys() <= shared_options().keys()
+
+
+def test_a_server_by_name_for_every_command(server, models, outrider):
+    text = f'''
+        server = "home"
+        target = {str(models[0])!r}
+        drafter = {str(models[1])!r}
+        link-floor-ms = 5000
+        max-new-tokens = 5
+        [servers.home]
+        address = "{server.address}"
+        mode = "stop-and-wait"
+    '''
+    for command in (["generate", "hi"], ["generate", "hi", "--server", "home"]):
+        code, out, err = outrider(text, *command, "--json")
+        assert (code, err) == (0, "")
+        assert '"new_tokens": 5' in out
+    assert "target name" in outrider(text, "describe")[1]
+    code, _, err = outrider(text.replace("[servers.home]", "[servers.box]"), "describe")
+    assert (code, "cannot reach home:50051" in err) == (4, True)

@@ -1,0 +1,68 @@
+"""The offer to pull what a server's models need, on a pseudo-terminal and from a real server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from .terminal import Terminal
+
+OFFER = ", which is not on this device. Pull it now ("
+REFUSAL = "they must be the same: `outrider pull"
+
+
+@pytest.fixture
+def command(server, tmp_path):
+    """Makes a command line about the server, and the environment of a device on which nothing was pulled."""
+    environment = os.environ | {name: str(tmp_path) for name in ("XDG_DATA_HOME", "XDG_STATE_HOME")}
+    environment |= {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "200"}
+
+    def line(*arguments: str) -> tuple[list[str], dict[str, str]]:
+        options = ("--server", server.address, "--max-new-tokens", "5", "--link-floor-ms", "5000")
+        return [sys.executable, "-m", "outrider_client.cli.app", *arguments, *options], environment
+
+    return line
+
+
+@pytest.mark.slow
+def test_generate_offers_to_pull_and_goes_on(command, server, tmp_path):
+    pulled = tmp_path / "outrider" / "bundles"
+    for answer in ("n\r", "\x04"):
+        terminal = Terminal(*command("generate", "hi"))
+        terminal.until(OFFER)
+        terminal.type(answer)
+        terminal.until(f"{REFUSAL} {server.address}`")
+        assert terminal.ended() == 3
+    assert not pulled.exists()
+    terminal = Terminal(*command("generate", "hi"))
+    terminal.until(OFFER)
+    terminal.type("\r")
+    terminal.until("the answer is cut after 5 tokens", terminal.until("for target target"))
+    assert terminal.ended() == 0
+    assert [path.name for path in pulled.iterdir()] == [server.address.replace(":", "_")]
+
+
+@pytest.mark.slow
+def test_a_chat_offers_it_before_the_first_question(command):
+    terminal = Terminal(*command("chat"))
+    terminal.until(OFFER)
+    terminal.type("y\r")
+    seen = terminal.until(">", terminal.until("the model pulled from"))
+    terminal.type("hi\r")
+    seen = terminal.until("the answer is cut after 5 tokens", seen)
+    terminal.type("/bye\r")
+    assert terminal.ended() == 0
+
+
+def test_nobody_is_asked_where_nobody_types_or_the_model_was_named(command, models):
+    line, environment = command("generate", "hi")
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert REFUSAL in done.stderr
+    for arguments in (["--json"], ["--target", "embedded"]):
+        terminal = Terminal(*command("generate", "hi", *arguments))
+        terminal.until(REFUSAL)
+        assert terminal.ended() == 3
