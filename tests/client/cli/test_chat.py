@@ -307,8 +307,8 @@ def test_numbers_are_set_for_the_next_answers(capsys):
     used = [tuple(overrides[name] for name in names) for _, overrides in client.asked]
     assert used == [(0.0, 0, 1.0, 0, UNLIMITED), (0.7, 4, 0.9, 3, 5), (0.7, 4, 0.9, 3, UNLIMITED)]
     heard = capsys.readouterr()
-    assert "temperature 0, top-k 0, top-p 1, seed 0, max-tokens all\n" in heard.out
-    assert "temperature 0.7, top-k 4, top-p 0.9, seed 3, max-tokens 5\n" in heard.out
+    assert "temperature 0, top-k 0, top-p 1, min-p 0, seed 0, max-tokens all\n" in heard.out
+    assert "temperature 0.7, top-k 4, top-p 0.9, min-p 0, seed 3, max-tokens 5\n" in heard.out
     expected = ["/set speed: choose one of", "temperature warm: need a number", "temperature=-1", "max_new_tokens=0"]
     assert all(part in line for part, line in zip(expected, heard.err.splitlines(), strict=True))
 

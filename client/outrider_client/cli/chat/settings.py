@@ -14,6 +14,7 @@ _NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {  # name: field, typ
     "temperature": ("temperature", float),
     "top-k": ("top_k", int),
     "top-p": ("top_p", float),
+    "min-p": ("min_p", float),
     "seed": ("seed", int),
     "max-tokens": (_LIMIT, int),
 }
