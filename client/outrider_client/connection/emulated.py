@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 class EmulatedLink:
-    """A running link: connect to `address` instead of to the server."""
+    """A running link: connect to `address` instead of to `server`."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, server: str) -> None:
+        self.server = server
         self._link = link
 
     @property
@@ -66,7 +67,7 @@ async def emulated_link(profile: str, server: str, engine: EngineChoice = "auto"
     except (EngineError, OSError) as error:
         raise UsageError(f"profile={profile}: {error}") from error
     async with contextlib.aclosing(link):
-        yield EmulatedLink(link)
+        yield EmulatedLink(link, server)
 
 
 def _profile(name: str) -> Profile:

@@ -163,8 +163,15 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _add_link(app: FastAPI, gateway: Gateway, emulated: EmulatedLink | None) -> None:
+    ends: Body = {
+        "model": gateway.target_name,
+        "server": gateway.client.server if emulated is None else emulated.server,
+        "drafter": gateway.drafter,
+    }
+
     def as_json(report: LinkReport) -> Body:
-        return _report(report) | {"emulated": None if emulated is None else emulated.as_json}
+        link = {"emulated": None if emulated is None else emulated.as_json}
+        return ends | {"mismatch": gateway.mismatch} | _report(report) | link
 
     async def events() -> AsyncGenerator[dict[str, str], None]:
         async with contextlib.aclosing(gateway.watch.reports()) as reports:

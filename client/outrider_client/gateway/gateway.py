@@ -99,7 +99,7 @@ class Gateway:
         self.target_name = target_name(self._target)
         self.names = config.names or tuple(dict.fromkeys((DEFAULT_NAME, self.target_name)))
         self._tasks: set[asyncio.Task[None]] = set()
-        self._default_drafter = next(iter(models))
+        self.drafter = next(iter(models))  # where a request names none
         self._on_link_change = on_link_change
         self._on_mismatch = on_mismatch
         self.mismatch: str | None = None  # what the server and the models differ in
@@ -114,7 +114,7 @@ class Gateway:
     @property
     def max_context(self) -> int:
         """Tokens of the target's context."""
-        return self._models[self._default_drafter].max_context
+        return self._models[self.drafter].max_context
 
     @cached_property
     def token_fragments(self) -> TokenFragments:
@@ -149,7 +149,7 @@ class Gateway:
         """The drafter's name and its models. Raises ApiError for an unknown model or drafter."""
         if request.model not in self.names:
             raise unknown_model(request.model, self.names)
-        drafter = self._default_drafter if request.drafter is None else request.drafter
+        drafter = self.drafter if request.drafter is None else request.drafter
         if drafter not in self._models:
             message = f"outrider.drafter: {drafter!r} does not exist: choose one of {', '.join(self._models)}"
             raise ApiError(400, message, param="outrider.drafter")
@@ -166,7 +166,7 @@ class Gateway:
         with contextlib.suppress(OutriderError, TimeoutError):
             async with asyncio.timeout(self.client.timeouts.describe_s):
                 described = await self._transport.describe()
-            mismatch = self._models[self._default_drafter].mismatch(described)
+            mismatch = self._models[self.drafter].mismatch(described)
             if mismatch is not None and mismatch != self.mismatch:
                 self._on_mismatch(mismatch)
             self.mismatch = mismatch

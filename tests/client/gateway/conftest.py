@@ -30,6 +30,7 @@ from outrider_server.sessions.verifier import Verifier
 sys.path.insert(0, str(Path(__file__).parent))
 
 from in_thread import InThread
+from visitor import CHROMIUM, DESK, FLAGS, Visitor
 
 PATIENT = Patience(floor_s=1.0)  # this machine may be busy
 
@@ -154,3 +155,37 @@ def plain(target, models):
         return tokens, models.decode(tokens)
 
     return say
+
+
+@pytest.fixture(scope="module")
+def behind_link(start_gateway, server):
+    """A gateway whose link can be cut."""
+    with start_gateway(server, profile="paper-4g", patience=Patience(floor_s=0.5), opening=False) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open the page of a gateway; at the end no page may have failed."""
+    contexts, visitors = [], []
+
+    def open_page(gateway, **options) -> Visitor:
+        contexts.append(browser.new_context(**({"viewport": DESK} | options)))
+        visitors.append(Visitor(contexts[-1], gateway.url))
+        return visitors[-1]
+
+    yield open_page
+    faults = [fault for visitor in visitors for fault in visitor.faults]
+    for context in contexts:
+        context.close()
+    assert faults == []

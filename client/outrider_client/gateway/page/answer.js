@@ -1,60 +1,89 @@
-// The text of one answer, as spans of one origin each.
-// Positions count code points, as Python does, not the UTF-16 units of JavaScript's strings: hence [...text].
+// The text of one answer: who wrote which part, what the target has not checked yet, and what it took back. No DOM.
+// Positions of the gateway count code points, as Python does; those of `runs` and `taken` are JavaScript's.
+
+const TOGETHER_MS = 300; // text that settles within this time settles as one
 
 export class AnswerText {
-  #spans = []; // {start, length, origin, element}
+  runs = []; // neighbors of one origin: {text, length, origin, settledAt}; `length` counts code points
+  taken = []; // what the target took back: {at, text, takenAt}
+  numConfirmed = 0; // words written offline that the target confirmed
 
-  constructor(element) {
-    this.element = element;
+  /** Restores a kept answer. */
+  static of({ parts, taken = [], confirmed = 0 }) {
+    const answer = new AnswerText();
+    for (const { text, origin } of parts) answer.take(text, { origin }, -Infinity);
+    answer.taken = taken.map((piece) => ({ ...piece, takenAt: -Infinity }));
+    answer.numConfirmed = confirmed;
+    return answer;
   }
 
   get text() {
-    return this.element.textContent;
+    return this.runs.map(({ text }) => text).join("");
   }
 
-  get origins() {
-    return this.#spans.map(({ origin, element }) => ({ origin, text: element.textContent }));
+  get numUnverified() {
+    return numWords(this.runs.filter(isUnverified).map(({ text }) => text).join(""));
   }
 
-  /** Adds a streamed chunk: its text, and the gateway's extension. */
-  take(text, { origin = "bonus", offset, rollback_to: rollbackTo, verified_to: verifiedTo } = {}) {
-    if (Number.isInteger(rollbackTo)) this.#cut(rollbackTo);
-    if (Number.isInteger(verifiedTo)) this.#verified(offset, verifiedTo);
-    if (text) this.#append(text, origin);
+  get numTaken() {
+    return this.taken.reduce((sum, { text }) => sum + numWords(text), 0);
   }
 
-  #append(text, origin) {
-    const last = this.#spans.at(-1);
-    if (last?.origin === origin && origin !== "unverified") { // each unverified span may be verified alone
-      last.element.textContent += text;
-      last.length += [...text].length;
-      return;
+  /** Applies a streamed chunk: its text, and the gateway's extension. */
+  take(text, { origin = "bonus", offset, rollback_to: rollbackTo, verified_to: verifiedTo } = {}, now = performance.now()) {
+    if (Number.isInteger(rollbackTo)) this.#cut(rollbackTo, now);
+    if (Number.isInteger(verifiedTo)) this.#verify(offset, verifiedTo, now);
+    if (text) this.#add({ text, length: [...text].length, origin, settledAt: origin === "corrected" ? now : -Infinity });
+  }
+
+  #add(run) {
+    const last = this.runs.at(-1);
+    if (last && areAlike(last, run)) this.runs[this.runs.length - 1] = joined(last, run);
+    else this.runs.push(run);
+  }
+
+  #cut(end, now) {
+    const removed = this.runs.splice(this.#split(end)).map(({ text }) => text).join("");
+    const { length } = this.text;
+    for (const piece of this.taken) piece.at = Math.min(piece.at, length);
+    if (removed.trim()) this.taken.push({ at: length, text: removed, takenAt: now });
+  }
+
+  #verify(start, end, now) {
+    const first = this.#split(start), last = this.#split(end);
+    const checked = this.runs.slice(first, last).filter(isUnverified);
+    this.numConfirmed += numWords(checked.map(({ text }) => text).join(""));
+    for (const run of checked) Object.assign(run, { origin: "accepted", settledAt: now });
+    const runs = this.runs;
+    this.runs = [];
+    runs.forEach((run) => this.#add(run));
+  }
+
+  /** Returns the index of the run that begins at the code point `position`, which it splits off if need be. */
+  #split(position) {
+    let start = 0;
+    for (const [index, run] of this.runs.entries()) {
+      if (start >= position) return index;
+      if (start + run.length > position) {
+        const points = [...run.text], length = position - start;
+        const before = { ...run, text: points.slice(0, length).join(""), length };
+        const after = { ...run, text: points.slice(length).join(""), length: run.length - length };
+        this.runs.splice(index, 1, before, after);
+        return index + 1;
+      }
+      start += run.length;
     }
-    const element = document.createElement("span");
-    element.dataset.origin = origin;
-    element.textContent = text;
-    this.element.append(element);
-    this.#spans.push({ start: this.#length, length: [...text].length, origin, element });
+    return this.runs.length;
   }
+}
 
-  #cut(end) {
-    while (this.#spans.length && this.#spans.at(-1).start >= end) this.#spans.pop().element.remove();
-    const last = this.#spans.at(-1);
-    if (last && last.start + last.length > end) {
-      last.length = end - last.start;
-      last.element.textContent = [...last.element.textContent].slice(0, last.length).join("");
-    }
-  }
+const isUnverified = ({ origin }) => origin === "unverified";
+const numWords = (text) => text.split(/\s+/).filter(Boolean).length;
 
-  #verified(start, end) {
-    for (const span of this.#spans) {
-      if (span.origin !== "unverified" || span.start < start || span.start + span.length > end) continue;
-      span.origin = span.element.dataset.origin = "accepted";
-    }
-  }
+function areAlike(a, b) {
+  return a.origin === b.origin && (a.settledAt === b.settledAt || Math.abs(a.settledAt - b.settledAt) < TOGETHER_MS);
+}
 
-  get #length() {
-    const last = this.#spans.at(-1);
-    return last ? last.start + last.length : 0;
-  }
+function joined(a, b) {
+  return { ...a, text: a.text + b.text, length: a.length + b.length };
 }

@@ -1,50 +1,58 @@
-// Strip charts of the last two minutes: one quantity each, newest on the right, outages shaded.
+// Strip charts of the last two minutes: one quantity each, newest on the right, outages shaded, the axes' ends told.
 
-const SAMPLES = 120;
+import { element } from "./elements.js";
+
+const SAMPLES = 120; // one a second
+const HEIGHT = 40;
 const NAMESPACE = "http://www.w3.org/2000/svg";
 
 export class StripChart {
-  #values = [];
-  #outages = [];
+  #samples = []; // {value, isOut}
 
+  /** `format` writes a value with its unit. */
   constructor(title, format) {
     this.format = format;
-    this.element = document.createElement("figure");
-    this.element.className = "chart";
-    const caption = document.createElement("figcaption");
-    caption.append(title, (this.value = document.createElement("b")));
-    this.value.textContent = "–";
-    this.svg = document.createElementNS(NAMESPACE, "svg");
-    this.svg.setAttribute("viewBox", `0 0 ${SAMPLES} 30`);
-    this.svg.setAttribute("preserveAspectRatio", "none");
-    this.svg.setAttribute("aria-hidden", "true"); // the caption says the same in words
-    this.element.append(caption, this.svg);
+    this.value = element("b", { textContent: "–" });
+    this.top = element("span");
+    this.svg = drawn("svg", { viewBox: `0 0 ${SAMPLES} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" }); // the caption says the same in words
+    this.element = element("figure", { className: "chart" }, [
+      element("figcaption", {}, [title, this.value]),
+      element("div", { className: "plot", ariaHidden: "true" }, [element("div", { className: "axis" }, [this.top, element("span", { textContent: "0" })]), this.svg]),
+      element("div", { className: "times", ariaHidden: "true" }, [element("span", { textContent: "2 min ago" }), element("span", { textContent: "now" })]),
+    ]);
   }
 
   /** Adds a sample; null is a gap. */
   add(value, isOut) {
-    this.#values = [...this.#values, value].slice(-SAMPLES);
-    this.#outages = [...this.#outages, isOut].slice(-SAMPLES);
+    this.#samples = [...this.#samples, { value, isOut }].slice(-SAMPLES);
     this.value.textContent = value === null ? "–" : this.format(value);
     this.#draw();
   }
 
   #draw() {
-    const top = Math.max(...this.#values.map((value) => value ?? 0), 1e-9) * 1.1;
-    const first = SAMPLES - this.#values.length;
+    const top = roundedUp(Math.max(...this.#samples.map(({ value }) => value ?? 0)));
+    this.top.textContent = top ? this.format(top) : "";
+    const first = SAMPLES - this.#samples.length;
     let line = "", pen = "M";
-    this.#values.forEach((value, i) => {
-      if (value !== null) line += `${pen}${first + i + 0.5} ${30 - (30 * value) / top}`;
+    const shades = [];
+    this.#samples.forEach(({ value, isOut }, i) => {
+      if (value !== null && top) line += `${pen}${first + i + 0.5} ${HEIGHT - (HEIGHT * value) / top}`;
       pen = value === null ? "M" : "L";
+      if (isOut) shades.push(drawn("rect", { x: first + i, y: 0, width: 1, height: HEIGHT }));
     });
-    const path = drawn("path", { d: line });
-    const shades = this.#outages.flatMap((out, i) => (out ? [drawn("rect", { x: first + i, y: 0, width: 1, height: 30 })] : []));
-    this.svg.replaceChildren(...shades, path);
+    this.svg.replaceChildren(...shades, drawn("path", { d: line }));
   }
 }
 
+/** The axis' end: the next of 1, 2, 5, 10, ... that leaves some room above `value`. */
+function roundedUp(value) {
+  if (value <= 0) return 0;
+  const power = 10 ** Math.floor(Math.log10(value * 1.05));
+  return power * [1, 2, 5, 10].find((step) => step * power >= value * 1.05);
+}
+
 function drawn(name, attributes) {
-  const element = document.createElementNS(NAMESPACE, name);
-  for (const [attribute, value] of Object.entries(attributes)) element.setAttribute(attribute, value);
-  return element;
+  const made = document.createElementNS(NAMESPACE, name);
+  for (const [attribute, value] of Object.entries(attributes)) made.setAttribute(attribute, value);
+  return made;
 }
