@@ -1,21 +1,23 @@
-"""Take the pictures of the page for docs/, with SmolLM2 and a real cut: `python tests/client/gateway/pictures.py docs`.
+"""Take the pictures of the page for docs/, and a film of one run: `python tests/client/gateway/pictures.py docs`.
 
-Needs `outrider-models get smollm2`. Every text in them is what the models write at that moment.
+With SmolLM2 and a real cut; needs `outrider-models get smollm2`. All text in them is what the models write just then.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import Browser, Locator, sync_playwright
 from visitor import CHROMIUM, FLAGS, Visitor
 
@@ -25,14 +27,14 @@ TIPS = "Give me three tips for better sleep."
 CODE = "Write a Python function that tells whether a word is a palindrome."
 START_S = 300.0
 WAIT_S = 120.0
+FRAME_S = 0.25
 
 
 def main(folder: Path) -> None:
     with gateway() as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        for picture in (outage, private, phone, dark):
-            picture(Pictures(browser, url, folder))
-            print(f"page-{picture.__name__}.png")
+        for picture in (outage, private, phone, dark, run):
+            print(picture(Pictures(browser, url, folder)).name)
         browser.close()
 
 
@@ -47,17 +49,23 @@ class Pictures:
         with contextlib.closing(self.browser.new_context(**options)) as context:
             yield Visitor(context, self.url)
 
+    def take(self, name: str, visitor: Visitor) -> Path:
+        path = self.folder / f"page-{name}.png"
+        visitor.page.screenshot(path=path)
+        return path
 
-def outage(pictures: Pictures) -> None:
+
+def outage(pictures: Pictures) -> Path:
     """The link is cut: amber words that only this device has written."""
     with pictures.visitor(viewport={"width": 1200, "height": 720}) as visitor:
         cut_in_the_middle(visitor, TIPS, 395)
         wait_for_text(unverified(visitor), 60)
-        visitor.page.screenshot(path=pictures.folder / "page-outage.png")
+        picture = pictures.take("outage", visitor)
         visitor.page.click("#banner-restore")
+    return picture
 
 
-def private(pictures: Pictures) -> None:
+def private(pictures: Pictures) -> Path:
     """What the server will see of a message, below one that it answered by a placeholder."""
     with pictures.visitor(viewport={"width": 1200, "height": 640}) as visitor:
         page = visitor.page
@@ -68,11 +76,12 @@ def private(pictures: Pictures) -> None:
         page.wait_for_selector(".turn.assistant [data-origin]")
         page.fill("#message", "Sign it as <<PERSON: Bea Holm>>.")
         wait_for_text(visitor.answer, 260)
-        page.screenshot(path=pictures.folder / "page-private.png")
+        picture = pictures.take("private", visitor)
         page.click("#stop")
+    return picture
 
 
-def phone(pictures: Pictures) -> None:
+def phone(pictures: Pictures) -> Path:
     """The link is back: struck-through words, and the chip that counts them."""
     with pictures.visitor(viewport={"width": 390, "height": 700}, device_scale_factor=1.5) as visitor:
         page = visitor.page
@@ -82,10 +91,10 @@ def phone(pictures: Pictures) -> None:
         visitor.wait_for_answers(1)
         if page.is_hidden("del"):  # faded by now
             page.click(".chip")
-        page.screenshot(path=pictures.folder / "page-phone.png")
+        return pictures.take("phone", visitor)
 
 
-def dark(pictures: Pictures) -> None:
+def dark(pictures: Pictures) -> Path:
     """Who wrote what, and the figures, in the dark."""
     with pictures.visitor(viewport={"width": 1440, "height": 720}, color_scheme="dark") as visitor:
         page = visitor.page
@@ -98,7 +107,35 @@ def dark(pictures: Pictures) -> None:
         drafted = visitor.answer.locator("[data-origin=accepted]")
         texts = drafted.all_inner_texts()
         drafted.nth(texts.index(max(texts, key=len))).hover()
-        page.screenshot(path=pictures.folder / "page-dark.png")
+        return pictures.take("dark", visitor)
+
+
+def run(pictures: Pictures) -> Path:
+    """An answer from its first word over a cut and back, as it looks to the eye: an animated WebP."""
+    frames: list[Image.Image] = []
+    with pictures.visitor(viewport={"width": 760, "height": 560}) as visitor:
+        page = visitor.page
+
+        def film(is_over: Callable[[], bool], at_least: int = 0) -> None:
+            """Take a frame every so often until then."""
+            deadline, first = time.monotonic() + WAIT_S, len(frames)
+            while (not is_over() or len(frames) - first < at_least) and time.monotonic() < deadline:
+                started = time.monotonic()
+                frames.append(Image.open(io.BytesIO(page.screenshot(type="png"))).convert("RGB"))
+                time.sleep(max(FRAME_S - (time.monotonic() - started), 0.0))
+
+        visitor.ask(TIPS, mode="proactive")
+        film(lambda: len(visitor.answer.inner_text()) >= 395)
+        visitor.change_link()
+        film(lambda: sum(map(len, unverified(visitor).all_inner_texts())) >= 40)
+        page.click("#banner-restore")
+        film(lambda: page.is_hidden("#stop"), at_least=24)
+        film(lambda: not page.is_visible("del"), at_least=8)
+    path = pictures.folder / "page-run.webp"
+    frames[0].save(
+        path, save_all=True, append_images=frames[1:], duration=int(FRAME_S * 1000), loop=0, quality=60, method=6
+    )
+    return path
 
 
 def cut_in_the_middle(visitor: Visitor, question: str, num_chars: int) -> None:
