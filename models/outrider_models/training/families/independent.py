@@ -94,7 +94,9 @@ class TrainableIndependent(TrainableDrafter):
 
     def export(self, directory: Path) -> None:
         """Write a Hugging Face directory with the target's tokenizer."""
-        half = {name: tensor.to(torch.bfloat16) for name, tensor in self.network.state_dict().items()}
+        once: dict[int, Tensor] = {}  # a tied head stays one tensor with the embedding, which is then stored once
+        half = {name: once.setdefault(tensor.data_ptr(), tensor.to(torch.bfloat16))
+                for name, tensor in self.network.state_dict().items()}  # fmt: skip
         self.network.save_pretrained(directory, state_dict=half)
         for name in _TOKENIZER_FILES:
             if (self._facts.directory / name).is_file():

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.families.eagle2.network import STEPS
@@ -331,6 +332,14 @@ def test_an_independent_drafter_starts_with_the_target_s_embedding_in_fewer_dire
     scale = made.norm() / best.norm()
     torch.testing.assert_close(made @ made.T, scale**2 * best @ best.T, rtol=1e-3, atol=1e-4)
     assert float(whole.std()) == pytest.approx(before, rel=1e-3)
+
+
+def test_an_independent_drafter_s_embedding_is_stored_once(teacher, tmp_path):
+    model = model_of(teacher, "independent")
+    model.write(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert sum(tensor.numel() for tensor in stored.values()) == sum(p.numel() for p in model.network.parameters())
+    assert all(tensor.dtype == torch.bfloat16 for tensor in stored.values())
 
 
 def test_an_unknown_family():
