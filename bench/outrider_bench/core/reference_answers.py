@@ -67,7 +67,7 @@ class GenerateModel:
         model: Any  # its annotation of `to` hides nn.Module's
         try:
             model, _ = load_causal_lm(directory, dtype=dtype)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, UsageError) as error:
             raise UsageError(f"{directory}: not a causal language model that transformers loads ({error})") from error
         ends = model.generation_config.eos_token_id if eos_token_ids is None else list(eos_token_ids)
         # A new one, not the model's: a repetition_penalty in there would make its greedy answers other ones.
