@@ -98,6 +98,22 @@ def test_a_copy_of_the_targets_embedding_is_left_out(tmp_path, golden):
     assert load_drafter(tmp_path / "bundle", frozen).embed is frozen.embed
 
 
+def test_an_independent_drafter_is_bundled_in_codes(tmp_path):
+    make_bundle(target_dir(), drafter_dir("independent"), "int8", tmp_path / "bundle")
+    coded, plain = Checkpoint(tmp_path / "bundle/drafter"), Checkpoint(drafter_dir("independent"))
+    matrices = {name for name in plain.names if plain.read(name).ndim == 2}
+    assert {name for name in coded.names if isinstance(coded.read(name), QuantizedWeight)} == matrices
+    assert coded.names == plain.names
+    drafter = load_drafter(tmp_path / "bundle", TargetWeights.load(tmp_path / "bundle"))
+    whole = load_drafter(drafter_dir("independent"), TargetWeights.load(target_dir()))
+    logits = []
+    for one in (drafter, whole):
+        state = one.new_state()
+        state.append([3, 42, 4])
+        logits.append(state.root_logits())
+    assert 0 < float((logits[0] - logits[1]).std()) < 0.1 * float(logits[1].std())
+
+
 def test_the_embedding_keeps_eight_bits(bundle):
     assert find_bundle(bundle).weights == "int4"
     names = set(load_file(bundle / "model.safetensors"))

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Answer, Question
+from outrider_drafters.checkpoints.causal_lm import load_causal_lm
 from outrider_proto.errors import UsageError
 from outrider_server.engine.reference_decode import plain_greedy, plain_greedy_on_slots
 from outrider_server.engine.target import Target
@@ -57,7 +58,7 @@ class GenerateModel:
         eos_token_ids: Sequence[int] | None = None,
     ) -> Self:
         """Load a directory; `eos_token_ids` end an answer, None: those that it names. Raises UsageError."""
-        from transformers import AutoModelForCausalLM, GenerationConfig
+        from transformers import GenerationConfig
         from transformers.utils import logging
 
         # It warns about options that its own assisted generation sets.
@@ -65,8 +66,8 @@ class GenerateModel:
 
         model: Any  # its annotation of `to` hides nn.Module's
         try:
-            model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, trust_remote_code=False)
-        except (ValueError, OSError) as error:
+            model, _ = load_causal_lm(directory, dtype=dtype)
+        except (ValueError, OSError, UsageError) as error:
             raise UsageError(f"{directory}: not a causal language model that transformers loads ({error})") from error
         ends = model.generation_config.eos_token_id if eos_token_ids is None else list(eos_token_ids)
         # A new one, not the model's: a repetition_penalty in there would make its greedy answers other ones.

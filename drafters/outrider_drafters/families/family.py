@@ -28,9 +28,8 @@ class Family:
     files, which is chosen by its name. `drafter` and `tap` load the two halves and raise UsageError; the tap's weights
     take the type and device of the tensor given, and None is the tap of a family without features.
     `keep_unquantized` selects the tensors that an edge bundle must store as they are: those that the tap's fingerprint
-    covers, or that are not read through DrafterFiles. `is_head` selects those with a row for every token: a bundle with
-    a draft vocabulary stores its rows alone. `options` names the fields of DrafterOptions that it reads besides
-    `family`; others are refused.
+    covers. `is_head` selects those with a row for every token: a bundle with a draft vocabulary stores its rows alone.
+    `options` names the fields of DrafterOptions that it reads besides `family`; others are refused.
     """
 
     name: str

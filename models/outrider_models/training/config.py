@@ -68,7 +68,7 @@ class TrainConfig:
 
 
 _ON_CHATS: dict[str, Any] = {  # Any: one dataclass each
-    "data": ChatSettings(max_length=2048, held_out=32, seed=0, questions=False),
+    "data": ChatSettings(max_length=2048, held_out=32, seed=0, limit=0, questions=False),
     "machine": MachineSettings(part=1, precision="auto", features="auto", features_gb=20.0, checkpoint_updates=500),
     "validation": ValidationSettings(every_updates=500, new_tokens=128, levels=5),
 }

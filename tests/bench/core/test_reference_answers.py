@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
-from outrider_bench.core.reference_answers import LEAST_MARGIN, ROUNDINGS, Departure, departure
-from outrider_models.core.embedded import target_dir
+from outrider_bench.core.reference_answers import LEAST_MARGIN, ROUNDINGS, Departure, GenerateModel, departure
+from outrider_models.bundling import make_bundle
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_models.training.data.corpus import held_out_samples, prompt_ids
 from outrider_server.engine.reference_decode import plain_greedy, plain_logits
 from outrider_server.engine.target import Target
 
@@ -40,3 +43,13 @@ def test_the_plain_loop_s_logits_are_those_that_it_chooses_by():
     logits = plain_logits(target, [*prompt, *answer[:-1]], len(answer))
     assert logits.argmax(-1).tolist() == answer
     torch.testing.assert_close(plain_logits(target, [*prompt, *answer[:2]])[-1], logits[2], atol=1e-3, rtol=0)
+
+
+def test_a_bundle_s_int8_drafter_assists_generate(tmp_path):
+    make_bundle(target_dir(), drafter_dir("independent"), "int8", tmp_path / "bundle")
+    target, assistant = GenerateModel.load(target_dir()), GenerateModel.load(tmp_path / "bundle/drafter")
+    prompt = prompt_ids(Tokenizer.from_file(str(target_dir() / "tokenizer.json")), held_out_samples(1)[0])
+    alone = target.answer(prompt, 32)
+    helped = target.answer(prompt, 32, **target.with_assistant(assistant))
+    assert helped.token_ids == alone.token_ids
+    assert len(helped.tokens_by_step) < 0.7 * len(alone.tokens_by_step)

@@ -91,6 +91,5 @@ FAMILY = Family(
     recognizes=_recognizes,
     drafter=_load,
     tap=lambda files, target, like: None,
-    keep_unquantized=lambda name: True,
     options=("tie_to_target", "draft_vocab"),
 )

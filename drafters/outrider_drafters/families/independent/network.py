@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider_drafters.blocks.row_buffer import RowBuffer
+from outrider_drafters.checkpoints.causal_lm import load_causal_lm
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,7 +85,6 @@ class CausalModel:
         `prepare` may change the model and returns the names of tensors that the files need not hold.
         """
         try:
-            from transformers import AutoModelForCausalLM
             from transformers.utils import logging
         except ImportError as error:
             raise UsageError(
@@ -93,24 +93,17 @@ class CausalModel:
         _register()
         logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers
         try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(  # its annotation forgets output_loading_info
-                directory,
-                dtype=like.dtype,
-                attn_implementation=IMPLEMENTATION,
-                output_loading_info=True,
-                trust_remote_code=False,  # the default asks the user whether to run the directory's own code
-            )
+            model, info = load_causal_lm(directory, dtype=like.dtype, attn_implementation=IMPLEMENTATION)
         except (ValueError, OSError, KeyError, RuntimeError) as error:
             raise UsageError(f"{directory}: transformers cannot load it as a causal language model: {error}") from error
-        model, info = loaded
         spare = prepare(model)
         for trouble, names in (
-            ("lacks", set(info["missing_keys"]) - spare),
-            ("holds unknown", set(info["unexpected_keys"])),
+            ("lacks", info["missing_keys"] - spare),
+            ("holds unknown", info["unexpected_keys"]),
         ):
             if names:
                 raise UsageError(f"{directory}: {trouble} tensors {', '.join(sorted(names)[:8])}")
-        return cls(model.to(like.device))
+        return cls(model.to(like.device))  # type: ignore[arg-type]  # transformers' wrapper hides the arguments
 
     @torch.inference_mode()
     def run(

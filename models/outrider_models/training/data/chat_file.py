@@ -24,11 +24,12 @@ class ChatSettings:
     max_length: int  # tokens of a chat; longer chats are cut
     held_out: int  # chats kept for validation, at most a tenth of all
     seed: int
+    limit: int  # chats to train on, those that come first in a whole pass; 0: all
     questions: bool  # teach at the other turns' tokens too: for chats that the target wrote itself, questions included
 
     def __post_init__(self) -> None:
         need_at_least(self, 2, "max_length")
-        need_at_least(self, 0, "held_out")
+        need_at_least(self, 0, "held_out", "limit")
 
 
 class ChatSource:
@@ -37,9 +38,17 @@ class ChatSource:
     prompt_weight = 0.0
 
     def __init__(
-        self, train: Sequence[ChatTokens], held_out: Sequence[ChatTokens], num_dropped: int, length: Length, seed: int
+        self,
+        chats: Sequence[ChatTokens],
+        held_out: Sequence[ChatTokens],
+        num_dropped: int,
+        length: Length,
+        seed: int,
+        limit: int = 0,
     ) -> None:
-        self.train, self.seed = train, seed
+        # The vocabulary counts them all: heads of one target then draft the same tokens, whatever else limits them.
+        self._counted, self.seed = chats, seed
+        self.train = train = [chats[i] for i in sorted(_order(len(chats), seed, 0)[: limit or None])]
         self.unit = "reply tokens" if all(text.taught_from is None for text in train) else "tokens"
         self._held_out, self._num_dropped, self._batch = held_out, num_dropped, length.batch
         self.kinds = tuple(sorted({text.kind for text in train}))
@@ -64,11 +73,12 @@ class ChatSource:
         if settings.questions:
             first = _num_shared(train)
             train = [replace(chat, taught_from=first) for chat in train]
-        return cls(train, [kept[i] for i in sorted(chosen)], len(found) - len(kept), length, settings.seed)
+        return cls(
+            train, [kept[i] for i in sorted(chosen)], len(found) - len(kept), length, settings.seed, settings.limit
+        )
 
     def updates(self, shard: int) -> list[list[ChatTokens]]:
-        order = list(range(len(self.train)))
-        random.Random(f"chats/{self.seed}/{shard}").shuffle(order)
+        order = _order(len(self.train), self.seed, shard)
         # Rows of about the same length share a pass, so that little of it is padding.
         return [
             sorted((self.train[i] for i in order[first : first + self._batch]), key=lambda chat: -len(chat.ids))
@@ -82,7 +92,7 @@ class ChatSource:
         return update / self.num_updates
 
     def frequencies(self, vocab: int) -> Tensor:
-        return reply_frequencies(self.train, vocab)
+        return reply_frequencies(self._counted, vocab)
 
     def held_out_prompts(self) -> list[list[int]]:
         return [chat.prompt for chat in self._held_out]
@@ -94,6 +104,13 @@ class ChatSource:
             f"{self.num_tokens(self.train):,} {self.unit} of {len(self.train):,} chats, "
             f"{len(self._held_out)} held out{dropped}{warning}"
         )
+
+
+def _order(count: int, seed: int, shard: int) -> list[int]:
+    """Return the order of chats in a pass over so many."""
+    order = list(range(count))
+    random.Random(f"chats/{seed}/{shard}").shuffle(order)
+    return order
 
 
 def _num_shared(chats: Sequence[ChatTokens]) -> int:

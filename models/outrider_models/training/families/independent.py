@@ -7,11 +7,13 @@ ours. `start` names a model to start from; the sizes are then that model's.
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from outrider_drafters.checkpoints.causal_lm import load_causal_lm
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_models.core.tables import need_at_least
@@ -35,7 +37,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 
 @dataclass(frozen=True, slots=True)
 class IndependentSettings:
-    start: str  # directory or hub name; empty: random weights of the sizes below
+    start: str  # directory or hub name; empty: a new model of the sizes below
+    init: Literal["random", "target"]  # target: a new one's embedding starts as the target's lm_head
     layers: int
     hidden: int
     heads: int
@@ -56,10 +59,28 @@ class IndependentSettings:
 class TrainableIndependent(TrainableDrafter):
     def __init__(self, settings: IndependentSettings, target: TargetFacts) -> None:
         super().__init__()
-        self._facts = target
+        self._facts, self._init = target, "random" if settings.start else settings.init
+        if self._init == "target" and settings.hidden > target.sizes.hidden:
+            raise UsageError(
+                f"drafter.init=target, drafter.hidden={settings.hidden}: need at most {target.sizes.hidden}, "
+                "the target's"
+            )
         self.network: PreTrainedModel = _continued(settings.start) if settings.start else _fresh(settings, target)
         if (rows := len(self._output())) < target.sizes.vocab:
             raise UsageError(f"start={settings.start}: vocabulary of {rows}, but the target has {target.sizes.vocab}")
+
+    @torch.no_grad()
+    def init_from_lm_head(self, lm_head: Tensor) -> None:
+        """With init=target, start the embedding as lm_head, in the directions in which its drafted rows differ most."""
+        if self._init == "random":
+            return
+        rows = chosen_rows(lm_head, self.draft_tokens).float()
+        embedding = self._output()
+        # eigh sorts upwards.
+        directions = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -embedding.shape[1] :]
+        start = lm_head.float() @ directions
+        # Of the random weights' size: the first layers would make too much, or too little, of another one.
+        embedding[: len(start)] = start * (embedding.std() / start.std())
 
     def load_weights(self, files: DrafterFiles) -> None:
         raise UsageError(f"--start {files.directory}: an independent drafter starts from `start` in its own settings")
@@ -73,7 +94,9 @@ class TrainableIndependent(TrainableDrafter):
 
     def export(self, directory: Path) -> None:
         """Write a Hugging Face directory with the target's tokenizer."""
-        half = {name: tensor.to(torch.bfloat16) for name, tensor in self.network.state_dict().items()}
+        once: dict[int, Tensor] = {}  # a tied head stays one tensor with the embedding, which is then stored once
+        half = {name: once.setdefault(tensor.data_ptr(), tensor.to(torch.bfloat16))
+                for name, tensor in self.network.state_dict().items()}  # fmt: skip
         self.network.save_pretrained(directory, state_dict=half)
         for name in _TOKENIZER_FILES:
             if (self._facts.directory / name).is_file():
@@ -94,6 +117,7 @@ def default_settings(target: TargetFacts) -> IndependentSettings:
     heads = max(1, sizes.heads // 2)
     return IndependentSettings(
         start="",
+        init="random",
         layers=max(1, sizes.layers // 8),
         hidden=heads * sizes.head_dim,
         heads=heads,
@@ -124,12 +148,9 @@ def _fresh(settings: IndependentSettings, target: TargetFacts) -> PreTrainedMode
 def _continued(start: str) -> PreTrainedModel:
     directory = resolve_dir(start)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, trust_remote_code=False
-        )
+        return load_causal_lm(directory, dtype=torch.float32)[0]
     except (OSError, ValueError) as error:
         raise UsageError(f"start={start}: not a causal language model that transformers loads ({error})") from error
-    return model
 
 
 FAMILY = TrainableFamily(

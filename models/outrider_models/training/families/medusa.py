@@ -2,6 +2,7 @@
 
 Head k weighs 0.8^k. Rates are those of FasterDecoding/Medusa's README. Heads use the target's lm_head; with
 `own_output`, as in the published v0.1 files, each has its own output of V x E parameters, started from lm_head.
+With `distill` (ours) they learn the target's distributions along the text instead of the text's own tokens.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from outrider_models.training.core.interfaces import (
     chosen_rows,
     rows_of,
 )
-from outrider_models.training.core.losses import HeadDecay, TextAims, compare
+from outrider_models.training.core.losses import Aims, HeadDecay, TargetAims, TextAims, compare
 from outrider_models.training.core.rates import Length, Schedule
 
 
@@ -33,6 +34,7 @@ class MedusaSettings:
     blocks: int
     tied: bool  # all blocks of a head share their weights, as in the published code
     own_output: bool
+    distill: bool  # learn the target's distributions instead of the text's tokens
     draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
 
     def __post_init__(self) -> None:
@@ -54,7 +56,8 @@ class TrainableMedusa(TrainableDrafter):
             self.network.start_from(lm_head)
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
-        aims = TextAims(batch, target)
+        mask, distill = batch.loss_mask, self._settings.distill
+        aims = TargetAims(target, mask, shared=True) if distill else TextAims(batch, target)
         outputs = [self._loss_output(number, batch, target, aims) for number in range(self._settings.heads.count)]
         weighted = [weight * one.total for weight, one in zip(self._settings.heads.weights, outputs, strict=True)]
         return LossOutput(torch.stack(weighted).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows)
@@ -63,7 +66,7 @@ class TrainableMedusa(TrainableDrafter):
         """Write the published v0.1 layout."""
         self.network.export(directory, self._target_sizes, torch.bfloat16, self._base)
 
-    def _loss_output(self, number: int, batch: Batch, target: TeacherOutput, aims: TextAims) -> LossOutput:
+    def _loss_output(self, number: int, batch: Batch, target: TeacherOutput, aims: Aims) -> LossOutput:
         """Head i at row t predicts token t + 2 + i, the successor of position t + 1 + i."""
         ahead = number + 1
         head: nn.Module = self.network.heads[number]
@@ -88,7 +91,7 @@ FAMILY = TrainableFamily(
     name="medusa",
     settings=MedusaSettings,
     defaults=lambda target: MedusaSettings(
-        HeadDecay(count=5, decay=0.8), blocks=1, tied=True, own_output=False, draft_vocab=0
+        HeadDecay(count=5, decay=0.8), blocks=1, tied=True, own_output=False, distill=False, draft_vocab=0
     ),
     make_drafter=make_drafter,
     schedule=Schedule(

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from outrider_models.core.embedded import target_dir
@@ -189,6 +190,15 @@ def test_the_order_follows_from_seed_and_epoch():
     assert order(0, 0) != order(1, 0)
 
 
+def test_a_limit_keeps_the_first_chats_of_a_whole_pass_and_counts_tokens_in_all():
+    kept = ChatSource(CHATS, [], 0, Length(2, 1), 0, limit=4)
+    first = [text for texts in source_of(4).updates(0) for text in texts][:4]
+    assert sorted(len(text.ids) for text in kept.train) == sorted(len(text.ids) for text in first)
+    assert [len(texts) for texts in kept.updates(3)] == [2, 2]
+    assert torch.equal(kept.frequencies(20), source_of(2).frequencies(20))
+    assert source_of(2).train == CHATS
+
+
 def test_a_run_ends_within_an_epoch():
     source = source_of(2, epochs=1.5)
     assert (source.updates_an_epoch, source.num_updates) == (6, 9)
@@ -203,7 +213,7 @@ def test_questions_teach_where_they_are_asked_to(tokenizer, tmp_path):
     path = written(tmp_path / "chats.jsonl", *chats)
 
     def read(questions):
-        settings = ChatSettings(max_length=200, held_out=0, seed=0, questions=questions)
+        settings = ChatSettings(max_length=200, held_out=0, seed=0, limit=0, questions=questions)
         return ChatSource.read(path, tokenizer, settings, Length(2, 1))
 
     replies, everything = read(questions=False), read(questions=True)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.families.eagle2.network import STEPS
@@ -99,7 +100,13 @@ DEPTHS = {  # how far ahead of t the root is, how many levels, what each weighs 
 }
 
 
-CASES = [*((name, {}) for name in DEPTHS), ("eagle2", {"layers": 2}), ("hass", {"layers": 3})]
+CASES = [
+    *((name, {}) for name in DEPTHS),
+    ("eagle2", {"layers": 2}),
+    ("hass", {"layers": 3}),
+    ("medusa", {"distill": True}),
+    ("independent", {"init": "target"}),
+]
 
 
 @pytest.mark.parametrize(("name", "changes"), CASES)
@@ -118,7 +125,7 @@ def test_the_loss_is_that_of_drafting_along_the_text(name, changes, teacher, tmp
                 continue
             first += level == 0
             match name:
-                case "medusa":
+                case "medusa" if not changes:
                     loss = F.cross_entropy(logits, batch.labels[0, place])
                 case "hass":
                     loss = hass_loss(logits, wanted[place])
@@ -301,11 +308,38 @@ def test_tokens_that_cannot_be_drafted_have_no_loss(teacher):
         ("independent", {"heads": 3}, "multiple of the next"),
         ("hydra", {"dropout": 1.0}, "dropout=1.0"),
         ("medusa", {"blocks": 0}, "blocks=0"),
+        ("independent", {"init": "target", "hidden": 4096}, "hidden=4096"),
     ],
 )
 def test_a_wrong_size_is_named(name, changes, message, teacher):
     with pytest.raises(UsageError, match=message):
         model_of(teacher, name, **changes)
+
+
+@pytest.mark.parametrize("vocab", [0, 300])
+def test_an_independent_drafter_starts_with_the_target_s_embedding_in_fewer_directions(vocab, teacher):
+    """Its tokens' products with each other are the best that so few directions can make of the target's."""
+    family = trainable_family("independent")
+    settings = replace(family.defaults(teacher.facts), init="target", hidden=16, heads=2, kv_heads=1, draft_vocab=vocab)
+    sizes = teacher.facts.sizes
+    model = family.make_drafter(settings, teacher.facts, lambda: torch.arange(sizes.vocab))
+    before = float(model._output().detach().std())
+    model.init_from_lm_head(teacher.lm_head)
+    whole = model._output().detach()
+    made, rows = (weight[model.draft_tokens] if vocab else weight for weight in (whole, teacher.lm_head))
+    u, s, v = torch.linalg.svd(rows, full_matrices=False)
+    best = u[:, :16] * s[:16] @ v[:16]
+    scale = made.norm() / best.norm()
+    torch.testing.assert_close(made @ made.T, scale**2 * best @ best.T, rtol=1e-3, atol=1e-4)
+    assert float(whole.std()) == pytest.approx(before, rel=1e-3)
+
+
+def test_an_independent_drafter_s_embedding_is_stored_once(teacher, tmp_path):
+    model = model_of(teacher, "independent")
+    model.write(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert sum(tensor.numel() for tensor in stored.values()) == sum(p.numel() for p in model.network.parameters())
+    assert all(tensor.dtype == torch.bfloat16 for tensor in stored.values())
 
 
 def test_an_unknown_family():

@@ -32,7 +32,7 @@ def batches(tmp_path_factory):
     samples = [sample for family in ("chat", "qa", "summary") for sample in generate(family, "train", 5, 24)]
     chats = [[{"role": m.role, "content": m.content} for m in sample.conversation()] for sample in samples]
     path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    settings = ChatSettings(max_length=256, held_out=0, seed=0, questions=False)
+    settings = ChatSettings(max_length=256, held_out=0, seed=0, limit=0, questions=False)
     texts = ChatSource.read(path, load_chat_tokenizer(target_dir()), settings, Length(12, 1)).updates(0)
     return [make_batch(some, torch.device("cpu")) for some in texts]
 
