@@ -24,7 +24,7 @@ from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.contracts.tap import LAST
 from outrider_drafters.families.dflash.drafter import DFlashDrafter
 from outrider_drafters.families.dflash.family import FAMILY, load_network
-from outrider_drafters.families.dflash.layout import recognizes
+from outrider_drafters.families.dflash.layout import family_of
 from outrider_drafters.families.dflash.network import DFlash
 from outrider_drafters.families.dflash.tap import DFlashTap
 from outrider_proto.errors import UsageError
@@ -110,7 +110,7 @@ class Directory:
 
     def refused(self, message: str, options: str = "") -> None:
         files = self.files(options)
-        assert recognizes(files)
+        assert family_of(files) == "dflash"
         with pytest.raises(UsageError, match=message):
             load_network(files, TARGET)
 
@@ -346,7 +346,8 @@ def test_other_versions_are_refused_by_name(directory):
     extra = {
         "layers.0.attention_conv.base_kernel": r"DFlash 2 \(attention_conv",
         "candidate_selector.hidden_projection.weight": "only DFlash 1",
-        "lm_head.weight": r"DFlash with lm_head\.weight of its own \(speculators\)",
+        "lm_head.weight": r"lm_head\.weight of its own, but config\.json is that of no layout which has such: need markov",
+        "layers.0.pre_feedforward_layernorm.weight": "blocks of Gemma's kind are not supported",
         "layers.0.self_attn.o_proj.bias": r"holds unknown tensors layers\.0\.self_attn\.o_proj\.bias",
     }
     whole = directory.tensors
