@@ -36,7 +36,8 @@ from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.contracts.text_drafter import TextDrafter
 from outrider_drafters.families.dflash.drafter import DFlashDrafter
-from outrider_drafters.families.dflash.network import DFlash, DFlashSizes, LayerMask
+from outrider_drafters.families.dflash.layer_masks import LayerMask
+from outrider_drafters.families.dflash.network import DFlash, DFlashSizes
 from outrider_drafters.families.dspark.drafter import DSparkDrafter
 from outrider_drafters.families.dspark.network import DSpark, DSparkHeads
 from outrider_drafters.families.eagle3.drafter import Eagle3Drafter

@@ -1,4 +1,4 @@
-"""Which keys a layer's rows see, by its entry in layer_types: every layout has its own rule for sliding layers.
+"""Which keys a layer's rows see, by config.json: every layout has its own rule for sliding layers.
 
 z-lab         a window on both sides of each row, causal unless is_causal says otherwise
 DeepSpec      none: its code applies no window
@@ -7,12 +7,38 @@ speculators   the root's window for every row of the block, which is causal unle
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.families.dflash.network import LayerMask
 from outrider_drafters.readers.config import Config, config_int
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 MAX_WINDOW_LAYERS = 28  # Qwen3's default: layers from this one on slide, where any do
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMask:
+    """The attention mask of one layer: causal, within a window, both, or none.
+
+    The window is in positions on both sides of a row, or with `from_root` that of the root, for every row of the block.
+    """
+
+    causal: bool = False
+    window: int | None = None
+    from_root: bool = False
+
+    def mask(self, rows: Tensor, columns: Tensor) -> Tensor | None:
+        """Compute the mask [n, m] bool from positions of rows [n], the root first, and columns [m]; None: no mask."""
+        if not self.causal and self.window is None:
+            return None
+        distance = rows[:, None] - columns
+        seen = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
+        if self.window is None:
+            return seen
+        return seen & (rows[0] - columns <= self.window if self.from_root else distance.abs() < self.window)
 
 
 def layer_mask(files: DrafterFiles, layer: int, layout: str) -> LayerMask:

@@ -20,29 +20,8 @@ from torch import Tensor, nn
 from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm
 from outrider_drafters.blocks.row_buffer import KVCache
 from outrider_drafters.checkpoints.draft_vocabulary import draft_tokens
+from outrider_drafters.families.dflash.layer_masks import LayerMask
 from outrider_proto.errors import UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class LayerMask:
-    """The attention mask of one layer: causal, within a window, both, or none.
-
-    The window is in positions on both sides of a row, or with `from_root` that of the root, for every row of the block.
-    """
-
-    causal: bool = False
-    window: int | None = None
-    from_root: bool = False
-
-    def mask(self, rows: Tensor, columns: Tensor) -> Tensor | None:
-        """Compute the mask [n, m] bool from positions of rows [n], the root first, and columns [m]; None: no mask."""
-        if not self.causal and self.window is None:
-            return None
-        distance = rows[:, None] - columns
-        seen = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
-        if self.window is None:
-            return seen
-        return seen & (rows[0] - columns <= self.window if self.from_root else distance.abs() < self.window)
 
 
 @dataclass(frozen=True, slots=True)
