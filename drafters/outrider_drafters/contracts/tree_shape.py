@@ -48,7 +48,8 @@ class TreeShape:
     @classmethod
     def best_first(cls, levels: int, budget: int) -> TreeShape:
         """Return the shape whose tree is the `budget` likeliest paths of all (DDTree, arXiv 2604.12989)."""
-        # No node has more than `budget` children in it, and no level more than `budget` nodes.
+        # No node has more than `budget` children in it, and no level more than `budget` nodes. Beyond MAX_BREADTH of
+        # either it is not quite that.
         return cls(breadth=min(budget, MAX_BREADTH), levels=levels, budget=budget)
 
     def fitted(self, levels: int, budget: int) -> TreeShape | None:

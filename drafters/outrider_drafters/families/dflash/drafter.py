@@ -109,11 +109,11 @@ class DFlashState(WithTokenState):
         self._token_state.need_root()
         self._depths = []
         drafter, sizes = self._drafter, self._drafter.network.sizes
-        # The mask token itself can be drafted, as by the published code: the target will not choose it.
         block = [self._token_state.tokens[-1]] + [sizes.mask_token] * (sizes.block - 1)
         embeds = F.embedding(torch.tensor(block, device=drafter.embed.device), drafter.embed) * sizes.embed_scale
         # The block begins at the root even if features lag: positions between the last feature and the root are a gap.
         self._hidden = drafter.network.run(embeds, self.num_tokens - 1, self._token_state.usable, self._caches)
+        # With the mask token among them, as in the published code: drafted, it is merely refused.
         self._logits = drafter.head_logits(self._hidden[sizes.first_row :])
 
     def _place(self, parents: Sequence[int]) -> None:

@@ -45,7 +45,7 @@ def layer_mask(files: DrafterFiles, layer: int, layout: str) -> LayerMask:
     """Return the mask of a layer. Raises UsageError for a kind of layer that its layout's code does not have."""
     config, slides = files.config, _slides(files, layer)
     if layout != "z-lab" and config.get("is_causal"):
-        raise files.fault(f"is_causal={config['is_causal']}: {layout}'s blocks are not causal")
+        raise files.fault(f"is_causal={config['is_causal']}: blocks of {layout} are not causal")
     if layout == "z-lab":
         return _zlab_mask(config, slides)
     if not slides:

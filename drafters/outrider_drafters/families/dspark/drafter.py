@@ -62,14 +62,13 @@ class DSparkDrafter(DFlashDrafter):
 
 
 class DSparkState(DFlashState):
-    """As DFlash's, with the Markov head's state after the root and every draft row."""
+    """As DFlash's, with the Markov head's states."""
 
     def __init__(self, drafter: DSparkDrafter) -> None:
         super().__init__(drafter)
         self._dspark = drafter
-        self._first_state = self._states = drafter.embed.new_zeros(
-            1, drafter.rank
-        )  # before the root's slot; after rows
+        self._first_state = drafter.embed.new_zeros(1, drafter.rank)  # before the root's slot
+        self._states = self._first_state  # after the root and every draft row
 
     def _begin(self) -> None:
         super()._begin()
