@@ -269,11 +269,11 @@ class _DynamicTree:
                     self._parents.append(node)
                     if self._entropies is not None:
                         self._entropies.append(row[-1])
-        # What lies behind `budget` better nodes is not part of the tree, nor is anything below it.
-        kept = set(self._best(range(len(self._tokens)), self._shape.budget))
-        self._frontier = [
-            node for node in self._best(range(first, len(self._tokens)), self._shape.breadth) if node in kept
-        ]
+        self._frontier = self._best(range(first, len(self._tokens)), self._shape.breadth)
+        if self._shape.breadth >= self._shape.budget:
+            # What lies behind `budget` better nodes is not part of the tree, nor is anything below it.
+            kept = set(self._best(range(len(self._tokens)), self._shape.budget))
+            self._frontier = [node for node in self._frontier if node in kept]
 
     def _best(self, offers: Sequence[int], count: int) -> list[int]:
         """Return the likeliest offers, best first; of equals the earlier one."""

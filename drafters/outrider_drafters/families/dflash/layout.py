@@ -22,7 +22,7 @@ from outrider_drafters.contracts.tap import BEFORE_NORM, LAST
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreeShape
 from outrider_drafters.families.dflash.layer_masks import layer_mask
 from outrider_drafters.families.dflash.network import DFlashSizes
-from outrider_drafters.families.eagle3.layout import EMBEDDING, LM_HEAD, NESTED, VERIFIERS, stored_head
+from outrider_drafters.families.eagle3.layout import D2T, EMBEDDING, LM_HEAD, NESTED, VERIFIERS, stored_head
 from outrider_drafters.readers.config import config_int
 
 Layout = Literal["z-lab", "DeepSpec", "speculators"]
@@ -170,6 +170,8 @@ def _from_root(files: DrafterFiles, layout: Layout) -> bool:
 
 
 def _head_rows(files: DrafterFiles, target: TargetSizes) -> int:
+    if D2T in files.names:
+        files.need(frozenset({LM_HEAD}))
     rows, is_own = stored_head(files, target)
     if (said := config_int(files.config, "draft_vocab_size", rows)) != rows:
         raise files.fault(f"{LM_HEAD} has {rows} rows: config.json says draft_vocab_size={said}")
