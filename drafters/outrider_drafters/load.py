@@ -14,6 +14,7 @@ from outrider_drafters.checkpoints.target_weights import TargetWeights, target_s
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import Tap
 from outrider_drafters.families.dflash import family as dflash
+from outrider_drafters.families.dspark import family as dspark
 from outrider_drafters.families.eagle2 import family as eagle2
 from outrider_drafters.families.eagle3 import family as eagle3
 from outrider_drafters.families.family import DRAFT_VOCAB_OPTION, Family, like
@@ -28,10 +29,12 @@ from outrider_drafters.readers.config import config_int
 from outrider_proto.errors import UsageError
 
 # The order counts: the first family that recognizes a directory takes it. eagle2 (fc.*, layers.0.*) also recognizes
-# dflash and eagle3 in vLLM's layout, and independent any whole model, even one that also holds heads or MTP layers.
+# dflash, dspark and eagle3 in vLLM's layout, and independent any whole model, even one that also holds heads or MTP
+# layers.
 FAMILIES: tuple[Family, ...] = (
     mtp.FAMILY,
     dflash.FAMILY,
+    dspark.FAMILY,
     hydra.FAMILY,
     medusa.FAMILY,
     moa.FAMILY,

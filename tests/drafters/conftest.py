@@ -36,7 +36,10 @@ from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.contracts.text_drafter import TextDrafter
 from outrider_drafters.families.dflash.drafter import DFlashDrafter
-from outrider_drafters.families.dflash.network import DFlash, DFlashSizes, LayerMask
+from outrider_drafters.families.dflash.layer_masks import LayerMask
+from outrider_drafters.families.dflash.network import DFlash, DFlashSizes
+from outrider_drafters.families.dspark.drafter import DSparkDrafter
+from outrider_drafters.families.dspark.network import DSpark, DSparkHeads
 from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
 from outrider_drafters.families.eagle3.network import Eagle3
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
@@ -135,6 +138,20 @@ def tiny_dflash() -> Drafter:
     return DFlashDrafter(network.requires_grad_(False), frozen)
 
 
+def tiny_dspark() -> Drafter:
+    """With the Markov head that remembers, and an lm_head of few tokens."""
+    shape = BlockShape(16, 4, 2, 4, 20, qk_norm=True)
+    masks = (LayerMask(causal=True, window=5, from_root=True), LayerMask())
+    sizes = DFlashSizes(shape, masks, (1, 2), block=5, mask_token=22, vocab=23, head_rows=17, own_embedding=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
+        network = DSpark(sizes, DSparkHeads(rank=6, kind="rnn", confidence="hidden and token"))
+        for parameter in network.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    return DSparkDrafter(network.requires_grad_(False), frozen)
+
+
 def tiny_heads() -> dict[str, Drafter]:
     """Drafters that read the newest feature alone."""
     with torch.random.fork_rng():
@@ -159,7 +176,7 @@ class Pairs(TextDrafter):
 
 def every_tiny_drafter() -> dict[str, Drafter]:
     others = {"lookup": LookupDrafter(23, ngram=2), "independent": tiny_independent(), "eagle3": tiny_eagle3()}
-    others |= {"dflash": tiny_dflash(), "text": Pairs(23)}
+    others |= {"dflash": tiny_dflash(), "dspark": tiny_dspark(), "text": Pairs(23)}
     others |= {"moa tli": tiny_moa(has_lsa=True), "moa tli without lsa": tiny_moa(has_lsa=False)}
     return {family: tiny_drafter(family) for family in ("moa", "eagle2")} | others | tiny_heads()
 

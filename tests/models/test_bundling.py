@@ -26,7 +26,8 @@ from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.errors import UsageError
 
 GOLDEN = [("moa_tli0", "target_tiny"), ("eagle2_llama", "target_l4"), ("eagle3_llama", "target_l8"),
-          ("hydra_mlp", "target_vicuna_tiny"), ("medusa_v01", "target_vicuna_tiny")]  # fmt: skip
+          ("hydra_mlp", "target_vicuna_tiny"), ("medusa_v01", "target_vicuna_tiny"),
+          ("dflash_zlab", "target_l8"), ("dspark_deepspec", "target_l8")]  # fmt: skip
 WEIGHTS = ("float32", "bfloat16", "int8", "int4")
 
 

@@ -24,7 +24,9 @@ class DrafterOptions:
     target_layers: tapped layers as indices of Hugging Face's hidden_states. tie_to_target: an independent drafter uses
     the target's embedding and lm_head. ngram: longest match that lookup searches for, in tokens. draft_vocab: file of
     the tokens that may be drafted, or their number in the drafter's own file (`all`: of every one it has a row for).
-    copy: draft by copying where so many of the last tokens, or more, occurred before; 0: never.
+    copy: draft by copying where so many of the last tokens, or more, occurred before; 0: never. ddtree: nodes of the
+    best-first tree that a block drafter drafts in place of a chain; 0: a chain. confidence: end a draft where DSpark's
+    confidence head gives less.
     """
 
     family: str | None = None
@@ -37,6 +39,8 @@ class DrafterOptions:
     ngram: int | None = None
     draft_vocab: int | str | None = None
     copy: int | None = None
+    ddtree: int | None = None
+    confidence: float | None = None
 
     @property
     def draft_vocab_file(self) -> Path | None:
@@ -124,6 +128,16 @@ def _draft_vocab(text: str) -> int | str:
     return text
 
 
+def _probability(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise ValueError("a number from 0 to 1")
+    return value
+
+
 def _base(text: str) -> float:
     try:
         value = float(text)
@@ -151,4 +165,6 @@ _READERS: Mapping[str, Callable[[str], object]] = {  # each raises ValueError wi
     "ngram": _count,
     "draft_vocab": _draft_vocab,
     "copy": _count,
+    "ddtree": _count,
+    "confidence": _probability,
 }

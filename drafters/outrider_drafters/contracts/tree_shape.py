@@ -45,6 +45,13 @@ class TreeShape:
         """Return the shape of a tree without branches."""
         return cls(breadth=1, levels=levels, budget=levels)
 
+    @classmethod
+    def best_first(cls, levels: int, budget: int) -> TreeShape:
+        """Return the shape whose tree is the `budget` likeliest paths of all (DDTree, arXiv 2604.12989)."""
+        # No node has more than `budget` children in it, and no level more than `budget` nodes. Beyond MAX_BREADTH of
+        # either it is not quite that.
+        return cls(breadth=min(budget, MAX_BREADTH), levels=levels, budget=budget)
+
     def fitted(self, levels: int, budget: int) -> TreeShape | None:
         """Cut to at most `levels` levels and `budget` nodes; None if nothing is left."""
         levels, budget = min(self.levels, levels), min(self.budget, budget)

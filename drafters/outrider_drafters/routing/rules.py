@@ -44,7 +44,8 @@ class Routing:
 
     def needs_comparison(self, first_probability: float) -> bool:
         """True if the current head is unsure enough of its first token that the others draft too."""
-        return self.gate is None or first_probability < self.gate
+        # Not `<`: the probability is NaN where the head would draft nothing.
+        return self.gate is None or not first_probability >= self.gate
 
     def choose(self, drafts: Mapping[int, Confidence], current: int) -> int:
         """Return the head whose tree is sent; of equals the current one, then the first."""

@@ -240,6 +240,9 @@ class _DynamicTree:
         For each node its k likeliest successors, then their log-probabilities, then the entropy if it is measured.
         """
         logits, token_ids = _columns(logits)
+        # A block's level has one row for all its nodes, expanded without a copy: its work is done once.
+        num_nodes, is_shared = len(logits), len(logits) > 1 and logits.stride(0) == 0
+        logits = logits[:1] if is_shared else logits
         # topk on the logits as they are: in the float32 log-softmax neighbors can round to equals and change order.
         columns = logits.topk(min(self._shape.breadth, logits.shape[1])).indices
         log_probabilities = logits.float().log_softmax(-1)
@@ -247,7 +250,7 @@ class _DynamicTree:
         tokens = columns if token_ids is None else token_ids[columns]
         unsure = [] if self._entropies is None else [_entropies(log_probabilities)[:, None]]
         # In one tensor, which is read at once: token ids have 24 bits, as on the wire, and float32 holds those.
-        return torch.cat([tokens, gains, *unsure], dim=-1)
+        return torch.cat([tokens, gains, *unsure], dim=-1).expand(num_nodes, -1)
 
     def take_offers(self, offers: Sequence[Sequence[float]]) -> None:
         """Take what offers() has made of the level requested last; the best become the new frontier."""
@@ -267,6 +270,10 @@ class _DynamicTree:
                     if self._entropies is not None:
                         self._entropies.append(row[-1])
         self._frontier = self._best(range(first, len(self._tokens)), self._shape.breadth)
+        if self._shape.breadth >= self._shape.budget:
+            # What lies behind `budget` better nodes is not part of the tree, nor is anything below it.
+            kept = set(self._best(range(len(self._tokens)), self._shape.budget))
+            self._frontier = [node for node in self._frontier if node in kept]
 
     def _best(self, offers: Sequence[int], count: int) -> list[int]:
         """Return the likeliest offers, best first; of equals the earlier one."""

@@ -13,7 +13,8 @@ from outrider_bench.core.pair import in_process
 from outrider_client import ClientConfig
 from outrider_client.core.events import Cycle, Unverified
 from outrider_drafters.blocks.layers import BlockShape
-from outrider_drafters.families.dflash.network import DFlash, DFlashSizes, LayerMask
+from outrider_drafters.families.dflash.layer_masks import LayerMask
+from outrider_drafters.families.dflash.network import DFlash, DFlashSizes
 from outrider_proto.frames import Draft
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target

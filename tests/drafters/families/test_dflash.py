@@ -1,18 +1,30 @@
-"""DFlash against its formulas written out slowly, as a tap and a state, and what its layout refuses."""
+"""DFlash of z-lab against its formulas written out slowly, as a tap and a state, and what its layout refuses."""
 
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from block_formulas import (
+    BLOCK,
+    HEAD_DIM,
+    HEADS,
+    MASK,
+    TARGET,
+    THETA,
+    VOCABULARY,
+    WIDTH,
+    block_rows,
+    block_tensors,
+)
 from safetensors.torch import save_file
 
 from outrider_drafters import (
     Activations,
-    TargetSizes,
     TargetWeights,
     TreeShape,
     grow_tree,
@@ -24,30 +36,17 @@ from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.contracts.tap import LAST
 from outrider_drafters.families.dflash.drafter import DFlashDrafter
 from outrider_drafters.families.dflash.family import FAMILY, load_network
-from outrider_drafters.families.dflash.layout import recognizes
+from outrider_drafters.families.dflash.layout import family_of
 from outrider_drafters.families.dflash.network import DFlash
 from outrider_drafters.families.dflash.tap import DFlashTap
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
-VOCABULARY, WIDTH, HEADS, KV_HEADS, HEAD_DIM, MLP, BLOCK, MASK = 23, 16, 4, 2, 6, 20, 5, 22
-TARGET = TargetSizes(
-    hidden=WIDTH,
-    layers=6,
-    heads=4,
-    kv_heads=2,
-    head_dim=4,
-    vocab=VOCABULARY,
-    rope_theta=10000.0,
-    eps=1e-5,
-    max_context=128,
-    model_type="qwen3",
-)
 CONFIG = {
     "architectures": ["DFlashDraftModel"],
     "model_type": "qwen3",
     "num_attention_heads": HEADS,
-    "rope_theta": 1000.0,
+    "rope_theta": THETA,
     "rms_norm_eps": 1e-6,
     "vocab_size": VOCABULARY,
     "num_target_layers": 6,
@@ -73,32 +72,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def tensors() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(9)
-    shapes = {"fc.weight": (WIDTH, 3 * WIDTH), "hidden_norm.weight": (WIDTH,), "norm.weight": (WIDTH,)}
-    for layer in ("layers.0.", "layers.1."):
-        attention = layer + "self_attn."
-        shapes |= {
-            layer + "input_layernorm.weight": (WIDTH,),
-            layer + "post_attention_layernorm.weight": (WIDTH,),
-            attention + "q_proj.weight": (HEADS * HEAD_DIM, WIDTH),
-            attention + "k_proj.weight": (KV_HEADS * HEAD_DIM, WIDTH),
-            attention + "v_proj.weight": (KV_HEADS * HEAD_DIM, WIDTH),
-            attention + "o_proj.weight": (WIDTH, HEADS * HEAD_DIM),
-            attention + "q_norm.weight": (HEAD_DIM,),
-            attention + "k_norm.weight": (HEAD_DIM,),
-            layer + "mlp.gate_proj.weight": (MLP, WIDTH),
-            layer + "mlp.up_proj.weight": (MLP, WIDTH),
-            layer + "mlp.down_proj.weight": (WIDTH, MLP),
-        }
-    made = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
-    return {name: tensor + 1 if "norm" in name else tensor for name, tensor in made.items()}
-
-
 class Directory:
     def __init__(self, path: Path) -> None:
         path.mkdir()
-        self.path, self.config, self.tensors = path, json.loads(json.dumps(CONFIG)), tensors()
+        self.path, self.config, self.tensors = path, json.loads(json.dumps(CONFIG)), block_tensors()
 
     def files(self, options: str = "") -> DrafterFiles:
         save_file(self.tensors, self.path / "model.safetensors")
@@ -110,7 +87,7 @@ class Directory:
 
     def refused(self, message: str, options: str = "") -> None:
         files = self.files(options)
-        assert recognizes(files)
+        assert family_of(files) == "dflash"
         with pytest.raises(UsageError, match=message):
             load_network(files, TARGET)
 
@@ -127,30 +104,13 @@ def frozen() -> TargetWeights:
     return TargetWeights(embed, head, TARGET, (0,))
 
 
-# -- the formulas, one row at a time, no cache --
-
-
-def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return x / (x.pow(2).mean() + 1e-6).sqrt() * weight
-
-
 def frequency(pair: int, config: dict[str, Any]) -> float:
-    plain = 1000.0 ** (-2 * pair / HEAD_DIM)
+    plain = THETA ** (-2 * pair / HEAD_DIM)
     if "rope_scaling" not in config:
         return plain
     turns = 16 * plain / (2 * math.pi)  # within the original context
     part = min(max((turns - 1.0) / (4.0 - 1.0), 0.0), 1.0)
     return plain * part + plain / 4.0 * (1 - part)
-
-
-def rotated(x: torch.Tensor, position: int, config: dict[str, Any]) -> torch.Tensor:
-    half, out = HEAD_DIM // 2, x.clone()
-    for pair in range(half):
-        angle = position * frequency(pair, config)
-        a, b = x[pair], x[pair + half]
-        out[pair] = a * math.cos(angle) - b * math.sin(angle)
-        out[pair + half] = b * math.cos(angle) + a * math.sin(angle)
-    return out
 
 
 def sees(query: int, key: int, layer: int, config: dict[str, Any]) -> bool:
@@ -167,41 +127,9 @@ def reference(
     root: tuple[int, int],
 ) -> torch.Tensor:
     """Logits of the places after the root (token, position), hidden: per tapped layer [n, E]."""
-    w, (token, place) = weights, root
-    context = [norm(w["fc.weight"] @ torch.cat(row), w["hidden_norm.weight"]) for row in zip(*hidden, strict=True)]
-    scale = config.get("input_embedding_scale", 1.0)
-    x = [frozen.embed[each] * scale for each in [token] + [MASK] * (BLOCK - 1)]
-    places = [*range(len(context)), *range(place, place + BLOCK)]
-    for layer in range(2):
-        name = f"layers.{layer}."
-        attention = name + "self_attn."
-        normed = [norm(row, w[name + "input_layernorm.weight"]) for row in x]
-        inputs = context + normed
-        keys, values = (
-            [(w[attention + kind] @ row).view(KV_HEADS, HEAD_DIM) for row in inputs]
-            for kind in ("k_proj.weight", "v_proj.weight")
-        )
-        for i, row in enumerate(normed):
-            queries = (w[attention + "q_proj.weight"] @ row).view(HEADS, HEAD_DIM)
-            mixed = []
-            for head in range(HEADS):
-                query = rotated(norm(queries[head], w[attention + "q_norm.weight"]), place + i, config)
-                seen = [j for j, at in enumerate(places) if sees(place + i, at, layer, config)]
-                group = head // (HEADS // KV_HEADS)
-                scores = torch.stack(
-                    [
-                        query @ rotated(norm(keys[j][group], w[attention + "k_norm.weight"]), places[j], config)
-                        for j in seen
-                    ]
-                )
-                parts = (scores / math.sqrt(HEAD_DIM)).softmax(0)
-                mixed.append(sum(part * values[j][group] for part, j in zip(parts, seen, strict=True)))
-            x[i] = x[i] + w[attention + "o_proj.weight"] @ torch.cat(mixed)
-        for i, row in enumerate(x):
-            inner = norm(row, w[name + "post_attention_layernorm.weight"])
-            gate, up = w[name + "mlp.gate_proj.weight"] @ inner, w[name + "mlp.up_proj.weight"] @ inner
-            x[i] = row + w[name + "mlp.down_proj.weight"] @ (gate * gate.sigmoid() * up)
-    logits = torch.stack([frozen.lm_head @ norm(row, w["norm.weight"]) for row in x[1:]])
+    embed = frozen.embed * config.get("input_embedding_scale", 1.0)
+    how = partial(sees, config=config), partial(frequency, config=config)
+    logits = block_rows(weights, embed, hidden, root, *how)[1:] @ frozen.lm_head.T
     logits = logits * config.get("output_multiplier", 1.0)
     cap = config.get("final_logit_softcapping")
     return logits if cap is None else cap * torch.tanh(logits / cap)
@@ -321,6 +249,7 @@ def test_option_names_the_tapped_layers(directory):
         ({"target_layer_ids": [1, 3]}, "width of fc is 48, the target's 32: made for another target"),
         ({"block_size": 1}, "block_size=1: need at least 2"),
         ({"output_multiplier": "x"}, "output_multiplier=x: need a number"),
+        ({"num_candidates": 4}, "dflash_config: num_candidates=4 is not understood"),
     ],
 )
 def test_settings_are_checked(directory, changes, message):
@@ -335,6 +264,9 @@ def test_settings_are_checked(directory, changes, message):
         ({"num_target_layers": 8}, "num_target_layers is 8, the target's 6"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries: layer 1 has none"),
         ({"num_attention_heads": 5}, "do not make 5 heads"),
+        ({"num_hidden_layers": 3}, "holds 2 layers: config.json says num_hidden_layers=3"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer 1 is chunked_attention: need full_attention"),
+        ({"sample_from_anchor": 1}, "sample_from_anchor=1: need true or false"),
     ],
 )
 def test_config_is_checked(directory, changes, message):
@@ -346,7 +278,8 @@ def test_other_versions_are_refused_by_name(directory):
     extra = {
         "layers.0.attention_conv.base_kernel": r"DFlash 2 \(attention_conv",
         "candidate_selector.hidden_projection.weight": "only DFlash 1",
-        "lm_head.weight": r"DFlash with lm_head\.weight of its own \(speculators\)",
+        "lm_head.weight": r"lm_head\.weight of its own, but config\.json is that of no layout which has such: need",
+        "layers.0.pre_feedforward_layernorm.weight": "blocks of Gemma's kind are not supported",
         "layers.0.self_attn.o_proj.bias": r"holds unknown tensors layers\.0\.self_attn\.o_proj\.bias",
     }
     whole = directory.tensors

@@ -57,6 +57,7 @@ def test_gate():
     assert Routing().needs_comparison(1.0)
     assert Routing(gate=0.7).needs_comparison(0.69)
     assert not Routing(gate=0.7).needs_comparison(0.7)
+    assert Routing(gate=0.7).needs_comparison(math.nan)  # a head that drafts nothing
 
 
 @pytest.mark.parametrize(

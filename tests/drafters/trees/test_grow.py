@@ -107,7 +107,33 @@ def test_is_the_tree_of_the_rule(vocabulary, seed, shape):
     state = Lookup(vocabulary, seed)
     tree = grow_tree(state, shape)
     assert paths_of(tree) == plain_tree(state, shape)
-    assert state.num_levels == shape.levels - 1
+    if shape.breadth < shape.budget:
+        assert state.num_levels == shape.levels - 1
+    else:
+        assert max(tree.depths()) - 1 <= state.num_levels <= shape.levels - 1
+
+
+def test_what_cannot_be_kept_is_not_expanded():
+    """With as many nodes a level as in the tree it is the best of all, and ends where all that is left is worse."""
+    state, shape = Lookup(12, 3), TreeShape.best_first(levels=9, budget=6)
+    tree = grow_tree(state, shape)
+    assert paths_of(tree) == plain_tree(state, shape)
+    assert state.num_levels < 8
+    assert len(state.rows) <= 6
+
+
+@pytest.mark.parametrize("entropies", [False, True])
+def test_a_row_for_all_nodes_of_a_level_is_worked_on_once(entropies):
+    """A block's levels: the tree is that of the same rows written out."""
+    rows = torch.randn(4, 12, generator=torch.Generator().manual_seed(5)) * 2
+    trees = [start_tree(rows[0], TreeShape.best_first(4, 10), entropies) for _ in range(2)]
+    for row in rows[1:]:
+        for tree, written_out in zip(trees, (False, True), strict=True):
+            level = tree.level()
+            assert level is not None
+            shared = row[None].expand(len(level.tokens), -1)
+            tree.take(shared.clone() if written_out else shared)
+    assert trees[0].drafted() == trees[1].drafted()
 
 
 def test_chain_is_greedy():

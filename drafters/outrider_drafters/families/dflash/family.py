@@ -1,4 +1,4 @@
-"""DFlash (z-lab/dflash), version 1, from published files, and its declaration."""
+"""DFlash, version 1, from published files, and its declaration."""
 
 from __future__ import annotations
 
@@ -8,24 +8,30 @@ from torch import Tensor
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.families.dflash.drafter import DFlashDrafter
-from outrider_drafters.families.dflash.layout import read_sizes, recognizes
+from outrider_drafters.families.dflash.layout import canonical, family_of, published_plan, read_sizes
 from outrider_drafters.families.dflash.network import DFlash
-from outrider_drafters.families.dflash.tap import NAME, DFlashTap, tap_info
+from outrider_drafters.families.dflash.tap import NAME, DFlashTap, is_fused, tap_info
+from outrider_drafters.families.eagle3.layout import D2T, T2D, check_vocabulary
 from outrider_drafters.families.family import Family
 
+MAPS = frozenset({D2T, T2D})
 
-def load_network(files: DrafterFiles, target: TargetSizes, like: Tensor | None = None) -> DFlash:
+
+def load_network(files: DrafterFiles, target: TargetSizes) -> DFlash:
     """Load the network. Raises UsageError for anything but version 1 for this target."""
-    sizes = read_sizes(files, target)
+    files = canonical(files)
     with torch.device("meta"):
-        network = DFlash(sizes)
-    return files.fill(network, like)
+        network = DFlash(read_sizes(files, target))
+    files.fill(network, also_known=MAPS)
+    check_vocabulary(files, network.sizes.head_rows, target.vocab)
+    return network
 
 
 def _load_drafter(files: DrafterFiles, target: TargetWeights) -> DFlashDrafter:
     network = load_network(files, target.sizes)
     info = tap_info(network)  # before the cast: the fingerprint is of the values as stored
-    return DFlashDrafter(network.to(target.embed.device, target.embed.dtype), target, info)
+    network = network.to(target.embed.device, target.embed.dtype)
+    return DFlashDrafter(network, target, info, published_plan(files, network.sizes))
 
 
 def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> DFlashTap:
@@ -39,8 +45,9 @@ FAMILY = Family(
     features="hidden states of several target layers, mixed to one row a token",
     offline="goes on",
     trees="chain",
-    recognizes=recognizes,
+    recognizes=lambda files: family_of(files) == NAME,
     drafter=_load_drafter,
     tap=_load_tap,
-    options=("target_layers", "draft_vocab"),
+    keep_unquantized=is_fused,
+    options=("target_layers", "draft_vocab", "ddtree"),
 )

@@ -1,67 +1,140 @@
-"""DFlash's published layout: config.json (Qwen3's keys and `dflash_config`) and tensors without embedding and lm_head.
+"""The published layouts of DFlash, and of DSpark, which has the same backbone: their settings and tensors as sizes.
 
-Settings are in `dflash_config` or beside it. A sliding layer is causal unless `is_causal` says otherwise.
+z-lab         Qwen3's keys; settings in dflash_config or beside it; embedding and lm_head are the target's
+DeepSpec      Qwen3's keys and settings side by side; embedding and lm_head of its own; the root's row drafts, too
+speculators   Qwen3's keys in transformer_layer_config; embedding and lm_head of its own, perhaps of few tokens (d2t)
+
+z-lab and DeepSpec count layers by their outputs, speculators counts hidden states, the embedding being the first.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from outrider_drafters.blocks.layers import QK_NORMS, WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import TargetSizes
-from outrider_drafters.contracts.tap import LAST
-from outrider_drafters.families.dflash.network import DFlashSizes, LayerMask
+from outrider_drafters.contracts.tap import BEFORE_NORM, LAST
+from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreeShape
+from outrider_drafters.families.dflash.layer_masks import layer_mask
+from outrider_drafters.families.dflash.network import DFlashSizes
+from outrider_drafters.families.eagle3.layout import D2T, EMBEDDING, LM_HEAD, NESTED, VERIFIERS, stored_head
 from outrider_drafters.readers.config import config_int
+
+Layout = Literal["z-lab", "DeepSpec", "speculators"]
 
 REQUIRED = frozenset(
     {"fc.weight", "hidden_norm.weight", "norm.weight"} | {f"layers.0.{name}" for name in (*WEIGHTS, *QK_NORMS)}
 )
 SECOND = ("attention_conv", "mlp_conv", "candidate_selector")  # parts of DFlash 2
-OWN_HEAD = frozenset({"lm_head.weight", "d2t", "embed_tokens.weight"})  # of the speculators layout
-BLOCK = 16
-SLIDING = "sliding_attention"
-MAX_WINDOW_LAYERS = 28  # Qwen3's default: layers from this one on slide, where any do
+GEMMA = ("pre_feedforward_layernorm", "post_feedforward_layernorm")  # norms of Gemma's blocks
+HEADS = ("markov_head.", "confidence_head.")  # parts of DSpark
+KIND = "speculators_model_type"
+MARKOV_RANK = "markov_rank"
+CONFIDENCE_HEAD = "enable_confidence_head"
+BLOCK: Mapping[Layout, int] = {"z-lab": 16, "speculators": 8}  # where a layout has a default
+SETTINGS = (  # what is read of dflash_config
+    "block_size",
+    "mask_token_id",
+    "target_layer_ids",
+    "input_embedding_scale",
+    "output_multiplier",
+    "final_logit_softcapping",
+    "sample_from_anchor",
+)
 
 
-def recognizes(files: DrafterFiles) -> bool:
-    """Recognize the architecture, or a hidden_norm outside the layers, which no other family has."""
-    named = any(str(name).startswith("DFlash") for name in files.config.get("architectures") or ())
-    return named or "hidden_norm.weight" in files.names
+def family_of(files: DrafterFiles) -> Literal["dflash", "dspark"] | None:
+    """Return which of the two families it is, by what it says or what no other family has; None for neither."""
+    config = files.config
+    # Before the architecture: speculators' files may name a class of the code they were trained with.
+    if (kind := config.get(KIND)) is not None:
+        return kind if kind in ("dflash", "dspark") else None
+    named = any(re.match("DFlash|.*DSpark", str(name)) for name in config.get("architectures") or ())
+    if not named and "hidden_norm.weight" not in files.names:
+        return None
+    has_heads = config.get(MARKOV_RANK) or config.get(CONFIDENCE_HEAD) or any(n.startswith(HEADS) for n in files.names)
+    return "dspark" if has_heads else "dflash"
+
+
+def canonical(files: DrafterFiles) -> DrafterFiles:
+    """Flatten the config, and leave out the parts of the target that trainers export along."""
+    nested = files.config.get(NESTED)
+    config = {**files.config, **nested} if isinstance(nested, Mapping) else files.config
+    parameters = config.get("rope_parameters")
+    # speculators' code rotates all layers as sliding ones where the target's differ.
+    if layout_of(files) == "speculators" and isinstance(parameters, Mapping) and "sliding_attention" in parameters:
+        config = {**config, "rope_parameters": parameters["sliding_attention"]}
+    checkpoint = files.checkpoint.renamed(lambda name: None if name in VERIFIERS else name)
+    return replace(files, config=config, checkpoint=checkpoint)
+
+
+def layout_of(files: DrafterFiles) -> Layout:
+    """Return the layout. DeepSpec writes `markov_rank` always, 0 for a DFlash."""
+    if KIND in files.config or NESTED in files.config:
+        return "speculators"
+    return "DeepSpec" if files.config.get(MARKOV_RANK) is not None else "z-lab"
 
 
 def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
-    """Read sizes from tensors and settings from config.json. Raises UsageError for anything but version 1."""
-    _refuse_others(files)
+    """Read sizes and settings of canonical files. Raises UsageError for anything but version 1 for this target."""
+    layout = layout_of(files)
+    _refuse_others(files, layout)
     files.need_vocabulary(target)
-    files.need(REQUIRED)
+    files.need(REQUIRED if layout != "DeepSpec" else REQUIRED | {LM_HEAD})
     files.need_equal("num_target_layers", config_int(files.config, "num_target_layers", target.layers), target.layers)
+    files.need_equal("target_hidden_size", config_int(files.config, "target_hidden_size", target.hidden), target.hidden)
     shape = _shape(files)
     files.need_equal("hidden size", shape.width, target.hidden)
-    num_layers = 1 + max(int(match[1]) for name in files.names if (match := re.match(r"layers\.(\d+)\.", name)))
     softcap = _setting(files, "final_logit_softcapping")
     return DFlashSizes(
         shape=shape,
-        layer_masks=tuple(_sight(files, layer) for layer in range(num_layers)),
-        taps=_taps(files, target),
-        block=_whole(files, "block_size", BLOCK),
+        layer_masks=tuple(layer_mask(files, layer, layout) for layer in range(_num_layers(files))),
+        taps=_taps(files, target, layout),
+        block=_whole(files, "block_size", BLOCK.get(layout)),
         mask_token=_mask_token(files, target),
         embed_scale=_number(files, "input_embedding_scale"),
         logit_scale=_number(files, "output_multiplier"),
         softcap=None if not softcap else _number(files, "final_logit_softcapping"),
+        from_root=_from_root(files, layout),
+        vocab=target.vocab,
+        head_rows=_head_rows(files, target),
+        own_embedding=_own_embedding(files, target),
     )
 
 
-def _refuse_others(files: DrafterFiles) -> None:
+def published_plan(files: DrafterFiles, sizes: DFlashSizes) -> TreeShape:
+    """Return the draft that it was made for: a chain of its block, or what speculators' config or an option says."""
+    levels = min(sizes.num_drafts, _speculative_tokens(files) or sizes.num_drafts, MAX_LEVELS)
+    budget = files.options.ddtree
+    return TreeShape.best_first(levels, budget) if budget else TreeShape.chain(levels)
+
+
+def _refuse_others(files: DrafterFiles, layout: Layout) -> None:
     if any(part in name for name in files.names for part in SECOND):
         raise files.fault(f"DFlash 2 ({', '.join(SECOND)}): only DFlash 1 is supported")
-    if unsupported := sorted(OWN_HEAD & files.names):
+    if gemma := sorted(name for name in files.names if any(part in name for part in GEMMA)):
+        raise files.fault(f"{gemma[0]}: blocks of Gemma's kind are not supported, only Llama's and Qwen's")
+    if layout == "z-lab" and (own := sorted({LM_HEAD, "d2t", EMBEDDING} & files.names)):
         raise files.fault(
-            f"DFlash with {', '.join(unsupported)} of its own (speculators): only z-lab's layout is supported"
+            f"{', '.join(own)} of its own, but config.json is that of no layout which has such: need {MARKOV_RANK} "
+            f"(DeepSpec) or {KIND} (speculators)"
         )
+    inner = files.config.get("dflash_config")
+    for key, value in inner.items() if isinstance(inner, Mapping) else ():
+        if key not in SETTINGS and value:
+            raise files.fault(f"dflash_config: {key}={value} is not understood: need one of {', '.join(SETTINGS)}")
+
+
+def _num_layers(files: DrafterFiles) -> int:
+    stored = 1 + max(int(match[1]) for name in files.names if (match := re.match(r"layers\.(\d+)\.", name)))
+    if (said := config_int(files.config, "num_hidden_layers", stored)) != stored:
+        raise files.fault(f"holds {stored} layers: config.json says num_hidden_layers={said}")
+    return stored
 
 
 def _shape(files: DrafterFiles) -> BlockShape:
@@ -69,34 +142,56 @@ def _shape(files: DrafterFiles) -> BlockShape:
     return replace(shape, rope_scaling=rope_scaling(files.config))
 
 
-def _taps(files: DrafterFiles, target: TargetSizes) -> tuple[int, ...]:
+def _taps(files: DrafterFiles, target: TargetSizes, layout: Layout) -> tuple[int, ...]:
     """Return the tapped hidden states, from the option or the config; fc's width must fit their number."""
     taps = files.options.target_layers
     if taps is None:
-        ids = _setting(files, "target_layer_ids")
+        # Layer i's output is hidden_states[i + 1], which begins with the embedding: there, -1 is the embedding.
+        key, offset = ("aux_hidden_state_layer_ids", 0) if layout == "speculators" else ("target_layer_ids", 1)
+        ids = _setting(files, key)
         if not isinstance(ids, list) or not all(type(layer) is int for layer in ids):
-            raise files.fault(f"target_layer_ids={ids}: need the target's layers; give target_layers=I-J-...")
-        # Published ids count layers, hidden_states begins with the embedding: layer i's output is hidden_states[i + 1].
-        taps = tuple(layer + 1 for layer in ids)
+            raise files.fault(f"{key}={ids}: need the target's layers; give target_layers=I-J-...")
+        taps = tuple(layer + offset for layer in ids)
     if wrong := [tap for tap in taps if not 0 <= tap <= target.layers]:
         raise files.fault(f"taps hidden state {wrong[0]}, the target has 0 to {target.layers}: made for another target")
     files.need_equal("width of fc", files.checkpoint.matrix("fc.weight")[1], len(taps) * target.hidden)
-    return tuple(LAST if tap == target.layers else tap for tap in taps)
+    # z-lab's code reads Hugging Face's hidden_states, whose last is normed; the others were trained on layers' outputs.
+    last = LAST if layout == "z-lab" else BEFORE_NORM
+    return tuple(last if tap == target.layers else tap for tap in taps)
 
 
-def _sight(files: DrafterFiles, layer: int) -> LayerMask:
-    config = files.config
-    slides = bool(config.get("use_sliding_window"))
-    types = config.get("layer_types")
-    if isinstance(types, list):
-        if layer >= len(types):
-            raise files.fault(f"layer_types has {len(types)} entries: layer {layer} has none")
-        sliding = types[layer] == SLIDING
-    else:
-        sliding = slides and layer >= config_int(config, "max_window_layers", MAX_WINDOW_LAYERS)
-    causal = config.get("is_causal")
-    window = config_int(config, "sliding_window", 4096) if sliding and slides else None
-    return LayerMask(sliding if causal is None else bool(causal), window)
+def _from_root(files: DrafterFiles, layout: Layout) -> bool:
+    said = _setting(files, "sample_from_anchor")
+    if said is None:
+        return layout == "DeepSpec" or (layout == "speculators" and family_of(files) == "dspark")
+    if type(said) is not bool:
+        raise files.fault(f"sample_from_anchor={said}: need true or false")
+    return said
+
+
+def _head_rows(files: DrafterFiles, target: TargetSizes) -> int:
+    if D2T in files.names:
+        files.need(frozenset({LM_HEAD}))
+    rows, is_own = stored_head(files, target)
+    if (said := config_int(files.config, "draft_vocab_size", rows)) != rows:
+        raise files.fault(f"{LM_HEAD} has {rows} rows: config.json says draft_vocab_size={said}")
+    return rows if is_own else 0
+
+
+def _own_embedding(files: DrafterFiles, target: TargetSizes) -> bool:
+    """Return whether the embedding is in the file: a bundle leaves out one that is the target's."""
+    if EMBEDDING not in files.names:
+        return False
+    files.need_equal(f"rows of {EMBEDDING}", files.checkpoint.matrix(EMBEDDING)[0], target.vocab)
+    return True
+
+
+def _speculative_tokens(files: DrafterFiles) -> int | None:
+    """Return how many tokens speculators' config proposes to draft, if it says so."""
+    proposals = files.config.get("speculators_config")
+    methods = proposals.get("proposal_methods") if isinstance(proposals, Mapping) else None
+    first = methods[0] if isinstance(methods, list) and methods else None
+    return config_int(first, "speculative_tokens") if isinstance(first, Mapping) else None
 
 
 def _mask_token(files: DrafterFiles, target: TargetSizes) -> int:
@@ -108,11 +203,11 @@ def _mask_token(files: DrafterFiles, target: TargetSizes) -> int:
 
 def _setting(files: DrafterFiles, name: str) -> Any:  # Any: raw JSON
     inner = files.config.get("dflash_config")
-    value = inner.get(name) if isinstance(inner, dict) else None
+    value = inner.get(name) if isinstance(inner, Mapping) else None
     return files.config.get(name) if value is None else value
 
 
-def _whole(files: DrafterFiles, name: str, default: int) -> int:
+def _whole(files: DrafterFiles, name: str, default: int | None) -> int:
     return config_int({name: _setting(files, name)}, name, default)
 
 

@@ -4,8 +4,9 @@ server (tap)   hidden states of n target layers -> fc -> hidden_norm = context r
 client         block: root, MASK, MASK, ... -> target's embedding -> layers -> norm -> target's lm_head
                                                                       ^ keys and values: context rows, then the block
 
-Row i of the block predicts the token at its own position, so rows 1, 2, ... give the tokens after the root, each
-independent of the tokens drafted for the others.
+z-lab: row i of the block predicts the token at its own position, so rows 1, 2, ... give the tokens after the root.
+DeepSpec: row i predicts the token after its position, so rows 0, 1, ... give them. Each is independent of the tokens
+drafted for the others. Embedding and lm_head may be the drafter's own.
 """
 
 from __future__ import annotations
@@ -18,30 +19,18 @@ from torch import Tensor, nn
 
 from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm
 from outrider_drafters.blocks.row_buffer import KVCache
+from outrider_drafters.checkpoints.draft_vocabulary import draft_tokens
+from outrider_drafters.families.dflash.layer_masks import LayerMask
 from outrider_proto.errors import UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class LayerMask:
-    """The attention mask of one layer: causal, within a window, both, or none."""
-
-    causal: bool = False
-    window: int | None = None  # in positions, on both sides
-
-    def mask(self, rows: Tensor, columns: Tensor) -> Tensor | None:
-        """Compute the mask [n, m] bool from positions of rows [n] and columns [m]; None if every row sees all."""
-        if not self.causal and self.window is None:
-            return None
-        distance = rows[:, None] - columns
-        seen = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
-        return seen if self.window is None else seen & (distance.abs() < self.window)
 
 
 @dataclass(frozen=True, slots=True)
 class DFlashSizes:
     """Sizes and settings of a drafter. `block` counts the root; `taps` are indices of Hugging Face's hidden_states.
 
-    `embed_scale`, `logit_scale` and `softcap` (of logits; None: none) follow targets that have such. Raises UsageError.
+    `embed_scale`, `logit_scale` and `softcap` (of logits; None: none) follow targets that have such. `from_root`: the
+    root's row drafts, too. `head_rows`: rows of an lm_head of its own (0: it has none), `vocab` of an embedding of its
+    own. Raises UsageError.
     """
 
     shape: BlockShape
@@ -52,23 +41,48 @@ class DFlashSizes:
     embed_scale: float = 1.0
     logit_scale: float = 1.0
     softcap: float | None = None
+    from_root: bool = False
+    vocab: int = 0
+    head_rows: int = 0
+    own_embedding: bool = False
 
     def __post_init__(self) -> None:
-        if self.block < 2:
+        if self.num_drafts < 1:
             raise UsageError(f"block_size={self.block}: need at least 2, the root and one token")
+
+    @property
+    def first_row(self) -> int:
+        """The row of the block that gives the token after the root."""
+        return 0 if self.from_root else 1
+
+    @property
+    def num_drafts(self) -> int:
+        """Number of tokens that a block drafts."""
+        return self.block - self.first_row
 
 
 class DFlash(nn.Module):
     """The trained part; submodules are named as in the published files."""
 
+    d2t: Tensor
+
     def __init__(self, sizes: DFlashSizes) -> None:
         super().__init__()
         width = sizes.shape.width
         self.sizes = sizes
+        self.embed_tokens = nn.Embedding(sizes.vocab, width) if sizes.own_embedding else None
         self.fc = nn.Linear(len(sizes.taps) * width, width, bias=False)
         self.hidden_norm = RMSNorm(width, sizes.shape.eps)
         self.layers = nn.ModuleList(LlamaBlock(sizes.shape) for _ in sizes.layer_masks)
         self.norm = RMSNorm(width, sizes.shape.eps)
+        self.lm_head = nn.Linear(width, sizes.head_rows, bias=False) if sizes.head_rows else None
+        if sizes.head_rows not in (0, sizes.vocab):
+            self.register_buffer("d2t", torch.zeros(sizes.head_rows, dtype=torch.int64))
+
+    @property
+    def draft_tokens(self) -> Tensor | None:
+        """Target ids of lm_head's own rows; None where row i is token i. Raises UsageError for a broken d2t."""
+        return draft_tokens(self.d2t, self.sizes.vocab) if hasattr(self, "d2t") else None
 
     def context(self, hidden: Sequence[Tensor]) -> Tensor:
         """Mix hidden states of the tapped layers, each [n, E], to context rows [n, E]."""
@@ -92,10 +106,10 @@ class DFlash(nn.Module):
         columns = torch.cat((torch.arange(num_context, device=embeds.device), rows))
         rope = self.sizes.shape.rope(rows)
         x = embeds[None]
-        for layer, cache, sight in zip(self._blocks(), caches, self.sizes.layer_masks, strict=True):
+        for layer, cache, layer_mask in zip(self._blocks(), caches, self.sizes.layer_masks, strict=True):
             pairs = zip(cache.first(num_context), layer.keys_values(x, rope), strict=True)
             keys, values = (torch.cat(pair, dim=2) for pair in pairs)
-            x = layer(x, rope, keys, values, sight.mask(rows, columns))
+            x = layer(x, rope, keys, values, layer_mask.mask(rows, columns))
         return self.norm(x[0])  # type: ignore[no-any-return]  # nn.Module's call
 
     def _blocks(self) -> list[LlamaBlock]:

@@ -13,6 +13,11 @@ from outrider_proto.frames import TapInfo
 NAME = "dflash"
 
 
+def is_fused(name: str) -> bool:
+    """True for the tensors that the features' name covers: both sides must hold the same values."""
+    return name.startswith(("fc.", "hidden_norm."))
+
+
 def tap_info(network: DFlash) -> TapInfo:
     """Describe the features, named after the weights that make them and the tapped layers."""
     weights = {"fc": network.fc.weight, "hidden_norm": network.hidden_norm.weight}

@@ -33,7 +33,7 @@ def _load(files: DrafterFiles, target: TargetSizes) -> Eagle3:
     with torch.device("meta"):
         network = Eagle3(sizes)
     files.fill(network, also_known=frozenset({EMBEDDING, D2T, T2D}))
-    check_vocabulary(files, sizes)
+    check_vocabulary(files, sizes.draft_vocab, sizes.vocab)
     return network
 
 

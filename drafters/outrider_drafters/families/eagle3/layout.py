@@ -59,7 +59,7 @@ def sizes_of(files: DrafterFiles, target: TargetSizes) -> Eagle3Sizes:
 
 def _sizes_of(files: DrafterFiles, target: TargetSizes) -> Eagle3Sizes:
     block, layers = _block(files), _layers(files, target)
-    draft_vocab, own_head = _head(files, target)
+    draft_vocab, own_head = stored_head(files, target)
     return Eagle3Sizes(
         block=block,
         vocab=target.vocab,
@@ -77,22 +77,22 @@ def _sizes_of(files: DrafterFiles, target: TargetSizes) -> Eagle3Sizes:
     )
 
 
-def check_vocabulary(files: DrafterFiles, sizes: Eagle3Sizes) -> None:
+def check_vocabulary(files: DrafterFiles, draft_vocab: int, vocab: int) -> None:
     """Raise UsageError if d2t or t2d contradict themselves or each other."""
     if D2T not in files.names:
         return
     with files.naming_errors():
-        _check_maps(files, sizes)
+        _check_maps(files, draft_vocab, vocab)
 
 
-def _check_maps(files: DrafterFiles, sizes: Eagle3Sizes) -> None:
+def _check_maps(files: DrafterFiles, draft_vocab: int, vocab: int) -> None:
     d2t = files.checkpoint.read(D2T)
-    if sizes.draft_vocab == sizes.vocab and not bool(d2t.any()):
+    if draft_vocab == vocab and not bool(d2t.any()):
         # Without a draft vocabulary both maps may keep their initial values, which say nothing.
         return
-    tokens = draft_tokens(d2t, sizes.vocab)
+    tokens = draft_tokens(d2t, vocab)
     if T2D in files.names:
-        check_membership(files.checkpoint.read(T2D), tokens, sizes.vocab)
+        check_membership(files.checkpoint.read(T2D), tokens, vocab)
 
 
 def _canonical(name: str) -> str | None:
@@ -134,7 +134,7 @@ def _layers(files: DrafterFiles, target: TargetSizes) -> tuple[int, ...]:
     return chosen_layers(files.config, files.options.target_layers, target.layers, columns // target.hidden)
 
 
-def _head(files: DrafterFiles, target: TargetSizes) -> tuple[int, bool]:
+def stored_head(files: DrafterFiles, target: TargetSizes) -> tuple[int, bool]:
     """Return the size of the draft vocabulary, and true if lm_head is the file's own."""
     # tie_word_embeddings is no guide: exporters copy it from the target.
     if LM_HEAD in files.names:

@@ -13,6 +13,7 @@ GOLDEN = Path(__file__).parents[3] / "data" / "golden"
 TARGETS = {"eagle2": "target_l4", "eagle3": "target_l8", "moa": "target_tiny"}
 HEADS_TARGET = "target_vicuna_tiny"
 DEEPSPEC = "deepspec_eagle3_3taps"
+BLOCKS = ("dflash_zlab", "dspark_deepspec")
 
 
 def cases(description: str, key: str) -> list[str]:
@@ -58,6 +59,17 @@ def test_deepspec():
     assert report["matches_baseline"]
     assert report["output_ids"] == arrays["sequence_ids"][len(prompt) :]
     assert nodes(report["cycles"][0]) == [*arrays["next_token"], *arrays["greedy0_tokens"]]
+
+
+@pytest.mark.parametrize("case", BLOCKS)
+def test_block_drafters(case):
+    """The first of their rounds begins where the prompt ends."""
+    arrays = {name: array[0].tolist() for name, array in load_file(GOLDEN / case / "golden.safetensors").items()}
+    prompt, drafted = arrays["prompt_ids"], arrays["round0_greedy_tokens"]
+    report = trace(case, "target_l8", prompt, 24, "--levels", len(drafted), "--breadth", 1, "--budget", len(drafted))
+    assert report["matches_baseline"]
+    assert report["output_ids"] == arrays["sequence_ids"][len(prompt) :]
+    assert nodes(report["cycles"][0]) == [*arrays["round0_anchor_token"], *drafted]
 
 
 @pytest.mark.parametrize("case", cases("meta.json", "runs"))
@@ -118,4 +130,4 @@ def leaves(choices: list[list[int]]) -> list[tuple[int, ...]]:
 def test_no_case_is_left_out():
     """Every folder with a drafter is read by one of the tests above."""
     read = {*cases("trace.json", "rounds"), *cases("meta.json", "runs"), *cases("meta.json", "choices")}
-    assert read | {DEEPSPEC} == {path.parent.name for path in GOLDEN.glob("*/drafter")}
+    assert read | {DEEPSPEC, *BLOCKS} == {path.parent.name for path in GOLDEN.glob("*/drafter")}

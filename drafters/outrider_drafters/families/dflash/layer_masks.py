@@ -1,0 +1,82 @@
+"""Which keys a layer's rows see, by config.json: every layout has its own rule for sliding layers.
+
+z-lab         a window on both sides of each row, causal unless is_causal says otherwise
+DeepSpec      none: its code applies no window
+speculators   the root's window for every row of the block, which is causal unless sliding_window_non_causal
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.readers.config import Config, config_int
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+MAX_WINDOW_LAYERS = 28  # Qwen3's default: layers from this one on slide, where any do
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMask:
+    """The attention mask of one layer: causal, within a window, both, or none.
+
+    The window is in positions on both sides of a row, or with `from_root` that of the root, for every row of the block.
+    """
+
+    causal: bool = False
+    window: int | None = None
+    from_root: bool = False
+
+    def mask(self, rows: Tensor, columns: Tensor) -> Tensor | None:
+        """Compute the mask [n, m] bool from positions of rows [n], the root first, and columns [m]; None: no mask."""
+        if not self.causal and self.window is None:
+            return None
+        distance = rows[:, None] - columns
+        seen = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
+        if self.window is None:
+            return seen
+        return seen & (rows[0] - columns <= self.window if self.from_root else distance.abs() < self.window)
+
+
+def layer_mask(files: DrafterFiles, layer: int, layout: str) -> LayerMask:
+    """Return the mask of a layer. Raises UsageError for a kind of layer that its layout's code does not have."""
+    config, slides = files.config, _slides(files, layer)
+    if layout != "z-lab" and config.get("is_causal"):
+        raise files.fault(f"is_causal={config['is_causal']}: blocks of {layout} are not causal")
+    if layout == "z-lab":
+        return _zlab_mask(config, slides)
+    if not slides:
+        return LayerMask()
+    if layout == "DeepSpec":
+        raise files.fault(
+            f"layer_types: layer {layer} is {SLIDING}, of which DeepSpec's code makes nothing: need {FULL}"
+        )
+    return _speculators_mask(config)
+
+
+def _zlab_mask(config: Config, slides: bool) -> LayerMask:
+    causal = config.get("is_causal")
+    window = config_int(config, "sliding_window", 4096) if slides and config.get("use_sliding_window") else None
+    return LayerMask(slides if causal is None else bool(causal), window)
+
+
+def _speculators_mask(config: Config) -> LayerMask:
+    # Qwen3's config drops the window unless use_sliding_window; without one a sliding layer is a full one there.
+    if config.get("use_sliding_window") is False or config.get("sliding_window") is None:
+        return LayerMask()
+    return LayerMask(not config.get("sliding_window_non_causal"), config_int(config, "sliding_window"), from_root=True)
+
+
+def _slides(files: DrafterFiles, layer: int) -> bool:
+    types = files.config.get("layer_types")
+    if not isinstance(types, list):
+        first = config_int(files.config, "max_window_layers", MAX_WINDOW_LAYERS)
+        return bool(files.config.get("use_sliding_window")) and layer >= first
+    if layer >= len(types):
+        raise files.fault(f"layer_types has {len(types)} entries: layer {layer} has none")
+    if types[layer] not in (SLIDING, FULL):
+        raise files.fault(f"layer_types: layer {layer} is {types[layer]}: need {FULL} or {SLIDING}")
+    return bool(types[layer] == SLIDING)

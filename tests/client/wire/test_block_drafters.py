@@ -1,0 +1,45 @@
+"""Block drafters that read several layers through the real server: greedy text is the plain loop's."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider_bench.core.pair import in_process
+from outrider_client import ClientConfig
+from outrider_client.core.events import Cycle
+from outrider_proto.frames import Draft
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+
+NEW = 32
+PROMPT = tuple(range(10, 40))
+
+
+@pytest.fixture(scope="module")
+def plain(golden) -> tuple[int, ...]:
+    return tuple(plain_greedy(Target.load(str(golden / "target_l8")), PROMPT, NEW))
+
+
+@pytest.mark.parametrize("mode", ["stop-and-wait", "proactive"])
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        ("dflash_zlab", ""),
+        ("dflash_zlab", ",ddtree=12"),
+        ("dspark_deepspec", ""),
+        ("dspark_deepspec", ",ddtree=12"),
+        ("dspark_deepspec", ",confidence=0.4"),
+        ("dspark_deepspec", ",ddtree=12,confidence=0.4"),
+    ],
+)
+async def test_greedy_answers_are_the_plain_loops(case, options, mode, golden, plain):
+    target, drafter = golden / "target_l8", f"{golden / case / 'drafter'}{options}"
+    config = ClientConfig(target=target, drafter=drafter, max_new_tokens=NEW, mode=mode)
+    async with in_process(target, config) as pair, pair.client() as client:
+        events = [event async for event in client.generate(PROMPT)]
+        completion = await client.complete(PROMPT)
+    assert completion.token_ids == plain
+    trees = [one.request.tree for one in events if isinstance(one, Cycle) and isinstance(one.request, Draft)]
+    assert any(len(tree) for tree in trees)
+    branches = any(len(set(tree.parents)) < len(tree) for tree in trees)
+    assert branches == ("ddtree" in options)

@@ -1,0 +1,138 @@
+"""DFlash and DSpark of DeepSpec and speculators, every variant, against formulas written out slowly."""
+
+import pytest
+import torch
+from block_forms import CONFIDENT, DRAFTED, FORMS, Place, expected_path, fed, random_target
+from block_formulas import BLOCK, VOCABULARY, WIDTH
+
+from outrider_drafters import TargetWeights, TreeShape, grow_tree, write_draft_vocab
+from outrider_drafters.families.dflash.family import FAMILY as DFLASH
+from outrider_drafters.families.dspark.family import FAMILY as DSPARK
+from outrider_drafters.load import recognize_family
+from outrider_proto.tree import ROOT
+
+
+@pytest.fixture(scope="module")
+def frozen() -> TargetWeights:
+    return random_target()
+
+
+@pytest.fixture
+def place(tmp_path, request) -> Place:
+    return Place(tmp_path / "drafter", FORMS[getattr(request, "param", "vanilla, DeepSpec")])
+
+
+@pytest.mark.parametrize("place", list(FORMS), indirect=True)
+@pytest.mark.parametrize("lacking", [0, 3])
+def test_agrees_with_the_formulas(place, lacking, frozen):
+    """Along two paths of one tree, which share no node."""
+    state, rows = fed(place, frozen, lacking)
+    paths = [[7, 2, 19, 3], [5, 5, 11, 2]]
+    depth = BLOCK - place.form.first
+    assert state.max_levels == depth
+    root = state.root_logits()
+    parents = [[ROOT, ROOT], *([2 * level - 2, 2 * level - 1] for level in range(1, depth - 1))]
+    levels = [state.expand([path[level] for path in paths], each) for level, each in enumerate(parents)]
+    kept = DRAFTED if place.form.few else torch.arange(VOCABULARY)
+    for number, path in enumerate(paths):
+        logits, _ = expected_path(place, rows, path[: depth - 1])
+        ours = torch.stack([torch.as_tensor(root), *(level[number] for level in levels)])
+        torch.testing.assert_close(ours[:, kept], logits, atol=1e-4, rtol=1e-4)
+        assert int(ours.isfinite().sum()) == ours[:, kept].numel()
+
+
+@pytest.mark.parametrize("place", list(FORMS), indirect=True)
+def test_the_family_follows_from_the_heads(place):
+    family = recognize_family(place.files())
+    assert family is (DSPARK if place.form.kind or place.form.confidence else DFLASH)
+
+
+@pytest.mark.parametrize("place", CONFIDENT, indirect=True)
+@pytest.mark.parametrize("threshold", [0.2, 0.5, 0.8])
+def test_a_chain_ends_where_the_confidence_is_less(place, threshold, frozen):
+    """Slot by slot, not by the product; the whole block without a threshold."""
+    state, rows = fed(place, frozen)
+    whole = grow_tree(state, place.load(frozen).plan)
+    assert len(whole) == BLOCK
+    _, confidences = expected_path(place, rows, list(whole.tokens[:-1]))
+    less = (confidences < threshold).flatten().tolist()
+    stopping, _ = fed(place, frozen, options=f",confidence={threshold}")
+    cut = grow_tree(stopping, place.load(frozen).plan)
+    assert cut.tokens == whole.tokens[: less.index(True) if True in less else BLOCK]
+
+
+def test_a_tree_ends_node_by_node(place, frozen):
+    """What the drafter holds likely, in tree_logits, is not cut."""
+    state, rows = fed(place, frozen, options=",confidence=0.5,ddtree=24")
+    tree = grow_tree(state, TreeShape.best_first(BLOCK, 24))
+    whole = fed(place, frozen)[0].tree_logits(tree)
+    torch.testing.assert_close(state.tree_logits(tree), whole)
+    assert whole.isfinite().all()
+    for node in {*tree.parents} - {ROOT}:
+        path, up = [], node
+        while up != ROOT:
+            path.insert(0, tree.tokens[up])
+            up = tree.parents[up]
+        assert float(expected_path(place, rows, path)[1][-1]) >= 0.5
+
+
+@pytest.mark.parametrize("place", ["dflash, DeepSpec", "vanilla, DeepSpec", "rnn, speculators"], indirect=True)
+def test_ddtree_is_the_likeliest_paths_of_all(place, frozen):
+    budget = 12
+    drafter = place.load(frozen, f",ddtree={budget}")
+    assert drafter.plan == TreeShape.best_first(BLOCK, budget)
+    state, rows = fed(place, frozen, options=f",ddtree={budget}")
+    kept = DRAFTED.tolist() if place.form.few else list(range(VOCABULARY))
+    scored: list[tuple[float, tuple[int, ...]]] = []
+    frontier = [(0.0, ())]
+    for _ in range(BLOCK):
+        grown = [
+            (score + gain, (*path, token))
+            for score, path in frontier
+            for gain, token in zip(
+                expected_path(place, rows, [*path])[0][-1].log_softmax(-1).tolist(), kept, strict=True
+            )
+        ]
+        # Of each level the best `budget` are enough: a child is at most as likely as its parent.
+        frontier = sorted(grown, reverse=True)[:budget]
+        scored += frontier
+    tree, paths = grow_tree(state, drafter.plan), []
+    for token, parent in zip(tree.tokens, tree.parents, strict=True):
+        paths.append((token,) if parent == ROOT else (*paths[parent], token))
+    assert set(paths) == {path for _, path in sorted(scored, reverse=True)[:budget]}
+    assert place.load(frozen, ",ddtree=0").plan == TreeShape.chain(BLOCK)
+
+
+@pytest.mark.parametrize("place", ["dflash, DeepSpec", "gated, DeepSpec", "rnn, speculators"], indirect=True)
+def test_a_draft_vocabulary_cuts_head_and_markov_head_alike(place, frozen):
+    write_draft_vocab(place.path, [7, 2, 19, 4])
+    blocks = []
+    for options in ("", ",draft_vocab=all"):
+        state, _ = fed(place, frozen, options=options)
+        blocks.append(torch.stack([torch.as_tensor(state.root_logits()), state.expand([7], [ROOT])[0]]))
+    few, every = blocks
+    own = [2, 7, 19] if place.form.few else [2, 4, 7, 19]
+    assert few.isfinite().any(0).nonzero()[:, 0].tolist() == own
+    torch.testing.assert_close(few[:, own], every[:, own])
+
+
+@pytest.mark.parametrize("place", ["vanilla, speculators"], indirect=True)
+def test_speculators_say_how_much_to_draft(place, frozen):
+    place.config["speculators_config"] = {
+        "algorithm": "dspark",
+        "default_proposal_method": "greedy",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+    }
+    assert place.load(frozen).plan == TreeShape.chain(3)
+
+
+@pytest.mark.parametrize("place", ["vanilla, speculators"], indirect=True)
+def test_an_embedding_that_is_left_out_is_the_targets(place, frozen):
+    with_own = fed(place, frozen)[0].root_logits()
+    place.tensors["embed_tokens.weight"] = frozen.embed.clone()
+    as_target = fed(place, frozen)[0].root_logits()
+    assert not torch.equal(as_target, with_own)
+    place.tensors["verifier_norm.weight"] = torch.ones(WIDTH)  # exported along, and not read
+    drafter = place.load(frozen)
+    del place.tensors["embed_tokens.weight"]
+    assert torch.equal(place.load(frozen).embed, drafter.embed)
