@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from outrider_client.text.tool_calls import Tool, ToolCall, call_schema, calls_in, instructions, response, written
+from outrider_client.text.tool_calls import (
+    Tool,
+    ToolCall,
+    call_schema,
+    calls_in,
+    described,
+    for_template,
+    instructions,
+    written,
+)
 
 ADD = Tool("add", "Add numbers.", {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]})
 WAIT = Tool("wait", "", {})
@@ -55,4 +64,14 @@ def test_what_the_target_reads():
         listed = text.partition("<tools>\n")[2].partition("\n</tools>")[0].splitlines()
         assert [json.loads(line)["function"]["name"] for line in listed] == ["add", "wait"]
         assert ("<tool_call>" in text) != is_must
-    assert response("4") == "<tool_response>\n4\n</tool_response>"
+
+
+def test_what_a_template_gets():
+    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+    assert described(WAIT)["function"] == {"name": "wait", "description": "", "parameters": nothing}
+    assert for_template(CALL, "c1") == {
+        "type": "function",
+        "id": "c1",
+        "function": {"name": "add", "arguments": {"a": 1}},
+    }
+    assert for_template(ToolCall("add", "{a:"), None)["function"]["arguments"] == "{a:"
