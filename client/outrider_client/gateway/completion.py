@@ -218,6 +218,6 @@ async def chunks_of(
 
 def usage_of(completions: Sequence[GatewayCompletion]) -> dict[str, int]:
     """Return the tokens of all answers; a prompt with several counts once."""
-    prompt = sum({id(one.request.prompt): one.prompt_tokens for one in completions}.values())
+    prompt = sum(one.prompt_tokens for one in completions if not one.request.is_repeated)
     completion = sum(one.completion_tokens for one in completions)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

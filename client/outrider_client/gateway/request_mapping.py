@@ -68,6 +68,7 @@ class GenerationRequest:
     tools: tuple[Tool, ...] = ()  # that the answer may call
     tool_chat: ToolChat | None = None  # the prompt, where it has tools or calls and nothing private
     echoed: str | Sequence[int] = ""  # the prompt, where it goes in front of the answer
+    is_repeated: bool = False  # another answer to the prompt of the request before
 
 
 def map_chat_request(body: ChatRequest, headers: Mapping[str, str], defaults: Sampling) -> list[GenerationRequest]:
@@ -116,10 +117,11 @@ def map_completion_request(
 
 def _times(n: int, request: GenerationRequest) -> list[GenerationRequest]:
     """Return the request n times; those that draw at random draw each from a seed of its own."""
-    if "seed" not in request.overrides:
-        return [request] * n
-    seeds = ((request.overrides["seed"] + number) % 2**63 for number in range(n))
-    return [replace(request, overrides={**request.overrides, "seed": seed}) for seed in seeds]
+    overrides: list[Mapping[str, Any]] = [request.overrides] * n  # Any: as above
+    if "seed" in request.overrides:
+        seeds = ((request.overrides["seed"] + number) % 2**63 for number in range(n))
+        overrides = [{**request.overrides, "seed": seed} for seed in seeds]
+    return [replace(request, overrides=each, is_repeated=number > 0) for number, each in enumerate(overrides)]
 
 
 def _generation_request(

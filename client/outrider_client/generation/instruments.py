@@ -1,4 +1,4 @@
-"""Measures one answer, for its statistics and for the controller's decisions: what happens is told here once."""
+"""Measures one answer: what both its statistics and the controller's decisions need is told here, once."""
 
 from __future__ import annotations
 

@@ -120,36 +120,64 @@ class AnswerRules:
     def __init__(self, rules: TokenRules, schemas: SchemaCompiler | None) -> None:
         self.answer_from, self.reads_from = rules.answer_from, rules.reads_from
         self._rules = rules
+        self._in_text, self._in_answer = _Counts(0), _Counts(self.answer_from - self.reads_from)
         self._grammar = None
         if rules.json_schema:
             if schemas is None:
                 raise _bad(_NO_TOKENIZER)
             self._grammar = schemas.grammar(rules.json_schema)
 
-    def applied(self, logits: Tensor, text: Sequence[int]) -> Tensor:
-        """Return the logits [1, vocab] of the token that follows `text`, the tokens from `reads_from` on."""
-        if (penalty := self._rules.repetition_penalty) != 1.0:
-            seen = torch.tensor(sorted(set(text)), device=logits.device)
-            found = logits[:, seen]
-            logits = logits.index_copy(1, seen, torch.where(found > 0, found / penalty, found * penalty))
-        answer = text[self.answer_from - self.reads_from :]
-        return logits + torch.from_numpy(self._biases(answer, logits.shape[1])).to(logits)
+    def applied(self, logits: Tensor, text: Sequence[int], path: Sequence[int] = ()) -> Tensor:
+        """Return the logits [1, vocab] of the token that follows `text`, the tokens from `reads_from` on, and `path`.
 
-    def _biases(self, answer: Sequence[int], vocab_size: int) -> NDArray[np.float32]:
+        The rows of a pass give the same `text`, which is not changed: it is read once.
+        """
+        if (penalty := self._rules.repetition_penalty) != 1.0:
+            seen = torch.from_numpy(self._in_text.of(text, path, logits.shape[1]) > 0).to(logits.device)
+            logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+        return logits + torch.from_numpy(self._biases(text, path, logits.shape[1])).to(logits)
+
+    def _biases(self, text: Sequence[int], path: Sequence[int], vocab_size: int) -> NDArray[np.float32]:
         rules = self._rules
         biases = np.zeros(vocab_size, dtype=np.float32)
         for token, bias in rules.logit_bias:
             biases[token] += bias
         if rules.frequency_penalty or rules.presence_penalty:
-            counts = np.bincount(answer, minlength=vocab_size)
+            counts = self._in_answer.of(text, path, vocab_size)
             biases -= rules.frequency_penalty * counts + rules.presence_penalty * (counts > 0)
         if self._grammar is not None:
+            answer = [*text[self.answer_from - self.reads_from :], *path]
             biases[~self._grammar.next_tokens(answer, vocab_size)] = -np.inf
         return biases
 
     def allowed(self, answer: Sequence[int], tree: DraftTree) -> list[int]:
         """Return the nodes behind the answer so far that may come true, in order."""
         return list(range(len(tree))) if self._grammar is None else self._grammar.allowed(answer, tree)
+
+
+class _Counts:
+    """How often a text has each token, from its token number `first` on; what has changed since is counted alone."""
+
+    # Counted anew for each row of each pass, a long text would hold up all other sessions.
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._text: Sequence[int] = ()
+        self._counts: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def of(self, text: Sequence[int], path: Sequence[int], vocab_size: int) -> NDArray[np.int64]:
+        """Return the counts [vocab] of the text with the path behind it."""
+        if not len(self._counts):
+            self._counts = np.zeros(vocab_size, np.int64)
+        if text is not self._text:
+            same = max(common_prefix_len(self._text, text), self._first)
+            np.subtract.at(self._counts, list(self._text[same:]), 1)
+            np.add.at(self._counts, list(text[same:]), 1)
+            self._text = text
+        counts = self._counts
+        if path:
+            counts = counts.copy()
+            np.add.at(counts, list(path), 1)
+        return counts
 
 
 class _Grammar:

@@ -126,8 +126,7 @@ class RowChoices:
             return self._likeliest[request.first + row]
         logits = self._logits[request.first + row : request.first + row + 1]
         if rules is not None:
-            text = [*request.text, *request.tree.path_tokens(_path_to(request.tree, node))]
-            logits = rules.applied(logits, text)
+            logits = rules.applied(logits, request.text, request.tree.path_tokens(_path_to(request.tree, node)))
         return request.sampler.choose(logits, request.positions[row : row + 1])[0]
 
     def log_probs(self, request: ChoiceRequest) -> Sequence[float]:

@@ -75,6 +75,12 @@ def test_several_prompts(openai, plain, models, stream):
     assert found == [plain(prompt, 9, raw=True)[1] for prompt in PROMPTS for _ in range(2)]
 
 
+def test_equal_prompts_count_each(openai, models):
+    answer = openai.completions.create(model="outrider", prompt=["Q:", "Q:"], max_tokens=2, n=2)
+    assert answer.usage.prompt_tokens == 2 * len(models.encode("Q:", raw=True))
+    assert answer.usage.completion_tokens == 8
+
+
 def test_several_prompts_of_token_ids(openai, plain, models):
     given = [models.encode(prompt, raw=True) for prompt in PROMPTS]
     answer = openai.completions.create(model="outrider", prompt=given, max_tokens=9)

@@ -1,6 +1,7 @@
 """The rules of an answer: every row of a tree as a fresh matcher over its own text has it, and penalties by hand."""
 
 import json
+import random
 
 import numpy as np
 import pytest
@@ -125,6 +126,26 @@ def test_penalties_count_the_answer():
     expected[3] += 1.0 - 0.5
     assert np.array_equal(biases(rules, [5, 6, 5, 3], 10), expected)
     assert rules.allowed([5], DraftTree((5, 3, 3), (-1, 0, 1))) == [0, 1, 2]
+
+
+def test_what_has_been_counted_follows_a_text_that_grows_changes_and_shrinks():
+    """In passes of several rows, of which each has a path of its own."""
+    choice, vocab_size, prompt = random.Random(4), 12, [3, 4, 3]
+    given = TokenRules(repetition_penalty=1.3, frequency_penalty=0.5, presence_penalty=0.25, answer_from=len(prompt))
+    rules, text = AnswerRules(given, None), list(prompt)
+    logits = torch.randn(1, vocab_size, generator=torch.Generator().manual_seed(1))
+    for _ in range(60):
+        text = [
+            *text[: choice.randint(len(prompt), len(text))],
+            *choice.choices(range(vocab_size), k=choice.randint(0, 9)),
+        ]
+        for path in ([], choice.choices(range(vocab_size), k=3), [text[-1]]):
+            whole = [*text, *path]
+            expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([whole]), logits)
+            for token in range(vocab_size):
+                count = whole[len(prompt) :].count(token)
+                expected[0, token] -= 0.5 * count + 0.25 * (count > 0)
+            torch.testing.assert_close(rules.applied(logits, text, path), expected)
 
 
 def test_a_repetition_penalty_is_transformers_own_and_counts_the_prompt():

@@ -34,9 +34,9 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> DFlashDrafter:
     return DFlashDrafter(network, target, info, published_plan(files, network.sizes))
 
 
-def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> DFlashTap:
-    network = load_network(files, target)
-    info = tap_info(network)
+def make_tap(network: DFlash, like: Tensor) -> DFlashTap:
+    """Return the server half, in the type and on the device of `like`."""
+    info = tap_info(network)  # before the cast, as above
     return DFlashTap(network.to(like.device, like.dtype), info)
 
 
@@ -47,7 +47,7 @@ FAMILY = Family(
     trees="chain",
     recognizes=lambda files: family_of(files) == NAME,
     drafter=_load_drafter,
-    tap=_load_tap,
+    tap=lambda files, target, like: make_tap(load_network(files, target), like),
     keep_unquantized=is_fused,
     options=("target_layers", "draft_vocab", "ddtree"),
 )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, cast, get_args
 
 import torch
-from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
-from outrider_drafters.families.dflash.family import MAPS
+from outrider_drafters.families.dflash.family import FAMILY as DFLASH
+from outrider_drafters.families.dflash.family import MAPS, make_tap
 from outrider_drafters.families.dflash.layout import (
     CONFIDENCE_HEAD,
     MARKOV_RANK,
@@ -20,11 +21,10 @@ from outrider_drafters.families.dflash.layout import (
     read_sizes,
 )
 from outrider_drafters.families.dflash.network import DFlashSizes
-from outrider_drafters.families.dflash.tap import DFlashTap, is_fused, tap_info
+from outrider_drafters.families.dflash.tap import tap_info
 from outrider_drafters.families.dspark.drafter import NAME, DSparkDrafter
 from outrider_drafters.families.dspark.network import DSpark, DSparkHeads, MarkovKind
 from outrider_drafters.families.eagle3.layout import check_vocabulary
-from outrider_drafters.families.family import Family
 
 W1 = "markov_head.markov_w1.weight"
 PROJ = "confidence_head.proj.weight"
@@ -79,20 +79,11 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> DSparkDrafter:
     return DSparkDrafter(network, target, info, published_plan(files, network.sizes), threshold)
 
 
-def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> DFlashTap:
-    network = load_network(files, target)
-    info = tap_info(network)
-    return DFlashTap(network.to(like.device, like.dtype), info)
-
-
-FAMILY = Family(
+FAMILY = replace(
+    DFLASH,
     name=NAME,
-    features="hidden states of several target layers, mixed to one row a token",
-    offline="goes on",
-    trees="chain",
     recognizes=lambda files: family_of(files) == NAME,
     drafter=_load_drafter,
-    tap=_load_tap,
-    keep_unquantized=is_fused,
-    options=("target_layers", "draft_vocab", "ddtree", "confidence"),
+    tap=lambda files, target, like: make_tap(load_network(files, target), like),
+    options=(*DFLASH.options, "confidence"),
 )
