@@ -150,6 +150,7 @@ class Relay:
         self.up, self.down = bytearray(), bytearray()
         self.num_open = 0
         self._writers: set[asyncio.StreamWriter] = set()
+        self._handlers: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
 
     async def __aenter__(self) -> Relay:
@@ -160,7 +161,10 @@ class Relay:
     async def __aexit__(self, *error) -> None:
         self.cut()
         self._server.close()
-        await self._server.wait_closed()
+        for handler in self._handlers:
+            handler.cancel()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
+        await asyncio.sleep(0)  # a socket closes in the loop's next round
 
     def cut(self) -> None:
         for writer in self._writers:
@@ -172,13 +176,18 @@ class Relay:
             await self._changed.wait_for(lambda: not self.num_open)
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(*self._upstream)
-        self._writers |= {writer, back}
+        self._handlers.add(asyncio.current_task())
+        ends = {writer}
         self.num_open += 1
         try:
+            there, back = await asyncio.open_connection(*self._upstream)
+            ends.add(back)
+            self._writers |= ends
             await asyncio.gather(_pump(reader, back, self.up), _pump(there, writer, self.down))
         finally:
-            self._writers -= {writer, back}
+            for end in ends:
+                end.close()
+            self._writers -= ends
             self.num_open -= 1
             async with self._changed:
                 self._changed.notify_all()

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 
+from outrider_netsim.core.addresses import Address
+
 
 async def echo(reader, writer):
     with contextlib.suppress(ConnectionError):
@@ -11,6 +13,31 @@ async def echo(reader, writer):
             await writer.drain()
         writer.write_eof()
     writer.close()
+
+
+@contextlib.asynccontextmanager
+async def serving(handler=echo):
+    """Serve `handler` on a free port and give its address. No connection outlives the block.
+
+    A handler that the end of the event loop cancels would leave its socket to the garbage collector, whose warning
+    fails a later test.
+    """
+    handlers = {}
+
+    async def handle(reader, writer):
+        handlers[asyncio.current_task()] = writer
+        await handler(reader, writer)
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield Address(*server.sockets[0].getsockname())
+    finally:
+        server.close()
+        for task, writer in handlers.items():
+            task.cancel()
+            writer.transport.abort()
+        await asyncio.gather(*handlers, return_exceptions=True)
+        await asyncio.sleep(0)  # abort() closes the socket in the loop's next round
 
 
 @contextlib.asynccontextmanager

@@ -5,6 +5,7 @@ import contextlib
 import csv
 
 import pytest
+from echoing import connected, serving
 
 from outrider_netsim import link as link_module
 from outrider_netsim.core.engine_names import BEST_FIRST
@@ -37,39 +38,25 @@ def only_proxy(monkeypatch):
     monkeypatch.setattr(link_module, "_class_of", engines.__getitem__)
 
 
-async def echo(reader, writer):
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(65536):
-            writer.write(data)
-    writer.close()
-
-
 @contextlib.asynccontextmanager
 async def linked(engine, profile=FAST, **options):
     """An echo server behind a link of this engine; skips where the machine does not allow it."""
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    link = Link(profile, "{}:{}".format(*server.sockets[0].getsockname()), engine, seed=1, **options)
-    try:
-        await link.start()
-    except EngineError as error:
-        server.close()
-        pytest.skip(str(error))
-    try:
-        async with asyncio.timeout(30):
+    async with asyncio.timeout(30), serving() as server:
+        link = Link(profile, str(server), engine, seed=1, **options)
+        try:
+            await link.start()
+        except EngineError as error:
+            pytest.skip(str(error))
+        try:
             yield link
-    finally:
-        await link.aclose()
-        server.close()
+        finally:
+            await link.aclose()
 
 
 async def echoed(link, data=b"x"):
-    host, port = link.address.rsplit(":", 1)
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
+    async with connected(link.address) as (reader, writer):
         writer.write(data)
         return await reader.readexactly(len(data))
-    finally:
-        writer.close()
 
 
 def test_auto_prefers_what_is_nearer_to_a_real_link():
@@ -211,17 +198,17 @@ async def replies(reader, writer):
     with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
         while True:
             writer.write(bytes(int.from_bytes(await reader.readexactly(4))))
-    writer.close()
 
 
 async def times_over(engine):
     """A reply of 150 kB after a pause, and a small one asked for in a cut of 1.5 s: from its end. In seconds."""
     loop = asyncio.get_running_loop()
-    server = await asyncio.start_server(replies, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with asyncio.timeout(60), Link(CONSTANT, f"127.0.0.1:{port}", engine) as link:
-        host, _, port = link.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+    async with (
+        asyncio.timeout(60),
+        serving(replies) as server,
+        Link(CONSTANT, str(server), engine) as link,
+        connected(link.address) as (reader, writer),
+    ):
 
         async def ask(size):
             writer.write(size.to_bytes(4))
@@ -241,10 +228,6 @@ async def times_over(engine):
         restored_at = loop.time()
         link.restore()
         recovered = await answer - restored_at
-        writer.close()
-        await writer.wait_closed()
-        await asyncio.sleep(0.3)  # the server's end closes too
-    server.close()
     return sorted(large)[1], recovered
 
 

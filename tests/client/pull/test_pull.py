@@ -110,13 +110,16 @@ class Relay:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
         self._ended.append(asyncio.current_task())
-        there, back = await asyncio.open_connection(*self._target)
-        up = asyncio.create_task(_copy(reader, back, None))
+        ends = [writer]
         try:
-            await _copy(there, writer, next(self._limits, 0))
+            there, back = await asyncio.open_connection(*self._target)
+            ends.append(back)
+            async with asyncio.TaskGroup() as group:
+                up = group.create_task(_copy(reader, back, None))
+                await _copy(there, writer, next(self._limits, 0))
+                up.cancel()
         finally:
-            up.cancel()
-            for end in (back, writer):
+            for end in ends:
                 end.transport.abort()
                 with contextlib.suppress(OSError):
                     await end.wait_closed()

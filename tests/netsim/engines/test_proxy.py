@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from echoing import connected, echo
+from echoing import connected, echo, serving
 
 from outrider_netsim.core.addresses import Address
 from outrider_netsim.core.errors import ProfileError
@@ -23,12 +23,8 @@ SILENCE_S = 0.1  # long against FAST
 @contextlib.asynccontextmanager
 async def linked(profile=FAST, handler=echo, seed=1):
     """A server with `handler` behind a ProxyLink."""
-    server = await asyncio.start_server(handler, "127.0.0.1", 0)
-    try:
-        async with asyncio.timeout(20), ProxyLink(profile, Address(*server.sockets[0].getsockname()), seed) as link:
-            yield link
-    finally:
-        server.close()
+    async with asyncio.timeout(20), serving(handler) as server, ProxyLink(profile, server, seed) as link:
+        yield link
 
 
 async def silent(reader, size=1):
@@ -172,21 +168,20 @@ async def test_a_dead_server_resets_and_the_link_serves_on():
 
 
 async def test_closing_with_connections_open_leaves_no_task():
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    before = asyncio.all_tasks()
-    link = ProxyLink(FAST, Address(*server.sockets[0].getsockname()))
-    await link.start()
-    async with connected(link.address) as (reader, writer):
-        writer.write(b"x")
-        await reader.readexactly(1)
-        link.cut()
-        await link.aclose()
-        await link.aclose()
-        with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""
-    server.close()
-    async with asyncio.timeout(5):
-        await asyncio.gather(*(asyncio.all_tasks() - before))  # the echo server's own
+    async with serving() as server:
+        before = asyncio.all_tasks()
+        link = ProxyLink(FAST, server)
+        await link.start()
+        async with connected(link.address) as (reader, writer):
+            writer.write(b"x")
+            await reader.readexactly(1)
+            link.cut()
+            await link.aclose()
+            await link.aclose()
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        async with asyncio.timeout(5):
+            await asyncio.gather(*(asyncio.all_tasks() - before))  # the echo server's own
 
 
 @pytest.mark.parametrize(("upstream", "port"), [(0, 0), (70_000, 0), (1, -1)])

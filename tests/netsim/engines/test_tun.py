@@ -12,7 +12,7 @@ import time
 from collections import Counter
 
 import pytest
-from echoing import connected, echo
+from echoing import connected, serving
 from pcapng_reader import read_pcapng
 
 from outrider_netsim.core.addresses import Address
@@ -35,18 +35,16 @@ SILENCE_S = 0.1  # long against FAST
 @contextlib.asynccontextmanager
 async def linked(profile=FAST, seed=1, **options):
     """An echo server behind a TunLink."""
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    link = TunLink(profile, Address(*server.sockets[0].getsockname()), seed, **options)
-    try:
-        async with asyncio.timeout(60):
+    async with asyncio.timeout(60), serving() as server:
+        link = TunLink(profile, server, seed, **options)
+        try:
             try:
                 await link.start()
             except EngineError as error:
                 pytest.skip(str(error))
             yield link
-    finally:
-        await link.aclose()
-        server.close()
+        finally:
+            await link.aclose()
 
 
 async def one_echo(link):
@@ -227,7 +225,7 @@ async def test_it_starts_and_ends_again_and_leaves_nothing():
                 await TunLink(FAST, NOWHERE, listen=Address(*link._address)).start()
             await link.aclose()
             await link.aclose()
-    await asyncio.gather(*(asyncio.all_tasks() - before))  # the echo server's own
+    await asyncio.gather(*(asyncio.all_tasks() - before))
 
 
 @pytest.mark.parametrize(("upstream", "port"), [(0, 0), (70_000, 0), (1, -1)])

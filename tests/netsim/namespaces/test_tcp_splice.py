@@ -8,7 +8,7 @@ import struct
 from functools import partial
 
 import pytest
-from echoing import connected, echo
+from echoing import connected, echo, serving
 
 from outrider_netsim.namespaces.tcp_splice import (
     BUFFER_BYTES,
@@ -21,9 +21,8 @@ from outrider_netsim.namespaces.tcp_splice import (
 @contextlib.asynccontextmanager
 async def through_two(handler=echo):
     """Put two splices in a row before a server with `handler`; give the first one and its address."""
-    async with asyncio.timeout(30):
-        server = await asyncio.start_server(handler, "127.0.0.1", 0)
-        far = TcpSplice(local_listener("127.0.0.1", 0), partial(dial_locally, *server.sockets[0].getsockname()))
+    async with asyncio.timeout(30), serving(handler) as server:
+        far = TcpSplice(local_listener("127.0.0.1", 0), partial(dial_locally, *server))
         near = TcpSplice(local_listener("127.0.0.1", 0), partial(dial_locally, "127.0.0.1", far.port))
         await far.start()
         await near.start()
@@ -32,7 +31,6 @@ async def through_two(handler=echo):
         finally:
             await near.aclose()
             await far.aclose()
-            server.close()
 
 
 async def test_bytes_pass_both_ways_intact():
