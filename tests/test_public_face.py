@@ -23,7 +23,7 @@ PUBLIC = {
         LimitsConfig SecurityConfig Server ServerConfig Target TelemetryConfig Verifier load_config
     """,
     "outrider_drafters": """
-        Activations DraftState Drafter DrafterOptions DrafterSource Eagle2 Eagle2Drafter Eagle2Sizes
+        Activations DraftState Drafter DrafterOption DrafterOptions DrafterSource Eagle2 Eagle2Drafter Eagle2Sizes
         Keywords LastHiddenTap LookupDrafter MoA MoADrafter MoASizes MoATap Pace PacedDrafter RoutedDraft
         RoutedDrafter Routing ScoredTree StatelessTap Tap TapState TargetSizes TargetWeights TextDrafter
         TreeChoices TreePlan TreeShape grow_tree load_drafter load_tap pack_kv resolve_dir

@@ -1,6 +1,7 @@
 from .checkpoints.draft_vocabulary import write_draft_vocab
 from .checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
-from .checkpoints.source import DrafterOptions, DrafterSource
+from .checkpoints.options import DrafterOption, DrafterOptions
+from .checkpoints.source import DrafterSource
 from .checkpoints.target_weights import TargetSizes, TargetWeights, resolve_dir
 from .contracts.drafter import Drafter, DraftState
 from .contracts.tap import Activations, LastHiddenTap, StatelessTap, Tap, TapState
@@ -25,6 +26,7 @@ __all__ = [
     "Activations",
     "DraftState",
     "Drafter",
+    "DrafterOption",
     "DrafterOptions",
     "DrafterSource",
     "Eagle2",
