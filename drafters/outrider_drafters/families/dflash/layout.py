@@ -17,7 +17,7 @@ from typing import Any, Literal
 from outrider_drafters.blocks.layers import QK_NORMS, WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.options import TARGET_LAYERS_OPTION, DrafterOption
+from outrider_drafters.checkpoints.options import DDTREE_OPTION, TARGET_LAYERS_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.contracts.tap import BEFORE_NORM, LAST
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreeShape
@@ -27,8 +27,6 @@ from outrider_drafters.families.eagle3.layout import D2T, EMBEDDING, LM_HEAD, NE
 from outrider_drafters.readers.config import config_int
 
 Layout = Literal["z-lab", "DeepSpec", "speculators"]
-
-DDTREE = DrafterOption.whole("ddtree", "nodes of a best-first tree to draft in place of a chain; 0: a chain")
 
 REQUIRED = frozenset(
     {"fc.weight", "hidden_norm.weight", "norm.weight"} | {f"layers.0.{name}" for name in (*WEIGHTS, *QK_NORMS)}
@@ -113,7 +111,7 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
 def published_plan(files: DrafterFiles, sizes: DFlashSizes) -> TreeShape:
     """Return the draft that it was made for: a chain of its block, or what speculators' config or an option says."""
     levels = min(sizes.num_drafts, _speculative_tokens(files) or sizes.num_drafts, MAX_LEVELS)
-    budget = files.options.get(DDTREE)
+    budget = files.options.get(DDTREE_OPTION)
     return TreeShape.best_first(levels, budget) if budget else TreeShape.chain(levels)
 
 
