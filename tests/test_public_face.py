@@ -26,7 +26,7 @@ PUBLIC = {
         Activations DraftState Drafter DrafterOption DrafterOptions DrafterSource Eagle2 Eagle2Drafter Eagle2Sizes
         Keywords LastHiddenTap LookupDrafter MoA MoADrafter MoASizes MoATap Pace PacedDrafter RoutedDraft
         RoutedDrafter Routing ScoredTree StatelessTap Tap TapState TargetSizes TargetWeights TextDrafter
-        TreeChoices TreePlan TreeShape grow_tree load_drafter load_tap pack_kv resolve_dir
+        TreeChoices TreePlan TreeShape check_drafter grow_tree load_drafter load_tap pack_kv resolve_dir
         target_fingerprint tokenizer_fingerprint write_draft_vocab
     """,
     "outrider_netsim": """

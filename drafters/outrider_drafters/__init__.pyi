@@ -20,6 +20,7 @@ from .load import load_drafter, load_tap
 from .routing.keywords import Keywords
 from .routing.routed_drafter import RoutedDraft, RoutedDrafter
 from .routing.rules import Routing
+from .state_checks import check_drafter
 from .trees.grow import ScoredTree, grow_tree
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "TreeChoices",
     "TreePlan",
     "TreeShape",
+    "check_drafter",
     "grow_tree",
     "load_drafter",
     "load_tap",
