@@ -1,4 +1,5 @@
 from .checkpoints.draft_vocabulary import write_draft_vocab
+from .checkpoints.drafter_files import DrafterFiles
 from .checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
 from .checkpoints.options import DrafterOption, DrafterOptions
 from .checkpoints.source import DrafterSource
@@ -12,11 +13,14 @@ from .emulation.pace import Pace
 from .emulation.paced_drafter import PacedDrafter
 from .families.eagle2.drafter import Eagle2Drafter
 from .families.eagle2.network import Eagle2, Eagle2Sizes
+from .families.family import Family
+from .families.feature_drafter import FeatureDrafter, FeatureRows
 from .families.lookup.drafter import LookupDrafter
 from .families.moa.drafter import MoADrafter
 from .families.moa.network import MoA, MoASizes, pack_kv
 from .families.moa.tap import MoATap
 from .load import load_drafter, load_tap
+from .readers.checkpoint import write_model
 from .routing.keywords import Keywords
 from .routing.routed_drafter import RoutedDraft, RoutedDrafter
 from .routing.rules import Routing
@@ -27,12 +31,16 @@ __all__ = [
     "Activations",
     "DraftState",
     "Drafter",
+    "DrafterFiles",
     "DrafterOption",
     "DrafterOptions",
     "DrafterSource",
     "Eagle2",
     "Eagle2Drafter",
     "Eagle2Sizes",
+    "Family",
+    "FeatureDrafter",
+    "FeatureRows",
     "Keywords",
     "LastHiddenTap",
     "LookupDrafter",
@@ -64,4 +72,5 @@ __all__ = [
     "target_fingerprint",
     "tokenizer_fingerprint",
     "write_draft_vocab",
+    "write_model",
 ]
