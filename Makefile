@@ -55,7 +55,7 @@ lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	MYPYPATH=examples $(BIN)/mypy examples/*.py
+	MYPYPATH=examples:examples/toy_drafter $(BIN)/mypy examples/*.py examples/toy_drafter/outrider_toy
 	$(BIN)/lint-imports
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && $(call protoc,"$$fresh") && \
 	for stub in $(STUBS); do \

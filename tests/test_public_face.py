@@ -23,20 +23,22 @@ PUBLIC = {
         LimitsConfig SecurityConfig Server ServerConfig Target TelemetryConfig Verifier load_config
     """,
     "outrider_drafters": """
-        Activations DraftState Drafter DrafterOptions DrafterSource Eagle2 Eagle2Drafter Eagle2Sizes
-        Keywords LastHiddenTap LookupDrafter MoA MoADrafter MoASizes MoATap Pace PacedDrafter RoutedDraft
-        RoutedDrafter Routing ScoredTree StatelessTap Tap TapState TargetSizes TargetWeights TextDrafter
-        TreeChoices TreePlan TreeShape grow_tree load_drafter load_tap pack_kv resolve_dir
-        target_fingerprint tokenizer_fingerprint write_draft_vocab
+        Activations DraftState Drafter DrafterFiles DrafterOption DrafterOptions DrafterSource Eagle2
+        Eagle2Drafter Eagle2Sizes Family FeatureDrafter FeatureRows Keywords LastHiddenTap LookupDrafter MoA
+        MoADrafter MoASizes MoATap Pace PacedDrafter RoutedDraft RoutedDrafter Routing ScoredTree StatelessTap
+        Tap TapState TargetSizes TargetWeights TextDrafter TreeChoices TreePlan TreeShape check_drafter
+        grow_tree load_drafter load_tap pack_kv resolve_dir target_fingerprint tokenizer_fingerprint
+        write_draft_vocab write_model
     """,
     "outrider_netsim": """
         Bursts Direction EngineChoice EngineError EngineName Link LinkStats Outage PROFILES PathStats
         Profile ProfileError VirtualClock VirtualLink parse_outage probe_profile profile_named run_outages
     """,
     "outrider_models": """
-        ChatRunOptions DRAFTERS FAMILIES PAIR RecipeRunOptions Sample Score UserQuestion default_target drafter_dir
-        drafter_source exercises generate get_model make_bundle read_questions score score_all score_by_family
-        shipped_drafters target_dir train
+        Batch ChatRunOptions DRAFTERS FAMILIES Frequencies Length LossOutput PAIR RecipeRunOptions Sample
+        Schedule Score TargetFacts TeacherOutput TrainableDrafter TrainableFamily UserQuestion default_target
+        drafter_dir drafter_source exercises generate get_model make_bundle read_questions score score_all
+        score_by_family shipped_drafters target_dir train
     """,
 }
 HEAVY = ("torch", "transformers", "grpc", "numpy", "scipy", "matplotlib", "presidio_analyzer")

@@ -1,6 +1,8 @@
 from .checkpoints.draft_vocabulary import write_draft_vocab
+from .checkpoints.drafter_files import DrafterFiles
 from .checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
-from .checkpoints.source import DrafterOptions, DrafterSource
+from .checkpoints.options import DrafterOption, DrafterOptions
+from .checkpoints.source import DrafterSource
 from .checkpoints.target_weights import TargetSizes, TargetWeights, resolve_dir
 from .contracts.drafter import Drafter, DraftState
 from .contracts.tap import Activations, LastHiddenTap, StatelessTap, Tap, TapState
@@ -11,25 +13,34 @@ from .emulation.pace import Pace
 from .emulation.paced_drafter import PacedDrafter
 from .families.eagle2.drafter import Eagle2Drafter
 from .families.eagle2.network import Eagle2, Eagle2Sizes
+from .families.family import Family
+from .families.feature_drafter import FeatureDrafter, FeatureRows
 from .families.lookup.drafter import LookupDrafter
 from .families.moa.drafter import MoADrafter
 from .families.moa.network import MoA, MoASizes, pack_kv
 from .families.moa.tap import MoATap
 from .load import load_drafter, load_tap
+from .readers.checkpoint import write_model
 from .routing.keywords import Keywords
 from .routing.routed_drafter import RoutedDraft, RoutedDrafter
 from .routing.rules import Routing
+from .state_checks import check_drafter
 from .trees.grow import ScoredTree, grow_tree
 
 __all__ = [
     "Activations",
     "DraftState",
     "Drafter",
+    "DrafterFiles",
+    "DrafterOption",
     "DrafterOptions",
     "DrafterSource",
     "Eagle2",
     "Eagle2Drafter",
     "Eagle2Sizes",
+    "Family",
+    "FeatureDrafter",
+    "FeatureRows",
     "Keywords",
     "LastHiddenTap",
     "LookupDrafter",
@@ -52,6 +63,7 @@ __all__ = [
     "TreeChoices",
     "TreePlan",
     "TreeShape",
+    "check_drafter",
     "grow_tree",
     "load_drafter",
     "load_tap",
@@ -60,4 +72,5 @@ __all__ = [
     "target_fingerprint",
     "tokenizer_fingerprint",
     "write_draft_vocab",
+    "write_model",
 ]

@@ -1,15 +1,23 @@
-"""Load a drafter's two halves from its source: the client's drafter and the server's tap. Lists all families."""
+"""Load a drafter's two halves from its source: the client's drafter and the server's tap. Knows all families.
+
+A directory belongs to the first family that recognizes it: those that installed packages add, by entry points of the
+group `outrider.drafters` and in the order of their names, then Outrider's own as listed here. The option `family`
+chooses another one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles, join_names
 from outrider_drafters.checkpoints.fingerprint import TARGET_FINGERPRINT_KEY, target_fingerprint
-from outrider_drafters.checkpoints.source import DrafterOptions, DrafterSource
+from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, FAMILY_OPTION, DrafterOption
+from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights, target_sizes
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import Tap
@@ -17,14 +25,15 @@ from outrider_drafters.families.dflash import family as dflash
 from outrider_drafters.families.dspark import family as dspark
 from outrider_drafters.families.eagle2 import family as eagle2
 from outrider_drafters.families.eagle3 import family as eagle3
-from outrider_drafters.families.family import DRAFT_VOCAB_OPTION, Family, like
+from outrider_drafters.families.family import Family, like
 from outrider_drafters.families.hydra import family as hydra
 from outrider_drafters.families.independent import family as independent
 from outrider_drafters.families.lookup import family as lookup
-from outrider_drafters.families.lookup.copying import COPY, CopyingDrafter
+from outrider_drafters.families.lookup.copying import COPY, COPY_OPTION, CopyingDrafter
 from outrider_drafters.families.medusa import family as medusa
 from outrider_drafters.families.moa import family as moa
 from outrider_drafters.families.mtp import family as mtp
+from outrider_drafters.plug_ins import PlugIns
 from outrider_drafters.readers.config import config_int
 from outrider_proto.errors import UsageError
 
@@ -43,6 +52,7 @@ FAMILIES: tuple[Family, ...] = (
     lookup.FAMILY,
     independent.FAMILY,
 )
+PLUG_INS = PlugIns("outrider.drafters", Family, lambda: [family.name for family in FAMILIES])
 
 
 def load_drafter(source: str | Path | DrafterSource, target: TargetWeights) -> Drafter:
@@ -50,12 +60,12 @@ def load_drafter(source: str | Path | DrafterSource, target: TargetWeights) -> D
     family, files = open_drafter(DrafterSource.parse(source))
     if target.directory is not None:
         check_target(files, target.directory)
-    with files.naming_errors():
+    with files.naming_errors(), PLUG_INS.blaming(family.name):
         tokens = draft_vocabulary(family, files, target.sizes.vocab)
         if tokens is not None:
             # As the drafter's own weights: else the head's float32 rows are a third of a level on codes.
             target = target.drafting(tokens, int8=files.checkpoint.holds_codes)
-        drafter, shortest = family.drafter(files, target), files.options.copy
+        drafter, shortest = family.drafter(files, target), files.options.get(COPY_OPTION)
         if shortest is None and files.config.get(COPY) is not None:
             shortest = config_int(files.config, COPY)
         return CopyingDrafter(drafter, shortest) if shortest else drafter
@@ -63,7 +73,7 @@ def load_drafter(source: str | Path | DrafterSource, target: TargetWeights) -> D
 
 def draft_vocabulary(family: Family, files: DrafterFiles, vocab: int) -> tuple[int, ...] | None:
     """Return the tokens that a drafter may draft, the most frequent first; None for all. Raises UsageError."""
-    return files.draft_vocabulary(vocab) if DRAFT_VOCAB_OPTION in family.options else None
+    return files.draft_vocabulary(vocab) if DRAFT_VOCAB_OPTION in family.declared_options else None
 
 
 def load_tap(
@@ -76,7 +86,7 @@ def load_tap(
     family, files = open_drafter(DrafterSource.parse(source))
     check_target(files, target_path)
     sizes = target_sizes(target_path)
-    with files.naming_errors():
+    with files.naming_errors(), PLUG_INS.blaming(family.name):
         return family.tap(files, sizes, like(dtype, device))
 
 
@@ -89,12 +99,17 @@ def open_drafter(source: DrafterSource) -> tuple[Family, DrafterFiles]:
     directory = Path(source.name).expanduser()
     if (bundle := find_bundle(directory)) is not None:
         source = bundle.source(directory, source.options)
-    for family in FAMILIES:
-        if source.name == family.name and not family.needs_files:
-            _check_options(source.options, family, source.name)
-            return family, DrafterFiles.without_files(source)
-    files = DrafterFiles.open(source)
-    return recognize_family(files), files
+    family = family_without_files(source.name)
+    files = DrafterFiles.open(source) if family is None else DrafterFiles.without_files(source)
+    family = recognize_family(files) if family is None else family
+    check_options(files, family)
+    return family, files
+
+
+def family_without_files(name: str) -> Family | None:
+    """Return the family of that name if it needs no files. Raises UsageError for a package's that is broken."""
+    family = _own_family(name) or PLUG_INS.get(name)
+    return None if family is None or family.needs_files else family
 
 
 def check_target(files: DrafterFiles, target: str | Path) -> None:
@@ -108,28 +123,61 @@ def check_target(files: DrafterFiles, target: str | Path) -> None:
 
 def recognize_family(files: DrafterFiles) -> Family:
     """Return the first family that recognizes the files, or the one the options name if it does. Raises UsageError."""
-    chosen = files.options.family
-    if chosen is not None and chosen not in _names():
-        raise UsageError(f"family={chosen}: need one of {', '.join(_names())}")
-    recognized = [family for family in FAMILIES if family.needs_files and family.recognizes(files)]
+    chosen = files.options.get(FAMILY_OPTION)
+    if chosen is not None and chosen not in family_names():
+        raise UsageError(
+            f"family={chosen}: need one of {', '.join(family_names())}, or the package that adds it: install that"
+        )
+    recognized = [family for family in _candidates(chosen) if _recognizes(family, files)]
     if not recognized:
         raise files.fault(
             f"not a drafter directory (architectures={files.config.get('architectures')}); "
-            f"need one of {', '.join(_names())}, but it holds {join_names(sorted(files.names)) or 'no tensors'}"
+            f"need one of {', '.join(family_names())}, but it holds {join_names(sorted(files.names)) or 'no tensors'}"
         )
-    family = next((family for family in recognized if family.name == chosen), recognized[0])
-    _check_options(files.options, family, files.directory)
-    return family
+    return next((family for family in recognized if family.name == chosen), recognized[0])
 
 
-def _check_options(options: DrafterOptions, family: Family, name: str | Path) -> None:
-    if options.family is not None and options.family != family.name:
-        raise UsageError(f"{name}: a drafter of family {family.name}, not {options.family}")
+def check_options(files: DrafterFiles, family: Family) -> None:
+    """Raise UsageError for another family than the options name, or an option that the family does not take."""
+    chosen = files.options.get(FAMILY_OPTION)
+    if chosen not in (None, family.name):
+        raise files.fault(f"a drafter of family {family.name}, not {chosen}")
+    try:
+        files.options.but(family=None).check(family.name, options_of(family))
+    except UsageError as error:
+        raise files.fault(str(error)) from None
+
+
+def options_of(family: Family) -> tuple[DrafterOption[Any], ...]:  # Any: each has values of its own type
+    """Return the options that drafters of a family take, besides `family`."""
     # A family that copies anyway has nothing to copy for.
-    taken = (*family.options, *(() if family.offline == "copies" else ("copy",)))
-    if ignored := sorted(options.chosen().keys() - {"family", *taken}):
-        raise UsageError(f"{name}: option {', '.join(ignored)}: family {family.name} takes {', '.join(taken)}")
+    return (*family.declared_options, *(() if family.offline == "copies" else (COPY_OPTION,)))
 
 
-def _names() -> list[str]:
-    return [family.name for family in FAMILIES]
+def family_names() -> list[str]:
+    """Return the names of all families, in the order in which they are asked."""
+    return [*PLUG_INS.names, *(family.name for family in FAMILIES)]
+
+
+def _candidates(chosen: str | None) -> Iterator[Family]:
+    """Yield the families to ask; of those that packages add, only the one that was chosen, if one was."""
+    if chosen is None:
+        yield from PLUG_INS.usable()
+    elif (family := PLUG_INS.get(chosen)) is not None:
+        yield family
+    yield from FAMILIES
+
+
+def _recognizes(family: Family, files: DrafterFiles) -> bool:
+    if not family.needs_files:
+        return False
+    if files.options.get(FAMILY_OPTION) == family.name:
+        with PLUG_INS.blaming(family.name):
+            return family.recognizes(files)
+    with PLUG_INS.tolerating(family.name):
+        return family.recognizes(files)
+    return False
+
+
+def _own_family(name: str) -> Family | None:
+    return next((family for family in FAMILIES if family.name == name), None)

@@ -17,6 +17,15 @@ from .corpus.check import Score as Score
 from .corpus.check import score as score
 from .corpus.check import score_all as score_all
 from .corpus.check import score_by_family as score_by_family
+from .training.core.family import TrainableFamily as TrainableFamily
+from .training.core.interfaces import Batch as Batch
+from .training.core.interfaces import Frequencies as Frequencies
+from .training.core.interfaces import LossOutput as LossOutput
+from .training.core.interfaces import TargetFacts as TargetFacts
+from .training.core.interfaces import TeacherOutput as TeacherOutput
+from .training.core.interfaces import TrainableDrafter as TrainableDrafter
+from .training.core.rates import Length as Length
+from .training.core.rates import Schedule as Schedule
 from .training.train import ChatRunOptions as ChatRunOptions
 from .training.train import RecipeRunOptions as RecipeRunOptions
 from .training.train import train as train
@@ -25,10 +34,19 @@ __all__ = [
     "DRAFTERS",
     "FAMILIES",
     "PAIR",
+    "Batch",
     "ChatRunOptions",
+    "Frequencies",
+    "Length",
+    "LossOutput",
     "RecipeRunOptions",
     "Sample",
+    "Schedule",
     "Score",
+    "TargetFacts",
+    "TeacherOutput",
+    "TrainableDrafter",
+    "TrainableFamily",
     "UserQuestion",
     "default_target",
     "drafter_dir",

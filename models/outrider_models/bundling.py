@@ -19,11 +19,12 @@ from outrider_drafters.checkpoints.bundle import DRAFTER, Bundle, find_bundle
 from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, select_rows, write_draft_vocab
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
+from outrider_drafters.checkpoints.options import EMBEDDING_OPTION
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights, borrowed_names, resolve_dir
 from outrider_drafters.contracts.drafter import Drafter
-from outrider_drafters.families.family import DRAFT_VOCAB_OPTION, Family
-from outrider_drafters.families.lookup.copying import COPY
+from outrider_drafters.families.family import Family
+from outrider_drafters.families.lookup.copying import COPY, COPY_OPTION
 from outrider_drafters.load import draft_vocabulary, load_drafter, open_drafter
 from outrider_drafters.quantization.quantize import Weights, code_tensors, quantize
 from outrider_drafters.readers.checkpoint import SINGLE, WRITE_ERRORS, Checkpoint
@@ -108,14 +109,14 @@ def _manifest(
     target_weights: TargetWeights,
 ) -> Bundle:
     # The draft vocabulary is a file of the bundle: a path recorded here would be one on this machine.
-    options = {name: value for name, value in source.options.chosen().items() if name != DRAFT_VOCAB_OPTION}
+    options = source.options.but(draft_vocab=None, family=family.name).given()
     return Bundle(
         weights=weights,
         target=Path(name).name,
         target_fingerprint=target_fingerprint(target),
         tokenizer_fingerprint=tokenizer_fingerprint(target),
         drafter=DRAFTER if family.needs_files else family.name,
-        options={**options, "family": family.name},
+        options=options,
         tap=asdict(loaded.tap),
         sizes=asdict(target_weights.sizes),
         made_by={package: version(package) for package in ("outrider", "torch")},
@@ -181,7 +182,7 @@ def _write_drafter(
 ) -> None:
     """Write the drafter's tensors under their own names, without a copy of the target's embedding."""
     out.mkdir()
-    config, copy = dict(files.config), files.options.copy
+    config, copy = dict(files.config), files.options.get(COPY_OPTION)
     if copy is not None:
         config[COPY] = copy or None
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -190,7 +191,7 @@ def _write_drafter(
             shutil.copyfile(extra, out / extra.name)
     if tokens is not None:
         write_draft_vocab(out, tokens)
-    unused = files.options.embedding == "target" or _same(files.checkpoint, target_weights.embed)
+    unused = files.options.get(EMBEDDING_OPTION) == "target" or _same(files.checkpoint, target_weights.embed)
     names = set(files.names) - ({EMBEDDING} if unused else set())
     kept: Packing = lambda name, tensor: {name: tensor} if family.keep_unquantized(name) else packed(name, tensor)  # noqa: E731
     _save(files.checkpoint, names, _with_rows(kept, tokens, target_weights.sizes.vocab, family.is_head), out)

@@ -178,10 +178,14 @@ def test_another_family_than_was_asked_for_is_refused(golden):
 @pytest.mark.parametrize(
     ("drafter", "target", "takes"),
     [
-        ("moa_tli0/drafter,rope_theta=5", "target_tiny", "moa takes tli"),
-        ("eagle2_llama/drafter,target_layers=1-2", "target_l4", "eagle2 takes rope_theta, embedding"),
+        ("moa_tli0/drafter,rope_theta=5", "target_tiny", "option rope_theta: family moa takes tli"),
+        (
+            "eagle2_llama/drafter,target_layers=1-2",
+            "target_l4",
+            r"eagle2 takes rope_theta \(a number above 0\), emb",
+        ),
         ("medusa_v01/drafter,tli=1", "target_vicuna_tiny", "medusa takes draft_vocab"),
-        ("hydra_mlp/drafter,embedding=own", "target_vicuna_tiny", "hydra takes rope_theta"),
+        ("hydra_mlp/drafter,embedding=own", "target_vicuna_tiny", "family hydra takes rope_theta"),
         ("target_vicuna_tiny,rope_theta=5", "target_tiny", "independent takes tie_to_target"),
     ],
 )

@@ -20,8 +20,8 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from outrider_drafters.checkpoints.bundle import DRAFTER, MANIFEST, find_bundle
-from outrider_drafters.checkpoints.source import DrafterOptions
-from outrider_drafters.load import FAMILIES
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.load import family_without_files, open_drafter
 from outrider_proto.bundles import BundleFile, BundleManifest
 from outrider_proto.errors import Reason, UsageError, Violation
 
@@ -209,10 +209,11 @@ def check_bundle(directory: Path, manifest: BundleManifest) -> None:
     try:
         bundle = find_bundle(directory)
         assert bundle is not None
-        bundle.source(directory, DrafterOptions())
         found = (bundle.target_fingerprint, bundle.tokenizer_fingerprint, bundle.tap["fingerprint"])
         listed = {MANIFEST, *bundle.files} == {file.name for file in manifest.files}
-        elsewhere = bundle.drafter not in {DRAFTER, *(family.name for family in FAMILIES if not family.needs_files)}
+        elsewhere = bundle.drafter != DRAFTER and family_without_files(bundle.drafter) is None
+        if not elsewhere:
+            open_drafter(DrafterSource(str(directory)))
     except (UsageError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Violation(Reason.MALFORMED_FRAME, f"the server's bundle cannot be used: {error}") from error
     if found != (manifest.target_fingerprint, manifest.tokenizer_fingerprint, manifest.tap) or not listed:

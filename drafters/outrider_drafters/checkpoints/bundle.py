@@ -19,7 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from outrider_drafters.checkpoints.source import DrafterOptions, DrafterSource
+from outrider_drafters.checkpoints.options import DrafterOptions
+from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.readers.config import read_json
 from outrider_proto.errors import UsageError
 
@@ -52,7 +53,7 @@ class Bundle:
     target_fingerprint: str
     tokenizer_fingerprint: str
     drafter: str
-    options: Mapping[str, Any]  # DrafterOptions' fields, those that were given
+    options: Mapping[str, Any]  # as given to DrafterOptions
     tap: Mapping[str, Any]  # TapInfo's fields
     sizes: Mapping[str, Any]  # TargetSizes' fields
     made_by: Mapping[str, str]
@@ -61,8 +62,7 @@ class Bundle:
     def source(self, directory: Path, given: DrafterOptions) -> DrafterSource:
         """Return the source of this bundle's drafter; `given` options take precedence over recorded ones."""
         name = str(directory / DRAFTER) if self.drafter == DRAFTER else self.drafter
-        recorded = {key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()}
-        return DrafterSource(name, DrafterOptions(**{**recorded, **given.chosen()}))
+        return DrafterSource(name, DrafterOptions(**{**self.options, **given.given()}))
 
     def write(self, directory: Path) -> None:
         """Record the files in `directory` and write bundle.json, which makes it a bundle."""

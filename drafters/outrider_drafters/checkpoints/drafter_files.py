@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from outrider_drafters.checkpoints import eagle3_gguf
 from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, read_draft_vocab
-from outrider_drafters.checkpoints.source import DrafterOptions, DrafterSource
+from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, DrafterOptions
+from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetSizes, resolve_dir
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_drafters.readers.config import Config, config_int, read_config
@@ -88,7 +89,7 @@ class DrafterFiles:
 
     def draft_vocabulary(self, vocab: int) -> tuple[int, ...] | None:
         """Return the tokens that may be drafted, the most frequent first; None if nothing restricts them."""
-        chosen, own = self.options.draft_vocab, self._own_draft_vocab
+        chosen, own = self.options.get(DRAFT_VOCAB_OPTION), self._own_draft_vocab
         if isinstance(chosen, str):
             file = self.options.draft_vocab_file
             return None if file is None else read_draft_vocab(file, vocab)

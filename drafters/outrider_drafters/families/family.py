@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.options import SHARED, DrafterOption
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import Tap
 
-DRAFT_VOCAB_OPTION = "draft_vocab"  # the option of families whose heads TargetWeights.draft_tokens restricts
 Offline = Literal["goes on", "as far as its heads", "copies"]
 Trees = Literal["dynamic", "fixed choices", "chain"]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family, declared in its own package and listed in load.FAMILIES.
+    """One family, declared in its own package and listed in load.FAMILIES, or by a package's entry point.
 
     `features` says what it reads of the target, `offline` how it goes on without one, `trees` what it drafts unless
     told otherwise. `recognizes` looks at names and configuration only; it is not called for a family that needs no
@@ -29,7 +29,8 @@ class Family:
     take the type and device of the tensor given, and None is the tap of a family without features.
     `keep_unquantized` selects the tensors that an edge bundle must store as they are: those that the tap's fingerprint
     covers. `is_head` selects those with a row for every token: a bundle with a draft vocabulary stores its rows alone.
-    `options` names the fields of DrafterOptions that it reads besides `family`; others are refused.
+    `options` are those that it reads besides `family`; others are refused. One of options.SHARED may be given by its
+    name. A family whose heads TargetWeights.draft_tokens restricts has `draft_vocab` among them.
     """
 
     name: str
@@ -42,7 +43,11 @@ class Family:
     needs_files: bool = True
     keep_unquantized: Callable[[str], bool] = lambda name: False
     is_head: Callable[[str], bool] = lambda name: False
-    options: tuple[str, ...] = ()
+    options: tuple[DrafterOption[Any] | str, ...] = ()  # Any: each has values of its own type
+
+    @property
+    def declared_options(self) -> tuple[DrafterOption[Any], ...]:
+        return tuple(SHARED[option] if isinstance(option, str) else option for option in self.options)
 
 
 def like(dtype: torch.dtype, device: torch.device | str) -> Tensor:

@@ -2,7 +2,7 @@
 
 The heads read the same tokens and features and share embedding and lm_head; fc and block are stacked. One cache serves
 all: text rows belong to every head, draft rows to the heads that drafted them, and each head's mask hides the others'.
-eagle2.PairState is the plain form and explains the rows.
+feature_drafter.FeatureState is the plain form and explains the rows.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class BatchedHeadsState(WithTokenState):
         self._outputs = RowBuffer(heads.num_heads, width=heads.tap.width, dtype=dtype, device=self._device)
         # Per head and draft row: its ancestors and itself, as rows common to all heads.
         self._lines: list[list[list[int]]] = []
-        self._num_true = 0  # as in PairState
+        self._num_true = 0  # as in FeatureState
         self._num_text_rows = 0
         self._next_token = 0
         self._output: Tensor | None = None  # [heads, 1, E] of the last text row

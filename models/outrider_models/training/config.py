@@ -14,7 +14,7 @@ from outrider_models.training.core.interfaces import TargetFacts
 from outrider_models.training.core.rates import Length, Rates, Schedule
 from outrider_models.training.data.chat_file import ChatSettings
 from outrider_models.training.data.corpus import CorpusSettings
-from outrider_models.training.families import TRAINABLE_FAMILIES, trainable_family
+from outrider_models.training.families import trainable_family, trainable_names
 from outrider_models.training.target import TargetShape
 from outrider_proto.errors import UsageError
 
@@ -105,8 +105,8 @@ def parse_recipe(table: Table) -> TrainConfig:
     Raises UsageError that names the key.
     """
     kind = table.get("kind")
-    if kind not in (TARGET, *TRAINABLE_FAMILIES):
-        raise UsageError(f"recipe: kind={kind!r}: choose one of target, {', '.join(TRAINABLE_FAMILIES)}")
+    if kind not in (TARGET, *trainable_names()):
+        raise UsageError(f"recipe: kind={kind!r}: choose one of target, {', '.join(trainable_names())}")
     if missing := [name for name in ("stream", "rates") if name not in table]:
         raise UsageError(f"recipe: missing keys {', '.join(missing)}")
     rest = {name: value for name, value in table.items() if name not in ("kind", "stream", "rates")}

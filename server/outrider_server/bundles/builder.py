@@ -23,7 +23,7 @@ from typing import get_args
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import resolve_dir
-from outrider_drafters.load import FAMILIES
+from outrider_drafters.load import family_without_files
 from outrider_drafters.quantization.quantize import Weights
 from outrider_proto.bundles import BundleFile, BundleManifest
 from outrider_proto.errors import UsageError
@@ -154,5 +154,5 @@ def _files(name: str) -> Iterator[Path]:
     path = Path(name).expanduser()
     if path.is_file():
         yield path.resolve()
-    elif not any(family.name == name and not family.needs_files for family in FAMILIES):
+    elif family_without_files(name) is None:
         yield from (file.resolve() for file in resolve_dir(name).rglob("*") if file.is_file())

@@ -368,7 +368,7 @@ async def test_a_manifest_that_does_not_fit(liar, tmp_path, of, change, message)
         ({"options": {"unknown": 1}}, "cannot be used"),
         ({"target_fingerprint": "0"}, "not the one in its manifest"),
         ({"tap": {}}, "cannot be used"),
-        ({"drafter": ["drafter"]}, "cannot be used"),
+        ({"drafter": ["drafter"]}, "a drafter outside of it"),
         ({"version": 9}, "not an edge bundle of version 1"),
         ({"files": {}}, "not the one in its manifest"),
     ],

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from outrider_drafters import TargetWeights, load_drafter, load_tap
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.source import DrafterOptions, DrafterSource
+from outrider_drafters.checkpoints.options import DrafterOptions
+from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
 from outrider_drafters.families.eagle3.layout import canonical
 from outrider_drafters.readers.checkpoint import Checkpoint

@@ -2,7 +2,20 @@
 
 import pytest
 
-from outrider_drafters.checkpoints.source import DrafterOptions, DrafterSource
+from outrider_drafters.checkpoints.options import (
+    DRAFT_VOCAB_OPTION,
+    EMBEDDING_OPTION,
+    ROPE_THETA_OPTION,
+    TARGET_LAYERS_OPTION,
+    DrafterOption,
+    DrafterOptions,
+)
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.families.dspark.family import CONFIDENCE
+from outrider_drafters.families.eagle3.layout import NORM_OUTPUT
+from outrider_drafters.families.lookup.copying import COPY_OPTION
+from outrider_drafters.families.lookup.family import LONGEST
+from outrider_drafters.families.moa.family import TLI
 from outrider_proto.errors import UsageError
 
 
@@ -11,9 +24,12 @@ def test_a_name_alone_has_no_options():
 
 
 def test_options_follow_the_name():
-    options = DrafterOptions(tli=1, embedding="own", norm_output=False, target_layers=(2, 4, 5), rope_theta=1e4)
     text = "some/dir,tli=1,embedding=own,norm_output=false,target_layers=2-4-5,rope_theta=1e4"
-    assert DrafterSource.parse(text) == DrafterSource("some/dir", options)
+    source = DrafterSource.parse(text)
+    options = [TLI, EMBEDDING_OPTION, NORM_OUTPUT, TARGET_LAYERS_OPTION, ROPE_THETA_OPTION, COPY_OPTION]
+    assert [source.options.get(option) for option in options] == [1, "own", False, (2, 4, 5), 1e4, None]
+    given = DrafterOptions(tli=1, embedding="own", norm_output=False, target_layers=(2, 4, 5), rope_theta="1e4")
+    assert source == DrafterSource("some/dir", given)
 
 
 @pytest.mark.parametrize(("text", "value"), [("8192", 8192), ("all", "all"), ("some/vocab.json", "some/vocab.json")])
@@ -29,23 +45,48 @@ def test_a_path_that_exists_is_taken_whole(tmp_path):
     assert DrafterSource.parse(odd) == DrafterSource(str(odd))
 
 
+@pytest.mark.parametrize("pair", ["tli", "=1", "not-a-name=1", ""])
+def test_what_is_no_option_is_refused(pair):
+    with pytest.raises(UsageError, match="need KEY=VALUE"):
+        DrafterSource.parse(f"d,{pair}")
+
+
 @pytest.mark.parametrize(
-    ("text", "needed"),
+    ("option", "text", "needed"),
     [
-        ("d,tli", "KEY=VALUE"),
-        ("d,tli=", "a whole number"),
-        ("d,tli=-1", "a whole number"),
-        ("d,who=1", "KEY=VALUE"),
-        ("d,embedding=mine", "own or target"),
-        ("d,norm_output=yes", "true or false"),
-        ("d,target_layers=2-x", "whole numbers such as"),
-        ("d,rope_theta=big", "a number above 0"),
-        ("d,rope_theta=0", "a number above 0"),
-        ("d,rope_theta=nan", "a number above 0"),
-        ("d,draft_vocab=", "a file, a number of tokens"),
-        ("d,draft_vocab=00", "a file, a number of tokens"),
+        (TLI, "", "a whole number of at least 0"),
+        (TLI, "-1", "a whole number of at least 0"),
+        (LONGEST, "0", "a whole number of at least 1"),
+        (EMBEDDING_OPTION, "mine", "own or target"),
+        (NORM_OUTPUT, "yes", "true or false"),
+        (TARGET_LAYERS_OPTION, "2-x", "whole numbers such as"),
+        (ROPE_THETA_OPTION, "big", "a number above 0"),
+        (ROPE_THETA_OPTION, "0", "a number above 0"),
+        (ROPE_THETA_OPTION, "nan", "a number above 0"),
+        (CONFIDENCE, "1.5", "a number from 0 to 1"),
+        (DRAFT_VOCAB_OPTION, "", "a file, a number of tokens"),
+        (DRAFT_VOCAB_OPTION, "00", "a file, a number of tokens"),
+        (DrafterOption.whole("width", "", 2, 4), "5", "a whole number from 2 to 4"),
     ],
 )
-def test_an_option_that_is_none_is_refused(text, needed):
-    with pytest.raises(UsageError, match=f"drafter option '{text[2:]}': need {needed}"):
-        DrafterSource.parse(text)
+def test_a_value_that_an_option_does_not_take_is_refused(option, text, needed):
+    with pytest.raises(UsageError, match=f"drafter option '{option.name}={text}': need {needed}"):
+        DrafterOptions(**{option.name: text}).get(option)
+
+
+def test_an_unknown_option_is_refused_with_those_that_exist():
+    options = DrafterOptions(tli=1, breath=2)
+    with pytest.raises(UsageError, match=r"option breath: family moa takes tli \(a whole number of at least 0\)"):
+        options.check("moa", [TLI])
+    options.but(breath=None).check("moa", [TLI])
+
+
+def test_options_have_names_that_can_be_written():
+    with pytest.raises(UsageError, match="drafter option 'a-b': need a name"):
+        DrafterOption.switch("a-b", "")
+
+
+def test_any_name_can_be_given_and_options_compare_by_what_is_written():
+    assert DrafterSource.parse("d,self=1").options == DrafterOptions(**{"self": 1})
+    assert hash(DrafterOptions(a=1, b=2)) == hash(DrafterOptions(b="2", a="1"))
+    assert DrafterOptions(a=1) != DrafterOptions(a=2)

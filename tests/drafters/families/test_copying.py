@@ -5,9 +5,6 @@ import shutil
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from text_edits import edited, edits_of
 
 from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter
 from outrider_drafters.contracts.drafter import UNLIMITED
@@ -21,7 +18,6 @@ from outrider_proto.tree import DraftTree
 SHORTEST = 3
 REPEATS = [1, 2, 3, 4, 5, 6, 1, 2, 3]  # its last three tokens occurred before, and 4 5 6 1 ... followed
 NEW = [1, 2, 3, 4, 5, 6, 2, 3]  # only its last two did
-texts = st.lists(st.integers(0, 4), min_size=1, max_size=24)
 
 
 @pytest.fixture(scope="session")
@@ -64,16 +60,6 @@ def test_several_texts_are_drafted_together(inner):
     assert [growth.drafted().tree for growth in growths] == [
         grow_tree(state_of(drafter, text), shape) for text in texts
     ]
-
-
-@given(tokens=texts, edits=edits_of(texts))
-def test_equals_a_fresh_state_after_any_edits(inner, tokens, edits):
-    drafter = CopyingDrafter(inner, SHORTEST)
-    state = drafter.new_state()
-    for told in edited(state, tokens, edits):
-        fresh = drafter.new_state()
-        fresh.append(told)
-        assert grow_tree(state, TreeShape.chain(3)) == grow_tree(fresh, TreeShape.chain(3))
 
 
 def test_what_it_holds_likely_is_the_inner_drafters_view(inner):

@@ -16,17 +16,17 @@ from outrider_drafters import (
     grow_tree,
     load_drafter,
 )
-from outrider_drafters.families.eagle2 import pair_state
+from outrider_drafters.families import feature_drafter
 from outrider_drafters.families.eagle2.drafter import TOLERANT_STEPS, Eagle2Drafter
 from outrider_drafters.families.eagle2.network import STEPS
-from outrider_drafters.families.eagle2.pair_state import PairState
+from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_proto.tree import ROOT
 
 SETTINGS = [(24, 4, 6), (60, 7, 10), (5, 3, 1)]  # total_token, depth, top_k
 
 
 @pytest.fixture
-def state(eagle_case) -> PairState:
+def state(eagle_case) -> FeatureState:
     """The prompt and the first token after it, with the prompt's features."""
     arrays = eagle_case.arrays
     state = eagle_case.drafter.new_state()
@@ -88,7 +88,7 @@ def test_rows_of_a_verdict_in_one_pass_are_those_in_two(layers, eagle_case, monk
         return torch.stack(made)
 
     together = logits()
-    monkeypatch.setattr(pair_state, "_FEW_ROWS", 0)
+    monkeypatch.setattr(feature_drafter, "_FEW_ROWS", 0)
     close(together, logits())
 
 

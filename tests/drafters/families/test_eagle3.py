@@ -16,9 +16,9 @@ from outrider_drafters import (
     load_tap,
 )
 from outrider_drafters.contracts.tap import Activations
-from outrider_drafters.families.eagle2.pair_state import PairState
 from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
 from outrider_drafters.families.eagle3.tap import Eagle3Tap
+from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_proto.tree import ROOT
 
 SETTINGS = [(24, 4, 6), (60, 7, 10), (5, 3, 1)]  # total_token, depth, top_k
@@ -42,7 +42,7 @@ class Case:
         empty = torch.empty(0)
         return self.tap.rows(Activations(empty, empty, dict(zip((2, 4, 5), states, strict=True))))
 
-    def prompted(self) -> PairState:
+    def prompted(self) -> FeatureState:
         state = self.drafter.new_state()
         state.append([*self.arrays["prompt_ids"][0].tolist(), *self.arrays["next_token"][0].tolist()])
         state.add_features(0, self.features())
@@ -174,7 +174,7 @@ def deepspec(golden) -> tuple[Eagle3Drafter, Eagle3Tap, dict[str, Tensor]]:
     return drafter, tap, load_file(directory / "golden.safetensors")
 
 
-def deepspec_state(deepspec) -> PairState:
+def deepspec_state(deepspec) -> FeatureState:
     """The prompt with its features, fused by the tap from the published hidden states."""
     drafter, tap, arrays = deepspec
     assert tap.hidden_layers == (2, 4, 7)

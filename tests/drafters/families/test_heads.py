@@ -79,31 +79,11 @@ def test_behind_a_prefix_layer_the_roots_own_feature_waits(tiny_drafters, rows):
     assert both.max_levels == older.max_levels + 1
 
 
-def test_a_rollback_finds_the_feature_before(drafter, rows):
-    state, fresh = drafter.new_state(), drafter.new_state()
-    state.append([*TOKENS, 7, 7, 7])
-    for position in (3, 6):
-        state.add_features(position, rows[position % 6][None])
-    state.rollback(5)
-    assert state.num_features == 4
-    fresh.append(TOKENS[:5])
-    fresh.add_features(3, rows[3:4])
-    torch.testing.assert_close(state.root_logits(), fresh.root_logits())
-
-
 def test_what_is_older_than_the_newest_is_not_taken(drafter, rows):
     state = told(drafter, rows, 4, 3)
     before = state.root_logits()
     state.add_features(2, torch.full((3, 16), 1e9))
     torch.testing.assert_close(state.root_logits(), before)
-
-
-def test_features_that_come_while_drafting_wait_for_the_next_root(drafter, rows):
-    state, twin = told(drafter, rows, 3), told(drafter, rows, 3)
-    for each in (state, twin):
-        each.root_logits()
-    state.add_features(4, rows[4:5])
-    torch.testing.assert_close(state.expand([5], [ROOT]), twin.expand([5], [ROOT]))
 
 
 def test_hydra_reads_a_nodes_own_path_and_medusa_none(tiny_drafters, rows):
@@ -137,17 +117,6 @@ def test_misuse_is_refused(drafter):
     with pytest.raises(UsageError, match="rollback to 4 tokens: there are 3"):
         state.rollback(4)
     assert (state.num_tokens, state.num_features) == (3, 0)
-
-
-def test_a_long_text_outgrows_the_buffer(drafter):
-    rows = torch.randn(300, 16, generator=torch.Generator().manual_seed(2))
-    state, fresh = drafter.new_state(), drafter.new_state()
-    state.append([index % 23 for index in range(301)])
-    for position in range(300):
-        state.add_features(position, rows[position : position + 1])
-    fresh.append([index % 23 for index in range(301)])
-    fresh.add_features(299, rows[299:])
-    torch.testing.assert_close(state.root_logits(), fresh.root_logits())
 
 
 @pytest.mark.parametrize(("num_heads", "num_paths"), [(1, 10), (2, 38), (3, 61), (4, 63), (5, 63)])

@@ -20,7 +20,7 @@ from outrider_drafters.contracts.drafter import UNLIMITED, Drafter
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.families.eagle2.network import Eagle2, Eagle2Sizes
-from outrider_drafters.families.eagle2.pair_state import PairState
+from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_drafters.trees.tree_tuner import TreeTuner
 from outrider_proto.errors import Reason
@@ -319,9 +319,9 @@ def test_sessions_are_drafted_for_in_one_pass_where_the_drafter_can(truth, tmp_p
     eagle = Eagle2(Eagle2Sizes(hidden=32, heads=4, kv_heads=2, head_dim=8, mlp=48))
     eagle.export(tmp_path / "eagle", target_sizes(tmp_path))
     (drafter,) = load_drafters(Target.load(str(tmp_path)), tmp_path, [tmp_path / "eagle"])
-    sizes, together = [], PairState.expand_together
+    sizes, together = [], FeatureState.expand_together
     monkeypatch.setattr(
-        PairState, "expand_together", staticmethod(lambda levels: sizes.append(len(levels)) or together(levels))
+        FeatureState, "expand_together", staticmethod(lambda levels: sizes.append(len(levels)) or together(levels))
     )
     assert [text_of(verdicts) for verdicts in decoded(drafter, 3, 8)] == [truth[:8]] * 3
     assert sizes[:3] == [3, 3, 3]

@@ -15,6 +15,7 @@ from outrider_bench.core.prompts import QuestionSource
 from outrider_client.core.events import Cycle
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.families.moa.family import TLI
 from outrider_models.core.embedded import drafter_source
 from outrider_proto.errors import UsageError, Violation
 from outrider_proto.frames import Draft, Sampling
@@ -110,11 +111,11 @@ def read_source(drafter: str, tli: int | None) -> DrafterSource:
     source = DrafterSource.parse(drafter_source(drafter))
     if tli is None:
         return source
-    if source.options.tli not in (None, tli):
-        raise UsageError(f"tli={tli}, but drafter {drafter} has {source.options.tli}: give only one")
+    if (given := source.options.get(TLI)) not in (None, tli):
+        raise UsageError(f"tli={tli}, but drafter {drafter} has {given}: give only one")
     if tli < 0:
         raise UsageError(f"tli={tli}: need 0 or more")
-    return replace(source, options=replace(source.options, tli=tli))
+    return replace(source, options=source.options.but(tli=tli))
 
 
 def read_token_ids(text: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.options import DDTREE_OPTION, DRAFT_VOCAB_OPTION, TARGET_LAYERS_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.families.dflash.drafter import DFlashDrafter
 from outrider_drafters.families.dflash.layout import canonical, family_of, published_plan, read_sizes
@@ -49,5 +50,5 @@ FAMILY = Family(
     drafter=_load_drafter,
     tap=lambda files, target, like: make_tap(load_network(files, target), like),
     keep_unquantized=is_fused,
-    options=("target_layers", "draft_vocab", "ddtree"),
+    options=(TARGET_LAYERS_OPTION, DRAFT_VOCAB_OPTION, DDTREE_OPTION),
 )

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from outrider_drafters.blocks.layers import QK_NORMS, WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.options import DDTREE_OPTION, TARGET_LAYERS_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.contracts.tap import BEFORE_NORM, LAST
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreeShape
@@ -110,7 +111,7 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
 def published_plan(files: DrafterFiles, sizes: DFlashSizes) -> TreeShape:
     """Return the draft that it was made for: a chain of its block, or what speculators' config or an option says."""
     levels = min(sizes.num_drafts, _speculative_tokens(files) or sizes.num_drafts, MAX_LEVELS)
-    budget = files.options.ddtree
+    budget = files.options.get(DDTREE_OPTION)
     return TreeShape.best_first(levels, budget) if budget else TreeShape.chain(levels)
 
 
@@ -144,7 +145,7 @@ def _shape(files: DrafterFiles) -> BlockShape:
 
 def _taps(files: DrafterFiles, target: TargetSizes, layout: Layout) -> tuple[int, ...]:
     """Return the tapped hidden states, from the option or the config; fc's width must fit their number."""
-    taps = files.options.target_layers
+    taps = files.options.get(TARGET_LAYERS_OPTION)
     if taps is None:
         # Layer i's output is hidden_states[i + 1], which begins with the embedding: there, -1 is the embedding.
         key, offset = ("aux_hidden_state_layer_ids", 0) if layout == "speculators" else ("target_layer_ids", 1)

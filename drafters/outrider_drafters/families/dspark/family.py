@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 import torch
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.options import DrafterOption
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.families.dflash.family import FAMILY as DFLASH
 from outrider_drafters.families.dflash.family import MAPS, make_tap
@@ -26,6 +27,9 @@ from outrider_drafters.families.dspark.drafter import NAME, DSparkDrafter
 from outrider_drafters.families.dspark.network import DSpark, DSparkHeads, MarkovKind
 from outrider_drafters.families.eagle3.layout import check_vocabulary
 
+CONFIDENCE = DrafterOption.number(
+    "confidence", "end a draft where the confidence head gives less (0: draft whole blocks)", most=1
+)
 W1 = "markov_head.markov_w1.weight"
 PROJ = "confidence_head.proj.weight"
 
@@ -73,7 +77,7 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> DSparkDrafter:
     network = load_network(files, target.sizes)
     info = tap_info(network)  # before the cast: the fingerprint is of the values as stored
     network = network.to(target.embed.device, target.embed.dtype)
-    threshold = files.options.confidence or 0.0
+    threshold = files.options.get(CONFIDENCE) or 0.0
     if threshold and network.confidence_head is None:
         raise files.fault(f"confidence={threshold}: it has no confidence head")
     return DSparkDrafter(network, target, info, published_plan(files, network.sizes), threshold)
@@ -85,5 +89,5 @@ FAMILY = replace(
     recognizes=lambda files: family_of(files) == NAME,
     drafter=_load_drafter,
     tap=lambda files, target, like: make_tap(load_network(files, target), like),
-    options=(*DFLASH.options, "confidence"),
+    options=(*DFLASH.options, CONFIDENCE),
 )

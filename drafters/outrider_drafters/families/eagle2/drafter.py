@@ -2,43 +2,82 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from typing import Protocol
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.fused import FusedBlock, FusedLayers
+from outrider_drafters.blocks.layers import Rope
 from outrider_drafters.blocks.packed_linear import PackedLinear
+from outrider_drafters.blocks.row_buffer import AnyCache, KVCache
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tap import last_hidden_info
-from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.eagle2.network import NAME, Eagle2
-from outrider_drafters.families.eagle2.pair_state import PairState
+from outrider_drafters.families.feature_drafter import FeatureDrafter, FeatureRows
 
 TOLERANT_STEPS = 8  # steps of training that let it draft on late features as well as on fresh ones: docs/features.md
 
 
-class Eagle2Drafter:
+class HasRope(Protocol):
+    def rope(self, positions: Tensor) -> Rope: ...
+
+
+class PairBlock(Protocol):
+    """A decoder layer over pairs."""
+
+    @property
+    def shape(self) -> HasRope: ...
+
+    def new_cache(self) -> KVCache: ...
+
+    def run(self, x: Tensor, rope: Rope, cache: AnyCache, mask: Tensor | None = None) -> Tensor:
+        """Append pairs to the cache and return their outputs [n, E]; mask [n, all rows] bool, None: see all."""
+        ...
+
+    def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
+        """Append the pairs' keys and values to the cache without computing outputs."""
+        ...
+
+
+class PairDrafter(FeatureDrafter):
+    """A drafter whose step is a decoder layer: EAGLE-1/2 and EAGLE-3."""
+
+    block: PairBlock
+
+    @abstractmethod
+    def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:
+        """Fuse n tokens' embeddings and features, both [n, E], to the block's input."""
+
+    def step(self, rows: FeatureRows) -> Tensor:
+        assert rows.cache is not None
+        return self.block.run(self._inputs(rows), self.block.shape.rope(rows.positions), rows.cache, rows.mask)
+
+    def fill(self, rows: FeatureRows) -> None:
+        assert isinstance(rows.cache, KVCache)
+        self.block.append_kv(self._inputs(rows), self.block.shape.rope(rows.positions), rows.cache)
+
+    def new_cache(self) -> KVCache:
+        return self.block.new_cache()
+
+    def _inputs(self, rows: FeatureRows) -> Tensor:
+        return self.pairs(F.embedding(rows.tokens, self.embed), rows.features)
+
+
+class Eagle2Drafter(PairDrafter):
     """Client half; the server half is LastHiddenTap."""
 
     family = NAME
-    tree_in_one_pass = False
 
     def __init__(self, eagle: Eagle2, target: TargetWeights, embed: Tensor | None = None, steps: int = 1) -> None:
+        super().__init__(target, last_hidden_info(eagle.sizes.hidden), embed)
         self.stale_tolerant = steps >= TOLERANT_STEPS
         self.fc = eagle.fc
-        self._pairs = PackedLinear(eagle.fc.weight.detach(), eagle.fc.bias, packed=None)
+        self._fc = PackedLinear(eagle.fc.weight.detach(), eagle.fc.bias, packed=None)
         blocks = [FusedBlock(block) for block in eagle.blocks]
         self.block: FusedBlock | FusedLayers = blocks[0] if len(blocks) == 1 else FusedLayers(blocks)
-        self.target = target
-        self.embed = target.embed if embed is None else embed
-        self.tap = last_hidden_info(eagle.sizes.hidden)
-        self.vocab_size = target.sizes.vocab
-        self.plan: TreePlan | None = None
 
     def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:
-        return self._pairs(torch.cat((embeds, features), dim=-1))
-
-    def logits(self, outputs: Tensor) -> Tensor:
-        return self.target.logits(outputs)
-
-    def new_state(self) -> PairState:
-        return PairState(self)
+        return self._fc(torch.cat((embeds, features), dim=-1))

@@ -10,6 +10,7 @@ from torch import Tensor
 from outrider_drafters.blocks.layers import WEIGHTS, stored_shape
 from outrider_drafters.blocks.rope import RopeScaling, rope_scaling
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, EMBEDDING_OPTION, ROPE_THETA_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import LastHiddenTap
 from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
@@ -81,12 +82,12 @@ def _num_layers(checkpoint: Checkpoint) -> int:
 
 def _load(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Eagle2:
     files.need_vocabulary(target)
-    if EMBEDDING in files.names and files.options.embedding != "target":
+    if EMBEDDING in files.names and files.options.get(EMBEDDING_OPTION) != "target":
         rows, width = files.checkpoint.matrix(EMBEDDING)
         files.need_equal(f"rows of {EMBEDDING}", rows, target.vocab)
         files.need_equal(f"width of {EMBEDDING}", width, target.hidden)
     files.need(REQUIRED)
-    sizes = sizes_of(files.checkpoint, files.config, files.options.rope_theta)
+    sizes = sizes_of(files.checkpoint, files.config, files.options.get(ROPE_THETA_OPTION))
     files.need_equal("hidden size", sizes.hidden, target.hidden)
     with torch.device("meta"):
         network = Eagle2(sizes)
@@ -107,10 +108,10 @@ def _own_embedding(files: DrafterFiles, target: TargetWeights) -> Tensor | None:
 
     If the two differ, the file's is used, as in the published code.
     """
-    if files.options.embedding == "target":
+    if files.options.get(EMBEDDING_OPTION) == "target":
         return None
     if EMBEDDING not in files.names:
-        if files.options.embedding == "own":
+        if files.options.get(EMBEDDING_OPTION) == "own":
             raise files.fault(f"embedding=own: it has no tensor {EMBEDDING}")
         return None
     own = files.checkpoint.read(EMBEDDING).to(target.embed)
@@ -125,5 +126,5 @@ FAMILY = Family(
     recognizes=lambda files: any(name.startswith(PARTS) for name in files.names),
     drafter=_load_drafter,
     tap=_load_tap,
-    options=("rope_theta", "embedding", "draft_vocab"),
+    options=(ROPE_THETA_OPTION, EMBEDDING_OPTION, DRAFT_VOCAB_OPTION),
 )

@@ -1,4 +1,4 @@
-"""The client half of EAGLE-3 and EAGLE 3.1: the layer and its head, on top of eagle2's PairState."""
+"""The client half of EAGLE-3 and EAGLE 3.1: the layer and its head, on top of eagle2's PairDrafter."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from torch import Tensor
 from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.tree_shape import TreePlan
-from outrider_drafters.families.eagle2.pair_state import PairState
+from outrider_drafters.families.eagle2.drafter import PairDrafter
 from outrider_drafters.families.eagle3.layer import FusedPairLayer
 from outrider_drafters.families.eagle3.network import Eagle3
 from outrider_drafters.families.eagle3.tap import NAME, tap_info
@@ -18,22 +17,18 @@ from outrider_proto.frames import TapInfo
 PUBLISHED_STEPS = 7  # of its own output, that published heads were trained over
 
 
-class Eagle3Drafter:
+class Eagle3Drafter(PairDrafter):
     """Client half; the server half is Eagle3Tap, or LastHiddenTap for a head without fc."""
 
     family = NAME
-    tree_in_one_pass = False
 
     def __init__(
         self, eagle: Eagle3, target: TargetWeights, tap: TapInfo | None = None, steps: int = PUBLISHED_STEPS
     ) -> None:
+        own_embed = None if eagle.embed_tokens is None else eagle.embed_tokens.weight.detach()
+        super().__init__(target, tap_info(eagle, target.sizes.layers) if tap is None else tap, own_embed)
         # A head that was trained over three steps loses 11 to 16 % one verdict late, over seven 3 %: docs/features.md.
         self.stale_tolerant = steps >= PUBLISHED_STEPS
-        self.target = target
-        self.tap = tap_info(eagle, target.sizes.layers) if tap is None else tap
-        self.vocab_size = target.sizes.vocab
-        self.plan: TreePlan | None = None
-        self.embed = target.embed if eagle.embed_tokens is None else eagle.embed_tokens.weight.detach()
         self.block = FusedPairLayer(eagle.midlayer, eagle.norm)
         head, self._draft_tokens = target.lm_head, target.draft_tokens
         if eagle.lm_head is not None:
@@ -49,6 +44,3 @@ class Eagle3Drafter:
     def logits(self, outputs: Tensor) -> Tensor:
         normed = outputs if self._norm is None else self._norm(outputs)
         return over_target_vocabulary(self._head(normed).float(), self._draft_tokens, self.vocab_size)
-
-    def new_state(self) -> PairState:
-        return PairState(self)

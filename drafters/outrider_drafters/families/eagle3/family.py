@@ -6,6 +6,12 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.options import (
+    DRAFT_VOCAB_OPTION,
+    EMBEDDING_OPTION,
+    ROPE_THETA_OPTION,
+    TARGET_LAYERS_OPTION,
+)
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import LastHiddenTap, Tap
 from outrider_drafters.families.eagle2.network import STEPS
@@ -13,6 +19,7 @@ from outrider_drafters.families.eagle3.drafter import PUBLISHED_STEPS, Eagle3Dra
 from outrider_drafters.families.eagle3.layout import (
     D2T,
     EMBEDDING,
+    NORM_OUTPUT,
     T2D,
     canonical,
     check_vocabulary,
@@ -62,5 +69,5 @@ FAMILY = Family(
     drafter=_load_drafter,
     tap=_load_tap,
     keep_unquantized=lambda name: name.startswith(("fc", "input_norm")),
-    options=("rope_theta", "norm_output", "embedding", "target_layers", "draft_vocab"),
+    options=(ROPE_THETA_OPTION, NORM_OUTPUT, EMBEDDING_OPTION, TARGET_LAYERS_OPTION, DRAFT_VOCAB_OPTION),
 )

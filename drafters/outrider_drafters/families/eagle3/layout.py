@@ -17,10 +17,18 @@ from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.draft_vocabulary import check_membership, draft_tokens
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.options import (
+    EMBEDDING_OPTION,
+    ROPE_THETA_OPTION,
+    TARGET_LAYERS_OPTION,
+    DrafterOption,
+)
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 from outrider_drafters.families.eagle3.tap_layers import chosen_layers, is_deepspec, uses_layers
 from outrider_drafters.readers.config import Config, config_int
+
+NORM_OUTPUT = DrafterOption.switch("norm_output", "feed back the output after the norm")
 
 LAYER = "midlayer."
 VLLM_LAYER = "layers.0."
@@ -114,7 +122,7 @@ def _block(files: DrafterFiles) -> BlockShape:
         raise files.fault(
             f"{LAYER}self_attn.q_proj has {block.width} columns: need {2 * width}, an embedding beside a feature"
         )
-    theta = files.options.rope_theta
+    theta = files.options.get(ROPE_THETA_OPTION)
     return replace(
         block,
         width=width,
@@ -131,7 +139,7 @@ def _layers(files: DrafterFiles, target: TargetSizes) -> tuple[int, ...]:
     _, columns = files.checkpoint.matrix("fc.weight")
     if columns % target.hidden:
         raise files.fault(f"fc.weight has {columns} columns: need a multiple of {target.hidden}, the target's width")
-    return chosen_layers(files.config, files.options.target_layers, target.layers, columns // target.hidden)
+    return chosen_layers(files.config, files.options.get(TARGET_LAYERS_OPTION), target.layers, columns // target.hidden)
 
 
 def stored_head(files: DrafterFiles, target: TargetSizes) -> tuple[int, bool]:
@@ -150,7 +158,7 @@ def stored_head(files: DrafterFiles, target: TargetSizes) -> tuple[int, bool]:
 def _own_embedding(files: DrafterFiles, target: TargetSizes, width: int) -> bool:
     """True if the file's embedding is to be used: if widths differ, on request, or where it was trained."""
     # Otherwise the target's: the file's should be a copy of it, and some exports hold a random one (TorchSpec#38).
-    chosen, stored, needed = files.options.embedding, EMBEDDING in files.names, width != target.hidden
+    chosen, stored, needed = files.options.get(EMBEDDING_OPTION), EMBEDDING in files.names, width != target.hidden
     if chosen == "own" or needed:
         files.need(frozenset({EMBEDDING}))
     if chosen == "target" and needed:
@@ -166,7 +174,7 @@ def _own_embedding(files: DrafterFiles, target: TargetSizes, width: int) -> bool
 
 
 def _norm_output(files: DrafterFiles) -> bool:
-    chosen = files.options.norm_output
+    chosen = files.options.get(NORM_OUTPUT)
     return _flag(files.config, "norm_output") if chosen is None else chosen
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, ROPE_THETA_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.heads.tap import NewestHiddenTap
@@ -93,7 +94,7 @@ def _sizes(files: DrafterFiles, target: TargetSizes, kind: str) -> HydraSizes:
 def _prefix_shape(files: DrafterFiles, target: TargetSizes) -> BlockShape:
     """Read the prefix layer's sizes; heads and eps come from the target, since Hydra's config does not repeat them."""
     files.need(frozenset(PREFIX_BLOCK + name for name in WEIGHTS))
-    theta = files.options.rope_theta or ROPE_THETA
+    theta = files.options.get(ROPE_THETA_OPTION) or ROPE_THETA
     config = {"num_attention_heads": target.heads, "rms_norm_eps": target.eps, "rope_theta": theta}
     shape = stored_shape(files.checkpoint, PREFIX_BLOCK, config)
     files.need_equal("width of the prefix layer", shape.width, target.hidden)
@@ -163,5 +164,5 @@ FAMILY = Family(
     tap=_load_tap,
     keep_unquantized=lambda name: name.startswith(PREFIX),
     is_head=lambda name: OUTPUT.fullmatch(name) is not None,
-    options=("rope_theta", "draft_vocab"),
+    options=(ROPE_THETA_OPTION, DRAFT_VOCAB_OPTION),
 )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from outrider_drafters.checkpoints.draft_vocabulary import select_rows
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, DrafterOption
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.families.family import Family
@@ -22,6 +23,8 @@ from outrider_drafters.families.independent.vocabulary import check_vocabulary
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 from outrider_drafters.families.independent.drafter import NAME, IndependentDrafter
+
+TIE_TO_TARGET = DrafterOption.switch("tie_to_target", "use the target's embedding and lm_head")
 
 ARCHITECTURES = ("ForCausalLM", "LMHeadModel")
 
@@ -35,7 +38,7 @@ def _recognizes(files: DrafterFiles) -> bool:
 
 
 def _load(files: DrafterFiles, target: TargetWeights) -> Drafter:
-    tied = bool(files.options.tie_to_target)
+    tied = files.options.get(TIE_TO_TARGET) or False
 
     tokens = target.draft_tokens
 
@@ -91,5 +94,5 @@ FAMILY = Family(
     recognizes=_recognizes,
     drafter=_load,
     tap=lambda files, target, like: None,
-    options=("tie_to_target", "draft_vocab"),
+    options=(TIE_TO_TARGET, DRAFT_VOCAB_OPTION),
 )

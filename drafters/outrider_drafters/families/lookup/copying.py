@@ -13,12 +13,16 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from outrider_drafters.checkpoints.options import DrafterOption
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.drafter_wrapper import DrafterWrapper, StateWrapper
 from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_drafters.trees.grow import JointState, Level
 from outrider_proto.tree import DraftTree
 
+COPY_OPTION = DrafterOption.whole(
+    "copy", "draft by copying where so many of the last tokens, or more, occurred before; 0: never"
+)
 COPY = "outrider_copy"  # key of a drafter's config.json: `shortest`, where the option `copy` does not say it
 _LONGEST = 8  # tokens of a match: longer ones tell places apart that hardly ever differ
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.heads.tap import NewestHiddenTap
@@ -79,5 +80,5 @@ FAMILY = Family(
     drafter=_load_drafter,
     tap=_load_tap,
     is_head=is_output,
-    options=("draft_vocab",),
+    options=(DRAFT_VOCAB_OPTION,),
 )

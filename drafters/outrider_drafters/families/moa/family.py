@@ -8,6 +8,7 @@ from torch import Tensor
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles, join_names
+from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, DrafterOption
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import LastHiddenTap, Tap
 from outrider_drafters.families.family import Family
@@ -16,6 +17,7 @@ from outrider_drafters.families.moa.network import LSA_HEADS, NAME, MoA, MoASize
 from outrider_drafters.families.moa.tap import MoATap, tap_info
 from outrider_drafters.readers.config import config_int
 
+TLI = DrafterOption.whole("tli", "number of target layers that the client runs (paper, 3.2)")
 LSA, SA, CA = "layer_self_attention.", "self_attention.", "cross_attention."
 LSA_PARTS = (LSA, "Ekv2E.")
 PARTS = (*LSA_PARTS, SA, CA)
@@ -62,8 +64,8 @@ def _has_lsa(files: DrafterFiles) -> bool:
 def _tli(files: DrafterFiles) -> int:
     """Read TLI from the options or the config."""
     # Neither published layout holds it, only our own export: for published files the user has to name it.
-    if files.options.tli is not None:
-        return files.options.tli
+    if (chosen := files.options.get(TLI)) is not None:
+        return chosen
     stated = files.config.get("target_layer_inference") or 0
     if not isinstance(stated, int) or stated < 0:
         raise files.fault(f"config.json: target_layer_inference={stated}: need 0 or more")
@@ -121,5 +123,5 @@ FAMILY = Family(
     drafter=_load_drafter,
     tap=_load_tap,
     keep_unquantized=lambda name: name.startswith(LSA),
-    options=("tli", "draft_vocab"),
+    options=(TLI, DRAFT_VOCAB_OPTION),
 )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.source import DrafterOptions
+from outrider_drafters.checkpoints.options import DrafterOptions
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 
 PADDING = -100  # as in Hugging Face's labels

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.rope import rope_scaling
-from outrider_drafters.checkpoints.source import DrafterOptions
+from outrider_drafters.checkpoints.options import DrafterOptions
 from outrider_drafters.families.moa.network import MoA, MoASizes
 from outrider_drafters.readers.config import read_config
 from outrider_models.core.tables import need_at_least

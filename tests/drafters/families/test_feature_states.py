@@ -1,0 +1,66 @@
+"""Drafters that read a feature of every token: what features do to their drafts."""
+
+import pytest
+import torch
+
+from outrider_drafters import DraftState
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import ROOT
+
+
+def answers(state: DraftState) -> torch.Tensor:
+    """Logits at the root, and of two children."""
+    return torch.cat([state.root_logits()[None], state.expand([2, 5], [ROOT, ROOT])])
+
+
+def test_features_matter(drafter):
+    state = drafter.new_state()
+    state.append([1, 2, 3])
+    without = state.root_logits()
+    state.add_features(0, torch.ones(2, drafter.tap.width))
+    assert not torch.allclose(state.root_logits(), without)
+
+
+def test_the_roots_own_feature_waits_for_a_successor(drafter):
+    rows = torch.randn(3, drafter.tap.width, generator=torch.Generator().manual_seed(4))
+    state, fresh = drafter.new_state(), drafter.new_state()
+    for each in (state, fresh):
+        each.append([1, 2, 3])
+        each.add_features(0, rows[:2])
+    state.add_features(2, rows[2:])
+    torch.testing.assert_close(answers(state), answers(fresh))
+    assert state.num_features == 3
+
+
+def test_drafting_equals_appending(drafter):
+    """With the same features, a drafted path gives the logits that the path's tokens give when they stand."""
+    rows = torch.randn(3, drafter.tap.width, generator=torch.Generator().manual_seed(4))
+    state = drafter.new_state()
+    state.append([1, 2, 3, 4])
+    state.add_features(0, rows)
+    state.root_logits()
+    drafted = [
+        state.expand([5], [ROOT]),
+        state.expand([6], [0]),
+    ]
+    state.append([5])
+    standing = [state.root_logits()]
+    state.append([6])
+    standing.append(state.root_logits())
+    torch.testing.assert_close(torch.stack(standing), torch.cat(drafted), atol=1e-4, rtol=1e-4)
+
+
+def test_misuse_is_refused(drafter):
+    state, width = drafter.new_state(), drafter.tap.width
+    with pytest.raises(UsageError, match="nothing to draft from"):
+        state.root_logits()
+    state.append([1, 2, 3])
+    with pytest.raises(UsageError, match="features from position 1: there are 0"):
+        state.add_features(1, torch.zeros(1, width))
+    with pytest.raises(UsageError, match="features up to position 3: there are 3 tokens"):
+        state.add_features(0, torch.zeros(4, width))
+    with pytest.raises(UsageError, match=rf"features of shape \[2, {width + 1}\]: need \[n, {width}\]"):
+        state.add_features(0, torch.zeros(2, width + 1))
+    with pytest.raises(UsageError, match="rollback to 4 tokens: there are 3"):
+        state.rollback(4)
+    assert (state.num_tokens, state.num_features) == (3, 0)

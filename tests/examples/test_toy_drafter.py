@@ -1,0 +1,180 @@
+"""The example of a drafter family in a package of its own: installed, trained, served and drafting, by the commands."""
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider_client import ClientConfig, LocalModels
+from outrider_drafters import DrafterFiles, DrafterSource, TargetWeights, check_drafter, load_drafter
+from outrider_models import generate, target_dir
+from outrider_proto.errors import UsageError
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+
+from .conftest import EXAMPLES
+
+PACKAGE = EXAMPLES / "toy_drafter"
+PAGE = EXAMPLES.parent / "docs" / "writing-a-drafter.md"
+WORDS, NEW = "Compute: 12 + 30", 24
+MAIN = {
+    "outrider": "outrider_client.cli.__main__",
+    "outrider-server": "outrider_server.cli.app",
+    "outrider-models": "outrider_models.cli.app",
+    "outrider-bench": "outrider_bench.cli.app",
+}
+
+
+class Installed:
+    """Commands of Outrider in an environment that has the package."""
+
+    def __init__(self, site: Path) -> None:
+        path = os.pathsep.join([str(site), *filter(None, sys.path)])
+        self._environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+    def arguments(self, command: str, *arguments: str) -> list[str]:
+        return [sys.executable, "-c", f"from {MAIN[command]} import main; main()", *arguments]
+
+    def start(self, command: str, *arguments: str) -> subprocess.Popen[str]:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(self.arguments(command, *arguments), env=self._environment, **pipes)
+
+    def run(self, command: str, *arguments: str) -> str:
+        run = subprocess.run(
+            self.arguments(command, *arguments), env=self._environment, capture_output=True, text=True, timeout=240
+        )
+        assert run.returncode == 0, run.stderr
+        return run.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Installed:
+    folder = tmp_path_factory.mktemp("toy")
+    shutil.copytree(PACKAGE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
+    pip += ["--no-build-isolation", "--target", str(folder / "site"), str(folder / "source")]
+    subprocess.run(pip, check=True, capture_output=True)
+    return Installed(folder / "site")
+
+
+@pytest.fixture(scope="module")
+def drafter(installed, tmp_path_factory) -> Path:
+    """A drafter trained by the command on a few chats of the embedded target's corpus."""
+    folder = tmp_path_factory.mktemp("trained")
+    samples = [sample for family in ("math", "chat") for sample in generate(family, "train", 3, 60)]
+    chats = [[{"role": m.role, "content": m.content} for m in sample.conversation()] for sample in samples]
+    data = folder / "chats.jsonl"
+    data.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in chats))
+    quick = ["schedule.peak=1e-2", "length.epochs=3.0", "length.batch=8", "machine.precision=no", "data.held_out=4"]
+    quick += ["validation.new_tokens=24", "data.max_length=256", "drafter.steps=2"]
+    settings = [argument for change in quick for argument in ("--set", change)]
+    out = folder / "out"
+    target = ("--target", str(target_dir()))
+    installed.run(
+        "outrider-models", "train", "--family", "toy", "--data", str(data), "--out", str(out), *target, *settings
+    )
+    return out
+
+
+@pytest.fixture(scope="module")
+def address(installed, drafter, tmp_path_factory):
+    """A server's, which has the drafter and drafts with it where it is asked to."""
+    ready = tmp_path_factory.mktemp("server") / "ready.json"
+    arguments = ["--target", str(target_dir()), "--drafter", str(drafter), "--server-draft", "--port", "0"]
+    with installed.start("outrider-server", "serve", *arguments, "--ready-file", str(ready)) as server:
+        deadline = time.monotonic() + 120
+        while not ready.exists() and server.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert ready.exists(), server.communicate(timeout=1)[0]
+        yield json.loads(ready.read_text())["address"]
+        server.terminate()
+        assert server.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    models = LocalModels.load(ClientConfig(drafter="none"))
+    prompt = models.encode(WORDS, raw=False)
+    return models.decode(tuple(plain_greedy(Target.load(str(target_dir())), prompt, NEW))).strip()
+
+
+def asked(installed: Installed, address: str, drafter: str, mode: str) -> tuple[str, float]:
+    """Return the answer to WORDS, and the mean acceptance length."""
+    said = installed.run(
+        "outrider", "generate", WORDS, "--server", address, "--target", str(target_dir()), "--mode", mode,
+        "--drafter", drafter, "--max-new-tokens", str(NEW), "--json",
+    )  # fmt: skip
+    print(said)
+    events = [json.loads(line) for line in said.splitlines()]
+    text = "".join(event["text"] for event in events if event["event"] == "committed")
+    (end,) = [event for event in events if event["event"] == "finished"]
+    return text.strip(), end["statistics"]["mean_acceptance_length"]
+
+
+@pytest.mark.parametrize("options", ["", ",strength=0.5", ",copy=3,draft_vocab=all"])
+def test_it_drafts_for_a_server_and_the_text_is_the_targets(installed, drafter, address, expected, options):
+    text, tau = asked(installed, address, f"{drafter}{options}", "stop-and-wait")
+    assert text == expected
+    assert tau > 1.1
+
+
+def test_the_server_drafts_with_it(installed, drafter, address, expected):
+    assert asked(installed, address, str(drafter), "server-draft")[0] == expected
+
+
+def test_a_bundle_holds_it(installed, drafter, address, expected, tmp_path):
+    bundle = str(tmp_path / "bundle")
+    installed.run(
+        "outrider-models", "bundle", "--target", str(target_dir()), "--drafter", str(drafter), "--out", bundle
+    )
+    assert asked(installed, address, bundle, "stop-and-wait")[0] == expected
+
+
+def test_without_the_package_its_drafter_is_refused(drafter):
+    refusal = "not a drafter directory .*OutriderToyDrafter"
+    with pytest.raises(UsageError, match=refusal):
+        load_drafter(drafter, TargetWeights.load(target_dir()))
+
+
+def test_an_option_that_it_does_not_have_is_refused(installed, drafter):
+    for option, refusal in (("depth=1", "option depth: family toy takes strength (a number from 0 to 2), draft_vocab"),
+                            ("strength=9", "drafter option 'strength=9': need a number from 0 to 2")):  # fmt: skip
+        arguments = ["generate", WORDS, "--target", str(target_dir()), "--drafter", f"{drafter},{option}"]
+        with installed.start("outrider", *arguments) as client:
+            said = client.communicate(timeout=60)[0]
+        assert (client.returncode, said.count("\n")) == (2, 1)
+        assert refusal in said
+
+
+def test_its_states_keep_the_contract(drafter, monkeypatch):
+    monkeypatch.syspath_prepend(str(PACKAGE))
+    family = importlib.import_module("outrider_toy.drafter").FAMILY
+    with torch.inference_mode():
+        loaded = family.drafter(DrafterFiles.open(DrafterSource.parse(drafter)), TargetWeights.load(target_dir()))
+        check_drafter(loaded)
+
+
+def test_help_of_the_commands_loads_no_package(installed, tmp_path):
+    """A package that cannot be imported does not even warn where its family is not needed."""
+    broken = Installed(tmp_path)
+    (tmp_path / "outrider_toy-1.dist-info").mkdir()
+    (tmp_path / "outrider_toy-1.dist-info" / "METADATA").write_text("Name: outrider-toy\nVersion: 1\n")
+    entry = "[outrider.drafters]\ntoy = outrider_toy.drafter:FAMILY\n"
+    (tmp_path / "outrider_toy-1.dist-info" / "entry_points.txt").write_text(entry)
+    for command in MAIN:
+        with broken.start(command, "--help") as process:
+            assert "toy" not in process.communicate(timeout=60)[0]
+
+
+@pytest.mark.parametrize("file", ["pyproject.toml", "outrider_toy/drafter.py", "outrider_toy/training.py"])
+def test_the_page_shows_the_package_as_it_is(file):
+    assert (
+        f"```{file.rpartition('.')[2].replace('py', 'python')}\n{(PACKAGE / file).read_text()}```" in PAGE.read_text()
+    )
