@@ -1,10 +1,10 @@
 """Families that can be trained, by name. Each has one module with its settings, its loss and the paper's values."""
 
 from outrider_models.training.core.family import TrainableFamily
-from outrider_models.training.families import eagle2, eagle3, hass, hydra, independent, medusa, moa
+from outrider_models.training.families import dflash, dspark, eagle2, eagle3, hass, hydra, independent, medusa, moa
 from outrider_proto.errors import UsageError
 
-_ALL = (moa, eagle2, hass, eagle3, medusa, hydra, independent)
+_ALL = (moa, eagle2, hass, eagle3, medusa, hydra, dflash, dspark, independent)
 TRAINABLE_FAMILIES: dict[str, TrainableFamily] = {family.FAMILY.name: family.FAMILY for family in _ALL}
 
 
