@@ -120,8 +120,8 @@ class DFlash(nn.Module):
     def forward_train(self, embeds: Tensor, context: Tensor, anchors: Tensor) -> Tensor:
         """Run many blocks of each text at once (paper, 4.2): states [B, A, n, E] for lm_head.
 
-        embeds [B, A, n, E] of blocks that begin at positions `anchors` [B, A], context rows [B, T, E]. As in drafting, a
-        block sees the rows before its anchor and all of itself. No layer may have a mask of its own.
+        embeds [B, A, n, E] of blocks that begin at positions `anchors` [B, A], context rows [B, T, E]. As in drafting,
+        a block sees the rows before its anchor and all of itself. No layer may have a mask of its own.
         """
         count, block = embeds.shape[1:3]
         along, rows = torch.arange(context.shape[1], device=context.device), torch.arange(block, device=context.device)
@@ -139,7 +139,7 @@ class DFlash(nn.Module):
         return self.norm(x).view(embeds.shape)  # type: ignore[no-any-return]  # nn.Module's call
 
     def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32) -> None:
-        """Write z-lab's layout. The network must have neither embedding nor lm_head of its own, nor draft from the root."""
+        """Write z-lab's layout, of a network with neither embedding nor lm_head whose root's row does not draft."""
         sizes = self.sizes
         config = self._qwen3_config(target) | {
             "architectures": ["DFlashDraftModel"],

@@ -1,8 +1,8 @@
 """Losses of block drafters: cross-entropy against the text, and total variation from the target's distributions.
 
-A slot's logits are lm_head(h) + w2 z (DSpark; DFlash has no z), of which h, z and w2 learn. With q = softmax(logits) and
-p the target's distribution, DSpark's loss (arXiv 2607.05147; deepseek-ai/DeepSpec, dspark/loss.py) is 0.1 -log q(text)
-+ 0.9 |q - p|, and 1 - |q - p| / 2 is how likely speculative sampling accepts the slot's token.
+A slot's logits are lm_head(h) + w2 z (DSpark; DFlash has no z), of which h, z and w2 learn. With q = softmax(logits)
+and p the target's distribution, DSpark's loss (arXiv 2607.05147; deepseek-ai/DeepSpec, dspark/loss.py) is
+-0.1 log q(text) + 0.9 |q - p|, and 1 - |q - p| / 2 is how likely speculative sampling accepts the slot's token.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Training of DFlash (arXiv 2602.06036, 4.2; its loss also in deepseek-ai/DeepSpec): many blocks of each text at once.
 
-A block begins at an anchor, a token of a reply, with masks after it. It sees the target's features before the anchor and
-itself, and its slot k, from 0, predicts the k-th token after the anchor: as far as the reply goes, with weight
+A block begins at an anchor, a token of a reply, with masks after it. It sees the target's features before the anchor
+and itself. Its slots k = 0, 1, ... predict the tokens after the anchor, as far as the reply goes, with weight
 exp(-k / gamma), since a refused token takes those after it along. Anchors are drawn anew in every pass.
 """
 

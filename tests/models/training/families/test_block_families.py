@@ -214,7 +214,8 @@ def test_a_draft_vocabulary_of_dspark_is_that_of_speculators(teacher, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("layers", "taps"), [(36, (2, 10, 18, 26, 34)), (8, (2, 3, 4, 5, 6)), (30, (2, 8, 15, 22, 28)), (2, (1,)), (1, (0,))]
+    ("layers", "taps"),
+    [(36, (2, 10, 18, 26, 34)), (8, (2, 3, 4, 5, 6)), (30, (2, 8, 15, 22, 28)), (2, (1,)), (1, (0,))],
 )
 def test_the_default_taps_are_the_paper_s(layers, taps):
     """Qwen3-4B's are published: outputs 1, 9, 17, 25 and 33 of 36 layers."""

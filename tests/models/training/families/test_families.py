@@ -19,7 +19,6 @@ from outrider_models.training.core import block_losses, losses
 from outrider_models.training.core.interfaces import Batch, TeacherRequest, most_frequent
 from outrider_models.training.core.losses import HeadDecay, Losses
 from outrider_models.training.core.teacher import Teacher
-from outrider_models.training.core.block_losses import BlockLosses
 from outrider_models.training.families import TRAINABLE_FAMILIES, trainable_family
 from outrider_models.training.families.dspark import MarkovSettings
 from outrider_proto.errors import UsageError
