@@ -91,7 +91,7 @@ def test_the_loss_falls_and_the_export_drafts(family, chats, target, tmp_path):
     assert not list(tmp_path.glob("*/*.partial"))
 
 
-@pytest.mark.parametrize("run", ["moa", "hass", "independent", "eagle3 muon"])
+@pytest.mark.parametrize("run", ["moa", "hass", "independent", "eagle3 muon", "dflash", "dspark muon"])
 def test_a_resumed_run_equals_an_undisturbed_one(run, chats, target, tmp_path):
     family, _, optimizer = run.partition(" ")
     sets = ("length.epochs=2.0", f"schedule.optimizer={optimizer or 'adamw'}")

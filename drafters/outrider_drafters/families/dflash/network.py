@@ -13,14 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm
+from outrider_drafters.blocks.layers import INIT_STD, BlockShape, LlamaBlock, RMSNorm, Rope
 from outrider_drafters.blocks.row_buffer import KVCache
 from outrider_drafters.checkpoints.draft_vocabulary import draft_tokens
-from outrider_drafters.families.dflash.layer_masks import LayerMask
+from outrider_drafters.checkpoints.target_weights import TargetSizes
+from outrider_drafters.families.dflash.layer_masks import FULL, LayerMask
+from outrider_drafters.readers.checkpoint import write_model
 from outrider_proto.errors import UsageError
 
 
@@ -78,6 +81,8 @@ class DFlash(nn.Module):
         self.lm_head = nn.Linear(width, sizes.head_rows, bias=False) if sizes.head_rows else None
         if sizes.head_rows not in (0, sizes.vocab):
             self.register_buffer("d2t", torch.zeros(sizes.head_rows, dtype=torch.int64))
+        if not self.fc.weight.is_meta:
+            nn.init.normal_(self.fc.weight, std=INIT_STD)
 
     @property
     def draft_tokens(self) -> Tensor | None:
@@ -111,6 +116,62 @@ class DFlash(nn.Module):
             keys, values = (torch.cat(pair, dim=2) for pair in pairs)
             x = layer(x, rope, keys, values, layer_mask.mask(rows, columns))
         return self.norm(x[0])  # type: ignore[no-any-return]  # nn.Module's call
+
+    def forward_train(self, embeds: Tensor, context: Tensor, anchors: Tensor) -> Tensor:
+        """Run many blocks of each text at once (paper, 4.2): states [B, A, n, E] for lm_head.
+
+        embeds [B, A, n, E] of blocks that begin at positions `anchors` [B, A], context rows [B, T, E]. As in drafting,
+        a block sees the rows before its anchor and all of itself. No layer may have a mask of its own.
+        """
+        count, block = embeds.shape[1:3]
+        along, rows = torch.arange(context.shape[1], device=context.device), torch.arange(block, device=context.device)
+        of = torch.arange(count, device=context.device).repeat_interleave(block)
+        before = (along < anchors.unsqueeze(-1)).repeat_interleave(block, dim=1)
+        mask = torch.cat((before, (of[:, None] == of).expand(len(before), -1, -1)), dim=-1).unsqueeze(1)
+        of_context = self.sizes.shape.rope(along)
+        rope = self.sizes.shape.rope((anchors.unsqueeze(-1) + rows).flatten(1))
+        rope = Rope(rope.cos.unsqueeze(1), rope.sin.unsqueeze(1))
+        x = embeds.flatten(1, 2)
+        for layer in self._blocks():
+            pairs = zip(layer.self_attn.keys_values(context, of_context), layer.keys_values(x, rope), strict=True)
+            keys, values = (torch.cat(pair, dim=2) for pair in pairs)
+            x = layer(x, rope, keys, values, mask)
+        return self.norm(x).view(embeds.shape)  # type: ignore[no-any-return]  # nn.Module's call
+
+    def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32) -> None:
+        """Write z-lab's layout, of a network with neither embedding nor lm_head whose root's row does not draft."""
+        sizes = self.sizes
+        config = self._qwen3_config(target) | {
+            "architectures": ["DFlashDraftModel"],
+            "rope_theta": sizes.shape.rope_theta,
+            "block_size": sizes.block,
+            "num_target_layers": target.layers,
+            # Counted by outputs: -1 is the embedding, which is hidden state 0.
+            "dflash_config": {"mask_token_id": sizes.mask_token, "target_layer_ids": [tap - 1 for tap in sizes.taps]},
+        }
+        write_model(directory, config, self.state_dict(), dtype)
+
+    def _qwen3_config(self, target: TargetSizes) -> dict[str, object]:
+        shape, count = self.sizes.shape, len(self.sizes.layer_masks)
+        return {
+            "model_type": "qwen3",
+            "hidden_act": "silu",
+            "hidden_size": shape.width,
+            "intermediate_size": shape.mlp,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "num_hidden_layers": count,
+            "layer_types": [FULL] * count,
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "max_position_embeddings": target.max_context,
+            "rms_norm_eps": shape.eps,
+            "rope_parameters": {"rope_theta": shape.rope_theta, "rope_type": "default"},
+            "attention_bias": shape.qkv_bias,
+            "tie_word_embeddings": False,
+            "vocab_size": self.sizes.vocab,
+        }
 
     def _blocks(self) -> list[LlamaBlock]:
         return [layer for layer in self.layers if isinstance(layer, LlamaBlock)]

@@ -13,12 +13,17 @@ Slot 0 is the root's row of the block, whose token before is the root.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, assert_never, cast
 
 import torch
 from torch import Tensor, nn
 
+from outrider_drafters.blocks.layers import INIT_STD
+from outrider_drafters.checkpoints.draft_vocabulary import membership, offsets
+from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.dflash.network import DFlash, DFlashSizes
+from outrider_drafters.readers.checkpoint import write_model
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
 
@@ -69,8 +74,11 @@ class ConfidenceHead(nn.Module):
 
     def forward(self, hidden: Tensor, before: Tensor) -> Tensor:
         """Compute probabilities [n] float32 from block rows [n, E] and w1's rows [n, rank]."""
+        return self.logits(hidden, before).sigmoid()
+
+    def logits(self, hidden: Tensor, before: Tensor) -> Tensor:
         inputs = torch.cat((hidden, before), dim=-1)[:, : self.proj.in_features]
-        return self.proj(inputs)[:, 0].float().sigmoid()  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
+        return self.proj(inputs)[:, 0].float()  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
 
 
 class DSpark(DFlash):
@@ -82,3 +90,43 @@ class DSpark(DFlash):
         self.markov_head = MarkovHead(sizes, heads) if heads.rank else None
         inputs = sizes.shape.width + (heads.rank if heads.confidence == "hidden and token" else 0)
         self.confidence_head = None if heads.confidence == "none" else ConfidenceHead(inputs)
+        self.apply(_initialize)
+
+    def set_draft_tokens(self, tokens: Tensor) -> None:
+        """Set the target ids [Vd], rising, of the rows of an lm_head of its own."""
+        self.d2t.copy_(offsets(tokens))
+
+    def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32) -> None:
+        """Write speculators' layout, without embedding, and with an lm_head only of a draft vocabulary's rows."""
+        sizes, heads, tensors = self.sizes, self.heads, self.state_dict()
+        if (tokens := self.draft_tokens) is not None:
+            tensors["t2d"] = membership(tokens, sizes.vocab)
+        proposal = {"proposal_type": "greedy", "speculative_tokens": sizes.num_drafts}
+        config = {
+            "architectures": ["DSparkDraftModel"],
+            "speculators_model_type": "dspark",
+            "transformer_layer_config": self._qwen3_config(target),
+            "draft_vocab_size": sizes.head_rows or sizes.vocab,
+            "block_size": sizes.block,
+            "mask_token_id": sizes.mask_token,
+            "aux_hidden_state_layer_ids": list(sizes.taps),
+            "sample_from_anchor": sizes.from_root,
+            "sliding_window_non_causal": False,
+            "markov_rank": heads.rank,
+            "markov_head_type": heads.kind,
+            "enable_confidence_head": heads.confidence != "none",
+            "confidence_head_with_markov": heads.confidence == "hidden and token",
+            "speculators_config": {
+                "algorithm": "dspark",
+                "default_proposal_method": "greedy",
+                "proposal_methods": [proposal],
+            },
+        }
+        write_model(directory, config, tensors, dtype)
+
+
+def _initialize(module: nn.Module) -> None:
+    if isinstance(module, (nn.Linear, nn.Embedding)) and not module.weight.is_meta:
+        nn.init.normal_(module.weight, std=INIT_STD)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)

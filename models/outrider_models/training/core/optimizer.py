@@ -15,7 +15,7 @@ from outrider_drafters.processor import cpu_has_bf16
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _NUM_ITERATIONS = 5
 _EPS = 1e-7
-_NOT_HIDDEN = ("embed_tokens", "lm_head")
+_NOT_HIDDEN = ("embed_tokens", "lm_head", "markov_w", "confidence_head")
 
 
 class Optimizer:

@@ -1,0 +1,144 @@
+"""Losses of block drafters: cross-entropy against the text, and total variation from the target's distributions.
+
+A slot's logits are lm_head(h) + w2 z (DSpark; DFlash has no z), of which h, z and w2 learn. With q = softmax(logits)
+and p the target's distribution, DSpark's loss (arXiv 2607.05147; deepseek-ai/DeepSpec, dspark/loss.py) is
+-0.1 log q(text) + 0.9 |q - p|, and 1 - |q - p| / 2 is how likely speculative sampling accepts the slot's token.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_models.core.tables import need_at_least
+from outrider_models.training.core import losses
+from outrider_models.training.core.interfaces import Batch, TeacherOutput
+from outrider_models.training.core.losses import TargetAims, TextAims
+from outrider_proto.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLosses:
+    """Weights of the terms of a slot."""
+
+    text: float  # cross-entropy against the text's own token
+    divergence: float  # cross-entropy against the target's distribution
+    variation: float  # L1 distance from the target's distribution
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 0, "text", "divergence", "variation")
+        if not self.text + self.divergence + self.variation > 0:
+            raise UsageError("losses: text, divergence and variation are 0: need one above 0")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slots:
+    """What makes the logits of n slots, and how much each slot counts."""
+
+    hidden: Tensor  # [n, E]
+    z: Tensor  # [n, r]; r = 0: no Markov head
+    w2: Tensor  # [Vd, r]
+    scales: Tensor  # [n] float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotsCompared:
+    """Slots against their aims."""
+
+    total: Tensor  # []: all slots, each by its scale
+    loss: Tensor  # [n] float32: of each slot, without its scale and without gradient
+    hits: Tensor  # [n] bool: the likeliest token is the target's
+    accepted: Tensor  # [n] float32: 1 - |q - p| / 2, without gradient; 0 where the target's likeliest is not drafted
+
+
+class BlockAims:
+    """The text's tokens and the target's distributions at trained positions."""
+
+    def __init__(self, batch: Batch, target: TeacherOutput, weights: BlockLosses) -> None:
+        self.target = TargetAims(target, batch.loss_mask, shared=True)
+        self.text = TextAims(batch, target) if weights.text else None
+        self.weights, self.lm_head = weights, target.lm_head
+
+    def of(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return weights of the cross-entropy and distributions, each [n, Vd], and likeliest tokens [n]."""
+        aim = self.target.of(numbers)
+        wanted = aim.weights * self.weights.divergence
+        if self.text is not None:
+            wanted += self.text.of(numbers).weights * self.weights.text
+        return wanted, aim.weights, aim.likeliest
+
+    def hits(self, logits: Tensor, likeliest: Tensor) -> Tensor:
+        drafted, tokens = logits.argmax(-1), self.target.draft_tokens
+        return (drafted if tokens is None else tokens[drafted]) == likeliest
+
+
+def compare_slots(slots: Slots, aims: BlockAims, numbers: Tensor) -> SlotsCompared:
+    """Compute the loss of slots against the aims of the trained positions `numbers` [n]."""
+    inputs = (slots.hidden, slots.z, slots.w2, slots.scales, aims, numbers)
+    return SlotsCompared(*_SlotLoss.apply(*inputs))  # type: ignore[no-untyped-call]  # torch
+
+
+def compare_slots_plainly(slots: Slots, aims: BlockAims, numbers: Tensor) -> SlotsCompared:
+    """Compute the same as `compare_slots` with all logits at once and autograd: its oracle."""
+    logits = (F.linear(slots.hidden, aims.lm_head) + F.linear(slots.z, slots.w2)).float()
+    wanted, distribution, likeliest = aims.of(numbers)
+    covered = distribution.sum(-1)
+    apart = (logits.softmax(-1) - distribution).abs().sum(-1) * covered
+    loss = aims.weights.variation * apart - (wanted * logits.log_softmax(-1)).sum(-1)
+    accepted = (covered - apart / 2).detach()
+    return SlotsCompared((loss * slots.scales).sum(), loss.detach(), aims.hits(logits, likeliest), accepted)
+
+
+class _SlotLoss(torch.autograd.Function):
+    """The loss some slots at a time, whose gradients are computed with it: logits are the largest tensors by far."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # Any: torch's context holds what one puts there
+        hidden: Tensor,
+        z: Tensor,
+        w2: Tensor,
+        scales: Tensor,
+        aims: BlockAims,
+        numbers: Tensor,
+    ) -> tuple[Tensor, ...]:
+        kind = hidden.device.type
+        narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        head, bias_head, variation = aims.lm_head.to(narrow), w2.to(narrow), aims.weights.variation
+        loss, accepted = torch.empty(2, len(hidden), device=hidden.device)
+        hits = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
+        d_hidden, d_z, d_w2 = torch.empty_like(hidden), torch.empty_like(z), torch.zeros_like(w2)
+        num_rows = max(1, losses.MAX_LOGITS // len(head))
+        # Casts are explicit: autocast would cache those it makes here, where there is no graph, for where there is one.
+        with torch.autocast(kind, enabled=False):
+            for first in range(0, len(hidden), num_rows):
+                some = slice(first, first + num_rows)
+                rows, low = hidden[some].to(narrow), z[some].to(narrow)
+                wanted, distribution, likeliest = aims.of(numbers[some])
+                logits = (F.linear(rows, head) + F.linear(low, bias_head)).float()
+                hits[some] = aims.hits(logits, likeliest)
+                chances, mass = logits.softmax(-1), wanted.sum(-1)
+                entropy = mass * logits.logsumexp(-1) - torch.linalg.vecdot(wanted, logits)
+                covered = distribution.sum(-1)
+                apart = chances - distribution
+                distance = apart.abs().sum(-1) * covered
+                loss[some] = entropy + variation * distance
+                accepted[some] = covered - distance / 2
+                gradient = chances * mass.unsqueeze(-1) - wanted
+                if variation:
+                    # d|q - p| / d logits = q (s - q.s), s the signs of q - p
+                    signs = apart.sign_()
+                    mean = torch.linalg.vecdot(chances, signs).unsqueeze(-1)
+                    gradient += chances.mul_(signs.sub_(mean)).mul_((covered * variation).unsqueeze(-1))
+                gradient = gradient.mul_(scales[some].unsqueeze(-1)).to(narrow)
+                d_hidden[some], d_z[some] = gradient @ head, gradient @ bias_head
+                d_w2 += gradient.T @ low
+        ctx.save_for_backward(d_hidden, d_z, d_w2)
+        ctx.mark_non_differentiable(loss, hits, accepted)
+        return (loss * scales).sum(), loss, hits, accepted
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:  # Any: as above
+        return (*(part * upstream[0] for part in ctx.saved_tensors), None, None, None)

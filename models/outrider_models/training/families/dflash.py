@@ -1,0 +1,208 @@
+"""Training of DFlash (arXiv 2602.06036, 4.2; its loss also in deepseek-ai/DeepSpec): many blocks of each text at once.
+
+A block begins at an anchor, a token of a reply, with masks after it. It sees the target's features before the anchor
+and itself. Its slots k = 0, 1, ... predict the tokens after the anchor, as far as the reply goes, with weight
+exp(-k / gamma), since a refused token takes those after it along. Anchors are drawn anew in every pass.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.blocks.layers import BlockShape
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.target_weights import TargetSizes
+from outrider_drafters.families.dflash.layer_masks import LayerMask
+from outrider_drafters.families.dflash.layout import canonical, read_sizes
+from outrider_drafters.families.dflash.network import DFlash, DFlashSizes
+from outrider_models.core.tables import need_at_least
+from outrider_models.training.core.block_losses import BlockAims, BlockLosses, Slots, SlotsCompared, compare_slots
+from outrider_models.training.core.family import TrainableFamily
+from outrider_models.training.core.interfaces import (
+    Batch,
+    Frequencies,
+    LossOutput,
+    TargetFacts,
+    TeacherOutput,
+    TeacherRequest,
+    TrainableDrafter,
+    rows_of,
+)
+from outrider_models.training.core.rates import Length, Schedule
+from outrider_models.training.families.eagle2 import EagleShape, default_shape
+from outrider_proto.errors import UsageError
+
+RAREST = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashSettings:
+    shape: EagleShape
+    layers: int
+    target_layers: tuple[int, ...]  # as indices of Hugging Face's hidden_states
+    block_size: int  # as published: with the root in DFlash, without it in DSpark
+    mask_token: int  # RAREST: the token that replies have least, of several the first
+    anchors: int  # most blocks of a text
+    gamma: float  # slots weigh exp(-k / gamma)
+    losses: BlockLosses
+    draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 1, "layers", "anchors")
+        need_at_least(self, 0, "draft_vocab")
+        need_at_least(self, RAREST, "mask_token")
+        if not self.gamma > 0:
+            raise UsageError(f"gamma={self.gamma}: need more than 0")
+        if not self.target_layers or len(set(self.target_layers)) != len(self.target_layers):
+            raise UsageError(f"target_layers={list(self.target_layers)}: need at least one, none twice")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedBlocks:
+    """The blocks of a batch: A a text, of K slots each."""
+
+    anchors: Tensor  # [B, A] int64
+    states: Tensor  # [B, A, K, E] after the final norm
+    trained: Tensor  # [B, A, K] bool: the slots with a loss
+    scales: Tensor  # [B, A, K] float32: how much each counts
+
+
+class TrainableDFlash(TrainableDrafter):
+    network: DFlash
+
+    def __init__(self, settings: DFlashSettings, target: TargetFacts, network: DFlash) -> None:
+        super().__init__()
+        self._settings, self._target_sizes, self.network = settings, target.sizes, network
+        self.teacher_request = TeacherRequest(hidden=(-1, *settings.target_layers))
+
+    def load_weights(self, files: DrafterFiles) -> None:
+        files = canonical(files)
+        super().load_weights(files)
+        # Those weights know this token as the mask; that of other data may be another.
+        mask_token = read_sizes(files, self._target_sizes).mask_token
+        self.network.sizes = replace(self.network.sizes, mask_token=mask_token)
+
+    def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
+        blocks, aims = self._blocks(batch, target), BlockAims(batch, target, self._settings.losses)
+        places = self._places(blocks.anchors)
+        _, numbers = aims.target.at(places.masked_fill(~blocks.trained, batch.tokens.shape[1]).flatten(1))
+        total, compared = self._compared(batch, blocks, aims, numbers)
+        first = blocks.trained.nonzero()[:, 2] == 0
+        return LossOutput(total, compared.loss[first], compared.hits[first], rows_of(blocks.trained)[first])
+
+    def export(self, directory: Path) -> None:
+        """Write z-lab's layout."""
+        self.network.export(directory, self._target_sizes, torch.bfloat16)
+
+    def _compared(
+        self, batch: Batch, blocks: TrainedBlocks, aims: BlockAims, numbers: Tensor
+    ) -> tuple[Tensor, SlotsCompared]:
+        """Return the loss of the trained slots, and the slots against their aims."""
+        hidden = blocks.states[blocks.trained]
+        none = hidden.new_empty(len(hidden), 0), hidden.new_empty(len(aims.lm_head), 0)
+        compared = compare_slots(Slots(hidden, *none, blocks.scales[blocks.trained]), aims, numbers)
+        return compared.total, compared
+
+    def _blocks(self, batch: Batch, target: TeacherOutput) -> TrainedBlocks:
+        settings, sizes, length = self._settings, self.network.sizes, batch.tokens.shape[1]
+        anchors, stands_for = sample_anchors(batch.loss_mask, settings.anchors)
+        roots = batch.tokens.gather(1, anchors)
+        tokens = F.pad(roots.unsqueeze(-1), (0, sizes.block - 1), value=sizes.mask_token)
+        context = self.network.context([target.hidden[tap] for tap in sizes.taps])
+        states = self.network.forward_train(F.embedding(tokens, target.embed), context, anchors)
+        places = self._places(anchors)
+        inside = places.clamp(max=length - 1)
+        in_reply = batch.loss_mask.gather(1, inside.flatten(1)).view_as(places) & (places == inside)
+        # Up to the reply's end, not in the next one.
+        trained = in_reply.cumprod(-1).bool() & (stands_for > 0).unsqueeze(-1)
+        decay = torch.exp(-torch.arange(sizes.num_drafts, device=anchors.device) / settings.gamma)
+        scales = stands_for.unsqueeze(-1) * decay / decay.sum()
+        return TrainedBlocks(anchors, states[:, :, sizes.first_row :], trained, scales)
+
+    def _places(self, anchors: Tensor) -> Tensor:
+        """Return the position whose successor each slot predicts, [B, A, K] int64; it may lie past the end."""
+        return anchors.unsqueeze(-1) + torch.arange(self.network.sizes.num_drafts, device=anchors.device)
+
+
+def sample_anchors(loss_mask: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Draw anchors [B, A] int64 from tokens of replies that a token of the reply follows, at most `most` a text.
+
+    Also returns how many of its text's each stands for, [B, A] float32: 0 for those that only fill up a row.
+    """
+    can = loss_mask & F.pad(loss_mask[:, :-1], (1, 0))
+    counts = can.sum(1, keepdim=True)
+    drawn = torch.rand(can.shape, device=can.device).masked_fill(~can, 2.0).argsort(1)
+    taken = counts.clamp(max=most)
+    count = max(1, int(taken.max()))
+    real = torch.arange(count, device=can.device) < taken
+    anchors = drawn[:, :count].masked_fill(~real, 0)
+    return anchors, real * counts / taken.clamp(min=1)
+
+
+def block_sizes(settings: DFlashSettings, target: TargetFacts, frequencies: Frequencies) -> DFlashSizes:
+    """Return the network's sizes. Raises UsageError."""
+    sizes = target.sizes
+    if wrong := [layer for layer in settings.target_layers if not 0 <= layer < sizes.layers]:
+        raise UsageError(f"target_layers: {wrong[0]}: need 0 to {sizes.layers - 1}")
+    mask_token = settings.mask_token
+    if mask_token >= sizes.vocab:
+        raise UsageError(f"mask_token={mask_token}: need {RAREST} to {sizes.vocab - 1}")
+    return DFlashSizes(
+        shape=_layer_shape(settings.shape, sizes),
+        layer_masks=(LayerMask(),) * settings.layers,
+        taps=settings.target_layers,
+        block=settings.block_size,
+        mask_token=int(frequencies().argmin()) if mask_token == RAREST else mask_token,
+        vocab=sizes.vocab,
+    )
+
+
+def _layer_shape(shape: EagleShape, target: TargetSizes) -> BlockShape:
+    return BlockShape(
+        width=target.hidden,
+        heads=target.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=target.head_dim,
+        mlp=shape.intermediate,
+        rope_theta=target.rope_theta,
+        eps=target.eps,
+        qk_norm=True,  # both layouts have Qwen3's layers
+    )
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """Return five layers from the second to the last but two, evenly, as indices of hidden_states (paper, 4.1)."""
+    first = min(2, layers - 1)
+    last = max(first, layers - 2)
+    return tuple(dict.fromkeys(round(first + number * (last - first) / 4) for number in range(5)))
+
+
+def make_drafter(settings: DFlashSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
+    network = DFlash(block_sizes(settings, target, frequencies))
+    return TrainableDFlash(settings, target, network).limited_to(settings.draft_vocab, frequencies, target.sizes.vocab)
+
+
+FAMILY = TrainableFamily(
+    name="dflash",
+    settings=DFlashSettings,
+    defaults=lambda target: DFlashSettings(
+        shape=default_shape(target),
+        layers=5,
+        target_layers=default_taps(target.sizes.layers),
+        block_size=16,
+        mask_token=RAREST,
+        anchors=512,
+        gamma=7.0,
+        losses=BlockLosses(text=1.0, divergence=0.0, variation=0.0),
+        draft_vocab=0,
+    ),
+    make_drafter=make_drafter,
+    schedule=Schedule(
+        peak=6e-4, last=0.0, warmup_updates=1000, decay="cosine", decay_epochs=0,
+        beta1=0.9, beta2=0.95, weight_decay=0.0, clip_norm=1.0,
+    ),
+    length=Length(batch=64, epochs=6),
+)  # fmt: skip
