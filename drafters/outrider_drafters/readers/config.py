@@ -11,6 +11,9 @@ from outrider_proto.errors import UsageError
 
 Config = Mapping[str, Any]  # raw JSON: a value's type is checked where it is used
 
+SLIDING, FULL = "sliding_attention", "full_attention"
+MAX_WINDOW_LAYERS = 28  # Qwen3's default: layers from this one on slide, where any do
+
 
 def read_json(path: Path) -> Config:
     """Read the object in a JSON file. Raises UsageError."""
@@ -53,3 +56,16 @@ def rope_theta(config: Config) -> float:
 def rms_norm_eps(config: Config) -> float:
     """Return the norms' eps, by default Llama's 1e-6."""
     return float(config.get("rms_norm_eps") or 1e-6)
+
+
+def is_sliding(config: Config, layer: int) -> bool:
+    """Return whether a layer is one with a sliding window. Raises UsageError for another kind of layer."""
+    types = config.get("layer_types")
+    if not isinstance(types, list):
+        first = config_int(config, "max_window_layers", MAX_WINDOW_LAYERS)
+        return bool(config.get("use_sliding_window")) and layer >= first
+    if layer >= len(types):
+        raise UsageError(f"config.json: layer_types has {len(types)} entries: layer {layer} has none")
+    if types[layer] not in (SLIDING, FULL):
+        raise UsageError(f"config.json: layer_types: layer {layer} is {types[layer]}: need {FULL} or {SLIDING}")
+    return bool(types[layer] == SLIDING)

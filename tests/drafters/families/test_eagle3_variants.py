@@ -51,6 +51,7 @@ class Form:
     theta: float = 10000.0
     stretched: Callable[[Tensor], Tensor] = lambda plain: plain
     fused: bool = True
+    windows: tuple[int | None, ...] = (None,)  # one a layer of its own
 
 
 FORMS = {
@@ -129,6 +130,47 @@ FORMS = {
         config={"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": [1, 3, 5]},
         nested={},
     ),
+    "three layers": Form(windows=(None,) * 3),
+    "two layers, biases and norms": Form(
+        windows=(None,) * 2, qkv_bias=True, out_bias=True, qk_norm=True, config={"norm_before_residual": True},
+        norm_before_residual=True,
+    ),
+    "two layers, 3.1": Form(windows=(None,) * 2, config={"norm_output": True}, fc_norm=True, norm_output=True),
+    "three layers, vLLM's names": Form(
+        rename=lambda name: f"model.{rename_to_vllm(name)}", windows=(None,) * 3, config={"num_hidden_layers": 36}
+    ),
+    "two layers, DeepSpec": Form(
+        rename=rename_to_vllm,
+        layers=(1, 3, 7),
+        config={"target_layer_ids": [0, 2, 6], "num_hidden_layers": 2},
+        windows=(None,) * 2,
+        holds_embedding=True,
+        uses_own_embedding=True,
+        draft_vocab=V,
+    ),
+    "two layers, speculators": Form(
+        rename=rename_to_vllm,
+        config={"norm_before_residual": True},
+        nested={"num_hidden_layers": 2, "sliding_window": None, "layer_types": ["sliding_attention"] * 2},
+        windows=(None,) * 2,
+        norm_before_residual=True,
+    ),
+    "three layers, speculators, sliding": Form(
+        rename=rename_to_vllm,
+        config={"norm_before_residual": False},
+        nested={
+            "num_hidden_layers": 3,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        windows=(4, None, 4),
+    ),
+    "one sliding layer, speculators": Form(
+        rename=rename_to_vllm,
+        config={"norm_before_residual": False},
+        nested={"sliding_window": 3, "use_sliding_window": True, "layer_types": ["sliding_attention"]},
+        windows=(3,),
+    ),
     "a first layer of 1 as it stands": Form(
         layers=(1, 4, 6), config={"target_layers": [1, 4, 6], "eagle_aux_hidden_state_layer_ids": [1, 4, 6]}
     ),
@@ -161,6 +203,7 @@ class Head:
             inverse_frequencies=form.stretched(form.theta**-exponents),
             norm_before_residual=form.norm_before_residual,
             norm_output=form.norm_output,
+            windows=form.windows,
         )
 
     @property
@@ -168,30 +211,37 @@ class Head:
         return f"{self.path}{self.form.options}"
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        form, attention = self.form, "midlayer.self_attn."
-        hidden, q, kv, fused = form.hidden, 4 * form.head_dim, 2 * form.head_dim, HT * len(form.layers)
-        norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
-        shapes: dict[str, tuple[int, ...]] = {f"midlayer.{norm}.weight": (hidden,) for norm in norms}
-        shapes |= {
-            f"{attention}{x}_proj.weight": (rows, 2 * hidden) for x, rows in zip("qkv", (q, kv, kv), strict=True)
-        }
-        shapes |= {f"{attention}o_proj.weight": (hidden, q), "norm.weight": (hidden,)}
-        shapes |= {f"midlayer.mlp.{part}_proj.weight": (96, hidden) for part in ("gate", "up")}
-        shapes |= {"midlayer.mlp.down_proj.weight": (hidden, 96)}
+        form = self.form
+        hidden, fused = form.hidden, HT * len(form.layers)
+        shapes = self._layer("midlayer.", 2 * hidden) | {"midlayer.hidden_norm.weight": (hidden,)}
+        for number in range(1, len(form.windows)):
+            shapes |= self._layer(f"layers.{number}.", hidden)
+        shapes |= {"norm.weight": (hidden,)}
         optional: list[tuple[bool, dict[str, tuple[int, ...]]]] = [
             (form.fused, {"fc.weight": (hidden, fused)}),
             (form.fc_bias, {"fc.bias": (hidden,)}),
             (form.fc_norm, {f"fc_norm.{i}.weight": (HT,) for i in range(len(form.layers))}),
             (form.input_norm, {"input_norm.weight": (fused,)}),
-            (form.qkv_bias, {f"{attention}{x}_proj.bias": (n,) for x, n in zip("qkv", (q, kv, kv), strict=True)}),
-            (form.out_bias, {f"{attention}o_proj.bias": (hidden,)}),
-            (form.qk_norm, {f"{attention}{x}_norm.weight": (form.head_dim,) for x in "qk"}),
             (form.holds_embedding, {"embed_tokens.weight": (V, hidden)}),
             (form.own_head, {"lm_head.weight": (form.draft_vocab, hidden)}),
         ]
         for there, more in optional:
             shapes |= more if there else {}
         return shapes
+
+    def _layer(self, layer: str, inputs: int) -> dict[str, tuple[int, ...]]:
+        form, attention = self.form, f"{layer}self_attn."
+        hidden, q, kv = form.hidden, 4 * form.head_dim, 2 * form.head_dim
+        rows = dict(zip("qkv", (q, kv, kv), strict=True))
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{layer}{norm}.weight": (hidden,) for norm in ("input_layernorm", "post_attention_layernorm")
+        }
+        shapes |= {f"{attention}{x}_proj.weight": (n, inputs) for x, n in rows.items()}
+        shapes |= {f"{attention}o_proj.weight": (hidden, q), f"{layer}mlp.down_proj.weight": (hidden, 96)}
+        shapes |= {f"{layer}mlp.{part}_proj.weight": (96, hidden) for part in ("gate", "up")}
+        shapes |= {f"{attention}{x}_proj.bias": (n,) for x, n in rows.items()} if form.qkv_bias else {}
+        shapes |= {f"{attention}o_proj.bias": (hidden,)} if form.out_bias else {}
+        return shapes | ({f"{attention}{x}_norm.weight": (form.head_dim,) for x in "qk"} if form.qk_norm else {})
 
     def _random(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Norms around one, weights such that every part of the network matters."""
