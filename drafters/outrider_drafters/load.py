@@ -25,12 +25,13 @@ from outrider_drafters.families.lookup.copying import COPY, CopyingDrafter
 from outrider_drafters.families.medusa import family as medusa
 from outrider_drafters.families.moa import family as moa
 from outrider_drafters.families.mtp import family as mtp
+from outrider_drafters.families.peagle import family as peagle
 from outrider_drafters.readers.config import config_int
 from outrider_proto.errors import UsageError
 
 # The order counts: the first family that recognizes a directory takes it. eagle2 (fc.*, layers.0.*) also recognizes
-# dflash, dspark and eagle3 in vLLM's layout, and independent any whole model, even one that also holds heads or MTP
-# layers.
+# dflash, dspark and eagle3 in vLLM's layout, eagle3 also peagle, and independent any whole model, even one that also
+# holds heads or MTP layers.
 FAMILIES: tuple[Family, ...] = (
     mtp.FAMILY,
     dflash.FAMILY,
@@ -38,6 +39,7 @@ FAMILIES: tuple[Family, ...] = (
     hydra.FAMILY,
     medusa.FAMILY,
     moa.FAMILY,
+    peagle.FAMILY,
     eagle3.FAMILY,
     eagle2.FAMILY,
     lookup.FAMILY,

@@ -107,9 +107,9 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
     )
 
 
-def published_plan(files: DrafterFiles, sizes: DFlashSizes) -> TreeShape:
+def published_plan(files: DrafterFiles, num_drafts: int) -> TreeShape:
     """Return the draft that it was made for: a chain of its block, or what speculators' config or an option says."""
-    levels = min(sizes.num_drafts, _speculative_tokens(files) or sizes.num_drafts, MAX_LEVELS)
+    levels = min(num_drafts, speculative_tokens(files) or num_drafts, MAX_LEVELS)
     budget = files.options.ddtree
     return TreeShape.best_first(levels, budget) if budget else TreeShape.chain(levels)
 
@@ -186,7 +186,7 @@ def _own_embedding(files: DrafterFiles, target: TargetSizes) -> bool:
     return True
 
 
-def _speculative_tokens(files: DrafterFiles) -> int | None:
+def speculative_tokens(files: DrafterFiles) -> int | None:
     """Return how many tokens speculators' config proposes to draft, if it says so."""
     proposals = files.config.get("speculators_config")
     methods = proposals.get("proposal_methods") if isinstance(proposals, Mapping) else None
