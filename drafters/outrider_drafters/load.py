@@ -23,6 +23,7 @@ from outrider_drafters.families.independent import family as independent
 from outrider_drafters.families.lookup import family as lookup
 from outrider_drafters.families.lookup.copying import COPY, CopyingDrafter
 from outrider_drafters.families.medusa import family as medusa
+from outrider_drafters.families.mlp_speculator import family as mlp_speculator
 from outrider_drafters.families.moa import family as moa
 from outrider_drafters.families.mtp import family as mtp
 from outrider_drafters.families.peagle import family as peagle
@@ -38,6 +39,7 @@ FAMILIES: tuple[Family, ...] = (
     dspark.FAMILY,
     hydra.FAMILY,
     medusa.FAMILY,
+    mlp_speculator.FAMILY,
     moa.FAMILY,
     peagle.FAMILY,
     eagle3.FAMILY,

@@ -137,6 +137,7 @@ def _windows(files: DrafterFiles) -> tuple[int | None, ...]:
     if (said := config_int(config, "num_hidden_layers", layers)) != layers:
         raise files.fault(f"holds {layers} layers: config.json says num_hidden_layers={said}")
     width = None if config.get("use_sliding_window") is False else config.get("sliding_window")
+    # A window is of positions, as vLLM runs it; speculators' training counts a drafted row's from the root.
     slides = [width is not None and is_sliding(config, layer) for layer in range(layers)]
     return tuple(config_int(config, "sliding_window") if one else None for one in slides)
 
