@@ -11,6 +11,8 @@ from outrider_proto.errors import UsageError
 
 Config = Mapping[str, Any]  # raw JSON: a value's type is checked where it is used
 
+# speculators' keys: the kind of a head, and the part of its config that is a model's of Hugging Face.
+KIND, NESTED = "speculators_model_type", "transformer_layer_config"
 SLIDING, FULL = "sliding_attention", "full_attention"
 MAX_WINDOW_LAYERS = 28  # Qwen3's default: layers from this one on slide, where any do
 
@@ -35,6 +37,12 @@ def read_config(directory: Path) -> Config:
     config = read_json(directory / "config.json")
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
+
+
+def flattened(config: Config) -> Config:
+    """Return a config of speculators' with the model's part beside the rest; any other as it is."""
+    nested = config.get(NESTED)
+    return {**config, **nested} if isinstance(nested, Mapping) else config
 
 
 def config_int(config: Config, key: str, default: int | None = None) -> int:

@@ -22,8 +22,8 @@ from outrider_drafters.contracts.tap import BEFORE_NORM, LAST
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreeShape
 from outrider_drafters.families.dflash.layer_masks import layer_mask
 from outrider_drafters.families.dflash.network import DFlashSizes
-from outrider_drafters.families.eagle3.layout import D2T, EMBEDDING, LM_HEAD, NESTED, VERIFIERS, stored_head
-from outrider_drafters.readers.config import config_int
+from outrider_drafters.families.eagle3.layout import D2T, EMBEDDING, LM_HEAD, VERIFIERS, stored_head
+from outrider_drafters.readers.config import KIND, NESTED, config_int, flattened
 
 Layout = Literal["z-lab", "DeepSpec", "speculators"]
 
@@ -33,7 +33,6 @@ REQUIRED = frozenset(
 SECOND = ("attention_conv", "mlp_conv", "candidate_selector")  # parts of DFlash 2
 GEMMA = ("pre_feedforward_layernorm", "post_feedforward_layernorm")  # norms of Gemma's blocks
 HEADS = ("markov_head.", "confidence_head.")  # parts of DSpark
-KIND = "speculators_model_type"
 MARKOV_RANK = "markov_rank"
 CONFIDENCE_HEAD = "enable_confidence_head"
 BLOCK: Mapping[Layout, int] = {"z-lab": 16, "speculators": 8}  # where a layout has a default
@@ -63,8 +62,7 @@ def family_of(files: DrafterFiles) -> Literal["dflash", "dspark"] | None:
 
 def canonical(files: DrafterFiles) -> DrafterFiles:
     """Flatten the config, and leave out the parts of the target that trainers export along."""
-    nested = files.config.get(NESTED)
-    config = {**files.config, **nested} if isinstance(nested, Mapping) else files.config
+    config = flattened(files.config)
     parameters = config.get("rope_parameters")
     # speculators' code rotates all layers as sliding ones where the target's differ.
     if layout_of(files) == "speculators" and isinstance(parameters, Mapping) and "sliding_attention" in parameters:

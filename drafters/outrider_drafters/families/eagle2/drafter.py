@@ -28,6 +28,7 @@ class Eagle2Drafter:
         self._pairs = PackedLinear(eagle.fc.weight.detach(), eagle.fc.bias, packed=None)
         blocks = [FusedBlock(block) for block in eagle.blocks]
         self.block: FusedBlock | FusedLayers = blocks[0] if len(blocks) == 1 else FusedLayers(blocks)
+        self.embed_norm, self.output_norm = eagle.embedding_layernorm, eagle.pre_lm_head_layernorm
         self.target = target
         self.embed = target.embed if embed is None else embed
         self.tap = last_hidden_info(eagle.sizes.hidden)
@@ -35,10 +36,12 @@ class Eagle2Drafter:
         self.plan: TreePlan | None = None
 
     def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:
+        if self.embed_norm is not None:
+            embeds = self.embed_norm(embeds)
         return self._pairs(torch.cat((embeds, features), dim=-1))
 
     def logits(self, outputs: Tensor) -> Tensor:
-        return self.target.logits(outputs)
+        return self.target.logits(outputs if self.output_norm is None else self.output_norm(outputs))
 
     def new_state(self) -> PairState:
         return PairState(self)

@@ -22,11 +22,10 @@ from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 from outrider_drafters.families.eagle3.tap_layers import chosen_layers, is_deepspec, uses_layers
-from outrider_drafters.readers.config import Config, config_int, is_sliding
+from outrider_drafters.readers.config import NESTED, Config, config_int, flattened, is_sliding
 
 LAYER = "midlayer."
 VLLM_LAYER = "layers.0."
-NESTED = "transformer_layer_config"
 EMBEDDING = "embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 D2T, T2D = "d2t", "t2d"
@@ -44,8 +43,7 @@ def recognizes(files: DrafterFiles) -> bool:
 
 def canonical(files: DrafterFiles) -> DrafterFiles:
     """Rename tensors to SafeAILab's names and flatten the config. Raises UsageError for two tensors of one name."""
-    nested = files.config.get(NESTED)
-    config = {**files.config, **nested} if isinstance(nested, Mapping) else files.config
+    config = flattened(files.config)
     unused = () if uses_layers(config) else FUSING
     checkpoint = files.checkpoint.renamed(lambda name: None if _bare(name).startswith(unused) else _canonical(name))
     return replace(files, config=config, checkpoint=checkpoint)

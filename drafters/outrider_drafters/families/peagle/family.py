@@ -17,7 +17,7 @@ from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.eagle3_gguf import TARGET_LAYERS
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import Tap
-from outrider_drafters.families.dflash.layout import KIND, published_plan, speculative_tokens
+from outrider_drafters.families.dflash.layout import published_plan, speculative_tokens
 from outrider_drafters.families.eagle3.family import FAMILY as EAGLE3
 from outrider_drafters.families.eagle3.family import make_tap
 from outrider_drafters.families.eagle3.layout import D2T, EMBEDDING, T2D, canonical, check_vocabulary, sizes_of
@@ -25,6 +25,7 @@ from outrider_drafters.families.eagle3.tap import tap_info
 from outrider_drafters.families.eagle3.tap_layers import IDS, config_value
 from outrider_drafters.families.peagle.drafter import NAME, PEagleDrafter
 from outrider_drafters.families.peagle.network import PEagle, PEagleSizes
+from outrider_drafters.readers.config import KIND
 
 MASK_HIDDEN = "mask_hidden"
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
