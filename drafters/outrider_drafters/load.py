@@ -31,22 +31,26 @@ from outrider_drafters.families.independent import family as independent
 from outrider_drafters.families.lookup import family as lookup
 from outrider_drafters.families.lookup.copying import COPY, COPY_OPTION, CopyingDrafter
 from outrider_drafters.families.medusa import family as medusa
+from outrider_drafters.families.mlp_speculator import family as mlp_speculator
 from outrider_drafters.families.moa import family as moa
 from outrider_drafters.families.mtp import family as mtp
+from outrider_drafters.families.peagle import family as peagle
 from outrider_drafters.plug_ins import PlugIns
 from outrider_drafters.readers.config import config_int
 from outrider_proto.errors import UsageError
 
 # The order counts: the first family that recognizes a directory takes it. eagle2 (fc.*, layers.0.*) also recognizes
-# dflash, dspark and eagle3 in vLLM's layout, and independent any whole model, even one that also holds heads or MTP
-# layers.
+# dflash, dspark and eagle3 in vLLM's layout, eagle3 also peagle, and independent any whole model, even one that also
+# holds heads or MTP layers.
 FAMILIES: tuple[Family, ...] = (
     mtp.FAMILY,
     dflash.FAMILY,
     dspark.FAMILY,
     hydra.FAMILY,
     medusa.FAMILY,
+    mlp_speculator.FAMILY,
     moa.FAMILY,
+    peagle.FAMILY,
     eagle3.FAMILY,
     eagle2.FAMILY,
     lookup.FAMILY,

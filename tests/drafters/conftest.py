@@ -50,6 +50,10 @@ from outrider_drafters.families.independent.network import CausalModel
 from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_drafters.families.medusa.drafter import MedusaDrafter
 from outrider_drafters.families.medusa.network import Medusa, MedusaSizes
+from outrider_drafters.families.mlp_speculator.drafter import MLPSpeculatorDrafter
+from outrider_drafters.families.mlp_speculator.network import MLPSpeculator, MLPSpeculatorSizes
+from outrider_drafters.families.peagle.drafter import PEagleDrafter
+from outrider_drafters.families.peagle.network import PEagle, PEagleSizes
 from outrider_proto.tree import ROOT, DraftTree
 
 sys.path.insert(0, str(Path(__file__).parent))  # for modules shared between the tests of this folder
@@ -109,6 +113,44 @@ def tiny_eagle3() -> Drafter:
     return Eagle3Drafter(eagle.requires_grad_(False), frozen)
 
 
+def tiny_eagle3_layers() -> Drafter:
+    """Three layers, the second with a window that the tests' texts outgrow."""
+    sizes = Eagle3Sizes(BlockShape(16, 4, 2, 4, 20, qk_norm=True), 23, 23, 16, (1, 2), windows=(None, 5, None))
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
+        eagle = Eagle3(sizes)
+        for parameter in eagle.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    return Eagle3Drafter(eagle.requires_grad_(False), frozen)
+
+
+def tiny_eagle2_norms() -> Drafter:
+    """The variant of speculators with more norms."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
+        eagle = Eagle2(Eagle2Sizes(16, 4, 2, 4, 20, norms=True))
+        for parameter in eagle.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    return Eagle2Drafter(eagle.requires_grad_(False), frozen)
+
+
+def tiny_peagle() -> Drafter:
+    """Two layers, one with a window, and a small vocabulary of its own."""
+    eagle = Eagle3Sizes(
+        BlockShape(16, 4, 2, 4, 20), 23, 17, 16, (1, 2), input_norm=True, own_embedding=True, windows=(5, None)
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
+        network = PEagle(PEagleSizes(eagle, mask_token=22, mask_shape=(1, 1, 32), num_drafts=4))
+        for parameter in network.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    network.set_draft_tokens(torch.arange(3, 20))
+    return PEagleDrafter(network.requires_grad_(False), frozen)
+
+
 def tiny_independent() -> Drafter:
     config = LlamaConfig(
         vocab_size=23,
@@ -160,11 +202,13 @@ def tiny_heads() -> dict[str, Drafter]:
         medusa = Medusa(MedusaSizes(16, 23, heads=3, blocks=2, tied=False))
         hydra = Hydra(HydraSizes(16, 23, heads=3, blocks=2, tied=False))
         after_prefix = Hydra(HydraSizes(16, 23, heads=3, prefix=BlockShape(16, 4, 2, 4, 20)))
-        for parameter in (*medusa.parameters(), *hydra.parameters(), *after_prefix.parameters()):
+        mlp = MLPSpeculator(MLPSpeculatorSizes(16, 12, 23, 23, heads=3, scale_input=True, tied=True))
+        networks = (medusa, hydra, after_prefix, mlp)
+        for parameter in (parameter for network in networks for parameter in network.parameters()):
             torch.nn.init.normal_(parameter, std=0.3)
             parameter.requires_grad_(False)
     hydras = {"hydra": HydraDrafter(hydra, frozen), "hydra++": HydraDrafter(after_prefix, frozen)}
-    return {"medusa": MedusaDrafter(medusa, frozen)} | hydras
+    return {"medusa": MedusaDrafter(medusa, frozen), "mlp": MLPSpeculatorDrafter(mlp, frozen)} | hydras
 
 
 class Pairs(TextDrafter):
@@ -177,6 +221,7 @@ class Pairs(TextDrafter):
 def every_tiny_drafter() -> dict[str, Drafter]:
     others = {"lookup": LookupDrafter(23, ngram=2), "independent": tiny_independent(), "eagle3": tiny_eagle3()}
     others |= {"dflash": tiny_dflash(), "dspark": tiny_dspark(), "text": Pairs(23)}
+    others |= {"eagle3 layers": tiny_eagle3_layers(), "eagle2 norms": tiny_eagle2_norms(), "peagle": tiny_peagle()}
     others |= {"moa tli": tiny_moa(has_lsa=True), "moa tli without lsa": tiny_moa(has_lsa=False)}
     return {family: tiny_drafter(family) for family in ("moa", "eagle2")} | others | tiny_heads()
 
@@ -208,7 +253,7 @@ def float64_drafters() -> dict[str, Drafter]:
         return every_tiny_drafter()
 
 
-@pytest.fixture(params=["moa", "moa tli", "moa tli without lsa", "eagle2"])
+@pytest.fixture(params=["moa", "moa tli", "moa tli without lsa", "eagle2", "eagle2 norms", "eagle3 layers"])
 def drafter(request: pytest.FixtureRequest, tiny_drafters: dict[str, Drafter]) -> Drafter:
     return tiny_drafters[request.param]
 

@@ -3,7 +3,7 @@
 Tensors bear SafeAILab's names. Written from the paper (arXiv 2503.01840) and the published code's order of steps.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class Formulas:
     eps: float = 1e-5
     norm_before_residual: bool = False
     norm_output: bool = False
-    layer: str = field(default="midlayer.")
+    windows: tuple[int | None, ...] = (None,)  # one a layer
 
     def fused(self, states: list[Tensor]) -> Tensor:
         if "fc.weight" not in self.tensors:
@@ -48,31 +48,39 @@ class Formulas:
 
     def outputs(self, embeds: Tensor, features: Tensor) -> Tensor:
         """Before the last norm, of rows that all see those before them."""
-        own = lambda name: self.tensors[self.layer + name]  # noqa: E731
-        normed = self.norm(features, own("hidden_norm.weight"))
-        x = torch.cat((self.norm(embeds, own("input_layernorm.weight")), normed), dim=-1)
-        attended = self.attention(x) @ own("self_attn.o_proj.weight").T
-        attended = attended + self.tensors.get(f"{self.layer}self_attn.o_proj.bias", 0)
-        y = (normed if self.norm_before_residual else features) + attended
-        z = self.norm(y, own("post_attention_layernorm.weight"))
-        gate, up = z @ own("mlp.gate_proj.weight").T, z @ own("mlp.up_proj.weight").T
-        return y + (gate * torch.sigmoid(gate) * up) @ own("mlp.down_proj.weight").T
+        normed = self.norm(features, self.tensors["midlayer.hidden_norm.weight"])
+        x = torch.cat((self.norm(embeds, self.tensors["midlayer.input_layernorm.weight"]), normed), dim=-1)
+        attended = self.attention(x, "midlayer.", self.windows[0])
+        x = self.mixed((normed if self.norm_before_residual else features) + attended, "midlayer.")
+        for number, window in enumerate(self.windows[1:], 1):
+            layer = f"layers.{number}."
+            attended = self.attention(self.norm(x, self.tensors[f"{layer}input_layernorm.weight"]), layer, window)
+            x = self.mixed(x + attended, layer)
+        return x
 
-    def attention(self, x: Tensor) -> Tensor:
-        queries, keys = self.rotated("q", x, self.heads), self.rotated("k", x, self.kv_heads)
-        values = self.projected("v", x, self.kv_heads)
-        seen = torch.ones(len(x), len(x), dtype=torch.bool).tril()
+    def mixed(self, y: Tensor, layer: str) -> Tensor:
+        gate, up, down = (self.tensors[f"{layer}mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
+        z = self.norm(y, self.tensors[f"{layer}post_attention_layernorm.weight"])
+        return y + ((z @ gate.T) * torch.sigmoid(z @ gate.T) * (z @ up.T)) @ down.T
+
+    def attention(self, x: Tensor, layer: str, window: int | None) -> Tensor:
+        attention = f"{layer}self_attn."
+        queries, keys = self.rotated(f"{attention}q", x, self.heads), self.rotated(f"{attention}k", x, self.kv_heads)
+        values = self.projected(f"{attention}v", x, self.kv_heads)
+        distance = torch.arange(len(x))[:, None] - torch.arange(len(x))
+        seen = (distance >= 0) & (distance < (window or len(x)))
         mixed = []
         for head in range(self.heads):
             group = head // (self.heads // self.kv_heads)
             scores = queries[:, head] @ keys[:, group].T / queries.shape[-1] ** 0.5
             mixed.append(scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values[:, group])
-        return torch.cat(mixed, dim=-1)
+        out = torch.cat(mixed, dim=-1) @ self.tensors[f"{attention}o_proj.weight"].T
+        return out + self.tensors.get(f"{attention}o_proj.bias", 0)
 
     def rotated(self, name: str, x: Tensor, heads: int) -> Tensor:
         """RoPE as a product of complex numbers: the halves of a head are real and imaginary parts."""
         rows = self.projected(name, x, heads)
-        weight = self.tensors.get(f"{self.layer}self_attn.{name}_norm.weight")
+        weight = self.tensors.get(f"{name}_norm.weight")
         rows = rows if weight is None else self.norm(rows, weight)
         real, imaginary = rows.chunk(2, dim=-1)
         angles = torch.arange(len(x))[:, None] * self.inverse_frequencies
@@ -80,8 +88,8 @@ class Formulas:
         return torch.cat((rotated.real, rotated.imag), dim=-1)
 
     def projected(self, name: str, x: Tensor, heads: int) -> Tensor:
-        weight, bias = f"{self.layer}self_attn.{name}_proj.weight", f"{self.layer}self_attn.{name}_proj.bias"
-        return (x @ self.tensors[weight].T + self.tensors.get(bias, 0)).unflatten(-1, (heads, -1))
+        bias = self.tensors.get(f"{name}_proj.bias", 0)
+        return (x @ self.tensors[f"{name}_proj.weight"].T + bias).unflatten(-1, (heads, -1))
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * weight

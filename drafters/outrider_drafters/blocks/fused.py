@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,8 @@ from torch import Tensor
 from outrider_drafters.blocks.layers import Attention, BlockShape, GatedMLP, LlamaBlock, RMSNorm, Rope
 from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.blocks.row_buffer import AnyCache, JointCache, KVCache
+
+_PIECE = 512  # rows of a prompt that pass through several blocks at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +91,7 @@ class FusedBlock:
     def __init__(self, block: LlamaBlock, *, packed: bool | None = None) -> None:
         self.shape = block.shape
         self._projections = FusedProjections(block.self_attn, block.shape, packed=packed)
-        self._out = PackedLinear(block.self_attn.o_proj.weight.detach(), packed=packed)
+        self._out = output_projection(block.self_attn, packed=packed)
         self._mlp = FusedMLP(block.post_attention_layernorm, block.mlp, packed=packed)
         norm = block.input_layernorm
         self._input_norm = norm.weight.detach() if isinstance(norm, RMSNorm) else None
@@ -161,10 +164,28 @@ def _head_norms(attention: Attention, shape: BlockShape) -> Tensor | None:
     return torch.cat(weights).detach()
 
 
+def output_projection(attention: Attention, *, packed: bool | None = None) -> PackedLinear:
+    out = attention.o_proj
+    return PackedLinear(out.weight.detach(), None if out.bias is None else out.bias.detach(), packed=packed)
+
+
+class CachedBlock(Protocol):
+    """A decoder layer that appends its rows to a cache: a FusedBlock, or one whose input has another form."""
+
+    @property
+    def shape(self) -> BlockShape: ...
+
+    def new_cache(self) -> KVCache: ...
+
+    def run(self, x: Tensor, rope: Rope, cache: AnyCache, mask: Tensor | None = None) -> Tensor: ...
+
+    def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None: ...
+
+
 class LayersCache(KVCache):
     """The caches of several blocks: itself the first block's; truncating it truncates those `above` too."""
 
-    def __init__(self, block: FusedBlock, above: Sequence[KVCache]) -> None:
+    def __init__(self, block: CachedBlock, above: Sequence[KVCache]) -> None:
         like = block.new_cache().keys
         super().__init__(block.shape.kv_heads, block.shape.head_dim, like.dtype, like.device)
         self.above = above
@@ -176,10 +197,18 @@ class LayersCache(KVCache):
 
 
 class FusedLayers:
-    """Several blocks, one after the other, behind the interface of one FusedBlock."""
+    """Several blocks, one after the other, behind the interface of one FusedBlock.
 
-    def __init__(self, blocks: Sequence[FusedBlock]) -> None:
+    `windows`: how many of the rows that it would see, its own and the newest ones before, a row of each block sees;
+    None: all. `norm` is applied to the last block's output.
+    """
+
+    def __init__(
+        self, blocks: Sequence[CachedBlock], windows: Sequence[int | None] = (), norm: RMSNorm | None = None
+    ) -> None:
         self._blocks = blocks
+        self._windows = tuple(windows) or (None,) * len(blocks)
+        self._norm = norm
         self.shape = blocks[0].shape
 
     def new_cache(self) -> KVCache:
@@ -188,20 +217,40 @@ class FusedLayers:
 
     def run(self, x: Tensor, rope: Rope, cache: AnyCache, mask: Tensor | None = None) -> Tensor:
         """Append the rows to every block's cache and attend to it; mask [n, length] bool, None: see all."""
-        for block, own in zip(self._blocks, _caches(cache), strict=True):
-            x = block.run(x, rope, own, mask)
-        return x
+        for block, window, own in zip(self._blocks, self._windows, _caches(cache), strict=True):
+            x = block.run(x, rope, _narrowed(own, window), _newest(mask, window, own, len(x)))
+        return x if self._norm is None else F.rms_norm(x, self._norm.weight.shape, self._norm.weight, self._norm.eps)
 
     def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
         """Append consecutive rows to every block's cache; all blocks but the last have to run for that."""
-        if len(x) == 0:
-            return
-        earlier = cache.length
-        mask = torch.ones(len(x), earlier + len(x), dtype=torch.bool, device=x.device).tril(earlier)
         *caches, last = _own_caches(cache)
-        for block, own in zip(self._blocks, caches, strict=False):
-            x = block.run(x, rope, own, mask)
-        self._blocks[-1].append_kv(x, rope, last)
+        # In pieces: the mask of a long prompt would be as large as its square.
+        for first in range(0, len(x) if caches else 0, _PIECE):
+            piece = slice(first, first + _PIECE)
+            part, turned, earlier = x[piece], Rope(rope.cos[piece], rope.sin[piece]), cache.length
+            mask = torch.ones(len(part), earlier + len(part), dtype=torch.bool, device=x.device).tril(earlier)
+            for block, window, own in zip(self._blocks, self._windows, caches, strict=False):
+                part = block.run(part, turned, own, _newest(mask, window, own, len(part)))
+            self._blocks[-1].append_kv(part, turned, last)
+        if not caches:
+            self._blocks[0].append_kv(x, rope, last)
+
+
+def _newest(mask: Tensor | None, window: int | None, cache: AnyCache, rows: int) -> Tensor | None:
+    """Narrow what rows see, mask [n, length], to the newest `window` of it. A joint cache has masks of its own."""
+    if window is None or isinstance(cache, JointCache):
+        return mask
+    if mask is None:
+        mask = torch.ones(rows, cache.length + rows, dtype=torch.bool, device=cache.keys.device)
+    # By count, not by place: the rows of a tree's branches lie between a row and those that it sees.
+    return mask & (mask.flip(-1).cumsum(-1).flip(-1) <= window)
+
+
+def _narrowed(cache: AnyCache, window: int | None) -> AnyCache:
+    if window is None or not isinstance(cache, JointCache):
+        return cache
+    texts = zip(cache.caches, cache.masks, cache.sizes, strict=True)
+    return JointCache(cache.caches, [_newest(mask, window, own, rows) for own, mask, rows in texts], cache.sizes)
 
 
 def _caches(cache: AnyCache) -> Sequence[AnyCache]:

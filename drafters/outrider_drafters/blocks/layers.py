@@ -199,11 +199,11 @@ class LlamaBlock(nn.Module):
     `input_norm=False` is EAGLE's first layer, which does not norm its input.
     """
 
-    def __init__(self, shape: BlockShape, *, input_norm: bool = True) -> None:
+    def __init__(self, shape: BlockShape, *, input_norm: bool = True, out_bias: bool = False) -> None:
         super().__init__()
         self.shape = shape
         self.input_layernorm = RMSNorm(shape.width, shape.eps) if input_norm else nn.Identity()
-        self.self_attn = Attention(shape)
+        self.self_attn = Attention(shape, out_bias=out_bias)
         self.post_attention_layernorm = RMSNorm(shape.width, shape.eps)
         self.mlp = GatedMLP(shape.width, shape.mlp)
         self.apply(_initialize)

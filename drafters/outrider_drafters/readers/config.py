@@ -11,6 +11,11 @@ from outrider_proto.errors import UsageError
 
 Config = Mapping[str, Any]  # raw JSON: a value's type is checked where it is used
 
+# speculators' keys: the kind of a head, and the part of its config that is a model's of Hugging Face.
+KIND, NESTED = "speculators_model_type", "transformer_layer_config"
+SLIDING, FULL = "sliding_attention", "full_attention"
+MAX_WINDOW_LAYERS = 28  # Qwen3's default: layers from this one on slide, where any do
+
 
 def read_json(path: Path) -> Config:
     """Read the object in a JSON file. Raises UsageError."""
@@ -34,6 +39,12 @@ def read_config(directory: Path) -> Config:
     return text if isinstance(text, dict) else config
 
 
+def flattened(config: Config) -> Config:
+    """Return a config of speculators' with the model's part beside the rest; any other as it is."""
+    nested = config.get(NESTED)
+    return {**config, **nested} if isinstance(nested, Mapping) else config
+
+
 def config_int(config: Config, key: str, default: int | None = None) -> int:
     """Return a whole number above 0; a missing or null one takes the default. Raises UsageError."""
     # A null counts as missing: published configurations write both.
@@ -53,3 +64,16 @@ def rope_theta(config: Config) -> float:
 def rms_norm_eps(config: Config) -> float:
     """Return the norms' eps, by default Llama's 1e-6."""
     return float(config.get("rms_norm_eps") or 1e-6)
+
+
+def is_sliding(config: Config, layer: int) -> bool:
+    """Return whether a layer is one with a sliding window. Raises UsageError for another kind of layer."""
+    types = config.get("layer_types")
+    if not isinstance(types, list):
+        first = config_int(config, "max_window_layers", MAX_WINDOW_LAYERS)
+        return bool(config.get("use_sliding_window")) and layer >= first
+    if layer >= len(types):
+        raise UsageError(f"config.json: layer_types has {len(types)} entries: layer {layer} has none")
+    if types[layer] not in (SLIDING, FULL):
+        raise UsageError(f"config.json: layer_types: layer {layer} is {types[layer]}: need {FULL} or {SLIDING}")
+    return bool(types[layer] == SLIDING)

@@ -199,4 +199,6 @@ def _alike(one: Eagle2Drafter, other: Eagle2Drafter) -> bool:
     same_fc = can_stack(one.fc.weight, other.fc.weight) and can_stack(one.fc.bias, other.fc.bias)
     if not isinstance(one.block, FusedBlock) or not isinstance(other.block, FusedBlock):
         return False
+    if one.output_norm is not None or other.output_norm is not None:
+        return False
     return shared and same_fc and alike(one.block, other.block)

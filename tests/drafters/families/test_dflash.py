@@ -176,7 +176,7 @@ def test_every_path_gets_its_levels_logits(directory, frozen):
     torch.testing.assert_close(state.expand([3, 4], [ROOT, ROOT]), levels[[1, 1]])
     torch.testing.assert_close(state.expand([5, 6, 7], [0, 0, 1]), levels[[2, 2, 2]])
     state.expand([5], [2])
-    with pytest.raises(UsageError, match="a level beyond the last of a block of 5"):
+    with pytest.raises(UsageError, match="a level beyond the last of a block that drafts 4 tokens"):
         state.expand([5], [5])
 
 

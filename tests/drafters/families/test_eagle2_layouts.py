@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from outrider_drafters import Eagle2, Eagle2Sizes, TargetWeights, load_drafter
+from outrider_drafters import Eagle2, Eagle2Sizes, TargetWeights, load_drafter, load_tap
 from outrider_drafters.blocks.rope import RopeScaling
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
@@ -42,6 +42,8 @@ def attention(x, tensors, prefix, theta, factor):
 
 def outputs(tensors, embeds, features, theta, factor):
     """Of rows of embeddings [n, E] of tokens 1 .. n and features [n, E] of positions 0 .. n - 1."""
+    if "embedding_layernorm.weight" in tensors:
+        embeds = rms_norm(embeds, tensors["embedding_layernorm.weight"])
     x = torch.cat((embeds, features), dim=-1) @ tensors["fc.weight"].T + tensors.get("fc.bias", 0.0)
     for i in range(sum(name.endswith("q_proj.weight") for name in tensors)):
         norm = tensors.get(f"layers.{i}.input_layernorm.weight")
@@ -58,7 +60,8 @@ def expected(tensors, frozen, embed, features, tokens, theta=10000.0, factor=1.0
     while True:
         made = outputs(tensors, embed[tokens[1 : len(features) + 1]], features, theta, factor)
         if len(features) == len(tokens) - 1:
-            return made[-1] @ frozen.lm_head.T
+            norm = tensors.get("pre_lm_head_layernorm.weight")
+            return (made[-1] if norm is None else rms_norm(made[-1], norm)) @ frozen.lm_head.T
         features = torch.cat((features, made[-1:]))
 
 
@@ -216,3 +219,137 @@ def test_an_own_embedding_that_is_not_there_is_refused(tmp_path, frozen):
     write(tmp_path, frozen)
     with pytest.raises(UsageError, match=r"embedding=own: it has no tensor embed_tokens\.weight"):
         load_drafter(f"{tmp_path},embedding=own", frozen)
+
+
+SPECULATORS = {
+    "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],
+    "speculators_model_type": "eagle",
+    "speculators_config": {"algorithm": "eagle", "proposal_methods": [{"speculative_tokens": 3}]},
+    "transformer_layer_architecture": "LlamaDecoderLayer",
+}
+OLDER = {"embedding_layernorm": "embed_layernorm", "layers.0.input_layernorm": "hidden_layernorm"}
+OLDER |= {"pre_lm_head_layernorm": "lm_head_layernorm"}
+
+
+def to_speculators(name: str) -> str:
+    return name.replace("layers.0.", "transformer.").replace("fc.", "fusion_fc.")
+
+
+def to_older(name: str) -> str:
+    stem = name.removesuffix(".weight")
+    return f"{OLDER[stem]}.weight" if stem in OLDER else name
+
+
+def write_speculators(directory: Path, frozen: TargetWeights, rename=to_speculators, nested=None, **sizes):
+    """A random head in speculators' layout, and its tensors by SafeAILab's names; norms far from one."""
+    write(directory, frozen, **sizes)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        eagle = Eagle2(Eagle2Sizes(WIDTH, HEADS, 2, WIDTH // HEADS, 48, **sizes))
+        for name, parameter in eagle.named_parameters():
+            torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.15)
+    tensors = {name: tensor.detach().clone() for name, tensor in eagle.state_dict().items()}
+    save_file({rename(name): tensor for name, tensor in tensors.items()}, directory / "model.safetensors")
+    llama = {"model_type": "llama", "num_attention_heads": HEADS, "rms_norm_eps": EPS, "vocab_size": 256}
+    config = SPECULATORS | {"fusion_bias": sizes.get("fc_bias", True), "layernorms": sizes.get("norms", False)}
+    config |= {"transformer_layer_config": llama | {"num_hidden_layers": 1, "rope_theta": 777.0} | (nested or {})}
+    (directory / "config.json").write_text(json.dumps(config))
+    return tensors
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"fc_bias": False},
+        {"fc_bias": True},
+        {"norms": True},
+        {"norms": True, "fc_bias": False, "qkv_bias": True},
+    ],
+    ids=str,
+)
+def test_speculators(tmp_path, frozen, sizes):
+    tensors = write_speculators(tmp_path, frozen, **sizes)
+    drafter = load_drafter(tmp_path, frozen)
+    assert drafter.family == "eagle2"
+    assert load_tap(tmp_path, frozen.directory).info == drafter.tap
+    check(drafter, tensors, frozen, theta=777.0)
+    check(load_drafter(f"{tmp_path},rope_theta=99", frozen), tensors, frozen, theta=99.0)
+
+
+def test_what_speculators_converts_from(tmp_path, frozen):
+    """HASS's names of the norms, with SafeAILab's of the rest."""
+    tensors = write_speculators(tmp_path, frozen, rename=to_older, norms=True)
+    assert {"fc.weight", "hidden_layernorm.weight"} < set(load_file(tmp_path / "model.safetensors"))
+    flat = {"num_attention_heads": HEADS, "rms_norm_eps": EPS, "vocab_size": 256, "rope_theta": 55.0}
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    check(load_drafter(tmp_path, frozen), tensors, frozen, theta=55.0)
+
+
+def test_norms_matter(tmp_path, frozen):
+    tensors, tokens = write_speculators(tmp_path, frozen, norms=True), [5, 9, 3]
+    features, plain = torch.randn(2, WIDTH), dict(tensors)
+    with_norms = expected(tensors, frozen, frozen.embed, features, tokens)
+    for name in ("embedding_layernorm.weight", "layers.0.input_layernorm.weight", "pre_lm_head_layernorm.weight"):
+        without = {other: tensor for other, tensor in plain.items() if other != name}
+        assert not torch.allclose(expected(without, frozen, frozen.embed, features, tokens), with_norms, atol=1e-2)
+
+
+def test_speculators_scale_rope_as_their_layer_does(tmp_path, frozen):
+    """With the base of the config, unlike SafeAILab's code."""
+    scaling = {"rope_type": "linear", "factor": 4.0, "rope_theta": 777.0}
+    tensors = write_speculators(tmp_path, frozen, nested={"rope_theta": None, "rope_parameters": scaling})
+    check(load_drafter(tmp_path, frozen), tensors, frozen, theta=777.0, factor=4.0)
+    write_speculators(
+        tmp_path,
+        frozen,
+        nested={
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    )
+    assert load_drafter(tmp_path, frozen).block.shape.rope_scaling.kind == "llama3"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fusion_bias": False}, r"fusion_bias=False: it holds fc\.bias"),
+        ({"layernorms": False}, r"layernorms=False: it holds pre_lm_head_layernorm\.weight"),
+        ({"fusion_bias": "no"}, "fusion_bias=no: need true or false"),
+        ({"layernorms": 1}, "layernorms=1: need true or false"),
+        ({"transformer_layer_architecture": "Gemma2DecoderLayer"}, "=Gemma2DecoderLayer: need one of auto, Llama"),
+        ({"transformer_layer_config": {"num_attention_heads": HEADS, "vocab_size": 300}}, "vocab_size is 300"),
+        (
+            {"transformer_layer_config": {"num_attention_heads": HEADS, "rope_scaling": {"type": "dynamic"}}},
+            "rope_scaling of type dynamic",
+        ),
+    ],
+    ids=str,
+)
+def test_speculators_settings_are_read_or_refused(tmp_path, frozen, changes, message):
+    write_speculators(tmp_path, frozen, norms=True)
+    change_config(tmp_path, **changes)
+    for load in (load_drafter, lambda path, target: load_tap(path, target.directory)):
+        with pytest.raises(UsageError, match=message):
+            load(tmp_path, frozen)
+
+
+def test_every_missing_or_misshapen_tensor_of_speculators_is_named(tmp_path, frozen):
+    write_speculators(tmp_path, frozen, norms=True)
+    whole = load_file(tmp_path / "model.safetensors")
+    for name, tensor in whole.items():
+        known_by = name.replace("transformer.", "layers.0.").replace("fusion_fc.", "fc.")
+        save_file({other: kept for other, kept in whole.items() if other != name}, tmp_path / "model.safetensors")
+        with pytest.raises(UsageError, match=f"lacks tensors .*{known_by}"):
+            load_drafter(tmp_path, frozen)
+        save_file(whole | {name: tensor[..., :7].clone()}, tmp_path / "model.safetensors")
+        with pytest.raises(UsageError, match=r"has shape|hidden size is|do not make"):
+            load_drafter(tmp_path, frozen)
+    save_file(whole | {"transformer.self_attn.o_proj.bias": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match=r"holds unknown tensors layers\.0\.self_attn\.o_proj\.bias"):
+        load_drafter(tmp_path, frozen)

@@ -71,10 +71,47 @@ def test_unknown_tensor_is_named(head):
     head.refused(r"holds unknown tensors midlayer\.mlp\.extra\.weight")
 
 
-def test_a_second_layer_is_unknown(head):
-    head.tensors = {name.replace("midlayer", "layers.0"): tensor for name, tensor in head.tensors.items()}
-    head.tensors["layers.1.mlp.up_proj.weight"] = torch.zeros(2)
-    head.refused(r"holds unknown tensors layers\.1\.mlp\.up_proj\.weight")
+def test_a_later_layer_must_be_whole(head):
+    head.tensors |= {name: torch.zeros(shape) for name, shape in later_layer("layers.1.").items()}
+    head.load()
+    for name in later_layer("layers.1."):
+        tensor = head.tensors.pop(name)
+        head.refused(rf"lacks tensors {name}")
+        head.tensors[name] = tensor[..., :5].clone()
+        head.refused(rf"tensor {name} has shape")
+        head.tensors[name] = tensor
+
+
+def test_layers_are_numbered_without_a_gap(head):
+    head.tensors |= {name: torch.zeros(shape) for name, shape in later_layer("layers.2.").items()}
+    head.refused(r"lacks tensors layers\.1\.input_layernorm\.weight")
+
+
+def test_a_later_layer_takes_no_pairs(head):
+    head.tensors |= {name: torch.zeros(shape) for name, shape in later_layer("layers.1.").items()}
+    head.tensors["layers.1.hidden_norm.weight"] = torch.ones(64)
+    head.refused(r"holds unknown tensors layers\.1\.hidden_norm\.weight")
+
+
+@pytest.mark.parametrize(
+    ("nested", "message"),
+    [
+        ({"num_hidden_layers": 3}, "holds 1 layers: config.json says num_hidden_layers=3"),
+        ({"sliding_window": 8, "layer_types": []}, "layer_types has 0 entries: layer 0 has none"),
+        ({"sliding_window": 8, "layer_types": ["chunked_attention"]}, "layer 0 is chunked_attention: need full"),
+        ({"sliding_window": 0, "layer_types": ["sliding_attention"]}, "sliding_window=0: need a whole number"),
+    ],
+)
+def test_speculators_layers_are_as_its_config_says(head, nested, message):
+    head.config["transformer_layer_config"] = nested
+    head.refused(message)
+
+
+def later_layer(layer: str) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {f"{layer}{x}_layernorm.weight": (64,) for x in ("input", "post_attention")}
+    shapes |= {f"{layer}self_attn.{x}_proj.weight": (32 if x in "kv" else 64, 64) for x in "qkvo"}
+    mlp = {"gate": (128, 64), "up": (128, 64), "down": (64, 128)}
+    return shapes | {f"{layer}mlp.{part}_proj.weight": shape for part, shape in mlp.items()}
 
 
 def test_the_same_tensor_under_two_names_is_refused(head):

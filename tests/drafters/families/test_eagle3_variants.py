@@ -1,57 +1,16 @@
 """Every published form of EAGLE-3 against its formulas, computed without a cache on a real target's hidden states."""
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from eagle3_formulas import Formulas
-from safetensors.torch import save_file
+from eagle3_forms import HT, LAYERS, TEXT, Form, Head, V, rename_to_vllm
 from torch import Tensor
 
 from outrider_drafters import Activations, TargetWeights, load_drafter, load_tap
+from outrider_drafters.blocks import fused
 from outrider_drafters.contracts.drafter import DraftState
 from outrider_drafters.contracts.tap import BEFORE_NORM
+from outrider_drafters.trees.grow import Level
 from outrider_proto.tree import ROOT
-
-V, HT, LAYERS = 256, 64, 8  # target_l8
-TEXT = [7, 41, 199, 3, 88, 120, 17, 250, 66, 5, 23, 9]
-
-
-def rename_to_vllm(name: str) -> str:
-    return name.replace("midlayer.", "layers.0.")
-
-
-@dataclass
-class Form:
-    """A way in which a head may be made and published."""
-
-    layers: tuple[int, ...] = (2, 4, 5)  # what must come out
-    config: dict[str, Any] = field(default_factory=dict)
-    nested: dict[str, Any] | None = None
-    options: str = ""
-    hidden: int = HT
-    head_dim: int = 16
-    draft_vocab: int = 100
-    fc_norm: bool = False
-    input_norm: bool = False
-    fc_bias: bool = False
-    qkv_bias: bool = False
-    out_bias: bool = False
-    qk_norm: bool = False
-    holds_embedding: bool = False
-    uses_own_embedding: bool = False
-    own_head: bool = True
-    rename: Callable[[str], str] = str
-    norm_before_residual: bool = False
-    norm_output: bool = False
-    theta: float = 10000.0
-    stretched: Callable[[Tensor], Tensor] = lambda plain: plain
-    fused: bool = True
-
 
 FORMS = {
     "plain": Form(),
@@ -129,86 +88,55 @@ FORMS = {
         config={"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": [1, 3, 5]},
         nested={},
     ),
+    "three layers": Form(windows=(None,) * 3),
+    "two layers, biases and norms": Form(
+        windows=(None,) * 2,
+        qkv_bias=True,
+        out_bias=True,
+        qk_norm=True,
+        config={"norm_before_residual": True},
+        norm_before_residual=True,
+    ),
+    "two layers, 3.1": Form(windows=(None,) * 2, config={"norm_output": True}, fc_norm=True, norm_output=True),
+    "three layers, vLLM's names": Form(
+        rename=lambda name: f"model.{rename_to_vllm(name)}", windows=(None,) * 3, config={"num_hidden_layers": 36}
+    ),
+    "two layers, DeepSpec": Form(
+        rename=rename_to_vllm,
+        layers=(1, 3, 7),
+        config={"target_layer_ids": [0, 2, 6], "num_hidden_layers": 2},
+        windows=(None,) * 2,
+        holds_embedding=True,
+        uses_own_embedding=True,
+        draft_vocab=V,
+    ),
+    "two layers, speculators": Form(
+        rename=rename_to_vllm,
+        config={"norm_before_residual": True},
+        nested={"num_hidden_layers": 2, "sliding_window": None, "layer_types": ["sliding_attention"] * 2},
+        windows=(None,) * 2,
+        norm_before_residual=True,
+    ),
+    "three layers, speculators, sliding": Form(
+        rename=rename_to_vllm,
+        config={"norm_before_residual": False},
+        nested={
+            "num_hidden_layers": 3,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+        windows=(4, None, 4),
+    ),
+    "one sliding layer, speculators": Form(
+        rename=rename_to_vllm,
+        config={"norm_before_residual": False},
+        nested={"sliding_window": 3, "use_sliding_window": True, "layer_types": ["sliding_attention"]},
+        windows=(3,),
+    ),
     "a first layer of 1 as it stands": Form(
         layers=(1, 4, 6), config={"target_layers": [1, 4, 6], "eagle_aux_hidden_state_layer_ids": [1, 4, 6]}
     ),
 }
-
-
-class Head:
-    """A random head of some form, saved; and its formulas."""
-
-    def __init__(self, form: Form, path: Path, frozen: TargetWeights) -> None:
-        self.form, self.path = form, path
-        generator = torch.Generator().manual_seed(5)
-        tensors = {name: self._random(name, shape, generator) for name, shape in self._shapes().items()}
-        self.ids = torch.arange(V)
-        if form.draft_vocab < V:
-            self.ids = torch.randperm(V, generator=generator)[: form.draft_vocab].sort().values
-            tensors["d2t"] = self.ids - torch.arange(form.draft_vocab)
-            tensors["t2d"] = torch.zeros(V, dtype=torch.bool)
-            tensors["t2d"][self.ids] = True
-        path.mkdir()
-        save_file({form.rename(name): tensor for name, tensor in tensors.items()}, path / "model.safetensors")
-        (path / "config.json").write_text(json.dumps(self._config()))
-        exponents = torch.arange(0, form.head_dim, 2) / form.head_dim
-        self.formulas = Formulas(
-            tensors,
-            heads=4,
-            kv_heads=2,
-            embed=tensors["embed_tokens.weight"] if form.uses_own_embedding else frozen.embed,
-            lm_head=tensors.get("lm_head.weight", frozen.lm_head),
-            inverse_frequencies=form.stretched(form.theta**-exponents),
-            norm_before_residual=form.norm_before_residual,
-            norm_output=form.norm_output,
-        )
-
-    @property
-    def source(self) -> str:
-        return f"{self.path}{self.form.options}"
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        form, attention = self.form, "midlayer.self_attn."
-        hidden, q, kv, fused = form.hidden, 4 * form.head_dim, 2 * form.head_dim, HT * len(form.layers)
-        norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
-        shapes: dict[str, tuple[int, ...]] = {f"midlayer.{norm}.weight": (hidden,) for norm in norms}
-        shapes |= {
-            f"{attention}{x}_proj.weight": (rows, 2 * hidden) for x, rows in zip("qkv", (q, kv, kv), strict=True)
-        }
-        shapes |= {f"{attention}o_proj.weight": (hidden, q), "norm.weight": (hidden,)}
-        shapes |= {f"midlayer.mlp.{part}_proj.weight": (96, hidden) for part in ("gate", "up")}
-        shapes |= {"midlayer.mlp.down_proj.weight": (hidden, 96)}
-        optional: list[tuple[bool, dict[str, tuple[int, ...]]]] = [
-            (form.fused, {"fc.weight": (hidden, fused)}),
-            (form.fc_bias, {"fc.bias": (hidden,)}),
-            (form.fc_norm, {f"fc_norm.{i}.weight": (HT,) for i in range(len(form.layers))}),
-            (form.input_norm, {"input_norm.weight": (fused,)}),
-            (form.qkv_bias, {f"{attention}{x}_proj.bias": (n,) for x, n in zip("qkv", (q, kv, kv), strict=True)}),
-            (form.out_bias, {f"{attention}o_proj.bias": (hidden,)}),
-            (form.qk_norm, {f"{attention}{x}_norm.weight": (form.head_dim,) for x in "qk"}),
-            (form.holds_embedding, {"embed_tokens.weight": (V, hidden)}),
-            (form.own_head, {"lm_head.weight": (form.draft_vocab, hidden)}),
-        ]
-        for there, more in optional:
-            shapes |= more if there else {}
-        return shapes
-
-    def _random(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Norms around one, weights such that every part of the network matters."""
-        noise = torch.randn(shape, generator=generator)
-        return 1 + 0.3 * noise if "norm" in name else noise * (0.5 if len(shape) == 1 else 1.5 * shape[-1] ** -0.5)
-
-    def _config(self) -> dict[str, Any]:
-        llama = {
-            "hidden_size": self.form.hidden,
-            "num_attention_heads": 4,
-            "rms_norm_eps": 1e-5,
-            "vocab_size": V,
-        }
-        if self.form.nested is None:
-            return {"architectures": ["LlamaForCausalLMEagle3"], **llama, **self.form.config}
-        nested = {"model_type": "llama", **llama, **self.form.nested}
-        return {"architectures": ["Eagle3Speculator"], **self.form.config, "transformer_layer_config": nested}
 
 
 @pytest.fixture(scope="module")
@@ -273,3 +201,37 @@ def test_forms_differ(tmp_path, frozen, golden, hidden):
     for i, one in enumerate(names):
         for other in names[i + 1 :]:
             assert not torch.allclose(answers[one], answers[other], atol=1e-2), (one, other)
+
+
+@pytest.mark.parametrize("form", ["plain", "three layers", "three layers, speculators, sliding"])
+def test_a_prompt_goes_through_several_layers_in_pieces(form, tmp_path, frozen, monkeypatch):
+    """Longer than the rows that run at once; what came bit by bit leads to the same."""
+    head, text = Head(FORMS[form], tmp_path / "head", frozen), TEXT * 4
+    features = torch.randn(len(text) - 1, 64, generator=torch.Generator().manual_seed(1))
+    drafter = load_drafter(head.source, frozen)
+    monkeypatch.setattr(fused, "_PIECE", 7)
+    state, by_bits = drafter.new_state(), drafter.new_state()
+    state.append(text)
+    state.add_features(0, features)
+    for end in (20, 21, 30, len(text)):
+        by_bits.append(text[by_bits.num_tokens : end])
+        by_bits.add_features(by_bits.num_features, features[by_bits.num_features : end - 1])
+        by_bits.root_logits()
+    for path, logits in drafted(state):
+        torch.testing.assert_close(logits[head.ids], head.formulas.draft(text, features, path), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(by_bits.root_logits(), state.root_logits(), atol=1e-4, rtol=1e-4)
+
+
+def test_several_layers_draft_for_two_texts_at_once(tmp_path, frozen):
+    head = Head(FORMS["three layers, speculators, sliding"], tmp_path / "head", frozen)
+    drafter, features = load_drafter(head.source, frozen), torch.randn(11, 64)
+    states = [drafter.new_state() for _ in range(2)]
+    for state, length in zip(states, (12, 5), strict=True):
+        state.append(TEXT[:length])
+        state.add_features(0, features[: length - 1])
+        state.root_logits()
+    together = states[0].expand_together([(states[0], Level([5], [ROOT])), (states[1], Level([9, 8], [ROOT, ROOT]))])
+    for logits, length, paths in zip(together, (12, 5), ([[5]], [[9], [8]]), strict=True):
+        for row, path in zip(logits, paths, strict=True):
+            expected = head.formulas.draft(TEXT[:length], features[: length - 1], path)
+            torch.testing.assert_close(row[head.ids], expected, atol=1e-4, rtol=1e-4)

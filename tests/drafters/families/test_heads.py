@@ -14,7 +14,7 @@ from outrider_proto.tree import ROOT
 TOKENS = [4, 8, 15, 16, 2, 3]
 
 
-@pytest.fixture(params=["medusa", "hydra", "hydra++"])
+@pytest.fixture(params=["medusa", "hydra", "hydra++", "mlp"])
 def drafter(request, tiny_drafters):
     return tiny_drafters[request.param]
 
@@ -60,7 +60,7 @@ def test_a_stale_feature_answers_by_a_later_head(drafter, rows):
 
 
 def test_the_roots_own_feature_gives_lm_heads_answer_first(tiny_drafters, rows):
-    for name in ("medusa", "hydra"):
+    for name in ("medusa", "hydra", "mlp"):
         drafter = tiny_drafters[name]
         state = told(drafter, rows, 4, 5)
         assert state.max_levels == drafter.num_heads + 1
@@ -87,7 +87,7 @@ def test_what_is_older_than_the_newest_is_not_taken(drafter, rows):
 
 
 def test_hydra_reads_a_nodes_own_path_and_medusa_none(tiny_drafters, rows):
-    for name, reads_path in (("hydra", True), ("medusa", False)):
+    for name, reads_path in (("hydra", True), ("mlp", True), ("medusa", False)):
         state = told(tiny_drafters[name], rows, 4)
         state.root_logits()
         state.expand([9, 11], [ROOT, ROOT])

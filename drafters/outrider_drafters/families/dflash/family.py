@@ -32,7 +32,7 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> DFlashDrafter:
     network = load_network(files, target.sizes)
     info = tap_info(network)  # before the cast: the fingerprint is of the values as stored
     network = network.to(target.embed.device, target.embed.dtype)
-    return DFlashDrafter(network, target, info, published_plan(files, network.sizes))
+    return DFlashDrafter(network, target, info, published_plan(files, network.sizes.num_drafts))
 
 
 def make_tap(network: DFlash, like: Tensor) -> DFlashTap:

@@ -13,10 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.readers.config import Config, config_int
-
-SLIDING, FULL = "sliding_attention", "full_attention"
-MAX_WINDOW_LAYERS = 28  # Qwen3's default: layers from this one on slide, where any do
+from outrider_drafters.readers.config import FULL, SLIDING, Config, config_int, is_sliding
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,7 @@ class LayerMask:
 
 def layer_mask(files: DrafterFiles, layer: int, layout: str) -> LayerMask:
     """Return the mask of a layer. Raises UsageError for a kind of layer that its layout's code does not have."""
-    config, slides = files.config, _slides(files, layer)
+    config, slides = files.config, is_sliding(files.config, layer)
     if layout != "z-lab" and config.get("is_causal"):
         raise files.fault(f"is_causal={config['is_causal']}: blocks of {layout} are not causal")
     if layout == "z-lab":
@@ -68,15 +65,3 @@ def _speculators_mask(config: Config) -> LayerMask:
     if config.get("use_sliding_window") is False or config.get("sliding_window") is None:
         return LayerMask()
     return LayerMask(not config.get("sliding_window_non_causal"), config_int(config, "sliding_window"), from_root=True)
-
-
-def _slides(files: DrafterFiles, layer: int) -> bool:
-    types = files.config.get("layer_types")
-    if not isinstance(types, list):
-        first = config_int(files.config, "max_window_layers", MAX_WINDOW_LAYERS)
-        return bool(files.config.get("use_sliding_window")) and layer >= first
-    if layer >= len(types):
-        raise files.fault(f"layer_types has {len(types)} entries: layer {layer} has none")
-    if types[layer] not in (SLIDING, FULL):
-        raise files.fault(f"layer_types: layer {layer} is {types[layer]}: need {FULL} or {SLIDING}")
-    return bool(types[layer] == SLIDING)

@@ -23,8 +23,8 @@ from outrider_drafters.contracts.tap import BEFORE_NORM, LAST
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreeShape
 from outrider_drafters.families.dflash.layer_masks import layer_mask
 from outrider_drafters.families.dflash.network import DFlashSizes
-from outrider_drafters.families.eagle3.layout import D2T, EMBEDDING, LM_HEAD, NESTED, VERIFIERS, stored_head
-from outrider_drafters.readers.config import config_int
+from outrider_drafters.families.eagle3.layout import D2T, EMBEDDING, LM_HEAD, VERIFIERS, stored_head
+from outrider_drafters.readers.config import KIND, NESTED, config_int, flattened
 
 Layout = Literal["z-lab", "DeepSpec", "speculators"]
 
@@ -34,7 +34,6 @@ REQUIRED = frozenset(
 SECOND = ("attention_conv", "mlp_conv", "candidate_selector")  # parts of DFlash 2
 GEMMA = ("pre_feedforward_layernorm", "post_feedforward_layernorm")  # norms of Gemma's blocks
 HEADS = ("markov_head.", "confidence_head.")  # parts of DSpark
-KIND = "speculators_model_type"
 MARKOV_RANK = "markov_rank"
 CONFIDENCE_HEAD = "enable_confidence_head"
 BLOCK: Mapping[Layout, int] = {"z-lab": 16, "speculators": 8}  # where a layout has a default
@@ -64,8 +63,7 @@ def family_of(files: DrafterFiles) -> Literal["dflash", "dspark"] | None:
 
 def canonical(files: DrafterFiles) -> DrafterFiles:
     """Flatten the config, and leave out the parts of the target that trainers export along."""
-    nested = files.config.get(NESTED)
-    config = {**files.config, **nested} if isinstance(nested, Mapping) else files.config
+    config = flattened(files.config)
     parameters = config.get("rope_parameters")
     # speculators' code rotates all layers as sliding ones where the target's differ.
     if layout_of(files) == "speculators" and isinstance(parameters, Mapping) and "sliding_attention" in parameters:
@@ -108,9 +106,9 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
     )
 
 
-def published_plan(files: DrafterFiles, sizes: DFlashSizes) -> TreeShape:
+def published_plan(files: DrafterFiles, num_drafts: int) -> TreeShape:
     """Return the draft that it was made for: a chain of its block, or what speculators' config or an option says."""
-    levels = min(sizes.num_drafts, _speculative_tokens(files) or sizes.num_drafts, MAX_LEVELS)
+    levels = min(num_drafts, speculative_tokens(files) or num_drafts, MAX_LEVELS)
     budget = files.options.get(DDTREE_OPTION)
     return TreeShape.best_first(levels, budget) if budget else TreeShape.chain(levels)
 
@@ -187,7 +185,7 @@ def _own_embedding(files: DrafterFiles, target: TargetSizes) -> bool:
     return True
 
 
-def _speculative_tokens(files: DrafterFiles) -> int | None:
+def speculative_tokens(files: DrafterFiles) -> int | None:
     """Return how many tokens speculators' config proposes to draft, if it says so."""
     proposals = files.config.get("speculators_config")
     methods = proposals.get("proposal_methods") if isinstance(proposals, Mapping) else None

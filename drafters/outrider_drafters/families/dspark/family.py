@@ -80,7 +80,7 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> DSparkDrafter:
     threshold = files.options.get(CONFIDENCE) or 0.0
     if threshold and network.confidence_head is None:
         raise files.fault(f"confidence={threshold}: it has no confidence head")
-    return DSparkDrafter(network, target, info, published_plan(files, network.sizes), threshold)
+    return DSparkDrafter(network, target, info, published_plan(files, network.sizes.num_drafts), threshold)
 
 
 FAMILY = replace(

@@ -78,6 +78,12 @@ class Eagle2Drafter(PairDrafter):
         self._fc = PackedLinear(eagle.fc.weight.detach(), eagle.fc.bias, packed=None)
         blocks = [FusedBlock(block) for block in eagle.blocks]
         self.block: FusedBlock | FusedLayers = blocks[0] if len(blocks) == 1 else FusedLayers(blocks)
+        self.embed_norm, self.output_norm = eagle.embedding_layernorm, eagle.pre_lm_head_layernorm
 
     def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:
+        if self.embed_norm is not None:
+            embeds = self.embed_norm(embeds)
         return self._fc(torch.cat((embeds, features), dim=-1))
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        return self.target.logits(outputs if self.output_norm is None else self.output_norm(outputs))

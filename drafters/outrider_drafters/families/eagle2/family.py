@@ -1,7 +1,13 @@
-"""EAGLE-1/2 and HASS from published files, and their declaration."""
+"""EAGLE-1/2 and HASS from published files, and their declaration.
+
+SafeAILab, HASS   fc.*, layers.N.*: flat config.json
+speculators       fusion_fc.*, transformer.*, perhaps embedding_layernorm and pre_lm_head_layernorm; the Llama part of
+                  its config in transformer_layer_config. What it was converted from may still bear the older names.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import torch
@@ -17,7 +23,7 @@ from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
 from outrider_drafters.families.eagle2.network import NAME, STEPS, Eagle2, Eagle2Sizes
 from outrider_drafters.families.family import Family
 from outrider_drafters.readers.checkpoint import Checkpoint
-from outrider_drafters.readers.config import Config, config_int
+from outrider_drafters.readers.config import KIND, NESTED, Config, config_int, flattened
 from outrider_proto.errors import UsageError
 
 BLOCK = "layers.{}."
@@ -30,17 +36,51 @@ PARTS = ("fc.", FIRST)
 
 UNSAID_THETA = 10000.0
 
+SPECULATORS = "eagle"  # speculators' name for all three
+
+FUSION = "fusion_fc."
+
+EMBED_NORM, INPUT_NORM, OUTPUT_NORM = NORMS = (
+    "embedding_layernorm.weight",
+    FIRST + "input_layernorm.weight",
+    "pre_lm_head_layernorm.weight",
+)
+
+RENAMED = {  # vllm-project/speculators before its version 0.6, convert/eagle/eagle_converter.py
+    "embed_layernorm.weight": EMBED_NORM,
+    "hidden_layernorm.weight": INPUT_NORM,
+    "lm_head_layernorm.weight": OUTPUT_NORM,
+}
+
+LAYERS = ("auto", "LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
+
 REQUIRED = frozenset({"fc.weight"} | {FIRST + name for name in WEIGHTS if name != "input_layernorm.weight"})
+
+
+def recognizes(files: DrafterFiles) -> bool:
+    return files.config.get(KIND) == SPECULATORS or any(name.startswith((*PARTS, FUSION)) for name in files.names)
+
+
+def canonical(files: DrafterFiles) -> DrafterFiles:
+    """Rename tensors to SafeAILab's names and flatten the config. Raises UsageError for two tensors of one name."""
+    return replace(files, config=flattened(files.config), checkpoint=files.checkpoint.renamed(_canonical))
+
+
+def _canonical(name: str) -> str:
+    if name.startswith("transformer."):
+        return FIRST + name.removeprefix("transformer.")
+    return "fc." + name.removeprefix(FUSION) if name.startswith(FUSION) else RENAMED.get(name, name)
 
 
 def sizes_of(checkpoint: Checkpoint, config: Config, theta: float | None = None) -> Eagle2Sizes:
     """Read the sizes from a file that holds all REQUIRED tensors; `theta` overrides RoPE's base.
 
     Raises UsageError for RoPE scalings other than linear: the published code refuses them, or lets them depend on the
-    length so far (`dynamic`).
+    length so far (`dynamic`). Heads of speculators have them all.
     """
     # Biases by presence: the config's `bias` is often missing or wrong, and published loaders then leave a random one.
-    scaling = _scaling(config)
+    is_speculators = NESTED in config
+    scaling = rope_scaling(config) if is_speculators else _scaling(config)
     block = stored_shape(checkpoint, FIRST, config)
     return Eagle2Sizes(
         hidden=checkpoint.matrix("fc.weight")[0],
@@ -48,12 +88,13 @@ def sizes_of(checkpoint: Checkpoint, config: Config, theta: float | None = None)
         kv_heads=block.kv_heads,
         head_dim=block.head_dim,
         mlp=block.mlp,
-        rope_theta=theta or (block.rope_theta if scaling is None else _scaled_theta(config)),
+        rope_theta=theta or (block.rope_theta if scaling is None or is_speculators else _scaled_theta(config)),
         eps=block.eps,
         fc_bias="fc.bias" in checkpoint.names,
         qkv_bias=block.qkv_bias,
         layers=_num_layers(checkpoint),
         rope_scaling=scaling,
+        norms=config.get("layernorms") is True or EMBED_NORM in checkpoint.names or OUTPUT_NORM in checkpoint.names,
     )
 
 
@@ -80,8 +121,25 @@ def _num_layers(checkpoint: Checkpoint) -> int:
     return next(i for i in count() if f"{BLOCK.format(i)}{WEIGHTS[1]}" not in checkpoint.names)
 
 
+def _check_settings(files: DrafterFiles) -> None:
+    """Raise UsageError for a setting of speculators' that the tensors contradict, or another kind of layer."""
+    for key, name in (("fusion_bias", "fc.bias"), ("layernorms", OUTPUT_NORM)):
+        said = files.config.get(key)
+        if said is not None and type(said) is not bool:
+            raise files.fault(f"{key}={said}: need true or false")
+        if said is True:
+            files.need(frozenset({name} if key == "fusion_bias" else NORMS))
+        if said is False and name in files.names:
+            raise files.fault(f"{key}={said}: it holds {name}")
+    kind = files.config.get("transformer_layer_architecture") or LAYERS[0]
+    if kind not in LAYERS:
+        raise files.fault(f"transformer_layer_architecture={kind}: need one of {', '.join(LAYERS)}")
+
+
 def _load(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Eagle2:
+    files = canonical(files)
     files.need_vocabulary(target)
+    _check_settings(files)
     if EMBEDDING in files.names and files.options.get(EMBEDDING_OPTION) != "target":
         rows, width = files.checkpoint.matrix(EMBEDDING)
         files.need_equal(f"rows of {EMBEDDING}", rows, target.vocab)
@@ -123,7 +181,7 @@ FAMILY = Family(
     features="the target's last hidden state",
     offline="goes on",
     trees="dynamic",
-    recognizes=lambda files: any(name.startswith(PARTS) for name in files.names),
+    recognizes=recognizes,
     drafter=_load_drafter,
     tap=_load_tap,
     options=(ROPE_THETA_OPTION, EMBEDDING_OPTION, DRAFT_VOCAB_OPTION),

@@ -5,6 +5,7 @@ out_t = block(z_0 .. z_t)                no input norm, RoPE position t
 logits of x_{t+2} = lm_head(out_t)       no final norm: out_t stands in for f_{t+1} when drafting goes on
 
 Published heads have one block; further ones, which the code allows, have an input norm. HASS differs in training only.
+A variant of speculators (`layernorms`) norms the embedding, the first block's input, and out_t before lm_head.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, causal_mask
+from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm, causal_mask
 from outrider_drafters.blocks.rope import RopeScaling
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.readers.checkpoint import write_model
 from outrider_drafters.readers.config import Config
+from outrider_proto.errors import UsageError
 
 NAME = "eagle2"
 
@@ -29,7 +31,7 @@ STEPS = "outrider_steps"
 
 @dataclass(frozen=True, slots=True)
 class Eagle2Sizes:
-    """Sizes of an EAGLE-1/2 drafter; `hidden` is the target's."""
+    """Sizes of an EAGLE-1/2 drafter; `hidden` is the target's. `norms`: it is the variant with more norms."""
 
     hidden: int
     heads: int
@@ -42,6 +44,7 @@ class Eagle2Sizes:
     qkv_bias: bool = False
     layers: int = 1
     rope_scaling: RopeScaling | None = None
+    norms: bool = False
 
     @property
     def block(self) -> BlockShape:
@@ -65,7 +68,12 @@ class Eagle2(nn.Module):
         super().__init__()
         self.sizes = sizes
         self.fc = nn.Linear(2 * sizes.hidden, sizes.hidden, bias=sizes.fc_bias)
-        self.layers = nn.ModuleList(LlamaBlock(sizes.block, input_norm=i > 0) for i in range(sizes.layers))
+        self.layers = nn.ModuleList(
+            LlamaBlock(sizes.block, input_norm=sizes.norms or i > 0) for i in range(sizes.layers)
+        )
+        # Their names are speculators'.
+        self.embedding_layernorm = RMSNorm(sizes.hidden, sizes.eps) if sizes.norms else None
+        self.pre_lm_head_layernorm = RMSNorm(sizes.hidden, sizes.eps) if sizes.norms else None
 
     @property
     def block(self) -> LlamaBlock:
@@ -85,8 +93,10 @@ class Eagle2(nn.Module):
         """Run a teacher-forced pass: hidden [B, T, E] in post-norm space, for lm_head; row t predicts token t + 2.
 
         embeds_next [B, T, E] of tokens t + 1, features [B, T, E] of positions t; mask: bool, broadcast to [B, 1, T, T],
-        None for causal. Padding belongs at the end.
+        None for causal. Padding belongs at the end. Raises UsageError for the variant with more norms.
         """
+        if self.sizes.norms:
+            raise UsageError("a head of speculators with layernorms: only those without are trained")
         positions = torch.arange(features.shape[1], device=features.device)
         mask = causal_mask(len(positions), features.device) if mask is None else mask
         hidden, rope = self.fuse(embeds_next, features), self.sizes.block.rope(positions)

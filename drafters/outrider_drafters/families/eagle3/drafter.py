@@ -1,10 +1,12 @@
-"""The client half of EAGLE-3 and EAGLE 3.1: the layer and its head, on top of eagle2's PairDrafter."""
+"""The client half of EAGLE-3 and EAGLE 3.1: the layers and their head, on top of eagle2's PairDrafter."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from outrider_drafters.blocks.fused import FusedBlock, FusedLayers
+from outrider_drafters.blocks.layers import RMSNorm
 from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
@@ -29,13 +31,9 @@ class Eagle3Drafter(PairDrafter):
         super().__init__(target, tap_info(eagle, target.sizes.layers) if tap is None else tap, own_embed)
         # A head that was trained over three steps loses 11 to 16 % one verdict late, over seven 3 %: docs/features.md.
         self.stale_tolerant = steps >= PUBLISHED_STEPS
-        self.block = FusedPairLayer(eagle.midlayer, eagle.norm)
-        head, self._draft_tokens = target.lm_head, target.draft_tokens
-        if eagle.lm_head is not None:
-            own = eagle.lm_head.weight.detach()
-            head, self._draft_tokens = select_rows(own, eagle.draft_tokens, target.draft_tokens)
-        self._head = PackedLinear(head, packed=None)
-        # Applied once: with norm_output the layer's output, which is fed back, is normed already.
+        self.block = fused_layers(eagle, eagle.norm if eagle.sizes.norm_output else None)
+        self._head, self._draft_tokens = drafting_head(eagle, target)
+        # Applied once: with norm_output the layers' output, which is fed back, is normed already.
         self._norm = None if eagle.sizes.norm_output else eagle.norm
 
     def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:
@@ -44,3 +42,17 @@ class Eagle3Drafter(PairDrafter):
     def logits(self, outputs: Tensor) -> Tensor:
         normed = outputs if self._norm is None else self._norm(outputs)
         return over_target_vocabulary(self._head(normed).float(), self._draft_tokens, self.vocab_size)
+
+
+def fused_layers(eagle: Eagle3, norm: RMSNorm | None = None) -> FusedLayers:
+    """Return the layers over pairs [n, 2 H], with a norm after the last if asked for."""
+    later = [FusedBlock(layer) for layer in eagle.later_layers]
+    return FusedLayers([FusedPairLayer(eagle.midlayer), *later], eagle.sizes.windows, norm)
+
+
+def drafting_head(eagle: Eagle3, target: TargetWeights) -> tuple[PackedLinear, Tensor | None]:
+    """Return the head's product and the target's tokens of its rows [Vd], None where row i is token i."""
+    head, tokens = target.lm_head, target.draft_tokens
+    if eagle.lm_head is not None:
+        head, tokens = select_rows(eagle.lm_head.weight.detach(), eagle.draft_tokens, target.draft_tokens)
+    return PackedLinear(head, packed=None), tokens

@@ -53,10 +53,14 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> Eagle3Drafter:
 
 
 def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Tap:
-    eagle = _load(files, target)
+    return make_tap(_load(files, target), target, like)
+
+
+def make_tap(eagle: Eagle3, target: TargetSizes, like: Tensor) -> Tap:
+    """Return the server half, in the type and on the device of `like`."""
     if not eagle.sizes.target_layers:
         return LastHiddenTap(target.hidden)
-    info = tap_info(eagle, target.layers)
+    info = tap_info(eagle, target.layers)  # before the cast, as above
     return Eagle3Tap(eagle.to(like.device, like.dtype), target.layers, info)
 
 

@@ -1,4 +1,4 @@
-"""EAGLE-3's single layer over (embedding, feature) pairs: the plain form for training, the fused one for drafting."""
+"""EAGLE-3's first layer over (embedding, feature) pairs: the plain form for training, the fused one for drafting."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.fused import FusedMLP, FusedProjections
+from outrider_drafters.blocks.fused import FusedMLP, FusedProjections, output_projection
 from outrider_drafters.blocks.layers import Attention, GatedMLP, RMSNorm, Rope
-from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.blocks.row_buffer import AnyCache, KVCache
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 
@@ -79,20 +78,15 @@ class TrainStepCache:
 
 
 class FusedPairLayer:
-    """PairLayer and the norm after it for inference, over rows [n, 2 H] of one text.
+    """PairLayer for inference, over rows [n, 2 H] of one text."""
 
-    Its output replaces the next feature when drafting goes on.
-    """
-
-    def __init__(self, layer: PairLayer, norm: RMSNorm) -> None:
+    def __init__(self, layer: PairLayer) -> None:
         self.shape = layer.sizes.block
         self._norm_before_residual = layer.sizes.norm_before_residual
         self._projections = FusedProjections(layer.self_attn, self.shape)
-        out = layer.self_attn.o_proj
-        self._out = PackedLinear(out.weight.detach(), None if out.bias is None else out.bias.detach(), packed=None)
+        self._out = output_projection(layer.self_attn)
         self._mlp = FusedMLP(layer.post_attention_layernorm, layer.mlp)
         self._embed_norm, self._feature_norm = layer.input_layernorm.weight.detach(), layer.hidden_norm.weight.detach()
-        self._output_norm = norm.weight.detach() if layer.sizes.norm_output else None
 
     def new_cache(self) -> KVCache:
         return KVCache(self.shape.kv_heads, self.shape.head_dim, self._out.weight.dtype, self._out.weight.device)
@@ -105,8 +99,7 @@ class FusedPairLayer:
         rotated = rope.rotate(heads[:split])
         mixed = cache.attend(rotated[: self.shape.heads], rotated[self.shape.heads :], heads[split:], mask)
         y = self._out(mixed[0].transpose(0, 1).flatten(1))
-        output = self._mlp.run(y + (normed if self._norm_before_residual else features))
-        return output if self._output_norm is None else self._normed(output, self._output_norm)
+        return self._mlp.run(y + (normed if self._norm_before_residual else features))
 
     def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
         embeds, features = x.chunk(2, dim=-1)

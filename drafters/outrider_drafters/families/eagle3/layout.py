@@ -3,6 +3,7 @@
 midlayer.*            SafeAILab, SGLang/SpecForge, AngelSlim: flat config.json
 layers.0.*            vLLM, DeepSpec and speculators; the last nests the Llama part of its config in
                       transformer_layer_config
+layers.1.* ...        in either, the layers after the first
 GGUF                  llama.cpp: translated before (eagle3_gguf.py)
 
 Shapes and the presence of tensors decide wherever they can: config flags are often missing or wrong.
@@ -10,6 +11,7 @@ Shapes and the presence of tensors decide wherever they can: config flags are of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -26,18 +28,18 @@ from outrider_drafters.checkpoints.options import (
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 from outrider_drafters.families.eagle3.tap_layers import chosen_layers, is_deepspec, uses_layers
-from outrider_drafters.readers.config import Config, config_int
+from outrider_drafters.readers.config import NESTED, Config, config_int, flattened, is_sliding
 
 NORM_OUTPUT = DrafterOption.switch("norm_output", "feed back the output after the norm")
 
 LAYER = "midlayer."
 VLLM_LAYER = "layers.0."
-NESTED = "transformer_layer_config"
 EMBEDDING = "embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 D2T, T2D = "d2t", "t2d"
 FUSING = ("fc.", "fc_norm.", "input_norm.")
 REQUIRED = frozenset({"norm.weight", f"{LAYER}hidden_norm.weight"} | {LAYER + name for name in WEIGHTS})
+LATER = re.compile(r"layers\.(\d+)\.")
 # Parts of the target that trainers keep for their losses and export along.
 VERIFIERS = ("verifier_norm.weight", "verifier_lm_head.weight", "verifier_embed_tokens.weight")
 
@@ -49,8 +51,7 @@ def recognizes(files: DrafterFiles) -> bool:
 
 def canonical(files: DrafterFiles) -> DrafterFiles:
     """Rename tensors to SafeAILab's names and flatten the config. Raises UsageError for two tensors of one name."""
-    nested = files.config.get(NESTED)
-    config = {**files.config, **nested} if isinstance(nested, Mapping) else files.config
+    config = flattened(files.config)
     unused = () if uses_layers(config) else FUSING
     checkpoint = files.checkpoint.renamed(lambda name: None if _bare(name).startswith(unused) else _canonical(name))
     return replace(files, config=config, checkpoint=checkpoint)
@@ -82,6 +83,7 @@ def _sizes_of(files: DrafterFiles, target: TargetSizes) -> Eagle3Sizes:
         norm_output=_norm_output(files),
         own_embedding=_own_embedding(files, target, block.width),
         own_head=own_head,
+        windows=_windows(files),
     )
 
 
@@ -129,6 +131,21 @@ def _block(files: DrafterFiles) -> BlockShape:
         rope_theta=block.rope_theta if theta is None else theta,
         rope_scaling=rope_scaling(files.config),
     )
+
+
+def _windows(files: DrafterFiles) -> tuple[int | None, ...]:
+    """Return each layer's window. Raises UsageError if the file lacks layers."""
+    layers = 1 + len({match[1] for name in files.names if (match := LATER.match(name))})
+    config = files.config
+    if NESTED not in config:
+        # Flat configs are often the target's: their number of layers and their windows are not the head's.
+        return (None,) * layers
+    if (said := config_int(config, "num_hidden_layers", layers)) != layers:
+        raise files.fault(f"holds {layers} layers: config.json says num_hidden_layers={said}")
+    width = None if config.get("use_sliding_window") is False else config.get("sliding_window")
+    # A window is of positions, as vLLM runs it; speculators' training counts a drafted row's from the root.
+    slides = [width is not None and is_sliding(config, layer) for layer in range(layers)]
+    return tuple(config_int(config, "sliding_window") if one else None for one in slides)
 
 
 def _layers(files: DrafterFiles, target: TargetSizes) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 g_t = fc(concat of the target's hidden states)   on the server; EAGLE 3.1 norms them first, each or all together
 y_t = g_t + attention(concat[input_layernorm(embed(x_{t+1})), hidden_norm(g_t)])      RoPE position t
-out_t = y_t + mlp(post_attention_layernorm(y_t))
+out_t = y_t + mlp(post_attention_layernorm(y_t))      plain decoder layers may follow, of out_t's width
 logits of x_{t+2} = lm_head(norm(out_t))         over the draft vocabulary
 
 out_t stands in for g_{t+1} when drafting goes on: as it is, or after the norm (norm_output).
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.layers import INIT_STD, RMSNorm, Rope, causal_mask
+from outrider_drafters.blocks.layers import INIT_STD, LlamaBlock, RMSNorm, Rope, causal_mask
 from outrider_drafters.checkpoints.draft_vocabulary import draft_tokens, membership, offsets
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle2.network import STEPS
@@ -69,6 +69,8 @@ class Eagle3(nn.Module):
         self.input_norm = RMSNorm(fused, eps) if sizes.input_norm else None
         self.embed_tokens = nn.Embedding(sizes.vocab, sizes.hidden) if sizes.own_embedding else None
         self.midlayer = PairLayer(sizes)
+        later = {str(i): LlamaBlock(sizes.block, out_bias=sizes.out_bias) for i in range(1, sizes.layers)}
+        self.layers = nn.ModuleDict(later)  # by their numbers in the files that have several
         self.norm = RMSNorm(sizes.hidden, eps)
         self.lm_head = nn.Linear(sizes.hidden, sizes.draft_vocab, bias=False) if sizes.own_head else None
         if sizes.draft_vocab != sizes.vocab:
@@ -86,6 +88,11 @@ class Eagle3(nn.Module):
             raise UsageError(f"{len(tokens)} draft tokens: need draft_vocab={self.sizes.draft_vocab}")
         draft_tokens(offsets(tokens), self.sizes.vocab)  # raises for ids that d2t cannot express
         self.d2t.copy_(offsets(tokens))
+
+    @property
+    def later_layers(self) -> list[LlamaBlock]:
+        """The layers after the first, plain ones."""
+        return [layer for layer in self.layers.values() if isinstance(layer, LlamaBlock)]
 
     def fuser(self) -> Fuser:
         """Return the server's part. The head must have an fc."""
@@ -108,7 +115,10 @@ class Eagle3(nn.Module):
         (zeros past the end) with the output of step k - 1 at RoPE position t + k. mask: which true rows a row sees,
         bool [T, T] or broadcast to [B, 1, 1, T, T]; None for causal. Padding belongs at the end. chosen [B, R] int64:
         compute the outputs of these rows only, [B, R, H]; the others are seen and nothing more (`mask` must be None).
+        Raises UsageError for a head of several layers.
         """
+        if self.later_layers:
+            raise UsageError(f"a head of {self.sizes.layers} layers: only those of one are trained")
         length, device = fused.shape[1], fused.device
         positions = torch.arange(length, device=device)
         if chosen is not None:
@@ -152,7 +162,7 @@ class Eagle3(nn.Module):
             "num_attention_heads": block.heads,
             "num_key_value_heads": block.kv_heads,
             "head_dim": block.head_dim,
-            "num_hidden_layers": 1,
+            "num_hidden_layers": sizes.layers,
             "max_position_embeddings": target.max_context,
             "rms_norm_eps": block.eps,
             "rope_theta": block.rope_theta,

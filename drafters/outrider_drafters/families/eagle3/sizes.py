@@ -14,8 +14,8 @@ class Eagle3Sizes:
 
     target_layers: the hidden states it reads, by Hugging Face's index (the number of layers: the last one's output
     before the final norm); none: the last hidden state after it, and no fc. fc_norm: one norm for each of them;
-    input_norm: one over all. own_embedding, own_head: in the file, not borrowed. Raises UsageError for what does not
-    fit together.
+    input_norm: one over all. own_embedding, own_head: in the file, not borrowed. windows: one a layer, how many rows a
+    row sees, its own counted; None: all. Raises UsageError for what does not fit together.
     """
 
     block: BlockShape
@@ -31,6 +31,7 @@ class Eagle3Sizes:
     norm_output: bool = False
     own_embedding: bool = False
     own_head: bool = True
+    windows: tuple[int | None, ...] = (None,)
 
     def __post_init__(self) -> None:
         same_width = self.hidden == self.target_hidden
@@ -50,3 +51,7 @@ class Eagle3Sizes:
     @property
     def hidden(self) -> int:
         return self.block.width
+
+    @property
+    def layers(self) -> int:
+        return len(self.windows)

@@ -19,12 +19,12 @@ OUTPUT_IDS = "target_layer_ids"  # DeepSpec's, at the top level: it counts layer
 
 def is_deepspec(config: Config) -> bool:
     """True for the config of a head that DeepSpec trained."""
-    return config.get(OUTPUT_IDS) is not None and _config_value(config, IDS) is None
+    return config.get(OUTPUT_IDS) is not None and config_value(config, IDS) is None
 
 
 def uses_layers(config: Config) -> bool:
     """True if it reads hidden states of layers, and not the last one after the final norm."""
-    return _config_value(config, "use_aux_hidden_state") is not False
+    return config_value(config, "use_aux_hidden_state") is not False
 
 
 def chosen_layers(config: Config, option: Sequence[int] | None, num_layers: int, count: int) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ def _stated(config: Config) -> list[int] | None:
 def _published(config: Config, num_layers: int) -> list[int]:
     if is_deepspec(config):
         return [layer + 1 for layer in _ids(OUTPUT_IDS, config[OUTPUT_IDS])]
-    value = _config_value(config, IDS)
+    value = config_value(config, IDS)
     if value is None:
         return list(default_layers(num_layers))
     listed = _ids(IDS, value)
@@ -68,7 +68,7 @@ def _published(config: Config, num_layers: int) -> list[int]:
     return [layer + 1 for layer in listed] if listed and listed[0] == 1 else listed
 
 
-def _config_value(config: Config, key: str) -> Any:  # Any: raw JSON
+def config_value(config: Config, key: str) -> Any:  # Any: raw JSON
     """Read a key of the config or of its eagle_config."""
     part = config.get("eagle_config")
     own = config.get(key)

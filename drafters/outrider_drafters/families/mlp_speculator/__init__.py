@@ -1,0 +1,1 @@
+"""IBM's MLP speculator."""

@@ -1,0 +1,104 @@
+"""The client half of P-EAGLE: a row for every token of the text, then rows of masks, in one causal pass.
+
+Known tokens whose features are still on their way have rows of their own: token and mask_hidden. What is missing of a
+row, its token or its feature, is the mask's.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider_drafters.blocks.row_buffer import RowBuffer
+from outrider_drafters.checkpoints.target_weights import TargetWeights
+from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan, TreeShape
+from outrider_drafters.families.dflash.block_state import BlockState
+from outrider_drafters.families.eagle3.drafter import drafting_head, fused_layers
+from outrider_drafters.families.eagle3.tap import tap_info
+from outrider_drafters.families.peagle.network import PEagle
+from outrider_proto.frames import TapInfo
+
+NAME = "peagle"
+_FEW_ROWS = 16  # those of a verdict, not of a prompt
+
+
+class PEagleDrafter:
+    """Client half; the server half is Eagle3Tap."""
+
+    family = NAME
+    stale_tolerant = False
+    tree_in_one_pass = True
+
+    def __init__(
+        self, network: PEagle, target: TargetWeights, tap: TapInfo | None = None, plan: TreePlan | None = None
+    ) -> None:
+        self.target = target
+        self.tap = tap_info(network, target.sizes.layers) if tap is None else tap
+        self.vocab_size = target.sizes.vocab
+        self.num_drafts, self.mask_token = network.num_drafts, network.mask_token
+        self.plan = TreeShape.chain(min(self.num_drafts, MAX_LEVELS)) if plan is None else plan
+        self.embed = target.embed if network.embed_tokens is None else network.embed_tokens.weight.detach()
+        self.block = fused_layers(network)
+        self.mask_feature = network.mask_feature()
+        self._norm = network.norm
+        self._head, self.draft_tokens = drafting_head(network, target)
+
+    def new_state(self) -> PEagleState:
+        return PEagleState(self)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Compute logits [n, Vd] float32 over the tokens that can be drafted, of the layers' outputs [n, H]."""
+        return self._head(self._norm(outputs)).float()
+
+
+class PEagleState(BlockState):
+    """The cache of the text's rows, and the current draft's block.
+
+    Row t pairs token t + 1 with feature t. Rows without a feature are rebuilt once it has arrived.
+    """
+
+    def __init__(self, drafter: PEagleDrafter) -> None:
+        super().__init__(drafter)
+        self._drafter = drafter
+        self._device = drafter.embed.device
+        self._features = RowBuffer(width=drafter.tap.width, dtype=drafter.embed.dtype, device=self._device)
+        self._cache = drafter.block.new_cache()
+        self._num_true = 0  # rows of the text whose features had arrived when they were made
+
+    @torch.inference_mode()
+    def add_features(self, first: int, rows: Tensor) -> None:
+        self._features.append(self._token_state.add_features(first, rows).to(self._drafter.embed))
+
+    def rollback(self, num_tokens: int) -> None:
+        super().rollback(num_tokens)
+        self._features.truncate(self._token_state.num_features)
+        self._num_true = min(self._num_true, self._token_state.usable)
+        self._cache.truncate(max(0, num_tokens - 1))
+
+    def _run_block(self) -> Tensor:
+        drafter, tokens, usable = self._drafter, self._token_state.tokens, self._token_state.usable
+        if self._num_true < usable:
+            self._cache.truncate(self._num_true)
+            self._num_true = usable
+        # The root's row runs again in every draft: its output is asked for. A text of one token has row -1 alone.
+        self._cache.truncate(max(0, len(tokens) - 2))
+        first = min(self._cache.length, len(tokens) - 2)
+        ids = tokens[first + 1 :] + [drafter.mask_token] * (drafter.num_drafts - 1)
+        embeds = F.embedding(torch.tensor(ids, device=self._device), drafter.embed)
+        known = self._features.all[max(0, first) : usable]
+        features = torch.cat((known, drafter.mask_feature.expand(len(ids) - len(known), -1)))
+        outputs = self._outputs(torch.cat((embeds, features), dim=-1), first)[-drafter.num_drafts :]
+        self._cache.truncate(len(tokens) - 1)
+        return drafter.logits(outputs)
+
+    def _outputs(self, pairs: Tensor, first: int) -> Tensor:
+        """Append the rows from position `first` on to the cache; outputs [k, H] of at least the last num_drafts."""
+        block, early = self._drafter.block, len(pairs) - self._drafter.num_drafts
+        positions = torch.arange(first, first + len(pairs), device=self._device)
+        if early > _FEW_ROWS:
+            block.append_kv(pairs[:early], block.shape.rope(positions[:early]), self._cache)
+            pairs, positions = pairs[early:], positions[early:]
+        held = self._cache.length
+        seen = torch.ones(len(pairs), held + len(pairs), dtype=torch.bool, device=self._device).tril(held)
+        return block.run(pairs, block.shape.rope(positions), self._cache, seen)

@@ -1,0 +1,100 @@
+"""P-EAGLE from published files, and its declaration.
+
+speculators   layers.*, EAGLE-3's settings, mask_token_id; the number of drafts stands in proposal_methods alone
+vLLM          the same tensors with a flat config.json, which calls the mask ptd_token_id or pard_token
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.eagle3_gguf import TARGET_LAYERS
+from outrider_drafters.checkpoints.options import (
+    DDTREE_OPTION,
+    DRAFT_VOCAB_OPTION,
+    EMBEDDING_OPTION,
+    ROPE_THETA_OPTION,
+    TARGET_LAYERS_OPTION,
+)
+from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
+from outrider_drafters.contracts.tap import Tap
+from outrider_drafters.families.dflash.layout import published_plan, speculative_tokens
+from outrider_drafters.families.eagle3.family import FAMILY as EAGLE3
+from outrider_drafters.families.eagle3.family import make_tap
+from outrider_drafters.families.eagle3.layout import D2T, EMBEDDING, T2D, canonical, check_vocabulary, sizes_of
+from outrider_drafters.families.eagle3.tap import tap_info
+from outrider_drafters.families.eagle3.tap_layers import IDS, config_value
+from outrider_drafters.families.peagle.drafter import NAME, PEagleDrafter
+from outrider_drafters.families.peagle.network import PEagle, PEagleSizes
+from outrider_drafters.readers.config import KIND
+
+MASK_HIDDEN = "mask_hidden"
+MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
+NUM_DRAFTS = 8  # depths of speculators' training and the paper's, where a file does not say
+
+
+def load_network(files: DrafterFiles, target: TargetSizes) -> PEagle:
+    """Load the network. Raises UsageError for what is not made for this target, or not understood."""
+    files = _with_defaults(canonical(files))
+    sizes = _read_sizes(files, target)
+    with torch.device("meta"):
+        network = PEagle(sizes)
+    files.fill(network, also_known=frozenset({EMBEDDING, D2T, T2D}))
+    check_vocabulary(files, sizes.eagle.draft_vocab, target.vocab)
+    return network
+
+
+def _with_defaults(files: DrafterFiles) -> DrafterFiles:
+    """Spell out what differs from EAGLE-3 where the config is silent (models/peagle/config.py)."""
+    config: dict[str, Any] = {"norm_before_residual": False, "embed_requires_grad": True}  # Any: raw JSON
+    config |= {key: value for key, value in files.config.items() if value is not None}
+    # Hidden states' indices as they stand: no such file counts layers by their outputs, as some of EAGLE-3's do.
+    ids = config_value(config, IDS)
+    if isinstance(ids, list) and all(type(layer) is int for layer in ids):
+        config[TARGET_LAYERS] = sorted(ids)
+    return replace(files, config=config)
+
+
+def _read_sizes(files: DrafterFiles, target: TargetSizes) -> PEagleSizes:
+    files.need(frozenset({MASK_HIDDEN}))
+    eagle, shape = sizes_of(files, target), files.checkpoint.shape(MASK_HIDDEN)
+    width = len(eagle.target_layers) * target.hidden or eagle.hidden
+    if math.prod(shape) != width:
+        raise files.fault(f"tensor {MASK_HIDDEN} has shape {list(shape)}: need {width} values, as fc takes")
+    return PEagleSizes(eagle, _mask_token(files, target), shape, speculative_tokens(files) or NUM_DRAFTS)
+
+
+def _mask_token(files: DrafterFiles, target: TargetSizes) -> int:
+    key = next((key for key in MASK_TOKENS if files.config.get(key) is not None), MASK_TOKENS[0])
+    token = files.config.get(key)
+    if type(token) is not int or not 0 <= token < target.vocab:
+        raise files.fault(f"{key}={token}: need a row of the embedding, 0 to {target.vocab - 1}")
+    return token
+
+
+def _load_drafter(files: DrafterFiles, target: TargetWeights) -> PEagleDrafter:
+    network = load_network(files, target.sizes)
+    info = tap_info(network, target.sizes.layers)  # before the cast: the fingerprint is of the values as stored
+    network = network.to(target.embed.device, target.embed.dtype)
+    return PEagleDrafter(network, target, info, published_plan(files, network.num_drafts))
+
+
+def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Tap:
+    return make_tap(load_network(files, target), target, like)
+
+
+FAMILY = replace(
+    EAGLE3,
+    name=NAME,
+    trees="chain",
+    recognizes=lambda files: files.config.get(KIND) == NAME or MASK_HIDDEN in files.names,
+    drafter=_load_drafter,
+    tap=_load_tap,
+    options=(ROPE_THETA_OPTION, EMBEDDING_OPTION, TARGET_LAYERS_OPTION, DRAFT_VOCAB_OPTION, DDTREE_OPTION),
+)

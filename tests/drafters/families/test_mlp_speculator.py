@@ -1,0 +1,260 @@
+"""IBM's MLP speculators in every published form against their formulas, one path at a time."""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter, load_tap, write_draft_vocab
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.families.heads.tap import newest_hidden_info
+from outrider_drafters.families.mlp_speculator.family import FAMILY
+from outrider_drafters.load import open_drafter
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import ROOT
+
+V, HIDDEN = 256, 64  # target_tiny
+TEXT = [7, 41, 199, 3, 88, 120]
+
+
+@dataclass
+class Form:
+    """A way in which heads are published."""
+
+    inner: int = 48
+    heads: int = 3
+    scale_input: bool = False
+    tied: bool = False
+    prefix: str = "speculator."
+    copies: str = "first"  # of tied tensors: first, last or all
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+FORMS = {
+    "plain": Form(),
+    "as wide as the target": Form(inner=HIDDEN, config={"inner_dim": 0}),
+    "scaled input": Form(scale_input=True),
+    "tied": Form(tied=True, scale_input=True, heads=4),
+    "tied, all copies": Form(tied=True, copies="all", heads=4),
+    "tied, the last copies": Form(tied=True, copies="last", heads=4),
+    "tied, two heads": Form(tied=True, heads=2),
+    "one head": Form(heads=1),
+    "without a prefix": Form(prefix="", heads=5),
+    "a config that says little": Form(config={"inner_dim": None, "n_candidates": None, "tie_weights": None}),
+}
+
+
+class Heads:
+    """Random heads of some form, saved; and their formulas."""
+
+    def __init__(self, form: Form, path: Path) -> None:
+        self.form, self.path = form, path
+        generator = torch.Generator().manual_seed(8)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator) * shape[-1] ** -0.5 * 1.5
+
+        self.whole: dict[str, Tensor] = {}
+        for head in range(form.heads):
+            width = HIDDEN if head == 0 else form.inner
+            own = {"proj": random(form.inner, width), "emb": random(V, form.inner), "head": random(V, form.inner)}
+            own |= {"ln.weight": 1 + random(form.inner), "ln.bias": random(form.inner)}
+            for name, tensor in own.items():
+                part, _, leaf = name.partition(".")
+                first = f"{part}.{min(head, 1) if part == 'proj' else 0}.{leaf or 'weight'}"
+                tensor = self.whole.get(first, tensor) if form.tied else tensor
+                self.whole[f"{part}.{head}.{leaf or 'weight'}"] = tensor
+        self.tensors = {form.prefix + name: tensor.clone() for name, tensor in self.whole.items() if self._kept(name)}
+        config = {
+            "architectures": ["MLPSpeculatorPreTrainedModel"],
+            "model_type": "mlp_speculator",
+            "vocab_size": V,
+            "emb_dim": HIDDEN,
+            "inner_dim": form.inner,
+            "n_predict": form.heads,
+            "top_k_tokens_per_head": [4, 3, 2, 2, 1][: form.heads],
+            "n_candidates": 5,
+            "scale_input": form.scale_input,
+            "tie_weights": form.tied,
+        }
+        self.config = {key: value for key, value in (config | form.config).items() if value is not None}
+
+    def _kept(self, name: str) -> bool:
+        part, number, _ = name.split(".")
+        if not self.form.tied or self.form.copies == "all" or (part == "proj" and number == "0"):
+            return True
+        last = str(self.form.heads - 1)
+        return number == (last if self.form.copies == "last" else "1" if part == "proj" else "0")
+
+    def save(self) -> "Heads":
+        self.path.mkdir(exist_ok=True)
+        save_file(self.tensors, self.path / "model.safetensors")
+        (self.path / "config.json").write_text(json.dumps(self.config))
+        return self
+
+    def refused(self, message: str, frozen: TargetWeights, target: Path) -> None:
+        self.save()
+        with pytest.raises(UsageError, match=message):
+            load_drafter(self.path, frozen)
+        with pytest.raises(UsageError, match=message):
+            load_tap(self.path, target)
+
+    def expected(self, feature: Tensor, line: list[int]) -> Tensor:
+        """Logits [V] for the successor of the tokens after the feature's."""
+        form = self.form
+        kept = 0.5 ** (0.5 / form.heads)
+        added = math.sqrt((1 - kept**2) * form.inner / 2)
+        state = feature / (feature.square().mean() + 1e-6).sqrt() / math.sqrt(2) if form.scale_input else feature
+        for head, token in enumerate(line):
+            mixed = kept * (self.whole[f"proj.{head}.weight"] @ state) + added * self.whole[f"emb.{head}.weight"][token]
+            rms = mixed / (mixed.square().mean() + 1e-6).sqrt()
+            x = rms * self.whole[f"ln.{head}.weight"] + self.whole[f"ln.{head}.bias"]
+            state = x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+        return self.whole[f"head.{len(line) - 1}.weight"] @ state
+
+
+@pytest.fixture(scope="module")
+def frozen(golden) -> TargetWeights:
+    return TargetWeights.load(golden / "target_tiny")
+
+
+@pytest.fixture
+def heads(request, tmp_path) -> Heads:
+    return Heads(FORMS[getattr(request, "param", "plain")], tmp_path / "heads").save()
+
+
+def close(ours: Tensor, reference: Tensor) -> None:
+    torch.testing.assert_close(torch.as_tensor(ours), reference, atol=1e-4, rtol=1e-4)
+
+
+FEATURE = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(3))
+
+
+def fed(heads: Heads, frozen: TargetWeights, lag: int = 0, options: str = ""):
+    state = load_drafter(f"{heads.path}{options}", frozen).new_state()
+    state.append(TEXT)
+    state.add_features(len(TEXT) - 2 - lag, FEATURE)
+    return state
+
+
+@pytest.mark.parametrize("heads", list(FORMS), indirect=True)
+@pytest.mark.parametrize("lag", [0, 1])
+def test_agrees_with_its_formulas(heads, lag, frozen, golden):
+    """Along the branches of a tree, from a feature that is one token old or older."""
+    state, tap = fed(heads, frozen, lag), load_tap(heads.path, golden / "target_tiny")
+    assert tap is not None
+    assert tap.info == newest_hidden_info(HIDDEN)
+    levels = heads.form.heads - lag
+    assert state.max_levels == levels
+    if not levels:
+        return
+    before = TEXT[len(TEXT) - 1 - lag :]
+    close(state.root_logits(), heads.expected(FEATURE[0], before))
+    nodes: list[tuple[int, list[int]]] = [(ROOT, [])]
+    for level in range(1, levels):
+        below = [(row, [*path, token]) for row, path in nodes for token in (level, 200 + level)]
+        logits = state.expand([path[-1] for _, path in below], [row for row, _ in below])
+        for (_, path), row in zip(below, logits, strict=True):
+            close(row, heads.expected(FEATURE[0], [*before, *path]))
+        first = sum(2**each for each in range(1, level))
+        nodes = [(first + number, path) for number, (_, path) in enumerate(below)]
+
+
+def test_the_feature_of_the_root_itself_gives_the_targets_logits(heads, frozen):
+    state = load_drafter(heads.path, frozen).new_state()
+    state.append(TEXT)
+    state.add_features(len(TEXT) - 1, FEATURE)
+    assert state.max_levels == 4
+    close(state.root_logits(), frozen.lm_head @ FEATURE[0])
+    close(state.expand([9], [ROOT])[0], heads.expected(FEATURE[0], [9]))
+
+
+def test_tokens_are_read(heads, frozen):
+    state = fed(heads, frozen)
+    state.root_logits()
+    both = state.expand([7, 9], [ROOT, ROOT])
+    assert not torch.allclose(both[0], both[1], atol=1e-2)
+
+
+@pytest.mark.parametrize("heads", ["plain", "tied, all copies", "a config that says little"], indirect=True)
+def test_drafts_as_many_paths_as_its_config_says(heads, frozen):
+    count = heads.form.heads
+    assert load_drafter(heads.path, frozen).plan == TreeShape(breadth=5, levels=count, budget=5 * count)
+    heads.config |= {"top_k_tokens_per_head": [1] * count, "n_candidates": 7}
+    plan = load_drafter(heads.save().path, frozen).plan
+    assert plan == TreeShape.chain(count)
+    tree = grow_tree(fed(heads, frozen), plan)
+    assert len(tree) == count
+
+
+def test_a_draft_vocabulary_leaves_the_logits_of_its_tokens_as_they_are(heads, frozen):
+    write_draft_vocab(heads.path, [7, 2, 19])
+    few, every = (fed(heads, frozen, options=options) for options in ("", ",draft_vocab=all"))
+    for logits, whole in ((few.root_logits(), every.root_logits()), (few.expand([4], [-1]), every.expand([4], [-1]))):
+        assert logits.isfinite().flatten().nonzero()[:, 0].tolist() == [2, 7, 19]
+        close(logits[..., [2, 7, 19]], torch.as_tensor(whole)[..., [2, 7, 19]])
+
+
+@pytest.mark.parametrize("heads", ["plain", "tied", "without a prefix"], indirect=True)
+def test_every_missing_tensor_is_named(heads, frozen, golden):
+    assert open_drafter(DrafterSource.parse(heads.path))[0] is FAMILY
+    whole = dict(heads.tensors)
+    for name in whole:
+        heads.tensors = {other: tensor for other, tensor in whole.items() if other != name}
+        heads.refused(f"lacks tensors .*{name.removeprefix('speculator.')}", frozen, golden / "target_tiny")
+
+
+def test_misshapen_and_unknown_tensors_are_named(heads, frozen, golden):
+    whole = dict(heads.tensors)
+    for name, message in {
+        "speculator.proj.1.weight": r"tensor proj\.1\.weight has shape \[2, 2\]: need \[48, 48\]",
+        "speculator.emb.2.weight": r"tensor emb\.2\.weight has shape \[2, 2\]: need \[256, 48\]",
+        "speculator.head.0.weight": r"rows of head\.0\.weight is 2, the target's 256",
+        "speculator.proj.0.weight": "emb_dim is 2, the target's 64",
+        "speculator.ln0.weight": r"holds unknown tensors ln0\.weight",
+    }.items():
+        heads.tensors = whole | {name: torch.zeros(2, 2)}
+        heads.refused(message, frozen, golden / "target_tiny")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 300}, "vocab_size is 300, the target's 256"),
+        ({"emb_dim": 32}, "config.json says emb_dim=32"),
+        ({"hidden_size": 32}, "config.json says hidden_size=32"),
+        ({"inner_dim": 32}, "config.json says inner_dim=32"),
+        ({"inner_dim": 0}, "config.json says inner_dim=64"),
+        ({"n_predict": 4}, "holds 3 heads: config.json says n_predict=4"),
+        ({"n_predict": "3"}, "n_predict=3: need a whole number"),
+        ({"n_candidates": 0}, "n_candidates=0: need a whole number"),
+        ({"top_k_tokens_per_head": [5, 4]}, "top_k_tokens_per_head has 2 entries: need 3"),
+        ({"top_k_tokens_per_head": [5, 0, 1]}, "need a list of numbers"),
+        ({"scale_input": "yes"}, "scale_input=yes: need true or false"),
+        ({"tie_weights": 1}, "tie_weights=1: need true or false"),
+        ({"tie_weights": True}, r"tie_weights=True: emb\.1\.weight is not emb\.0\.weight"),
+    ],
+    ids=str,
+)
+def test_settings_are_read_or_refused(heads, changes, message, frozen, golden):
+    heads.config |= changes
+    heads.refused(message, frozen, golden / "target_tiny")
+
+
+@pytest.mark.parametrize("heads", ["tied"], indirect=True)
+def test_of_tied_heads_the_config_must_say_how_many(heads, frozen, golden):
+    del heads.config["n_predict"]
+    heads.refused("n_predict=None: need a whole number", frozen, golden / "target_tiny")
+    heads.config["n_predict"] = 1
+    heads.refused("n_predict=1: need at least 2", frozen, golden / "target_tiny")
+
+
+def test_options_that_do_not_fit_are_refused(heads, frozen):
+    with pytest.raises(UsageError, match="option ddtree: family mlp_speculator takes draft_vocab"):
+        load_drafter(f"{heads.path},ddtree=3", frozen)

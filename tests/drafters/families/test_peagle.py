@@ -1,0 +1,285 @@
+"""P-EAGLE in every published form against its formulas: one causal pass over all rows, without a cache."""
+
+from typing import Any
+
+import pytest
+import torch
+from eagle3_forms import HT, TEXT, Form, Head, V, rename_to_vllm
+from torch import Tensor
+
+from outrider_drafters import Activations, TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.families.peagle.drafter import PEagleDrafter
+from outrider_drafters.families.peagle.family import FAMILY
+from outrider_drafters.load import recognize_family
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import ROOT
+
+MASK, DRAFTS = 255, 5
+LAYERS = (None,) * 3
+
+
+def proposals(tokens: int) -> dict[str, Any]:
+    methods = [{"proposal_type": "greedy", "speculative_tokens": tokens, "verifier_accept_k": 1}]
+    return {"algorithm": "peagle", "default_proposal_method": "greedy", "proposal_methods": methods}
+
+
+SPECULATORS = {
+    "speculators_model_type": "peagle",
+    "speculators_version": "0.9.0",
+    "speculators_config": proposals(DRAFTS),
+    "mask_token_id": MASK,
+    "norm_before_residual": False,
+    "norm_before_fc": False,
+    "fc_norm": False,
+    "norm_output": False,
+    "embed_requires_grad": True,
+    "target_hidden_size": None,
+    "draft_vocab_size": 100,
+    "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
+}
+NESTED = {"num_hidden_layers": 3, "rope_parameters": {"rope_theta": 333.0, "rope_type": "default"}}
+
+
+def form(config: dict[str, Any] | None = None, nested: dict[str, Any] | None = None, **changes: Any) -> Form:
+    usual: dict[str, Any] = {
+        "windows": LAYERS,
+        "rename": rename_to_vllm,
+        "theta": 333.0,
+        "holds_embedding": True,
+        "uses_own_embedding": True,
+        "mask": (1, 1, HT * len(changes.get("layers", (2, 4, 5)))),
+    }
+    said = {key: value for key, value in (SPECULATORS | (config or {})).items() if value != "silent"}
+    return Form(config=said, nested=NESTED | (nested or {}), **(usual | changes))
+
+
+FORMS = {
+    "speculators": form(),
+    "qwen3": form({"draft_vocab_size": V}, qk_norm=True, head_dim=24, draft_vocab=V),
+    "llama with biases": form(qkv_bias=True, out_bias=True),
+    "fc_norm": form({"fc_norm": True}, fc_norm=True),
+    "norm_before_fc": form({"norm_before_fc": True}, input_norm=True),
+    "norm_before_residual": form({"norm_before_residual": True}, norm_before_residual=True),
+    "silent": form(dict.fromkeys(("norm_before_residual", "embed_requires_grad", "norm_output"), "silent")),
+    "norm_output, which feeds nothing": form({"norm_output": True}),
+    "one layer": form(nested={"num_hidden_layers": 1}, windows=(None,)),
+    "the first layer id is 1": form({"eagle_aux_hidden_state_layer_ids": [1, 3, 7]}, layers=(1, 3, 7)),
+    "four tapped layers": form({"eagle_aux_hidden_state_layer_ids": [0, 3, 4, 8]}, layers=(0, 3, 4, 8)),
+    "default layers": form({"eagle_aux_hidden_state_layer_ids": None}),
+    "the target's embedding": form({"embed_requires_grad": False}, uses_own_embedding=False),
+    "the target's embedding, asked for": form(options=",embedding=target", uses_own_embedding=False),
+    "without an embedding": form(holds_embedding=False, uses_own_embedding=False),
+    "sliding": form(
+        nested={"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        windows=(6, None, 6),
+    ),
+    "vLLM, flat": Form(
+        config={"ptd_token_id": MASK, "num_hidden_layers": 3, "eagle_aux_hidden_state_layer_ids": [2, 4, 5]},
+        windows=LAYERS,
+        mask=(1, HT * 3),
+        holds_embedding=True,
+        uses_own_embedding=True,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def frozen(golden) -> TargetWeights:
+    return TargetWeights.load(golden / "target_l8")
+
+
+@pytest.fixture
+def head(request, tmp_path, frozen) -> Head:
+    return Head(FORMS[getattr(request, "param", "speculators")], tmp_path / "head", frozen)
+
+
+def hidden_states(layers: tuple[int, ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(6)
+    return [torch.randn(len(TEXT) - 1, HT, generator=generator) for _ in layers]
+
+
+def expected(head: Head, features: Tensor, tokens: list[int], drafts: int) -> Tensor:
+    """Logits [drafts, Vd] of the slots after `tokens`, whose newest lack features where there are fewer."""
+    formulas = head.formulas
+    mask = formulas.fused(list(head.tensors["mask_hidden"].view(1, -1).split(HT, dim=-1)))
+    ids = [*tokens[1:], *[MASK] * (drafts - 1)]
+    features = features[: len(tokens) - 1]
+    rows = torch.cat((features, mask.expand(len(ids) - len(features), -1)))
+    hidden = formulas.outputs(formulas.embed[ids], rows)[-drafts:]
+    return formulas.norm(hidden, formulas.tensors["norm.weight"]) @ formulas.lm_head.T
+
+
+def slots(state) -> Tensor:
+    """All logits of one draft, along a chain."""
+    chain = (state.expand([level], [level - 1])[0] for level in range(state.max_levels - 1))
+    return torch.stack([torch.as_tensor(row) for row in (state.root_logits(), *chain)])
+
+
+def close(logits: Tensor, reference: Tensor, head: Head) -> None:
+    torch.testing.assert_close(logits[:, head.ids], reference, atol=1e-4, rtol=1e-4)
+    assert int(logits.isfinite().sum()) == logits[:, head.ids].numel()
+
+
+@pytest.mark.parametrize("head", list(FORMS), indirect=True)
+def test_agrees_with_its_formulas(head, frozen, golden):
+    """Through tap and state, from features that came bit by bit; with the newest ones lacking, too."""
+    drafter, tap = load_drafter(head.source, frozen), load_tap(head.source, golden / "target_l8")
+    assert isinstance(drafter, PEagleDrafter)
+    assert tap is not None
+    assert tap.info == drafter.tap
+    states = hidden_states(head.form.layers)
+    hidden = dict(zip(tap.hidden_layers, states, strict=True))
+    rows = tap.rows(Activations(torch.empty(0), torch.empty(0), hidden))
+    features = head.formulas.fused(states)
+    torch.testing.assert_close(rows, features, atol=1e-4, rtol=1e-4)
+    drafts = DRAFTS if head.form.nested is not None else 8
+    state = drafter.new_state()
+    assert state.max_levels == drafts
+    state.append(TEXT[:6])
+    close(slots(state), expected(head, features[:0], TEXT[:6], drafts), head)
+    state.add_features(0, rows[:3])
+    close(slots(state), expected(head, features[:3], TEXT[:6], drafts), head)
+    state.append(TEXT[6:])
+    close(slots(state), expected(head, features[:3], TEXT, drafts), head)
+    state.add_features(2, rows[2:])
+    close(slots(state), expected(head, features, TEXT, drafts), head)
+    state.rollback(8)
+    close(slots(state), expected(head, features[:7], TEXT[:8], drafts), head)
+
+
+def test_forms_differ(tmp_path, frozen):
+    answers = {}
+    for name in ("speculators", "fc_norm", "norm_before_fc", "norm_before_residual", "sliding", "one layer"):
+        head = Head(FORMS[name], tmp_path / name, frozen)
+        answers[name] = expected(head, head.formulas.fused(hidden_states((2, 4, 5))), TEXT, DRAFTS)
+    names = list(answers)
+    for i, one in enumerate(names):
+        for other in names[i + 1 :]:
+            assert not torch.allclose(answers[one], answers[other], atol=1e-2), (one, other)
+
+
+def test_a_long_prompt_and_a_text_of_one_token(head, frozen):
+    drafter, text = load_drafter(head.source, frozen), TEXT * 5
+    features = torch.randn(len(text) - 1, HT, generator=torch.Generator().manual_seed(1))
+    state = drafter.new_state()
+    state.append(text)
+    state.add_features(0, features)
+    close(slots(state), expected(head, features, text, DRAFTS), head)
+    state.rollback(1)
+    alone, fresh = slots(state), drafter.new_state()
+    fresh.append(text[:1])
+    torch.testing.assert_close(slots(fresh), alone)
+    state.append(text[1:3])
+    close(slots(state), expected(head, features[:1], text[:3], DRAFTS), head)
+
+
+def test_drafts_a_chain_or_the_likeliest_paths(head, frozen):
+    drafter = load_drafter(head.source, frozen)
+    assert drafter.plan == TreeShape.chain(DRAFTS)
+    state = drafter.new_state()
+    state.append(TEXT)
+    best = slots(state).argmax(-1).tolist()
+    tree = grow_tree(state, drafter.plan)
+    assert (list(tree.tokens), tree.parents) == (best, (-1, 0, 1, 2, 3))
+    branching = load_drafter(f"{head.source},ddtree=12", frozen)
+    assert branching.plan == TreeShape.best_first(DRAFTS, 12)
+    state = branching.new_state()
+    state.append(TEXT)
+    logs, frontier, scored = slots(state).log_softmax(-1), [(0.0, ())], []
+    for row in logs:
+        values, tokens = row.topk(12)
+        grown = [
+            (score + gain, (*path, token))
+            for score, path in frontier
+            for gain, token in zip(values.tolist(), tokens.tolist(), strict=True)
+        ]
+        frontier = sorted(grown, reverse=True)[:12]
+        scored += frontier
+    tree, paths = grow_tree(state, branching.plan), []
+    for token, parent in zip(tree.tokens, tree.parents, strict=True):
+        paths.append((token,) if parent == ROOT else (*paths[parent], token))
+    assert set(paths) == {path for _, path in sorted(scored, reverse=True)[:12]}
+
+
+def test_a_level_beyond_the_last_is_refused(head, frozen):
+    state = load_drafter(head.source, frozen).new_state()
+    state.append(TEXT)
+    slots(state)
+    with pytest.raises(UsageError, match="a level beyond the last of a block that drafts 5 tokens"):
+        state.expand([1], [DRAFTS - 2])
+
+
+def test_the_files_say_how_much_to_draft(head, frozen):
+    head.config["speculators_config"] = proposals(3)
+    head.save()
+    assert load_drafter(head.source, frozen).num_drafts == 3
+    head.config["speculators_config"]["proposal_methods"] = []
+    head.save()
+    assert load_drafter(head.source, frozen).num_drafts == 8
+
+
+def test_mask_hidden_alone_is_p_eagles(head):
+    assert recognize_family(DrafterFiles.open(DrafterSource.parse(head.source))) is FAMILY
+    del head.config["speculators_model_type"]
+    head.save()
+    assert recognize_family(DrafterFiles.open(DrafterSource.parse(head.source))) is FAMILY
+
+
+def refused(head: Head, message: str, frozen: TargetWeights, golden) -> None:
+    head.save()
+    with pytest.raises(UsageError, match=message):
+        load_drafter(head.source, frozen)
+    with pytest.raises(UsageError, match=message):
+        load_tap(head.source, golden / "target_l8")
+
+
+def test_every_missing_tensor_is_named(head, frozen, golden):
+    whole = dict(head.tensors)
+    for name in whole.keys() - {"embed_tokens.weight", "t2d"}:
+        head.tensors = {other: tensor for other, tensor in whole.items() if other != name}
+        number = name.split(".")[1] if name.startswith("layers.") else "0"
+        known_by = name if number != "0" else name.replace("layers.0", "midlayer")
+        refused(head, rf"lacks tensors (.*{known_by}|d2t)", frozen, golden)
+
+
+def test_misshapen_tensors_are_named(head, frozen, golden):
+    for name, shape, message in (
+        ("mask_hidden", (1, 1, HT), r"tensor mask_hidden has shape \[1, 1, 64\]: need 192 values, as fc takes"),
+        ("layers.2.mlp.up_proj.weight", (3, HT), r"tensor layers\.2\.mlp\.up_proj\.weight has shape \[3, 64\]"),
+        ("norm.weight", (3,), r"tensor norm\.weight has shape \[3\]: need \[64\]"),
+    ):
+        kept, head.tensors[name] = head.tensors[name], torch.zeros(shape)
+        refused(head, message, frozen, golden)
+        head.tensors[name] = kept
+    head.tensors["mask_embed"] = torch.zeros(2)
+    refused(head, "holds unknown tensors mask_embed", frozen, golden)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask_token_id": None}, "mask_token_id=None: need a row of the embedding, 0 to 255"),
+        ({"mask_token_id": 256}, "mask_token_id=256: need a row of the embedding, 0 to 255"),
+        ({"mask_token_id": True}, "mask_token_id=True: need a row"),
+        ({"fc_norm": True}, r"lacks tensors fc_norm\.0\.weight"),
+        ({"norm_before_fc": True}, r"lacks tensors input_norm\.weight"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4]}, "takes 3 hidden states, but the layers are 2-4"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "9 is not within 0 to 8"),
+        ({"eagle_aux_hidden_state_layer_ids": "2"}, "need a list of layers"),
+        ({"target_hidden_size": 32}, "target_hidden_size is 32, the target's 64"),
+        ({"speculators_config": proposals(0)}, "speculative_tokens=0: need a whole number"),
+        ({"transformer_layer_config": {"num_attention_heads": 4, "num_hidden_layers": 4}}, "holds 3 layers: config"),
+        ({"transformer_layer_config": {"num_attention_heads": 4, "hidden_act": "gelu"}}, "hidden_act=gelu: need silu"),
+    ],
+    ids=str,
+)
+def test_settings_are_read_or_refused(head, changes, message, frozen, golden):
+    head.config |= changes
+    refused(head, message, frozen, golden)
+
+
+def test_eagle3s_option_is_refused(head, frozen):
+    with pytest.raises(UsageError, match="option norm_output: family peagle takes rope_theta, embedding"):
+        load_drafter(f"{head.source},norm_output=true", frozen)
