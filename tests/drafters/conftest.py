@@ -45,7 +45,6 @@ from outrider_drafters.families.eagle3.network import Eagle3
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 from outrider_drafters.families.gemma4.drafter import AssistantDrafter
 from outrider_drafters.families.gemma4.network import Assistant, AssistantSizes, LentShape
-from outrider_drafters.families.gemma4.tap import tap_info
 from outrider_drafters.families.hydra.drafter import HydraDrafter
 from outrider_drafters.families.hydra.network import Hydra, HydraSizes
 from outrider_drafters.families.independent.drafter import IndependentDrafter
@@ -169,7 +168,7 @@ def tiny_gemma4(centroids: int) -> Drafter:
             torch.nn.init.normal_(parameter, std=0.3)
         if network.masked_embedding is not None:
             network.masked_embedding.token_ordering.copy_(torch.randperm(23))
-    return AssistantDrafter(network.requires_grad_(False), frozen, tap_info(sizes, (1, 2)))
+    return AssistantDrafter(network.requires_grad_(False), frozen, (1, 2))
 
 
 def tiny_heads() -> dict[str, Drafter]:

@@ -19,16 +19,17 @@ from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import UNLIMITED, tree_logits_by_level
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.gemma4.network import NAME, Assistant, Kind, Lent
+from outrider_drafters.families.gemma4.tap import tap_info
 from outrider_drafters.trees.grow import Level
 from outrider_proto.errors import UsageError
-from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree
 
 
 class AssistantDrafter:
     """Client half: the network between the target's embedding and its own head.
 
-    `row_tokens` [rows]: the tokens that the rows of a plain head stand for; None: row i is token i.
+    `lenders`: the target's layers whose K/V it reads. `row_tokens` [rows]: the tokens that the rows of a plain head
+    stand for; None: row i is token i.
     """
 
     family = NAME
@@ -37,11 +38,15 @@ class AssistantDrafter:
     plan: TreePlan | None = None
 
     def __init__(
-        self, network: Assistant, target: TargetWeights, tap: TapInfo, row_tokens: Tensor | None = None
+        self,
+        network: Assistant,
+        target: TargetWeights,
+        lenders: tuple[int, ...],
+        row_tokens: Tensor | None = None,
     ) -> None:
         self.network = network
         self.target = target
-        self.tap = tap
+        self.tap = tap_info(network.sizes, lenders)
         self.vocab_size = target.sizes.vocab
         self.draft_tokens: Tensor | None = None
         self._head: PackedLinear | None = None

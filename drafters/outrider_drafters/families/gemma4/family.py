@@ -149,7 +149,7 @@ def _kv_heads(files: DrafterFiles, layer: int, kind: Kind) -> int:
 
 def _load_drafter(files: DrafterFiles, target: TargetWeights) -> AssistantDrafter:
     network = load_network(files, target.sizes)
-    info = tap_info(network.sizes, lenders(files, network.sizes, target.sizes))
+    found = lenders(files, network.sizes, target.sizes)
     tokens = None
     if network.sizes.centroids:
         if target.draft_tokens is not None:
@@ -157,7 +157,7 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> AssistantDrafte
     else:
         tokens = canonical(files).row_tokens(LM_HEAD, target.sizes.vocab)
     network = network.to(target.embed.device, target.embed.dtype)
-    return AssistantDrafter(network, target, info, tokens)
+    return AssistantDrafter(network, target, found, tokens)
 
 
 def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> LentTap:
