@@ -26,6 +26,7 @@ from outrider_drafters.families.dspark import family as dspark
 from outrider_drafters.families.eagle2 import family as eagle2
 from outrider_drafters.families.eagle3 import family as eagle3
 from outrider_drafters.families.family import Family, like
+from outrider_drafters.families.gemma4 import family as gemma4
 from outrider_drafters.families.hydra import family as hydra
 from outrider_drafters.families.independent import family as independent
 from outrider_drafters.families.lookup import family as lookup
@@ -44,6 +45,7 @@ from outrider_proto.errors import UsageError
 # holds heads or MTP layers.
 FAMILIES: tuple[Family, ...] = (
     mtp.FAMILY,
+    gemma4.FAMILY,
     dflash.FAMILY,
     dspark.FAMILY,
     hydra.FAMILY,

@@ -43,6 +43,8 @@ from outrider_drafters.families.dspark.network import DSpark, DSparkHeads
 from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
 from outrider_drafters.families.eagle3.network import Eagle3
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
+from outrider_drafters.families.gemma4.drafter import AssistantDrafter
+from outrider_drafters.families.gemma4.network import Assistant, AssistantSizes, LentShape
 from outrider_drafters.families.hydra.drafter import HydraDrafter
 from outrider_drafters.families.hydra.network import Hydra, HydraSizes
 from outrider_drafters.families.independent.drafter import IndependentDrafter
@@ -194,6 +196,23 @@ def tiny_dspark() -> Drafter:
     return DSparkDrafter(network.requires_grad_(False), frozen)
 
 
+def tiny_gemma4(centroids: int) -> Drafter:
+    """A window that the tests' texts outgrow; 0 centroids: a plain head."""
+    lent = {"sliding_attention": LentShape(2, 4, 1e4, 2), "full_attention": LentShape(1, 8, 1e6, 1)}
+    sizes = AssistantSizes(
+        16, 12, 4, 20, 1e-6, ("sliding_attention", "full_attention"), lent, 3, 23, 23, centroids, min(centroids, 9)
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
+        network = Assistant(sizes)
+        for parameter in network.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        if network.masked_embedding is not None:
+            network.masked_embedding.token_ordering.copy_(torch.randperm(23))
+    return AssistantDrafter(network.requires_grad_(False), frozen, (1, 2))
+
+
 def tiny_heads() -> dict[str, Drafter]:
     """Drafters that read the newest feature alone."""
     with torch.random.fork_rng():
@@ -222,6 +241,7 @@ def every_tiny_drafter() -> dict[str, Drafter]:
     others = {"lookup": LookupDrafter(23, ngram=2), "independent": tiny_independent(), "eagle3": tiny_eagle3()}
     others |= {"dflash": tiny_dflash(), "dspark": tiny_dspark(), "text": Pairs(23)}
     others |= {"eagle3 layers": tiny_eagle3_layers(), "eagle2 norms": tiny_eagle2_norms(), "peagle": tiny_peagle()}
+    others |= {"gemma4": tiny_gemma4(0), "gemma4 ordered": tiny_gemma4(23)}
     others |= {"moa tli": tiny_moa(has_lsa=True), "moa tli without lsa": tiny_moa(has_lsa=False)}
     return {family: tiny_drafter(family) for family in ("moa", "eagle2")} | others | tiny_heads()
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.gemma2 import Gemma2Config
+from transformers.models.gemma4 import Gemma4TextConfig
 from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.llama import LlamaConfig
 from transformers.models.mistral import MistralConfig
@@ -32,6 +33,15 @@ SIZES = {
     "eos_token_id": 2,
 }
 WINDOW = 7
+_GEMMA4 = SIZES | {
+    "sliding_window": WINDOW,
+    "global_head_dim": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "final_logit_softcapping": 3.0,
+    "initializer_range": 0.07,  # rounding grows with the scores, which no factor makes smaller
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 8,
+}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SIZES),
@@ -44,6 +54,12 @@ CONFIGS = {
     "gpt-oss": lambda: GptOssConfig(
         **SIZES, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2, rope_parameters=_ROPE
     ),
+    # As the 12B: K/V heads of their own, and keys for values, in the layers that see everything.
+    "gemma4": lambda: Gemma4TextConfig(
+        **_GEMMA4 | {"hidden_size_per_layer_input": 0}, attention_k_eq_v=True, num_global_key_value_heads=1
+    ),
+    # As E2B and E4B: the last layers read the K/V of earlier ones.
+    "gemma4-shared": lambda: Gemma4TextConfig(**_GEMMA4, num_kv_shared_layers=2, use_double_wide_mlp=True),
     "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
     "mixtral-window": lambda: MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW),
 }

@@ -19,6 +19,7 @@ from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_drafters.readers.config import read_config, read_json
 
 DIGEST_BYTES = 16
+HASHED_SIZES = 10  # fields of TargetSizes: with those that came later, the fingerprints of all targets would change
 MAX_HASHED_ROWS = 4096  # of embedding and lm_head: a large target's fingerprint must not take long
 TARGET_FINGERPRINT_KEY = "outrider_target_fingerprint"  # key of a drafter's config.json
 TOKENIZING = ("added_tokens", "model", "normalizer", "pre_tokenizer")  # what decides which ids a text gets
@@ -32,7 +33,8 @@ def target_fingerprint(name_or_path: str | Path) -> str:
     config, checkpoint = read_config(directory), Checkpoint(directory)
     embed_name, head_name = borrowed_names(config, checkpoint)
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    digest.update(repr(astuple(sizes_of(config, checkpoint.matrix(head_name)))).encode())
+    sizes = astuple(sizes_of(config, checkpoint.matrix(head_name)))
+    digest.update(repr(sizes[:HASHED_SIZES]).encode())
     for name in (embed_name, head_name):
         tensor = checkpoint.read(name)
         # Evenly spaced rows, as float32 values: any change here changes the fingerprints of all targets.

@@ -40,7 +40,10 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class TargetSizes:
-    """A target's sizes. `vocab` is the number of lm_head rows, padding included; `eps` is RMSNorm's."""
+    """A target's sizes. `vocab` is the number of lm_head rows, padding included; `eps` is RMSNorm's.
+
+    `kv_layers`: the kinds of the layers that keep K/V, where their K/V differ or some layers keep none; else empty.
+    """
 
     hidden: int
     layers: int
@@ -52,6 +55,7 @@ class TargetSizes:
     eps: float
     max_context: int
     model_type: str
+    kv_layers: tuple[str, ...] = ()
 
     @property
     def packed_kv(self) -> int:
@@ -207,7 +211,14 @@ def sizes_of(config: Config, head_shape: tuple[int, int]) -> TargetSizes:
         eps=rms_norm_eps(config),
         max_context=config_int(config, "max_position_embeddings", 2048),
         model_type=str(config.get("model_type", "")),
+        kv_layers=_kv_layers(config),
     )
+
+
+def _kv_layers(config: Config) -> tuple[str, ...]:
+    kinds, shared = config.get("layer_types"), config.get("num_kv_shared_layers") or 0
+    differ = shared or config.get("global_head_dim") or config.get("per_layer_config")
+    return tuple(kinds[: len(kinds) - shared]) if differ and isinstance(kinds, list) else ()
 
 
 def eos_token_ids(directory: Path, config: Config) -> tuple[int, ...]:

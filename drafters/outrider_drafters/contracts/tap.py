@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -17,11 +17,22 @@ NO_FEATURES = TapInfo(fingerprint="", family="", width=0)  # of a drafter that r
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activations:
-    """The target's activations for n tokens of one session."""
+    """The target's activations for n tokens of one session.
 
-    keys: Tensor  # [L, kv_heads, n, head_dim], post-RoPE, as cached; empty unless the tap needs them
-    values: Tensor
+    `keys` (post-RoPE) and `values` are as cached, [L, kv_heads, n, head_dim], or where layers differ one tensor
+    [kv_heads, n, head_dim] a layer; empty unless the tap needs them.
+    """
+
+    keys: Tensor | Sequence[Tensor]
+    values: Tensor | Sequence[Tensor]
     hidden: Mapping[int, Tensor]  # [n, E] by Hugging Face's hidden_states index (-1: after the final norm), BEFORE_NORM
+
+    @property
+    def of_all_layers(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of a target whose layers do not differ."""
+        assert isinstance(self.keys, Tensor)
+        assert isinstance(self.values, Tensor)
+        return self.keys, self.values
 
 
 class TapState(Protocol):

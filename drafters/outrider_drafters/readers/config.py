@@ -9,6 +9,8 @@ from typing import Any
 
 from outrider_proto.errors import UsageError
 
+# Settings of Gemma-4's assistants, which stand beside the text part of their config.
+BESIDE_TEXT = ("backbone_hidden_size", "use_ordered_embeddings", "num_centroids", "centroid_intermediate_top_k")
 Config = Mapping[str, Any]  # raw JSON: a value's type is checked where it is used
 
 # speculators' keys: the kind of a head, and the part of its config that is a model's of Hugging Face.
@@ -36,7 +38,7 @@ def read_config(directory: Path) -> Config:
         raise UsageError(f"{directory}: not a model directory, it has no config.json")
     config = read_json(directory / "config.json")
     text = config.get("text_config")
-    return text if isinstance(text, dict) else config
+    return {**text, **{key: config[key] for key in BESIDE_TEXT if key in config}} if isinstance(text, dict) else config
 
 
 def flattened(config: Config) -> Config:

@@ -15,8 +15,8 @@ from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.engine.fused_decoder import FusedDecoder
-from outrider_server.engine.hf_model import BatchInvariantLinear
-from outrider_server.kv.budget import KVShape
+from outrider_server.engine.hf_model import BatchInvariantLinear, explained
+from outrider_server.kv.budget import KVShape, RowShape
 from outrider_server.kv.slot import KVSlot
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -32,15 +32,23 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.windows: dict[int, int | None] = {}
-        self.shapes: set[tuple[int, int, int]] = set()
+        self.rows: dict[int, RowShape] = {}
+        self.readers: list[tuple[int, int]] = []
         self.dtype = torch.float32
         self.calls = 0
+        self._keys: dict[int, Tensor] = {}  # of the layers that make their own
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         self.calls += 1
         self.windows[layer] = call.window
-        self.shapes.add((key.shape[1], key.shape[3], value.shape[3]))
+        self.rows[layer] = RowShape(key.shape[1], key.shape[3], value.shape[3])
         self.dtype = key.dtype
+        # The very tensor of an earlier layer: this one keeps no K/V of its own (Gemma 4).
+        source = next((earlier for earlier, own in self._keys.items() if own is key), None)
+        if source is None:
+            self._keys[layer] = key
+        else:
+            self.readers.append((layer, source))
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
@@ -55,16 +63,14 @@ def probe(model: PreTrainedModel, max_context: int) -> KVShape:
         model(**_inputs([0, 0], [0, 1], model), slots=recorder)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UsageError(
-            f"{kind}: its attention does not run on slots (AttentionInterface, layer_idx): {error}"
+            f"{kind}: its attention does not run on slots (AttentionInterface, layer_idx): {explained(error)}"
         ) from error
     layers = config.num_hidden_layers
     if sorted(recorder.windows) != list(range(layers)) or recorder.calls != layers:
         raise UsageError(f"{kind}: {len(recorder.windows)} of {layers} layers go through AttentionInterface; need all")
-    if len(recorder.shapes) != 1:
-        raise UsageError(f"{kind}: layers differ in their K/V shapes {sorted(recorder.shapes)}; need one shape")
     _check_windows(kind, config, recorder)
-    kv_heads, key_dim, value_dim = recorder.shapes.pop()
-    return KVShape(layers, kv_heads, key_dim, value_dim, recorder.dtype, model.device)
+    rows = [recorder.rows[layer] for layer in range(layers)]
+    return KVShape.of_layers(rows, recorder.readers, recorder.dtype, model.device)
 
 
 @torch.inference_mode()
@@ -192,7 +198,10 @@ def _forked(tokens: list[int], vocab_size: int) -> DraftTree:
 def _check_config(kind: str, config: Any, max_context: int) -> None:  # a model's config has whatever fields it likes
     types = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
     if types:
-        raise UsageError(f"{kind}: layers of type {', '.join(sorted(types))}; need {' or '.join(sorted(_LAYER_TYPES))}")
+        raise UsageError(
+            f"{kind}: layers of type {', '.join(sorted(types))}, which do not run over a tree of drafts;"
+            f" need {' or '.join(sorted(_LAYER_TYPES))}"
+        )
     if getattr(config, "is_encoder_decoder", False):
         raise UsageError(f"{kind}: an encoder-decoder; a target is a causal language model")
     if max_context > _rope_limit(config):
@@ -223,4 +232,7 @@ def _check_windows(kind: str, config: Any, recorder: _Recorder) -> None:
 
 def _inputs(tokens: list[int], positions: list[int], model: PreTrainedModel) -> dict[str, Any]:
     rows = torch.tensor([tokens, positions], device=model.device)
-    return {"input_ids": rows[:1], "position_ids": rows[1:], "use_cache": False}
+    # An index, not 0: with a number Gemma 4 cuts rows before its last layers, which transformers 5.23 fails at without
+    # per-layer embeddings.
+    keep = torch.arange(len(tokens), device=model.device)
+    return {"input_ids": rows[:1], "position_ids": rows[1:], "use_cache": False, "logits_to_keep": keep}

@@ -39,7 +39,7 @@ from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.kv.buffers import is_out_of_memory
 from outrider_server.kv.pages import PagedBuffer
-from outrider_server.kv.slot import KVSlot
+from outrider_server.kv.slot import KVSlot, LayerTensors
 
 _NO_TREE = DraftTree()
 
@@ -306,10 +306,18 @@ def _side_by_side(parts: abc.Sequence[Activations]) -> Activations:
     if len(parts) == 1:
         return parts[0]
     return Activations(
-        keys=torch.cat([part.keys for part in parts], dim=2),
-        values=torch.cat([part.values for part in parts], dim=2),
+        keys=_joined([part.keys for part in parts]),
+        values=_joined([part.values for part in parts]),
         hidden={layer: torch.cat([part.hidden[layer] for part in parts]) for layer in parts[0].hidden},
     )
+
+
+def _joined(parts: abc.Sequence[Tensor | abc.Sequence[Tensor]]) -> LayerTensors:
+    """Concatenate the rows of all layers, or of each where they differ."""
+    whole = [part for part in parts if isinstance(part, Tensor)]
+    if len(whole) == len(parts):
+        return torch.cat(whole, dim=2)
+    return [torch.cat(same, dim=1) for same in zip(*parts, strict=True)]
 
 
 def _kept_hidden(

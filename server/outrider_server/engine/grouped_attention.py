@@ -67,14 +67,15 @@ class _Lanes:
         self._lanes, self._rows, self._targets = (torch.from_numpy(table).to(device) for table in tables)
 
     def keys(self, layer: int, new: Tensor) -> Tensor:
-        return self._written(self._slab.keys[layer], new)
+        return self._written(layer, self._slab.layer(layer)[0], new)
 
     def values(self, layer: int, new: Tensor) -> Tensor:
-        return self._written(self._slab.values[layer], new)
+        return self._written(layer, self._slab.layer(layer)[1], new)
 
-    def _written(self, stored: Tensor, new: Tensor) -> Tensor:
+    def _written(self, layer: int, stored: Tensor, new: Tensor) -> Tensor:
         """Write the new rows [kv_heads, N, dim] into the slab; return the members' [places, keys, kv_heads, dim]."""
-        stored.flatten(0, 1).index_copy_(0, self._targets, new.index_select(1, self._rows).transpose(0, 1))
+        if self._slab.shape.keeps(layer):
+            stored.flatten(0, 1).index_copy_(0, self._targets, new.index_select(1, self._rows).transpose(0, 1))
         begun = stored[:, : self.num_keys]
         return begun.index_select(0, self._lanes) if self._neighbors is None else begun[self._neighbors]
 

@@ -76,9 +76,9 @@ class PagedGroup:
         """Map rows [members, kv_heads, group * rows, dim] to [members, kv_heads, group * rows, value_dim]."""
         mask = self._mask(call.window, rows.shape[2] // self._num_rows)
         # All pages of all members: [members, kv_heads, keys, dim] in one copy.
-        found = self._pool.arena[layer].index_select(0, self._pages.flatten())
+        found = self._pool.pages(layer).index_select(0, self._pages.flatten())
         found = found.view(len(self._segments), -1, *found.shape[2:]).transpose(1, 2)
-        keys, values = self._pool.keys_and_values(found)
+        keys, values = self._pool.keys_and_values(layer, found)
         if call.fits_fused_kernel:
             return scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=call.scaling)
         return attend_by_hand(rows, keys, values, mask, self._num_rows, (), call)

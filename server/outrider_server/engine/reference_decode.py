@@ -78,6 +78,8 @@ def _read(target: Target, ids: Sequence[int], cache: Any, at_once: int = PROMPT_
     """Return the last pass's output (Any: transformers' classes are untyped), with logits of `keep` tokens."""
     out = None
     for part in torch.split(torch.tensor([list(ids)], device=target.kv.device), at_once, dim=1):
-        out = target.model(part, past_key_values=cache, use_cache=True, logits_to_keep=keep)
+        # An index, not a number: see Target.forward().
+        kept = torch.arange(max(part.shape[1] - keep, 0), part.shape[1], device=part.device)
+        out = target.model(part, past_key_values=cache, use_cache=True, logits_to_keep=kept)
         cache = out.past_key_values
     return out

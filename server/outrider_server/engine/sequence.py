@@ -24,6 +24,7 @@ from outrider_server.engine.server_drafter import SessionDrafter
 from outrider_server.kv.budget import KVShape, OutOfKVMemory
 from outrider_server.kv.eviction import Status, Usage
 from outrider_server.kv.memory import KVMemory
+from outrider_server.kv.slot import LayerTensors
 
 
 class ActiveRequest(Protocol):
@@ -240,6 +241,8 @@ class Sequence:
     def activations(self) -> Activations:
         """Return the activations of all rows without features."""
         first, stop = self._num_features, self.slot.length
+        keys: LayerTensors
+        values: LayerTensors
         if self.tap is not None and self.tap.needs_kv:
             keys, values = self.slot.rows(first, stop)
         else:

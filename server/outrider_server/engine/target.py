@@ -181,7 +181,9 @@ class Target:
         if self.fused is not None:
             kept = None if len(keep) == len(tokens) else torch.tensor(keep, dtype=torch.long)
             return TargetOutput(*self.fused.forward(rows[0], rows[1], slots, kept, hidden))
-        wants_all = len(keep) == len(tokens)
+        # With a number Gemma 4 cuts rows before the layers that read others' K/V: hidden states would lack them, and
+        # transformers 5.23 fails at it without per-layer embeddings.
+        wants_all = len(keep) == len(tokens) and not self.kv.readers
         listed = hidden - {BEFORE_NORM}
         invariance = BatchInvariantLinear() if self.batch_invariant else nullcontext()
         with last_layer_output(self.model, wanted=BEFORE_NORM in hidden) as last, invariance:
@@ -192,7 +194,7 @@ class Target:
                 # Any mask of four dimensions keeps transformers from making its own, for which the host waits.
                 attention_mask=rows.new_empty(1, 1, 1, 1),
                 slots=slots,
-                # An empty index would make an empty product; one row costs less than a second code path.
+                # An empty index would make an empty product: one row costs less than a second code path.
                 logits_to_keep=0 if wants_all else torch.tensor(keep or [0], device=device),
                 output_hidden_states=bool(listed),
             )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -24,8 +25,29 @@ _ENDLESS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
+class RowShape:
+    """Sizes of one layer's row of K/V."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStack:
+    """Layers whose rows are of one shape, and lie in one tensor."""
+
+    row: RowShape
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KVShape:
-    """Sizes and place of one row of K/V, equal in all layers of a target."""
+    """Sizes and place of one row of K/V in all layers of a target.
+
+    `kv_heads`, `key_dim` and `value_dim` are those of every layer but `others`. `readers`: layers that keep no rows,
+    each with the earlier one whose rows it reads (Gemma 4 has both).
+    """
 
     layers: int
     kv_heads: int
@@ -33,10 +55,57 @@ class KVShape:
     value_dim: int
     dtype: torch.dtype
     device: torch.device
+    others: tuple[tuple[int, RowShape], ...] = ()
+    readers: tuple[tuple[int, int], ...] = ()
+    stacks: tuple[LayerStack, ...] = field(init=False, repr=False, compare=False)
+    _places: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        most, others, readers = (
+            RowShape(self.kv_heads, self.key_dim, self.value_dim),
+            dict(self.others),
+            dict(self.readers),
+        )
+        rows = {layer: others.get(layer, most) for layer in range(self.layers) if layer not in readers}
+        stacks = tuple(
+            LayerStack(row, tuple(layer for layer, own in rows.items() if own == row))
+            for row in dict.fromkeys(rows.values())
+        )
+        places = {
+            layer: (number, index) for number, stack in enumerate(stacks) for index, layer in enumerate(stack.layers)
+        }
+        object.__setattr__(self, "stacks", stacks)
+        object.__setattr__(self, "_places", tuple(places[readers.get(layer, layer)] for layer in range(self.layers)))
+
+    @classmethod
+    def of_layers(
+        cls, rows: Sequence[RowShape], readers: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device
+    ) -> KVShape:
+        """Return the shape of layers with these rows."""
+        first = rows[0]
+        others = tuple((layer, row) for layer, row in enumerate(rows) if row != first)
+        return cls(len(rows), first.kv_heads, first.key_dim, first.value_dim, dtype, device, others, tuple(readers))
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers keep rows of one shape."""
+        return not self.others and not self.readers
 
     @property
     def bytes_per_token(self) -> int:
-        return self.layers * self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+        values = sum(
+            len(stack.layers) * stack.row.kv_heads * (stack.row.key_dim + stack.row.value_dim) for stack in self.stacks
+        )
+        return values * self.dtype.itemsize
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """Return the stack in which a layer's rows are, and which layer of it they are."""
+        return self._places[layer]
+
+    def keeps(self, layer: int) -> bool:
+        """Return whether a layer keeps rows of its own."""
+        number, index = self._places[layer]
+        return self.stacks[number].layers[index] == layer
 
 
 class OutOfKVMemory(Exception):

@@ -25,15 +25,22 @@ _SLAB_SHARE = 8  # and at most one part in so many of the free budget
 class BufferSlab:
     """Memory of several buffers of one size side by side, so that one product covers them all.
 
-    Keys and values are [layers, lanes, capacity, kv_heads, dim].
+    Keys and values of each stack of layers are [layers, lanes, capacity, kv_heads, dim].
     """
 
     def __init__(self, shape: KVShape, lanes: int, capacity: int, width: int) -> None:
-        s = shape
+        self.shape = shape
+        sizes = [(len(stack.layers), lanes, capacity, stack.row.kv_heads) for stack in shape.stacks]
+        dims = [(stack.row.key_dim, stack.row.value_dim) for stack in shape.stacks]
         # Zeros, not empty: a product over the whole slab multiplies the rows behind a buffer's own by a weight of 0,
         # and 0 * NaN is NaN.
-        self.keys = torch.zeros(s.layers, lanes, capacity, s.kv_heads, s.key_dim, dtype=s.dtype, device=s.device)
-        self.values = torch.zeros(s.layers, lanes, capacity, s.kv_heads, s.value_dim, dtype=s.dtype, device=s.device)
+        self.keys, self.values = (
+            [
+                torch.zeros(*size, dim[which], dtype=shape.dtype, device=shape.device)
+                for size, dim in zip(sizes, dims, strict=True)
+            ]
+            for which in (0, 1)
+        )
         self.features: NDArray[np.float32] = np.empty((lanes, capacity, width), dtype=np.float32)
         self.capacity = capacity
         self.num_lanes = lanes
@@ -41,8 +48,13 @@ class BufferSlab:
 
     @property
     def num_bytes(self) -> int:
-        tensors: int = self.keys.nbytes + self.values.nbytes
+        tensors: int = sum(stack.nbytes for stack in (*self.keys, *self.values))
         return tensors + self.features.nbytes
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return K and V of a layer: [lanes, capacity, kv_heads, dim] each."""
+        stack, index = self.shape.place(layer)
+        return self.keys[stack][index], self.values[stack][index]
 
 
 class KVBuffer:
@@ -52,15 +64,14 @@ class KVBuffer:
         self.slab = slab
         self.lane = lane
         self.capacity = slab.capacity
-        self.keys = slab.keys[:, lane].transpose(1, 2)  # [layers, kv_heads, capacity, dim]
-        self.values = slab.values[:, lane].transpose(1, 2)
+        # Of each stack of layers [layers, kv_heads, capacity, dim].
+        self.keys, self.values = ([each[:, lane].transpose(1, 2) for each in both] for both in (slab.keys, slab.values))
         self.features: NDArray[np.float32] = slab.features[lane]
-        self.layer_keys = self.keys.unbind(0)
-        self.layer_values = self.values.unbind(0)
+        self.layer_keys, self.layer_values = (_by_layer(slab.shape, stacks) for stacks in (self.keys, self.values))
 
     @property
     def num_bytes(self) -> int:
-        tensors: int = self.keys.nbytes + self.values.nbytes
+        tensors: int = sum(stack.nbytes for stack in (*self.keys, *self.values))
         return tensors + self.features.nbytes
 
     @property
@@ -70,8 +81,8 @@ class KVBuffer:
     def layer_rows(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
         return self.layer_keys[layer][:, :stop], self.layer_values[layer][:, :stop]
 
-    def rows(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self.keys[:, :, first:stop], self.values[:, :, first:stop]
+    def rows(self, first: int, stop: int) -> list[tuple[Tensor, Tensor]]:
+        return [(keys[:, :, first:stop], values[:, :, first:stop]) for keys, values in self._stacks]
 
     def write(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
         stop = first + keys.shape[1]
@@ -80,8 +91,8 @@ class KVBuffer:
 
     def move(self, sources: Sequence[int], first: int) -> None:
         # index_select copies before the assignment writes: source and destination rows may overlap.
-        rows = torch.tensor(sources, device=self.keys.device)
-        for tensor in (self.keys, self.values):
+        rows = torch.tensor(sources, device=self.slab.shape.device)
+        for tensor in (*self.keys, *self.values):
             tensor[:, :, first : first + len(sources)] = tensor.index_select(2, rows)
 
     def feature_rows(self, first: int, stop: int) -> NDArray[np.float32]:
@@ -94,16 +105,21 @@ class KVBuffer:
     @torch.inference_mode()
     def wipe(self) -> None:
         """Set keys and values to zero: the former user may have left NaN there."""
-        self.keys.zero_()
-        self.values.zero_()
+        for tensor in (*self.keys, *self.values):
+            tensor.zero_()
 
     # A buffer made during a pass consists of inference tensors, which cannot be written outside inference mode.
     @torch.inference_mode()
     def copy_rows(self, first: int, source: KVRows, source_first: int, count: int) -> None:
         """Copy rows from another buffer, or from this one where they do not overlap."""
         here, stop = slice(first, first + count), source_first + count
-        self.keys[:, :, here], self.values[:, :, here] = source.rows(source_first, stop)
+        for (keys, values), (from_keys, from_values) in zip(self._stacks, source.rows(source_first, stop), strict=True):
+            keys[:, :, here], values[:, :, here] = from_keys, from_values
         self.features[here] = source.feature_rows(source_first, stop)
+
+    @property
+    def _stacks(self) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(self.keys, self.values, strict=True))
 
 
 class BufferPool:
@@ -253,6 +269,12 @@ class BufferPool:
             raise OutOfKVMemory(num_bytes) from error
         self.num_allocated += 1
         return [KVBuffer(slab, lane) for lane in range(lanes)]
+
+
+def _by_layer(shape: KVShape, stacks: Sequence[Tensor]) -> list[Tensor]:
+    """Return each layer's part of the stacks' tensors."""
+    unbound = [stack.unbind(0) for stack in stacks]
+    return [unbound[stack][index] for stack, index in map(shape.place, range(shape.layers))]
 
 
 def _lanes(buffers: Collection[KVRows]) -> Iterator[KVBuffer]:

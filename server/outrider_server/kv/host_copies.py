@@ -5,6 +5,7 @@ For a target on another device. What has been copied back is forgotten; where th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,31 +21,34 @@ from outrider_server.kv.slot import KVSlot
 class RowCopy:
     """The first `length` rows of a session, on the host.
 
-    keys, values [layers, kv_heads, n, dim] and features [n, width] of n rows or more.
+    `rows`: K and V [kv_heads, n, dim] of each layer that keeps rows; features [n, width]; n is `length` or more.
     """
 
     length: int
-    keys: Tensor
-    values: Tensor
+    rows: Mapping[int, tuple[Tensor, Tensor]]
     features: NDArray[np.float32]
 
     @classmethod
     def of(cls, slot: KVSlot, length: int) -> RowCopy:
-        shape = slot.shape
-        keys = torch.empty(shape.layers, shape.kv_heads, length, shape.key_dim, dtype=shape.dtype)
-        values = torch.empty(shape.layers, shape.kv_heads, length, shape.value_dim, dtype=shape.dtype)
+        rows = {}
         # A layer at a time: gathering the pages of all would take as much again of the device's memory.
-        for layer in range(shape.layers):
-            first = 0
-            for part in (*slot.shared(layer), slot.buffer.layer_rows(layer, max(length - slot.start, 0))):
-                stop = min(first + part[0].shape[1], length)
-                keys[layer, :, first:stop], values[layer, :, first:stop] = (rows[:, : stop - first] for rows in part)
-                first = stop
-        return cls(length, keys, values, slot.features(0, length))
+        for stack in slot.shape.stacks:
+            for layer in stack.layers:
+                keys, values = (
+                    torch.empty(stack.row.kv_heads, length, dim, dtype=slot.shape.dtype)
+                    for dim in (stack.row.key_dim, stack.row.value_dim)
+                )
+                first = 0
+                for part in (*slot.shared(layer), slot.buffer.layer_rows(layer, max(length - slot.start, 0))):
+                    stop = min(first + part[0].shape[1], length)
+                    keys[:, first:stop], values[:, first:stop] = (each[:, : stop - first] for each in part)
+                    first = stop
+                rows[layer] = keys, values
+        return cls(length, rows, slot.features(0, length))
 
     @property
     def num_bytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes + self.features.nbytes
+        return sum(each.nbytes for both in self.rows.values() for each in both) + self.features.nbytes
 
 
 class HostCopies:
@@ -85,7 +89,7 @@ class HostCopies:
         """Append what the slot lacks of its copy, for which it must have room; return how many rows. The copy goes."""
         if (copy := self.drop(owner)) is None:
             return 0
-        return slot.append(copy.keys, copy.values, copy.features, copy.length)
+        return slot.append(copy.rows, copy.features, copy.length)
 
     def drop(self, owner: object) -> RowCopy | None:
         """Forget its copy, and return it."""

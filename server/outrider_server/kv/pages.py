@@ -1,6 +1,7 @@
 """Pages of K/V rows: one arena for all sessions, in which block tables say where a session's rows lie.
 
-    arena      page 0       page 1       page 2       page 3     [layers, pages, PAGE, kv_heads, key_dim + value_dim]
+    arena      page 0       page 1       page 2       page 3     [layers, pages, PAGE, kv_heads, key_dim + value_dim],
+                                                                 for each stack of layers
     session a  rows 0..31                rows 32..63             block table 0, 2
     session b               rows 0..31                           block table 1
 
@@ -59,12 +60,15 @@ class PagedBuffer:
         return torch.from_numpy(places).to(self.pool.shape.device)
 
     def layer_rows(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
-        found = self.pool.layer(layer).index_select(0, self._places[:stop]).transpose(0, 1)
-        return self.pool.keys_and_values(found)
+        found = self.pool.pages(layer).flatten(0, 1).index_select(0, self._places[:stop]).transpose(0, 1)
+        return self.pool.keys_and_values(layer, found)
 
-    def rows(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        found = self.pool.all_layers().index_select(1, self._places[first:stop]).transpose(1, 2)
-        return self.pool.keys_and_values(found)
+    def rows(self, first: int, stop: int) -> list[tuple[Tensor, Tensor]]:
+        places, pool = self._places[first:stop], self.pool
+        return [
+            pool.keys_and_values(stack.layers[0], rows.index_select(1, places).transpose(1, 2))
+            for stack, rows in zip(pool.shape.stacks, pool.all_rows(), strict=True)
+        ]
 
     # Inference mode: an arena that has grown during a pass is an inference tensor.
     @torch.inference_mode()
@@ -99,7 +103,7 @@ class PagePool:
         self.spare_bytes = 0  # no page is kept ready for a session of its size: all fit all
         self._free: list[int] = []  # the next one last
         # Keys and values in one row: one copy gathers both.
-        self.arena = torch.empty(0, 0)
+        self.arenas = [torch.empty(0, 0) for _ in shape.stacks]
         is_limited = budget.limit_bytes < sys.maxsize
         try:
             self._extend(budget.limit_bytes // (PAGE * shape.bytes_per_token) if is_limited else _FIRST_PAGES)
@@ -111,21 +115,29 @@ class PagePool:
                 " give a smaller --kv-memory"
             ) from error
 
-    def layer(self, layer: int) -> Tensor:
-        """Return all rows of a layer: [pages * PAGE, kv_heads, key_dim + value_dim]."""
-        return self.arena[layer].flatten(0, 1)
+    @property
+    def num_pages(self) -> int:
+        return self.arenas[0].shape[1]
 
-    def all_layers(self) -> Tensor:
-        """Return all rows: [layers, pages * PAGE, kv_heads, key_dim + value_dim]."""
-        return self.arena.flatten(1, 2)
+    def pages(self, layer: int) -> Tensor:
+        """Return all pages of a layer: [pages, PAGE, kv_heads, key_dim + value_dim]."""
+        stack, index = self.shape.place(layer)
+        return self.arenas[stack][index]
 
-    def keys_and_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Split rows [..., key_dim + value_dim]; no copy."""
-        return rows[..., : self.shape.key_dim], rows[..., self.shape.key_dim :]
+    def all_rows(self) -> list[Tensor]:
+        """Return all rows of each stack: [layers, pages * PAGE, kv_heads, key_dim + value_dim]."""
+        return [arena.flatten(1, 2) for arena in self.arenas]
+
+    def keys_and_values(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Split a layer's rows [..., key_dim + value_dim]; no copy."""
+        stack, _ = self.shape.place(layer)
+        key_dim = self.shape.stacks[stack].row.key_dim
+        return rows[..., :key_dim], rows[..., key_dim:]
 
     def write(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store `keys`, `values` [kv_heads, n, dim] at places [n] of a layer."""
-        self.layer(layer).index_copy_(0, places, torch.cat((keys, values), dim=-1).transpose(0, 1))
+        """Store `keys`, `values` [kv_heads, n, dim] at places [n] of a layer, unless it keeps no rows."""
+        if self.shape.keeps(layer):
+            self.pages(layer).flatten(0, 1).index_copy_(0, places, torch.cat((keys, values), dim=-1).transpose(0, 1))
 
     # Inference mode as in PagedBuffer.write.
     @torch.inference_mode()
@@ -137,9 +149,9 @@ class PagePool:
         ours, theirs = torch.from_numpy(np.stack((np.concatenate(targets), np.concatenate(sources)))).to(
             self.shape.device
         )
-        rows = self.all_layers()
-        # index_select copies before index_copy_ writes: source and destination rows may overlap.
-        rows.index_copy_(1, ours, rows.index_select(1, theirs))
+        for rows in self.all_rows():
+            # index_select copies before index_copy_ writes: source and destination rows may overlap.
+            rows.index_copy_(1, ours, rows.index_select(1, theirs))
 
     def bytes_of(self, num_rows: int, width: int) -> int:
         """Return the bytes of the pages that so many rows need."""
@@ -187,7 +199,7 @@ class PagePool:
         self.budget.take(num_bytes)
         try:
             if count > len(self._free):
-                self._extend(max(self.arena.shape[1], count - len(self._free)))
+                self._extend(max(self.num_pages, count - len(self._free)))
             features = [np.empty((PAGE, width), dtype=np.float32) for _ in range(count)]
         # The budget may allow more than the machine has: undo the count, and report it like a full budget.
         except (MemoryError, RuntimeError) as error:
@@ -198,7 +210,8 @@ class PagePool:
         pages = [self._free.pop() for _ in range(count)]
         # Zeros: rows behind a session's own enter products with a weight of 0, and 0 * NaN is NaN.
         index = torch.tensor(pages, device=self.shape.device)
-        self.arena.index_fill_(1, index, 0)
+        for arena in self.arenas:
+            arena.index_fill_(1, index, 0)
         return PagedBuffer(self, width, pages, features)
 
     def give(self, buffer: KVRows) -> None:
@@ -230,13 +243,17 @@ class PagePool:
 
     def _extend(self, num_pages: int) -> None:
         """Add free pages. Moves the arena, if there is one."""
-        shape, first = self.shape, self.arena.shape[1]
-        size = (shape.layers, first + num_pages, PAGE, shape.kv_heads, shape.key_dim + shape.value_dim)
-        # Not zeros: memory that no page has used yet is none that the machine has to find.
-        arena = torch.empty(size, dtype=shape.dtype, device=shape.device)
-        if first:
-            arena[:, :first] = self.arena
-        self.arena = arena
+        shape, first = self.shape, self.num_pages
+        extended = []
+        for stack, old in zip(shape.stacks, self.arenas, strict=True):
+            row = stack.row
+            size = (len(stack.layers), first + num_pages, PAGE, row.kv_heads, row.key_dim + row.value_dim)
+            # Not zeros: memory that no page has used yet is none that the machine has to find.
+            arena = torch.empty(size, dtype=shape.dtype, device=shape.device)
+            if first:
+                arena[:, :first] = old
+            extended.append(arena)
+        self.arenas = extended
         self._free[:0] = reversed(range(first, first + num_pages))
 
 

@@ -30,8 +30,8 @@ class KVRows(Protocol):
         """Return K and V of the first `stop` rows of a layer: [kv_heads, stop, dim] each."""
         ...
 
-    def rows(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return K and V rows first .. stop-1 of all layers: [layers, kv_heads, stop - first, dim] each."""
+    def rows(self, first: int, stop: int) -> list[tuple[Tensor, Tensor]]:
+        """Return K and V rows first .. stop-1 of each stack of layers: [layers, kv_heads, stop - first, dim] each."""
         ...
 
     def write(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:

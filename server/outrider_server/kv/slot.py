@@ -11,7 +11,7 @@ forgets the rest. A pass that fails before that leaves no trace.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -26,6 +26,7 @@ from outrider_server.kv.prefix import Prefix
 from outrider_server.kv.rows import KVRows
 
 RowPool: TypeAlias = BufferPool | PagePool
+LayerTensors: TypeAlias = Tensor | list[Tensor]  # one of all layers, or one of each
 Take = Callable[[int, int], KVRows]  # rows and width of the features; raises OutOfKVMemory
 
 
@@ -70,10 +71,11 @@ class KVSlot:
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write `keys`, `values` [kv_heads, n, dim] behind the committed rows; return all own rows of the layer.
 
-        Room for n rows must have been reserved.
+        Room for n rows must have been reserved. A layer that reads another's rows writes none.
         """
         first = self.length - self.start
-        self.buffer.write(layer, first, keys, values)
+        if self.shape.keeps(layer):
+            self.buffer.write(layer, first, keys, values)
         return self.buffer.layer_rows(layer, first + keys.shape[1])
 
     def shared(self, layer: int) -> list[tuple[Tensor, Tensor]]:
@@ -115,24 +117,36 @@ class KVSlot:
             self.end_with(self.prefix.parent)
         self.length = self.start
 
-    def rows(self, first: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return K and V rows first .. stop-1 of all layers: [layers, kv_heads, stop - first, dim]."""
-        parts = [buffer.rows(begin, end) for buffer, begin, end in self._parts(first, stop)]
-        if len(parts) == 1:
-            return parts[0]
-        keys, values = zip(*parts, strict=True)
-        return torch.cat(keys, dim=2), torch.cat(values, dim=2)
+    def rows(self, first: int, stop: int) -> tuple[LayerTensors, LayerTensors]:
+        """Return K and V rows first .. stop-1 of all layers: [layers, kv_heads, stop - first, dim].
 
-    def append(self, keys: Tensor, values: Tensor, features: NDArray[np.float32], stop: int) -> int:
+        Where layers differ: a list of a layer's each.
+        """
+        parts = [buffer.rows(begin, end) for buffer, begin, end in self._parts(first, stop)]
+        stacks = [
+            (torch.cat([keys for keys, _ in same], dim=2), torch.cat([values for _, values in same], dim=2))
+            if len(same) > 1
+            else same[0]
+            for same in zip(*parts, strict=True)
+        ]
+        if self.shape.is_uniform:
+            return stacks[0]
+        places = [self.shape.place(layer) for layer in range(self.shape.layers)]
+        return [stacks[stack][0][index] for stack, index in places], [
+            stacks[stack][1][index] for stack, index in places
+        ]
+
+    def append(self, rows: Mapping[int, tuple[Tensor, Tensor]], features: NDArray[np.float32], stop: int) -> int:
         """Commit rows length .. stop-1 of others that begin with the same text; return their number.
 
-        keys, values [layers, kv_heads, n, dim] and features [n, width] on the host. Room must have been reserved.
+        `rows`: K and V [kv_heads, n, dim] of each layer that keeps rows, on the host, as features [n, width] are. Room
+        must have been reserved.
         """
         first, begin = self.length, self.length - self.start
         if first >= stop:
             return 0
-        for layer in range(self.shape.layers):
-            own = (rows[layer, :, first:stop].to(self.shape.device) for rows in (keys, values))
+        for layer, (keys, values) in rows.items():
+            own = (each[:, first:stop].to(self.shape.device) for each in (keys, values))
             self.buffer.write(layer, begin, *own)
         self.length = stop
         self.put_features(first, features[first:stop])

@@ -1,16 +1,20 @@
 """Models that cannot run on slots are refused at load, by a message that says why."""
 
+import numpy as np
 import pytest
 import torch
-from tiny_targets import SIZES, WINDOW, build
+from tiny_targets import CONFIGS, SIZES, WINDOW, build, random_tokens
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.gpt2 import GPT2Config
+from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.mamba import MambaConfig
 
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_proto.errors import UsageError
+from outrider_server.engine.reference_decode import plain_greedy, plain_greedy_on_slots
 from outrider_server.engine.target import Target
+from outrider_server.kv.budget import RowShape
 
 
 def test_layers_that_keep_no_kv_are_refused():
@@ -105,15 +109,50 @@ def test_the_context_cannot_exceed_the_targets_own():
         Target.of(build("llama"), max_context=1000)
 
 
-def test_layers_with_other_heads_than_the_rest_are_refused():
-    """Gemma-4's: the layers that see everything have wider heads than those with a window."""
-    more = {"head_dim": 8, "global_head_dim": 16, "layer_types": ["sliding_attention", "full_attention"] * 2}
-    more |= {"sliding_window": WINDOW, "hidden_size_per_layer_input": 8}
-    more["vocab_size_per_layer_input"] = SIZES["vocab_size"]
-    with pytest.raises(
-        UsageError, match=r"gemma4_text: layers differ in their K/V shapes \[\(2, 8, 8\), \(2, 16, 16\)\]"
-    ):
-        Target.of(AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma4_text", **SIZES | more)))
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"hidden_size_per_layer_input": 0},  # without embeddings for each layer: transformers 5.23 cannot cut its rows
+        {"num_kv_shared_layers": 0},
+        {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
+    ],
+)
+def test_gemma4_of_any_kind_is_a_target(more):
+    served = Target.of(build("gemma4-shared", **more))
+    readers = () if more.get("num_kv_shared_layers") == 0 else ((2, 0), (3, 1))
+    assert served.kv.readers == readers
+    assert [stack.row for stack in served.kv.stacks] == [RowShape(2, 8, 8), RowShape(2, 16, 16)]
+    assert served.kv.bytes_per_token == (4 - len(readers)) // 2 * 2 * 2 * (8 + 16) * 4
+    prompt = random_tokens(np.random.default_rng(1), 30)
+    assert plain_greedy_on_slots(served, prompt, 40) == plain_greedy(served, prompt, 40)
+
+
+def test_the_text_part_of_a_gemma4_that_sees_is_a_target():
+    text = CONFIGS["gemma4-shared"]().to_dict() | {"pad_token_id": 0}
+    config = AutoConfig.for_model("gemma4", text_config=text, vision_config=None, audio_config=None)
+    torch.manual_seed(0)
+    served = Target.of(AutoModelForCausalLM.from_config(config))
+    prompt = random_tokens(np.random.default_rng(2), 30)
+    assert plain_greedy_on_slots(served, prompt, 40) == plain_greedy(served, prompt, 40)
+
+
+def test_a_gemma4_that_sees_both_ways_is_refused():
+    with pytest.raises(UsageError, match="gemma4_text: slots do not reproduce"):
+        Target.of(tiny("gemma4_text", use_bidirectional_attention="all", hidden_size_per_layer_input=0))
+
+
+def test_gpt_oss_with_its_own_positions_is_a_target():
+    """Yarn's, which tests elsewhere leave out."""
+    served = Target.of(build("gpt-oss", rope_parameters=GptOssConfig().rope_parameters))
+    prompt = random_tokens(np.random.default_rng(3), 30)
+    assert plain_greedy_on_slots(served, prompt, 40) == plain_greedy(served, prompt, 40)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_text"])
+def test_linear_attention_is_refused_by_name(kind):
+    with pytest.raises(UsageError, match=f"{kind}: layers of type linear_attention, which do not") as told:
+        Target.of(tiny(kind))
+    assert "\n" not in str(told.value)
 
 
 def test_a_checkpoint_that_is_no_causal_language_model_is_refused_in_one_line(tmp_path):

@@ -66,7 +66,7 @@ def test_any_draft_gives_the_plain_loops_output(name):
     assert sequence.tokens == (prompt + answer)[: len(sequence.tokens)]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral-window"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral-window", "gemma4", "gemma4-shared"])
 def test_kv_after_commits_is_that_of_a_fresh_prefill(name):
     rng = np.random.default_rng(6)
     engine, prompt = Engine(target(name)), random_tokens(rng, 12)

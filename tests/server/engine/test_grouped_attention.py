@@ -135,8 +135,8 @@ def test_memory_of_an_earlier_session_is_nothing_to_the_next():
     """What a lane held before lies behind its rows, where nothing times it must be nothing."""
     rng = np.random.default_rng(7)
     sequence = sessions("llama", [[]], [90, 40])
-    sequence[0].slot.buffer.keys.fill_(float("nan"))
-    sequence[0].slot.buffer.values.fill_(float("nan"))
+    sequence[0].slot.buffer.keys[0].fill_(float("nan"))
+    sequence[0].slot.buffer.values[0].fill_(float("nan"))
     sequence[0].invalidate()
     sequence[0].release()
     memory = sequence[1]._memory

@@ -122,7 +122,7 @@ def with_truth(engine: Engine, inputs: list[StepInput]) -> list[StepInput]:
     ]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss", "mistral-window"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss", "mistral-window", "gemma4", "gemma4-shared"])
 def test_texts_are_those_of_contiguous_rows(name):
     truth, _ = conversations(name, "contiguous", "plain")
     for attention in ("plain", "bunched"):
@@ -139,7 +139,7 @@ def test_what_another_session_has_left_in_its_pages_harms_nobody():
     parts = [(second, [6], DraftTree()), (third, [7, 8], DraftTree())]
     expected = logits("llama", parts)
     pool = first.slot._pool
-    pool.arena[:, list(first.slot.buffer.pages)] = float("nan")
+    pool.arenas[0][:, list(first.slot.buffer.pages)] = float("nan")
     with_it = logits("llama", [*parts, (first, [5], DraftTree())])
     assert with_it[3:].isnan().all()
     torch.testing.assert_close(with_it[:3], expected, atol=TOLERANCE, rtol=0)
@@ -147,7 +147,7 @@ def test_what_another_session_has_left_in_its_pages_harms_nobody():
     first.release()
     again = Sequence(second._memory, None)
     again.begin(Job(), 0, random_tokens(np.random.default_rng(7), 40), 30)
-    assert set(again.slot.buffer.pages) & set(range(pool.arena.shape[1]))
+    assert set(again.slot.buffer.pages) & set(range(pool.num_pages))
     assert logits("llama", [(again, again.uncomputed, DraftTree()), *parts]).isfinite().all()
 
 

@@ -14,7 +14,7 @@ from outrider_drafters.contracts.tap import Activations, StatelessTap
 from outrider_proto.errors import Reason, Refusal, Violation
 from outrider_proto.frames import TapInfo
 from outrider_server.engine.sequence import Sequence
-from outrider_server.kv.budget import KVShape, OutOfKVMemory
+from outrider_server.kv.budget import KVShape, OutOfKVMemory, RowShape
 from outrider_server.kv.buffers import rounded_capacity
 from outrider_server.kv.eviction import EvictionPolicy
 from outrider_server.kv.host_copies import RowCopy
@@ -24,6 +24,7 @@ from outrider_server.kv.prefix import BLOCK, Prefix
 from outrider_server.kv.size import KVLayout
 
 SHAPE = KVShape(layers=2, kv_heads=1, key_dim=2, value_dim=3, dtype=torch.float32, device=torch.device("cpu"))
+MIXED = replace(SHAPE, layers=3, others=((1, RowShape(2, 5, 1)),), readers=((2, 0),))  # as Gemma 4's layers
 ROW = SHAPE.bytes_per_token
 TEXTS = [[t] * (2 * BLOCK) + [t + 1] * BLOCK for t in (1, 5)]  # what texts begin with, so that they meet
 
@@ -36,7 +37,7 @@ class KeyTap(StatelessTap):
     info = TapInfo("key", "test", 2)
 
     def rows(self, acts: Activations) -> torch.Tensor:
-        return acts.keys[0, 0]
+        return acts.keys[0][0]
 
 
 class FakeRequest:
@@ -49,14 +50,22 @@ def stamps(tokens: list[int]) -> torch.Tensor:
     return torch.from_numpy((total % 65521).astype(np.float32))
 
 
+def written_by(shape: KVShape, layer: int) -> int:
+    return dict(shape.readers).get(layer, layer)
+
+
 def run(sequence: Sequence, num_rows: int | None = None) -> None:
     """What a pass would do over the tokens whose rows are missing."""
     first = sequence.slot.length
     chain = sequence.uncomputed[:num_rows]
     values = stamps(sequence.tokens[: first + len(chain)])[first:]
-    for layer in range(SHAPE.layers):
-        keys = (values + layer)[None, :, None]
-        sequence.slot.write(layer, keys.expand(1, -1, 2), -keys.expand(1, -1, 3))
+    shape = sequence.slot.shape
+    for layer in range(shape.layers):
+        row = dict(shape.others).get(layer, RowShape(shape.kv_heads, shape.key_dim, shape.value_dim))
+        keys = (values + written_by(shape, layer))[None, :, None]
+        sequence.slot.write(
+            layer, keys.expand(row.kv_heads, -1, row.key_dim), -keys.expand(row.kv_heads, -1, row.value_dim)
+        )
     sequence.commit(chain, (), (), None)
     if sequence.tap is not None:
         sequence.add_features(sequence.tap_state.rows(sequence.activations()).numpy())
@@ -72,9 +81,10 @@ def go_on(sequence: Sequence, base_len: int, context: list[int], request: object
 def check_rows(sequence: Sequence) -> None:
     values, stands = stamps(sequence.tokens), sequence.slot.length
     keys, negated = sequence.slot.rows(0, stands)
-    for layer in range(SHAPE.layers):
-        assert torch.equal(keys[layer, 0, :, 1], values[:stands] + layer)
-        assert torch.equal(negated[layer, 0, :, 2], -(values[:stands] + layer))
+    for layer in range(sequence.slot.shape.layers):
+        expected = values[:stands] + written_by(sequence.slot.shape, layer)
+        assert torch.equal(keys[layer][-1, :, -1], expected)
+        assert torch.equal(negated[layer][-1, :, -1], -expected)
     if sequence.tap is not None:
         first, rows = sequence.features(0)
         assert first == 0
@@ -84,6 +94,8 @@ def check_rows(sequence: Sequence) -> None:
 
 class MemoryMachine(RuleBasedStateMachine):
     """Sessions of two payers begin, go on, are cut, park, end, some of them half-way; there is room for a few."""
+
+    shape = SHAPE
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,8 +111,12 @@ class MemoryMachine(RuleBasedStateMachine):
         swap=st.sampled_from([0, 300, 5000]),
     )
     def begin(self, small: int, limit: int, sharing: Sharing, layout: KVLayout, swap: int) -> None:
-        self.limit_bytes, small_bytes, self.swap_bytes = (rows * (ROW + 4 * 2) for rows in (limit, small, swap))
-        self.memory = KVMemory(SHAPE, self.limit_bytes, sharing, small_bytes, layout=layout, swap_bytes=self.swap_bytes)
+        self.limit_bytes, small_bytes, self.swap_bytes = (
+            rows * (self.shape.bytes_per_token + 4 * 2) for rows in (limit, small, swap)
+        )
+        self.memory = KVMemory(
+            self.shape, self.limit_bytes, sharing, small_bytes, layout=layout, swap_bytes=self.swap_bytes
+        )
 
     @rule(payer=st.sampled_from(["", "p"]))
     def open(self, payer: str) -> None:
@@ -198,8 +214,9 @@ class MemoryMachine(RuleBasedStateMachine):
         for sequence, copy in copies.items():
             values = stamps(sequence.tokens[: copy.length])
             assert 0 < copy.length == len(values)
-            assert torch.equal(copy.keys[1, 0, : copy.length, 0], values + 1)
-            assert torch.equal(copy.values[0, 0, : copy.length, 0], -values)
+            assert list(copy.rows) == [0, 1]
+            assert torch.equal(copy.rows[1][0][0, : copy.length, 0], values + 1)
+            assert torch.equal(copy.rows[0][1][0, : copy.length, 0], -values)
             assert np.array_equal(copy.features[: copy.length, 0], values.numpy())
 
     @invariant()
@@ -207,7 +224,7 @@ class MemoryMachine(RuleBasedStateMachine):
         if isinstance(self.memory.pool, PagePool):
             owners = [*(sequence.slot for sequence in self.sessions), *self.memory.prefixes]
             held = [page for owner in owners for page in owner.buffer.pages]
-            assert sorted([*held, *self.memory.pool._free]) == list(range(self.memory.pool.arena.shape[1]))
+            assert sorted([*held, *self.memory.pool._free]) == list(range(self.memory.pool.num_pages))
 
     @invariant()
     def users_are_counted(self) -> None:
@@ -234,7 +251,14 @@ class MemoryMachine(RuleBasedStateMachine):
         assert self.memory.used_bytes == self.memory.swapped_bytes == 0
 
 
+class MixedMemoryMachine(MemoryMachine):
+    """With layers of two shapes, one of which reads another's rows."""
+
+    shape = MIXED
+
+
 TestMemory = MemoryMachine.TestCase
+TestMixedMemory = MixedMemoryMachine.TestCase
 TestMemory.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_server.kv.budget import KVShape, MemoryBudget
+from outrider_server.kv.budget import KVShape, MemoryBudget, RowShape
 from outrider_server.kv.buffers import BufferPool
 from outrider_server.kv.pages import PagePool
 from outrider_server.kv.slot import KVSlot
@@ -65,3 +65,30 @@ def test_a_slot_cannot_be_truncated_to_more_than_it_holds():
 
 def test_the_price_of_a_token():
     assert SHAPE.bytes_per_token == 2 * 3 * (4 + 5) * 4
+
+
+def test_a_row_of_layers_that_differ_takes_what_each_keeps():
+    """Twice 3 heads of 4 + 5, once 2 heads of 8 + 6; the fourth layer reads the rows of the second."""
+    shape = KVShape.of_layers(
+        [RowShape(3, 4, 5), RowShape(2, 8, 6), RowShape(3, 4, 5), RowShape(2, 8, 6)],
+        [(3, 1)],
+        torch.float32,
+        torch.device("cpu"),
+    )
+    assert shape.bytes_per_token == (2 * 3 * (4 + 5) + 2 * (8 + 6)) * 4
+    for pool in (BufferPool, PagePool):
+        budget = MemoryBudget(200 * shape.bytes_per_token)
+        slot = KVSlot(pool(shape, budget))
+        slot.reserve(32)
+        assert slot.num_bytes == slot.buffer.capacity * shape.bytes_per_token <= budget.used_bytes
+        keys, values = torch.rand(2, 1, 8), torch.rand(2, 1, 6)
+        slot.write(1, keys, values)
+        seen = slot.write(3, keys + 1, values + 1)  # what a layer without rows is given is another's
+        assert [part.tolist() for part in seen] == [keys.tolist(), values.tolist()]
+
+
+def test_layers_of_one_shape_are_uniform():
+    device = torch.device("cpu")
+    assert KVShape.of_layers([RowShape(3, 4, 5)] * 2, [], torch.float32, device) == SHAPE
+    assert SHAPE.is_uniform
+    assert not KVShape.of_layers([RowShape(3, 4, 5)] * 2, [(1, 0)], torch.float32, device).is_uniform

@@ -47,11 +47,11 @@ class MoATap(StatelessTap):
         mixed = self._mixed(acts).float()
         if not self._tli:
             return mixed
-        last = pack_kv(acts.keys[-self._tli :], acts.values[-self._tli :])
+        last = pack_kv(*(each[-self._tli :] for each in acts.of_all_layers))
         return torch.cat((mixed, last.flatten(1).to(mixed)), dim=1)
 
     def _mixed(self, acts: Activations) -> Tensor:
         if self._lsa is None:
             return acts.hidden[LAST]
         # In the weights' type, which may be wider than that of the target's K/V.
-        return layer_mean(self._lsa, pack_kv(acts.keys, acts.values).to(self._like))
+        return layer_mean(self._lsa, pack_kv(*acts.of_all_layers).to(self._like))

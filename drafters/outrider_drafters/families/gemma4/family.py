@@ -1,0 +1,180 @@
+"""Gemma-4 assistants from published files, and their declaration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION
+from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
+from outrider_drafters.families.family import Family
+from outrider_drafters.families.gemma4.drafter import AssistantDrafter
+from outrider_drafters.families.gemma4.network import KINDS, NAME, Assistant, AssistantSizes, Kind, LentShape
+from outrider_drafters.families.gemma4.tap import LentTap, tap_info
+from outrider_drafters.readers.config import config_int, rms_norm_eps
+
+EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEADS = (EMBEDDING, LM_HEAD)
+PROJECTIONS = frozenset({"pre_projection.weight", "post_projection.weight"})
+CENTROIDS, ORDERING = "masked_embedding.centroids.weight", "masked_embedding.token_ordering"
+ACTIVATION = "gelu_pytorch_tanh"
+
+
+def canonical(files: DrafterFiles) -> DrafterFiles:
+    """Return the files with names without `model.`, and one head: a tied one is the embedding."""
+    tied = LM_HEAD not in files.names
+
+    def rename(name: str) -> str | None:
+        if name == EMBEDDING:
+            return LM_HEAD if tied else None
+        return name.removeprefix("model.")
+
+    return files.with_checkpoint(files.checkpoint.renamed(rename))
+
+
+def read_sizes(files: DrafterFiles, target: TargetSizes) -> AssistantSizes:
+    """Read the sizes of canonical files. Raises UsageError for what is made for another target, or not understood."""
+    config = files.config
+    files.need(PROJECTIONS | {LM_HEAD, "norm.weight"} | ({CENTROIDS, ORDERING} if _is_ordered(files) else set()))
+    files.need_vocabulary(target)
+    width, twice = files.checkpoint.matrix("pre_projection.weight")
+    backbone = config_int(config, "backbone_hidden_size", twice // 2)
+    files.need_equal("backbone_hidden_size", backbone, target.hidden)
+    if (activation := config.get("hidden_activation", ACTIVATION)) != ACTIVATION:
+        raise files.fault(f"hidden_activation={activation}: need {ACTIVATION}")
+    kinds = _kinds(files)
+    heads = config_int(config, "num_attention_heads")
+    rows, centroids = files.checkpoint.matrix(LM_HEAD)[0], 0
+    if _is_ordered(files):
+        centroids = files.checkpoint.matrix(CENTROIDS)[0]
+        files.need_equal(f"rows of {LM_HEAD}", rows, target.vocab)
+        files.need_equal("num_centroids", config_int(config, "num_centroids", centroids), centroids)
+        if target.vocab % centroids:
+            raise files.fault(f"num_centroids={centroids}: does not divide the {target.vocab} tokens")
+    best = config_int(config, "centroid_intermediate_top_k", 32)
+    if centroids and best > centroids:
+        raise files.fault(f"centroid_intermediate_top_k={best}: there are {centroids} centroids")
+    return AssistantSizes(
+        backbone=backbone,
+        width=width,
+        heads=heads,
+        mlp=files.checkpoint.matrix("layers.0.mlp.gate_proj.weight")[0],
+        eps=rms_norm_eps(config),
+        kinds=kinds,
+        lent={kind: _lent(files, kinds.index(kind), kind, heads) for kind in KINDS if kind in kinds},
+        window=config_int(config, "sliding_window", 512),
+        vocab=target.vocab,
+        head_rows=rows,
+        centroids=centroids,
+        best_centroids=best,
+    )
+
+
+def lenders(files: DrafterFiles, sizes: AssistantSizes, target: TargetSizes) -> tuple[int, ...]:
+    """Return the target's layers that lend their K/V: of each kind the last that keeps some. Raises UsageError."""
+    last = {kind: layer for layer, kind in enumerate(target.kv_layers)}
+    if missing := [kind for kind in sizes.borrowed if kind not in last]:
+        raise files.fault(
+            f"reads K/V of the target's last {missing[0]} layer, which {target.model_type or 'this target'} has not:"
+            " made for a Gemma-4 target"
+        )
+    return tuple(last[kind] for kind in sizes.borrowed)
+
+
+def load_network(files: DrafterFiles, target: TargetSizes) -> Assistant:
+    """Load the network. Raises UsageError for what is not made for this target, or not understood."""
+    files = canonical(files)
+    with torch.device("meta"):
+        network = Assistant(read_sizes(files, target))
+    files.fill(network)
+    if (clusters := network.masked_embedding) is not None:
+        ids = clusters.token_ordering.to(torch.int64).sort().values
+        if not torch.equal(ids, torch.arange(target.vocab)):
+            raise files.fault(f"{ORDERING}: need every token of the {target.vocab} once")
+    return network
+
+
+def _is_ordered(files: DrafterFiles) -> bool:
+    return CENTROIDS in files.names or bool(files.config.get("use_ordered_embeddings"))
+
+
+def _kinds(files: DrafterFiles) -> tuple[Kind, ...]:
+    """Return the kind of each stored layer."""
+    stored = 1 + max(
+        (int(found[1]) for name in files.names if (found := re.match(r"layers\.(\d+)\.", name))), default=-1
+    )
+    types = files.config.get("layer_types")
+    if not isinstance(types, list) or len(types) != stored or not stored:
+        raise files.fault(f"layer_types={types}: need a kind for each of the {stored} layers in the file")
+    if wrong := sorted({str(kind) for kind in types} - set(KINDS)):
+        raise files.fault(f"layer_types: {wrong[0]}: need {' or '.join(KINDS)}")
+    return tuple(cast(Kind, kind) for kind in types)
+
+
+def _lent(files: DrafterFiles, layer: int, kind: Kind, heads: int) -> LentShape:
+    """Read what the layers of a kind borrow, from the first of them."""
+    name = f"layers.{layer}.self_attn.q_proj.weight"
+    rows, _ = files.checkpoint.matrix(name)
+    if rows % heads or (head_dim := rows // heads) % 2:
+        raise files.fault(f"{name}: {rows} rows do not make {heads} heads of an even width")
+    kv_heads = _kv_heads(files, layer, kind)
+    if heads % kv_heads:
+        raise files.fault(f"{kv_heads} K/V heads of {kind}: must divide num_attention_heads={heads}")
+    rope = (files.config.get("rope_parameters") or {}).get(kind) or {}
+    rope_type = rope.get("rope_type", "default" if kind == "sliding_attention" else "proportional")
+    if rope_type not in ("default", "proportional"):
+        raise files.fault(f"rope_parameters: {kind} of type {rope_type}: need default or proportional")
+    theta = float(rope.get("rope_theta") or (1e4 if kind == "sliding_attention" else 1e6))
+    if rope_type == "default":
+        return LentShape(kv_heads, head_dim, theta, head_dim // 2)
+    share = float(rope.get("partial_rotary_factor", 1.0 if rope else 0.25))
+    return LentShape(kv_heads, head_dim, theta, int(share * head_dim // 2), float(rope.get("factor") or 1.0))
+
+
+def _kv_heads(files: DrafterFiles, layer: int, kind: Kind) -> int:
+    """Read the number of K/V heads, from transformers 5.23's field for each layer or the published one."""
+    config = files.config
+    common = config_int(config, "num_key_value_heads")
+    by_layer = config.get("per_layer_config")
+    if isinstance(by_layer, Mapping):
+        own: Any = by_layer.get(str(layer)) or {}
+        return config_int(own, "num_key_value_heads", common)
+    is_wide = kind == "full_attention" and config.get("attention_k_eq_v")
+    return config_int(config, "num_global_key_value_heads", common) if is_wide else common
+
+
+def _load_drafter(files: DrafterFiles, target: TargetWeights) -> AssistantDrafter:
+    network = load_network(files, target.sizes)
+    found = lenders(files, network.sizes, target.sizes)
+    tokens = None
+    if network.sizes.centroids:
+        if target.draft_tokens is not None:
+            raise files.fault("draft_vocab: its ordered head chooses its tokens itself; leave the option out")
+    else:
+        tokens = canonical(files).row_tokens(LM_HEAD, target.sizes.vocab)
+    network = network.to(target.embed.device, target.embed.dtype)
+    return AssistantDrafter(network, target, found, tokens)
+
+
+def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> LentTap:
+    sizes = read_sizes(canonical(files), target)
+    found = lenders(files, sizes, target)
+    return LentTap(tap_info(sizes, found), found)
+
+
+FAMILY = Family(
+    name=NAME,
+    features="K/V of the target's last sliding and last full layer, and its last hidden state",
+    offline="goes on",
+    trees="dynamic",
+    recognizes=lambda files: files.names >= PROJECTIONS,
+    drafter=_load_drafter,
+    tap=_load_tap,
+    is_head=lambda name: name in HEADS,
+    options=(DRAFT_VOCAB_OPTION,),
+)
