@@ -1,6 +1,7 @@
 """Edge bundles: made, loaded without the target, used offline and against a server of the full target, refused."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from outrider_drafters.checkpoints.target_weights import target_sizes
 from outrider_drafters.families.lookup.copying import CopyingDrafter
 from outrider_drafters.load import load_tap
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
-from outrider_drafters.readers.checkpoint import Checkpoint
+from outrider_drafters.readers.checkpoint import Checkpoint, write_model
 from outrider_models.bundling import make_bundle, size_bytes
 from outrider_models.cli.app import main
 from outrider_models.core.embedded import drafter_dir, target_dir
@@ -27,7 +28,8 @@ from outrider_proto.errors import UsageError
 
 GOLDEN = [("moa_tli0", "target_tiny"), ("eagle2_llama", "target_l4"), ("eagle3_llama", "target_l8"),
           ("hydra_mlp", "target_vicuna_tiny"), ("medusa_v01", "target_vicuna_tiny"),
-          ("dflash_zlab", "target_l8"), ("dspark_deepspec", "target_l8")]  # fmt: skip
+          ("dflash_zlab", "target_l8"), ("dspark_deepspec", "target_l8"),
+          ("peagle_speculators", "target_l8")]  # fmt: skip
 WEIGHTS = ("float32", "bfloat16", "int8", "int4")
 
 
@@ -76,6 +78,43 @@ def test_float32_is_exact(tmp_path, golden, case, target):
         logits.append(state.root_logits())
     torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
     assert logits[0].argmax() == logits[1].argmax()
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tokens", [None, [7, 2, 19, 5, 3, 40, 1, 6]])
+def test_an_mlp_speculator_is_bundled(tmp_path, golden, weights, tied, tokens):
+    """With the rows of a draft vocabulary alone; its embeddings are read as codes."""
+    generator, tensors = torch.Generator().manual_seed(2), {}
+    for head in range(2):
+        for name in ("emb", "head", "proj"):
+            place = 0 if tied and name != "proj" else head
+            tensor = torch.randn(64 if name == "proj" else 256, 64, generator=generator) * 0.2
+            tensors.setdefault(f"speculator.{name}.{place}.weight", tensor)
+        place = 0 if tied else head
+        tensors |= {f"speculator.ln.{place}.weight": torch.ones(64), f"speculator.ln.{place}.bias": torch.zeros(64)}
+    source = tmp_path / "heads"
+    config = {"model_type": "mlp_speculator", "n_predict": 2, "tie_weights": tied}
+    write_model(source, config, tensors, torch.float32)
+    if tokens is not None:
+        write_draft_vocab(source, tokens)
+    out, target = tmp_path / "bundle", golden / "target_tiny"
+    make_bundle(target, source, weights, out)
+    stored, rows = Checkpoint(out / "drafter"), 256 if tokens is None else len(tokens)
+    assert stored.shape("speculator.head.0.weight") == (rows, 64)
+    assert isinstance(stored.read("speculator.emb.0.weight"), QuantizedWeight) == (weights in ("int8", "int4"))
+    logits = []
+    for drafter in (load_drafter(source, TargetWeights.load(target)), load_drafter(out, TargetWeights.load(out))):
+        state = drafter.new_state()
+        state.append([3, 42, 4])
+        state.add_features(1, torch.ones(1, 64))
+        logits.append(torch.stack([torch.as_tensor(state.root_logits()).float(), state.expand([9], [-1])[0].float()]))
+    kept = logits[0].isfinite()
+    assert torch.equal(kept, logits[1].isfinite())
+    assert int(kept.sum()) == 2 * rows
+    spread = float(logits[0][kept].std())
+    close = {"float32": 1e-5, "bfloat16": 0.05, "int8": 0.1, "int4": 0.6}[weights] * spread
+    torch.testing.assert_close(logits[0][kept], logits[1][kept], rtol=0, atol=close)
 
 
 def test_last_layers_are_bundled(tmp_path, golden):
@@ -293,7 +332,8 @@ def test_a_draft_vocabulary_is_bundled_and_heads_keep_its_rows_alone(tmp_path, g
         logits[0][drafted], logits[1][drafted], rtol=0, atol=1e-5 if weights == "float32" else 0.1 * spread
     )
     stored = Checkpoint(tmp_path / "bundle/drafter")
-    own_heads = [name for name in stored.names if name.startswith("hydra_lm_head") or name.endswith(".1.weight")]
+    is_own = re.compile(r"hydra_lm_head\..*|\d\.1\.weight")
+    own_heads = [name for name in stored.names if is_own.fullmatch(name)]
     assert bool(own_heads) == (case in ("hydra_mlp", "medusa_v01"))
     assert all(stored.shape(name)[0] == len(tokens) for name in own_heads)
     first = load_drafter(f"{tmp_path / 'bundle'},draft_vocab=2", frozen)

@@ -26,6 +26,8 @@ def plain(golden) -> tuple[int, ...]:
     [
         ("dflash_zlab", ""),
         ("dflash_zlab", ",ddtree=12"),
+        ("peagle_speculators", ""),
+        ("peagle_speculators", ",ddtree=12"),
         ("dspark_deepspec", ""),
         ("dspark_deepspec", ",ddtree=12"),
         ("dspark_deepspec", ",confidence=0.4"),

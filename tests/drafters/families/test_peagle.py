@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from eagle3_forms import HT, TEXT, Form, Head, V, rename_to_vllm
+from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider_drafters import Activations, TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
@@ -147,6 +148,31 @@ def test_agrees_with_its_formulas(head, frozen, golden):
     close(slots(state), expected(head, features, TEXT, drafts), head)
     state.rollback(8)
     close(slots(state), expected(head, features[:7], TEXT[:8], drafts), head)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_speculators_own_code_gives_the_same(number, golden):
+    """On a state that has been through the rounds before."""
+    directory = golden / "peagle_speculators"
+    drafter = load_drafter(directory / "drafter", TargetWeights.load(golden / "target_l8"))
+    tap, arrays = load_tap(directory / "drafter", golden / "target_l8"), load_file(directory / "golden.safetensors")
+    assert isinstance(drafter, PEagleDrafter)
+    assert tap is not None
+    hidden = {layer: arrays[f"tap{place}"][0] for place, layer in enumerate(tap.hidden_layers)}
+    rows, text = tap.rows(Activations(torch.empty(0), torch.empty(0), hidden)), arrays["sequence_ids"][0].tolist()
+    torch.testing.assert_close(drafter.mask_feature, arrays["mask_feature"], atol=1e-4, rtol=1e-4)
+    state = drafter.new_state()
+    for each in range(number + 1):
+        start = int(arrays[f"round{each}_start"])
+        state.append(text[state.num_tokens : start + 1])
+        state.add_features(state.num_features, rows[state.num_features : start])
+        logits = slots(state)
+    context = arrays[f"round{number}_context"][0]
+    torch.testing.assert_close(rows[start - len(context) : start], context, atol=1e-4, rtol=1e-4)
+    drafted = logits[:, logits.isfinite().all(0)]
+    torch.testing.assert_close(drafted, arrays[f"round{number}_logits"][0], atol=1e-4, rtol=1e-4)
+    tree = grow_tree(state, drafter.plan)
+    assert list(tree.tokens) == arrays[f"round{number}_greedy_tokens"][0].tolist()
 
 
 def test_forms_differ(tmp_path, frozen):
