@@ -25,12 +25,12 @@ def plain(golden) -> tuple[int, ...]:
     ("case", "options"),
     [
         ("dflash_zlab", ""),
-        ("dflash_zlab", ",ddtree=12"),
+        ("dflash_zlab", ",ddtree=0"),
         ("peagle_speculators", ""),
-        ("peagle_speculators", ",ddtree=12"),
+        ("peagle_speculators", ",ddtree=0"),
         ("dspark_deepspec", ""),
-        ("dspark_deepspec", ",ddtree=12"),
-        ("dspark_deepspec", ",confidence=0.4"),
+        ("dspark_deepspec", ",ddtree=0"),
+        ("dspark_deepspec", ",ddtree=0,confidence=0.4"),
         ("dspark_deepspec", ",ddtree=12,confidence=0.4"),
     ],
 )
@@ -44,4 +44,4 @@ async def test_greedy_answers_are_the_plain_loops(case, options, mode, golden, p
     trees = [one.request.tree for one in events if isinstance(one, Cycle) and isinstance(one.request, Draft)]
     assert any(len(tree) for tree in trees)
     branches = any(len(set(tree.parents)) < len(tree) for tree in trees)
-    assert branches == ("ddtree" in options)
+    assert branches == ("ddtree=0" not in options)

@@ -39,7 +39,7 @@ class Case:
 
 def case(golden, name: str, options: str = "") -> Case:
     directory = golden / name
-    drafter = load_drafter(f"{directory / 'drafter'}{options}", TargetWeights.load(golden / "target_l8"))
+    drafter = load_drafter(f"{directory / 'drafter'},ddtree=0{options}", TargetWeights.load(golden / "target_l8"))
     tap = load_tap(directory / "drafter", golden / "target_l8")
     assert tap is not None
     assert isinstance(drafter, DFlashDrafter)

@@ -52,12 +52,12 @@ def test_the_family_follows_from_the_heads(place):
 def test_a_chain_ends_where_the_confidence_is_less(place, threshold, frozen):
     """Slot by slot, not by the product; the whole block without a threshold."""
     state, rows = fed(place, frozen)
-    whole = grow_tree(state, place.load(frozen).plan)
+    whole = grow_tree(state, TreeShape.chain(BLOCK))
     assert len(whole) == BLOCK
     _, confidences = expected_path(place, rows, list(whole.tokens[:-1]))
     less = (confidences < threshold).flatten().tolist()
     stopping, _ = fed(place, frozen, options=f",confidence={threshold}")
-    cut = grow_tree(stopping, place.load(frozen).plan)
+    cut = grow_tree(stopping, TreeShape.chain(BLOCK))
     assert cut.tokens == whole.tokens[: less.index(True) if True in less else BLOCK]
 
 
@@ -100,6 +100,11 @@ def test_ddtree_is_the_likeliest_paths_of_all(place, frozen):
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
         paths.append((token,) if parent == ROOT else (*paths[parent], token))
     assert set(paths) == {path for _, path in sorted(scored, reverse=True)[:budget]}
+
+
+@pytest.mark.parametrize("place", ["dflash, DeepSpec", "rnn, speculators"], indirect=True)
+def test_a_block_drafts_a_tree_unless_a_chain_is_asked_for(place, frozen):
+    assert place.load(frozen).plan == TreeShape(breadth=16, levels=BLOCK, budget=16)
     assert place.load(frozen, ",ddtree=0").plan == TreeShape.chain(BLOCK)
 
 
@@ -123,7 +128,8 @@ def test_speculators_say_how_much_to_draft(place, frozen):
         "default_proposal_method": "greedy",
         "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
     }
-    assert place.load(frozen).plan == TreeShape.chain(3)
+    assert place.load(frozen).plan.levels == 3
+    assert place.load(frozen, ",ddtree=0").plan == TreeShape.chain(3)
 
 
 @pytest.mark.parametrize("place", ["vanilla, speculators"], indirect=True)

@@ -9,7 +9,7 @@ from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.options import DDTREE_OPTION, DRAFT_VOCAB_OPTION, TARGET_LAYERS_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.families.dflash.drafter import DFlashDrafter
-from outrider_drafters.families.dflash.layout import canonical, family_of, published_plan, read_sizes
+from outrider_drafters.families.dflash.layout import canonical, default_plan, family_of, read_sizes
 from outrider_drafters.families.dflash.network import DFlash
 from outrider_drafters.families.dflash.tap import NAME, DFlashTap, is_fused, tap_info
 from outrider_drafters.families.eagle3.layout import D2T, T2D, check_vocabulary
@@ -32,7 +32,7 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> DFlashDrafter:
     network = load_network(files, target.sizes)
     info = tap_info(network)  # before the cast: the fingerprint is of the values as stored
     network = network.to(target.embed.device, target.embed.dtype)
-    return DFlashDrafter(network, target, info, published_plan(files, network.sizes.num_drafts))
+    return DFlashDrafter(network, target, info, default_plan(files, network.sizes.num_drafts))
 
 
 def make_tap(network: DFlash, like: Tensor) -> DFlashTap:
@@ -45,7 +45,7 @@ FAMILY = Family(
     name=NAME,
     features="hidden states of several target layers, mixed to one row a token",
     offline="goes on",
-    trees="chain",
+    trees="dynamic",
     recognizes=lambda files: family_of(files) == NAME,
     drafter=_load_drafter,
     tap=lambda files, target, like: make_tap(load_network(files, target), like),

@@ -36,6 +36,7 @@ GEMMA = ("pre_feedforward_layernorm", "post_feedforward_layernorm")  # norms of 
 HEADS = ("markov_head.", "confidence_head.")  # parts of DSpark
 MARKOV_RANK = "markov_rank"
 CONFIDENCE_HEAD = "enable_confidence_head"
+DDTREE = 16  # nodes of the tree that a block drafts unless told otherwise, as many as in dynamic trees
 BLOCK: Mapping[Layout, int] = {"z-lab": 16, "speculators": 8}  # where a layout has a default
 SETTINGS = (  # what is read of dflash_config
     "block_size",
@@ -106,10 +107,11 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
     )
 
 
-def published_plan(files: DrafterFiles, num_drafts: int) -> TreeShape:
-    """Return the draft that it was made for: a chain of its block, or what speculators' config or an option says."""
+def default_plan(files: DrafterFiles, num_drafts: int) -> TreeShape:
+    """Return the best-first tree of its block, as deep as speculators' config says; with ddtree=0 a chain."""
     levels = min(num_drafts, speculative_tokens(files) or num_drafts, MAX_LEVELS)
-    budget = files.options.get(DDTREE_OPTION)
+    chosen = files.options.get(DDTREE_OPTION)
+    budget = DDTREE if chosen is None else chosen
     return TreeShape.best_first(levels, budget) if budget else TreeShape.chain(levels)
 
 

@@ -22,8 +22,9 @@ from outrider_drafters.blocks.layers import INIT_STD, BlockShape, LlamaBlock, RM
 from outrider_drafters.blocks.row_buffer import KVCache
 from outrider_drafters.checkpoints.draft_vocabulary import draft_tokens
 from outrider_drafters.checkpoints.target_weights import TargetSizes
-from outrider_drafters.families.dflash.layer_masks import FULL, LayerMask
+from outrider_drafters.families.dflash.layer_masks import LayerMask
 from outrider_drafters.readers.checkpoint import write_model
+from outrider_drafters.readers.config import FULL
 from outrider_proto.errors import UsageError
 
 

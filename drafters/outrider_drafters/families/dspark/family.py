@@ -16,9 +16,9 @@ from outrider_drafters.families.dflash.layout import (
     CONFIDENCE_HEAD,
     MARKOV_RANK,
     canonical,
+    default_plan,
     family_of,
     layout_of,
-    published_plan,
     read_sizes,
 )
 from outrider_drafters.families.dflash.network import DFlashSizes
@@ -80,7 +80,7 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> DSparkDrafter:
     threshold = files.options.get(CONFIDENCE) or 0.0
     if threshold and network.confidence_head is None:
         raise files.fault(f"confidence={threshold}: it has no confidence head")
-    return DSparkDrafter(network, target, info, published_plan(files, network.sizes.num_drafts), threshold)
+    return DSparkDrafter(network, target, info, default_plan(files, network.sizes.num_drafts), threshold)
 
 
 FAMILY = replace(

@@ -24,7 +24,7 @@ from outrider_drafters.checkpoints.options import (
 )
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import Tap
-from outrider_drafters.families.dflash.layout import published_plan, speculative_tokens
+from outrider_drafters.families.dflash.layout import default_plan, speculative_tokens
 from outrider_drafters.families.eagle3.family import FAMILY as EAGLE3
 from outrider_drafters.families.eagle3.family import make_tap
 from outrider_drafters.families.eagle3.layout import D2T, EMBEDDING, T2D, canonical, check_vocabulary, sizes_of
@@ -82,7 +82,7 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> PEagleDrafter:
     network = load_network(files, target.sizes)
     info = tap_info(network, target.sizes.layers)  # before the cast: the fingerprint is of the values as stored
     network = network.to(target.embed.device, target.embed.dtype)
-    return PEagleDrafter(network, target, info, published_plan(files, network.num_drafts))
+    return PEagleDrafter(network, target, info, default_plan(files, network.num_drafts))
 
 
 def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Tap:

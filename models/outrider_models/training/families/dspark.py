@@ -123,14 +123,19 @@ def make_drafter(settings: DSparkSettings, target: TargetFacts, frequencies: Fre
     sizes = replace(
         block_sizes(settings, target, frequencies), from_root=True, head_rows=0 if tokens is None else len(tokens)
     )
-    reads_token = "hidden and token" if settings.markov.rank else "hidden"
-    heads = DSparkHeads(settings.markov.rank, settings.markov.kind, reads_token if settings.confidence else "none")
-    network = DSpark(sizes, heads)
+    network = DSpark(sizes, _heads(settings))
     if tokens is not None:
         network.set_draft_tokens(tokens)
     drafter = TrainableDSpark(settings, target, network)
     drafter.draft_tokens = tokens
     return drafter
+
+
+def _heads(settings: DSparkSettings) -> DSparkHeads:
+    rank, kind = settings.markov.rank, settings.markov.kind
+    if not settings.confidence:
+        return DSparkHeads(rank, kind)
+    return DSparkHeads(rank, kind, "hidden and token" if rank else "hidden")
 
 
 FAMILY = TrainableFamily(
