@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider_drafters import LastHiddenTap, TargetWeights, load_drafter, load_tap
+from outrider_drafters.load import FAMILIES as FAMILIES_OF_OUTRIDER
+from outrider_drafters.load import options_of
 from outrider_proto.errors import UsageError
 
 FAMILIES = {"moa": ("moa_tli0", "target_tiny"), "eagle2": ("eagle2_llama", "target_l4")}
@@ -326,3 +328,14 @@ def test_multi_token_prediction_layers_are_refused_by_name(name, golden, tmp_pat
         load_tap(tmp_path, target)
     with pytest.raises(UsageError, match=f"holds unknown tensors {name}"):
         load_drafter(f"{tmp_path},family=independent", TargetWeights.load(target))
+
+
+def test_every_option_is_in_the_documentation():
+    page = (Path(__file__).parents[2] / "docs" / "drafters.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    listed = {line.partition("`")[2].partition("=")[0]: line for line in rows if "=" in line.split("`")[1]}
+    declared = {option.name for family in FAMILIES_OF_OUTRIDER for option in options_of(family)}
+    assert listed.keys() == declared | {"family"}
+    for family in FAMILIES_OF_OUTRIDER:
+        for option in family.declared_options:
+            assert "all" in listed[option.name] or family.name in listed[option.name], (family.name, option.name)

@@ -23,7 +23,6 @@ from outrider_bench.cli.options import (
     QuestionsOption,
     QuestionsPerFamilyOption,
     RepetitionsOption,
-    TargetDirOption,
     TargetOption,
     drafter_for,
     drafters_for,
@@ -34,7 +33,7 @@ from outrider_bench.core.progress import progress_line
 from outrider_bench.core.report import write_report
 from outrider_bench.core.tables import show
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_models.core.embedded import PAIR, drafter_source, target_dir
+from outrider_models.core.embedded import PAIR, drafter_source
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
 
@@ -215,7 +214,7 @@ def depth_sweep_command(
 
 
 def edge_weights_command(
-    target: TargetDirOption = None,
+    target: TargetOption = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option("--drafter", help=f"Embedded name or directory; repeatable; default: {', '.join(PAIR)}."),
@@ -228,17 +227,30 @@ def edge_weights_command(
         bool,
         typer.Option("--products", help="Also time single matrix products, up to the sizes of an 8B target (2 GB)."),
     ] = False,
+    parts: Annotated[
+        bool,
+        typer.Option(
+            "--parts", help="Time drafts by their parts in place of answers: attention, MLP, head, choice, the rest."
+        ),
+    ] = False,
     json: JsonOption = None,
 ) -> None:
     """Measure bytes, draft time and mean acceptance length of edge bundles, by type of weights."""
+    from outrider_bench.studies.drafters.edge_parts import edge_parts, edge_parts_table
     from outrider_bench.studies.drafters.edge_products import products, products_table
     from outrider_bench.studies.drafters.edge_weights import edge_weights, edge_weights_table
     from outrider_drafters.quantization.quantize import Weights
 
+    directory = target_of(target)
     drafters = {name: drafter_source(name) for name in drafter or PAIR}
     kinds = weights or list(get_args(Weights))
+    if parts:
+        timed = edge_parts(directory, drafters, kinds)
+        show(edge_parts_table(timed))
+        write_report(json, {"edge_parts": [asdict(result) for result in timed]})
+        return
     with progress_line() as step:
-        results = asyncio.run(edge_weights(target or target_dir(), drafters, kinds, per_family, step))
+        results = asyncio.run(edge_weights(directory, drafters, kinds, per_family, step))
     multiplied = list(products(kinds)) if with_products else []
     show(edge_weights_table(results))
     if multiplied:
