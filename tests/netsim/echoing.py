@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 from outrider_netsim.core.addresses import Address
+from outrider_netsim.core.async_resource import close_server
 
 
 async def echo(reader, writer):
@@ -26,18 +27,21 @@ async def serving(handler=echo):
 
     async def handle(reader, writer):
         handlers[asyncio.current_task()] = writer
-        await handler(reader, writer)
+        # Not to be seen as cancelled: asyncio would report it as an exception in its own callback.
+        with contextlib.suppress(asyncio.CancelledError):
+            await handler(reader, writer)
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     try:
         yield Address(*server.sockets[0].getsockname())
     finally:
-        server.close()
+        await close_server(server)
+        await asyncio.sleep(0)  # for the first step of a handler
         for task, writer in handlers.items():
             task.cancel()
             writer.transport.abort()
-        await asyncio.gather(*handlers, return_exceptions=True)
-        await asyncio.sleep(0)  # abort() closes the socket in the loop's next round
+        await asyncio.gather(*handlers)
+        await asyncio.sleep(0)  # abort() closes the socket in the loop's next iteration
 
 
 @contextlib.asynccontextmanager

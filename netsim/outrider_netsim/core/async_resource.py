@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
@@ -25,3 +27,17 @@ class AsyncResource(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.aclose()
+
+
+async def close_server(server: asyncio.Server) -> None:
+    """Stop listening. Who was accepted has met the server's protocol by then, and can be closed."""
+    loop = asyncio.get_running_loop()
+    for listener in server.sockets:
+        with contextlib.suppress(NotImplementedError):  # Windows
+            loop.remove_reader(listener.fileno())
+    # asyncio makes the transport of an accepted connection one iteration later, and its protocol another one. In
+    # between close() would lose it: its transport fails an assertion, and the socket stays open until it is garbage
+    # (Python 3.11 to 3.13, base_events.Server._attach).
+    for _ in range(2):
+        await asyncio.sleep(0)
+    server.close()

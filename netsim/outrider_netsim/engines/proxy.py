@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from outrider_netsim.core.addresses import ADDRESS_VARIABLE, FREE_PORT, Address, check_port
-from outrider_netsim.core.async_resource import AsyncResource
+from outrider_netsim.core.async_resource import AsyncResource, close_server
 from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
 from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.engines.link_clock import LinkClock
@@ -89,7 +89,7 @@ class ProxyLink(AsyncResource):
         if self._server is None:
             return
         server, self._server = self._server, None
-        server.close()
+        await close_server(server)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

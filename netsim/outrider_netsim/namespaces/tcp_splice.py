@@ -15,6 +15,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from typing import cast
 
+from outrider_netsim.core.async_resource import close_server
 from outrider_netsim.namespaces.blackhole import accept_connections, ignore_connections
 
 BUFFER_BYTES = 64 * 1024  # read from one side while the other does not take it; then reading stops
@@ -125,7 +126,7 @@ class TcpSplice:
             self._listener.close()
             return
         server, self._server = self._server, None
-        server.close()
+        await close_server(server)
         for task in self._joining:
             task.cancel()
         await asyncio.gather(*self._joining, return_exceptions=True)
@@ -151,6 +152,10 @@ class TcpSplice:
         return _AcceptedLeg(self._ends, self._begin)
 
     def _begin(self, accepted: SpliceLeg) -> None:
+        if self._server is None:
+            # Accepted just before aclose().
+            accepted.reset()
+            return
         task = asyncio.get_running_loop().create_task(self._join(accepted))
         # asyncio holds only weak references to tasks: without this one it could vanish half done.
         self._joining.add(task)
@@ -161,6 +166,9 @@ class TcpSplice:
             accepted.join(await self._dial())
         except OSError:
             accepted.reset()
+        except asyncio.CancelledError:
+            accepted.reset()
+            raise
 
 
 class _AcceptedLeg(SpliceLeg):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import socket
 import sys
 import time
 
@@ -182,6 +183,19 @@ async def test_closing_with_connections_open_leaves_no_task():
                 assert await reader.read() == b""
         async with asyncio.timeout(5):
             await asyncio.gather(*(asyncio.all_tasks() - before))  # the echo server's own
+
+
+@pytest.mark.parametrize("iterations", range(5))
+async def test_who_connects_while_it_closes_is_not_left_hanging(iterations):
+    """Whichever step of accepting is under way."""
+    async with linked() as link:
+        host, _, port = link.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=5) as client:
+            for _ in range(iterations):
+                await asyncio.sleep(0)
+            await link.aclose()
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.to_thread(client.recv, 1) == b""
 
 
 @pytest.mark.parametrize(("upstream", "port"), [(0, 0), (70_000, 0), (1, -1)])

@@ -197,3 +197,15 @@ async def test_closing_while_it_dials_gives_up():
 def test_an_address_that_cannot_be_had_leaves_no_socket():
     with pytest.raises(OSError, match="assign requested address"):
         local_listener("192.0.2.1", 0)
+
+
+@pytest.mark.parametrize("iterations", range(5))
+async def test_who_connects_while_it_closes_is_reset(iterations):
+    """Whichever step of accepting is under way: queued in the kernel, accepted, joined to nothing yet, joined."""
+    async with through_two() as splice:
+        with socket.create_connection(("127.0.0.1", splice.port), timeout=5) as client:
+            for _ in range(iterations):
+                await asyncio.sleep(0)
+            await splice.aclose()
+            with pytest.raises(ConnectionResetError):
+                await asyncio.to_thread(client.recv, 1)
