@@ -160,6 +160,11 @@ def options_of(family: Family) -> tuple[DrafterOption[Any], ...]:  # Any: each h
     return (*family.declared_options, *(() if family.offline == "copies" else (COPY_OPTION,)))
 
 
+def all_families() -> list[Family]:
+    """Return all families that can be used, in the order in which they are asked."""
+    return [*PLUG_INS.usable(), *FAMILIES]
+
+
 def family_names() -> list[str]:
     """Return the names of all families, in the order in which they are asked."""
     return [*PLUG_INS.names, *(family.name for family in FAMILIES)]
@@ -168,8 +173,9 @@ def family_names() -> list[str]:
 def _candidates(chosen: str | None) -> Iterator[Family]:
     """Yield the families to ask; of those that packages add, only the one that was chosen, if one was."""
     if chosen is None:
-        yield from PLUG_INS.usable()
-    elif (family := PLUG_INS.get(chosen)) is not None:
+        yield from all_families()
+        return
+    if (family := PLUG_INS.get(chosen)) is not None:
         yield family
     yield from FAMILIES
 

@@ -125,6 +125,13 @@ def test_it_drafts_for_a_server_and_the_text_is_the_targets(installed, drafter, 
     assert tau > 1.1
 
 
+def test_it_is_listed_with_its_options(installed):
+    said = installed.run("outrider-models", "families")
+    assert said.startswith(
+        "toy (outrider-toy-drafter 0.1.0): reads the target's last hidden state\n  strength: factor of"
+    )
+
+
 def test_the_server_drafts_with_it(installed, drafter, address, expected):
     assert asked(installed, address, str(drafter), "server-draft")[0] == expected
 

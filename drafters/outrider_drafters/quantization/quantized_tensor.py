@@ -139,6 +139,13 @@ def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Handled:  # Any: as Tensor
     return QuantizedWeight(tensor.coded, tensor.dtype if dtype is None else dtype)
 
 
+def _new(make: Callable[..., Tensor]) -> Callable[..., Handled]:
+    """Return a function that makes a tensor of a weight's type and device without decoding the weight."""
+    return lambda weight, *args, **kwargs: (
+        make(torch.empty(0, dtype=weight.dtype), *args, **kwargs) if _is(weight) else NotImplemented
+    )
+
+
 def _is(value: object) -> bool:
     return isinstance(value, QuantizedWeight)
 
@@ -149,6 +156,7 @@ _OWN: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.cat: _cat,
     Tensor.__getitem__: _getitem,
     Tensor.to: _to,
+    **{make: _new(make) for make in (Tensor.new_empty, Tensor.new_full, Tensor.new_ones, Tensor.new_zeros)},
     Tensor.detach: lambda weight: QuantizedWeight(weight.coded, weight.dtype),
 }
 _VALUED = frozenset({Tensor.T, Tensor.mT, Tensor.H, Tensor.mH, Tensor.data})

@@ -253,6 +253,18 @@ def draft_vocab(
 
 
 @app.command()
+def families() -> None:
+    """List the families of drafters, those of installed packages too, with the options that each takes."""
+    from outrider_drafters.load import PLUG_INS, all_families, options_of
+
+    for family in all_families():
+        package = f" ({PLUG_INS.package(family.name)})" if family.name in PLUG_INS.names else ""
+        print(f"{family.name}{package}: reads {family.features}")
+        for option in options_of(family):
+            print(f"  {option.name}: {option.help} [{option.takes}]")
+
+
+@app.command()
 def info() -> None:
     """List the models that ship and those to get, with parameters, sizes, fingerprints and scores."""
     from rich.console import Console

@@ -116,7 +116,7 @@ def test_needs_no_files(golden, tiny_frozen):
 
 
 def test_refusals(tmp_path, monkeypatch, tiny_frozen):
-    with pytest.raises(UsageError, match="ngram=0: need at least 1"):
+    with pytest.raises(UsageError, match="ngram=0': need a whole number of at least 1"):
         load_drafter("lookup,ngram=0", tiny_frozen)
     with pytest.raises(UsageError, match="lookup: a drafter of family lookup, not moa"):
         load_drafter("lookup,family=moa", tiny_frozen)

@@ -172,6 +172,15 @@ def test_it_tells_of_itself_as_a_tensor(weight):
     assert weight.to(torch.int32).dtype == torch.int32
 
 
+def test_new_tensors_of_its_type_cost_no_decoding(weight, monkeypatch):
+    monkeypatch.setattr(QuantizedWeight, "values", lambda self: pytest.fail("decoded"))
+    weight = weight.to(torch.bfloat16)
+    for made, value in ((weight.new_zeros(1, 3), 0), (weight.new_ones(1, 3), 1), (weight.new_full((1, 3), 2.5), 2.5)):
+        assert type(made) is torch.Tensor
+        torch.testing.assert_close(made, torch.full((1, 3), value, dtype=torch.bfloat16), rtol=0, atol=0)
+    assert (weight.new_empty(2, 0).shape, weight.new_zeros(1, dtype=torch.int64).dtype) == ((2, 0), torch.int64)
+
+
 def test_it_goes_into_a_module(weight):
     with torch.device("meta"):
         module = nn.Linear(64, 48)

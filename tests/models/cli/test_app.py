@@ -60,6 +60,13 @@ def test_info_lists_what_is_embedded(monkeypatch, capsys):
     assert "total" in capsys.readouterr().out
 
 
+def test_families_lists_them_with_their_options(monkeypatch, capsys):
+    assert run(monkeypatch, "families") == 0
+    said = capsys.readouterr().out
+    assert "\nmoa: reads K/V" in said
+    assert "  tli: number of target layers that the client runs (paper, 3.2) [a whole number of at least 0]\n" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

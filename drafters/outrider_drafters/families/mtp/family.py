@@ -35,7 +35,7 @@ def _refuse(files: DrafterFiles, target: TargetWeights | TargetSizes, like: Tens
 
 FAMILY = Family(
     name=NAME,
-    features="the target's last hidden state",
+    features="the target's last hidden state; recognized, and refused with the reason",
     offline="goes on",
     trees="chain",
     recognizes=lambda files: any(QWEN.search(name) or DEEPSEEK.search(name) for name in files.names),
