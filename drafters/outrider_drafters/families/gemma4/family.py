@@ -143,7 +143,8 @@ def _kv_heads(files: DrafterFiles, layer: int, kind: Kind) -> int:
     if isinstance(by_layer, Mapping):
         own: Any = by_layer.get(str(layer)) or {}
         return config_int(own, "num_key_value_heads", common)
-    is_wide = kind == "full_attention" and config.get("attention_k_eq_v")
+    # Gemma4Unified's config has no attention_k_eq_v, and then the number counts.
+    is_wide = kind == "full_attention" and config.get("attention_k_eq_v", True)
     return config_int(config, "num_global_key_value_heads", common) if is_wide else common
 
 
