@@ -261,6 +261,7 @@ def test_an_untied_head_takes_the_embeddings_place(weights, tmp_path):
         ),
         ({"num_attention_heads": 5}, {}, "32 rows do not make 5 heads"),
         ({"num_key_value_heads": 3}, {}, "3 K/V heads of sliding_attention: must divide num_attention_heads=4"),
+        ({"num_key_value_heads": 1}, {}, "width of K/V of sliding_attention is 16, the target's 32"),
         ({}, {"centroid_intermediate_top_k": 40}, "centroid_intermediate_top_k=40: there are 12 centroids"),
         ({}, {"num_centroids": 24}, "num_centroids is 24"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, {}, "full_attention of type yarn"),
