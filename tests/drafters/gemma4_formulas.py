@@ -115,16 +115,16 @@ def head(w: dict[str, Tensor]) -> Tensor:
 
 def layer(w: dict[str, Tensor], name: str, kind: str, x: Tensor, lent, position: int) -> Tensor:
     inner = normed(x, w[name + "input_layernorm.weight"])
+    mixed = [torch.zeros(HEAD_DIM[kind])] * HEADS
     queries = (w[name + "self_attn.q_proj.weight"] @ inner).view(HEADS, HEAD_DIM[kind])
     keys, values = lent
     last = len(keys) - 1
     seen = [at for at in range(len(keys)) if kind == "full_attention" or last - at <= WINDOW]
-    mixed = []
-    for number, query in enumerate(queries):
+    for number, query in enumerate(queries if seen else []):
         turned = rotated(normed(query, w[name + "self_attn.q_norm.weight"]), position, kind)
         group = number // (HEADS // len(keys[0]))
         shares = torch.stack([turned @ keys[at][group] for at in seen]).softmax(0)
-        mixed.append(sum(share * values[at][group] for share, at in zip(shares, seen, strict=True)))
+        mixed[number] = sum(share * values[at][group] for share, at in zip(shares, seen, strict=True))
     attended = w[name + "self_attn.o_proj.weight"] @ torch.cat(mixed)
     x = x + normed(attended, w[name + "post_attention_layernorm.weight"])
     inner = normed(x, w[name + "pre_feedforward_layernorm.weight"])

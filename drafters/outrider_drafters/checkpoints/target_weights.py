@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -39,10 +39,18 @@ _FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
+class KVLayer:
+    """A layer that keeps K/V: its kind, and the width of K and V of a token together."""
+
+    kind: str
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class TargetSizes:
     """A target's sizes. `vocab` is the number of lm_head rows, padding included; `eps` is RMSNorm's.
 
-    `kv_layers`: the kinds of the layers that keep K/V, where their K/V differ or some layers keep none; else empty.
+    `kv_layers`: the layers that keep K/V, of a target whose layers may differ in that (Gemma 3n and 4); else empty.
     """
 
     hidden: int
@@ -55,12 +63,19 @@ class TargetSizes:
     eps: float
     max_context: int
     model_type: str
-    kv_layers: tuple[str, ...] = ()
+    kv_layers: tuple[KVLayer, ...] = ()
 
     @property
     def packed_kv(self) -> int:
         """Width of one layer's packed keys and values per token: 2 E_kv."""
         return 2 * self.kv_heads * self.head_dim
+
+    @property
+    def has_equal_layers(self) -> bool:
+        """Whether all layers keep K/V of one width."""
+        return not self.kv_layers or (
+            len(self.kv_layers) == self.layers and len({kv.width for kv in self.kv_layers}) == 1
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,10 +230,35 @@ def sizes_of(config: Config, head_shape: tuple[int, int]) -> TargetSizes:
     )
 
 
-def _kv_layers(config: Config) -> tuple[str, ...]:
-    kinds, shared = config.get("layer_types"), config.get("num_kv_shared_layers") or 0
-    differ = shared or config.get("global_head_dim") or config.get("per_layer_config")
-    return tuple(kinds[: len(kinds) - shared]) if differ and isinstance(kinds, list) else ()
+def _kv_layers(config: Config) -> tuple[KVLayer, ...]:
+    kinds, shared = config.get("layer_types"), config.get("num_kv_shared_layers")
+    # Only such configs have the field, be it 0.
+    if shared is None or not isinstance(kinds, list):
+        return ()
+    sizes = [kv_sizes(config, layer, kind) for layer, kind in enumerate(kinds[: len(kinds) - shared])]
+    return tuple(
+        KVLayer(kind, 2 * kv_heads * head_dim) for kind, (kv_heads, head_dim) in zip(kinds, sizes, strict=False)
+    )
+
+
+def kv_sizes(config: Config, layer: int, kind: str) -> tuple[int, int]:
+    """Return K/V heads and head_dim of a layer. Raises UsageError.
+
+    Of Gemma 4's, which differ by kind (as published) or by layer (as transformers 5.23 writes it).
+    """
+    heads = config_int(config, "num_attention_heads")
+    kv_heads = config_int(config, "num_key_value_heads", heads)
+    head_dim = config_int(config, "head_dim", config_int(config, "hidden_size") // heads)
+    by_layer = config.get("per_layer_config")
+    if isinstance(by_layer, Mapping):
+        own = by_layer.get(str(layer)) or {}
+        return config_int(own, "num_key_value_heads", kv_heads), config_int(own, "head_dim", head_dim)
+    if kind != "full_attention" or not str(config.get("model_type")).startswith("gemma4"):
+        return kv_heads, head_dim
+    # Gemma4Unified's config has no attention_k_eq_v, and then the number counts.
+    if config.get("attention_k_eq_v", True):
+        kv_heads = config_int(config, "num_global_key_value_heads", kv_heads)
+    return kv_heads, config_int(config, "global_head_dim", 512)
 
 
 def eos_token_ids(directory: Path, config: Config) -> tuple[int, ...]:

@@ -59,7 +59,9 @@ def last_layer_output(model: PreTrainedModel, *, wanted: bool) -> Iterator[dict[
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """Return the list of layers: the one that is as long as the config says. Raises UsageError where there is none."""
     count = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
+    # The text's alone: a tower for images may have as many layers.
+    text: nn.Module = model.get_decoder() or model  # type: ignore[no-untyped-call] # transformers
+    for module in text.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise UsageError(f"{model.config.model_type}: its {count} layers are not found; no drafter can have their output")

@@ -28,12 +28,20 @@ def check_divisible(path: Path, num_ranks: int, device: str) -> None:
         raise UsageError(f"target {path}: {error}") from error
     _check_plan(config, num_ranks)
     heads = config.num_attention_heads
-    for name, count in (("heads", heads), ("K/V heads", getattr(config, "num_key_value_heads", None) or heads)):
+    for name, count in (("heads", heads), *(("K/V heads", count) for count in _kv_heads(config, heads))):
         if count % num_ranks:
             raise UsageError(
                 f"tensor_parallel={num_ranks}: the target has {count} {name}; need a number that divides them"
             )
     _check_machine(num_ranks, device)
+
+
+def _kv_heads(config: Any, heads: int) -> list[int]:  # Any: as below
+    """Return the numbers of K/V heads that layers have."""
+    # Gemma 4's layers differ, and its config then refuses to tell a number for all.
+    by_layer = getattr(config, "per_layer_config", None)
+    layers = [config] if by_layer is None else [by_layer[layer] for layer in range(config.num_hidden_layers)]
+    return sorted({getattr(layer, "num_key_value_heads", None) or heads for layer in layers})
 
 
 def _check_machine(num_ranks: int, device: str) -> None:

@@ -23,6 +23,7 @@ from transformers.models.gemma4 import Gemma4ForCausalLM, Gemma4TextConfig
 from outrider_drafters import Activations, Drafter, Tap, TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_drafters.families.gemma4.drafter import AssistantDrafter, AssistantState
+from outrider_drafters.trees.predraft import can_predraft
 from outrider_models.bundling import make_bundle
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
@@ -156,10 +157,20 @@ def test_tokens_without_features_are_run_like_drafted_ones(weights, pair, ordere
     state.append([40])
     expected = chain_logits(tensors, weights.embed, held, acts.hidden[-1][7], [*text[8:], 40])
     close(state.root_logits(), expected[-1])
-    assert state.max_levels > 100
-    assert drafter.new_state().max_levels == 0
-    with pytest.raises(UsageError, match="has none yet"):
-        told(drafter, tap, acts, [5], 0).root_logits()
+
+
+def test_without_features_it_starts_from_nothing(weights, pair, ordered):
+    """So that it can draft ahead, and go on, whatever has come."""
+    drafter, tap = pair
+    acts, _ = random_activations(3)
+    state = told(drafter, tap, acts, [5, 6, 7], 0)
+    assert can_predraft(drafter.new_state())
+    nothing: Lent = {kind: ([], []) for kind in KV_HEADS}
+    expected = chain_logits(
+        assistant_tensors(ordered=ordered), weights.embed, nothing, torch.zeros(BACKBONE), [5, 6, 7, 9]
+    )
+    close(state.root_logits(), expected[2])
+    close(state.expand([9], [ROOT])[0], expected[3])
 
 
 def test_features_are_what_two_layers_keep_and_the_last_hidden_state(pair):
@@ -250,6 +261,7 @@ def test_an_untied_head_takes_the_embeddings_place(weights, tmp_path):
         ),
         ({"num_attention_heads": 5}, {}, "32 rows do not make 5 heads"),
         ({"num_key_value_heads": 3}, {}, "3 K/V heads of sliding_attention: must divide num_attention_heads=4"),
+        ({"num_key_value_heads": 1}, {}, "width of K/V of sliding_attention is 16, the target's 32"),
         ({}, {"centroid_intermediate_top_k": 40}, "centroid_intermediate_top_k=40: there are 12 centroids"),
         ({}, {"num_centroids": 24}, "num_centroids is 24"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, {}, "full_attention of type yarn"),

@@ -12,6 +12,7 @@ from transformers.models.mamba import MambaConfig
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_proto.errors import UsageError
+from outrider_server.engine.hf_model import decoder_layers
 from outrider_server.engine.reference_decode import plain_greedy, plain_greedy_on_slots
 from outrider_server.engine.target import Target
 from outrider_server.kv.budget import RowShape
@@ -128,12 +129,17 @@ def test_gemma4_of_any_kind_is_a_target(more):
 
 
 def test_the_text_part_of_a_gemma4_that_sees_is_a_target():
+    """Its tower for images has as many layers as the text."""
     text = CONFIGS["gemma4-shared"]().to_dict() | {"pad_token_id": 0}
-    config = AutoConfig.for_model("gemma4", text_config=text, vision_config=None, audio_config=None)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 4, "patch_size": 4}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    vision = AutoConfig.for_model("gemma4_vision", **sizes, **heads).to_dict()
+    config = AutoConfig.for_model("gemma4", text_config=text, vision_config=vision, audio_config=None)
     torch.manual_seed(0)
     served = Target.of(AutoModelForCausalLM.from_config(config))
     prompt = random_tokens(np.random.default_rng(2), 30)
     assert plain_greedy_on_slots(served, prompt, 40) == plain_greedy(served, prompt, 40)
+    assert decoder_layers(served.model) is served.model.model.language_model.layers
 
 
 def test_a_gemma4_that_sees_both_ways_is_refused():

@@ -1,6 +1,7 @@
 """The client half of a Gemma-4 assistant. It keeps no K/V of its own, only what the target lends.
 
-Where features lag, the tokens without them are run like drafted ones: all stand where the first of them does.
+Where features lag, the tokens without them are run like drafted ones: all stand where the first of them does. Without
+any feature, a hidden state of zeros starts that, and attention adds nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.gemma4.network import NAME, Assistant, Kind, Lent
 from outrider_drafters.families.gemma4.tap import tap_info
 from outrider_drafters.trees.grow import Level
-from outrider_proto.errors import UsageError
 from outrider_proto.tree import DraftTree
 
 
@@ -96,7 +96,7 @@ class AssistantState(WithTokenState):
 
     @property
     def max_levels(self) -> int:
-        return UNLIMITED if self._token_state.usable else 0
+        return UNLIMITED
 
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:
@@ -145,8 +145,7 @@ class AssistantState(WithTokenState):
     def _begin(self) -> None:
         """Take over what the target lends for a new draft, and run the tokens between that and the root."""
         self._token_state.need_root()
-        if not (position := self._token_state.usable):
-            raise UsageError(f"{NAME}: it drafts from the target's K/V, and has none yet")
+        position = self._token_state.usable
         if position != self._position:
             self._position = position
             self._stale.clear()
@@ -156,7 +155,10 @@ class AssistantState(WithTokenState):
 
     def _before_root(self) -> Tensor:
         """Return the hidden state [1, E] of the last token that has been run."""
-        return self._stale[-1] if self._stale else self._hidden.all[self._position - 1, None]
+        if self._stale:
+            return self._stale[-1]
+        last = self._hidden.all[: self._position][-1:]
+        return last if len(last) else last.new_zeros(1, self._drafter.network.sizes.backbone)
 
     def _lend(self, position: int) -> Lent:
         sizes = self._drafter.network.sizes

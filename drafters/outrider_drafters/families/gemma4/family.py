@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION
-from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
+from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights, kv_sizes
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.gemma4.drafter import AssistantDrafter
 from outrider_drafters.families.gemma4.network import KINDS, NAME, Assistant, AssistantSizes, Kind, LentShape
@@ -77,12 +76,14 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> AssistantSizes:
 
 def lenders(files: DrafterFiles, sizes: AssistantSizes, target: TargetSizes) -> tuple[int, ...]:
     """Return the target's layers that lend their K/V: of each kind the last that keeps some. Raises UsageError."""
-    last = {kind: layer for layer, kind in enumerate(target.kv_layers)}
+    last = {kv.kind: layer for layer, kv in enumerate(target.kv_layers)}
     if missing := [kind for kind in sizes.borrowed if kind not in last]:
         raise files.fault(
             f"reads K/V of the target's last {missing[0]} layer, which {target.model_type or 'this target'} has not:"
             " made for a Gemma-4 target"
         )
+    for kind in sizes.borrowed:
+        files.need_equal(f"width of K/V of {kind}", sizes.lent[kind].width, target.kv_layers[last[kind]].width)
     return tuple(last[kind] for kind in sizes.borrowed)
 
 
@@ -122,7 +123,7 @@ def _lent(files: DrafterFiles, layer: int, kind: Kind, heads: int) -> LentShape:
     rows, _ = files.checkpoint.matrix(name)
     if rows % heads or (head_dim := rows // heads) % 2:
         raise files.fault(f"{name}: {rows} rows do not make {heads} heads of an even width")
-    kv_heads = _kv_heads(files, layer, kind)
+    kv_heads, _ = kv_sizes(files.config, layer, kind)
     if heads % kv_heads:
         raise files.fault(f"{kv_heads} K/V heads of {kind}: must divide num_attention_heads={heads}")
     rope = (files.config.get("rope_parameters") or {}).get(kind) or {}
@@ -134,18 +135,6 @@ def _lent(files: DrafterFiles, layer: int, kind: Kind, heads: int) -> LentShape:
         return LentShape(kv_heads, head_dim, theta, head_dim // 2)
     share = float(rope.get("partial_rotary_factor", 1.0 if rope else 0.25))
     return LentShape(kv_heads, head_dim, theta, int(share * head_dim // 2), float(rope.get("factor") or 1.0))
-
-
-def _kv_heads(files: DrafterFiles, layer: int, kind: Kind) -> int:
-    """Read the number of K/V heads, from transformers 5.23's field for each layer or the published one."""
-    config = files.config
-    common = config_int(config, "num_key_value_heads")
-    by_layer = config.get("per_layer_config")
-    if isinstance(by_layer, Mapping):
-        own: Any = by_layer.get(str(layer)) or {}
-        return config_int(own, "num_key_value_heads", common)
-    is_wide = kind == "full_attention" and config.get("attention_k_eq_v")
-    return config_int(config, "num_global_key_value_heads", common) if is_wide else common
 
 
 def _load_drafter(files: DrafterFiles, target: TargetWeights) -> AssistantDrafter:

@@ -107,6 +107,9 @@ class _Attention(nn.Module):
         mixed = []
         for text, own in zip(texts, torch.split(queries, list(counts), dim=1), strict=True):
             keys, values = text.keys_values[kind]
+            if not keys.shape[2]:
+                mixed.append(torch.zeros_like(own))  # a softmax over nothing is NaN
+                continue
             rotated = text.ropes[kind].rotate(own)[None]
             # Scale 1: the norms of queries and keys have taken its place.
             mixed.append(F.scaled_dot_product_attention(rotated, keys, values, scale=1.0, enable_gqa=True)[0])

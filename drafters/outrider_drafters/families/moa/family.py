@@ -91,7 +91,7 @@ def _load(files: DrafterFiles, target: TargetSizes) -> MoA:
     files.need_vocabulary(target)
     sizes = sizes_of(files)
     files.need_equal("hidden size", sizes.hidden, target.hidden)
-    if target.kv_layers and (sizes.has_lsa or sizes.tli):
+    if not target.has_equal_layers and (sizes.has_lsa or sizes.tli):
         raise files.fault(f"reads K/V of one shape: the layers of {target.model_type} differ in theirs")
     if sizes.has_lsa:
         files.need_equal("width of packed K/V", sizes.packed_kv, target.packed_kv)
