@@ -26,7 +26,7 @@ class DrafterOptions:
     the tokens that may be drafted, or their number in the drafter's own file (`all`: of every one it has a row for).
     copy: draft by copying where so many of the last tokens, or more, occurred before; 0: never. ddtree: nodes of the
     best-first tree that a block drafter drafts in place of a chain; 0: a chain. confidence: end a draft where DSpark's
-    confidence head gives less.
+    confidence head gives less. drafts: tokens that P-EAGLE drafts in one pass.
     """
 
     family: str | None = None
@@ -41,6 +41,7 @@ class DrafterOptions:
     copy: int | None = None
     ddtree: int | None = None
     confidence: float | None = None
+    drafts: int | None = None
 
     @property
     def draft_vocab_file(self) -> Path | None:
@@ -120,6 +121,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _some(text: str) -> int:
+    if not text.isdecimal() or not text.strip("0"):
+        raise ValueError("a whole number of at least 1")
+    return int(text)
+
+
 def _draft_vocab(text: str) -> int | str:
     if text.strip("0") and text.isdecimal():
         return int(text)
@@ -167,4 +174,5 @@ _READERS: Mapping[str, Callable[[str], object]] = {  # each raises ValueError wi
     "copy": _count,
     "ddtree": _count,
     "confidence": _probability,
+    "drafts": _some,
 }

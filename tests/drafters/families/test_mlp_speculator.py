@@ -251,8 +251,9 @@ def test_settings_are_read_or_refused(heads, changes, message, frozen, golden):
 def test_of_tied_heads_the_config_must_say_how_many(heads, frozen, golden):
     del heads.config["n_predict"]
     heads.refused("n_predict=None: need a whole number", frozen, golden / "target_tiny")
-    heads.config["n_predict"] = 1
-    heads.refused("n_predict=1: need at least 2", frozen, golden / "target_tiny")
+    for number in (1, 65):
+        heads.config["n_predict"] = number
+        heads.refused(f"n_predict={number}: need 2 to 64", frozen, golden / "target_tiny")
 
 
 def test_options_that_do_not_fit_are_refused(heads, frozen):

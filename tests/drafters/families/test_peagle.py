@@ -76,6 +76,11 @@ FORMS = {
         nested={"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
         windows=(6, None, 6),
     ),
+    "the last hidden state": form(
+        {"eagle_aux_hidden_state_layer_ids": None, "eagle_config": {"use_aux_hidden_state": False}},
+        layers=(-1,),
+        fused=False,
+    ),
     "vLLM, flat": Form(
         config={"ptd_token_id": MASK, "num_hidden_layers": 3, "eagle_aux_hidden_state_layer_ids": [2, 4, 5]},
         windows=LAYERS,
@@ -241,16 +246,24 @@ def test_the_files_say_how_much_to_draft(head, frozen):
     head.config["speculators_config"] = proposals(3)
     head.save()
     assert load_drafter(head.source, frozen).num_drafts == 3
+    more = load_drafter(f"{head.source},drafts=11", frozen)
+    assert more.plan == TreeShape.chain(11)
+    assert more.tap == load_drafter(head.source, frozen).tap
     head.config["speculators_config"]["proposal_methods"] = []
     head.save()
     assert load_drafter(head.source, frozen).num_drafts == 8
+    with pytest.raises(UsageError, match="'drafts=0': need a whole number of at least 1"):
+        load_drafter(f"{head.source},drafts=0", frozen)
 
 
-def test_mask_hidden_alone_is_p_eagles(head):
+def test_mask_hidden_alone_is_p_eagles(head, golden):
     assert recognize_family(DrafterFiles.open(DrafterSource.parse(head.source))) is FAMILY
     del head.config["speculators_model_type"]
-    head.save()
-    assert recognize_family(DrafterFiles.open(DrafterSource.parse(head.source))) is FAMILY
+    for prefix in ("", "model."):
+        head.tensors = {prefix + name.removeprefix("model."): tensor for name, tensor in head.tensors.items()}
+        head.save()
+        assert recognize_family(DrafterFiles.open(DrafterSource.parse(head.source))) is FAMILY
+    load_drafter(head.source, TargetWeights.load(golden / "target_l8"))
 
 
 def refused(head: Head, message: str, frozen: TargetWeights, golden) -> None:

@@ -106,9 +106,13 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
 
 
 def published_plan(files: DrafterFiles, num_drafts: int) -> TreeShape:
-    """Return the draft that it was made for: a chain of its block, or what speculators' config or an option says."""
-    levels = min(num_drafts, speculative_tokens(files) or num_drafts, MAX_LEVELS)
-    budget = files.options.ddtree
+    """Return the draft that it was made for: its block, or as much of it as speculators' config says."""
+    return best_first_or_chain(files, min(num_drafts, speculative_tokens(files) or num_drafts))
+
+
+def best_first_or_chain(files: DrafterFiles, levels: int) -> TreeShape:
+    """Return a chain of so many levels, or the best-first tree that the options ask for."""
+    levels, budget = min(levels, MAX_LEVELS), files.options.ddtree
     return TreeShape.best_first(levels, budget) if budget else TreeShape.chain(levels)
 
 

@@ -45,7 +45,7 @@ EMBED_NORM, INPUT_NORM, OUTPUT_NORM = NORMS = (
     "pre_lm_head_layernorm.weight",
 )
 
-RENAMED = {  # vllm-project/speculators before its version 0.6, convert/eagle/eagle_converter.py
+RENAMED = {  # vllm-project/speculators, convert/eagle/eagle_converter.py until its pull request 672
     "embed_layernorm.weight": EMBED_NORM,
     "hidden_layernorm.weight": INPUT_NORM,
     "lm_head_layernorm.weight": OUTPUT_NORM,
@@ -78,6 +78,7 @@ def sizes_of(checkpoint: Checkpoint, config: Config, theta: float | None = None)
     length so far (`dynamic`). Heads of speculators have them all.
     """
     # Biases by presence: the config's `bias` is often missing or wrong, and published loaders then leave a random one.
+    # speculators' own class rotates as its verifier does; its heads were trained, and run in vLLM, by their config.
     is_speculators = NESTED in config
     scaling = rope_scaling(config) if is_speculators else _scaling(config)
     block = stored_shape(checkpoint, FIRST, config)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
-from outrider_drafters.contracts.tree_shape import MAX_BREADTH, TreeShape
+from outrider_drafters.contracts.tree_shape import MAX_BREADTH, MAX_LEVELS, TreeShape
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.heads.tap import NewestHiddenTap
 from outrider_drafters.families.mlp_speculator.drafter import NAME, MLPSpeculatorDrafter
@@ -70,8 +70,8 @@ def _sizes(files: DrafterFiles, target: TargetSizes) -> MLPSpeculatorSizes:
             raise files.fault(f"{FIRST_PROJ} has shape {[inner, hidden]}: config.json says {key}={said}")
     tied, stored = _flag(files, "tie_weights"), {m[2] for name in files.names if (m := PART.fullmatch(name))}
     heads = config_int(files.config, "n_predict", None if tied else len(stored))
-    if tied and heads < 2:
-        raise files.fault(f"tie_weights=True: n_predict={heads}: need at least 2")
+    if tied and not 2 <= heads <= MAX_LEVELS:
+        raise files.fault(f"tie_weights=True: n_predict={heads}: need 2 to {MAX_LEVELS}")
     if not tied and len(stored) != heads:
         raise files.fault(f"holds {len(stored)} heads: config.json says n_predict={heads}")
     files.row_tokens(HEAD, target.vocab)

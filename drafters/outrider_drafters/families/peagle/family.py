@@ -1,7 +1,8 @@
 """P-EAGLE from published files, and its declaration.
 
 speculators   layers.*, EAGLE-3's settings, mask_token_id; the number of drafts stands in proposal_methods alone
-vLLM          the same tensors with a flat config.json, which calls the mask ptd_token_id or pard_token
+vLLM          the same tensors with a flat config.json, which calls the mask ptd_token_id or pard_token and does not say
+              how many tokens are drafted
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.eagle3_gguf import TARGET_LAYERS
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import Tap
-from outrider_drafters.families.dflash.layout import published_plan, speculative_tokens
+from outrider_drafters.contracts.tree_shape import MAX_LEVELS
+from outrider_drafters.families.dflash.layout import best_first_or_chain, speculative_tokens
 from outrider_drafters.families.eagle3.family import FAMILY as EAGLE3
 from outrider_drafters.families.eagle3.family import make_tap
 from outrider_drafters.families.eagle3.layout import D2T, EMBEDDING, T2D, canonical, check_vocabulary, sizes_of
@@ -28,6 +30,7 @@ from outrider_drafters.families.peagle.network import PEagle, PEagleSizes
 from outrider_drafters.readers.config import KIND
 
 MASK_HIDDEN = "mask_hidden"
+MASKS = (MASK_HIDDEN, f"model.{MASK_HIDDEN}")
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 NUM_DRAFTS = 8  # depths of speculators' training and the paper's, where a file does not say
 
@@ -60,7 +63,8 @@ def _read_sizes(files: DrafterFiles, target: TargetSizes) -> PEagleSizes:
     width = len(eagle.target_layers) * target.hidden or eagle.hidden
     if math.prod(shape) != width:
         raise files.fault(f"tensor {MASK_HIDDEN} has shape {list(shape)}: need {width} values, as fc takes")
-    return PEagleSizes(eagle, _mask_token(files, target), shape, speculative_tokens(files) or NUM_DRAFTS)
+    num_drafts = files.options.drafts or speculative_tokens(files) or NUM_DRAFTS
+    return PEagleSizes(eagle, _mask_token(files, target), shape, min(num_drafts, MAX_LEVELS))
 
 
 def _mask_token(files: DrafterFiles, target: TargetSizes) -> int:
@@ -75,7 +79,8 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> PEagleDrafter:
     network = load_network(files, target.sizes)
     info = tap_info(network, target.sizes.layers)  # before the cast: the fingerprint is of the values as stored
     network = network.to(target.embed.device, target.embed.dtype)
-    return PEagleDrafter(network, target, info, published_plan(files, network.num_drafts))
+    plan = best_first_or_chain(files, network.num_drafts)
+    return PEagleDrafter(network, target, info, plan)
 
 
 def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Tap:
@@ -86,8 +91,8 @@ FAMILY = replace(
     EAGLE3,
     name=NAME,
     trees="chain",
-    recognizes=lambda files: files.config.get(KIND) == NAME or MASK_HIDDEN in files.names,
+    recognizes=lambda files: files.config.get(KIND) == NAME or not files.names.isdisjoint(MASKS),
     drafter=_load_drafter,
     tap=_load_tap,
-    options=("rope_theta", "embedding", "target_layers", "draft_vocab", "ddtree"),
+    options=("rope_theta", "embedding", "target_layers", "draft_vocab", "ddtree", "drafts"),
 )
