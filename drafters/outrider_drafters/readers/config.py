@@ -42,7 +42,14 @@ def read_config(directory: Path) -> Config:
 def flattened(config: Config) -> Config:
     """Return a config of speculators' with the model's part beside the rest; any other as it is."""
     nested = config.get(NESTED)
-    return {**config, **nested} if isinstance(nested, Mapping) else config
+    if not isinstance(nested, Mapping):
+        return config
+    config = {**config, **nested}
+    parameters = config.get("rope_parameters")
+    # speculators' code rotates all layers as sliding ones where the target's differ.
+    if isinstance(parameters, Mapping) and SLIDING in parameters:
+        config["rope_parameters"] = parameters[SLIDING]
+    return config
 
 
 def config_int(config: Config, key: str, default: int | None = None) -> int:

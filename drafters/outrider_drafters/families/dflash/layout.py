@@ -62,13 +62,8 @@ def family_of(files: DrafterFiles) -> Literal["dflash", "dspark"] | None:
 
 def canonical(files: DrafterFiles) -> DrafterFiles:
     """Flatten the config, and leave out the parts of the target that trainers export along."""
-    config = flattened(files.config)
-    parameters = config.get("rope_parameters")
-    # speculators' code rotates all layers as sliding ones where the target's differ.
-    if layout_of(files) == "speculators" and isinstance(parameters, Mapping) and "sliding_attention" in parameters:
-        config = {**config, "rope_parameters": parameters["sliding_attention"]}
     checkpoint = files.checkpoint.renamed(lambda name: None if name in VERIFIERS else name)
-    return replace(files, config=config, checkpoint=checkpoint)
+    return replace(files, config=flattened(files.config), checkpoint=checkpoint)
 
 
 def layout_of(files: DrafterFiles) -> Layout:
