@@ -13,6 +13,7 @@ Config = Mapping[str, Any]  # raw JSON: a value's type is checked where it is us
 
 # speculators' keys: the kind of a head, and the part of its config that is a model's of Hugging Face.
 KIND, NESTED = "speculators_model_type", "transformer_layer_config"
+SPECULATORS_KEYS = (KIND, "speculators_version", "speculators_config", NESTED)
 SLIDING, FULL = "sliding_attention", "full_attention"
 MAX_WINDOW_LAYERS = 28  # Qwen3's default: layers from this one on slide, where any do
 

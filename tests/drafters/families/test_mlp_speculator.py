@@ -236,6 +236,7 @@ def test_misshapen_and_unknown_tensors_are_named(heads, frozen, golden):
         ({"n_candidates": 0}, "n_candidates=0: need a whole number"),
         ({"top_k_tokens_per_head": [5, 4]}, "top_k_tokens_per_head has 2 entries: need 3"),
         ({"top_k_tokens_per_head": [5, 0, 1]}, "need a list of numbers"),
+        ({"method": "sum_lstm"}, "method=sum_lstm is not understood: need one of emb_dim"),
         ({"scale_input": "yes"}, "scale_input=yes: need true or false"),
         ({"tie_weights": 1}, "tie_weights=1: need true or false"),
         ({"tie_weights": True}, r"tie_weights=True: emb\.1\.weight is not emb\.0\.weight"),

@@ -252,6 +252,9 @@ def test_the_files_say_how_much_to_draft(head, frozen):
     head.config["speculators_config"]["proposal_methods"] = []
     head.save()
     assert load_drafter(head.source, frozen).num_drafts == 8
+    head.config |= {"num_depths": 6, "down_sample_ratio": 0.7, "down_sample_ratio_min": 0.2}
+    head.save()
+    assert load_drafter(head.source, frozen).num_drafts == 6
     with pytest.raises(UsageError, match="'drafts=0': need a whole number of at least 1"):
         load_drafter(f"{head.source},drafts=0", frozen)
 
@@ -308,6 +311,7 @@ def test_misshapen_tensors_are_named(head, frozen, golden):
         ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "9 is not within 0 to 8"),
         ({"eagle_aux_hidden_state_layer_ids": "2"}, "need a list of layers"),
         ({"target_hidden_size": 32}, "target_hidden_size is 32, the target's 64"),
+        ({"norm_after_fc": True}, "norm_after_fc=True is not understood: need one of down_sample_ratio"),
         ({"speculators_config": proposals(0)}, "speculative_tokens=0: need a whole number"),
         ({"transformer_layer_config": {"num_attention_heads": 4, "num_hidden_layers": 4}}, "holds 3 layers: config"),
         ({"transformer_layer_config": {"num_attention_heads": 4, "hidden_act": "gelu"}}, "hidden_act=gelu: need silu"),
@@ -317,6 +321,12 @@ def test_misshapen_tensors_are_named(head, frozen, golden):
 def test_settings_are_read_or_refused(head, changes, message, frozen, golden):
     head.config |= changes
     refused(head, message, frozen, golden)
+
+
+def test_settings_that_are_off_need_not_be_understood(head, frozen):
+    head.config |= {"norm_after_fc": False, "dropped_layers": [], "dtype": "float32", "outrider_copy": 3}
+    head.save()
+    load_drafter(head.source, frozen)
 
 
 def test_eagle3s_option_is_refused(head, frozen):

@@ -22,7 +22,7 @@ from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
 from outrider_drafters.families.eagle2.network import NAME, STEPS, Eagle2, Eagle2Sizes
 from outrider_drafters.families.family import Family
 from outrider_drafters.readers.checkpoint import Checkpoint
-from outrider_drafters.readers.config import KIND, NESTED, Config, config_int, flattened
+from outrider_drafters.readers.config import KIND, NESTED, SPECULATORS_KEYS, Config, config_int, flattened
 from outrider_proto.errors import UsageError
 
 BLOCK = "layers.{}."
@@ -50,6 +50,8 @@ RENAMED = {  # vllm-project/speculators, convert/eagle/eagle_converter.py until 
     "hidden_layernorm.weight": INPUT_NORM,
     "lm_head_layernorm.weight": OUTPUT_NORM,
 }
+
+SETTINGS = frozenset((*SPECULATORS_KEYS, "transformer_layer_architecture", "layernorms", "fusion_bias"))
 
 LAYERS = ("auto", "LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
 
@@ -137,6 +139,8 @@ def _check_settings(files: DrafterFiles) -> None:
 
 
 def _load(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Eagle2:
+    if NESTED in files.config:
+        files.need_understood(SETTINGS)
     files = canonical(files)
     files.need_vocabulary(target)
     _check_settings(files)

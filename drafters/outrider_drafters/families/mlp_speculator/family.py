@@ -25,6 +25,8 @@ from outrider_proto.tree import MAX_NODES
 PREFIX = "speculator."
 PART = re.compile(r"(emb|proj|head|ln)\.(\d+)\.(weight|bias)")
 FIRST_PROJ, HEAD = "proj.0.weight", "head.0.weight"
+SIZES = ("vocab_size", "emb_dim", "hidden_size", "inner_dim", "n_predict")
+SETTINGS = frozenset((*SIZES, "tie_weights", "scale_input", "n_candidates", "top_k_tokens_per_head"))
 CANDIDATES = 5  # paths of a draft, where a config does not say (fms-extras, hf/modeling_mlp_speculator.py)
 
 
@@ -34,6 +36,7 @@ def recognizes(files: DrafterFiles) -> bool:
 
 def load_network(files: DrafterFiles, target: TargetSizes, like: Tensor) -> tuple[MLPSpeculator, DrafterFiles]:
     """Load the network, and return the files with names without a prefix. Raises UsageError for another target's."""
+    files.need_understood(SETTINGS)
     bare = files.checkpoint.renamed(lambda name: name.removeprefix(PREFIX))
     files = _untied(files.with_checkpoint(bare), _flag(files, "tie_weights"))
     sizes = _sizes(files, target)
