@@ -224,16 +224,17 @@ class FusedLayers:
     def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
         """Append consecutive rows to every block's cache; all blocks but the last have to run for that."""
         *caches, last = _own_caches(cache)
+        if not caches:
+            self._blocks[0].append_kv(x, rope, last)
+            return
         # In pieces: the mask of a long prompt would be as large as its square.
-        for first in range(0, len(x) if caches else 0, _PIECE):
+        for first in range(0, len(x), _PIECE):
             piece = slice(first, first + _PIECE)
             part, turned, earlier = x[piece], Rope(rope.cos[piece], rope.sin[piece]), cache.length
             mask = torch.ones(len(part), earlier + len(part), dtype=torch.bool, device=x.device).tril(earlier)
             for block, window, own in zip(self._blocks, self._windows, caches, strict=False):
                 part = block.run(part, turned, own, _newest(mask, window, own, len(part)))
             self._blocks[-1].append_kv(part, turned, last)
-        if not caches:
-            self._blocks[0].append_kv(x, rope, last)
 
 
 def _newest(mask: Tensor | None, window: int | None, cache: AnyCache, rows: int) -> Tensor | None:

@@ -25,6 +25,30 @@ Network = TypeVar("Network", bound=nn.Module)
 
 IGNORED = ".rotary_emb.inv_freq"  # a buffer some older writers saved; it follows from rope_theta
 MAX_NAMED = 8  # names in a message
+OWN = "outrider_"  # begins the keys that this project adds to a config.json
+# Keys of any config.json of Hugging Face's that say nothing of a drafter's arithmetic. Ties follow from tensors.
+GENERAL = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "attribute_map",
+        "auto_map",
+        "base_config_key",
+        "base_model_pp_plan",
+        "base_model_tp_plan",
+        "bos_token_id",
+        "dtype",
+        "eos_token_id",
+        "has_no_defaults_at_init",
+        "is_composition",
+        "keys_to_ignore_at_inference",
+        "model_type",
+        "pad_token_id",
+        "tie_word_embeddings",
+        "torch_dtype",
+        "transformers_version",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +107,15 @@ class DrafterFiles:
         """Raise UsageError if a size of the drafter differs from the target's."""
         if drafter != target:
             raise self.fault(f"{what} is {drafter}, the target's {target}: made for another target")
+
+    def need_understood(self, settings: frozenset[str]) -> None:
+        """Raise UsageError for a setting of config.json that is none of these; one that is off or empty is fine."""
+        # Passed over, a setting of a later version would cost acceptance and nothing else.
+        for key, value in self.config.items():
+            if value and key not in settings | GENERAL and not key.startswith(OWN):
+                raise self.fault(
+                    f"config.json: {key}={value} is not understood: need one of {', '.join(sorted(settings))}"
+                )
 
     def need_vocabulary(self, target: TargetSizes) -> None:
         self.need_equal("vocab_size", config_int(self.config, "vocab_size", target.vocab), target.vocab)

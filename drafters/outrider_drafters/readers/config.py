@@ -15,6 +15,7 @@ Config = Mapping[str, Any]  # raw JSON: a value's type is checked where it is us
 
 # speculators' keys: the kind of a head, and the part of its config that is a model's of Hugging Face.
 KIND, NESTED = "speculators_model_type", "transformer_layer_config"
+SPECULATORS_KEYS = (KIND, "speculators_version", "speculators_config", NESTED)
 SLIDING, FULL = "sliding_attention", "full_attention"
 MAX_WINDOW_LAYERS = 28  # Qwen3's default: layers from this one on slide, where any do
 
@@ -44,7 +45,14 @@ def read_config(directory: Path) -> Config:
 def flattened(config: Config) -> Config:
     """Return a config of speculators' with the model's part beside the rest; any other as it is."""
     nested = config.get(NESTED)
-    return {**config, **nested} if isinstance(nested, Mapping) else config
+    if not isinstance(nested, Mapping):
+        return config
+    config = {**config, **nested}
+    parameters = config.get("rope_parameters")
+    # speculators' code rotates all layers as sliding ones where the target's differ.
+    if isinstance(parameters, Mapping) and SLIDING in parameters:
+        config["rope_parameters"] = parameters[SLIDING]
+    return config
 
 
 def config_int(config: Config, key: str, default: int | None = None) -> int:

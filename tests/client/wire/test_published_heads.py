@@ -28,7 +28,7 @@ from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
-NEW = 48
+NEW = 32
 PROMPTS = [tuple(range(300, 330)), (5, 900, 17, 33, 1200, 64, 7, 2)]
 
 

@@ -321,6 +321,7 @@ def test_speculators_scale_rope_as_their_layer_does(tmp_path, frozen):
         ({"fusion_bias": False}, r"fusion_bias=False: it holds fc\.bias"),
         ({"layernorms": False}, r"layernorms=False: it holds pre_lm_head_layernorm\.weight"),
         ({"fusion_bias": "no"}, "fusion_bias=no: need true or false"),
+        ({"fusion_norm": True}, "fusion_norm=True is not understood: need one of fusion_bias, layernorms"),
         ({"layernorms": 1}, "layernorms=1: need true or false"),
         ({"transformer_layer_architecture": "Gemma2DecoderLayer"}, "=Gemma2DecoderLayer: need one of auto, Llama"),
         ({"transformer_layer_config": {"num_attention_heads": HEADS, "vocab_size": 300}}, "vocab_size is 300"),

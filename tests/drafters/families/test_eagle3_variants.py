@@ -127,6 +127,17 @@ FORMS = {
         },
         windows=(4, None, 4),
     ),
+    "rope by kind of layer, speculators": Form(
+        rename=rename_to_vllm,
+        config={"norm_before_residual": False},
+        nested={
+            "rope_parameters": {
+                "sliding_attention": {"rope_theta": 333.0, "rope_type": "default"},
+                "full_attention": {"rope_theta": 5e5, "rope_type": "default"},
+            }
+        },
+        theta=333.0,
+    ),
     "one sliding layer, speculators": Form(
         rename=rename_to_vllm,
         config={"norm_before_residual": False},

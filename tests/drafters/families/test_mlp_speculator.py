@@ -236,6 +236,7 @@ def test_misshapen_and_unknown_tensors_are_named(heads, frozen, golden):
         ({"n_candidates": 0}, "n_candidates=0: need a whole number"),
         ({"top_k_tokens_per_head": [5, 4]}, "top_k_tokens_per_head has 2 entries: need 3"),
         ({"top_k_tokens_per_head": [5, 0, 1]}, "need a list of numbers"),
+        ({"method": "sum_lstm"}, "method=sum_lstm is not understood: need one of emb_dim"),
         ({"scale_input": "yes"}, "scale_input=yes: need true or false"),
         ({"tie_weights": 1}, "tie_weights=1: need true or false"),
         ({"tie_weights": True}, r"tie_weights=True: emb\.1\.weight is not emb\.0\.weight"),
@@ -251,8 +252,9 @@ def test_settings_are_read_or_refused(heads, changes, message, frozen, golden):
 def test_of_tied_heads_the_config_must_say_how_many(heads, frozen, golden):
     del heads.config["n_predict"]
     heads.refused("n_predict=None: need a whole number", frozen, golden / "target_tiny")
-    heads.config["n_predict"] = 1
-    heads.refused("n_predict=1: need at least 2", frozen, golden / "target_tiny")
+    for number in (1, 65):
+        heads.config["n_predict"] = number
+        heads.refused(f"n_predict={number}: need 2 to 64", frozen, golden / "target_tiny")
 
 
 def test_options_that_do_not_fit_are_refused(heads, frozen):

@@ -76,6 +76,11 @@ FORMS = {
         nested={"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
         windows=(6, None, 6),
     ),
+    "the last hidden state": form(
+        {"eagle_aux_hidden_state_layer_ids": None, "eagle_config": {"use_aux_hidden_state": False}},
+        layers=(-1,),
+        fused=False,
+    ),
     "vLLM, flat": Form(
         config={"ptd_token_id": MASK, "num_hidden_layers": 3, "eagle_aux_hidden_state_layer_ids": [2, 4, 5]},
         windows=LAYERS,
@@ -241,16 +246,27 @@ def test_the_files_say_how_much_to_draft(head, frozen):
     head.config["speculators_config"] = proposals(3)
     head.save()
     assert load_drafter(head.source, frozen).num_drafts == 3
+    more = load_drafter(f"{head.source},drafts=11", frozen)
+    assert more.plan == TreeShape.chain(11)
+    assert more.tap == load_drafter(head.source, frozen).tap
     head.config["speculators_config"]["proposal_methods"] = []
     head.save()
     assert load_drafter(head.source, frozen).num_drafts == 8
+    head.config |= {"num_depths": 6, "down_sample_ratio": 0.7, "down_sample_ratio_min": 0.2}
+    head.save()
+    assert load_drafter(head.source, frozen).num_drafts == 6
+    with pytest.raises(UsageError, match="'drafts=0': need a whole number of at least 1"):
+        load_drafter(f"{head.source},drafts=0", frozen)
 
 
-def test_mask_hidden_alone_is_p_eagles(head):
+def test_mask_hidden_alone_is_p_eagles(head, golden):
     assert recognize_family(DrafterFiles.open(DrafterSource.parse(head.source))) is FAMILY
     del head.config["speculators_model_type"]
-    head.save()
-    assert recognize_family(DrafterFiles.open(DrafterSource.parse(head.source))) is FAMILY
+    for prefix in ("", "model."):
+        head.tensors = {prefix + name.removeprefix("model."): tensor for name, tensor in head.tensors.items()}
+        head.save()
+        assert recognize_family(DrafterFiles.open(DrafterSource.parse(head.source))) is FAMILY
+    load_drafter(head.source, TargetWeights.load(golden / "target_l8"))
 
 
 def refused(head: Head, message: str, frozen: TargetWeights, golden) -> None:
@@ -295,6 +311,7 @@ def test_misshapen_tensors_are_named(head, frozen, golden):
         ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "9 is not within 0 to 8"),
         ({"eagle_aux_hidden_state_layer_ids": "2"}, "need a list of layers"),
         ({"target_hidden_size": 32}, "target_hidden_size is 32, the target's 64"),
+        ({"norm_after_fc": True}, "norm_after_fc=True is not understood: need one of down_sample_ratio"),
         ({"speculators_config": proposals(0)}, "speculative_tokens=0: need a whole number"),
         ({"transformer_layer_config": {"num_attention_heads": 4, "num_hidden_layers": 4}}, "holds 3 layers: config"),
         ({"transformer_layer_config": {"num_attention_heads": 4, "hidden_act": "gelu"}}, "hidden_act=gelu: need silu"),
@@ -304,6 +321,12 @@ def test_misshapen_tensors_are_named(head, frozen, golden):
 def test_settings_are_read_or_refused(head, changes, message, frozen, golden):
     head.config |= changes
     refused(head, message, frozen, golden)
+
+
+def test_settings_that_are_off_need_not_be_understood(head, frozen):
+    head.config |= {"norm_after_fc": False, "dropped_layers": [], "dtype": "float32", "outrider_copy": 3}
+    head.save()
+    load_drafter(head.source, frozen)
 
 
 def test_eagle3s_option_is_refused(head, frozen):

@@ -64,13 +64,8 @@ def family_of(files: DrafterFiles) -> Literal["dflash", "dspark"] | None:
 
 def canonical(files: DrafterFiles) -> DrafterFiles:
     """Flatten the config, and leave out the parts of the target that trainers export along."""
-    config = flattened(files.config)
-    parameters = config.get("rope_parameters")
-    # speculators' code rotates all layers as sliding ones where the target's differ.
-    if layout_of(files) == "speculators" and isinstance(parameters, Mapping) and "sliding_attention" in parameters:
-        config = {**config, "rope_parameters": parameters["sliding_attention"]}
     checkpoint = files.checkpoint.renamed(lambda name: None if name in VERIFIERS else name)
-    return replace(files, config=config, checkpoint=checkpoint)
+    return replace(files, config=flattened(files.config), checkpoint=checkpoint)
 
 
 def layout_of(files: DrafterFiles) -> Layout:
@@ -109,9 +104,13 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
 
 def default_plan(files: DrafterFiles, num_drafts: int) -> TreeShape:
     """Return the best-first tree of its block, as deep as speculators' config says; with ddtree=0 a chain."""
-    levels = min(num_drafts, speculative_tokens(files) or num_drafts, MAX_LEVELS)
-    chosen = files.options.get(DDTREE_OPTION)
-    budget = DDTREE if chosen is None else chosen
+    return best_first_or_chain(files, min(num_drafts, speculative_tokens(files) or num_drafts), DDTREE)
+
+
+def best_first_or_chain(files: DrafterFiles, levels: int, default: int = 0) -> TreeShape:
+    """Return the best-first tree of as many nodes as the options say, else `default`; of 0 nodes, a chain of levels."""
+    levels, chosen = min(levels, MAX_LEVELS), files.options.get(DDTREE_OPTION)
+    budget = default if chosen is None else chosen
     return TreeShape.best_first(levels, budget) if budget else TreeShape.chain(levels)
 
 

@@ -86,4 +86,5 @@ class Eagle2Drafter(PairDrafter):
         return self._fc(torch.cat((embeds, features), dim=-1))
 
     def logits(self, outputs: Tensor) -> Tensor:
+        # Normed for lm_head alone: what is fed back is the block's output, as in every head of EAGLE-1.
         return self.target.logits(outputs if self.output_norm is None else self.output_norm(outputs))

@@ -23,7 +23,7 @@ from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
 from outrider_drafters.families.eagle2.network import NAME, STEPS, Eagle2, Eagle2Sizes
 from outrider_drafters.families.family import Family
 from outrider_drafters.readers.checkpoint import Checkpoint
-from outrider_drafters.readers.config import KIND, NESTED, Config, config_int, flattened
+from outrider_drafters.readers.config import KIND, NESTED, SPECULATORS_KEYS, Config, config_int, flattened
 from outrider_proto.errors import UsageError
 
 BLOCK = "layers.{}."
@@ -46,11 +46,13 @@ EMBED_NORM, INPUT_NORM, OUTPUT_NORM = NORMS = (
     "pre_lm_head_layernorm.weight",
 )
 
-RENAMED = {  # vllm-project/speculators before its version 0.6, convert/eagle/eagle_converter.py
+RENAMED = {  # vllm-project/speculators, convert/eagle/eagle_converter.py until its pull request 672
     "embed_layernorm.weight": EMBED_NORM,
     "hidden_layernorm.weight": INPUT_NORM,
     "lm_head_layernorm.weight": OUTPUT_NORM,
 }
+
+SETTINGS = frozenset((*SPECULATORS_KEYS, "transformer_layer_architecture", "layernorms", "fusion_bias"))
 
 LAYERS = ("auto", "LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
 
@@ -79,6 +81,7 @@ def sizes_of(checkpoint: Checkpoint, config: Config, theta: float | None = None)
     length so far (`dynamic`). Heads of speculators have them all.
     """
     # Biases by presence: the config's `bias` is often missing or wrong, and published loaders then leave a random one.
+    # speculators' own class rotates as its verifier does; its heads were trained, and run in vLLM, by their config.
     is_speculators = NESTED in config
     scaling = rope_scaling(config) if is_speculators else _scaling(config)
     block = stored_shape(checkpoint, FIRST, config)
@@ -137,6 +140,8 @@ def _check_settings(files: DrafterFiles) -> None:
 
 
 def _load(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Eagle2:
+    if NESTED in files.config:
+        files.need_understood(SETTINGS)
     files = canonical(files)
     files.need_vocabulary(target)
     _check_settings(files)

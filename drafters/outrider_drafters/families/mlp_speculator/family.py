@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
-from outrider_drafters.contracts.tree_shape import MAX_BREADTH, TreeShape
+from outrider_drafters.contracts.tree_shape import MAX_BREADTH, MAX_LEVELS, TreeShape
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.heads.tap import NewestHiddenTap
 from outrider_drafters.families.mlp_speculator.drafter import NAME, MLPSpeculatorDrafter
@@ -26,6 +26,8 @@ from outrider_proto.tree import MAX_NODES
 PREFIX = "speculator."
 PART = re.compile(r"(emb|proj|head|ln)\.(\d+)\.(weight|bias)")
 FIRST_PROJ, HEAD = "proj.0.weight", "head.0.weight"
+SIZES = ("vocab_size", "emb_dim", "hidden_size", "inner_dim", "n_predict")
+SETTINGS = frozenset((*SIZES, "tie_weights", "scale_input", "n_candidates", "top_k_tokens_per_head"))
 CANDIDATES = 5  # paths of a draft, where a config does not say (fms-extras, hf/modeling_mlp_speculator.py)
 
 
@@ -35,6 +37,7 @@ def recognizes(files: DrafterFiles) -> bool:
 
 def load_network(files: DrafterFiles, target: TargetSizes, like: Tensor) -> tuple[MLPSpeculator, DrafterFiles]:
     """Load the network, and return the files with names without a prefix. Raises UsageError for another target's."""
+    files.need_understood(SETTINGS)
     bare = files.checkpoint.renamed(lambda name: name.removeprefix(PREFIX))
     files = _untied(files.with_checkpoint(bare), _flag(files, "tie_weights"))
     sizes = _sizes(files, target)
@@ -71,8 +74,8 @@ def _sizes(files: DrafterFiles, target: TargetSizes) -> MLPSpeculatorSizes:
             raise files.fault(f"{FIRST_PROJ} has shape {[inner, hidden]}: config.json says {key}={said}")
     tied, stored = _flag(files, "tie_weights"), {m[2] for name in files.names if (m := PART.fullmatch(name))}
     heads = config_int(files.config, "n_predict", None if tied else len(stored))
-    if tied and heads < 2:
-        raise files.fault(f"tie_weights=True: n_predict={heads}: need at least 2")
+    if tied and not 2 <= heads <= MAX_LEVELS:
+        raise files.fault(f"tie_weights=True: n_predict={heads}: need 2 to {MAX_LEVELS}")
     if not tied and len(stored) != heads:
         raise files.fault(f"holds {len(stored)} heads: config.json says n_predict={heads}")
     files.row_tokens(HEAD, target.vocab)

@@ -1,7 +1,8 @@
 """P-EAGLE from published files, and its declaration.
 
 speculators   layers.*, EAGLE-3's settings, mask_token_id; the number of drafts stands in proposal_methods alone
-vLLM          the same tensors with a flat config.json, which calls the mask ptd_token_id or pard_token
+vLLM          the same tensors with a flat config.json, which calls the mask ptd_token_id or pard_token and does not say
+              how many tokens are drafted
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from outrider_drafters.checkpoints.options import (
     EMBEDDING_OPTION,
     ROPE_THETA_OPTION,
     TARGET_LAYERS_OPTION,
+    DrafterOption,
 )
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import Tap
-from outrider_drafters.families.dflash.layout import default_plan, speculative_tokens
+from outrider_drafters.contracts.tree_shape import MAX_LEVELS
+from outrider_drafters.families.dflash.layout import best_first_or_chain, speculative_tokens
 from outrider_drafters.families.eagle3.family import FAMILY as EAGLE3
 from outrider_drafters.families.eagle3.family import make_tap
 from outrider_drafters.families.eagle3.layout import D2T, EMBEDDING, T2D, canonical, check_vocabulary, sizes_of
@@ -32,15 +35,24 @@ from outrider_drafters.families.eagle3.tap import tap_info
 from outrider_drafters.families.eagle3.tap_layers import IDS, config_value
 from outrider_drafters.families.peagle.drafter import NAME, PEagleDrafter
 from outrider_drafters.families.peagle.network import PEagle, PEagleSizes
-from outrider_drafters.readers.config import KIND
+from outrider_drafters.readers.config import KIND, NESTED, SPECULATORS_KEYS, config_int
 
 MASK_HIDDEN = "mask_hidden"
+MASKS = (MASK_HIDDEN, f"model.{MASK_HIDDEN}")
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
+NUM_DEPTHS = "num_depths"  # in early files of speculators, which also name two settings of their training
+TRAINING = (NUM_DEPTHS, "down_sample_ratio", "down_sample_ratio_min")
+SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "embed_requires_grad")
+VALUES = ("draft_vocab_size", "mask_token_id", "target_hidden_size", "eagle_config", IDS)
+SETTINGS = frozenset((*SPECULATORS_KEYS, *SWITCHES, *VALUES, *TRAINING))
+DRAFTS = DrafterOption.whole("drafts", "tokens to draft in one pass", least=1)
 NUM_DRAFTS = 8  # depths of speculators' training and the paper's, where a file does not say
 
 
 def load_network(files: DrafterFiles, target: TargetSizes) -> PEagle:
     """Load the network. Raises UsageError for what is not made for this target, or not understood."""
+    if NESTED in files.config:
+        files.need_understood(SETTINGS)
     files = _with_defaults(canonical(files))
     sizes = _read_sizes(files, target)
     with torch.device("meta"):
@@ -67,7 +79,9 @@ def _read_sizes(files: DrafterFiles, target: TargetSizes) -> PEagleSizes:
     width = len(eagle.target_layers) * target.hidden or eagle.hidden
     if math.prod(shape) != width:
         raise files.fault(f"tensor {MASK_HIDDEN} has shape {list(shape)}: need {width} values, as fc takes")
-    return PEagleSizes(eagle, _mask_token(files, target), shape, speculative_tokens(files) or NUM_DRAFTS)
+    stated = speculative_tokens(files) or config_int(files.config, NUM_DEPTHS, NUM_DRAFTS)
+    num_drafts = files.options.get(DRAFTS) or stated
+    return PEagleSizes(eagle, _mask_token(files, target), shape, min(num_drafts, MAX_LEVELS))
 
 
 def _mask_token(files: DrafterFiles, target: TargetSizes) -> int:
@@ -82,7 +96,8 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> PEagleDrafter:
     network = load_network(files, target.sizes)
     info = tap_info(network, target.sizes.layers)  # before the cast: the fingerprint is of the values as stored
     network = network.to(target.embed.device, target.embed.dtype)
-    return PEagleDrafter(network, target, info, default_plan(files, network.num_drafts))
+    plan = best_first_or_chain(files, network.num_drafts)
+    return PEagleDrafter(network, target, info, plan)
 
 
 def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Tap:
@@ -93,8 +108,8 @@ FAMILY = replace(
     EAGLE3,
     name=NAME,
     trees="chain",
-    recognizes=lambda files: files.config.get(KIND) == NAME or MASK_HIDDEN in files.names,
+    recognizes=lambda files: files.config.get(KIND) == NAME or not files.names.isdisjoint(MASKS),
     drafter=_load_drafter,
     tap=_load_tap,
-    options=(ROPE_THETA_OPTION, EMBEDDING_OPTION, TARGET_LAYERS_OPTION, DRAFT_VOCAB_OPTION, DDTREE_OPTION),
+    options=(ROPE_THETA_OPTION, EMBEDDING_OPTION, TARGET_LAYERS_OPTION, DRAFT_VOCAB_OPTION, DDTREE_OPTION, DRAFTS),
 )
