@@ -21,11 +21,11 @@ from outrider_drafters.families.family import DRAFT_VOCAB_OPTION, Family, like
 from outrider_drafters.families.hydra import family as hydra
 from outrider_drafters.families.independent import family as independent
 from outrider_drafters.families.lookup import family as lookup
-from outrider_drafters.families.lookup.copying import COPY, CopyingDrafter
 from outrider_drafters.families.medusa import family as medusa
 from outrider_drafters.families.moa import family as moa
 from outrider_drafters.families.mtp import family as mtp
-from outrider_drafters.readers.config import config_int
+from outrider_drafters.families.suffix import family as suffix
+from outrider_drafters.families.suffix.hybrid import with_candidates
 from outrider_proto.errors import UsageError
 
 # The order counts: the first family that recognizes a directory takes it. eagle2 (fc.*, layers.0.*) also recognizes
@@ -41,6 +41,7 @@ FAMILIES: tuple[Family, ...] = (
     eagle3.FAMILY,
     eagle2.FAMILY,
     lookup.FAMILY,
+    suffix.FAMILY,
     independent.FAMILY,
 )
 
@@ -55,10 +56,7 @@ def load_drafter(source: str | Path | DrafterSource, target: TargetWeights) -> D
         if tokens is not None:
             # As the drafter's own weights: else the head's float32 rows are a third of a level on codes.
             target = target.drafting(tokens, int8=files.checkpoint.holds_codes)
-        drafter, shortest = family.drafter(files, target), files.options.copy
-        if shortest is None and files.config.get(COPY) is not None:
-            shortest = config_int(files.config, COPY)
-        return CopyingDrafter(drafter, shortest) if shortest else drafter
+        return with_candidates(family.drafter(files, target), files)
 
 
 def draft_vocabulary(family: Family, files: DrafterFiles, vocab: int) -> tuple[int, ...] | None:
@@ -126,7 +124,7 @@ def _check_options(options: DrafterOptions, family: Family, name: str | Path) ->
     if options.family is not None and options.family != family.name:
         raise UsageError(f"{name}: a drafter of family {family.name}, not {options.family}")
     # A family that copies anyway has nothing to copy for.
-    taken = (*family.options, *(() if family.offline == "copies" else ("copy",)))
+    taken = (*family.options, *(() if family.offline == "copies" else ("copy", "suffix")))
     if ignored := sorted(options.chosen().keys() - {"family", *taken}):
         raise UsageError(f"{name}: option {', '.join(ignored)}: family {family.name} takes {', '.join(taken)}")
 

@@ -23,7 +23,7 @@ from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights, borrowed_names, resolve_dir
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.families.family import DRAFT_VOCAB_OPTION, Family
-from outrider_drafters.families.lookup.copying import COPY
+from outrider_drafters.families.suffix.hybrid import COPY, SUFFIX
 from outrider_drafters.load import draft_vocabulary, load_drafter, open_drafter
 from outrider_drafters.quantization.quantize import Weights, code_tensors, quantize
 from outrider_drafters.readers.checkpoint import SINGLE, WRITE_ERRORS, Checkpoint
@@ -181,9 +181,10 @@ def _write_drafter(
 ) -> None:
     """Write the drafter's tensors under their own names, without a copy of the target's embedding."""
     out.mkdir()
-    config, copy = dict(files.config), files.options.copy
-    if copy is not None:
-        config[COPY] = copy or None
+    config = dict(files.config)
+    for key, chosen in ((COPY, files.options.copy), (SUFFIX, files.options.suffix)):
+        if chosen is not None:
+            config[key] = chosen or None
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for extra in files.directory.glob("*.json") if files.directory.is_dir() else ():
         if extra.name not in ("config.json", DRAFT_VOCAB) and "index" not in extra.name:

@@ -39,6 +39,7 @@ class DrafterOptions:
     ngram: int | None = None
     draft_vocab: int | str | None = None
     copy: int | None = None
+    suffix: int | None = None
     ddtree: int | None = None
     confidence: float | None = None
 
@@ -165,6 +166,7 @@ _READERS: Mapping[str, Callable[[str], object]] = {  # each raises ValueError wi
     "ngram": _count,
     "draft_vocab": _draft_vocab,
     "copy": _count,
+    "suffix": _count,
     "ddtree": _count,
     "confidence": _probability,
 }

@@ -22,7 +22,7 @@ from outrider_bench.core.answer_record import AnswerRecord, gather
 from outrider_bench.core.bootstrap import Interval, median_interval
 from outrider_bench.core.pair import COLD, InProcessPair, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import WARM_UP_TOKENS, AskedPrompts, Question, QuestionSource, by_group
+from outrider_bench.core.prompts import WARM_UP_TOKENS, AskedPrompts, Question, QuestionSource, by_family, by_group
 from outrider_bench.core.reference_answers import LOOKUP_TOKENS, GenerateModel
 from outrider_bench.core.stats import median_of_medians
 from outrider_bench.core.tapped_transport import TappedTransport, WiredConnection
@@ -44,7 +44,7 @@ Repeated = Sequence[Sequence[float]]  # by repetition and prompt
 class Speed:
     """Tokens per second, and the ratio to the plain loop: medians over prompts, then over repetitions.
 
-    `*_ci95` are their 95 % intervals, `by_group` has easy and hard text apart.
+    `*_ci95` are their 95 % intervals, `by_group` has easy and hard text apart, or a user's categories.
     """
 
     tokens_per_s: float
@@ -261,7 +261,7 @@ def _speed(seconds: Repeated, plain: Repeated, asked: Sequence[Question], answer
         mine, its = ([[run[place] for place in places] for run in times] for times in (seconds, plain))
         return Speed.of(mine, its, [len(answers[place]) for place in places])
 
-    groups = {name: of(places) for name, places in by_group(asked).items()}
+    groups = {name: of(places) for name, places in (by_group(asked) or by_family(asked)).items()}
     return replace(of(range(len(asked))), by_group=groups)
 
 
