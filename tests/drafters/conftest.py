@@ -50,6 +50,7 @@ from outrider_drafters.families.independent.network import CausalModel
 from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_drafters.families.medusa.drafter import MedusaDrafter
 from outrider_drafters.families.medusa.network import Medusa, MedusaSizes
+from outrider_drafters.families.suffix.drafter import SuffixDrafter
 from outrider_proto.tree import ROOT, DraftTree
 
 sys.path.insert(0, str(Path(__file__).parent))  # for modules shared between the tests of this folder
@@ -175,7 +176,12 @@ class Pairs(TextDrafter):
 
 
 def every_tiny_drafter() -> dict[str, Drafter]:
-    others = {"lookup": LookupDrafter(23, ngram=2), "independent": tiny_independent(), "eagle3": tiny_eagle3()}
+    others = {
+        "lookup": LookupDrafter(23, ngram=2),
+        "suffix": SuffixDrafter(23),
+        "independent": tiny_independent(),
+        "eagle3": tiny_eagle3(),
+    }
     others |= {"dflash": tiny_dflash(), "dspark": tiny_dspark(), "text": Pairs(23)}
     others |= {"moa tli": tiny_moa(has_lsa=True), "moa tli without lsa": tiny_moa(has_lsa=False)}
     return {family: tiny_drafter(family) for family in ("moa", "eagle2")} | others | tiny_heads()

@@ -29,6 +29,7 @@ _KEPT = 0.75  # of a full file: else every further answer would have the whole f
 _LOCK = ".lock"
 _LOCK_S = 2.0  # far more than another process takes
 
+
 def history_folder() -> Path:
     """Return the folder of all histories, whether or not it is there."""
     from platformdirs import user_state_path

@@ -24,9 +24,10 @@ class DrafterOptions:
     target_layers: tapped layers as indices of Hugging Face's hidden_states. tie_to_target: an independent drafter uses
     the target's embedding and lm_head. ngram: longest match that lookup searches for, in tokens. draft_vocab: file of
     the tokens that may be drafted, or their number in the drafter's own file (`all`: of every one it has a row for).
-    copy: draft by copying where so many of the last tokens, or more, occurred before; 0: never. ddtree: nodes of the
-    best-first tree that a block drafter drafts in place of a chain; 0: a chain. confidence: end a draft where DSpark's
-    confidence head gives less.
+    copy: draft by copying where so many of the last tokens, or more, occurred before; 0: never. suffix: branches of the
+    tree are what followed so many of the last tokens, or more, before; 0: none. ddtree: nodes of the best-first tree
+    that a block drafter drafts in place of a chain; 0: a chain. confidence: end a draft where DSpark's confidence head
+    gives less.
     """
 
     family: str | None = None

@@ -21,9 +21,9 @@ from outrider_drafters.trees.predraft import predraft
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 
-COPIES = dict(shortest=0, alone_from=3)
-BLENDS = dict(shortest=1, alone_from=0)
-BOTH = dict(shortest=1, alone_from=3)
+COPIES = {"shortest": 0, "alone_from": 3}
+BLENDS = {"shortest": 1, "alone_from": 0}
+BOTH = {"shortest": 1, "alone_from": 3}
 REPEATS = [1, 2, 3, 4, 5, 6, 1, 2, 3]  # its last three tokens occurred before, and 4 5 6 1 ... followed
 PAIRS = [1, 2, 3, 4, 5, 6, 2, 3]  # only its last two did
 NEW = [1, 2, 3, 4, 5]
@@ -135,7 +135,7 @@ def test_it_works_with_every_family(tiny_drafters, family):
             drafted = grow(state, plan)
             assert all(score <= 1e-6 for score in drafted.scores)
             if text is not NEW and len(drafted.tree):
-                assert 4 in [token for token, parent in zip(drafted.tree.tokens, drafted.tree.parents) if parent == ROOT]
+                assert drafted.tree.child(ROOT, 4) is not None
 
 
 @pytest.mark.parametrize("options", [COPIES, BLENDS, BOTH])
@@ -145,9 +145,30 @@ def test_what_it_holds_likely_is_the_inner_drafters_view(inner, options):
     copied = grow_tree(hybrid, TreeShape.chain(4))
     for tree in (DraftTree(), copied):
         assert torch.equal(hybrid.tree_logits(tree), plain.tree_logits(tree))
-    # And drafts ahead of a verdict grow from that view at first.
-    made, wanted = (predraft(state, copied, TreeShape(3, 1, 3), 3, ends=()) for state in (hybrid, plain))
+    # And so are the outcomes that it drafts for ahead of a verdict.
+    made, wanted = (predraft(state, copied, TreeShape(3, 3, 9), 3, ends=()) for state in (hybrid, plain))
     assert [one.outcome for one in made] == [one.outcome for one in wanted]
+    assert made == wanted or options["shortest"]
+
+
+@given(text=texts, tree=st.lists(st.tuples(st.integers(-1, 5), st.integers(0, 5)), max_size=12))
+def test_ahead_of_a_verdict_candidates_go_on_where_the_tree_follows_them(inner, text, tree):
+    """As in a draft that has expanded the same nodes, whatever tree it is."""
+    nodes: list[tuple[int, int]] = []
+    for parent, token in tree:
+        if parent < len(nodes) and (parent, token) not in nodes:
+            nodes.append((parent, token))
+    sorted_tree, _ = sorted_by_level(DraftTree(tuple(t for _, t in nodes), tuple(p for p, _ in nodes)))
+    ahead, drafting = (state_of(HybridDrafter(inner, **BLENDS), text) for _ in range(2))
+    ahead.tree_logits(sorted_tree)
+    drafting.root_logits()
+    depths = sorted_tree.depths()
+    for depth in sorted(set(depths)):
+        level = [node for node in range(len(sorted_tree)) if depths[node] == depth]
+        drafting.expand([sorted_tree.tokens[node] for node in level], [sorted_tree.parents[node] for node in level])
+    bonus = [(node, token) for node in range(ROOT, len(sorted_tree)) for token in (1, 2)]
+    below = [state.expand([token for _, token in bonus], [node for node, _ in bonus]) for state in (ahead, drafting)]
+    torch.testing.assert_close(*below)
 
 
 def test_candidates_beyond_the_draft_vocabulary_are_drafted():

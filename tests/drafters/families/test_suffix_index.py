@@ -23,7 +23,9 @@ def occurrences(pattern: list[int], corpus: list[list[int]], own: bool) -> int:
     """How often the pattern stands in the texts; in the text being written, not as its end."""
     size = len(pattern)
     starts = [(text, start) for text in corpus for start in range(len(text) - size + 1)]
-    return sum(text[start : start + size] == pattern and not (own and start + size == len(text)) for text, start in starts)
+    is_itself = [own and start + size == len(text) for text, start in starts]
+    found = [text[start : start + size] == pattern for text, start in starts]
+    return sum(one and not itself for one, itself in zip(found, is_itself, strict=True))
 
 
 def probability(pattern: list[int], path: list[int], corpus: list[list[int]], own: bool) -> float:

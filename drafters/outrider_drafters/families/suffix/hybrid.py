@@ -1,12 +1,12 @@
-"""A drafter whose trees also hold what followed the text's end before: its own branches and the candidates' in one tree.
+"""A drafter whose trees also hold what followed the text's end before: both grow as branches of one tree.
 
     the candidates leave 1 - c open  ->  log(c + (1 - c) p): the counts fall back on what the drafter holds likely
     a long pattern                   ->  the candidates alone, without a forward pass of the drafter
 
 So one tree is grown, whose nodes the drafter expands wherever they come from: a candidate's children are its own
 guesses, too, as far as the tree goes. Only drafts are blended (root_logits, expand). What the drafter itself holds
-likely (tree_logits) is its own, so that it neither writes alone nor drafts ahead by copying: a text written by copying
-would never leave its first loop.
+likely (tree_logits) is its own, so that it does not write alone by copying: a text written so would never leave its
+first loop.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class HybridState(StateWrapper):
 
     def root_logits(self) -> Tensor:
         # max_levels stays the inner one's: past the candidates' end, expand returns no successors.
-        least = [length for length in (self._drafter.shortest, self._drafter.alone_from) if length]
-        found = candidates(self._text, min(least))
-        self._is_alone = 0 < self._drafter.alone_from <= found.pattern_len
-        after_root = self._rows.begin(found if self._is_alone or self._drafter.shortest else NOTHING)
+        shortest, alone_from = self._drafter.shortest, self._drafter.alone_from
+        found = candidates(self._text, min(shortest or alone_from, alone_from or shortest))
+        self._is_alone = 0 < alone_from <= found.pattern_len
+        after_root = self._rows.begin(found)
         if self._is_alone:
             drafted, tokens = columns([after_root])
             return DraftLogits.of(drafted[0], tokens, self._drafter.vocab_size, normalized=True)
@@ -107,6 +107,10 @@ class HybridState(StateWrapper):
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
         self._is_alone = False
+        # Draft rows ahead of a verdict lie below these nodes.
+        shortest = self._drafter.shortest
+        self._rows.begin(candidates(self._text, shortest) if shortest else NOTHING)
+        self._rows.expand(tree.tokens, tree.parents)
         return self.inner.tree_logits(tree)
 
 

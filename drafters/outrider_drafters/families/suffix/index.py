@@ -30,8 +30,8 @@ LONGEST = 24  # tokens of a pattern: as vLLM's depth of its suffix trees
 MAX_NODES = 32  # of a candidate tree
 _PER_TOKEN = 2  # nodes for each token of the pattern: the paper's alpha (section 4.2), there 1 to 4
 LEAST = 0.1  # probability of a path, as in ArcticInference's suffix decoding
-# Occurrences that what was not seen yet counts as, behind a pattern of one token; behind p tokens 1/p of that. Chosen so
-# that in trees with a head's guesses, scores came to what was accepted (SmolLM2, docs/drafters.md).
+# Occurrences that what was not seen yet counts as, behind a pattern of one token; behind p tokens 1/p of that. Chosen
+# so that in trees with a head's guesses the probabilities came to what was accepted (SmolLM2, docs/drafters.md).
 _OPEN = 2.0
 _COUNTED = 1024  # newest places of a pattern of which the next token is counted
 _SEPARATOR = -1  # between the texts of a history; no token
@@ -91,7 +91,7 @@ class CandidateRows:
         for token, parent in zip(tokens, parents, strict=True):
             above = ROOT if parent == ROOT else self._nodes[parent]
             self._nodes.append(None if above is None else self._followers.get(above, {}).get(token))
-        return [{} if node is None else self._after(node) for node in self._nodes[-len(tokens) :]]
+        return [{} if node is None else self._after(node) for node in self._nodes[len(self._nodes) - len(tokens) :]]
 
     def _after(self, node: int) -> dict[int, float]:
         before = 1.0 if node == ROOT else self._probabilities[node]
@@ -143,7 +143,7 @@ class History:
         self.tokens: Ints = np.concatenate(
             [np.empty(0, np.int32)] + [np.array([*text, _SEPARATOR], np.int32) for text in texts]
         )
-        pairs = _pair(self.tokens[:-1].astype(np.int64), self.tokens[1:])
+        pairs: NDArray[np.int64] = _pair(self.tokens[:-1].astype(np.int64), self.tokens[1:])
         self._order = np.argsort(pairs, kind="stable").astype(np.int32)
         self._pairs = pairs[self._order]
 
@@ -249,8 +249,8 @@ def _following(tokens: Ints, places: NDArray[np.int64]) -> list[tuple[int, int, 
     """Return the tokens at `places`, how many they are, and the places behind each; the most frequent first."""
     if len(places) == 1:  # nearly always
         place = int(places[0])
-        found = [] if place >= len(tokens) or tokens[place] == _SEPARATOR else [(int(tokens[place]), 1, places + 1)]
-        return found
+        is_end = place >= len(tokens) or tokens[place] == _SEPARATOR
+        return [] if is_end else [(int(tokens[place]), 1, places + 1)]
     places = places[places < len(tokens)]
     following = tokens[places]
     counts = Counter(following[::-1].tolist())  # of equals the newest first
