@@ -278,9 +278,8 @@ class AsyncClient:
         self, context: GenerationContext, history: DraftHistory | None, emit: Callable[[Event], None]
     ) -> None:
         """Have the next drafts come from `history`, too, if there is any; tell what is wrong with it."""
-        if context.drafting is None or context.models.history is None:
-            return
-        context.drafting.read_history(None if history is None else await asyncio.to_thread(history.texts))
+        if isinstance(context.drafting, DraftingThread):
+            context.drafting.read_history(None if history is None else await asyncio.to_thread(history.texts))
         for warning in () if history is None else history.take_warnings():
             emit(Warned(warning))
 

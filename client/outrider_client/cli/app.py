@@ -202,7 +202,7 @@ def draft_history(
             clear_histories(folder)
         except OSError as error:
             raise UsageError(f"{error.filename}: cannot be deleted ({error.strerror})") from error
-        print(f"deleted: {len(kept)} of {len(kept)}")
+        print("deleted")
 
 
 app.command("pull", cls=FileCommand)(with_access_options(pull_command))

@@ -133,10 +133,6 @@ class AsyncDrafter(Protocol):
 
     def begin(self, common: int) -> None: ...
 
-    def read_history(self, history: History | None) -> None:
-        """Let the drafts of the next answer come from earlier ones, too; None: they must not."""
-        ...
-
     def add_features(self, first: int, rows: NDArray[np.float32]) -> None: ...
 
     def draft_ahead(
@@ -197,6 +193,7 @@ class DraftingThread:
         self._shared.append(common)
 
     def read_history(self, history: History | None) -> None:
+        """Let the drafts of the next answer come from earlier ones, too; None: they must not."""
         self._history = history
 
     def add_features(self, first: int, rows: NDArray[np.float32]) -> None:  # [n, width]
