@@ -56,7 +56,7 @@ def load_drafter(source: str | Path | DrafterSource, target: TargetWeights) -> D
         if tokens is not None:
             # As the drafter's own weights: else the head's float32 rows are a third of a level on codes.
             target = target.drafting(tokens, int8=files.checkpoint.holds_codes)
-        return with_candidates(family.drafter(files, target), files)
+        return with_candidates(family.drafter(files, target), files, target.embed.device)
 
 
 def draft_vocabulary(family: Family, files: DrafterFiles, vocab: int) -> tuple[int, ...] | None:

@@ -78,8 +78,9 @@ class SuffixState(WithTokenState):
         return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
 
-def columns(rows: Sequence[Mapping[int, float]]) -> tuple[Tensor, Tensor]:
+def columns(rows: Sequence[Mapping[int, float]], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """Return log-probabilities [n, k] from those of some tokens in each row, and these tokens [k], rising."""
     tokens = sorted({token for row in rows for token in row})
     shares = [[row.get(token, 0.0) for token in tokens] for row in rows]
-    return torch.tensor(shares).reshape(len(rows), len(tokens)).log(), torch.tensor(tokens, dtype=torch.int64)
+    drafted = torch.tensor(shares, device=device).reshape(len(rows), len(tokens)).log()
+    return drafted, torch.tensor(tokens, dtype=torch.int64, device=device)

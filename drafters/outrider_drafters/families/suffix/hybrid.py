@@ -30,8 +30,8 @@ from outrider_proto.tree import DraftTree
 COPY, SUFFIX = "outrider_copy", "outrider_suffix"
 
 
-def with_candidates(drafter: Drafter, files: DrafterFiles) -> Drafter:
-    """Wrap a drafter as its options say, or else its files do. Raises UsageError."""
+def with_candidates(drafter: Drafter, files: DrafterFiles, device: torch.device) -> Drafter:
+    """Wrap a drafter, which computes on `device`, as its options say, or else its files do. Raises UsageError."""
 
     def chosen(option: int | None, key: str) -> int:
         if option is None and files.config.get(key) is not None:
@@ -39,14 +39,18 @@ def with_candidates(drafter: Drafter, files: DrafterFiles) -> Drafter:
         return option or 0
 
     shortest, alone_from = chosen(files.options.suffix, SUFFIX), chosen(files.options.copy, COPY)
-    return HybridDrafter(drafter, shortest, alone_from) if shortest or alone_from else drafter
+    return HybridDrafter(drafter, shortest, alone_from, device) if shortest or alone_from else drafter
 
 
 class HybridDrafter(DrafterWrapper):
-    """`inner` with candidates from patterns of `shortest` tokens or more, alone from `alone_from` on; 0: never."""
+    """`inner` with candidates from patterns of `shortest` tokens or more, alone from `alone_from` on; 0: never.
 
-    def __init__(self, inner: Drafter, shortest: int, alone_from: int) -> None:
+    Logits of candidates alone are on `device`, as the inner drafter's should be: a server reads those of many at once.
+    """
+
+    def __init__(self, inner: Drafter, shortest: int, alone_from: int, device: torch.device | str = "cpu") -> None:
         super().__init__(inner)
+        self.device = torch.device(device)
         self.shortest = shortest
         self.alone_from = alone_from
 
@@ -79,14 +83,14 @@ class HybridState(StateWrapper):
         self._is_alone = 0 < alone_from <= found.pattern_len
         after_root = self._rows.begin(found)
         if self._is_alone:
-            drafted, tokens = columns([after_root])
+            drafted, tokens = columns([after_root], self._drafter.device)
             return DraftLogits.of(drafted[0], tokens, self._drafter.vocab_size, normalized=True)
         return blended(super().root_logits().unsqueeze(0), [after_root])[0]
 
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         following = self._rows.expand(tokens, parents)
         if self._is_alone:
-            drafted, followers = columns(following)
+            drafted, followers = columns(following, self._drafter.device)
             return DraftLogits.of(drafted, followers, self._drafter.vocab_size, normalized=True)
         return blended(super().expand(tokens, parents), following)
 
@@ -118,8 +122,7 @@ def blended(logits: Tensor, following: Sequence[Mapping[int, float]]) -> Tensor:
     """Blend logits [n, V] with the candidates after each row; the rest of a row's probability is the drafter's own."""
     if not any(following):
         return logits
-    candidates, tokens = columns(following)
-    candidates, tokens = candidates.to(logits.device), tokens.to(logits.device)
+    candidates, tokens = columns(following, logits.device)
     rest = (1 - candidates.exp().sum(-1, keepdim=True)).clamp_min(0).log()
     if not isinstance(logits, DraftLogits):
         own = logits.float().log_softmax(-1) + rest
