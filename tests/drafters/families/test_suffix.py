@@ -12,6 +12,7 @@ from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.families.suffix.drafter import TREE, SuffixDrafter
 from outrider_drafters.families.suffix.index import GrowingText, History, candidates, reading
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
+from outrider_drafters.routing.rules import Routing
 from outrider_drafters.trees.grow import grow
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
@@ -128,3 +129,13 @@ def test_needs_no_files(golden, tiny_target):
 @pytest.fixture(scope="module")
 def tiny_target(tiny_drafters):
     return tiny_drafters["eagle2"].target
+
+
+def test_a_gate_sees_how_sure_the_counts_are():
+    """Not 1, as where the only candidate is taken for certain."""
+    text = [1, 2, 3, 1, 2]
+    for gate, skipped in ((0.4, True), (0.9, False)):
+        heads = [SuffixDrafter(VOCABULARY), SuffixDrafter(VOCABULARY)]
+        state = RoutedDrafter(heads, ("a", "b"), Routing(gate=gate)).new_state()
+        state.append(text)
+        assert state.draft(TREE).skipped is skipped

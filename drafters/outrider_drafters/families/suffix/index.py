@@ -107,12 +107,14 @@ class GrowingText:
         self._buffer: Ints = np.empty(256, np.int32)
         self._places: defaultdict[int, list[int]] = defaultdict(list)
         self._length = 0
+        self.counted: tuple[int, History | None, Candidates] | None = None  # what `candidates` found last, and for what
 
     @property
     def tokens(self) -> Ints:
         return self._buffer[: self._length]
 
     def append(self, tokens: Sequence[int]) -> None:
+        self.counted = None
         length = self._length + len(tokens)
         if length > len(self._buffer):
             self._buffer = np.concatenate((self.tokens, np.empty(length, np.int32)))
@@ -122,6 +124,7 @@ class GrowingText:
         self._length = length
 
     def rollback(self, length: int) -> None:
+        self.counted = None
         for token in self._buffer[length : self._length].tolist():
             places = self._places[token]
             places.pop()
@@ -182,16 +185,18 @@ def candidates(text: GrowingText, shortest: int = 1) -> Candidates:
     most alpha p nodes; the tree with the largest score is the best, of equals that of the longest pattern (the paper's
     section 4.2 and 4.3).
     """
-    if not len(text.tokens):
-        return NOTHING
-    pattern = text.tokens[-LONGEST:].tolist()
     history = _READABLE.get()
+    # A draft asks for them at every level. Not for those of another history: it may be one that must not be read now.
+    if text.counted is not None and text.counted[0] == shortest and text.counted[1] is history:
+        return text.counted[2]
+    pattern = text.tokens[-LONGEST:].tolist()
     best = NOTHING
     for texts in (text,) if history is None else (text, history):
         for length, places in _matches(texts, pattern, shortest):
             counted = _counted(texts.tokens, places, length)
             if counted.score > best.score:
                 best = counted
+    text.counted = shortest, history, best
     return best
 
 
