@@ -41,7 +41,10 @@ SMALL_ON_PURPOSE: dict[str, str] = {
     },
     **{
         f"outrider_drafters.families.{name}": "every family has the same modules: family, network, drafter, tap"
-        for name in (*(f"{x}.family" for x in ("dflash", "eagle3", "lookup", "medusa", "mtp")), "eagle3.drafter")
+        for name in (
+            *(f"{x}.family" for x in ("dflash", "eagle3", "lookup", "medusa", "mtp", "suffix")),
+            "eagle3.drafter",
+        )
     },
 }
 

@@ -29,6 +29,7 @@ from outrider_client.drafting.drafting_thread import AsyncDrafter, DraftingThrea
 from outrider_client.generation.context import GenerationContext
 from outrider_client.generation.generation import Generation
 from outrider_client.generation.runner import run_generation
+from outrider_client.models.draft_history import DraftHistory
 from outrider_client.models.local_models import LocalModels, Prompt
 from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.privacy.private_generation import generate_privately
@@ -256,10 +257,15 @@ class AsyncClient:
             emit(Warned(dropped_warning(encoded.num_dropped)))
         # In a thread before: a schema takes milliseconds to compile, and may take much longer.
         await asyncio.to_thread(context.models.rules_of, config.sampling.rules)
+        # Private conversations neither read nor fill the history: not even what was said of their placeholders.
+        history = None if is_private(prompt) else context.models.history
+        await self._read_history(context, history, emit)
         generation.begin(encoded.tokens)
         try:
             await context.session.set_sampling(generation.config.sampling)
             await run_generation(generation)
+            if history is not None:
+                await asyncio.to_thread(history.add, context.transcript.verified_tokens)
         except (asyncio.CancelledError, UsageError):
             generation.abandon()
             raise
@@ -267,6 +273,15 @@ class AsyncClient:
             # What the server holds is unknown now, so the next answer opens a session of its own.
             await context.session.reset()
             raise
+
+    async def _read_history(
+        self, context: GenerationContext, history: DraftHistory | None, emit: Callable[[Event], None]
+    ) -> None:
+        """Have the next drafts come from `history`, too, if there is any; tell what is wrong with it."""
+        if isinstance(context.drafting, DraftingThread):
+            context.drafting.read_history(None if history is None else await asyncio.to_thread(history.texts))
+        for warning in () if history is None else history.take_warnings():
+            emit(Warned(warning))
 
     async def _prepare(self) -> GenerationContext:
         if self._context is None:

@@ -30,14 +30,14 @@ from outrider_drafters.families.gemma4 import family as gemma4
 from outrider_drafters.families.hydra import family as hydra
 from outrider_drafters.families.independent import family as independent
 from outrider_drafters.families.lookup import family as lookup
-from outrider_drafters.families.lookup.copying import COPY, COPY_OPTION, CopyingDrafter
 from outrider_drafters.families.medusa import family as medusa
 from outrider_drafters.families.mlp_speculator import family as mlp_speculator
 from outrider_drafters.families.moa import family as moa
 from outrider_drafters.families.mtp import family as mtp
 from outrider_drafters.families.peagle import family as peagle
+from outrider_drafters.families.suffix import family as suffix
+from outrider_drafters.families.suffix.hybrid import COPY_OPTION, SUFFIX_OPTION, with_candidates
 from outrider_drafters.plug_ins import PlugIns
-from outrider_drafters.readers.config import config_int
 from outrider_proto.errors import UsageError
 
 # The order counts: the first family that recognizes a directory takes it. eagle2 (fc.*, layers.0.*) also recognizes
@@ -56,6 +56,7 @@ FAMILIES: tuple[Family, ...] = (
     eagle3.FAMILY,
     eagle2.FAMILY,
     lookup.FAMILY,
+    suffix.FAMILY,
     independent.FAMILY,
 )
 PLUG_INS = PlugIns("outrider.drafters", Family, lambda: [family.name for family in FAMILIES])
@@ -71,10 +72,7 @@ def load_drafter(source: str | Path | DrafterSource, target: TargetWeights) -> D
         if tokens is not None:
             # As the drafter's own weights: else the head's float32 rows are a third of a level on codes.
             target = target.drafting(tokens, int8=files.checkpoint.holds_codes)
-        drafter, shortest = family.drafter(files, target), files.options.get(COPY_OPTION)
-        if shortest is None and files.config.get(COPY) is not None:
-            shortest = config_int(files.config, COPY)
-        return CopyingDrafter(drafter, shortest) if shortest else drafter
+        return with_candidates(family.drafter(files, target), files, target.embed.device)
 
 
 def draft_vocabulary(family: Family, files: DrafterFiles, vocab: int) -> tuple[int, ...] | None:
@@ -157,7 +155,7 @@ def check_options(files: DrafterFiles, family: Family) -> None:
 def options_of(family: Family) -> tuple[DrafterOption[Any], ...]:  # Any: each has values of its own type
     """Return the options that drafters of a family take, besides `family`."""
     # A family that copies anyway has nothing to copy for.
-    return (*family.declared_options, *(() if family.offline == "copies" else (COPY_OPTION,)))
+    return (*family.declared_options, *(() if family.offline == "copies" else (COPY_OPTION, SUFFIX_OPTION)))
 
 
 def all_families() -> list[Family]:

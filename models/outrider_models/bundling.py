@@ -24,7 +24,7 @@ from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights, borrowed_names, resolve_dir
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.families.family import Family
-from outrider_drafters.families.lookup.copying import COPY, COPY_OPTION
+from outrider_drafters.families.suffix.hybrid import COPY, COPY_OPTION, SUFFIX, SUFFIX_OPTION
 from outrider_drafters.load import draft_vocabulary, load_drafter, open_drafter
 from outrider_drafters.quantization.quantize import Weights, code_tensors, quantize
 from outrider_drafters.readers.checkpoint import SINGLE, WRITE_ERRORS, Checkpoint
@@ -182,9 +182,10 @@ def _write_drafter(
 ) -> None:
     """Write the drafter's tensors under their own names, without a copy of the target's embedding."""
     out.mkdir()
-    config, copy = dict(files.config), files.options.get(COPY_OPTION)
-    if copy is not None:
-        config[COPY] = copy or None
+    config = dict(files.config)
+    for key, option in ((COPY, COPY_OPTION), (SUFFIX, SUFFIX_OPTION)):
+        if (chosen := files.options.get(option)) is not None:
+            config[key] = chosen or None
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for extra in files.directory.glob("*.json") if files.directory.is_dir() else ():
         if extra.name not in ("config.json", DRAFT_VOCAB) and "index" not in extra.name:

@@ -56,6 +56,7 @@ from outrider_drafters.families.mlp_speculator.drafter import MLPSpeculatorDraft
 from outrider_drafters.families.mlp_speculator.network import MLPSpeculator, MLPSpeculatorSizes
 from outrider_drafters.families.peagle.drafter import PEagleDrafter
 from outrider_drafters.families.peagle.network import PEagle, PEagleSizes
+from outrider_drafters.families.suffix.drafter import SuffixDrafter
 from outrider_proto.tree import ROOT, DraftTree
 
 sys.path.insert(0, str(Path(__file__).parent))  # for modules shared between the tests of this folder
@@ -238,7 +239,12 @@ class Pairs(TextDrafter):
 
 
 def every_tiny_drafter() -> dict[str, Drafter]:
-    others = {"lookup": LookupDrafter(23, ngram=2), "independent": tiny_independent(), "eagle3": tiny_eagle3()}
+    others = {
+        "lookup": LookupDrafter(23, ngram=2),
+        "suffix": SuffixDrafter(23),
+        "independent": tiny_independent(),
+        "eagle3": tiny_eagle3(),
+    }
     others |= {"dflash": tiny_dflash(), "dspark": tiny_dspark(), "text": Pairs(23)}
     others |= {"eagle3 layers": tiny_eagle3_layers(), "eagle2 norms": tiny_eagle2_norms(), "peagle": tiny_peagle()}
     others |= {"gemma4": tiny_gemma4(0), "gemma4 ordered": tiny_gemma4(23)}

@@ -8,10 +8,11 @@ import torch
 from outrider_drafters import LookupDrafter, TextDrafter, check_drafter
 from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
 from outrider_drafters.families.feature_drafter import FeatureState
-from outrider_drafters.families.lookup.copying import CopyingDrafter
+from outrider_drafters.families.suffix.hybrid import HybridDrafter
 
 FAMILIES = ["moa", "moa tli", "moa tli without lsa", "eagle2", "eagle3", "dflash", "dspark", "medusa", "hydra"]
-FAMILIES += ["hydra++", "independent", "lookup", "text"]
+FAMILIES += ["hydra++", "independent", "lookup", "text", "suffix", "mlp", "peagle", "eagle3 layers", "eagle2 norms"]
+FAMILIES += ["gemma4", "gemma4 ordered"]
 
 
 def test_these_are_all(tiny_drafters):
@@ -30,9 +31,10 @@ def test_so_does_lookup_of_any_length(ngram):
     check_drafter(LookupDrafter(23, ngram), scripts=40, tolerance=0)
 
 
-def test_so_does_copying(float64_drafters, in_float64):
+@pytest.mark.parametrize("shortest", [0, 1])
+def test_so_does_copying(float64_drafters, in_float64, shortest):
     with in_float64():
-        drafter = CopyingDrafter(float64_drafters["eagle2"], 2)
+        drafter = HybridDrafter(float64_drafters["eagle2"], shortest, alone_from=2)
         check_drafter(drafter, scripts=40, tolerance=1e-6, drafts_what_is_likely=False)
         with pytest.raises(AssertionError, match="eagle2: tree_logits is not what expand gives"):
             check_drafter(drafter, scripts=0, tolerance=1e-6)

@@ -17,7 +17,7 @@ from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
 from outrider_drafters.checkpoints.fingerprint import TARGET_FINGERPRINT_KEY, write_target_fingerprint
 from outrider_drafters.checkpoints.target_weights import target_sizes
-from outrider_drafters.families.lookup.copying import CopyingDrafter
+from outrider_drafters.families.suffix.hybrid import HybridDrafter
 from outrider_drafters.load import load_tap
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_drafters.readers.checkpoint import Checkpoint, write_model
@@ -186,13 +186,15 @@ def test_a_drafter_without_files(tmp_path):
 def test_its_drafter_copies_by_itself_where_it_was_made_so(tmp_path, golden):
     """The directory of a drafter that ships is one of a bundle."""
     eagle, target = golden / "eagle2_llama/drafter", golden / "target_l4"
-    make_bundle(target, f"{eagle},copy=4", "float32", tmp_path / "bundle")
+    make_bundle(target, f"{eagle},copy=4,suffix=2", "float32", tmp_path / "bundle")
     drafter = tmp_path / "bundle/drafter"
     frozen = TargetWeights.load(target)
-    assert isinstance(load_drafter(tmp_path / "bundle", frozen), CopyingDrafter)
-    assert isinstance(load_drafter(drafter, frozen), CopyingDrafter)
-    make_bundle(target, f"{drafter},copy=0", "float32", tmp_path / "plain")
-    assert not isinstance(load_drafter(tmp_path / "plain/drafter", frozen), CopyingDrafter)
+    for place in (tmp_path / "bundle", drafter):
+        loaded = load_drafter(place, frozen)
+        assert isinstance(loaded, HybridDrafter)
+        assert (loaded.shortest, loaded.alone_from) == (2, 4)
+    make_bundle(target, f"{drafter},copy=0,suffix=0", "float32", tmp_path / "plain")
+    assert not isinstance(load_drafter(tmp_path / "plain/drafter", frozen), HybridDrafter)
 
 
 def test_a_wrong_embedding_that_was_turned_down_is_left_out(tmp_path, golden):

@@ -130,7 +130,7 @@ def drafters_command(
         list[str] | None,
         typer.Option(
             "--drafter",
-            help="Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: all that ship.",
+            help="Name of one that ships, DIR[,option=value...], lookup or suffix; repeatable; default: all that ship.",
         ),
     ] = None,
     assistant: Annotated[
@@ -138,6 +138,12 @@ def drafters_command(
         typer.Option("--assistant", help="Small model for transformers' assisted generation; repeatable."),
     ] = None,
     questions: QuestionsOption = None,
+    before: Annotated[
+        Path | None,
+        typer.Option(
+            help="Questions asked before, as --questions: every drafter also drafts from a history of their answers."
+        ),
+    ] = None,
     families: FamiliesOption = None,
     per_family: QuestionsPerFamilyOption = None,
     repetitions: RepetitionsOption = 3,
@@ -163,7 +169,16 @@ def drafters_command(
     entries = {drafter_label(name): drafter_entry(directory, name, plan) for name in drafters_for(directory, drafter)}
     with progress_line() as step:
         result = compare_drafters(
-            directory, source, entries, assistant or (), per_family, max_new_tokens, repetitions, seed, step
+            directory,
+            source,
+            entries,
+            assistant or (),
+            per_family,
+            max_new_tokens,
+            repetitions,
+            seed,
+            step,
+            None if before is None else source_of(directory, before, None),
         )
     show(families_table(result), positions_table(result), speeds_table(result))
     write_report(json, asdict(result))

@@ -1,4 +1,4 @@
-"""The `outrider` command: generate, chat, gateway, describe, pull, config.
+"""The `outrider` command: generate, chat, gateway, describe, draft-history, pull, config.
 
 Each command imports what it needs when it runs, so that help and usage errors need neither torch nor gRPC.
 """
@@ -182,6 +182,27 @@ def describe(
     taps = ", ".join(f"{tap['family']} ({tap['fingerprint']})" for tap in description.pop("taps"))
     for name, value in (description | {"taps": taps}).items():
         print(printable(f"{name.replace('_', ' '):22} {value}"))
+
+
+@app.command("draft-history")
+def draft_history(
+    clear: Annotated[bool, Option("--clear", help="Delete all of it.")] = False,
+) -> None:
+    """Show what --draft-history has kept on this device, and how large it is; or delete it."""
+    from outrider_client.models.draft_history import clear_histories, history_folder, kept_histories
+
+    folder = history_folder()
+    kept = kept_histories(folder)
+    for path, size_bytes in kept.items():
+        print(printable(f"{path}: {size_bytes / 1e6:.2f} MB"))
+    if not kept:
+        print(printable(f"{folder}: nothing is kept"))
+    if clear:
+        try:
+            clear_histories(folder)
+        except OSError as error:
+            raise UsageError(f"{error.filename}: cannot be deleted ({error.strerror})") from error
+        print("deleted")
 
 
 app.command("pull", cls=FileCommand)(with_access_options(pull_command))

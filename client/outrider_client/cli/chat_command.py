@@ -83,6 +83,7 @@ class _Chat:
 
         raise_on_interrupt()
         with contextlib.ExitStack() as stack:
+            config = replace(config, served_as=config.server)  # by which it is found again, whatever leads to it
             if needs_own_server(config):
                 print_message(f"no server at {config.server}: starting one, for this chat alone")
                 config = replace(config, server=stack.enter_context(own_server(config)))

@@ -39,7 +39,7 @@ _DRAFTER, _SAMPLING, _OUTAGES, PRIVACY_PANEL = "Target and drafter", "Sampling",
 _EXPERT_DRAFTER, _HEADS = "For experts: the drafter", "For experts: several heads"
 _DRAFTING, _TYPICAL = "For experts: draft trees and features", "For experts: typical acceptance"
 _FOR_EXPERTS = (_EXPERT_DRAFTER, _HEADS, _DRAFTING, _TYPICAL)
-_RENAMED = {"wait_for_link": "wait_for_link_s"}
+_RENAMED = {"wait_for_link": "wait_for_link_s", "draft_history": "draft_history_mb"}
 
 
 def _options(
@@ -65,8 +65,8 @@ def _options(
     drafter: Annotated[
         list[str] | None,
         Option(
-            help="Drafter: directory, hub name, name of one that ships (smollm2/moa), lookup or none. Repeat it for"
-            " several heads. Default: the one in the target's bundle, else the best that ships for the target.",
+            help="Drafter: directory, hub name, name of one that ships (smollm2/moa), lookup, suffix or none. Repeat"
+            " it for several heads. Default: the one in the target's bundle, else the best that ships for the target.",
             rich_help_panel=_DRAFTER,
         ),
     ] = None,
@@ -78,6 +78,17 @@ def _options(
             rich_help_panel=_EXPERT_DRAFTER,
         ),
     ] = None,
+    draft_history: Annotated[
+        int,
+        Option(
+            min=0,
+            help="Megabytes of answers to keep on this device, for the drafter suffix and those with suffix=N to draft"
+            " from in later chats with this server; none that were written on private text. See `outrider"
+            " draft-history`. 0: keep and read none.",
+            metavar="MB",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = _DEFAULT.draft_history_mb,
     route: Annotated[
         Route | None,
         Option(
@@ -347,7 +358,7 @@ def client_config(options: dict[str, Any], **more: Any) -> ClientConfig:  # Any:
     heads = _heads(**{name: chosen.pop(name) for name in ("drafter", "route", "gate", "keywords", "batch_heads")})
     fixed = {
         name: chosen.pop(name)
-        for name in ("server", "target", "draft_vocab", "drafter_dtype", "threads", "codec", "pace")
+        for name in ("server", "target", "draft_vocab", "draft_history_mb", "drafter_dtype", "threads", "codec", "pace")
     }
     fixed["server"] = with_port(fixed["server"])
     fixed["access"] = access_from({name: chosen.pop(name) for name in ACCESS_OPTIONS if name in chosen})

@@ -71,6 +71,9 @@ class ClientConfig:
     keywords: Keywords | None = None  # for route=keywords: words by head name
     drafter_dtype: DrafterType | None = None  # None: float32, or what the bundle's weights are
     threads: int | None = None  # CPU threads of the drafter; None: one for a small drafter, else torch's choice
+    # MB of open answers that are kept on this device for `suffix` to draft from; 0: none are kept, and none are read.
+    draft_history_mb: int = 0
+    served_as: str | None = None  # the server where `server` is but a way to it; whose answers a history holds
     pace: str | Path | None = None  # slow the drafter down to the speed of named hardware
     codec: Codec = "lean"
     offline_start: bool = False  # write offline if the server cannot be reached at the start
@@ -116,6 +119,8 @@ class ClientConfig:
             raise UsageError(f"drafter_dtype={self.drafter_dtype!r}: need one of {', '.join(get_args(DrafterType))}")
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"threads={self.threads}: need at least 1")
+        if self.draft_history_mb < 0:
+            raise UsageError(f"draft_history_mb={self.draft_history_mb}: need 0 or more")
         if self.tree == "auto" and isinstance(self.shape, TreeChoices):
             raise UsageError("tree=auto chooses the nodes, and so do choices: leave one of them out")
         if self.in_flight < 1:

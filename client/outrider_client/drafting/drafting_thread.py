@@ -25,6 +25,7 @@ from outrider_drafters.contracts.token_draw import choose_tokens
 from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
+from outrider_drafters.families.suffix.index import History, reading
 from outrider_drafters.routing.routed_drafter import RoutedDraft, RoutedDrafter
 from outrider_drafters.trees.grow import ScoredTree
 from outrider_drafters.trees.predraft import NO_OUTCOME, PreDraft, TreeOutcome, can_predraft, predraft
@@ -176,6 +177,7 @@ class DraftingThread:
         self._arrived: list[_Rows] = []
         self._num_features = 0
         self._shared: list[int] = []  # common prefix of each answer with the one before
+        self._history: History | None = None
         limit = (lambda: None) if num_cpu_threads is None else partial(torch.set_num_threads, num_cpu_threads)
         self._worker = WorkerThread("outrider-draft", limit)
 
@@ -189,6 +191,10 @@ class DraftingThread:
         self._arrived = [(first, rows[: common - first]) for first, rows in self._arrived if first < common]
         self._num_features = min(self._num_features, common)
         self._shared.append(common)
+
+    def read_history(self, history: History | None) -> None:
+        """Let the drafts of the next answer come from earlier ones, too; None: they must not."""
+        self._history = history
 
     def add_features(self, first: int, rows: NDArray[np.float32]) -> None:  # [n, width]
         """Keep rows for the next job. Raises Violation for another width."""
@@ -243,7 +249,7 @@ class DraftingThread:
         # Taken before the await: rows that arrive while the job runs belong to the next one.
         arrived, self._arrived = self._arrived, []
         num_begun = len(self._shared)
-        result, num_features = await self._worker.run(partial(self._job, list(tokens), arrived, job))
+        result, num_features = await self._worker.run(partial(self._job, list(tokens), arrived, self._history, job))
         # A new answer may have begun while the job ran (a cancelled caller does not stop it): it shares only so much.
         num_features = min([num_features, *self._shared[num_begun:]])
         self._num_features = max((num_features, *(first + len(rows) for first, rows in self._arrived)))
@@ -284,10 +290,13 @@ class DraftingThread:
         return choose_tokens(logits, sampling, [len(self._tokens)])[0]
 
     @torch.inference_mode()
-    def _job(self, tokens: list[int], arrived: list[_Rows], job: Callable[[], T]) -> tuple[T, int]:
+    def _job(
+        self, tokens: list[int], arrived: list[_Rows], history: History | None, job: Callable[[], T]
+    ) -> tuple[T, int]:
         sync_tokens(self._state, self._tokens, tokens)
         self._tokens = tokens
         for first, rows in arrived:
             if len(rows) and (first <= self._state.num_features or self.tap.newest_only):
                 self._state.add_features(first, torch.from_numpy(rows))
-        return job(), self._state.num_features
+        with reading(history):
+            return job(), self._state.num_features

@@ -22,6 +22,7 @@ from outrider_client.core.prompt import (
     turn_starts,
 )
 from outrider_client.core.prompt import Prompt as Prompt
+from outrider_client.models.draft_history import DraftHistory
 from outrider_client.models.private_tokens import PrivateSplit, split
 from outrider_client.models.tokenizer import TextTokenizer, ToolDescription, load_tokenizer
 from outrider_drafters.checkpoints.bundle import find_bundle
@@ -34,6 +35,8 @@ from outrider_drafters.contracts.token_rules import AnswerRules, SchemaCompiler
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
 from outrider_drafters.families.lookup import drafter as lookup
+from outrider_drafters.families.suffix import drafter as suffix
+from outrider_drafters.families.suffix.hybrid import HybridDrafter
 from outrider_drafters.load import load_drafter
 from outrider_drafters.readers.config import read_json
 from outrider_drafters.routing.keywords import KeywordRule
@@ -86,6 +89,7 @@ class LocalModels:
     drafter_threads: int | None = None  # None: torch decides
     keywords: KeywordRule | None = None  # chooses among several heads
     schemas: SchemaCompiler | None = None  # of JSON answers
+    history: DraftHistory | None = field(default=None, repr=False)  # earlier answers to draft from
 
     @classmethod
     def load(cls, config: ClientConfig) -> LocalModels:
@@ -96,14 +100,16 @@ class LocalModels:
         has_text = (target / "tokenizer.json").is_file()
         if config.keywords is not None and not has_text:
             raise UsageError(f"{target}: no tokenizer.json, and route=keywords needs the text: choose another route")
+        drafter, tokenizer = _load_drafters(config, weights), tokenizer_fingerprint(target)
         return cls(
-            drafter=_load_drafters(config, weights),
+            drafter=drafter,
+            history=_draft_history(config, drafter, tokenizer),
             keywords=None if config.keywords is None else config.keywords.for_heads(head_names(config.drafters)),
             vocab_size=weights.sizes.vocab,
             max_context=weights.sizes.max_context,
             eos_token_ids=weights.eos_token_ids,
             target_fingerprint=target_fingerprint(target),
-            tokenizer_fingerprint=tokenizer_fingerprint(target),
+            tokenizer_fingerprint=tokenizer,
             drafter_threads=config.threads or (1 if weights.lm_head.numel() < _SMALL else None),
             load_text=(lambda: load_tokenizer(target)) if has_text else None,
             schemas=SchemaCompiler(target, weights.sizes.vocab, weights.eos_token_ids),
@@ -136,7 +142,7 @@ class LocalModels:
     def only_copies(self) -> bool:
         """True if the drafter copies from the text and so should begin no answer in a chat."""
         return self.drafter is not None and all(
-            head.family == lookup.NAME for head in RoutedDrafter.of(self.drafter).heads
+            head.family in (lookup.NAME, suffix.NAME) for head in RoutedDrafter.of(self.drafter).heads
         )
 
     @cached_property
@@ -284,6 +290,21 @@ def _load_drafters(config: ClientConfig, weights: TargetWeights) -> Drafter | No
     if len(drafters) < 2:
         return drafters[0] if drafters else None
     return RoutedDrafter(drafters, head_names(config.drafters), config.routing)
+
+
+def _draft_history(config: ClientConfig, drafter: Drafter | None, tokenizer: str) -> DraftHistory | None:
+    if not config.draft_history_mb:
+        return None
+    heads = () if drafter is None else RoutedDrafter.of(drafter).heads
+    unpaced = [head.inner if isinstance(head, PacedDrafter) else head for head in heads]
+    if not any(isinstance(head, suffix.SuffixDrafter | HybridDrafter) for head in unpaced):
+        raise UsageError(
+            f"draft_history_mb={config.draft_history_mb}: the drafter does not draft from earlier text: choose suffix, "
+            "or give the drafter the option suffix=1"
+        )
+    assert drafter is not None
+    server = config.server if config.served_as is None else config.served_as
+    return DraftHistory(server, tokenizer, drafter.vocab_size, config.draft_history_mb)
 
 
 def _paced(drafter: Drafter, pace: str | Path | None) -> Drafter:

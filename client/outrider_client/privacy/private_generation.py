@@ -59,7 +59,7 @@ async def _answer(
         )
     if context.models.only_copies and not config.raw:
         raise UsageError(
-            "lookup only copies what the chat already holds: name a drafter that writes (moa, eagle, independent), or"
+            "this drafter only copies what was written before: name one that writes (moa, eagle, independent), or"
             " choose privacy=placeholder"
         )
     instruments = Instruments(context.session, context.controller, drafting.names, context.clock)

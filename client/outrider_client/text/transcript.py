@@ -93,6 +93,12 @@ class Transcript:
         return tuple(self._origins[self._prompt_len :])
 
     @property
+    def verified_tokens(self) -> tuple[int, ...]:
+        """This answer's tokens before the first that the target has not approved."""
+        origins = self.new_origins
+        return self.new_tokens[: origins.index("unverified") if "unverified" in origins else None]
+
+    @property
     def tail_len(self) -> int:
         """Number of unverified tokens that still await a verdict."""
         return len(self._tokens) - self._tail_start

@@ -23,18 +23,29 @@ class DraftLogits(Tensor):
     """Logits [..., V] with -inf for all tokens but some, that carry those of `tokens` [Vd] as `drafted` [..., Vd].
 
     Whatever is computed of it is a plain tensor: only code that knows of `drafted` takes the shorter way.
+    `normalized`: they are log-probabilities as they stand, also where those of a row come to less than 1.
     """
 
     drafted: Tensor
     tokens: Tensor
+    normalized: bool
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's own has no types
 
     @classmethod
-    def of(cls, drafted: Tensor, tokens: Tensor, vocab: int) -> DraftLogits:
+    def of(cls, drafted: Tensor, tokens: Tensor, vocab: int, *, normalized: bool = False) -> DraftLogits:
         logits = drafted.new_full((*drafted.shape[:-1], vocab), -torch.inf).index_copy_(-1, tokens, drafted)
+        return cls._carrying(logits, drafted, tokens, normalized)
+
+    @property
+    def as_rows(self) -> DraftLogits:
+        """Logits [V] as one row [1, V]."""
+        return self._carrying(self.unsqueeze(0), self.drafted.unsqueeze(0), self.tokens, self.normalized)
+
+    @classmethod
+    def _carrying(cls, logits: Tensor, drafted: Tensor, tokens: Tensor, normalized: bool) -> DraftLogits:
         made = logits.as_subclass(cls)
-        made.drafted, made.tokens = drafted, tokens
+        made.drafted, made.tokens, made.normalized = drafted, tokens, normalized
         return made
 
 
@@ -45,7 +56,7 @@ def split_logits(logits: Tensor, sizes: list[int]) -> list[Tensor]:
         return parts
     made = [part.as_subclass(DraftLogits) for part in parts]
     for part, drafted in zip(made, torch.split(logits.drafted, sizes), strict=True):
-        part.drafted, part.tokens = drafted, logits.tokens
+        part.drafted, part.tokens, part.normalized = drafted, logits.tokens, logits.normalized
     return list(made)
 
 

@@ -72,7 +72,7 @@ class DraftState(Protocol):
     def tree_logits(self, tree: DraftTree) -> Tensor:
         """Logits [1 + n, V] for the successors of the root and of every node, in as few passes as possible.
 
-        These are what the drafter holds likely, also where it drafts something else (families/lookup/copying.py).
+        These are what the drafter holds likely, also where it drafts something else (families/suffix/hybrid.py).
         Like root_logits it starts a new draft. Node i gets draft row i; nodes must be sorted by level.
         """
         ...

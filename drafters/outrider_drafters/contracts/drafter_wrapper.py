@@ -70,6 +70,6 @@ class StateWrapper:
     def tree_logits(self, tree: DraftTree) -> Tensor:
         if self._tree_in_one_pass or not tree.tokens:  # the root alone is one pass for any
             return self._around(lambda: self.inner.tree_logits(tree))
-        # Through this wrapper's own methods, so that every level's pass runs in `around`. Around a drafter that copies,
+        # Through this wrapper's own methods, so that every level's pass runs in `around`. Around a hybrid drafter,
         # drafts ahead of a copied tree are then copies, too.
         return tree_logits_by_level(tree, self.root_logits(), self.expand)

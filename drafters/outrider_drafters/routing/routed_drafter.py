@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider_drafters.checkpoints.draft_vocabulary import DraftLogits
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import NO_FEATURES
 from outrider_drafters.contracts.tree_shape import TreePlan
@@ -175,6 +176,8 @@ class RoutedState:
 
 def _first_probability(logits: Tensor) -> float:
     """Return the probability of the likeliest token, from logits [V]."""
+    if isinstance(logits, DraftLogits) and logits.normalized:
+        return float(logits.drafted.max().exp())
     return float((logits.max() - logits.float().logsumexp(-1)).exp())
 
 

@@ -117,7 +117,7 @@ class TreeGrowth:
             self.num_expanded = 1
             if isinstance(plan, TreeShape):
                 self._builder = tree = _DynamicTree(plan, entropies=False)
-                self._unread = tree, state.root_logits().unsqueeze(0)
+                self._unread = tree, _one_row(state.root_logits())
             else:
                 self._builder = start_tree(state.root_logits(), plan)
 
@@ -189,7 +189,7 @@ def start_tree(root_logits: Tensor, plan: TreePlan, entropies: bool = False) -> 
     match plan:
         case TreeShape():
             tree = _DynamicTree(plan, entropies=entropies)
-            tree.take(root_logits.unsqueeze(0))
+            tree.take(_one_row(root_logits))
             return tree
         case TreeChoices():
             return _ChoiceTree(root_logits, plan, entropies)
@@ -239,13 +239,13 @@ class _DynamicTree:
 
         For each node its k likeliest successors, then their log-probabilities, then the entropy if it is measured.
         """
-        logits, token_ids = _columns(logits)
+        logits, token_ids, is_normalized = _columns(logits)
         # A block's level has one row for all its nodes, expanded without a copy: its work is done once.
         num_nodes, is_shared = len(logits), len(logits) > 1 and logits.stride(0) == 0
         logits = logits[:1] if is_shared else logits
         # topk on the logits as they are: in the float32 log-softmax neighbors can round to equals and change order.
         columns = logits.topk(min(self._shape.breadth, logits.shape[1])).indices
-        log_probabilities = logits.float().log_softmax(-1)
+        log_probabilities = logits.float() if is_normalized else logits.float().log_softmax(-1)
         gains = log_probabilities.gather(1, columns)
         tokens = columns if token_ids is None else token_ids[columns]
         unsure = [] if self._entropies is None else [_entropies(log_probabilities)[:, None]]
@@ -292,7 +292,7 @@ class _ChoiceTree:
         self._entropies: list[float] | None = [] if entropies else None
         self._rows: dict[tuple[int, ...], int] = {(): ROOT}
         self._inner: list[tuple[int, ...]] = []  # nodes asked for
-        self._fill([()], root_logits.unsqueeze(0))
+        self._fill([()], _one_row(root_logits))
 
     def level(self) -> Level | None:
         self._inner = sorted({path[:-1] for path in self._choices.at_level(self._level + 1)} & self._tokens.keys())
@@ -316,9 +316,10 @@ class _ChoiceTree:
         """Choose the tokens of the next level; a rank beyond a parent's possible successors makes no node."""
         self._level += 1
         wanted = self._choices.at_level(self._level)
-        logits, token_ids = _columns(logits)
+        logits, token_ids, is_normalized = _columns(logits)
         ranks = min(1 + max((path[-1] for path in wanted), default=0), logits.shape[1])
-        best, norms = logits.topk(ranks), logits.float().logsumexp(-1).tolist()
+        best = logits.topk(ranks)
+        norms = [0.0] * len(parents) if is_normalized else logits.float().logsumexp(-1).tolist()
         unsure = (
             [0.0] * len(parents) if self._entropies is None else _entropies(logits.float().log_softmax(-1)).tolist()
         )
@@ -334,10 +335,16 @@ class _ChoiceTree:
                     self._entropies.append(unsure[row])
 
 
-def _columns(logits: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the columns that can be drafted, and their tokens; None: column i is token i."""
+def _one_row(logits: Tensor) -> Tensor:
+    return logits.as_rows if isinstance(logits, DraftLogits) else logits.unsqueeze(0)
+
+
+def _columns(logits: Tensor) -> tuple[Tensor, Tensor | None, bool]:
+    """Return the columns that can be drafted, their tokens (None: column i is token i), and if they are normalized."""
     # To choose among 8,192 columns takes a fifth of the time of 49,152, most of them -inf.
-    return (logits.drafted, logits.tokens) if isinstance(logits, DraftLogits) else (logits, None)
+    if isinstance(logits, DraftLogits):
+        return logits.drafted, logits.tokens, logits.normalized
+    return logits, None, False
 
 
 def _entropies(log_probabilities: Tensor) -> Tensor:

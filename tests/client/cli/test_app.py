@@ -351,3 +351,32 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(models, server):
         _, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert err == "outrider: stopped\n" * 2
+
+
+def test_the_draft_history_is_kept_shown_and_deleted(outrider, plain, models, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    pair = ("--target", str(models[0]), "--drafter", "suffix", "--draft-history", "1", "--mode", "stop-and-wait")
+
+    def shown(*arguments: str) -> list[str]:
+        result = CliRunner().invoke(cli.app, ["draft-history", *arguments])
+        assert result.exit_code == 0, result.output
+        return result.stdout.splitlines()
+
+    assert shown() == [f"{tmp_path / 'outrider/draft_history'}: nothing is kept"]
+    accepted = []
+    for _ in range(2):
+        code, out, _ = outrider("generate", "hello", "--max-new-tokens", "30", "--json", *pair, options=False)
+        assert code == 0
+        finished = json.loads(out.splitlines()[-1])
+        accepted.append(finished["statistics"]["mean_acceptance_length"])
+    assert accepted[1] > accepted[0]
+    (line,) = shown()
+    assert line.endswith(": 0.00 MB")
+    private = ("generate", "hello <<private: you>>", "--privacy", "placeholder", "--max-new-tokens", "30")
+    size = [path.stat().st_size for path in (tmp_path / "outrider/draft_history").iterdir()]
+    assert outrider(*private, *pair, options=False)[0] == 0
+    assert [path.stat().st_size for path in (tmp_path / "outrider/draft_history").iterdir()] == size
+    assert shown("--clear") == [line, "deleted"]
+    assert not list((tmp_path / "outrider/draft_history").iterdir())
+    code, _, err = outrider("generate", "hello", "--draft-history", "1", "--drafter", "lookup", options=False)
+    assert (code, "draft_history_mb=1: the drafter does not draft from earlier text" in err) == (2, True)

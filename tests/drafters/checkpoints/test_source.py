@@ -13,9 +13,9 @@ from outrider_drafters.checkpoints.options import (
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.families.dspark.family import CONFIDENCE
 from outrider_drafters.families.eagle3.layout import NORM_OUTPUT
-from outrider_drafters.families.lookup.copying import COPY_OPTION
 from outrider_drafters.families.lookup.family import LONGEST
 from outrider_drafters.families.moa.family import TLI
+from outrider_drafters.families.suffix.hybrid import COPY_OPTION
 from outrider_proto.errors import UsageError
 
 

@@ -22,15 +22,17 @@ from outrider_bench.core.answer_record import AnswerRecord, gather
 from outrider_bench.core.bootstrap import Interval, median_interval
 from outrider_bench.core.pair import COLD, InProcessPair, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import WARM_UP_TOKENS, AskedPrompts, Question, QuestionSource, by_group
+from outrider_bench.core.prompts import WARM_UP_TOKENS, AskedPrompts, Question, QuestionSource, by_family, by_group
 from outrider_bench.core.reference_answers import LOOKUP_TOKENS, GenerateModel
 from outrider_bench.core.stats import median_of_medians
 from outrider_bench.core.tapped_transport import TappedTransport, WiredConnection
 from outrider_bench.core.timed_drafter import TimedDrafter
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
+from outrider_client.models.draft_history import DraftHistory
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.families.suffix.index import History
 from outrider_models.core.embedded import drafter_source
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
@@ -44,7 +46,7 @@ Repeated = Sequence[Sequence[float]]  # by repetition and prompt
 class Speed:
     """Tokens per second, and the ratio to the plain loop: medians over prompts, then over repetitions.
 
-    `*_ci95` are their 95 % intervals, `by_group` has easy and hard text apart.
+    `*_ci95` are their 95 % intervals, `by_group` has easy and hard text apart, or a user's categories.
     """
 
     tokens_per_s: float
@@ -102,10 +104,27 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class DrafterEntry:
-    """A drafter to compare: its client's configuration, and its trees (None: its own)."""
+    """A drafter to compare: its client's configuration, its trees (None: its own), and the history it drafts from."""
 
     config: ClientConfig
     plan: TreePlan | None = None
+    history: DraftHistory | None = None
+
+
+class AnswersBefore(DraftHistory):
+    """A history that holds these answers, and none of those that are measured."""
+
+    def __init__(self, answers: Sequence[Sequence[int]]) -> None:
+        self._answers = History(answers)
+
+    def texts(self) -> History:
+        return self._answers
+
+    def add(self, answer: Sequence[int]) -> None:
+        """Leave it out: the next repetition asks the same question."""
+
+    def take_warnings(self) -> list[str]:
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +141,9 @@ class _TimedPair:
         assert pair.models.drafter is not None
         return cls(pair, TimedDrafter(pair.models.drafter))
 
-    async def client(self, stack: AsyncExitStack) -> AsyncClient:
+    async def client(self, stack: AsyncExitStack, history: DraftHistory | None) -> AsyncClient:
         """Return a client with a session of its own, and frames packed as on the wire."""
-        models = replace(self.pair.models, drafter=self.timed)
+        models = replace(self.pair.models, drafter=self.timed, history=history)
         transport = TappedTransport(self.pair.transport(), WiredConnection)
         return await stack.enter_async_context(AsyncClient(self.pair.config, models=models, transport=transport))
 
@@ -245,7 +264,7 @@ async def _start_runs(
         if entry.config not in pairs:
             pairs[entry.config] = await _TimedPair.begin(serving, entry.config, stack)
         pair = pairs[entry.config]
-        runs[name] = DrafterRun(await pair.client(stack), pair.timed, entry.plan, limit)
+        runs[name] = DrafterRun(await pair.client(stack, entry.history), pair.timed, entry.plan, limit)
     return runs
 
 
@@ -261,7 +280,7 @@ def _speed(seconds: Repeated, plain: Repeated, asked: Sequence[Question], answer
         mine, its = ([[run[place] for place in places] for run in times] for times in (seconds, plain))
         return Speed.of(mine, its, [len(answers[place]) for place in places])
 
-    groups = {name: of(places) for name, places in by_group(asked).items()}
+    groups = {name: of(places) for name, places in (by_group(asked) or by_family(asked)).items()}
     return replace(of(range(len(asked))), by_group=groups)
 
 
@@ -275,12 +294,20 @@ def compare_drafters(
     repetitions: int,
     seed: int,
     step: Step,
+    before: QuestionSource | None = None,
 ) -> Comparison:
-    """Compare the entries and the controls on the source's questions for the target in `directory`."""
+    """Compare the entries and the controls on the source's questions for the target in `directory`.
+
+    With `before`, every entry is there twice: also with a history of the target's answers to those questions.
+    """
     models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
     controls = Controls.load(directory, {path.name: path for path in assistants}, limit)
     asked = source.per_family(models, per_family, limit, partial(plain_greedy, controls.plain))
     prompts = AskedPrompts(asked, source.warm_up(models), repetitions, seed)
+    if before is not None:
+        earlier = before.per_family(models, None, limit, partial(plain_greedy, controls.plain))
+        history = AnswersBefore([plain_greedy(controls.plain, question.prompt, limit) for question in earlier])
+        entries = dict(entries) | {f"{name}, history": replace(one, history=history) for name, one in entries.items()}
     return asyncio.run(compare(entries, controls, Target.load(str(directory)), prompts, step))
 
 

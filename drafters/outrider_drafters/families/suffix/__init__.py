@@ -1,0 +1,1 @@
+"""Suffix decoding: drafts counted from the text and from earlier answers."""

@@ -1,0 +1,157 @@
+"""The draft history's file: what is kept, how much, by whom, and what becomes of a damaged one."""
+
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from outrider_client.models import draft_history
+from outrider_client.models.draft_history import DraftHistory, clear_histories, kept_histories
+
+VOCABULARY = 1000
+
+
+def history(folder: Path, server: str = "here:1", limit_mb: int = 1) -> DraftHistory:
+    return DraftHistory(server, "tokenizer", VOCABULARY, limit_mb, folder / "draft_history")
+
+
+def texts(kept: DraftHistory) -> list[list[int]]:
+    return [piece.tolist() for piece in draft_history._texts_in(kept.texts())]
+
+
+def test_answers_are_there_for_the_next_client(tmp_path):
+    first = history(tmp_path)
+    assert texts(first) == []
+    assert not first.file.parent.exists()  # nothing is made by looking
+    first.add((1, 2, 3))
+    first.add(())
+    first.add((4,))
+    assert texts(first) == texts(history(tmp_path)) == [[1, 2, 3], [4]]
+    assert first.take_warnings() == []
+
+
+def test_each_server_has_its_own(tmp_path):
+    """What one server has said is not drafted to another."""
+    history(tmp_path, "one:1").add((1, 2))
+    history(tmp_path, "other/../:1").add((3, 4))
+    assert texts(history(tmp_path, "one:1")) == [[1, 2]]
+    assert len(kept_histories(tmp_path / "draft_history")) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["draft_history"]
+
+
+def test_only_the_user_can_read_it(tmp_path):
+    kept = history(tmp_path)
+    for _ in range(2):  # written, then appended to
+        kept.add((1, 2))
+        assert {stat.S_IMODE(path.stat().st_mode) for path in kept.file.parent.iterdir()} == {0o600}
+    assert stat.S_IMODE(kept.file.parent.stat().st_mode) == 0o700
+
+
+def test_it_is_bounded_and_the_newest_stay(tmp_path):
+    kept = history(tmp_path)
+    for number in range(30):
+        kept.add([number] * 20_000)
+        assert kept.file.stat().st_size <= draft_history.MB
+    found = [piece[0] for piece in texts(kept)]
+    assert found == list(range(30 - len(found), 30))
+    assert 9 <= len(found) <= 12
+    kept.add([7] * 400_000)  # more than fits: its end
+    assert kept.file.stat().st_size <= draft_history.MB
+    assert {token for piece in texts(kept) for token in piece} == {7}
+    assert kept.texts().num_bytes < 5 * draft_history.MB
+
+
+def test_what_another_process_adds_is_found(tmp_path):
+    kept = history(tmp_path)
+    kept.add((1,))
+    history(tmp_path).add((2,))
+    kept.add((3,))
+    assert texts(kept) == [[1], [2], [3]]
+
+
+def test_processes_and_threads_may_add_at_once(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from outrider_client.models.draft_history import DraftHistory\n"
+        f"kept = DraftHistory('here:1', 'tokenizer', {VOCABULARY}, 1, Path(sys.argv[1]) / 'draft_history')\n"
+        "for number in range(40): kept.add([int(sys.argv[2])] * 9)\n"
+        "assert not kept.take_warnings()"
+    )
+    others = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(number)]) for number in (1, 2)]
+    kept = history(tmp_path)
+    threads = [threading.Thread(target=lambda: [kept.add([3] * 9) for _ in range(20)]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [other.wait(60) for other in others] == [0, 0]
+    assert sorted(piece[0] for piece in texts(kept)) == [1] * 40 + [2] * 40 + [3] * 40
+    assert kept.take_warnings() == []
+
+
+def test_what_was_cleared_is_forgotten_by_clients_that_run(tmp_path):
+    kept = history(tmp_path)
+    kept.add((1, 2))
+    assert list(kept_histories(kept.file.parent)) == [kept.file]
+    clear_histories(kept.file.parent)
+    assert texts(kept) == []
+    assert not kept_histories(kept.file.parent)
+    kept.add((3,))
+    assert texts(kept) == [[3]]
+
+
+def damaged(data: bytes, how: str) -> bytes:
+    match how:
+        case "other":
+            return b"something else entirely"
+        case "cut":
+            return data[:-2]
+        case "header":
+            return data + b"\1\2"
+        case "bit":
+            return data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
+        case "length":
+            at = len(draft_history._MAGIC)
+            return data[:at] + b"\xff\xff\xff\xff" + data[at + 4 :]
+        case _:
+            return data + draft_history._record(draft_history.np.array([VOCABULARY]))
+
+
+@pytest.mark.parametrize("how", ["other", "cut", "header", "bit", "length", "token"])
+@pytest.mark.parametrize("adding", [False, True])
+def test_a_damaged_file_is_told_once_and_started_anew(tmp_path, how, adding):
+    history(tmp_path).add((1, 2, 3))
+    kept = history(tmp_path)
+    kept.file.write_bytes(damaged(kept.file.read_bytes(), how))
+    if adding:
+        kept.add((4,))
+    assert texts(kept) == ([[4]] if adding else [])
+    (warning,) = kept.take_warnings()
+    assert "damaged draft history" in warning
+    assert "\n" not in warning
+    kept.add((5,))
+    assert texts(history(tmp_path)) == ([[4], [5]] if adding else [[5]])
+    assert kept.take_warnings() == []
+
+
+def test_a_file_that_cannot_be_used_is_told_once_and_stops_nothing(tmp_path):
+    (tmp_path / "draft_history").write_text("a file where the folder should be")
+    kept = history(tmp_path)
+    for _ in range(2):
+        assert texts(kept) == []
+        kept.add((1,))
+    (warning,) = kept.take_warnings()
+    assert "cannot be used" in warning
+
+
+def test_a_lock_that_is_held_delays_nothing_for_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(draft_history, "_LOCK_S", 0.05)
+    history(tmp_path).add((1,))
+    kept = history(tmp_path)
+    with FileLock(f"{kept.file}.lock"):
+        assert texts(kept) == []
+    assert "another process holds it" in kept.take_warnings()[0]
+    assert texts(kept) == [[1]]

@@ -1,0 +1,141 @@
+"""Suffix decoding as a drafter: the candidates' tree, whatever shape is asked for, and nothing else."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from text_edits import edited, edits_of
+
+from outrider_drafters import TreeShape, grow_tree, load_drafter, load_tap
+from outrider_drafters.contracts.tree_choices import TreeChoices
+from outrider_drafters.families.suffix.drafter import TREE, SuffixDrafter
+from outrider_drafters.families.suffix.index import GrowingText, History, candidates, reading
+from outrider_drafters.routing.routed_drafter import RoutedDrafter
+from outrider_drafters.routing.rules import Routing
+from outrider_drafters.trees.grow import grow
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import ROOT
+
+VOCABULARY = 6
+texts = st.lists(st.integers(0, VOCABULARY - 2), min_size=1, max_size=40)
+
+
+def state_of(text: list[int]):
+    state = SuffixDrafter(VOCABULARY).new_state()
+    state.append(text)
+    return state
+
+
+def found(text: list[int]):
+    grown = GrowingText()
+    grown.append(text)
+    return candidates(grown)
+
+
+def paths(tree, values) -> dict[tuple[int, ...], float]:
+    of_nodes: dict[int, tuple[int, ...]] = {ROOT: ()}
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        of_nodes[node] = (*of_nodes[parent], token)
+    return {of_nodes[node]: value for node, value in enumerate(values)}
+
+
+@given(text=texts)
+def test_a_tree_that_is_large_enough_holds_all_candidates_with_their_probabilities(text):
+    wanted, drafted = found(text), grow(state_of(text), TreeShape(32, 32, 32))
+    grown = paths(drafted.tree, map(math.exp, drafted.scores))
+    assert grown == pytest.approx(paths(wanted.tree, wanted.probabilities), rel=1e-5)
+
+
+@given(text=texts, breadth=st.integers(1, 3), levels=st.integers(1, 4), budget=st.integers(1, 6))
+def test_a_smaller_tree_holds_some_of_them(text, breadth, levels, budget):
+    drafted = grow(state_of(text), TreeShape(breadth, levels, budget))
+    wanted = found(text)
+    every = paths(wanted.tree, wanted.probabilities)
+    assert len(drafted.tree) <= budget
+    assert max(drafted.tree.depths(), default=0) <= levels
+    for path, score in paths(drafted.tree, drafted.scores).items():
+        assert math.exp(score) == pytest.approx(every[path], rel=1e-5)
+
+
+@given(text=texts)
+def test_several_heads_and_fixed_choices_draft_it_too(text):
+    """Both take other ways through the logits, to the same probabilities."""
+    wanted = found(text)
+    every = paths(wanted.tree, wanted.probabilities)
+    heads = RoutedDrafter([SuffixDrafter(VOCABULARY), SuffixDrafter(VOCABULARY)], ("a", "b")).new_state()
+    heads.append(text)
+    routed = heads.draft(TREE).drafted
+    chosen = grow(state_of(text), TreeChoices(((0,), (1,), (0, 0), (0, 1), (0, 0, 0))))
+    for drafted in (routed, chosen):
+        assert bool(drafted.tree.tokens) == bool(every)
+        for path, score in paths(drafted.tree, drafted.scores).items():
+            assert math.exp(score) == pytest.approx(every[path], rel=1e-5)
+
+
+@given(text=texts, edits=edits_of(texts))
+def test_equals_a_fresh_state_after_any_edits(text, edits):
+    state = SuffixDrafter(VOCABULARY).new_state()
+    for told in edited(state, text, edits):
+        assert grow_tree(state, TREE) == grow_tree(state_of(told), TREE)
+        assert state.max_levels == state_of(told).max_levels
+
+
+def test_other_tokens_than_candidates_lead_nowhere():
+    state = state_of([1, 2, 3, 4, 1, 2])
+    assert state.root_logits().argmax() == 3
+    after = state.expand([3, 5], [ROOT, ROOT])
+    assert after[0].argmax() == 4
+    assert (after[1] == -math.inf).all()
+    assert (state.expand([4], [1]) == -math.inf).all()
+    assert state.expand([4], [0])[0].argmax() == 1
+
+
+def test_without_a_pattern_it_reaches_nothing():
+    state = state_of([1, 2, 3])
+    assert state.max_levels == 0
+    assert len(grow_tree(state, TREE)) == 0
+    with pytest.raises(UsageError, match="did not occur before"):
+        state.root_logits()
+    with pytest.raises(UsageError, match="append the prompt"):
+        SuffixDrafter(VOCABULARY).new_state().root_logits()
+
+
+def test_it_drafts_from_a_history_it_may_read():
+    state = state_of([1, 2, 3])
+    with reading(History([[2, 3, 4, 5]])):
+        assert grow_tree(state, TREE).tokens == (4, 5)
+    assert not grow_tree(state, TREE).tokens
+
+
+def test_a_refused_rollback_changes_nothing():
+    state = state_of([1, 2, 1])
+    for wrong in (-1, 4):
+        with pytest.raises(UsageError, match="there are 3"):
+            state.rollback(wrong)
+    assert grow_tree(state, TREE).tokens[0] == 2
+
+
+def test_needs_no_files(golden, tiny_target):
+    drafter = load_drafter("suffix", tiny_target)
+    assert (drafter.family, drafter.vocab_size) == ("suffix", 23)
+    assert not drafter.tap.fingerprint
+    assert load_tap("suffix", golden / "target_tiny") is None
+    for option in ("copy=3", "suffix=1", "ngram=2"):
+        with pytest.raises(UsageError, match=f"option {option[:-2]}: family suffix takes"):
+            load_drafter(f"suffix,{option}", tiny_target)
+
+
+@pytest.fixture(scope="module")
+def tiny_target(tiny_drafters):
+    return tiny_drafters["eagle2"].target
+
+
+def test_a_gate_sees_how_sure_the_counts_are():
+    """Not 1, as where the only candidate is taken for certain."""
+    text = [1, 2, 3, 1, 2]
+    for gate, skipped in ((0.4, True), (0.9, False)):
+        heads = [SuffixDrafter(VOCABULARY), SuffixDrafter(VOCABULARY)]
+        state = RoutedDrafter(heads, ("a", "b"), Routing(gate=gate)).new_state()
+        state.append(text)
+        assert state.draft(TREE).skipped is skipped
