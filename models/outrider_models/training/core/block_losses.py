@@ -34,7 +34,7 @@ class BlockLosses:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Slots:
+class BlockSlots:
     """What makes the logits of n slots, and how much each slot counts."""
 
     hidden: Tensor  # [n, E]
@@ -45,7 +45,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotsCompared:
-    """Slots against their aims."""
+    """BlockSlots against their aims."""
 
     total: Tensor  # []: all slots, each by its scale
     loss: Tensor  # [n] float32: of each slot, without its scale and without gradient
@@ -74,13 +74,13 @@ class BlockAims:
         return (drafted if tokens is None else tokens[drafted]) == likeliest
 
 
-def compare_slots(slots: Slots, aims: BlockAims, numbers: Tensor) -> SlotsCompared:
+def compare_slots(slots: BlockSlots, aims: BlockAims, numbers: Tensor) -> SlotsCompared:
     """Compute the loss of slots against the aims of the trained positions `numbers` [n]."""
     inputs = (slots.hidden, slots.z, slots.w2, slots.scales, aims, numbers)
     return SlotsCompared(*_SlotLoss.apply(*inputs))  # type: ignore[no-untyped-call]  # torch
 
 
-def compare_slots_plainly(slots: Slots, aims: BlockAims, numbers: Tensor) -> SlotsCompared:
+def compare_slots_plainly(slots: BlockSlots, aims: BlockAims, numbers: Tensor) -> SlotsCompared:
     """Compute the same as `compare_slots` with all logits at once and autograd: its oracle."""
     logits = (F.linear(slots.hidden, aims.lm_head) + F.linear(slots.z, slots.w2)).float()
     wanted, distribution, likeliest = aims.of(numbers)

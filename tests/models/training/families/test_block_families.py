@@ -168,6 +168,19 @@ def test_blocks_do_not_see_each_other_nor_what_comes_at_their_anchor_or_later(te
     assert not torch.allclose(changed, both, atol=1e-3)  # control
 
 
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_the_loss_in_bfloat16_is_nearly_that_in_float32(kind, teacher, tiny_target):
+    model = model_of(teacher, "dspark", markov=MarkovSettings(6, kind))
+    batch = two_replies(teacher)
+    wide = model(batch, teacher.run(batch.tokens, model.teacher_request, batch.loss_mask), 0.0).total
+    narrow = Teacher.load(tiny_target, torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        total = model(batch, narrow.run(batch.tokens, model.teacher_request, batch.loss_mask), 0.0).total
+    total.backward()
+    assert float(total.detach()) == pytest.approx(float(wide.detach()), rel=0.03)
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+
+
 def test_fewer_anchors_are_drawn_evenly_and_stand_for_all():
     mask = torch.tensor([[False] * 4 + [True] * 21, [False] * 20 + [True] * 5, [False] * 25])
     torch.manual_seed(0)
