@@ -16,6 +16,7 @@ from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import Tap
 from outrider_proto.errors import UsageError
 
+OF_EVERY_DRAFTER = ("family", "copy")  # options that belong to no family
 Offline = Literal["goes on", "as far as its heads", "copies"]
 Trees = Literal["dynamic", "fixed choices", "chain"]
 
@@ -47,12 +48,11 @@ class Family:
     options: tuple[DrafterOption[Any] | str, ...] = ()  # Any: each has values of its own type
 
     def __post_init__(self) -> None:
-        names = [option if isinstance(option, str) else option.name for option in self.options]
+        names = [*OF_EVERY_DRAFTER, *(option if isinstance(option, str) else option.name for option in self.options)]
         for option in self.options:
             if isinstance(option, str) and option not in SHARED:
                 raise UsageError(f"family {self.name}: option {option}: need a DrafterOption, or {', '.join(SHARED)}")
-        # These two belong to every drafter, whatever its family.
-        if twice := sorted(name for name in {*names, "family", "copy"} if [*names, "family", "copy"].count(name) > 1):
+        if twice := sorted(name for name in set(names) if names.count(name) > 1):
             raise UsageError(f"family {self.name}: option {', '.join(twice)}: declared already, need another name")
 
     @property
