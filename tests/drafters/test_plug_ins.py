@@ -119,6 +119,10 @@ BROKEN = {
     "FAMILY = family('odd', no_such_field=1)": r"cannot be loaded \(TypeError.*no_such_field",
     "FAMILY = 'odd'": "is of type str: need Family",
     "FAMILY = family('even')": "is called even: need the entry point's name",
+    "FAMILY = family('odd', options=('depth',))": "option depth: need a DrafterOption, or draft_vocab",
+    "FAMILY = family('odd', options=('ddtree', 'ddtree'))": "option ddtree: declared already",
+    "from outrider_drafters import DrafterOption as Option\n"
+    "FAMILY = family('odd', options=(Option.switch('copy', ''),))": "option copy: declared already, need another name",
     "": r"cannot be loaded \(AttributeError",
 }
 

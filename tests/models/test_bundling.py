@@ -125,7 +125,7 @@ def test_last_layers_are_bundled(tmp_path, golden):
     names = set(load_file(out / "model.safetensors"))
     assert {"model.norm.weight", "model.layers.3.mlp.up_proj.weight"} < names
     assert not any(name.startswith("model.layers.2.") for name in names)
-    assert find_bundle(out).options == {"family": "moa", "tli": 1}
+    assert find_bundle(out).options == {"family": "moa", "tli": "1"}
     bundled = load_drafter(out, TargetWeights.load(out))
     assert bundled.tap == load_drafter(source, TargetWeights.load(target)).tap
     with pytest.raises(UsageError, match=r"lacks tensor model\.layers\.2"):

@@ -14,7 +14,9 @@ from outrider_drafters.checkpoints.options import SHARED, DrafterOption
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import Tap
+from outrider_proto.errors import UsageError
 
+OF_EVERY_DRAFTER = ("family", "copy", "suffix")  # options that belong to no family
 Offline = Literal["goes on", "as far as its heads", "copies"]
 Trees = Literal["dynamic", "fixed choices", "chain"]
 
@@ -44,6 +46,14 @@ class Family:
     keep_unquantized: Callable[[str], bool] = lambda name: False
     is_head: Callable[[str], bool] = lambda name: False
     options: tuple[DrafterOption[Any] | str, ...] = ()  # Any: each has values of its own type
+
+    def __post_init__(self) -> None:
+        names = [*OF_EVERY_DRAFTER, *(option if isinstance(option, str) else option.name for option in self.options)]
+        for option in self.options:
+            if isinstance(option, str) and option not in SHARED:
+                raise UsageError(f"family {self.name}: option {option}: need a DrafterOption, or {', '.join(SHARED)}")
+        if twice := sorted(name for name in set(names) if names.count(name) > 1):
+            raise UsageError(f"family {self.name}: option {', '.join(twice)}: declared already, need another name")
 
     @property
     def declared_options(self) -> tuple[DrafterOption[Any], ...]:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from outrider_drafters import DraftState
+from outrider_drafters import DraftState, FeatureDrafter, check_drafter
+from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
@@ -64,3 +65,16 @@ def test_misuse_is_refused(drafter):
     with pytest.raises(UsageError, match="rollback to 4 tokens: there are 3"):
         state.rollback(4)
     assert (state.num_tokens, state.num_features) == (3, 0)
+
+
+def test_a_step_alone_is_enough_for_a_long_prompt(tiny_drafters, monkeypatch):
+    """A family may leave `fill` as it is: the rows of a prompt then run as all others do."""
+    filled = []
+    for fill in (Eagle2Drafter.fill, FeatureDrafter.fill):
+        monkeypatch.setattr(Eagle2Drafter, "fill", fill)
+        state = tiny_drafters["eagle2"].new_state()
+        state.append([number % 23 for number in range(60)])
+        state.add_features(0, torch.randn(59, 16, generator=torch.Generator().manual_seed(4)))
+        filled.append(answers(state))
+    torch.testing.assert_close(*filled, atol=1e-4, rtol=1e-4)
+    check_drafter(tiny_drafters["eagle2"], scripts=2)

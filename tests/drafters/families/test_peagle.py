@@ -330,5 +330,5 @@ def test_settings_that_are_off_need_not_be_understood(head, frozen):
 
 
 def test_eagle3s_option_is_refused(head, frozen):
-    with pytest.raises(UsageError, match="option norm_output: family peagle takes rope_theta .*ddtree"):
+    with pytest.raises(UsageError, match=r"option norm_output: family peagle takes rope_theta .*ddtree"):
         load_drafter(f"{head.source},norm_output=true", frozen)
