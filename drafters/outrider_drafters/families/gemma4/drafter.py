@@ -51,7 +51,9 @@ class AssistantDrafter:
         self.draft_tokens: Tensor | None = None
         self._head: PackedLinear | None = None
         if network.masked_embedding is None:
-            rows, self.draft_tokens = select_rows(network.lm_head.weight.detach(), row_tokens, target.draft_tokens)
+            own = network.lm_head.weight.detach()
+            stored = None if row_tokens is None else row_tokens.to(own.device)
+            rows, self.draft_tokens = select_rows(own, stored, target.draft_tokens)
             self._head = PackedLinear(rows, packed=None)
         # Rounded to the weights' type, as in transformers: in bfloat16 the root of 3072 is 55.5.
         self._scale = torch.tensor(network.sizes.backbone**0.5).to(target.embed.device, network.norm.weight.dtype)
