@@ -40,13 +40,17 @@ GENERAL = frozenset(
         "dtype",
         "eos_token_id",
         "has_no_defaults_at_init",
+        "id2label",
         "is_composition",
         "keys_to_ignore_at_inference",
+        "label2id",
         "model_type",
         "pad_token_id",
+        "return_dict",
         "tie_word_embeddings",
         "torch_dtype",
         "transformers_version",
+        "use_cache",
     }
 )
 

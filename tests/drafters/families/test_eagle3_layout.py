@@ -103,8 +103,15 @@ def test_a_later_layer_takes_no_pairs(head):
     ],
 )
 def test_speculators_layers_are_as_its_config_says(head, nested, message):
-    head.config["transformer_layer_config"] = nested
+    head.config = {"transformer_layer_config": head.config | nested, "draft_vocab_size": 128}
     head.refused(message)
+
+
+def test_a_setting_of_speculators_that_is_not_understood_is_named(head):
+    head.config = {"transformer_layer_config": head.config, "draft_vocab_size": 128, "norm_after_fc": False}
+    head.load()
+    head.config["norm_after_fc"] = True
+    head.refused("norm_after_fc=True is not understood: need one of draft_vocab_size")
 
 
 def later_layer(layer: str) -> dict[str, tuple[int, ...]]:

@@ -20,6 +20,7 @@ from outrider_drafters.families.eagle3.layout import (
     D2T,
     EMBEDDING,
     NORM_OUTPUT,
+    SETTINGS,
     T2D,
     canonical,
     check_vocabulary,
@@ -29,12 +30,14 @@ from outrider_drafters.families.eagle3.layout import (
 from outrider_drafters.families.eagle3.network import Eagle3
 from outrider_drafters.families.eagle3.tap import NAME, Eagle3Tap, tap_info
 from outrider_drafters.families.family import Family
-from outrider_drafters.readers.config import config_int
+from outrider_drafters.readers.config import NESTED, config_int
 
 _DEEPSPECS_STEPS = "ttt_length"  # DeepSpec's key for what STEPS says
 
 
 def _load(files: DrafterFiles, target: TargetSizes) -> Eagle3:
+    if NESTED in files.config:
+        files.need_understood(SETTINGS)
     files = canonical(files)
     sizes = sizes_of(files, target)
     with torch.device("meta"):

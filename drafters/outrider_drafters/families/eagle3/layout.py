@@ -27,8 +27,8 @@ from outrider_drafters.checkpoints.options import (
 )
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
-from outrider_drafters.families.eagle3.tap_layers import chosen_layers, is_deepspec, uses_layers
-from outrider_drafters.readers.config import NESTED, Config, config_int, flattened, is_sliding
+from outrider_drafters.families.eagle3.tap_layers import IDS, chosen_layers, is_deepspec, uses_layers
+from outrider_drafters.readers.config import NESTED, SPECULATORS_KEYS, Config, config_int, flattened, is_sliding
 
 NORM_OUTPUT = DrafterOption.switch("norm_output", "feed back the output after the norm")
 
@@ -39,6 +39,9 @@ LM_HEAD = "lm_head.weight"
 D2T, T2D = "d2t", "t2d"
 FUSING = ("fc.", "fc_norm.", "input_norm.")
 REQUIRED = frozenset({"norm.weight", f"{LAYER}hidden_norm.weight"} | {LAYER + name for name in WEIGHTS})
+SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "embed_requires_grad")
+VALUES = ("draft_vocab_size", "target_hidden_size", "eagle_config", IDS)
+SETTINGS = frozenset((*SPECULATORS_KEYS, *SWITCHES, *VALUES))  # of speculators' files
 LATER = re.compile(r"layers\.(\d+)\.")
 # Parts of the target that trainers keep for their losses and export along.
 VERIFIERS = ("verifier_norm.weight", "verifier_lm_head.weight", "verifier_embed_tokens.weight")

@@ -30,21 +30,26 @@ from outrider_drafters.contracts.tree_shape import MAX_LEVELS
 from outrider_drafters.families.dflash.layout import best_first_or_chain, speculative_tokens
 from outrider_drafters.families.eagle3.family import FAMILY as EAGLE3
 from outrider_drafters.families.eagle3.family import make_tap
-from outrider_drafters.families.eagle3.layout import D2T, EMBEDDING, T2D, canonical, check_vocabulary, sizes_of
+from outrider_drafters.families.eagle3.layout import (
+    D2T,
+    EMBEDDING,
+    SETTINGS,
+    T2D,
+    canonical,
+    check_vocabulary,
+    sizes_of,
+)
 from outrider_drafters.families.eagle3.tap import tap_info
 from outrider_drafters.families.eagle3.tap_layers import IDS, config_value
 from outrider_drafters.families.peagle.drafter import NAME, PEagleDrafter
 from outrider_drafters.families.peagle.network import PEagle, PEagleSizes
-from outrider_drafters.readers.config import KIND, NESTED, SPECULATORS_KEYS, config_int
+from outrider_drafters.readers.config import KIND, NESTED, config_int
 
 MASK_HIDDEN = "mask_hidden"
 MASKS = (MASK_HIDDEN, f"model.{MASK_HIDDEN}")
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 NUM_DEPTHS = "num_depths"  # in early files of speculators, which also name two settings of their training
-TRAINING = (NUM_DEPTHS, "down_sample_ratio", "down_sample_ratio_min")
-SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "embed_requires_grad")
-VALUES = ("draft_vocab_size", "mask_token_id", "target_hidden_size", "eagle_config", IDS)
-SETTINGS = frozenset((*SPECULATORS_KEYS, *SWITCHES, *VALUES, *TRAINING))
+OWN_SETTINGS = frozenset(("mask_token_id", NUM_DEPTHS, "down_sample_ratio", "down_sample_ratio_min"))
 DRAFTS = DrafterOption.whole("drafts", "tokens to draft in one pass", least=1)
 NUM_DRAFTS = 8  # depths of speculators' training and the paper's, where a file does not say
 
@@ -52,7 +57,7 @@ NUM_DRAFTS = 8  # depths of speculators' training and the paper's, where a file 
 def load_network(files: DrafterFiles, target: TargetSizes) -> PEagle:
     """Load the network. Raises UsageError for what is not made for this target, or not understood."""
     if NESTED in files.config:
-        files.need_understood(SETTINGS)
+        files.need_understood(SETTINGS | OWN_SETTINGS)
     files = _with_defaults(canonical(files))
     sizes = _read_sizes(files, target)
     with torch.device("meta"):
