@@ -15,6 +15,7 @@ from outrider_client.core.prompt_segments import Segment
 from outrider_client.models.local_models import LocalModels, head_names
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.families.lookup.drafter import LookupDrafter
+from outrider_drafters.families.suffix.drafter import SuffixDrafter
 from outrider_drafters.routing.keywords import Keywords
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_drafters.routing.rules import Routing
@@ -145,14 +146,14 @@ async def test_copying_needs_two_tokens_that_match(connect, bare_models):
     assert (await client.complete([1, 2, 3, 4, 2, 3], **alone, max_new_tokens=3)).token_ids == (4, 2, 3)
 
 
-@pytest.mark.parametrize("drafter", [None, LookupDrafter(VOCAB)])
+@pytest.mark.parametrize("drafter", [None, LookupDrafter(VOCAB), SuffixDrafter(VOCAB)])
 async def test_a_chat_is_not_answered_with_a_copy_of_itself(connect, language, drafter):
     """Its system prompt, most often: a template begins every message alike."""
     client = connect(models=fake_models(language, drafter))
     recited = await client.complete([1, 2, 3, 4, 2, 3], mode="offline")
     assert (recited.token_ids, recited.reason) == ((), "link")
     if drafter is not None:
-        with pytest.raises(UsageError, match="lookup only copies"):
+        with pytest.raises(UsageError, match="this drafter only copies"):
             await client.complete((Segment("abab"), Segment("abab", private=True)))
 
 

@@ -116,3 +116,16 @@ def test_the_sweep_goes_deeper_and_stays_exact(tmp_path):
 def test_an_assistant_that_is_no_model_is_refused(tmp_path):
     with pytest.raises(UsageError, match="not a causal language model"):
         Controls.load(target_dir(), {"empty": tmp_path}, limit=4)
+
+
+def test_a_history_of_the_same_answers_is_drafted_from(tmp_path):
+    asked, out = tmp_path / "questions.jsonl", tmp_path / "report.json"
+    asked.write_text('{"prompt": "Who are you?", "category": "a"}\n{"prompt": "Add 17 and 5.", "category": "b"}\n')
+    command = ["drafters", "--drafter", "suffix", "--questions", str(asked), "--before", str(asked)]
+    result = CliRunner().invoke(app, [*command, "--max-new-tokens", "16", "--repetitions", "2", "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    report = json.loads(out.read_text())
+    without, with_history = (report["drafters"][name] for name in ("suffix", "suffix, history"))
+    assert with_history["overall"] > 1.5 * without["overall"]
+    assert with_history["mismatches"] == without["mismatches"] == 0
+    assert set(report["speeds"]["suffix"]["by_group"]) == {"a", "b"}
