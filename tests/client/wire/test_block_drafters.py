@@ -22,19 +22,19 @@ def plain(golden) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("mode", ["stop-and-wait", "proactive"])
 @pytest.mark.parametrize(
-    ("case", "options"),
+    ("case", "options", "branches"),
     [
-        ("dflash_zlab", ""),
-        ("dflash_zlab", ",ddtree=0"),
-        ("peagle_speculators", ""),
-        ("peagle_speculators", ",ddtree=0"),
-        ("dspark_deepspec", ""),
-        ("dspark_deepspec", ",ddtree=0"),
-        ("dspark_deepspec", ",ddtree=0,confidence=0.4"),
-        ("dspark_deepspec", ",ddtree=12,confidence=0.4"),
+        ("dflash_zlab", "", True),
+        ("dflash_zlab", ",ddtree=0", False),
+        ("peagle_speculators", "", False),
+        ("peagle_speculators", ",ddtree=12", True),
+        ("dspark_deepspec", "", True),
+        ("dspark_deepspec", ",ddtree=0", False),
+        ("dspark_deepspec", ",ddtree=0,confidence=0.4", False),
+        ("dspark_deepspec", ",ddtree=12,confidence=0.4", True),
     ],
 )
-async def test_greedy_answers_are_the_plain_loops(case, options, mode, golden, plain):
+async def test_greedy_answers_are_the_plain_loops(case, options, branches, mode, golden, plain):
     target, drafter = golden / "target_l8", f"{golden / case / 'drafter'}{options}"
     config = ClientConfig(target=target, drafter=drafter, max_new_tokens=NEW, mode=mode)
     async with in_process(target, config) as pair, pair.client() as client:
@@ -43,5 +43,4 @@ async def test_greedy_answers_are_the_plain_loops(case, options, mode, golden, p
     assert completion.token_ids == plain
     trees = [one.request.tree for one in events if isinstance(one, Cycle) and isinstance(one.request, Draft)]
     assert any(len(tree) for tree in trees)
-    branches = any(len(set(tree.parents)) < len(tree) for tree in trees)
-    assert branches == ("ddtree=0" not in options)
+    assert any(len(set(tree.parents)) < len(tree) for tree in trees) == branches
