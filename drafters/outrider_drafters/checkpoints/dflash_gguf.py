@@ -58,6 +58,7 @@ KEYS = {  # of config.json, by the key after "dflash."
     "logit_scale": "output_multiplier",
     "rope.freq_base": "rope_theta",
     FROM_ROOT: FROM_ROOT,
+    "target_hidden_size": "target_hidden_size",
     "vocab_size": "vocab_size",
 }
 NEEDED = ("attention.layer_norm_rms_epsilon", "block_count", "block_size", TARGET_LAYERS)
@@ -71,7 +72,12 @@ def translate(file: GgufFile) -> tuple[Config, Mapping[str, Tensor]]:
     if any(re.match(SECOND, name) for name in file.tensors):
         raise UsageError(f"{file.path}: DFlash 2: only DFlash 1 is supported")
     _check_keys(file)
-    return _config(file), {_name(name): _values(name, stored) for name, stored in file.tensors.items()}
+    tensors: dict[str, Tensor] = {}
+    for name, stored in file.tensors.items():
+        if (new := _name(name)) in tensors:
+            raise UsageError(f"{file.path}: two tensors are {new}, one of them {name}")
+        tensors[new] = _values(name, stored)
+    return _config(file), tensors
 
 
 def _check_keys(file: GgufFile) -> None:
@@ -99,9 +105,8 @@ def _name(name: str) -> str:
 def _values(name: str, stored: Tensor) -> Tensor:
     if name == "d2t":
         return offsets(stored)
-    return (
-        stored.view(1, -1) if name == "conf_proj.weight" else stored
-    )  # llama.cpp drops dimensions of 1 when it copies
+    # llama.cpp stores a matrix of one row as a vector when it copies a file, as its quantizer does.
+    return stored.view(1, -1) if name == "conf_proj.weight" else stored
 
 
 def _config(file: GgufFile) -> Config:
