@@ -44,6 +44,7 @@ from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import ROOT
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what tests and processes that they start share
+sys.path.append(str(Path(__file__).parents[1] / "drafters"))  # for what writes GGUF files
 
 VOCAB = 64
 EOS = 0

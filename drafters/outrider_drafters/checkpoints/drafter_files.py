@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from outrider_drafters.checkpoints import eagle3_gguf
+from outrider_drafters.checkpoints import dflash_gguf, eagle3_gguf
 from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, read_draft_vocab
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, DrafterOptions
 from outrider_drafters.checkpoints.source import DrafterSource
@@ -200,7 +200,10 @@ def join_names(names: list[str]) -> str:
 
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt")  # a directory that holds these is read as one of them
 Translated = tuple[Config, Mapping[str, Tensor]]
-TRANSLATIONS: Mapping[str, Callable[[GgufFile], Translated]] = {eagle3_gguf.ARCHITECTURE: eagle3_gguf.translate}
+TRANSLATIONS: Mapping[str, Callable[[GgufFile], Translated]] = {
+    eagle3_gguf.ARCHITECTURE: eagle3_gguf.translate,
+    dflash_gguf.ARCHITECTURE: dflash_gguf.translate,
+}
 
 
 def find_gguf(path: Path) -> Path | None:
@@ -220,5 +223,5 @@ def find_gguf(path: Path) -> Path | None:
 
 def read_gguf(path: Path) -> Translated:
     """Translate a GGUF file to a configuration and tensors. Raises UsageError if it is not a drafter."""
-    file = GgufFile.read(path, tuple(TRANSLATIONS))
+    file = GgufFile.read(path, tuple(TRANSLATIONS), dflash_gguf.FORKS)
     return TRANSLATIONS[file.architecture](file)

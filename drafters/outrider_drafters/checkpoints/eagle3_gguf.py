@@ -55,8 +55,8 @@ def translate(file: GgufFile) -> tuple[Config, Mapping[str, Tensor]]:
     """Translate to a configuration and tensors. Tensors of unknown names keep them. Raises UsageError."""
     if (blocks := file.of_architecture("block_count")) not in (None, 1):
         raise UsageError(f"{file.path}: block_count={blocks}: need 1")
-    heads = _count(file, "attention.head_count")
-    kv_heads = _count(file, "attention.head_count_kv", heads)
+    heads = gguf_count(file, "attention.head_count")
+    kv_heads = gguf_count(file, "attention.head_count_kv", heads)
     tensors: dict[str, Tensor] = {}
     for name, stored in file.tensors.items():
         new = NAMES.get(name, name)
@@ -92,16 +92,22 @@ def _config(file: GgufFile, heads: int) -> Config:
         if (value := file.of_architecture(key)) is not None:
             config[name] = value
     config["num_attention_heads"] = heads
-    config["rope_scaling"] = _rope_scaling(file)
+    config["rope_scaling"] = gguf_rope_scaling(file)
+    check_head_width(file, heads)
+    return config
+
+
+def check_head_width(file: GgufFile, heads: int) -> None:
+    """Raise UsageError unless all values of a head of the first layer are rotated, and are as many as the file says."""
     rotated, width = file.of_architecture("rope.dimension_count"), file.of_architecture("attention.key_length")
     q_rows = len(file.tensors["blk.0.attn_q.weight"]) if "blk.0.attn_q.weight" in file.tensors else None
     for what, value in (("rope.dimension_count", rotated), ("attention.key_length", width)):
         if value is not None and q_rows is not None and value * heads != q_rows:
             raise UsageError(f"{file.path}: {what}={value}: need {q_rows // heads}, the width of a head")
-    return config
 
 
-def _rope_scaling(file: GgufFile) -> Config | None:
+def gguf_rope_scaling(file: GgufFile) -> Config | None:
+    """Return the `rope_scaling` of a config.json. Raises UsageError for two scalings."""
     kind = file.of_architecture("rope.scaling.type") or "none"
     if ROPE_FREQS in file.tensors:
         if kind != "none":
@@ -130,10 +136,11 @@ def _yarn(file: GgufFile, factor: float | None) -> Config:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _count(file: GgufFile, key: str, default: int | None = None) -> int:
+def gguf_count(file: GgufFile, key: str, default: int | None = None) -> int:
+    """Return a number of the architecture's keys, which may be a list of one. Raises UsageError for any below 1."""
     value = file.of_architecture(key)
     value = value[0] if isinstance(value, list) and len(value) == 1 else value  # one a layer
     value = default if value is None else value
     if type(value) is not int or value < 1:
-        raise UsageError(f"{file.path}: {ARCHITECTURE}.{key}={value}: need a whole number of at least 1")
+        raise UsageError(f"{file.path}: {file.architecture}.{key}={value}: need a whole number of at least 1")
     return value

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 SUFFIX = ".gguf"
 ARCHITECTURE = "general.architecture"
+MASK_TOKEN = "tokenizer.ggml.mask_token_id"
+NO_OTHERS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A GGUF file. `values` holds its metadata by key, without the tokenizer's."""
+    """A GGUF file. `values` holds its metadata by key, of the tokenizer's the mask token alone."""
 
     path: Path
     architecture: str
@@ -30,18 +32,22 @@ class GgufFile:
     tensors: Mapping[str, Tensor]  # float32, or int64 as stored; [out, in]
 
     @classmethod
-    def read(cls, path: Path, architectures: tuple[str, ...]) -> GgufFile:
-        """Read a file. Raises UsageError if it is broken, of another architecture, or the package gguf is missing."""
+    def read(cls, path: Path, architectures: tuple[str, ...], others: Mapping[str, str] = NO_OTHERS) -> GgufFile:
+        """Read a file. Raises UsageError if it is broken, of another architecture, or the package gguf is missing.
+
+        `others` says of some architectures that are not read what they are.
+        """
         reader = _opened(path)
         try:
             values = {
                 key: _exact(field.contents())
                 for key, field in reader.fields.items()
-                if not key.startswith(("tokenizer.", "GGUF."))
+                if not key.startswith(("tokenizer.", "GGUF.")) or key == MASK_TOKEN
             }
             architecture = str(values.get(ARCHITECTURE))
             if architecture not in architectures:
-                raise UsageError(f"{path}: {ARCHITECTURE} is {architecture}: need {' or '.join(architectures)}")
+                what = f", {others[architecture]}" if architecture in others else f": need {' or '.join(architectures)}"
+                raise UsageError(f"{path}: {ARCHITECTURE} is {architecture}{what}")
             tensors = {tensor.name: _dequantized(path, tensor) for tensor in reader.tensors}
         # UsageError is a ValueError, which the next clause would wrap.
         except UsageError:

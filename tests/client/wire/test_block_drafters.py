@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from gguf_dflash import DFlashWriter
 
 from outrider_bench.core.pair import in_process
 from outrider_client import ClientConfig
 from outrider_client.core.events import Cycle
 from outrider_proto.frames import Draft
+from outrider_proto.tree import DraftTree
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
@@ -18,6 +20,17 @@ PROMPT = tuple(range(10, 40))
 @pytest.fixture(scope="module")
 def plain(golden) -> tuple[int, ...]:
     return tuple(plain_greedy(Target.load(str(golden / "target_l8")), PROMPT, NEW))
+
+
+async def drafted(golden, drafter, plain, mode="stop-and-wait") -> list[DraftTree]:
+    """The trees of an answer, whose text has to be the plain loop's."""
+    target = golden / "target_l8"
+    config = ClientConfig(target=target, drafter=str(drafter), max_new_tokens=NEW, mode=mode)
+    async with in_process(target, config) as pair, pair.client() as client:
+        events = [event async for event in client.generate(PROMPT)]
+        completion = await client.complete(PROMPT)
+    assert completion.token_ids == plain
+    return [one.request.tree for one in events if isinstance(one, Cycle) and isinstance(one.request, Draft)]
 
 
 @pytest.mark.parametrize("mode", ["stop-and-wait", "proactive"])
@@ -35,12 +48,13 @@ def plain(golden) -> tuple[int, ...]:
     ],
 )
 async def test_greedy_answers_are_the_plain_loops(case, options, branches, mode, golden, plain):
-    target, drafter = golden / "target_l8", f"{golden / case / 'drafter'}{options}"
-    config = ClientConfig(target=target, drafter=drafter, max_new_tokens=NEW, mode=mode)
-    async with in_process(target, config) as pair, pair.client() as client:
-        events = [event async for event in client.generate(PROMPT)]
-        completion = await client.complete(PROMPT)
-    assert completion.token_ids == plain
-    trees = [one.request.tree for one in events if isinstance(one, Cycle) and isinstance(one.request, Draft)]
+    trees = await drafted(golden, f"{golden / case / 'drafter'}{options}", plain, mode)
     assert any(len(tree) for tree in trees)
     assert any(len(set(tree.parents)) < len(tree) for tree in trees) == branches
+
+
+async def test_a_gguf_file_drafts_as_the_directory_it_was_made_from(golden, plain, tmp_path):
+    directory = golden / "dflash_zlab" / "drafter"
+    trees = await drafted(golden, DFlashWriter(directory, tmp_path / "drafter.gguf").write(), plain)
+    assert any(len(tree) for tree in trees)
+    assert trees == await drafted(golden, directory, plain)

@@ -3,6 +3,7 @@
 z-lab         Qwen3's keys; settings in dflash_config or beside it; embedding and lm_head are the target's
 DeepSpec      Qwen3's keys and settings side by side; embedding and lm_head of its own; the root's row drafts, too
 speculators   Qwen3's keys in transformer_layer_config; embedding and lm_head of its own, perhaps of few tokens (d2t)
+GGUF          llama.cpp: translated before (dflash_gguf.py)
 
 z-lab and DeepSpec count layers by their outputs, speculators counts hidden states, the embedding being the first.
 """

@@ -1,0 +1,257 @@
+"""DFlash and DSpark from GGUF files of llama.cpp's converter: the drafters they were made from, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf_dflash import DFlashWriter
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outrider_drafters import TargetWeights, load_drafter, load_tap
+from outrider_drafters.families.dflash.drafter import DFlashDrafter
+from outrider_proto.errors import UsageError
+
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
+SLIDING = {
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 3,
+    "use_sliding_window": True,
+}
+MASKS = {"full": {}, "sliding": SLIDING, "not causal": SLIDING | {"is_causal": False}, "causal": {"is_causal": True}}
+
+
+@pytest.fixture(scope="module")
+def frozen(golden) -> TargetWeights:
+    return TargetWeights.load(golden / "target_l8")
+
+
+def copy_of(golden: Path, case: str, tmp_path: Path, **settings: object) -> Path:
+    """A copy of a golden drafter, with other settings."""
+    directory = Path(shutil.copytree(golden / case / "drafter", tmp_path / "drafter"))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | settings))
+    return directory
+
+
+@pytest.fixture
+def dflash(golden, tmp_path) -> DFlashWriter:
+    return DFlashWriter(golden / "dflash_zlab" / "drafter", tmp_path / "drafter.gguf")
+
+
+@pytest.fixture
+def dspark(golden, tmp_path) -> DFlashWriter:
+    return DFlashWriter(golden / "dspark_deepspec" / "drafter", tmp_path / "drafter.gguf")
+
+
+def answers(drafter: object) -> Tensor:
+    """Logits of the root and of a chain behind it."""
+    assert isinstance(drafter, DFlashDrafter)
+    state = drafter.new_state()
+    state.append(TOKENS)
+    state.add_features(0, torch.randn(7, 64, generator=torch.Generator().manual_seed(2)))
+    rows = [state.root_logits(), *(state.expand([token], [row - 1])[0] for row, token in enumerate([8, 7, 6]))]
+    return torch.stack([torch.as_tensor(row) for row in rows])
+
+
+def same(path: Path, directory: Path, golden: Path) -> bool:
+    """Whether two drafters agree to the bit in what they read and draft."""
+    taps = [load_tap(place, golden / "target_l8") for place in (path, directory)]
+    drafters = [load_drafter(place, TargetWeights.load(golden / "target_l8")) for place in (path, directory)]
+    assert taps[0] is not None
+    assert taps[1] is not None
+    assert drafters[0].family == drafters[1].family
+    assert taps[0].hidden_layers == taps[1].hidden_layers
+    assert taps[0].info == taps[1].info == drafters[0].tap == drafters[1].tap
+    return torch.equal(answers(drafters[0]), answers(drafters[1]))
+
+
+@pytest.mark.parametrize("mask", list(MASKS))
+def test_is_the_dflash_that_was_converted(golden, dflash, tmp_path, mask):
+    directory = copy_of(golden, "dflash_zlab", tmp_path, **MASKS[mask])
+    assert same(DFlashWriter(directory, dflash.path).write(), directory, golden)
+    assert same(dflash.path, golden / "dflash_zlab" / "drafter", golden) == (mask == "full")  # masks matter
+
+
+def test_layers_are_hidden_states(dflash, golden):
+    """target_layers are those of config.json and one more: also the embedding, and the last layer with its norm."""
+    dflash.values["target_layers"] = [0, 5, 8]
+    tap = load_tap(dflash.write(), golden / "target_l8")
+    assert tap is not None
+    assert tap.hidden_layers == (0, 5, -1)
+
+
+def test_is_the_dspark_that_was_converted(dspark, golden):
+    assert same(dspark.write(), golden / "dspark_deepspec" / "drafter", golden)
+
+
+def test_a_whole_head_is_the_targets(dspark, golden, tmp_path, frozen):
+    """The converter leaves out an lm_head of all tokens, and in its first version the embedding."""
+    directory = copy_of(golden, "dspark_deepspec", tmp_path)
+    tensors = load_file(directory / "model.safetensors")
+    assert not torch.equal(tensors["lm_head.weight"], frozen.lm_head)
+    save_file(tensors | {"lm_head.weight": frozen.lm_head.clone()}, directory / "model.safetensors")
+    del dspark.tensors["output.weight"]
+    assert same(dspark.write(), directory, golden)
+    save_file(
+        tensors | {"lm_head.weight": frozen.lm_head.clone(), "embed_tokens.weight": frozen.embed.clone()},
+        directory / "model.safetensors",
+    )
+    del dspark.tensors["token_embd.weight"]
+    assert same(dspark.write(), directory, golden)
+
+
+def test_few_tokens_of_a_draft_vocabulary(dspark, frozen):
+    """d2t holds target ids."""
+    whole = answers(load_drafter(dspark.write(), frozen))
+    ids = torch.arange(0, 256, 3)
+    for name in ("output.weight", "markov_w2.weight"):
+        dspark.tensors[name] = dspark.tensors[name][ids].contiguous()
+    dspark.tensors["d2t"] = ids
+    few = answers(load_drafter(dspark.write(), frozen))
+    torch.testing.assert_close(few[:, ids] if few.shape == whole.shape else few, whole[:, ids])
+
+
+def test_which_row_drafts_first(dspark, frozen):
+    """A file that does not say drafts from the root's row, as llama.cpp does."""
+    said = answers(load_drafter(dspark.write(), frozen))
+    del dspark.values["sample_from_anchor"]
+    assert torch.equal(answers(load_drafter(dspark.write(), frozen)), said)
+    dspark.values["sample_from_anchor"] = False
+    assert not torch.allclose(answers(load_drafter(dspark.write(), frozen)), said, atol=1e-3)
+
+
+def test_a_confidence_head_that_lost_a_dimension(dspark, golden):
+    """llama.cpp stores a matrix of one row as a vector when it quantizes a file."""
+    dspark.tensors["conf_proj.weight"] = dspark.tensors["conf_proj.weight"].flatten()
+    assert same(dspark.write(), golden / "dspark_deepspec" / "drafter", golden)
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [(Kind.Q8_0, 0.05), (Kind.F16, 0.005), (Kind.BF16, 0.05)])
+def test_stored_types(golden, tmp_path, frozen, kind, tolerance):
+    """Logits within the type's own error."""
+    directory = golden / "dflash_zlab" / "drafter"
+    path = DFlashWriter(directory, tmp_path / "drafter.gguf", kind).write()
+    exact, stored = answers(load_drafter(directory, frozen)), answers(load_drafter(path, frozen))
+    assert 0 < float((stored - exact).square().mean().sqrt() / exact.std()) < tolerance
+
+
+SECTIONS = r"rope\.dimension_sections=\[8, 4, 4, 0\]: need all pairs in the first"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target_layers": None}, r"lacks dflash\.target_layers: convert the drafter again"),
+        ({"block_size": None}, r"lacks dflash\.block_size"),
+        ({"block_count": None}, r"lacks dflash\.block_count"),
+        ({"attention.layer_norm_rms_epsilon": None}, r"lacks dflash\.attention\.layer_norm_rms_epsilon"),
+        ({"attention.head_count": None}, r"dflash\.attention\.head_count=None: need a whole number"),
+        ({"attention.head_count": 2}, r"attention\.key_length=32: need 64, the width of a head"),
+        ({"rope.dimension_count": 16}, r"rope\.dimension_count=16: need 32"),
+        ({"rope.dimension_sections": [8, 4, 4, 0]}, SECTIONS),
+        ({"block_count": 4}, "holds 3 layers: config.json says num_hidden_layers=4"),
+        ({"target_layers": 5}, r"dflash\.target_layers=5: need a list of whole numbers"),
+        ({"target_layers": ["1", "5", "7"]}, r"dflash\.target_layers=\['1', '5', '7'\]: need a list"),
+        ({"target_layers": [1, 5, 9]}, "taps hidden state 9, the target has 0 to 8"),
+        ({"target_layers": [1, 5]}, "width of fc is 192, the target's 128"),
+        ({"target_hidden_size": 32}, "target_hidden_size is 32, the target's 64"),
+        ({"vocab_size": 999}, "vocab_size is 999, the target's 256"),
+        ({"block_size": 0}, "block_size=0: need a whole number"),
+        ({"attention.sliding_window": 4}, r"dflash\.attention\.sliding_window_pattern=None: need true or false"),
+        ({"hyper_connection.count": 4}, r"dflash\.hyper_connection\.count=4 is not understood"),
+        ({"decoder_arch": "laguna"}, r"dflash\.decoder_arch=laguna is not understood"),
+    ],
+)
+def test_what_a_file_says_is_read_or_refused(dflash, frozen, changes, message):
+    dflash.values = {key: value for key, value in (dflash.values | changes).items() if value is not None}
+    with pytest.raises(UsageError, match=rf"^\S+drafter\.gguf: (config\.json: )?{message}[^\n]*$"):
+        load_drafter(dflash.write(), frozen)
+
+
+def test_what_changes_nothing_is_passed_over(dflash, golden):
+    """Qwen's targets for images: every pair of theirs turns with the first of three positions."""
+    dflash.values |= {"rope.dimension_sections": [16, 0, 0, 0], "rope.dimension_count": 32, "expert_count": 0}
+    assert same(dflash.write(), golden / "dflash_zlab" / "drafter", golden)
+
+
+def test_the_mask_token_is_needed(dflash, frozen):
+    dflash.mask_token = None
+    with pytest.raises(UsageError, match=r"^\S+drafter\.gguf: lacks tokenizer\.ggml\.mask_token_id"):
+        load_drafter(dflash.write(), frozen)
+    dflash.mask_token = 256
+    with pytest.raises(UsageError, match=r"mask_token_id=256: need a row of the target's embedding"):
+        load_drafter(dflash.write(), frozen)
+
+
+def test_logits_follow_the_targets_settings(golden, dflash, tmp_path):
+    settings = {"input_embedding_scale": 8.0, "output_multiplier": 0.5, "final_logit_softcapping": 3.0}
+    directory = copy_of(golden, "dflash_zlab", tmp_path, **settings)
+    assert not same(dflash.write(), directory, golden)
+    dflash.values |= {"embedding_scale": 8.0, "logit_scale": 0.5, "final_logit_softcapping": 3.0}
+    assert same(dflash.write(), directory, golden)
+
+
+@pytest.mark.parametrize("architecture", ["dflash-draft", "gemma4-dflash-draft", "dspark"])
+def test_forks_are_refused_by_name(dflash, frozen, architecture):
+    dflash.architecture = architecture
+    with pytest.raises(
+        UsageError, match=rf"general\.architecture is {architecture}, a fork's of llama\.cpp.*: convert"
+    ):
+        load_drafter(dflash.write(), frozen)
+
+
+def test_another_architecture_is_refused_by_name(dflash, frozen):
+    dflash.architecture = "qwen3"
+    with pytest.raises(UsageError, match=r"general\.architecture is qwen3: need eagle3 or dflash$"):
+        load_drafter(dflash.write(), frozen)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("selector_hidden.weight", "DFlash 2: only DFlash 1 is supported"),
+        ("blk.0.attn_conv_base", "DFlash 2"),
+        ("token_embd.weight", r"token_embd\.weight of its own: only a DSpark may have such"),
+        ("blk.0.attn_sinks.weight", r"holds unknown tensors blk\.0\.attn_sinks\.weight"),
+        ("hidden_norm.weight", r"two tensors are hidden_norm\.weight, one of them "),
+        ("rope_freqs.weight", r"holds unknown tensors rope_freqs\.weight"),
+        ("blk.0.post_attention_norm.weight", r"holds unknown tensors blk\.0\.post_attention_norm\.weight"),
+    ],
+)
+def test_other_tensors_are_named(dflash, frozen, name, message):
+    dflash.tensors[name] = torch.ones(16)
+    with pytest.raises(UsageError, match=rf"drafter\.gguf: {message}"):
+        load_drafter(dflash.write(), frozen)
+
+
+def test_every_missing_tensor_is_named(dflash, frozen):
+    whole = dflash.tensors
+    for name in (
+        "fc.weight",
+        "enc.output_norm.weight",
+        "output_norm.weight",
+        "blk.0.attn_q.weight",
+        "blk.2.ffn_up.weight",
+    ):
+        dflash.tensors = {other: tensor for other, tensor in whole.items() if other != name}
+        with pytest.raises(UsageError, match=r"drafter\.gguf: lacks tensors \S+\.weight$"):
+            load_drafter(dflash.write(), frozen)
+
+
+def test_windows_of_a_dspark_are_refused(dspark, frozen):
+    """Of the layouts that become such a file, only speculators has windows, and its file does not say which."""
+    dspark.values |= {"attention.sliding_window": 4, "attention.sliding_window_pattern": [True, False, False]}
+    with pytest.raises(UsageError, match=r"dflash\.attention\.sliding_window: files of DSpark do not say how"):
+        load_drafter(dspark.write(), frozen)
+
+
+def test_a_dspark_without_what_it_says(dspark, frozen):
+    del dspark.tensors["conf_proj.weight"], dspark.tensors["conf_proj.bias"]
+    with pytest.raises(UsageError, match=r"lacks tensors confidence_head\.proj\.weight"):
+        load_drafter(dspark.write(), frozen)
+    dspark.values["has_confidence_head"] = False
+    assert load_drafter(dspark.write(), frozen).family == "dspark"
