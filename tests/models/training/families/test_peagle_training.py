@@ -173,6 +173,18 @@ def test_rows_see_the_text_up_to_their_anchor_and_its_masks_alone(teacher):
     assert whole.isfinite().all()
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_the_loss_in_bfloat16_is_nearly_that_in_float32(own, teacher, batch, tiny_target):
+    model = model_of(teacher, own_embedding=own, draft_vocab=1 << 30)
+    wide = model(batch, teacher.run(batch.tokens, model.teacher_request), 0.0).total
+    narrow = Teacher.load(tiny_target, torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        total = model(batch, narrow.run(batch.tokens, model.teacher_request), 0.0).total
+    total.backward()
+    assert float(total.detach()) == pytest.approx(float(wide.detach()), rel=0.03)
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_depths_keep_their_share_evenly_and_never_a_mask_without_those_before_it():
     can = torch.tensor([[False] * 2 + [True] * 20, [True] * 10 + [False] * 12, [False] * 22])
     torch.manual_seed(0)
