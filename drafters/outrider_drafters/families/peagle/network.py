@@ -47,7 +47,7 @@ class PEagle(Eagle3):
         """Compute the feature [1, H] of a row that has none of the target's."""
         return self.fuse(self.mask_hidden.view(1, -1))
 
-    def forward_train(
+    def forward_depths(
         self, embeds: Tensor, states: Tensor, mask_embed: Tensor, anchors: Tensor, depths: Tensor
     ) -> Tensor:
         """Run all rows of a text, and rows of masks, in one causal pass: [B, T + M, H] after the norm, for the head.

@@ -96,7 +96,7 @@ class TrainablePEagle(EagleHead):
         anchors, depths = sample_masks(batch.loss_mask[:, 1:], self._depths)
         embed = target.embed if network.embed_tokens is None else network.embed_tokens.weight
         states = torch.cat([target.hidden[layer] for layer in network.sizes.target_layers], dim=-1)
-        hidden = network.forward_train(
+        hidden = network.forward_depths(
             F.embedding(tokens, embed), states[:, :-1], embed[network.mask_token], anchors, depths
         )
         of_masks = (anchors + depths + 1).masked_fill(anchors < 0, batch.tokens.shape[1])

@@ -120,7 +120,7 @@ def test_a_loaded_checkpoint_drafts_the_logits_of_the_network_in_training(teache
     anchors, depths = torch.tensor([pairs]).unbind(-1)
     embed = network.embed_tokens.weight
     with torch.no_grad():
-        hidden = network.forward_train(
+        hidden = network.forward_depths(
             F.embedding(tokens[:, 1:], embed), states[:, :-1], embed[network.mask_token], anchors, depths
         )
         logits = network.lm_head(hidden)[0]
@@ -145,7 +145,7 @@ def test_the_training_pass_is_that_of_speculators(golden):
     depths = torch.arange(1, slots).repeat(count)[None]
     embed = network.embed_tokens.weight
     with torch.no_grad():
-        hidden = network.forward_train(
+        hidden = network.forward_depths(
             F.embedding(tokens[:, 1:], embed), states, embed[network.mask_token], anchors, depths
         )
         logits = network.lm_head(hidden)[0]
@@ -161,14 +161,14 @@ def test_rows_see_the_text_up_to_their_anchor_and_its_masks_alone(teacher):
     embeds, mask_embed = torch.randn(1, 9, network.sizes.hidden), torch.randn(network.sizes.hidden)
     states = torch.randn(1, 9, network.fc.in_features)
     anchors, depths = torch.tensor([[2, 2, 5, -1, -1]]), torch.tensor([[1, 2, 1, 1, 3]])
-    whole = network.forward_train(embeds, states, mask_embed, anchors, depths)[0]
+    whole = network.forward_depths(embeds, states, mask_embed, anchors, depths)[0]
     for rows, t in (([2, 9, 10], 2), ([5, 11], 5)):
         masks = [row - 9 for row in rows[1:]]
-        alone = network.forward_train(
+        alone = network.forward_depths(
             embeds[:, : t + 1], states[:, : t + 1], mask_embed, anchors[:, masks], depths[:, masks]
         )[0]
         torch.testing.assert_close(whole[rows], alone[t:])
-    changed = network.forward_train(embeds.index_fill(1, torch.tensor([1]), 1.0), states, mask_embed, anchors, depths)
+    changed = network.forward_depths(embeds.index_fill(1, torch.tensor([1]), 1.0), states, mask_embed, anchors, depths)
     assert not torch.allclose(changed[0, [2, 9, 10, 5, 11]], whole[[2, 9, 10, 5, 11]], atol=1e-3)  # control
     assert whole.isfinite().all()
 
