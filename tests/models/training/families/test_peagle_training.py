@@ -111,14 +111,15 @@ def test_the_loss_is_that_of_drafting_at_every_row(changes, teacher, batch, tmp_
     assert float(output.total) == pytest.approx(total, rel=2e-3)
 
 
-def test_a_loaded_checkpoint_drafts_the_logits_of_the_network_in_training(teacher, batch, tmp_path):
-    model, tokens = model_of(teacher), batch.tokens
+@pytest.mark.parametrize("changes", [{}, {"layers": 1}, {"own_embedding": False}, {"target_layers": (1, 0)}], ids=str)
+def test_a_loaded_checkpoint_drafts_the_logits_of_the_network_in_training(changes, teacher, batch, tmp_path):
+    model, tokens = model_of(teacher, **changes), batch.tokens
     network, count = model.network, LENGTH - 1
     target = teacher.run(tokens, model.teacher_request)
     states = torch.cat([target.hidden[layer] for layer in network.sizes.target_layers], dim=-1)
     pairs = [(t, depth) for t in range(count) for depth in range(1, network.num_drafts)]
     anchors, depths = torch.tensor([pairs]).unbind(-1)
-    embed = network.embed_tokens.weight
+    embed = teacher.embed if network.embed_tokens is None else network.embed_tokens.weight
     with torch.no_grad():
         hidden = network.forward_depths(
             F.embedding(tokens[:, 1:], embed), states[:, :-1], embed[network.mask_token], anchors, depths
