@@ -40,6 +40,7 @@ QUICK = parse_changes([
     "data.held_out=1", "data.max_length=90", "validation.new_tokens=4", "validation.levels=2",
 ])  # fmt: skip
 SMALLER = {"eagle3": ["drafter.draft_vocab=200", "drafter.steps.count=2"], "hydra": ["drafter.blocks=1"]}
+SMALLER["peagle"] = ["drafter.draft_vocab=200", "drafter.layers=2"]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_the_loss_falls_and_the_export_drafts(family, chats, target, tmp_path):
     assert not list(tmp_path.glob("*/*.partial"))
 
 
-@pytest.mark.parametrize("run", ["moa", "hass", "independent", "eagle3 muon", "dflash", "dspark muon"])
+@pytest.mark.parametrize("run", ["moa", "hass", "independent", "eagle3 muon", "dflash", "dspark muon", "peagle muon"])
 def test_a_resumed_run_equals_an_undisturbed_one(run, chats, target, tmp_path):
     family, _, optimizer = run.partition(" ")
     sets = ("length.epochs=2.0", f"schedule.optimizer={optimizer or 'adamw'}")

@@ -144,32 +144,22 @@ class Eagle3(nn.Module):
         self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32, steps: int | None = None
     ) -> None:
         """Write SafeAILab's layout; `steps`: of its own output, that it was trained over, where that is known."""
+        trained = {} if steps is None else {STEPS: steps}
+        write_model(directory, self._config(target) | trained, self._tensors(), dtype)
+
+    def _tensors(self) -> dict[str, Tensor]:
         tensors = self.state_dict()
         if (tokens := self.draft_tokens) is not None:
             tensors["t2d"] = membership(tokens, self.sizes.vocab)
-        trained = {} if steps is None else {STEPS: steps}
-        write_model(directory, self._config(target) | trained, tensors, dtype)
+        return tensors
 
     def _config(self, target: TargetSizes) -> dict[str, object]:
         sizes, block = self.sizes, self.sizes.block
-        return {
+        return self._llama_config(target) | {
             "architectures": ["LlamaForCausalLMEagle3"],
-            "model_type": "llama",
-            "hidden_act": "silu",
-            "hidden_size": block.width,
             "target_hidden_size": sizes.target_hidden,
-            "intermediate_size": block.mlp,
-            "num_attention_heads": block.heads,
-            "num_key_value_heads": block.kv_heads,
-            "head_dim": block.head_dim,
-            "num_hidden_layers": sizes.layers,
-            "max_position_embeddings": target.max_context,
-            "rms_norm_eps": block.eps,
             "rope_theta": block.rope_theta,
             "rope_scaling": None if block.rope_scaling is None else block.rope_scaling.as_config(),
-            "attention_bias": block.qkv_bias,
-            "tie_word_embeddings": False,
-            "vocab_size": sizes.vocab,
             "draft_vocab_size": sizes.draft_vocab,
             "norm_before_residual": sizes.norm_before_residual,
             "norm_before_fc": sizes.input_norm,
@@ -181,6 +171,24 @@ class Eagle3(nn.Module):
                 "eagle_aux_hidden_state_layer_ids": list(sizes.target_layers),
                 "use_aux_hidden_state": bool(sizes.target_layers),
             },
+        }
+
+    def _llama_config(self, target: TargetSizes) -> dict[str, object]:
+        sizes, block = self.sizes, self.sizes.block
+        return {
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "hidden_size": block.width,
+            "intermediate_size": block.mlp,
+            "num_attention_heads": block.heads,
+            "num_key_value_heads": block.kv_heads,
+            "head_dim": block.head_dim,
+            "num_hidden_layers": sizes.layers,
+            "max_position_embeddings": target.max_context,
+            "rms_norm_eps": block.eps,
+            "attention_bias": block.qkv_bias,
+            "tie_word_embeddings": False,
+            "vocab_size": sizes.vocab,
         }
 
 

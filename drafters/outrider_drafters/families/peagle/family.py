@@ -86,10 +86,11 @@ def _read_sizes(files: DrafterFiles, target: TargetSizes) -> PEagleSizes:
         raise files.fault(f"tensor {MASK_HIDDEN} has shape {list(shape)}: need {width} values, as fc takes")
     stated = speculative_tokens(files) or config_int(files.config, NUM_DEPTHS, NUM_DRAFTS)
     num_drafts = files.options.get(DRAFTS) or stated
-    return PEagleSizes(eagle, _mask_token(files, target), shape, min(num_drafts, MAX_LEVELS))
+    return PEagleSizes(eagle, mask_token(files, target), shape, min(num_drafts, MAX_LEVELS))
 
 
-def _mask_token(files: DrafterFiles, target: TargetSizes) -> int:
+def mask_token(files: DrafterFiles, target: TargetSizes) -> int:
+    """Read the token that stands in mask rows, from a flat config. Raises UsageError."""
     key = next((key for key in MASK_TOKENS if files.config.get(key) is not None), MASK_TOKENS[0])
     token = files.config.get(key)
     if type(token) is not int or not 0 <= token < target.vocab:

@@ -5,10 +5,21 @@ An installed package adds others by entry points of the group `outrider.training
 
 from outrider_drafters.plug_ins import PlugIns
 from outrider_models.training.core.family import TrainableFamily
-from outrider_models.training.families import dflash, dspark, eagle2, eagle3, hass, hydra, independent, medusa, moa
+from outrider_models.training.families import (
+    dflash,
+    dspark,
+    eagle2,
+    eagle3,
+    hass,
+    hydra,
+    independent,
+    medusa,
+    moa,
+    peagle,
+)
 from outrider_proto.errors import UsageError
 
-_ALL = (moa, eagle2, hass, eagle3, medusa, hydra, dflash, dspark, independent)
+_ALL = (moa, eagle2, hass, eagle3, medusa, hydra, dflash, dspark, peagle, independent)
 TRAINABLE_FAMILIES: dict[str, TrainableFamily] = {family.FAMILY.name: family.FAMILY for family in _ALL}
 PLUG_INS = PlugIns("outrider.training", TrainableFamily, lambda: TRAINABLE_FAMILIES)
 

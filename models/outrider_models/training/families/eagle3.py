@@ -56,34 +56,43 @@ class Eagle3Settings:
             raise UsageError(f"target_layers={list(self.target_layers)}: need at least one, none twice")
 
 
-class TrainableEagle3(TrainableDrafter):
+class EagleHead(TrainableDrafter):
+    """EAGLE-3's network, which P-EAGLE trains too: its lm_head starts as the target's rows of the draft vocabulary."""
+
     untrained_tensors = frozenset({EMBEDDING, T2D})
     layout_has_draft_vocab = True
+    network: Eagle3
 
-    def __init__(self, settings: Eagle3Settings, target: TargetFacts, frequencies: Frequencies) -> None:
+    def __init__(self, network: Eagle3, target: TargetFacts, frequencies: Frequencies) -> None:
         super().__init__()
-        self._settings, self._target_sizes = settings, target.sizes
-        self.teacher_request = TeacherRequest(hidden=(-1, *settings.target_layers))
-        self.network: Eagle3 = Eagle3(_sizes(settings, target))
-        if settings.init == "target":
-            self.start_request = start_request(settings.target_layers)
-        if settings.draft_vocab < target.sizes.vocab:
+        self.network, self._target_sizes, sizes = network, target.sizes, network.sizes
+        self.teacher_request = TeacherRequest(hidden=(-1, *sizes.target_layers))
+        if sizes.draft_vocab < sizes.vocab:
             # d2t can express rising ids alone.
-            self.draft_tokens = most_frequent(frequencies(), settings.draft_vocab).sort().values
-            self.network.set_draft_tokens(self.draft_tokens)
+            self.draft_tokens = most_frequent(frequencies(), sizes.draft_vocab).sort().values
+            network.set_draft_tokens(self.draft_tokens)
 
     def init_from_lm_head(self, lm_head: Tensor) -> None:
         assert self.network.lm_head is not None
         with torch.no_grad():
             self.network.lm_head.weight.copy_(lm_head if self.draft_tokens is None else lm_head[self.draft_tokens])
 
-    def init_from_examples(self, examples: Iterable[tuple[Batch, TeacherOutput]]) -> None:
-        start_from_target(self.network, examples)
-
     def load_weights(self, files: DrafterFiles) -> None:
         # The draft vocabulary comes with the weights; that of the data's replies would not fit the head's rows.
         super().load_weights(canonical(files))
         self.draft_tokens = self.network.draft_tokens
+
+
+class TrainableEagle3(EagleHead):
+    def __init__(self, settings: Eagle3Settings, target: TargetFacts, frequencies: Frequencies) -> None:
+        sizes = head_sizes(settings.shape, settings.draft_vocab, settings.target_layers, settings.rope_theta, target)
+        super().__init__(Eagle3(sizes), target, frequencies)
+        self._settings = settings
+        if settings.init == "target":
+            self.start_request = start_request(settings.target_layers)
+
+    def init_from_examples(self, examples: Iterable[tuple[Batch, TeacherOutput]]) -> None:
+        start_from_target(self.network, examples)
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         embeds = F.embedding(batch.tokens[:, 1:], target.embed)
@@ -120,24 +129,27 @@ def make_drafter(settings: Eagle3Settings, target: TargetFacts, frequencies: Fre
     return TrainableEagle3(settings, target, frequencies)
 
 
-def _sizes(settings: Eagle3Settings, target: TargetFacts) -> Eagle3Sizes:
+def head_sizes(
+    shape: EagleShape, draft_vocab: int, target_layers: tuple[int, ...], rope_theta: float, target: TargetFacts
+) -> Eagle3Sizes:
+    """Return the sizes of a head of one layer. Raises UsageError."""
     sizes = target.sizes
-    if wrong := [layer for layer in settings.target_layers if not 0 <= layer < sizes.layers]:
+    if wrong := [layer for layer in target_layers if not 0 <= layer < sizes.layers]:
         raise UsageError(f"target_layers: {wrong[0]}: need 0 to {sizes.layers - 1}")
     return Eagle3Sizes(
         block=BlockShape(
             width=sizes.hidden,
             heads=sizes.heads,
-            kv_heads=settings.shape.kv_heads,
+            kv_heads=shape.kv_heads,
             head_dim=sizes.head_dim,
-            mlp=settings.shape.intermediate,
-            rope_theta=settings.rope_theta,
+            mlp=shape.intermediate,
+            rope_theta=rope_theta,
             eps=sizes.eps,
         ),
         vocab=sizes.vocab,
-        draft_vocab=min(settings.draft_vocab, sizes.vocab),
+        draft_vocab=min(draft_vocab, sizes.vocab),
         target_hidden=sizes.hidden,
-        target_layers=settings.target_layers,
+        target_layers=target_layers,
     )
 
 

@@ -21,6 +21,7 @@ from outrider_models.training.core.losses import HeadDecay, Losses
 from outrider_models.training.core.teacher import Teacher
 from outrider_models.training.families import TRAINABLE_FAMILIES, trainable_family
 from outrider_models.training.families.dspark import MarkovSettings
+from outrider_models.training.families.peagle import DepthSettings
 from outrider_proto.errors import UsageError
 
 LENGTH, PROMPT = 14, 5
@@ -32,6 +33,7 @@ SMALL = {
     "hydra": {"dropout": 0.0, "blocks": 2},
     "dflash": {"layers": 2, "block_size": 5},
     "dspark": {"layers": 2, "block_size": 4, "markov": MarkovSettings(rank=6, kind="vanilla")},
+    "peagle": {"layers": 2, "draft_vocab": 300, "depths": DepthSettings(count=4, ratio=1.0, least=0.0)},
 }
 
 
@@ -252,7 +254,7 @@ PLAINLY = dict.fromkeys(("dflash", "dspark"), ("compare_slots", block_losses.com
 @pytest.mark.parametrize("vocab", [0, 300])
 @pytest.mark.parametrize("name", TRAINABLE_FAMILIES)
 def test_the_loss_and_its_gradients_are_those_of_all_logits_at_once(name, vocab, teacher, monkeypatch):
-    model = model_of(teacher, name, draft_vocab=vocab or (400 if name == "eagle3" else 0))
+    model = model_of(teacher, name, draft_vocab=vocab or (400 if name in ("eagle3", "peagle") else 0))
     batch = make_batch(teacher.facts.sizes.vocab, rows=2)
     target = teacher.run(batch.tokens, model.teacher_request, batch.loss_mask)
     found = []

@@ -1,0 +1,171 @@
+"""Training of P-EAGLE (arXiv 2602.01469; numbers of vllm-project/speculators, models/peagle): all depths in one pass.
+
+Depth 0 is EAGLE-3's row of every token. At depth d a row of the mask stands d positions behind such a row, its anchor,
+and aims at the target's distribution there. Of a reply's n tokens depth d keeps n r^d, drawn anew in every pass from
+those whose masks of lesser depth are kept (COD sampling). All rows weigh the same, so a depth weighs as it is kept.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.families.eagle3.layout import T2D, canonical
+from outrider_drafters.families.eagle3.tap_layers import default_layers
+from outrider_drafters.families.peagle.family import NUM_DRAFTS, mask_token
+from outrider_drafters.families.peagle.network import PEagle, PEagleSizes
+from outrider_models.core.tables import need_at_least
+from outrider_models.training.core.family import TrainableFamily
+from outrider_models.training.core.interfaces import (
+    Batch,
+    Frequencies,
+    LossOutput,
+    TargetFacts,
+    TeacherOutput,
+    TeacherRequest,
+    TrainableDrafter,
+    rows_of,
+)
+from outrider_models.training.core.losses import TargetAims, compare
+from outrider_models.training.core.rates import Length, Schedule
+from outrider_models.training.families.dflash import RAREST
+from outrider_models.training.families.eagle2 import EagleShape, default_shape
+from outrider_models.training.families.eagle3 import EagleHead, head_sizes
+from outrider_proto.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class DepthSettings:
+    count: int  # tokens that a pass drafts, depth 0 counted
+    ratio: float  # depth d keeps ratio^d of a reply's tokens,
+    least: float  # or this share, if that is more
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 2, "count")
+        if not (0 < self.ratio <= 1 and 0 <= self.least <= 1):
+            raise UsageError(f"depths: ratio={self.ratio}, least={self.least}: need 0 < ratio <= 1, 0 <= least <= 1")
+
+
+@dataclass(frozen=True, slots=True)
+class PEagleSettings:
+    shape: EagleShape
+    layers: int
+    draft_vocab: int
+    target_layers: tuple[int, ...]  # layers whose input it takes, as indices of Hugging Face's hidden_states
+    mask_token: int  # RAREST: the token that replies have least, of several the first
+    own_embedding: bool  # train a copy of the target's embedding, in which the mask has a row
+    depths: DepthSettings
+
+    def __post_init__(self) -> None:
+        need_at_least(self, 1, "layers", "draft_vocab")
+        need_at_least(self, RAREST, "mask_token")
+        if not self.target_layers or len(set(self.target_layers)) != len(self.target_layers):
+            raise UsageError(f"target_layers={list(self.target_layers)}: need at least one, none twice")
+
+
+class TrainablePEagle(EagleHead):
+    untrained_tensors = frozenset({T2D})
+    network: PEagle
+
+    def __init__(self, settings: PEagleSettings, target: TargetFacts, frequencies: Frequencies) -> None:
+        super().__init__(PEagle(_sizes(settings, target, frequencies)), target, frequencies)
+        self._depths = settings.depths
+        nn.init.normal_(self.network.mask_hidden)  # of zero the norm behind fc would have gradients without bounds
+        if settings.own_embedding:
+            self.start_request = TeacherRequest()
+
+    @torch.no_grad()
+    def init_from_examples(self, examples: Iterable[tuple[Batch, TeacherOutput]]) -> None:
+        """Take over the target's embedding."""
+        assert self.network.embed_tokens is not None
+        _, target = next(iter(examples))
+        self.network.embed_tokens.weight.copy_(target.embed)
+
+    def load_weights(self, files: DrafterFiles) -> None:
+        super().load_weights(files)
+        # Those weights know this token as the mask; that of other data may be another.
+        self.network.mask_token = mask_token(canonical(files), self._target_sizes)
+
+    def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
+        network, tokens = self.network, batch.tokens[:, 1:]
+        # Row t predicts token t + 2, as the target's position t + 1 does.
+        anchors, depths = sample_masks(batch.loss_mask[:, 1:], self._depths)
+        embed = target.embed if network.embed_tokens is None else network.embed_tokens.weight
+        states = torch.cat([target.hidden[layer] for layer in network.sizes.target_layers], dim=-1)
+        hidden = network.forward_depths(
+            F.embedding(tokens, embed), states[:, :-1], embed[network.mask_token], anchors, depths
+        )
+        of_masks = (anchors + depths + 1).masked_fill(anchors < 0, batch.tokens.shape[1])
+        of_text = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens) + 1
+        aims = TargetAims(target, batch.loss_mask, shared=True)
+        trained, numbers = aims.at(torch.cat((of_text, of_masks), dim=1))
+        assert network.lm_head is not None
+        compared = compare(hidden[trained], network.lm_head.weight, None, aims, numbers)
+        first = trained.nonzero()[:, 1] < tokens.shape[1]
+        return LossOutput(compared.total, compared.loss[first], compared.hits[first], rows_of(trained)[first])
+
+    def export(self, directory: Path) -> None:
+        """Write speculators' layout, without an embedding unless it was trained."""
+        self.network.export(directory, self._target_sizes, torch.bfloat16)
+
+
+def sample_masks(can: Tensor, depths: DepthSettings) -> tuple[Tensor, Tensor]:
+    """Draw rows of masks for texts whose rows `can` [B, R] bool are trained (speculators, peagle/data.py).
+
+    Returns their anchors, -1 for those that only fill up, and depths, each [B, M] int64.
+    """
+    counts, rows = can.sum(1, keepdim=True), can.shape[1]
+    # By the position where a mask stands: its anchor, which need not be trained, is `depth` before.
+    candidates, kept = can.index_fill(1, torch.tensor([0], device=can.device), False), list[Tensor]()
+    for depth in range(1, depths.count):
+        most = (counts * max(depths.ratio**depth, depths.least)).int()
+        order = torch.rand(can.shape, device=can.device).masked_fill(~candidates, 2.0).argsort(1).argsort(1)
+        kept.append(candidates & (order < most))
+        candidates = F.pad(kept[-1][:, :-1], (1, 0)) & can
+    drawn = torch.cat(kept, dim=1)
+    places = drawn.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, int(drawn.sum(1).max()))]
+    made = places // rows + 1
+    return (places % rows - made).masked_fill(~drawn.gather(1, places), -1), made
+
+
+def make_drafter(settings: PEagleSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
+    return TrainablePEagle(settings, target, frequencies)
+
+
+def _sizes(settings: PEagleSettings, target: TargetFacts, frequencies: Frequencies) -> PEagleSizes:
+    token, sizes = settings.mask_token, target.sizes
+    if token >= sizes.vocab:
+        raise UsageError(f"mask_token={token}: need {RAREST} to {sizes.vocab - 1}")
+    layers = tuple(sorted(settings.target_layers))  # files of this layout are read so
+    eagle = head_sizes(settings.shape, settings.draft_vocab, layers, sizes.rope_theta, target)
+    return PEagleSizes(
+        eagle=replace(eagle, own_embedding=settings.own_embedding, windows=(None,) * settings.layers),
+        mask_token=int(frequencies().argmin()) if token == RAREST else token,
+        mask_shape=(1, 1, len(layers) * sizes.hidden),
+        num_drafts=settings.depths.count,
+    )
+
+
+FAMILY = TrainableFamily(
+    name="peagle",
+    settings=PEagleSettings,
+    defaults=lambda target: PEagleSettings(
+        shape=default_shape(target),
+        layers=4,
+        draft_vocab=min(32000, target.sizes.vocab),
+        target_layers=default_layers(target.sizes.layers),
+        mask_token=RAREST,
+        own_embedding=True,
+        depths=DepthSettings(count=NUM_DRAFTS, ratio=0.7, least=0.2),
+    ),
+    make_drafter=make_drafter,
+    schedule=Schedule(
+        peak=6e-4, last=0.0, warmup_updates=1000, decay="cosine", decay_epochs=0,
+        beta1=0.9, beta2=0.95, weight_decay=0.01, clip_norm=1.0,
+    ),
+    length=Length(batch=16, epochs=5),
+)  # fmt: skip
