@@ -10,6 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
+from gguf_writing import writing
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -78,32 +79,13 @@ class DFlashWriter:
             self.values |= {"sample_from_anchor": True, "has_confidence_head": config["enable_confidence_head"]}
 
     def write(self) -> Path:
-        writer = gguf.GGUFWriter(self.path, self.architecture)
-        for key, value in self.values.items():
-            self._add(writer, f"{self.architecture}.{key}", value)
-        writer.add_token_list([f"token{number}" for number in range(256)])
-        if self.mask_token is not None:
-            writer.add_mask_token_id(self.mask_token)
-        for name, tensor in self.tensors.items():
-            values = tensor.numpy()
-            plain = values.ndim == 1 or values.dtype == np.int64 or self.kind == Kind.F32
-            kind = None if plain else self.kind
-            writer.add_tensor(name, values if kind is None else gguf.quants.quantize(values, kind), raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        with writing(self.path, self.architecture, self.values) as writer:
+            writer.add_token_list([f"token{number}" for number in range(256)])
+            if self.mask_token is not None:
+                writer.add_mask_token_id(self.mask_token)
+            for name, tensor in self.tensors.items():
+                values = tensor.numpy()
+                plain = values.ndim == 1 or values.dtype == np.int64 or self.kind == Kind.F32
+                kind = None if plain else self.kind
+                writer.add_tensor(name, values if kind is None else gguf.quants.quantize(values, kind), raw_dtype=kind)
         return self.path
-
-    def _add(self, writer: gguf.GGUFWriter, key: str, value: object) -> None:
-        match value:
-            case bool():
-                writer.add_bool(key, value)
-            case int():
-                writer.add_uint32(key, value)
-            case float():
-                writer.add_float32(key, value)
-            case str():
-                writer.add_string(key, value)
-            case list():
-                writer.add_array(key, value)

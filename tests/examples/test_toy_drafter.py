@@ -128,7 +128,8 @@ def test_it_drafts_for_a_server_and_the_text_is_the_targets(installed, drafter, 
 def test_it_is_listed_with_its_options(installed):
     said = installed.run("outrider-models", "families")
     assert said.startswith(
-        "toy (outrider-toy-drafter 0.1.0): reads the target's last hidden state\n  strength: factor of"
+        "toy (outrider-toy-drafter 0.1.0): reads the target's last hidden state; trees: dynamic; offline: goes on\n"
+        "  strength: factor of"
     )
 
 

@@ -194,7 +194,7 @@ def draft_history(
     folder = history_folder()
     kept = kept_histories(folder)
     for path, size_bytes in kept.items():
-        print(printable(f"{path}: {size_bytes / 1e6:.2f} MB"))
+        print(printable(f"{path}: {size_bytes / 1e3:,.1f} kB"))
     if not kept:
         print(printable(f"{folder}: nothing is kept"))
     if clear:

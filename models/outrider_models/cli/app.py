@@ -259,7 +259,7 @@ def families() -> None:
 
     for family in all_families():
         package = f" ({PLUG_INS.package(family.name)})" if family.name in PLUG_INS.names else ""
-        print(f"{family.name}{package}: reads {family.features}")
+        print(f"{family.name}{package}: reads {family.features}; trees: {family.trees}; offline: {family.offline}")
         for option in options_of(family):
             print(f"  {option.name}: {option.help} [{option.takes}]")
 

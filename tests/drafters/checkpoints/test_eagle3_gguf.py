@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from gguf_writing import writing
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -87,31 +88,12 @@ class Writer:
         }
 
     def write(self) -> Path:
-        writer = gguf.GGUFWriter(self.path, self.architecture)
-        for key, value in self.values.items():
-            self._add(writer, f"{self.architecture}.{key}", value)
-        for name, tensor in self.tensors.items():
-            self._add_tensor(writer, name, tensor.numpy())
-        if self.d2t is not None:
-            writer.add_tensor(self.d2t_name, self.d2t)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        with writing(self.path, self.architecture, self.values) as writer:
+            for name, tensor in self.tensors.items():
+                self._add_tensor(writer, name, tensor.numpy())
+            if self.d2t is not None:
+                writer.add_tensor(self.d2t_name, self.d2t)
         return self.path
-
-    def _add(self, writer: gguf.GGUFWriter, key: str, value: object) -> None:
-        match value:
-            case bool():
-                writer.add_bool(key, value)
-            case int():
-                writer.add_uint32(key, value)
-            case float():
-                writer.add_float32(key, value)
-            case str():
-                writer.add_string(key, value)
-            case list():
-                writer.add_array(key, value)
 
     def _add_tensor(self, writer: gguf.GGUFWriter, name: str, values: np.ndarray) -> None:
         if values.ndim == 1:  # norms are never quantized

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -36,7 +37,7 @@ class BlockDrafter(Protocol):
         ...
 
 
-class BlockState(WithTokenState):
+class BlockState(WithTokenState, ABC):
     """The draft rows of a block's tree. A state of a family runs the block, by default without regard to its tokens."""
 
     def __init__(self, drafter: BlockDrafter) -> None:
@@ -73,9 +74,9 @@ class BlockState(WithTokenState):
         root = self._over_vocabulary(self._level_logits([self._token_state.tokens[-1]], [ROOT]))[0]
         return tree_logits_by_level(tree, root, expand)
 
+    @abstractmethod
     def _run_block(self) -> Tensor:
         """Run the block from the root on and return its logits [max_levels, Vd] float32."""
-        raise NotImplementedError
 
     def _begin(self) -> None:
         """Run the block for a new draft."""
