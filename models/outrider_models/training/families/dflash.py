@@ -5,6 +5,7 @@ and itself. Its slots k = 0, 1, ... predict the tokens after the anchor, as far 
 exp(-k / gamma), since a refused token takes those after it along. Anchors are drawn anew in every pass.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,7 +33,8 @@ from outrider_models.training.core.interfaces import (
     rows_of,
 )
 from outrider_models.training.core.rates import Length, Schedule
-from outrider_models.training.families.eagle2 import EagleShape, default_shape
+from outrider_models.training.families.block_start import start_from_target, start_request
+from outrider_models.training.families.eagle2 import EagleShape, Init, default_shape
 from outrider_proto.errors import UsageError
 
 RAREST = -1
@@ -42,6 +44,7 @@ RAREST = -1
 class DFlashSettings:
     shape: EagleShape
     layers: int
+    init: Init  # target: all but the first start as its last layers (block_start.py)
     target_layers: tuple[int, ...]  # as indices of Hugging Face's hidden_states
     block_size: int  # as published: with the root in DFlash, without it in DSpark
     mask_token: int  # RAREST: the token that replies have least, of several the first
@@ -77,6 +80,11 @@ class TrainableDFlash(TrainableDrafter):
         super().__init__()
         self._settings, self._target_sizes, self.network = settings, target.sizes, network
         self.teacher_request = TeacherRequest(hidden=(-1, *settings.target_layers))
+        if settings.init == "target":
+            self.start_request = start_request(settings.layers, settings.target_layers)
+
+    def init_from_examples(self, examples: Iterable[tuple[Batch, TeacherOutput]]) -> None:
+        start_from_target(self.network, examples)
 
     def load_weights(self, files: DrafterFiles) -> None:
         files = canonical(files)
@@ -191,6 +199,7 @@ FAMILY = TrainableFamily(
     defaults=lambda target: DFlashSettings(
         shape=default_shape(target),
         layers=5,
+        init="random",
         target_layers=default_taps(target.sizes.layers),
         block_size=16,
         mask_token=RAREST,

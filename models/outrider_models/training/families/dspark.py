@@ -144,6 +144,7 @@ FAMILY = TrainableFamily(
     defaults=lambda target: DSparkSettings(
         shape=default_shape(target),
         layers=5,
+        init="random",
         target_layers=default_taps(target.sizes.layers),
         block_size=7,
         mask_token=RAREST,
