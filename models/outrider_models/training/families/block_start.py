@@ -2,32 +2,40 @@
 
 Of N layers the last N - 1 are the target's. Let s_t be the target's state that enters them at position t, divided by
 its usual size, which their norms do not see. fc is the best linear guess of s_t from the taps at t, exact where s is
-tapped, so that context rows c_t give those layers nearly the target's keys and values. The first layer makes
+tapped, so that the context rows c_t = hidden_norm(fc(taps)) give those layers nearly the target's keys and values. The
+first layer makes, of a block that begins at t and with n its norm of embeddings,
 
-    s_t = embed(x_t) + A c_{t-1} + B n(x_t)      least squares, n the layer's norm of the embedding
+    s_t     = embed(x_t) + A c_{t-1} + B n(x_t)         the root's row
+    s_{t+k} = embed(mask) + A' c_{t-1} + B' n(x_t)      the masks' rows, one guess for all k >= 1
 
-of a block that begins at t: some heads look at the last context row alone and add A's main directions, the others look
-at the root alone and add B's. Its MLP adds nothing. Masks begin as the root does and learn what comes after.
+by least squares. It has heads for each of A, B, A' and B', which add its main directions. A head's queries and keys
+are constants that tell contexts, roots and masks apart: in values that RoPE turns at a middling pace to find the last
+context row, in values that it hardly turns to find the root. A head asked by a row that is not its own looks at the
+masks, whose values are 0. The layer's MLP adds nothing at first.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider_drafters.blocks.last_layers import LastLayers
-from outrider_drafters.blocks.layers import LlamaBlock, RMSNorm, Rope
+from outrider_drafters.blocks.layers import LlamaBlock, RMSNorm, Rope, causal_mask
 from outrider_drafters.families.dflash.network import DFlash
 from outrider_models.training.core.interfaces import PADDING, Batch, TeacherOutput, TeacherRequest
 from outrider_models.training.families.target_start import LeastSquares, check_shape
 from outrider_proto.errors import UsageError
 
 _SAME = ("heads", "head_dim", "mlp", "qkv_bias", "rope_theta")
-_ROOT_SHARE = 3  # one head of the first layer in so many looks at the root
+_MIN_HEADS = 4
 _SHARPNESS = 2.0  # of the first layer's norms of queries and keys: scores of up to 4 sqrt(head_dim)
 _MASK_SHARE = 8  # one row in so many of the fit that tells rows apart is the mask's
+_LATER = 0.7  # of each further token's rows in the one guess for all masks: tokens after a wrong one are lost
+_COMPARED = 4  # one row in so many chooses the main directions
+_CONTEXT, _TOKEN, _MASK = range(3)
 
 
 def start_request(layers: int, taps: tuple[int, ...]) -> TeacherRequest:
@@ -39,7 +47,7 @@ def start_request(layers: int, taps: tuple[int, ...]) -> TeacherRequest:
 
 @torch.no_grad()
 def start_from_target(network: DFlash, examples: Iterable[tuple[Batch, TeacherOutput]]) -> None:
-    """Set all weights but the heads' of tokens. Holds the examples.
+    """Set fc, all layers and the final norm. Holds the examples.
 
     Raises UsageError for layers of another shape, and for too few examples.
     """
@@ -51,26 +59,25 @@ def start_from_target(network: DFlash, examples: Iterable[tuple[Batch, TeacherOu
         texts.append(_Text.of(batch, output, network))
     assert source is not None
     network.norm.load_state_dict(source.norm.state_dict())
-    scale = torch.cat([text.entering[text.inside].pow(2).mean(-1).rsqrt() for text in texts]).median()
     fit = LeastSquares()
     for text in texts:
         fit.add(text.taps[text.inside], text.entering[text.inside])
     network.fc.weight.copy_(fit.solve())
+    scale = torch.cat([text.entering[text.inside].pow(2).mean(-1).rsqrt() for text in texts]).median()
     first, *others = [layer for layer in network.layers if isinstance(layer, LlamaBlock)]
-    _start_first(first, network, texts, scale)
-    rope = source.shape.rope(torch.arange(texts[-1].entering.shape[1]))
-    mask = torch.ones(len(rope.cos), len(rope.cos), dtype=torch.bool).tril()
+    _FirstLayerFit(network, first, texts, scale).set_weights()
     states = texts[-1].entering
+    rope = source.shape.rope(torch.arange(states.shape[1], device=states.device))
     for block, theirs in zip(others, source.blocks, strict=True):
-        _start_block(block, theirs, states, scale)
-        states = theirs.self_attend(states, rope, mask)
+        _copy(block, theirs, states, scale)
+        states = theirs.self_attend(states, rope, causal_mask(states.shape[1], states.device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Text:
     embeds: Tensor  # [B, T, E]
     taps: Tensor  # [B, T, k E]
-    entering: Tensor  # [B, T, E]
+    entering: Tensor  # [B, T, E]: the target's states that enter its copied layers
     inside: Tensor  # [B, T] bool: not padding
     mask: Tensor  # [E]: the mask's embedding
 
@@ -86,70 +93,103 @@ class _Text:
         )
 
 
-def _start_first(block: LlamaBlock, network: DFlash, texts: list[_Text], scale: Tensor) -> None:
-    shape, norm, mask = block.shape, block.input_layernorm, texts[0].mask
-    sums, kinds, pairs = LeastSquares(), LeastSquares(), list[Tensor]()
-    for text in texts:
-        context, tokens = network.hidden_norm(network.fc(text.taps)), norm(text.embeds)
-        inside = text.inside[:, 1:]
-        both = torch.cat((context[:, :-1], tokens[:, 1:]), dim=-1)[inside]
-        sums.add(both, (scale * text.entering - text.embeds)[:, 1:][inside])
-        pairs.append(both)
-        masks = norm(mask).expand(len(both) // _MASK_SHARE, -1)
-        for number, rows in enumerate((context[text.inside], tokens[text.inside], masks)):
-            kinds.add(rows, F.one_hot(torch.tensor(number), 3).expand(len(rows), -1))
-    is_context, is_token, is_mask = kinds.solve()
-    from_context, from_root = sums.solve().chunk(2, dim=1)
-    root = max(1, shape.heads // _ROOT_SHARE)
-    split = (shape.heads - root) * shape.head_dim
-    of_context, of_root = torch.cat(pairs).chunk(2, dim=1)
-    directions = torch.cat((_main_directions(from_context, of_context, split),
-                            _main_directions(from_root, of_root, root * shape.head_dim)), dim=1)  # fmt: skip
-    attention, size = block.self_attn, shape.head_dim
-    near, elsewhere = _pairs(size, 2, 8), _pairs(size, size // 2 - 4, size // 2)
-    here, aside = _pairs(size, size // 2 - 8, size // 2 - 4), elsewhere
-    outer = torch.outer
-    is_block = is_token + is_mask
-    queries = [outer(near, is_block)] * (shape.heads - root) + [outer(here, is_block)] * root
-    keys = [outer(near, is_context) + outer(elsewhere, is_block)] * (shape.heads - root)
-    keys += [outer(here, is_token) + outer(aside, is_context + is_mask)] * root
-    attention.q_proj.weight.copy_(torch.cat(queries))
-    attention.k_proj.weight.copy_(torch.cat(keys))
-    values = torch.cat((directions[:, :split].T @ from_context, directions[:, split:].T @ from_root))
-    attention.v_proj.weight.copy_(values)
-    attention.o_proj.weight.copy_(directions)
-    for each in (attention.q_norm, attention.k_norm):
-        each.weight.fill_(_SHARPNESS)
-    block.mlp.down_proj.weight.zero_()
+class _FirstLayerFit:
+    """A, B, A' and B', what tells rows apart, and the attention that follows from them."""
+
+    def __init__(self, network: DFlash, block: LlamaBlock, texts: list[_Text], scale: Tensor) -> None:
+        self._block, self._root_drafts = block, network.sizes.from_root
+        norm = block.input_layernorm
+        masked = norm(texts[0].mask)
+        self._kinds, self._root, self._masks = LeastSquares(), _Guess(masked), _Guess(masked)
+        for text in texts:
+            context, tokens = network.hidden_norm(network.fc(text.taps)), norm(text.embeds)
+            rows = context[text.inside], tokens[text.inside]
+            for kind, some in enumerate((*rows, masked.expand(len(rows[0]) // _MASK_SHARE, -1))):
+                self._kinds.add(some, F.one_hot(torch.tensor(kind), 3).to(some).expand(len(some), -1))
+            states, last = scale * text.entering, context[:, :-1]
+            self._root.add(last, tokens[:, 1:], (states - text.embeds)[:, 1:], text.inside[:, 1:])
+            # The row that gives the token k + 1 after the root stands for s_{t+k}.
+            for k in range(1 - network.sizes.first_row, network.sizes.num_drafts):
+                upto = tokens.shape[1] - 1 - k
+                wanted, inside = (states - text.mask)[:, 1 + k :], text.inside[:, 1 + k :]
+                rows = last[:, :upto], tokens[:, 1 : 1 + upto], wanted
+                self._masks.add(*(_LATER**k * each for each in rows), inside)
+
+    def set_weights(self) -> None:
+        attention, heads, size = self._block.self_attn, self._block.shape.heads, self._block.shape.head_dim
+        tells, marks = self._kinds.solve(), _marks(size)
+        attention.k_proj.weight.copy_(torch.einsum("kd,ke->de", marks, tells).repeat(heads, 1))
+        queries, values, outputs = list[Tensor](), list[Tensor](), list[Tensor]()
+        of_masks = max(2, heads // 3) if self._root_drafts else heads - 2
+        for guess, count, own, other in (
+            (self._root, heads - of_masks, _TOKEN, _MASK),
+            (self._masks, of_masks, _MASK, _TOKEN),
+        ):
+            of_root = max(1, count // 3)  # embeddings have fewer main directions than context rows
+            for kind, share in ((_CONTEXT, count - of_root), (_TOKEN, of_root)):
+                directions = guess.main_directions(kind, share * size)
+                outputs.append(directions)
+                values.append(directions.T @ guess.solution[kind])
+                asked = torch.outer(marks[kind], tells[own]) + torch.outer(marks[_MASK], tells[other])
+                queries.append(asked.repeat(share, 1))
+        attention.q_proj.weight.copy_(torch.cat(queries))
+        attention.v_proj.weight.copy_(torch.cat(values))
+        attention.o_proj.weight.copy_(torch.cat(outputs, dim=1))
+        for norm in (attention.q_norm, attention.k_norm):
+            assert isinstance(norm, RMSNorm)
+            norm.weight.fill_(_SHARPNESS)
+        self._block.mlp.down_proj.weight.zero_()
 
 
-def _pairs(size: int, first: int, last: int) -> Tensor:
-    """Return [head_dim]: 1 in the values that RoPE turns as its pairs first, first + 1, ..., last - 1, else 0."""
-    chosen = torch.zeros(size // 2)
-    chosen[first:last] = 1
-    return chosen.repeat(2)
+def _marks(size: int) -> Tensor:
+    """Return what keys of contexts, tokens and masks hold where they are what they are, [3, head_dim]."""
+    pairs = size // 2
+    turned = ((pairs // 16, pairs // 4), (pairs * 7 // 8, pairs), (pairs * 3 // 4, pairs * 7 // 8))
+    marks = torch.zeros(3, pairs)
+    for mark, (first, last) in zip(marks, turned, strict=True):
+        mark[first:last] = 1
+    # RoPE turns value i together with value i + size / 2.
+    return marks.repeat(1, 2)
 
 
-def _main_directions(guess: Tensor, rows: Tensor, count: int) -> Tensor:
-    """Return the `count` directions [E, count] in which guess @ rows differ most."""
-    made = (rows @ guess.T).double()
-    return torch.linalg.eigh(made.T @ made).eigenvectors[:, -count:].float()
+class _Guess:
+    """A linear guess of states from the last context row and the root."""
+
+    def __init__(self, masked: Tensor) -> None:
+        self._sums, self._rows, self._masked = LeastSquares(), list[Tensor](), masked
+
+    def add(self, context: Tensor, tokens: Tensor, wanted: Tensor, inside: Tensor) -> None:
+        """Add rows [B, T, E] where `inside` [B, T] is true."""
+        rows = torch.cat((context, tokens), dim=-1)[inside]
+        self._sums.add(rows, wanted[inside])
+        self._rows.append(rows[::_COMPARED])
+
+    @cached_property
+    def solution(self) -> tuple[Tensor, Tensor]:
+        """What a context row and a token add, each [E, E]; a mask's row adds nothing."""
+        context, token = self._sums.solve().chunk(2, dim=1)
+        unit = F.normalize(self._masked, dim=0)
+        return context - torch.outer(context @ unit, unit), token - torch.outer(token @ unit, unit)
+
+    def main_directions(self, kind: int, count: int) -> Tensor:
+        """Return the `count` directions [E, count] in which what it makes of rows of a kind differs most."""
+        made = (torch.cat(self._rows).chunk(2, dim=1)[kind] @ self.solution[kind].T).double()
+        return torch.linalg.eigh(made.T @ made).eigenvectors[:, -count:].float()
 
 
-def _start_block(block: LlamaBlock, source: LlamaBlock, states: Tensor, scale: Tensor) -> None:
+def _copy(block: LlamaBlock, source: LlamaBlock, states: Tensor, scale: Tensor) -> None:
+    """Copy a layer of the target's, which reads `states` [b, n, E] there."""
     attention, theirs = block.self_attn, source.self_attn
     assert isinstance(source.input_layernorm, RMSNorm)
     # Context rows come without the layer's input norm, so its weight moves into what reads them.
     into = source.input_layernorm.weight
     pairs = ((attention.q_proj, theirs.q_proj), (attention.k_proj, theirs.k_proj), (attention.v_proj, theirs.v_proj))
     for ours, its in pairs:
-        copies = ours.out_features // its.out_features
-        heads = its.weight.view(-1, block.shape.head_dim, its.in_features) * into
-        ours.weight.copy_(heads.repeat_interleave(copies, dim=0).flatten(0, 1))
-    read = source.input_layernorm(states)
-    one = Rope(torch.ones(1, 1), torch.zeros(1, 1))
-    _start_norm(attention.q_norm, theirs.q_norm, theirs.queries(read, one))
-    _start_norm(attention.k_norm, theirs.k_norm, theirs.keys_values(read, one)[0])
+        heads = (its.weight * into).view(-1, block.shape.head_dim, its.in_features)
+        ours.weight.copy_(heads.repeat_interleave(ours.out_features // its.out_features, dim=0).flatten(0, 1))
+    read, unturned = source.input_layernorm(states), Rope(torch.ones(1, 1), torch.zeros(1, 1))
+    _start_norm(attention.q_norm, theirs.q_norm, theirs.queries(read, unturned))
+    _start_norm(attention.k_norm, theirs.k_norm, theirs.keys_values(read, unturned)[0])
     block.post_attention_layernorm.load_state_dict(source.post_attention_layernorm.state_dict())
     block.mlp.load_state_dict(source.mlp.state_dict())
     attention.o_proj.weight.copy_(theirs.o_proj.weight * scale)
@@ -157,7 +197,7 @@ def _start_block(block: LlamaBlock, source: LlamaBlock, states: Tensor, scale: T
 
 
 def _start_norm(ours: nn.Module, theirs: nn.Module, heads: Tensor) -> None:
-    """Let a norm over heads [b, heads, n, D] do what the target's does, or change their sizes as little as it can."""
+    """Do what the target's norm over heads [b, heads, n, D] does, or, if it has none, change their usual size least."""
     assert isinstance(ours, RMSNorm)
     if isinstance(theirs, RMSNorm):
         ours.weight.copy_(theirs.weight)
@@ -168,8 +208,8 @@ def _start_norm(ours: nn.Module, theirs: nn.Module, heads: Tensor) -> None:
 def _check(network: DFlash, source: LastLayers) -> None:
     shape = network.sizes.shape
     check_shape(shape, source.shape, _SAME)
-    if shape.kv_heads != shape.heads:
+    if shape.kv_heads != shape.heads or shape.heads < _MIN_HEADS:
         raise UsageError(
-            f"drafter.init=target: kv_heads={shape.kv_heads}: need {shape.heads}, one for each head: what context and "
-            "root add comes through its values"
+            f"drafter.init=target: heads={shape.heads}, kv_heads={shape.kv_heads}: need as many of both, at least "
+            f"{_MIN_HEADS}: what context and root add comes through their values"
         )
