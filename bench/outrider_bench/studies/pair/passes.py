@@ -87,9 +87,9 @@ class PassCost:
     """What one pass over `sessions` drafts asks, features and commits included, with K/V rows in the layout `kv`.
 
     `layer_kernels`: operations of one decoder layer that a GPU would run kernels for (views are not); `kernels`: those
-    outside the layers. `reads`: times that the host waits for a result; `uploads`: tensors made from its data.
-    `draft_reads`: reads of the server's drafter before the pass. `host_ms`: CPU time of the pass, as a median, with
-    layers that compute nothing.
+    outside the layers. `reads`: times that the host waits for a result; `uploads`: tensors made from its data, of which
+    `late_uploads` wait for the pass like a read. `draft_reads`: reads of the server's drafter before the pass.
+    `host_ms`: CPU time of the pass, as a median, with layers that compute nothing.
     """
 
     kv: KVLayout
@@ -99,6 +99,7 @@ class PassCost:
     kernels: int
     reads: int
     uploads: int
+    late_uploads: int
     draft_reads: int
     host_ms: float
 
@@ -118,6 +119,11 @@ class HollowTarget:
         self._gives_tuples = False
         self._method = "forward" if fused is None else "run"
         self.drafter = _random_drafter(self.target)
+
+    @property
+    def num_built(self) -> int:
+        """Number of its own layers."""
+        return len(self._layers)
 
     @contextmanager
     def watched(self, begin: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
@@ -281,13 +287,14 @@ def _cost(hollow: HollowTarget, crowd: _Crowd, draft: str, repeats: int) -> Pass
         kernels=counts.kernels.total() + counts.first_kernels.total() - in_layers,
         reads=counts.reads.total(),
         uploads=counts.uploads,
+        late_uploads=counts.late_uploads,
         draft_reads=0 if kind.tree else drafting.reads.total(),
         host_ms=round(statistics.median(times[_WARM_UP:]) * 1e3, 3),
     )
 
 
 def _counted(hollow: HollowTarget, run: Callable[[], None]) -> PassCounts:
-    counts = PassCounts(_KINDS)
+    counts = PassCounts(_KINDS, hollow.num_built)
 
     def mark(in_layer: bool) -> None:
         counts.in_layer = in_layer
@@ -356,16 +363,18 @@ def pass_cost_table(hollow: HollowTarget, context: int, costs: abc.Sequence[Pass
             f"{cost.layer_kernels:.1f}",
             f"{cost.kernels}",
             f"{round(cost.layer_kernels * hollow.num_layers) + cost.kernels}",
-            *(f"{count}" for count in (cost.reads, cost.uploads, cost.draft_reads)),
+            *(f"{count}" for count in (cost.reads, cost.uploads, cost.late_uploads, cost.draft_reads)),
             f"{cost.host_ms:.1f}",
         ]
         for cost in costs
     ]
-    columns = ("K/V", "draft", "sessions", "a layer", "outside", "in all", "reads", "uploads", "drafting", "host ms")
+    counted = ("a layer", "outside", "in all", "reads", "uploads", "late", "drafting")
+    columns = ("K/V", "draft", "sessions", *counted, "host ms")
     title = f"a pass of {hollow.target.name}, {hollow.num_layers} layers, after {context} tokens"
     return table(
         title,
         columns,
         rows,
-        caption="operations with a kernel; drafting: reads before the pass; CPU time outside the layers",
+        caption="operations with a kernel; late: uploads that wait for the pass; drafting: reads before it; CPU time"
+        " outside the layers",
     )

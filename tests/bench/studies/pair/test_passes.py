@@ -82,6 +82,24 @@ def test_the_host_waits_twice_a_pass(costs, draft, sessions, kv):
     assert costs[kv, draft, sessions].reads == 2
 
 
+def test_nothing_is_uploaded_behind_the_layers(costs):
+    """On a GPU an upload waits for all that was launched before it: the host would not be free while a pass runs."""
+    assert [cost for cost in costs.values() if cost.late_uploads] == []
+
+
+def test_uploads_behind_the_layers_are_counted_until_something_is_read():
+    counts = PassCounts(0, num_layers=1)
+    with torch.inference_mode(), TransferCounter(counts):
+        torch.tensor([1.0])
+        counts.layers, counts.in_layer = 1, True
+        torch.tensor([1.0])
+        counts.in_layer = False
+        torch.from_numpy(np.ones(2))
+        torch.ones(2).mul(2).tolist()
+        torch.tensor([1.0])
+    assert (counts.uploads, counts.late_uploads) == (4, 1)
+
+
 @pytest.mark.parametrize("draft", ["tree of 16, sampled", "tree of 16, logprobs"])
 def test_rows_are_drawn_in_one_chain_for_all_sessions(costs, draft):
     greedy, alone, crowd = (
