@@ -99,7 +99,7 @@ class TokenChoices(Protocol):
         ...
 
     def read(self) -> None:
-        """Take to the host what was chosen, once the device has got there."""
+        """Wait for what was chosen."""
         ...
 
     def is_finite(self, request: ChoiceRequest) -> bool:
@@ -396,14 +396,16 @@ class _HostCopy:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._shapes = [tensor.shape for tensor in tensors]
         flat = torch.cat([tensor.double().flatten() for tensor in tensors])
+        self._flat, self._copied = flat, None
         if flat.device.type == "cuda":
-            # Pinned: into other memory the host itself would copy, and wait for the whole pass before.
+            # Pinned: into other memory the host would copy by itself, and wait for the whole pass before.
             self._flat = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat, non_blocking=True)
-        else:
-            self._flat = flat
+            self._copied = torch.cuda.current_stream(flat.device).record_event()
 
     def arrays(self) -> list[NDArray[np.float64]]:
-        """Return the tensors; on a GPU, once the caller has waited for it."""
+        """Wait for the copy, and return the tensors."""
+        if self._copied is not None:
+            self._copied.synchronize()
         ends = np.cumsum([shape.numel() for shape in self._shapes])[:-1]
         parts = np.split(self._flat.cpu().numpy(), ends)
         return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
