@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from talk import TAP
-from tiny_targets import random_tokens, target
+from tiny_targets import build, random_tokens, target
 
 from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_proto.frames import Decode, Draft, Features, Finish, Sampling, Verdict
@@ -20,6 +21,7 @@ from outrider_server.engine.engine import Engine
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
+from outrider_server.engine.target import Target
 from outrider_server.kv.memory import KVMemory
 from outrider_server.kv.prefix import BLOCK
 from outrider_server.scheduling.engine_loop import EngineLoop, PrefixQuery
@@ -34,8 +36,8 @@ BOTH = pytest.mark.parametrize("plan_ahead", ["off", "on"])
 class WatchedLoop(EngineLoop):
     """A loop that is never started: the test runs its steps. `during`: called in every pass, behind its launch."""
 
-    def __init__(self, plan_ahead: str = "on", **limits) -> None:
-        super().__init__(Engine(target()), LimitsConfig(plan_ahead=plan_ahead, room_wait_s=60, **limits))
+    def __init__(self, plan_ahead: str = "on", on: Target | None = None, **limits) -> None:
+        super().__init__(Engine(on or target()), LimitsConfig(plan_ahead=plan_ahead, room_wait_s=60, **limits))
         self.during: Callable[[], None] = lambda: None
         self.before_read: Callable[[], None] = lambda: None
         launch, finish = self._engine.launch, self._engine.finish
@@ -311,3 +313,25 @@ def test_a_cpu_plans_ahead_only_when_it_is_told_to():
     assert [WatchedLoop(plan_ahead)._plans_ahead for plan_ahead in ("auto", "on", "off")] == [False, True, False]
     with pytest.raises(UsageError, match="plan_ahead=soon: need one of auto, on, off"):
         LimitsConfig(plan_ahead="soon")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_plans_ahead_by_itself():
+    on_gpu = Target.of(build("llama").to("cuda"))
+    loop, steps, said = WatchedLoop("auto", on_gpu), [], ([], [])
+    loop._on_step = steps.append
+    memory = KVMemory(on_gpu.kv)
+    samplings = (Sampling(), Sampling(0.9, top_p=0.9, seed=4))
+    first, second = (
+        decode(session(memory), own, sampling=one, count=20) for own, one in zip(said, samplings, strict=True)
+    )
+    come = [second]
+    loop.during = lambda: loop.submit(come.pop()) if come else None
+    loop.run([first, second], first)
+    assert tokens_of(said[0]) == plain_greedy(target(), PROMPT, 20)
+    alone: list[Reply] = []
+    third = decode(session(KVMemory(target().kv)), alone, sampling=samplings[1], count=20)
+    WatchedLoop("off").run([third], third)
+    assert tokens_of(said[1]) == tokens_of(alone)
+    assert all(step.forward_s > 0 for step in steps)
