@@ -235,7 +235,7 @@ class EngineLoop:
     def _plan_ahead(self, sequences: abc.Set[Sequence]) -> None:
         """While the device runs a pass over `sequences`, take what arrives, and begin the requests of other sessions.
 
-        What would wait for the device comes after the pass: drafts, and memory for which others' rows must go.
+        After the pass come drafts, whose reads would wait for it, and memory for which others' rows must go.
         """
         self._end_posting()  # no reply may overtake those verdicts
         self._running = sequences
@@ -250,7 +250,7 @@ class EngineLoop:
 
     def _ready_requests(self) -> list[Request]:
         """Return the first request of every session that can run now, with the server's draft where it wants one."""
-        # Asked again: a request may have lost its rows to a later one in this very loop. It stays in line.
+        # Asked again: a request may have lost its rows to one that began after it. It stays in line.
         requests = [
             request for request in self._begin_requests() if not request.ended and not request.sequence.is_evicted
         ]

@@ -5,6 +5,7 @@ pass when launch() returns: whatever is done between launch() and finish() meets
 """
 
 import random
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -34,7 +35,7 @@ BOTH = pytest.mark.parametrize("plan_ahead", ["off", "on"])
 
 
 class WatchedLoop(EngineLoop):
-    """A loop that is never started: the test runs its steps. `during`: called in every pass, behind its launch."""
+    """A loop whose steps the test runs. `during` is called in a pass behind its launch, `before_read` at its end."""
 
     def __init__(self, plan_ahead: str = "on", on: Target | None = None, **limits) -> None:
         super().__init__(Engine(on or target()), LimitsConfig(plan_ahead=plan_ahead, room_wait_s=60, **limits))
@@ -275,15 +276,22 @@ def test_of_a_pass_that_fails_only_the_session_at_fault_ends(plan_ahead, place, 
 
 
 def test_a_verdict_that_leaves_beside_the_pass_comes_before_what_is_said_during_it():
-    loop, said = WatchedLoop(), []
+    loop, said, overtakes = WatchedLoop(), [], threading.Event()
     is_behind = False
     first = decode(session(), said, count=9, is_behind=lambda: is_behind)
-    other = decode(session(), [], count=9)
+
+    def post(reply: Reply) -> None:
+        if isinstance(reply, Verdict) and reply.finish is Finish.NOT_YET:
+            overtakes.wait(0.2)  # in a thread of its own, which may be slow
+        overtakes.set()
+        said.append(reply)
+
+    first.post = post
     loop.step(first)
     assert said == []  # it leaves with the next pass
     is_behind = True
     loop.during = lambda: setattr(first, "cancelled", True)
-    loop.step(other)
+    loop.step(decode(session(), [], count=9))
     verdict, end, done = said
     assert (verdict.finish, end.finish, done) == (Finish.NOT_YET, Finish.CANCELLED, RequestDone())
 
