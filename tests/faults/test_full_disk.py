@@ -91,11 +91,11 @@ async def test_a_log_on_a_full_disk_costs_nobody_an_answer(monkeypatch):
     try:
         async with server() as running, client(running.address) as mine:
             engine = running.verifier._engine_loop._engine
-            verify = engine.verify
-            monkeypatch.setattr(engine, "verify", lambda inputs: 1 / 0)
+            launch = engine.launch
+            monkeypatch.setattr(engine, "launch", lambda inputs: 1 / 0)
             with pytest.raises(Refusal):
                 await answer(mine)
-            monkeypatch.setattr(engine, "verify", verify)
+            monkeypatch.setattr(engine, "launch", launch)
             assert await answer(mine) == plain()
     finally:
         log.removeHandler(handler)

@@ -18,6 +18,7 @@ from outrider_server.config.telemetry import TelemetryConfig
 from outrider_server.kv.size import KVLayout, MemorySize
 
 SchedulerName = Literal["fair", "plain"]
+PlanAhead = Literal["auto", "on", "off"]
 _CHUNK_TOKENS = 512
 
 
@@ -49,6 +50,13 @@ class LimitsConfig:
         SchedulerName,
         Flag("fair: equal shares for all keys; plain: every draft runs in the next pass, however long others wait."),
     ] = "fair"
+    plan_ahead: Annotated[
+        PlanAhead,
+        Flag(
+            "While a pass runs, take what arrives and begin the requests of sessions that are not in it: on, off, or"
+            " auto: on for a target on a GPU. A CPU runs the pass itself, and verdicts would only leave later."
+        ),
+    ] = "auto"
     adaptive_trees: Annotated[bool, Flag("Ask clients for smaller draft trees while the server is busy.")] = True
     kv_memory: Annotated[
         str | None,
@@ -97,6 +105,8 @@ class LimitsConfig:
             raise UsageError(f"chunk_tokens={self.chunk_tokens}: need at most batch_tokens={self.batch_tokens}")
         if self.scheduler not in get_args(SchedulerName):
             raise UsageError(f"scheduler={self.scheduler}: need one of {', '.join(get_args(SchedulerName))}")
+        if self.plan_ahead not in get_args(PlanAhead):
+            raise UsageError(f"plan_ahead={self.plan_ahead}: need one of {', '.join(get_args(PlanAhead))}")
         if self.kv_memory is not None:
             MemorySize.parse(self.kv_memory)
         if self.kv_swap is not None and self.kv_swap != "0":

@@ -1,7 +1,7 @@
 """The engine: one pass of the target over the rows of any number of sessions. Knows no frames and no threads.
 
-verify() runs the pass and judges the trees but changes no session; commit() applies one session's result, commit_all()
-those of a whole pass.
+launch() starts the pass, finish() waits for it and judges the trees; on a GPU the host is free between the two. Neither
+changes a session: commit() applies one session's result, commit_all() those of a whole pass.
 """
 
 from __future__ import annotations
@@ -89,6 +89,50 @@ class StepResult:
     finite: bool = True
 
 
+class _PassTimer:
+    """Times a pass, by the device where that computes it while the host goes on."""
+
+    def __init__(self, device: torch.device, started: float) -> None:
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self.started = started
+        self._first = self._event()
+        self._last: torch.cuda.Event | None = None
+
+    def launched(self) -> None:
+        """Note that all of the pass has been launched."""
+        self._last = self._event()
+
+    def wait(self) -> None:
+        """Wait until the device is through with it."""
+        if self._last is not None:
+            self._last.synchronize()
+
+    def ended(self, now: float) -> float:
+        """Return when that was, after wait(): `now`, or earlier where the host has come late."""
+        if self._first is None or self._last is None:
+            return now
+        device_ms: float = self._first.elapsed_time(self._last)
+        return min(now, self.started + device_ms / 1e3)
+
+    def _event(self) -> torch.cuda.Event | None:
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call] # torch
+        event.record(self._stream)
+        return event
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchedPass:
+    """A pass of which nothing has been read yet. `requests`: what each input wants to know of its logits."""
+
+    inputs: abc.Sequence[StepInput]
+    requests: abc.Sequence[ChoiceRequest | None]
+    choices: TokenChoices | None
+    hidden: Mapping[int, Tensor]
+    timer: _PassTimer
+
+
 class Engine:
     """Runs passes on one target; with a pace, each lasts as long as on that hardware.
 
@@ -118,9 +162,21 @@ class Engine:
         self._sleep = sleep
         self._eos = frozenset(target.eos_token_ids)
 
-    @torch.inference_mode()
+    @property
+    def is_asynchronous(self) -> bool:
+        """True if launch() returns while the device computes."""
+        return self.target.kv.device.type == "cuda"
+
     def verify(self, inputs: abc.Sequence[StepInput]) -> list[StepResult]:
         """Run one forward pass over all inputs, at most one per session."""
+        return self.finish(self.launch(inputs))
+
+    @torch.inference_mode()
+    def launch(self, inputs: abc.Sequence[StepInput]) -> LaunchedPass:
+        """Start a forward pass over all inputs, at most one per session, and the choice of its tokens.
+
+        Until finish() their sessions must stay as they are, but for rows that a shared prefix takes over.
+        """
         last = self.target.max_context - 1
         segments = [
             BatchSegment(step_input.sequence.slot, len(step_input.chain), step_input.tree, last)
@@ -132,19 +188,30 @@ class Engine:
             layer for step_input in inputs if step_input.sequence.tap for layer in step_input.sequence.tap.hidden_layers
         )
         keep = _rows_with_logits(inputs)
-        started = self._clock()
+        timer = _PassTimer(self.target.kv.device, self._clock())
+        requests = _choice_requests(inputs, segments)
+        choices = self._choices([request for request in requests if request is not None])
         batch = FlatBatch(segments, limits=self._limits, invariant=self.target.batch_invariant)
         output = self.target.forward(tokens, positions, batch, keep, wanted)
-        requests = _choice_requests(inputs, segments)
-        choices = self._choose(requests, output.logits)
-        self._wait_out(started, len(tokens))
-        timing = StepTiming(started, self._clock())
+        if choices is not None:
+            choices.choose(output.logits)
+        timer.launched()
+        return LaunchedPass(inputs, requests, choices, output.hidden, timer)
+
+    @torch.inference_mode()
+    def finish(self, launched: LaunchedPass) -> list[StepResult]:
+        """Wait for a pass, read its tokens in one copy, and judge the trees."""
+        inputs, requests, choices = launched.inputs, launched.requests, launched.choices
+        launched.timer.wait()
+        if choices is not None:
+            choices.read()
+        timing = self._timing(launched)
         accepted = [self._verify_tree(one, request, choices) for one, request in zip(inputs, requests, strict=True)]
         logprobs = [
             choices.logprobs(request, path) if choices and request and path else ()
             for request, path in zip(requests, accepted, strict=True)
         ]
-        hidden = _kept_hidden(inputs, accepted, output.hidden)
+        hidden = _kept_hidden(inputs, accepted, launched.hidden)
         return [
             StepResult(one, timing, path, rows, own, finite=path is not None or one.sampler is None)
             for one, path, rows, own in zip(inputs, accepted, hidden, logprobs, strict=True)
@@ -200,21 +267,23 @@ class Engine:
             for sequence, own in zip(members, np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
                 sequence.add_features(own)
 
-    def _wait_out(self, started: float, num_rows: int) -> None:
-        """Sleep for the rest of the time that such a pass lasts on the emulated hardware."""
-        if self._pace is not None:
-            left = started + self._pace.pass_s(num_rows) - self._clock()
-            if left > 0:
-                self._sleep(left)
+    def _timing(self, launched: LaunchedPass) -> StepTiming:
+        """Return when the pass began and ended, after the rest of its time on the emulated hardware."""
+        timer = launched.timer
+        if self._pace is None:
+            return StepTiming(timer.started, timer.ended(self._clock()))
+        num_rows = sum(step_input.num_rows for step_input in launched.inputs)
+        left = timer.started + self._pace.pass_s(num_rows) - self._clock()
+        if left > 0:
+            self._sleep(left)
+        return StepTiming(timer.started, self._clock())
 
-    def _choose(self, requests: abc.Sequence[ChoiceRequest | None], logits: Tensor) -> TokenChoices | None:
-        """Choose the target's tokens, and wait for the pass; None where nothing is to be chosen."""
-        if asked := [request for request in requests if request is not None]:
-            return MixedChoices(logits, asked) if self._is_batched else RowChoices(logits)
-        # Kernels run asynchronously: without this the pass would be timed as over before it has run.
-        if logits.device.type == "cuda":
-            torch.cuda.synchronize(logits.device)
-        return None
+    def _choices(self, asked: abc.Sequence[ChoiceRequest]) -> TokenChoices | None:
+        """Prepare the choice of the target's tokens; None where nothing is to be chosen."""
+        if not asked:
+            return None
+        target = self.target
+        return MixedChoices(asked, target.vocab_size, target.kv.device) if self._is_batched else RowChoices()
 
     def _verify_tree(
         self, step_input: StepInput, request: ChoiceRequest | None, choices: TokenChoices | None

@@ -5,7 +5,8 @@ choice depends neither on the tree it is compared with, nor on batching, nor on 
 
 Two ways lead to the same tokens. `RowChoices` computes what it is asked for, when it is asked: nodes beside the path
 cost nothing, but the host waits for each answer. `BatchedChoices` computes all rows of all sessions beforehand, on the
-device, and copies everything to the host at once. An answer's rules are applied row by row in both.
+device, and copies everything to the host at once; what it sends to the device it sends before the pass. An answer's
+rules are applied row by row in both.
 """
 
 from __future__ import annotations
@@ -91,7 +92,15 @@ class ChoiceRequest:
 
 
 class TokenChoices(Protocol):
-    """The target's choices for the rows of a pass."""
+    """The target's choices for the rows of a pass: choose(), then read(), then the questions."""
+
+    def choose(self, logits: Tensor) -> None:
+        """Take the logits [rows, vocab] of the pass. On a GPU the host waits for nothing, not even for them."""
+        ...
+
+    def read(self) -> None:
+        """Wait for what was chosen."""
+        ...
 
     def is_finite(self, request: ChoiceRequest) -> bool:
         """Return whether all its rows have a largest logit that is a number."""
@@ -113,9 +122,15 @@ class TokenChoices(Protocol):
 class RowChoices:
     """Choices made when they are asked for; rules are applied to the rows that are asked for alone."""
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self) -> None:
+        self._logits = torch.empty(0, 0)
+        self._likeliest: list[int] = []
+
+    def choose(self, logits: Tensor) -> None:
         self._logits = logits
-        self._likeliest = argmax(logits)
+
+    def read(self) -> None:
+        self._likeliest = argmax(self._logits)
 
     def is_finite(self, request: ChoiceRequest) -> bool:
         return NOT_FINITE not in self._likeliest[request.rows]
@@ -139,27 +154,40 @@ class RowChoices:
 
 
 class BatchedChoices:
-    """Choices for all rows of requests without rules, made on the device and copied to the host at once."""
+    """Choices for all rows of requests without rules, made on the device and copied to the host at once.
 
-    def __init__(self, logits: Tensor, requests: Sequence[ChoiceRequest]) -> None:
-        vocab = logits.shape[1]
+    What the device needs for them is sent here: behind the layers of a pass, an upload would wait for all of them.
+    """
+
+    def __init__(self, requests: Sequence[ChoiceRequest], vocab: int, device: torch.device) -> None:
         chunks = list(_chunks([one for one in requests if not one.sampler.sampling.greedy], vocab))
-        drawing = [members for members in chunks if members[0].sampler.sampling.draws]
-        typical = [members for members in chunks if not members[0].sampler.sampling.draws]
-        judged = list(_chunks([one for one in requests if one.num_logprobs is not None], vocab))
+        judged = _chunks([one for one in requests if one.num_logprobs is not None], vocab)
+        self._drawing = [_drawing_rows(members, device) for members in chunks if members[0].sampler.sampling.draws]
+        self._typical = [_typical_rows(members, device) for members in chunks if not members[0].sampler.sampling.draws]
+        self._judged = [_Rows(members, device, *_edges(members)) for members in judged]
+        self._copy: _HostCopy | None = None
+        self._tokens: list[int] = []
+        self._log_probs: dict[int, NDArray[np.float64]] = {}
+        self._logprobs: dict[int, NDArray[np.float64]] = {}
+
+    def choose(self, logits: Tensor) -> None:
         tokens = likeliest = logits.argmax(-1)
-        for members in drawing:
-            tokens = _draw(members, logits, tokens)
-        chosen, *arrays = _to_host(
+        for rows in self._drawing:
+            tokens = tokens.index_copy(0, rows.index, drawn(rows.distributions(logits), rows.sent[0]))
+        self._copy = _HostCopy(
             [
                 _finite(logits, likeliest, tokens),
-                *(_typical_rows(members, logits) for members in typical),
-                *(_judged_rows(members, logits, tokens) for members in judged),
+                *(_typical_log_probs(rows, logits) for rows in self._typical),
+                *(_judged_log_probs(rows, logits, tokens) for rows in self._judged),
             ]
         )
-        self._tokens: list[int] = chosen.astype(np.int64).tolist()
-        self._log_probs = _by_first_row(typical, arrays[: len(typical)])
-        self._judged = _by_first_row(judged, arrays[len(typical) :])
+
+    def read(self) -> None:
+        assert self._copy is not None
+        chosen, *arrays = self._copy.arrays()
+        self._tokens = chosen.astype(np.int64).tolist()
+        self._log_probs = _by_first_row(self._typical, arrays[: len(self._typical)])
+        self._logprobs = _by_first_row(self._judged, arrays[len(self._typical) :])
 
     def is_finite(self, request: ChoiceRequest) -> bool:
         return NOT_FINITE not in self._tokens[request.rows]
@@ -173,7 +201,7 @@ class BatchedChoices:
     def logprobs(self, request: ChoiceRequest, accepted: AcceptedPath) -> tuple[TokenLogprob, ...]:
         if request.num_logprobs is None:
             return ()
-        rows, path = self._judged[request.first], [1 + node for node in accepted.path]
+        rows, path = self._logprobs[request.first], [1 + node for node in accepted.path]
         own = [*rows[path, 0].tolist(), *([] if accepted.bonus is None else [float(rows[path[-1] if path else 0, 1])])]
         tops, values = np.split(rows[[0, *path][: len(own)], 2:], 2, axis=1)
         num_top = request.num_logprobs  # others of the chunk may have asked for more
@@ -186,10 +214,19 @@ class MixedChoices:
     A mask of tokens takes the host as long as a small pass: only rows on the path get one.
     """
 
-    def __init__(self, logits: Tensor, requests: Sequence[ChoiceRequest]) -> None:
+    def __init__(self, requests: Sequence[ChoiceRequest], vocab: int, device: torch.device) -> None:
         free = [request for request in requests if request.sampler.rules is None]
-        self._free = BatchedChoices(logits, free) if free else None
-        self._ruled = RowChoices(logits) if len(free) < len(requests) else None
+        self._free = BatchedChoices(free, vocab, device) if free else None
+        self._ruled = RowChoices() if len(free) < len(requests) else None
+        self._all: list[TokenChoices] = [choices for choices in (self._free, self._ruled) if choices is not None]
+
+    def choose(self, logits: Tensor) -> None:
+        for choices in self._all:
+            choices.choose(logits)
+
+    def read(self) -> None:
+        for choices in self._all:
+            choices.read()
 
     def is_finite(self, request: ChoiceRequest) -> bool:
         return self._of(request).is_finite(request)
@@ -285,52 +322,57 @@ def _chunks(requests: Sequence[ChoiceRequest], vocab: int) -> Iterator[list[Choi
 
 
 class _Rows:
-    """The rows of a chunk's members, one behind the other, with what is known of them beforehand.
+    """The rows of a chunk's members, one behind the other, with what is known of them before the pass.
 
     `more` [k, rows]: sent along, as `sent`. `index` [rows]: where they lie in the logits of the pass.
     """
 
-    def __init__(self, members: Sequence[ChoiceRequest], logits: Tensor, *more: Sequence[float]) -> None:
+    def __init__(self, members: Sequence[ChoiceRequest], device: torch.device, *more: Sequence[float]) -> None:
+        self.members = members
         self._samplings = [one.sampler.sampling for one in members]
         sizes = [len(one.positions) for one in members]
-        first, stop = members[0].first, members[-1].rows.stop
         index = [row for one in members for row in range(one.rows.start, one.rows.stop)]
         table = [index, *np.repeat(filters(self._samplings), sizes, axis=1), *more]
         # All in one upload, in a type that holds the smallest uniform's bits as well as any row's number.
-        sent = torch.from_numpy(np.array(table, np.float64)).to(logits.device)
+        sent = torch.from_numpy(np.array(table, np.float64)).to(device)
         self.index, self._filters, self.sent = sent[0].long(), sent[1:5], sent[5:]
-        self.logits = logits[first:stop] if len(index) == stop - first else logits[self.index]
 
-    def distributions(self) -> Tensor:  # [rows, vocab] float64
-        return distributions(self.logits, self._filters, self._samplings)
+    def of(self, logits: Tensor) -> Tensor:
+        """Return their rows of the pass's logits."""
+        first, stop = self.members[0].first, self.members[-1].rows.stop
+        return logits[first:stop] if len(self.index) == stop - first else logits[self.index]
 
-
-def _draw(members: Sequence[ChoiceRequest], logits: Tensor, tokens: Tensor) -> Tensor:
-    """Return `tokens` [rows of logits] with those of the members drawn."""
-    rows = _Rows(members, logits, [u for one in members for u in uniforms(one.sampler.sampling.seed, one.positions)])
-    return tokens.index_copy(0, rows.index, drawn(rows.distributions(), rows.sent[0]))
+    def distributions(self, logits: Tensor) -> Tensor:  # [rows, vocab] float64
+        return distributions(self.of(logits), self._filters, self._samplings)
 
 
-def _typical_rows(members: Sequence[ChoiceRequest], logits: Tensor) -> Tensor:
-    """Return what Sampler.log_probs() does, [rows]: row by row, with a number that says nothing for roots."""
+def _drawing_rows(members: Sequence[ChoiceRequest], device: torch.device) -> _Rows:
+    return _Rows(members, device, [u for one in members for u in uniforms(one.sampler.sampling.seed, one.positions)])
+
+
+def _typical_rows(members: Sequence[ChoiceRequest], device: torch.device) -> _Rows:
     epsilon = [one.sampler.sampling.epsilon for one in members for _ in one.positions]
     alpha = [one.sampler.sampling.alpha for one in members for _ in one.positions]
-    rows = _Rows(members, logits, *_edges(members), epsilon, alpha)
+    return _Rows(members, device, *_edges(members), epsilon, alpha)
+
+
+def _typical_log_probs(rows: _Rows, logits: Tensor) -> Tensor:
+    """Return what Sampler.log_probs() does, [rows]: row by row, with a number that says nothing for roots."""
     parents, tokens = rows.sent[:2].long()
-    return _typical(rows.distributions(), parents, tokens, rows.sent[2], rows.sent[3])
+    return _typical(rows.distributions(logits), parents, tokens, rows.sent[2], rows.sent[3])
 
 
-def _judged_rows(members: Sequence[ChoiceRequest], logits: Tensor, chosen: Tensor) -> Tensor:
+def _judged_log_probs(rows: _Rows, logits: Tensor, chosen: Tensor) -> Tensor:
     """Return log probabilities and likeliest tokens, [rows, 2 + 2k] float64.
 
     Columns: ln p of the row's own token, below its parent; ln p of the token `chosen` after the row; the k likeliest
     tokens after it; ln p of these.
     """
-    rows = _Rows(members, logits, *_edges(members))
     parents, tokens = rows.sent.long()
-    judged = rows.logits.float()
+    judged = rows.of(logits).float()
     # topk on the logits as they are: in float32 log probabilities neighbors can round to equals and change order.
-    likeliest, top = judged.topk(min(max(one.num_logprobs or 0 for one in members), judged.shape[-1]))
+    most = max(one.num_logprobs or 0 for one in rows.members)
+    likeliest, top = judged.topk(min(most, judged.shape[-1]))
     norms = judged.logsumexp(-1, keepdim=True)
     after = judged.gather(-1, chosen[rows.index][:, None]) - norms
     own = judged[parents, tokens][:, None] - norms[parents]
@@ -348,19 +390,31 @@ def _edges(members: Sequence[ChoiceRequest]) -> tuple[list[int], list[int]]:
     return parents, tokens
 
 
-def _to_host(tensors: Sequence[Tensor]) -> list[NDArray[np.float64]]:
-    """Copy all in one transfer. float64 holds token ids and float32 as they are."""
-    flat = torch.cat([tensor.double().flatten() for tensor in tensors]).cpu().numpy()
-    ends = np.cumsum([tensor.numel() for tensor in tensors])[:-1]
-    return [part.reshape(tensor.shape) for part, tensor in zip(np.split(flat, ends), tensors, strict=True)]
+class _HostCopy:
+    """One transfer of many tensors to the host, begun at once. float64 holds token ids and float32 as they are."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._shapes = [tensor.shape for tensor in tensors]
+        flat = torch.cat([tensor.double().flatten() for tensor in tensors])
+        self._flat, self._copied = flat, None
+        if flat.device.type == "cuda":
+            # Pinned: into other memory the host would copy by itself, and wait for the whole pass before.
+            self._flat = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat, non_blocking=True)
+            self._copied = torch.cuda.current_stream(flat.device).record_event()
+
+    def arrays(self) -> list[NDArray[np.float64]]:
+        """Wait for the copy, and return the tensors."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        ends = np.cumsum([shape.numel() for shape in self._shapes])[:-1]
+        parts = np.split(self._flat.cpu().numpy(), ends)
+        return [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
 
-def _by_first_row(
-    chunks: Sequence[Sequence[ChoiceRequest]], arrays: Sequence[NDArray[np.float64]]
-) -> dict[int, NDArray[np.float64]]:
+def _by_first_row(chunks: Sequence[_Rows], arrays: Sequence[NDArray[np.float64]]) -> dict[int, NDArray[np.float64]]:
     """Return each member's rows, by its `first`."""
     found: dict[int, NDArray[np.float64]] = {}
-    for members, rows in zip(chunks, arrays, strict=True):
-        ends = np.cumsum([len(one.positions) for one in members])[:-1]
-        found |= {one.first: part for one, part in zip(members, np.split(rows, ends), strict=True)}
+    for chunk, rows in zip(chunks, arrays, strict=True):
+        ends = np.cumsum([len(one.positions) for one in chunk.members])[:-1]
+        found |= {one.first: part for one, part in zip(chunk.members, np.split(rows, ends), strict=True)}
     return found

@@ -46,7 +46,7 @@ class Sequence:
     def __init__(
         self, kv: KVShape | KVMemory, tap: Tap | None, drafter: Drafter | None = None, payer: str = "", holder: str = ""
     ) -> None:
-        self._memory = kv if isinstance(kv, KVMemory) else KVMemory(kv, sharing="none")
+        self.memory = kv if isinstance(kv, KVMemory) else KVMemory(kv, sharing="none")
         self.payer = payer
         self.tap = tap
         self.drafter = SessionDrafter(drafter) if drafter else None
@@ -62,9 +62,9 @@ class Sequence:
         self._hidden: dict[int, list[Tensor]] = {}  # of the rows that have no features yet, [n, E] each
         self._request: ActiveRequest | None = None
         self._released = False
-        self._group = self._memory.group(payer, tap.info.fingerprint if tap else "")
+        self._group = self.memory.group(payer, tap.info.fingerprint if tap else "")
         self._is_invalid = False
-        self.slot = self._memory.new_slot(self, tap.info.width if tap else 0)
+        self.slot = self.memory.new_slot(self, tap.info.width if tap else 0)
 
     @property
     def uncomputed(self) -> list[int]:
@@ -120,18 +120,18 @@ class Sequence:
                 f"base_len={base_len}: the server holds {len(self.tokens)} tokens of this session",
             )
         # First: a draft that is refused leaves the session as it was.
-        self._memory.check_fit(self, base_len + len(context) + num_more)
+        self.memory.check_fit(self, base_len + len(context) + num_more)
         if self.tokens[base_len:] != list(context):
             # Before truncate(): the rows that it leaves are found by its block hashes, which truncate() drops.
-            self._memory.leave(self, base_len)
+            self.memory.leave(self, base_len)
             self.truncate(base_len)
             self.tokens.extend(context)
             self.bonus = None if context else self.bonus
-        self._memory.between_passes()
+        self.memory.between_passes()
         if self._is_invalid:
             self.evict()
             self._is_invalid = False
-        given = self._memory.begin(self, len(self.tokens) + num_more)
+        given = self.memory.begin(self, len(self.tokens) + num_more)
         if self.tap is not None:
             # More than before only where a longer prefix has replaced all its rows.
             self._num_features = max(self._num_features, given)
@@ -141,22 +141,22 @@ class Sequence:
 
     def reserve(self, num_more: int) -> None:
         """Make room for the rows of all tokens and `num_more` behind them. Raises as begin()."""
-        self._memory.between_passes()
+        self.memory.between_passes()
         total = len(self.tokens) + num_more
-        self._memory.check_fit(self, total)
-        take = partial(self._memory.take_for, self)
+        self.memory.check_fit(self, total)
+        take = partial(self.memory.take_for, self)
         try:
             self.slot.reserve(total - self.slot.length, take)
         except OutOfKVMemory:
-            if not self._memory.fits_only_alone(self, total):
+            if not self.memory.fits_only_alone(self, total):
                 raise
             self.evict()
             # Its old rows and their larger copy do not fit side by side: recompute them into the new buffer.
             self.slot.reserve(total, take)
         self.usage.settle()
-        if not self.num_untapped and self._memory.restore(self):
+        if not self.num_untapped and self.memory.restore(self):
             self._num_features = self.slot.length if self.tap else 0
-            self._memory.register_blocks(self)
+            self.memory.register_blocks(self)
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens."""
@@ -167,7 +167,7 @@ class Sequence:
             self._hasher = PrefixHasher()
         if self.drafter is not None:
             self.drafter.truncate(length)
-        self._memory.forget(self, length)
+        self.memory.forget(self, length)
         self._keep_rows(min(length, self.slot.length))
 
     def evict(self) -> None:
@@ -178,16 +178,16 @@ class Sequence:
     def invalidate(self) -> None:
         """Discard its rows before the next request, and let no other sequence use them: a pass failed."""
         self._is_invalid = True
-        self._memory.forget(self)
+        self.memory.forget(self)
 
     def request_memory(self) -> None:
         """Have memory freed before the next pass: the machine had none for this one."""
-        self._memory.must_free_all = True
+        self.memory.must_free_all = True
 
     def release(self) -> None:
         """Give everything back; the session has ended."""
         self._released = True
-        self._memory.release(self)
+        self.memory.release(self)
 
     def commit(
         self,
@@ -206,9 +206,9 @@ class Sequence:
         self.slot.commit(len(chain), path, placed=placed)
         self.tokens[first : self.slot.length] = [*chain, *path_tokens]
         self.bonus = bonus
-        self._memory.touch(self)
+        self.memory.touch(self)
         if self.tap is None:
-            self._memory.register_blocks(self)
+            self.memory.register_blocks(self)
 
     def expects(self, base_len: int, root: int, prefix: bytes) -> bool:
         """Return whether `root` comes next: the last bonus, after exactly `base_len` tokens, hashing to `prefix`."""
@@ -255,7 +255,7 @@ class Sequence:
         self.slot.put_features(self._num_features, rows)
         self._num_features = self.slot.length
         self._hidden.clear()
-        self._memory.register_blocks(self)
+        self.memory.register_blocks(self)
 
     @property
     def num_features(self) -> int:
@@ -269,7 +269,7 @@ class Sequence:
 
     def feature_rows(self, first: int, stop: int) -> NDArray[np.float32]:
         """Return a copy of the feature rows first .. stop-1, which must be held, and keep it active."""
-        self._memory.touch(self)
+        self.memory.touch(self)
         return self.slot.features(first, stop)
 
     def features(self, first: int) -> tuple[int, NDArray[np.float32]]:
@@ -281,7 +281,7 @@ class Sequence:
         """Keep the first `length` rows, or fewer where they are shared."""
         self.slot.truncate(length)
         length = self.slot.length
-        self._memory.unregister_blocks(self, length)
+        self.memory.unregister_blocks(self, length)
         self._num_features = min(self._num_features, length)
         self._trim_hidden()
         if self._tap_state is not None:

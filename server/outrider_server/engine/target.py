@@ -178,11 +178,12 @@ class Target:
 
         Raises UsageError for BEFORE_NORM from a model whose layers are not found.
         """
-        device = self.kv.device
-        rows = torch.tensor([tokens, positions], device=device)
+        # At once, and before the layers: an index that is sent behind them waits on a GPU until they have run.
+        sent = torch.tensor([*tokens, *positions, *keep], dtype=torch.long, device=self.kv.device)
+        rows, kept = sent[: 2 * len(tokens)].view(2, -1), sent[2 * len(tokens) :]
         if self.fused is not None:
-            kept = None if len(keep) == len(tokens) else torch.tensor(keep, dtype=torch.long)
-            return TargetOutput(*self.fused.forward(rows[0], rows[1], slots, kept, hidden))
+            which = None if len(keep) == len(tokens) else kept
+            return TargetOutput(*self.fused.forward(rows[0], rows[1], slots, which, hidden))
         # With a number Gemma 4 cuts rows before the layers that read others' K/V: hidden states would lack them, and
         # transformers 5.23 fails at it without per-layer embeddings.
         wants_all = len(keep) == len(tokens) and not self.kv.readers
@@ -197,7 +198,7 @@ class Target:
                 attention_mask=rows.new_empty(1, 1, 1, 1),
                 slots=slots,
                 # An empty index would make an empty product: one row costs less than a second code path.
-                logits_to_keep=0 if wants_all else torch.tensor(keep or [0], device=device),
+                logits_to_keep=0 if wants_all else (kept if keep else kept.new_zeros(1)),
                 output_hidden_states=bool(listed),
             )
         return TargetOutput(out.logits[0], {**last, **{layer: out.hidden_states[layer][0] for layer in listed}})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from heapq import heapify, heappop, heappush
 from typing import Literal, Protocol
 
@@ -53,9 +53,9 @@ _DROP_SHARE = 16  # prefixes of one part in so many of all memory go at once: fi
 class KVMemory:
     """The memory of all sequences. For the engine thread only, but for `new_slot` and the counts.
 
-    Rows move and go only between passes: when a session begins, takes memory or ends. `small_bytes`: rows that are too
-    few to be worth sharing. `layout` auto: paged, but contiguous on a CPU, where gathering pages costs more than the
-    attention over them. `swap_bytes`: of the host, for the rows of evicted sessions.
+    Sessions give way to others only between passes; rows may become a shared prefix at any time. `small_bytes`: rows
+    that are too few to be worth sharing. `layout` auto: paged, but contiguous on a CPU, where gathering pages costs
+    more than the attention over them. `swap_bytes`: of the host, for the rows of evicted sessions.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class KVMemory:
         self._host = HostCopies(swap_bytes)
         self._sequences: dict[EvictableSequence, None] = {}
         self.must_free_all = False  # a pass has failed for lack of memory
+        self._pass_runs = False
         self.count = 0  # number of uses: the clock of least recent use
 
     @property
@@ -244,9 +245,18 @@ class KVMemory:
     def give(self, buffer: KVRows) -> None:
         self.pool.free(buffer)
 
+    @contextmanager
+    def during_pass(self) -> Iterator[None]:
+        """Give only memory that is free: a session in the pass must keep its rows, though its client may have left."""
+        self._pass_runs = True
+        try:
+            yield
+        finally:
+            self._pass_runs = False
+
     def between_passes(self) -> None:
-        """Free memory now, where a pass has asked for it: rows may move."""
-        if self.must_free_all:
+        """Free memory now, where a pass has asked for it, unless one runs."""
+        if self.must_free_all and not self._pass_runs:
             self.must_free_all = False
             self.free_all()
 
@@ -278,7 +288,7 @@ class KVMemory:
         try:
             return take(num_rows, width)
         except OutOfKVMemory as shortage:
-            if not spare:
+            if not spare or self._pass_runs:
                 raise
             victims = self._victims(spare, asking)
             # Ask before evicting: no session may lose its rows for a request that cannot fit anyway.

@@ -13,8 +13,9 @@ Memory Management for Large Language Model Serving with PagedAttention" (2023).
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
+from itertools import groupby, product
 
 import numpy as np
 import torch
@@ -208,10 +209,10 @@ class PagePool:
                 raise
             raise OutOfKVMemory(num_bytes) from error
         pages = [self._free.pop() for _ in range(count)]
-        # Zeros: rows behind a session's own enter products with a weight of 0, and 0 * NaN is NaN.
-        index = torch.tensor(pages, device=self.shape.device)
-        for arena in self.arenas:
-            arena.index_fill_(1, index, 0)
+        # Zeros: rows behind a session's own enter products with a weight of 0, and 0 * NaN is NaN. Not by an index of
+        # pages, which to send would wait on a GPU for the pass under way.
+        for (first, stop), arena in product(_runs(pages), self.arenas):
+            arena[:, first:stop].zero_()
         return PagedBuffer(self, width, pages, features)
 
     def give(self, buffer: KVRows) -> None:
@@ -255,6 +256,13 @@ class PagePool:
             extended.append(arena)
         self.arenas = extended
         self._free[:0] = reversed(range(first, first + num_pages))
+
+
+def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield first and stop of each run of neighbors."""
+    for _, run in groupby(enumerate(sorted(pages)), lambda placed: placed[1] - placed[0]):
+        found = [page for _, page in run]
+        yield found[0], found[-1] + 1
 
 
 def _num_pages(num_rows: int) -> int:

@@ -3,9 +3,10 @@
 Only this thread changes what sessions hold. A step: gather arrivals, take the first request of every session, draft
 where the server is asked to, plan, verify, post verdicts, commit, tap, post features, report. Where the target only
 decodes, what is left of a pass is done while the next one runs: its verdicts leave then, and features that nobody reads
-yet wait for each other. Requests of one session run in the order they came. A request that finds no memory for its K/V
-stays in its queue and is tried again, up to a bound; so does one whose client does not read. Once the target cannot
-run any more, every request is refused and `broken` is set: the process must end.
+yet wait for each other. While a GPU computes a pass, arrivals are gathered and the requests of other sessions begin.
+Requests of one session run in the order they came. A request that finds no memory for its K/V stays in its queue and is
+tried again, up to a bound; so does one whose client does not read. Once the target cannot run any more, every request
+is refused and `broken` is set: the process must end.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections import abc, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Literal, TypeAlias
@@ -85,6 +86,7 @@ class EngineLoop:
         self._engine = engine
         self._held = held
         self._overlap = overlap
+        self._plans_ahead = limits.plan_ahead == "on" or (limits.plan_ahead == "auto" and engine.is_asynchronous)
         self._scheduler = new_scheduler(limits.scheduler, limits.batch_tokens, limits.chunk_rows)
         self._tree_budget = TreeBudget(limits.batch_tokens) if limits.adaptive_trees else None
         self._room_wait_s = limits.room_wait_s
@@ -95,8 +97,11 @@ class EngineLoop:
         # A thread: a post from this one writes to a socket, which hands the interpreter lock to the event loop.
         self._poster = ThreadPoolExecutor(1, "outrider-replies")
         self._posting: Future[None] | None = None
+        self._running: abc.Set[Sequence] = frozenset()  # in the pass, while the next one is planned
+        self._is_stopping = False
         self._is_blocked = False  # no queued request could run
         self._num_paused = 0  # whose clients must read first: no load
+        self._num_waiting = 0  # for a later pass than the one that was planned last
         self._idle_s = 0.0  # since the last pass
         self._pass_s = 0.0  # of the last pass
         self._faults = FaultHandler(engine)
@@ -131,7 +136,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            while self._gather():
+            while not self._is_stopping and self._gather():
                 try:
                     self._step()
                 except Exception as error:  # a fault of the loop, not of a session: answer every request and go on
@@ -227,11 +232,38 @@ class EngineLoop:
                 else:
                     _answer(item)
 
+    def _plan_ahead(self, sequences: abc.Set[Sequence]) -> None:
+        """While the device runs a pass over `sequences`, take what arrives, and begin the requests of other sessions.
+
+        After the pass come drafts, whose reads would wait for it, and memory for which others' rows must go.
+        """
+        self._end_posting()  # no reply may overtake those verdicts
+        self._running = sequences
+        try:
+            with ExitStack() as limited:
+                for memory in {sequence.memory for sequence in sequences}:
+                    limited.enter_context(memory.during_pass())
+                self._is_stopping = not self._gather()
+                self._begin_requests()
+        finally:
+            self._running = frozenset()
+
     def _ready_requests(self) -> list[Request]:
-        """Return the first request of every session that can run now."""
+        """Return the first request of every session that can run now, with the server's draft where it wants one."""
+        # Asked again: a request may have lost its rows to one that began after it. It stays in line.
+        requests = [
+            request for request in self._begin_requests() if not request.ended and not request.sequence.is_evicted
+        ]
+        self._drafting.draft(requests, self._tree_nodes, self._pass_s)
+        return [request for request in requests if not request.ended]
+
+    def _begin_requests(self) -> list[Request]:
+        """Begin the first request of every session that is not in a pass; return those that can run."""
         requests: list[Request] = []
         self._num_paused = 0
         for sequence, queue in list(self._queues.items()):
+            if sequence in self._running:
+                continue
             while queue:
                 first = queue[0]
                 state = self._state_of(first) if isinstance(first, Request) else "over"
@@ -248,31 +280,49 @@ class EngineLoop:
                 queue.popleft()
             else:
                 del self._queues[sequence]
-        # Asked again: a request may have lost its rows to a later one in this very loop. It stays in line.
-        requests = [request for request in requests if not request.ended and not request.sequence.is_evicted]
-        self._drafting.draft(requests, self._tree_nodes, self._pass_s)
-        return [request for request in requests if not request.ended]
+        return requests
 
     def _plan(self, requests: abc.Sequence[Request]) -> list[tuple[Request, StepInput]]:
         rows = self._scheduler.plan([request.scheduling_request for request in requests])
         self._is_blocked = bool(self._queues) and not any(rows)
-        return [(request, request.step_input(count)) for request, count in zip(requests, rows, strict=True) if count]
+        planned = [(request, request.step_input(count)) for request, count in zip(requests, rows, strict=True) if count]
+        self._num_waiting = len(self._queues) - self._num_paused - len(planned)
+        return planned
 
     def _verify(self, planned: abc.Sequence[tuple[Request, StepInput]]) -> list[tuple[Request, StepResult]]:
-        """Run one pass; if it fails, one for each, so that only the session at fault suffers."""
+        """Run one pass, and plan the next one meanwhile; if it fails, run one for each that is in it."""
         if not planned:
             return []
         try:
-            results = self._engine.verify([step_input for _, step_input in planned])
+            launched = self._engine.launch([step_input for _, step_input in planned])
         except Exception as error:
-            self._end_posting()
-            # An exception does not tell which session caused it: run each alone, so that only that one fails.
-            if len(planned) > 1 and not is_lost_device(error):
-                return [pair for one in planned for pair in self._verify([one])]
-            for request, _ in planned:
-                self._faults.fail(request, error)
-            return []
+            return self._run_apart(planned, error)
+        if self._plans_ahead:
+            self._plan_ahead({request.sequence for request, _ in planned})
+        try:
+            results = self._engine.finish(launched)
+        except Exception as error:
+            return self._run_apart(planned, error)
         return [(request, result) for (request, _), result in zip(planned, results, strict=True)]
+
+    def _run_apart(
+        self, failed: abc.Sequence[tuple[Request, StepInput]], error: Exception
+    ) -> list[tuple[Request, StepResult]]:
+        """Run a pass for each of one that has failed, so that only the session at fault suffers."""
+        self._end_posting()
+        # An exception does not tell which session caused it.
+        if len(failed) > 1 and not is_lost_device(error):
+            return [pair for one in failed for pair in self._run_alone(*one)]
+        for request, _ in failed:
+            self._faults.fail(request, error)
+        return []
+
+    def _run_alone(self, request: Request, step_input: StepInput) -> list[tuple[Request, StepResult]]:
+        try:
+            return [(request, result) for result in self._engine.verify([step_input])]
+        except Exception as error:
+            self._faults.fail(request, error)
+            return []
 
     def _judged(self, results: abc.Sequence[tuple[Request, StepResult]]) -> list[tuple[Request, StepResult]]:
         """Return the results that can stand; the sessions of the others have failed."""
@@ -323,8 +373,7 @@ class EngineLoop:
     def _report(self, results: abc.Sequence[StepResult], tap_s: float) -> None:
         if not results:
             return
-        num_waiting = len(self._queues) - self._num_paused - len(results)
-        stats = StepStats.of(results, num_waiting, tap_s, self._idle_s)
+        stats = StepStats.of(results, self._num_waiting, tap_s, self._idle_s)
         self._pass_s = stats.forward_s
         self._scheduler.learn(stats.rows, stats.forward_s, results[-1].timing.ended)
         self._idle_s = 0.0
@@ -338,7 +387,8 @@ class EngineLoop:
         try:
             return self._try_begin(request)
         except OutOfKVMemory:
-            return _wait_for_memory(request, self._room_wait_s)
+            # During a pass only free memory counts: whether there is none is seen after it.
+            return "waiting" if self._running else _wait_for_memory(request, self._room_wait_s)
         except Refusal as refusal:
             request.fail(refusal)
         except Exception as error:

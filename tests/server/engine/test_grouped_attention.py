@@ -139,7 +139,7 @@ def test_memory_of_an_earlier_session_is_nothing_to_the_next():
     sequence[0].slot.buffer.values[0].fill_(float("nan"))
     sequence[0].invalidate()
     sequence[0].release()
-    memory = sequence[1]._memory
+    memory = sequence[1].memory
     again = Sequence(memory, None)
     again.begin(Job(), 0, random_tokens(rng, 40), 30)
     engine = Engine(target("llama"))

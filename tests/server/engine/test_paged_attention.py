@@ -75,7 +75,7 @@ def conversations(name: str, layout: KVLayout, attention: str) -> tuple[list[lis
     rng = np.random.default_rng(4)
     beginnings = [random_tokens(rng, 70), []]
     made = sessions(name, beginnings, [20, 40, 1, 90, 33], layout)
-    engine, memory = Engine(target(name), attention=attention), made[0]._memory
+    engine, memory = Engine(target(name), attention=attention), made[0].memory
     samplers = [Sampler(Sampling(0.8, seed=i) if i == 1 else Sampling()) for i in range(len(made))]
     roots, num_moved = [5] * len(made), 0
     for turn in range(12):
@@ -145,7 +145,7 @@ def test_what_another_session_has_left_in_its_pages_harms_nobody():
     torch.testing.assert_close(with_it[:3], expected, atol=TOLERANCE, rtol=0)
     first.invalidate()
     first.release()
-    again = Sequence(second._memory, None)
+    again = Sequence(second.memory, None)
     again.begin(Job(), 0, random_tokens(np.random.default_rng(7), 40), 30)
     assert set(again.slot.buffer.pages) & set(range(pool.num_pages))
     assert logits("llama", [(again, again.uncomputed, DraftTree()), *parts]).isfinite().all()

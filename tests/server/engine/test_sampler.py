@@ -160,7 +160,10 @@ def test_choices_made_at_once_are_those_made_one_at_a_time(at_once, kept, monkey
         requests = [one for one in choice_requests(rng, 14) if kept(one)]
         logits = torch.randn(requests[-1].rows.stop, 40, generator=generator) * 3
         logits[7], logits[9, 3], logits[:, 5] = torch.nan, torch.inf, -torch.inf
-        plain, batched = RowChoices(logits), BatchedChoices(logits, requests)
+        plain, batched = RowChoices(), BatchedChoices(requests, 40, logits.device)
+        for choices in (plain, batched):
+            choices.choose(logits)
+            choices.read()
         for one in requests:
             assert plain.is_finite(one) == batched.is_finite(one)
         for one in filter(plain.is_finite, requests):

@@ -147,7 +147,7 @@ def test_a_verdict_that_waited_comes_before_the_refusal_of_the_next_pass(monkeyp
     for _ in range(2):
         thread._gather()
         thread._step()
-    monkeypatch.setattr(thread._engine, "verify", lambda inputs: 1 / 0)
+    monkeypatch.setattr(thread._engine, "launch", lambda inputs: 1 / 0)
     thread._gather()
     thread._step()
     assert [type(reply) for reply in said] == [Verdict, Verdict, Refusal, RequestDone]

@@ -241,14 +241,14 @@ async def test_a_pass_whose_client_hangs_up_is_paid(keys_file, monkeypatch):
     key, clock = give(keys_file, "a", tokens_per_minute=60), Clock()  # 1 a second, 10 at once
     async with serving(keys_file, clock) as server:
         engine, runs, may_end = server.verifier._engine_loop._engine, threading.Event(), threading.Event()
-        verify = engine.verify
+        launch = engine.launch
 
         def slowly(inputs):
             runs.set()
             assert may_end.wait(60)
-            return verify(inputs)
+            return launch(inputs)
 
-        monkeypatch.setattr(engine, "verify", slowly)
+        monkeypatch.setattr(engine, "launch", slowly)
         usage = server.verifier._quotas.of(Principal("a", quota=Quota(tokens_per_minute=60)))
         async with calling(server.address, key) as talk:
             await talk.open(about(server))

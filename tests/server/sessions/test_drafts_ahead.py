@@ -81,8 +81,8 @@ WRONG = [
 async def test_a_wrong_assumption_is_answered_stale_and_changes_nothing(verifier, truth, draft, monkeypatch):
     passes = []
     engine = verifier._engine_loop._engine
-    verify = engine.verify
-    monkeypatch.setattr(engine, "verify", lambda inputs: passes.append(len(inputs)) or verify(inputs))
+    launch = engine.launch
+    monkeypatch.setattr(engine, "launch", lambda inputs: passes.append(len(inputs)) or launch(inputs))
     async with talking(verifier) as talk:
         await begun(talk, verifier, tap=TAP.info.fingerprint)
         await talk.send(draft(truth))

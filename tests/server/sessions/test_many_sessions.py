@@ -64,9 +64,9 @@ async def test_passes_keep_to_the_budget(truths, monkeypatch):
     async with serving([], batch_tokens=40, chunk_tokens=30) as verifier:
         rows = []
         engine = verifier._engine_loop._engine
-        verify = engine.verify
+        launch = engine.launch
         monkeypatch.setattr(
-            engine, "verify", lambda inputs: rows.append([w.num_rows for w in inputs]) or verify(inputs)
+            engine, "launch", lambda inputs: rows.append([w.num_rows for w in inputs]) or launch(inputs)
         )
         assert await answers(verifier, truths) == truths
     assert max(sum(of_pass) for of_pass in rows) <= 40
@@ -139,9 +139,9 @@ async def test_the_servers_own_drafts_obey_too(truths, monkeypatch):
         verifier._engine_loop._tree_budget._most = 3
         sizes = []
         engine = verifier._engine_loop._engine
-        verify = engine.verify
+        launch = engine.launch
         monkeypatch.setattr(
-            engine, "verify", lambda inputs: sizes.extend(len(w.tree) for w in inputs) or verify(inputs)
+            engine, "launch", lambda inputs: sizes.extend(len(w.tree) for w in inputs) or launch(inputs)
         )
         await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
         verdicts = await talk.decode(0, prompt[:-1], prompt[-1], 25, tree=ServerTree(3, 4, 12))

@@ -355,14 +355,14 @@ async def test_a_session_at_fault_is_forgotten_and_others_go_on(monkeypatch, tru
         session = (await bad.open(verifier.describe())).session_id
         await good.open(verifier.describe())
         engine = verifier._engine_loop._engine
-        verify = engine.verify
+        launch = engine.launch
 
         def failing(inputs):
             if any(13 in work.chain for work in inputs):
                 raise RuntimeError("broken")
-            return verify(inputs)
+            return launch(inputs)
 
-        monkeypatch.setattr(engine, "verify", failing)
+        monkeypatch.setattr(engine, "launch", failing)
         prompt = [t for t in PROMPT if t != 13]
         await bad.draft(0, [13], 5)
         answered = asyncio.create_task(good.prompt(prompt))
@@ -381,11 +381,11 @@ async def test_a_long_prompt_lets_others_through(monkeypatch):
         await quick.open(verifier.describe())
         passes = []
         engine = verifier._engine_loop._engine
-        verify = engine.verify
+        launch = engine.launch
         monkeypatch.setattr(
             engine,
-            "verify",
-            lambda inputs: passes.append([len(w.chain) for w in inputs]) or verify(inputs),
+            "launch",
+            lambda inputs: passes.append([len(w.chain) for w in inputs]) or launch(inputs),
         )
         expected = plain_greedy(target(), long, 1)  # before the thread has work: both use the one model
         await slow.draft(0, long[:-1], long[-1])

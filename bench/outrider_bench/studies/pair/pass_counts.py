@@ -24,9 +24,10 @@ _FROM_NUMPY = torch.from_numpy
 
 @dataclass(slots=True)
 class PassCounts:
-    """What was counted in one pass; of the layers, the first `num_first` apart."""
+    """What was counted in one pass of `num_layers` layers, the first `num_first` of them apart."""
 
     num_first: int
+    num_layers: int = 0
     layers: int = 0  # begun so far
     in_layer: bool = False
     layer_kernels: Counter[str] = field(default_factory=Counter)  # of the last layers, one of each kind
@@ -34,6 +35,7 @@ class PassCounts:
     kernels: Counter[str] = field(default_factory=Counter)
     reads: Counter[str] = field(default_factory=Counter)
     uploads: int = 0
+    late_uploads: int = 0  # behind the layers, before anything is read: there the host would wait for the pass
     # What the host has, by storage: reading it again is free. Held, or its memory would be that of another tensor.
     read: dict[int, Tensor] = field(default_factory=dict)
 
@@ -43,6 +45,10 @@ class PassCounts:
         if not self.in_layer:
             return self.kernels
         return self.first_kernels if self.layers <= self.num_first else self.layer_kernels
+
+    def add_upload(self) -> None:
+        self.uploads += 1
+        self.late_uploads += 0 < self.num_layers == self.layers and not self.in_layer and not self.reads
 
 
 class DispatchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch
@@ -80,7 +86,7 @@ class TransferCounter(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         if name in ("tensor", "as_tensor"):
-            self._counts.uploads += 1
+            self._counts.add_upload()
             if "device" not in (kwargs or {}):
                 self._counts.read[_storage(result)] = result
         elif name in ("cpu", "numpy", "tolist") and _storage(args[0]) not in self._counts.read:
@@ -100,7 +106,7 @@ class TransferCounter(TorchFunctionMode):
 
     def _from_numpy(self, array: NDArray[Any]) -> Tensor:
         made = _FROM_NUMPY(array)
-        self._counts.uploads += 1
+        self._counts.add_upload()
         self._counts.read[_storage(made)] = made
         return made
 

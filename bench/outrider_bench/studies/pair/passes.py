@@ -29,7 +29,7 @@ from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
 from outrider_drafters.families.eagle2.network import Eagle2, Eagle2Sizes
 from outrider_drafters.trees.grow import TreeGrowth
 from outrider_proto.errors import UsageError
-from outrider_proto.frames import Sampling
+from outrider_proto.frames import Draft, Sampling
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.fused_decoder import fused_decoder
@@ -41,6 +41,7 @@ from outrider_server.engine.server_drafter import DraftContext
 from outrider_server.engine.target import Target, public_name
 from outrider_server.kv.memory import KVMemory
 from outrider_server.kv.size import KVLayout
+from outrider_server.scheduling.request import Reply, Request
 
 SESSIONS = (1, 8, 32)
 LAYOUTS: tuple[KVLayout, ...] = ("contiguous", "paged")
@@ -87,9 +88,10 @@ class PassCost:
     """What one pass over `sessions` drafts asks, features and commits included, with K/V rows in the layout `kv`.
 
     `layer_kernels`: operations of one decoder layer that a GPU would run kernels for (views are not); `kernels`: those
-    outside the layers. `reads`: times that the host waits for a result; `uploads`: tensors made from its data.
-    `draft_reads`: reads of the server's drafter before the pass. `host_ms`: CPU time of the pass, as a median, with
-    layers that compute nothing.
+    outside the layers. `reads`: times that the host waits for a result; `uploads`: tensors made from its data, of which
+    `late_uploads` wait for the pass like a read. `draft_reads`: reads of the server's drafter before the pass.
+    `host_ms`: CPU time of the pass, as a median, with layers that compute nothing. `begin_ms`: of beginning the
+    sessions' requests, which a device's pass over other sessions hides.
     """
 
     kv: KVLayout
@@ -99,8 +101,10 @@ class PassCost:
     kernels: int
     reads: int
     uploads: int
+    late_uploads: int
     draft_reads: int
     host_ms: float
+    begin_ms: float
 
 
 class HollowTarget:
@@ -118,6 +122,11 @@ class HollowTarget:
         self._gives_tuples = False
         self._method = "forward" if fused is None else "run"
         self.drafter = _random_drafter(self.target)
+
+    @property
+    def num_built(self) -> int:
+        """Number of its own layers."""
+        return len(self._layers)
 
     @contextmanager
     def watched(self, begin: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
@@ -241,6 +250,13 @@ class _Crowd:
         assert not any(self._engine.commit_all(results))
         self._engine.tap(self.sequences)
 
+    def requests(self, trees: abc.Sequence[DraftTree]) -> list[Request]:
+        """Return a request with such a draft for every session."""
+        return [
+            Request(sequence, Draft(1, len(sequence.tokens), (), _ROOT, tree), Sampler(Sampling()), _drop, 0.0)
+            for sequence, tree in zip(self.sequences, trees, strict=True)
+        ]
+
     def _chosen(self) -> list[int]:
         """Return the target's token after every session's root."""
         results = self._engine.verify(
@@ -260,17 +276,25 @@ class _Request:
     over = False
 
 
+def _drop(_: Reply) -> None:
+    """Post a reply to nobody."""
+
+
 def _cost(hollow: HollowTarget, crowd: _Crowd, draft: str, repeats: int) -> PassCost:
     kind, trees = DRAFTS[draft], list[DraftTree]()
     drafting = _counted(hollow, lambda: trees.extend(crowd.trees(kind)))
     counts = _counted(hollow, lambda: crowd.run(trees, kind))
     crowd.go_back()
     with hollow.without_layers():
-        trees, times = crowd.trees(kind), list[float]()
+        trees, times, begin_times = crowd.trees(kind), list[float](), list[float]()
         for _ in range(_WARM_UP + repeats):
-            started = time.thread_time()
+            requests, started = crowd.requests(trees), time.thread_time()
+            for request in requests:
+                request.begin()
+            begun = time.thread_time()
             crowd.run(trees, kind)
-            times.append(time.thread_time() - started)
+            times.append(time.thread_time() - begun)
+            begin_times.append(begun - started)
             crowd.go_back()
     in_layers = counts.layer_kernels.total()
     return PassCost(
@@ -281,13 +305,15 @@ def _cost(hollow: HollowTarget, crowd: _Crowd, draft: str, repeats: int) -> Pass
         kernels=counts.kernels.total() + counts.first_kernels.total() - in_layers,
         reads=counts.reads.total(),
         uploads=counts.uploads,
+        late_uploads=counts.late_uploads,
         draft_reads=0 if kind.tree else drafting.reads.total(),
         host_ms=round(statistics.median(times[_WARM_UP:]) * 1e3, 3),
+        begin_ms=round(statistics.median(begin_times[_WARM_UP:]) * 1e3, 3),
     )
 
 
 def _counted(hollow: HollowTarget, run: Callable[[], None]) -> PassCounts:
-    counts = PassCounts(_KINDS)
+    counts = PassCounts(_KINDS, hollow.num_built)
 
     def mark(in_layer: bool) -> None:
         counts.in_layer = in_layer
@@ -356,16 +382,19 @@ def pass_cost_table(hollow: HollowTarget, context: int, costs: abc.Sequence[Pass
             f"{cost.layer_kernels:.1f}",
             f"{cost.kernels}",
             f"{round(cost.layer_kernels * hollow.num_layers) + cost.kernels}",
-            *(f"{count}" for count in (cost.reads, cost.uploads, cost.draft_reads)),
+            *(f"{count}" for count in (cost.reads, cost.uploads, cost.late_uploads, cost.draft_reads)),
             f"{cost.host_ms:.1f}",
+            f"{cost.begin_ms:.1f}",
         ]
         for cost in costs
     ]
-    columns = ("K/V", "draft", "sessions", "a layer", "outside", "in all", "reads", "uploads", "drafting", "host ms")
+    counted = ("a layer", "outside", "in all", "reads", "uploads", "late", "drafting")
+    columns = ("K/V", "draft", "sessions", *counted, "host ms", "begin ms")
     title = f"a pass of {hollow.target.name}, {hollow.num_layers} layers, after {context} tokens"
     return table(
         title,
         columns,
         rows,
-        caption="operations with a kernel; drafting: reads before the pass; CPU time outside the layers",
+        caption="operations with a kernel; late: uploads that wait for the pass; drafting: reads before it; CPU time"
+        " outside the layers, and of beginning as many requests",
     )

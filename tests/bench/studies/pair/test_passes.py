@@ -20,6 +20,13 @@ from outrider_bench.studies.pair.passes import (
     pass_costs,
 )
 from outrider_proto.errors import UsageError
+from outrider_proto.frames import Draft, Sampling
+from outrider_proto.tree import DraftTree
+from outrider_server.engine.engine import Engine, StepInput
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
+from outrider_server.kv.memory import KVMemory
+from outrider_server.scheduling.request import Request
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +87,49 @@ def test_in_pages_a_layer_asks_the_same_of_any_number_of_sessions(costs, draft):
 def test_the_host_waits_twice_a_pass(costs, draft, sessions, kv):
     """For the target's tokens with all that is said of them, and for the features; whatever is drafted and chosen."""
     assert costs[kv, draft, sessions].reads == 2
+
+
+@pytest.mark.parametrize("kv", LAYOUTS)
+def test_to_begin_requests_waits_for_no_device(kv):
+    """They begin while a pass runs: of new sessions, behind a shared prefix, and of one that needs more room."""
+    hollow = HollowTarget(LlamaConfig(num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1), "tiny")
+    memory = KVMemory(hollow.target.kv, layout=kv, small_bytes=0)
+    engine, prompt = Engine(hollow.target), [(7 * n) % 60 for n in range(70)]
+    told: list[object] = []
+
+    def request(sequence: Sequence, base_len: int, context: list[int]) -> Request:
+        return Request(
+            sequence, Draft(1, base_len, tuple(context), 5, DraftTree()), Sampler(Sampling()), told.append, 0.0
+        )
+
+    first, *others = (Sequence(memory, None) for _ in range(3))
+    request(first, 0, prompt).begin()
+    engine.commit(engine.verify([StepInput(first, prompt)])[0])
+    counts = PassCounts(0)
+    with torch.inference_mode(), TransferCounter(counts), DispatchCounter(counts):
+        request(others[0], 0, [*prompt, 1, 2]).begin()
+        request(others[1], 0, prompt[::-1]).begin()
+        request(first, 70, [3] * 150).begin()
+    assert memory.prefix_hits_tokens == 64
+    assert (counts.reads.total(), counts.uploads, told) == (0, 0, [])
+
+
+def test_nothing_is_uploaded_behind_the_layers(costs):
+    """On a GPU an upload waits for all that was launched before it: the host would not be free while a pass runs."""
+    assert [cost for cost in costs.values() if cost.late_uploads] == []
+
+
+def test_uploads_behind_the_layers_are_counted_until_something_is_read():
+    counts = PassCounts(0, num_layers=1)
+    with torch.inference_mode(), TransferCounter(counts):
+        torch.tensor([1.0])
+        counts.layers, counts.in_layer = 1, True
+        torch.tensor([1.0])
+        counts.in_layer = False
+        torch.from_numpy(np.ones(2))
+        torch.ones(2).mul(2).tolist()
+        torch.tensor([1.0])
+    assert (counts.uploads, counts.late_uploads) == (4, 1)
 
 
 @pytest.mark.parametrize("draft", ["tree of 16, sampled", "tree of 16, logprobs"])

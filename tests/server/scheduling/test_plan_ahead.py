@@ -1,0 +1,345 @@
+"""What the engine loop does for the next pass while one runs, beside the plain order.
+
+A device runs memory operations behind the pass that was launched before them. So does a CPU, which is through with a
+pass when launch() returns: whatever is done between launch() and finish() meets the same rows.
+"""
+
+import random
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from talk import TAP
+from tiny_targets import build, random_tokens, target
+
+from outrider_proto.errors import Reason, Refusal, UsageError
+from outrider_proto.frames import Decode, Draft, Features, Finish, Sampling, Verdict
+from outrider_proto.tree import DraftTree
+from outrider_server.config.config import LimitsConfig
+from outrider_server.engine.engine import Engine
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.sampler import Sampler
+from outrider_server.engine.sequence import Sequence
+from outrider_server.engine.target import Target
+from outrider_server.kv.memory import KVMemory
+from outrider_server.kv.prefix import BLOCK
+from outrider_server.scheduling.engine_loop import EngineLoop, PrefixQuery
+from outrider_server.scheduling.feature_feed import FeatureFeed
+from outrider_server.scheduling.request import Reply, Request, RequestDone
+
+PROMPT = random_tokens(np.random.default_rng(1), 12)
+COMMON = random_tokens(np.random.default_rng(2), 2 * BLOCK)
+BOTH = pytest.mark.parametrize("plan_ahead", ["off", "on"])
+
+
+class WatchedLoop(EngineLoop):
+    """A loop whose steps the test runs. `during` is called in a pass behind its launch, `before_read` at its end."""
+
+    def __init__(self, plan_ahead: str = "on", on: Target | None = None, **limits) -> None:
+        super().__init__(Engine(on or target()), LimitsConfig(plan_ahead=plan_ahead, room_wait_s=60, **limits))
+        self.during: Callable[[], None] = lambda: None
+        self.before_read: Callable[[], None] = lambda: None
+        launch, finish = self._engine.launch, self._engine.finish
+
+        def launched(inputs):
+            one = launch(inputs)
+            self.during()
+            return one
+
+        def finished(one):
+            self.before_read()
+            return finish(one)
+
+        self._engine.launch, self._engine.finish = launched, finished
+
+    def step(self, *items) -> None:
+        for item in items:
+            self.submit(item)
+        self._gather()
+        self._step()
+
+    def run(self, requests: list[Request], *items) -> None:
+        """Run requests to their end; those that are not among `items` have been submitted, or come while passes run."""
+        self.step(*items)
+        while not all(request.ended for request in requests):
+            self.step()
+        self._post_verdicts()
+
+
+def session(memory: KVMemory | None = None, **more) -> Sequence:
+    return Sequence(memory or KVMemory(target().kv), None, **more)
+
+
+def decode(
+    sequence: Sequence, said: list[Reply], count: int = 4, prompt: list[int] = PROMPT, sampling=None, **more
+) -> Request:
+    frame = Decode(1, 0, tuple(prompt[:-1]), prompt[-1], count)
+    return Request(sequence, frame, Sampler(sampling or Sampling()), said.append, 0.0, **more)
+
+
+def tokens_of(said: list[Reply]) -> list[int]:
+    return [token for reply in said if isinstance(reply, Verdict) for token in (*reply.tokens, reply.bonus)]
+
+
+@BOTH
+def test_the_host_prepares_the_next_pass_before_it_reads(plan_ahead):
+    """Of what arrives while a pass runs, all that needs no result of it and nobody's rows."""
+    loop, said, seen = WatchedLoop(plan_ahead), {name: [] for name in "abcdq"}, {}
+    memory = KVMemory(target().kv)
+    newcomer = decode(session(memory), said["b"])
+    doomed = decode(session(memory), said["c"])
+    doomed.cancelled = True
+    features = Sequence(memory, TAP)
+    draft = Draft(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], DraftTree())
+    loop.step(Request(features, draft, Sampler(Sampling()), [].append, 0.0))
+    feed = FeatureFeed(features)
+    frame = Features(7, 0, np.empty((0, TAP.info.width), np.float32), last=True)
+    feed._is_full = True  # as if its client had not read
+    feed.promise(said["d"].append, frame, 0, 5)
+
+    def arrive() -> None:
+        loop.during = lambda: None
+        for item in (newcomer, doomed, PrefixQuery(features, 3, said["q"].append), feed):
+            loop.submit(item)
+
+    def look() -> None:
+        loop.before_read = lambda: None
+        seen["begun"] = newcomer.sequence.tokens == PROMPT[:-1] and newcomer.sequence.slot.holds_any
+        seen.update({name: len(said[name]) for name in "cdq"})
+
+    loop.during, loop.before_read = arrive, look
+    runs = decode(session(memory), said["a"])
+    loop.step(runs)
+    on = plan_ahead == "on"
+    assert seen == {"begun": on, "c": 2 * on, "d": on, "q": on}
+    loop.run([runs, newcomer, doomed])
+    truth = plain_greedy(target(), PROMPT, 4)
+    assert tokens_of(said["a"]) == tokens_of(said["b"]) == truth
+    assert [reply.finish for reply in said["c"][:-1]] == [Finish.CANCELLED]
+    assert (said["d"][0].rows == features.feature_rows(0, 5)).all()
+    assert said["q"][0].length == 3
+
+
+class Texts:
+    """Conversations of two turns whose requests come in while passes run, with memory for half of them."""
+
+    def __init__(self, plan_ahead: str, layout: str, seed: int, swap: bool) -> None:
+        rng = random.Random(seed)
+        row = target().kv.bytes_per_token + 4 * TAP.info.width
+        rows = 420 if layout == "contiguous" else 320
+        self.memory = KVMemory(
+            target().kv, rows * row, "all", layout=layout, swap_bytes=rows * row * swap, small_bytes=0
+        )
+        self.loop = WatchedLoop(plan_ahead, batch_tokens=48, chunk_tokens=32)
+        self.said: list[list[Reply]] = []
+        self.prompts: list[list[int]] = []
+        self.samplings: list[Sampling] = []
+        self.turns: list[list[Request]] = []
+        for number in range(6):
+            own = random_tokens(np.random.default_rng(100 * seed + number), rng.randrange(5, 40))
+            prompt = [*COMMON, *own] if number % 3 else own
+            sampling = Sampling(0.9, seed=number) if number % 2 else Sampling()
+            sequence = Sequence(self.memory, TAP if number % 4 < 2 else None)
+            said: list[Reply] = []
+            features = {"features_from": 0} if sequence.tap else {}
+            first = Decode(1, 0, tuple(prompt[:-1]), prompt[-1], 12, **features)
+            # Back to somewhere in the text, which its client says anew.
+            again = [*prompt[: rng.randrange(2, len(prompt))], 7, 9]
+            base = min(len(again) - 3, len(prompt) - 1)
+            then = Draft(2, base, tuple(again[base:-1]), again[-1], DraftTree.chain([3, 4, 5]), **features)
+            self.turns.append(
+                [Request(sequence, frame, Sampler(sampling), said.append, 0.0) for frame in (first, then)]
+            )
+            self.said.append(said)
+            self.prompts.append(prompt)
+            self.samplings.append(sampling)
+        self._coming = [request for turn in zip(*self.turns, strict=True) for request in turn]
+        self._rng = rng
+
+    def run(self) -> None:
+        def arrive() -> None:
+            for _ in range(self._rng.randrange(3)):
+                if self._coming:
+                    self.loop.submit(self._coming.pop(0))
+
+        self.loop.during = arrive
+        self.loop.step(self._coming.pop(0))
+        while self._coming or self.loop._queues or not self.loop._inbox.empty():
+            if not self.loop._queues and self.loop._inbox.empty():
+                arrive()
+                continue
+            self.loop.step()
+        self.loop._post_verdicts()
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("layout", ["contiguous", "paged"])
+def test_every_text_is_that_of_the_plain_order(layout, swap):
+    """Greedy and sampled, with features and without, while sessions share prefixes and lose rows to each other."""
+    evictions = hits = 0
+    for seed in range(4):
+        plain, ahead = (Texts(plan_ahead, layout, seed, swap) for plan_ahead in ("off", "on"))
+        for texts in (plain, ahead):
+            texts.run()
+            for number, said in enumerate(texts.said):
+                assert not any(isinstance(reply, Refusal) for reply in said)
+                assert sum(isinstance(reply, RequestDone) for reply in said) == 2
+                if not number % 2:
+                    first = [reply for reply in said if isinstance(reply, Verdict) and reply.seq == 1]
+                    assert tokens_of(first) == plain_greedy(target(), texts.prompts[number], 12)
+        for one, other in zip(plain.said, ahead.said, strict=True):
+            assert told(one) == told(other)
+        evictions += ahead.memory.evictions
+        hits += ahead.memory.prefix_hits_tokens
+    assert evictions
+    assert hits
+
+
+def told(said: list[Reply]) -> list[object]:
+    """What does not depend on time: verdicts in their order, and all rows of each request."""
+    verdicts = [reply for reply in said if isinstance(reply, Verdict)]
+    rows = [
+        (reply.seq, reply.first + n) for reply in said if isinstance(reply, Features) for n in range(len(reply.rows))
+    ]
+    return [*((v.seq, v.path, v.tokens, v.bonus, v.finish) for v in verdicts), sorted(set(rows))]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "paged"])
+def test_a_session_in_the_pass_loses_no_rows_to_one_that_begins_meanwhile(layout):
+    """Though its client has left, and nothing else would have room."""
+    rows = 300 if layout == "contiguous" else 230
+    memory = KVMemory(target().kv, rows * target().kv.bytes_per_token, "none", layout=layout)
+    loop, gone, said = WatchedLoop(), [], []
+    first = decode(session(memory), gone, count=2)
+    other = decode(session(memory), said, prompt=random_tokens(np.random.default_rng(3), 200))
+
+    def leave() -> None:
+        loop.during = lambda: None
+        first.abandoned = first.sequence.parked = True
+        loop.submit(other)
+
+    seen = []
+    loop.during = leave
+    loop.before_read = lambda: seen.append((memory.evictions, first.sequence.slot.holds_any))
+    loop.step(first)
+    assert seen == [(0, True)]
+    assert first.sequence.slot.length == len(PROMPT)  # committed
+    loop.run([other])
+    assert memory.evictions == 1
+    assert tokens_of(said) == plain_greedy(target(), other.sequence.tokens[:200], 4)
+
+
+def test_memory_that_ran_out_is_freed_after_the_pass():
+    memory = KVMemory(target().kv)
+    loop, said, idle = WatchedLoop(), [], session(memory)
+    loop.step(decode(idle, [], count=1))
+    held = []
+
+    def run_out() -> None:
+        loop.during = lambda: None
+        memory.must_free_all = True
+        loop.submit(decode(session(memory), []))
+
+    loop.during = run_out
+    loop.before_read = lambda: held.append(idle.slot.holds_any)
+    one = decode(session(memory), said, count=3)
+    loop.run([one], one)
+    assert held[0]
+    assert not idle.slot.holds_any
+    assert tokens_of(said) == plain_greedy(target(), PROMPT, 3)
+
+
+@pytest.mark.parametrize("place", ["launch", "finish"])
+@BOTH
+def test_of_a_pass_that_fails_only_the_session_at_fault_ends(plan_ahead, place, monkeypatch):
+    loop, said = WatchedLoop(plan_ahead), {name: [] for name in ("good", "bad", "late")}
+    bad, good, late = (decode(session(), said[name]) for name in ("bad", "good", "late"))
+    once = getattr(loop._engine, place)
+
+    def failing(given):
+        inputs = given if place == "launch" else given.inputs
+        if any(one.sequence is bad.sequence for one in inputs):
+            raise RuntimeError("broken")
+        return once(given)
+
+    monkeypatch.setattr(loop._engine, place, failing)
+    arrive = [late]
+    loop.during = lambda: loop.submit(arrive.pop()) if arrive else None
+    loop.run([bad, good, late], bad, good)
+    assert [getattr(reply, "reason", None) for reply in said["bad"]] == [Reason.INTERNAL, None]
+    truth = plain_greedy(target(), PROMPT, 4)
+    for name in ("good", "late"):
+        assert tokens_of(said[name]) == truth
+        assert sum(isinstance(reply, RequestDone) for reply in said[name]) == 1
+
+
+def test_a_verdict_that_leaves_beside_the_pass_comes_before_what_is_said_during_it():
+    loop, said, overtakes = WatchedLoop(), [], threading.Event()
+    is_behind = False
+    first = decode(session(), said, count=9, is_behind=lambda: is_behind)
+
+    def post(reply: Reply) -> None:
+        if isinstance(reply, Verdict) and reply.finish is Finish.NOT_YET:
+            overtakes.wait(0.2)  # in a thread of its own, which may be slow
+        overtakes.set()
+        said.append(reply)
+
+    first.post = post
+    loop.step(first)
+    assert said == []  # it leaves with the next pass
+    is_behind = True
+    loop.during = lambda: setattr(first, "cancelled", True)
+    loop.step(decode(session(), [], count=9))
+    verdict, end, done = said
+    assert (verdict.finish, end.finish, done) == (Finish.NOT_YET, Finish.CANCELLED, RequestDone())
+
+
+@BOTH
+def test_a_loop_that_is_stopped_during_a_pass_ends_after_it(plan_ahead):
+    loop, said = WatchedLoop(plan_ahead), []
+    loop.during = lambda: loop.submit(None)
+    loop.submit(decode(session(), said, count=9))
+    loop.start()
+    loop._thread.join(60)
+    assert not loop._thread.is_alive()
+    assert tokens_of(said) == plain_greedy(target(), PROMPT, 1)
+    assert not loop.broken.done()
+    loop.stop()
+
+
+def test_requests_that_arrive_during_a_pass_were_not_left_out_of_it():
+    loop, waiting = WatchedLoop(), []
+    loop._on_step = lambda stats: waiting.append(stats.waiting)
+    loop.during = lambda: loop.submit(decode(session(), []))
+    loop.step(decode(session(), []))
+    assert waiting == [0]
+
+
+def test_a_cpu_plans_ahead_only_when_it_is_told_to():
+    assert [WatchedLoop(plan_ahead)._plans_ahead for plan_ahead in ("auto", "on", "off")] == [False, True, False]
+    with pytest.raises(UsageError, match="plan_ahead=soon: need one of auto, on, off"):
+        LimitsConfig(plan_ahead="soon")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_plans_ahead_by_itself():
+    on_gpu = Target.of(build("llama").to("cuda"))
+    loop, steps, said = WatchedLoop("auto", on_gpu), [], ([], [])
+    loop._on_step = steps.append
+    memory = KVMemory(on_gpu.kv)
+    samplings = (Sampling(), Sampling(0.9, top_p=0.9, seed=4))
+    first, second = (
+        decode(session(memory), own, sampling=one, count=20) for own, one in zip(said, samplings, strict=True)
+    )
+    come = [second]
+    loop.during = lambda: loop.submit(come.pop()) if come else None
+    loop.run([first, second], first)
+    assert tokens_of(said[0]) == plain_greedy(target(), PROMPT, 20)
+    alone: list[Reply] = []
+    third = decode(session(KVMemory(target().kv)), alone, sampling=samplings[1], count=20)
+    WatchedLoop("off").run([third], third)
+    assert tokens_of(said[1]) == tokens_of(alone)
+    assert all(step.forward_s > 0 for step in steps)
