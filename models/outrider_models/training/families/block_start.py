@@ -112,8 +112,8 @@ class _FirstLayerFit:
             for k in range(1 - network.sizes.first_row, network.sizes.num_drafts):
                 upto = tokens.shape[1] - 1 - k
                 wanted, inside = (states - text.mask)[:, 1 + k :], text.inside[:, 1 + k :]
-                rows = last[:, :upto], tokens[:, 1 : 1 + upto], wanted
-                self._masks.add(*(_LATER**k * each for each in rows), inside)
+                scaled = [_LATER**k * each for each in (last[:, :upto], tokens[:, 1 : 1 + upto], wanted)]
+                self._masks.add(scaled[0], scaled[1], scaled[2], inside)
 
     def set_weights(self) -> None:
         attention, heads, size = self._block.self_attn, self._block.shape.heads, self._block.shape.head_dim
@@ -174,7 +174,8 @@ class _Guess:
     def main_directions(self, kind: int, count: int) -> Tensor:
         """Return the `count` directions [E, count] in which what it makes of rows of a kind differs most."""
         made = (torch.cat(self._rows).chunk(2, dim=1)[kind] @ self.solution[kind].T).double()
-        return torch.linalg.eigh(made.T @ made).eigenvectors[:, -count:].float()
+        directions: Tensor = torch.linalg.eigh(made.T @ made).eigenvectors[:, -count:].float()
+        return directions
 
 
 def _copy(block: LlamaBlock, source: LlamaBlock, states: Tensor, scale: Tensor) -> None:
