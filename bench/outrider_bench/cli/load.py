@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from outrider_bench.cli.options import (
+from outrider_bench.core.progress import progress_line
+from outrider_bench.core.report import write_report
+from outrider_bench.core.tables import show, show_line
+from outrider_bench.harness.options import (
     FamiliesOption,
     JsonOption,
     NewTokensOption,
@@ -21,9 +24,6 @@ from outrider_bench.cli.options import (
     sources_of,
     target_of,
 )
-from outrider_bench.core.progress import progress_line
-from outrider_bench.core.report import write_report
-from outrider_bench.core.tables import show, show_line
 from outrider_client.cli.access_options import with_access_options
 from outrider_client.connection.policy import Patience
 from outrider_drafters.contracts.tree_shape import TreeShape

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_bench.cli.options import (
+from outrider_bench.core.progress import progress_line
+from outrider_bench.core.report import write_report
+from outrider_bench.core.tables import show, show_line
+from outrider_bench.harness.options import (
     DEFAULT_CODEC,
     FamiliesOption,
     OrderSeedOption,
@@ -20,9 +23,6 @@ from outrider_bench.cli.options import (
     sources_of,
     target_of,
 )
-from outrider_bench.core.progress import progress_line
-from outrider_bench.core.report import write_report
-from outrider_bench.core.tables import show, show_line
 from outrider_netsim import EngineChoice
 from outrider_proto.errors import UsageError
 

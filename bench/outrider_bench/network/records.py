@@ -23,6 +23,7 @@ from pydantic import TypeAdapter
 from outrider_bench.core.prompts import TEXT_GROUPS
 from outrider_bench.core.report import provenance
 from outrider_bench.core.stats import mean, ratio
+from outrider_bench.harness.journal import first_difference, whole_lines
 from outrider_bench.network.link_endpoint import LinkTraffic
 from outrider_bench.network.report import ScenarioSetting
 from outrider_bench.network.timed_answer import AnswerSlot, TimedAnswer
@@ -33,6 +34,7 @@ JSONL, CSV = ".jsonl", ".csv"
 Row = dict[str, Any]  # Any: numbers, texts and booleans
 _Slot = tuple[int, int, str]  # run, place, way
 _COMPLETE = {"complete": True}
+_RECORD = "record of outrider-bench network"
 _TRAFFIC = tuple(field.name for field in fields(LinkTraffic))
 
 
@@ -134,18 +136,14 @@ class Records:
 
         Raises UsageError for other settings than `settings`, or a line that is no record.
         """
-        data = file.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        _check_header(file, whole)
-        for number, line in enumerate(whole.splitlines(), 1):
+        _check_header(file, file.read_bytes())
+        for number, line in enumerate(whole_lines(file, _RECORD), 1):
             try:
-                self._read_line(json.loads(line), file, settings)
+                self._read_line(line, file, settings)
             except UsageError:
                 raise
             except (ValueError, TypeError, AttributeError) as error:
-                raise UsageError(f"{file}:{number}: no record of outrider-bench network: remove the file") from error
-        if len(whole) < len(data):
-            file.write_bytes(whole)
+                raise UsageError(f"{file}:{number}: no {_RECORD}: remove the file") from error
 
     def _read_line(self, line: dict[str, Any], file: Path, settings: Mapping[str, Any]) -> None:  # Any: JSON
         for kind, content in line.items():
@@ -244,17 +242,6 @@ class RecordFiles:
             return None
         file.parent.mkdir(parents=True, exist_ok=True)
         return stack.enter_context(file.open(mode, encoding="utf-8", newline=""))
-
-
-def first_difference(here: object, there: object, path: str = "") -> str | None:
-    """Name the first value in which two JSON contents differ, `runs=3 here, 5 there`; None for equal ones."""
-    if isinstance(here, Mapping) and isinstance(there, Mapping):
-        for key in dict.fromkeys((*here, *there)):
-            inner = first_difference(here.get(key), there.get(key), f"{path}.{key}" if path else str(key))
-            if inner is not None:
-                return inner
-        return None
-    return None if here == there else f"{path}={json.dumps(here)} here, {json.dumps(there)} there"
 
 
 def answer_rows(group: Sequence[AnswerEntry], *, in_corpus: bool = True) -> list[Row]:

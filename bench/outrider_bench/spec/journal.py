@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from outrider_bench.core.report import provenance
-from outrider_bench.network.records import first_difference
+from outrider_bench.harness.journal import first_difference, whole_lines
 from outrider_bench.spec.answer_file import SpecAnswer, SpecChoice, line_of, write_answers
 from outrider_proto.errors import UsageError
 
@@ -153,8 +153,7 @@ def _kept(path: Path, settings: Mapping[str, Any], *, resume: bool) -> dict[_Slo
     data = path.read_bytes()
     if data and not data.startswith(b'{"settings"'):
         raise UsageError(f"{path}: no records of outrider-bench spec: name another directory")
-    whole = data[: data.rfind(b"\n") + 1]
-    entries = [_entry(line, f"{path}:{number}") for number, line in enumerate(whole.split(b"\n")[:-1], 1)]
+    entries = whole_lines(path, "record of outrider-bench spec")
     found = [entry["answer"] for entry in entries if "answer" in entry]
     if not resume:
         if found and _COMPLETE not in entries:
@@ -166,23 +165,11 @@ def _kept(path: Path, settings: Mapping[str, Any], *, resume: bool) -> dict[_Slo
     for entry in entries:
         if "settings" in entry and (difference := first_difference(dict(settings), entry["settings"])) is not None:
             raise UsageError(f"{path}: {difference}: give the same options, or name another directory")
-    if len(whole) < len(data):
-        path.write_bytes(whole)
     try:
         records = [_RECORD.validate_python(record) for record in found]
     except ValidationError:
         raise UsageError(f"{path}: no records of outrider-bench spec: remove the file") from None
     return {record.slot: record for record in records}
-
-
-def _entry(line: bytes, source: str) -> dict[str, Any]:  # Any: JSON
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        entry = None
-    if not isinstance(entry, dict):
-        raise UsageError(f"{source}: no record of outrider-bench spec: remove the file")
-    return entry
 
 
 def _remove_answers(directory: Path, ways: set[str]) -> None:
