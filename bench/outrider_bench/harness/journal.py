@@ -1,38 +1,83 @@
-"""Lines of JSON that a measurement writes as it goes, read again when it is resumed."""
+"""Lines of JSON that a measurement writes as it goes, so that it can be resumed.
+
+{"settings": {...}, "made_by": {...}}   what determines the lines that follow
+...                                     what was measured, a line each
+{"complete": true}                      nothing is missing, and the next measurement may replace the file
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from outrider_bench.core.report import provenance
 from outrider_proto.errors import UsageError
 
+COMPLETE = {"complete": True}
+_Lines = list[dict[str, Any]]  # Any: JSON
 
-def whole_lines(path: Path, what: str) -> list[dict[str, Any]]:  # Any: JSON
-    """Return the lines of the file, and cut off one that was never finished.
 
-    Raises UsageError for a line that holds no JSON object: the file is none of `what`.
+class LineWriter:
+    """Appends lines to a file; to None, nothing."""
+
+    def __init__(self, file: TextIO | None) -> None:
+        self._file = file
+
+    def begin(self, settings: Mapping[str, Any]) -> None:  # Any: JSON
+        self.write({"settings": settings, "made_by": provenance()})
+
+    def write(self, content: Mapping[str, object]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(content) + "\n")
+            self._file.flush()  # what a killed process has measured is then there
+
+
+def kept_lines(
+    path: Path,
+    settings: Mapping[str, Any],  # Any: JSON
+    command: str,
+    *,
+    resume: bool = True,
+    other: str = "file",
+) -> _Lines:
+    """Return the lines of an earlier run of `outrider-bench COMMAND`, and cut off one that was never finished.
+
+    Raises UsageError for other settings, or without `resume` for answers of an unfinished run, and for any other file.
     """
     data = path.read_bytes()
+    if data and not data.startswith(b'{"settings"'):
+        raise UsageError(f"{path}: no records of outrider-bench {command}: name another {other}")
     whole = data[: data.rfind(b"\n") + 1]
-    if data and not whole:
-        raise UsageError(f"{path}: no {what}: remove the file")
-    lines = [_entry(line, f"{path}:{number}: no {what}") for number, line in enumerate(whole.splitlines(), 1)]
+    lines = [_parsed(line, f"{path}:{number}", command) for number, line in enumerate(whole.split(b"\n")[:-1], 1)]
+    if not resume:
+        answers = sum("answer" in line for line in lines)
+        if answers and lines[-1] != COMPLETE:
+            raise UsageError(
+                f"{path}: holds {answers} answers of an unfinished run: continue with --resume, or remove it"
+            )
+        return lines
+    for line in lines:
+        if "settings" in line and (difference := first_difference(settings, line["settings"])) is not None:
+            raise UsageError(f"{path}: {difference}: give the same options, or name another {other}")
     if len(whole) < len(data):
         path.write_bytes(whole)
     return lines
 
 
-def _entry(line: bytes, otherwise: str) -> dict[str, Any]:  # Any: JSON
+def no_record(place: str, command: str) -> UsageError:
+    return UsageError(f"{place}: no record of outrider-bench {command}: remove the file")
+
+
+def _parsed(line: bytes, place: str, command: str) -> dict[str, Any]:  # Any: JSON
     try:
-        entry = json.loads(line)
+        content = json.loads(line)
     except ValueError:
-        entry = None
-    if not isinstance(entry, dict):
-        raise UsageError(f"{otherwise}: remove the file")
-    return entry
+        content = None
+    if not isinstance(content, dict):
+        raise no_record(place, command)
+    return content
 
 
 def first_difference(here: object, there: object, path: str = "") -> str | None:

@@ -2,7 +2,7 @@
 
 Rows are appended to FILE.partial, beside the report FILE, as they come:
 
-    {"study": NAME, "settings": {...}}
+    {"settings": {"study": NAME, ...}, "made_by": {...}}
     {"name": "moa in process", "row": {...}}
 """
 
@@ -13,7 +13,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TextIO, get_type_hints
@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from outrider_bench.core.progress import progress_line
 from outrider_bench.core.report import write_report
 from outrider_bench.core.tables import show, show_line
-from outrider_bench.harness.journal import first_difference, whole_lines
+from outrider_bench.harness.journal import LineWriter, kept_lines, no_record
 from outrider_bench.harness.study import Study, StudyOptions
 from outrider_proto.errors import UsageError
 
@@ -104,22 +104,17 @@ def show_report(path: Path, plot: Path | None, commands: Mapping[str, StudyComma
         command.study.plot(report, plot)
 
 
-@dataclass(slots=True)
 class Rows:
     """The rows so far, by name; new ones are written to the file."""
 
-    type: TypeAdapter[Any]
-    taken: dict[str, Any] = field(default_factory=dict)
-    file: TextIO | None = None
+    def __init__(self, row: TypeAdapter[Any], taken: dict[str, Any], file: TextIO | None = None) -> None:
+        self.taken = taken
+        self.lines = LineWriter(file)
+        self._row = row
 
     def take(self, name: str, row: Any) -> None:  # Any: the study's row
         self.taken[name] = row
-        self.write({"name": name, "row": self.type.dump_python(row, mode="json", by_alias=True)})
-
-    def write(self, line: Mapping[str, Any]) -> None:  # Any: JSON
-        if self.file is not None:
-            self.file.write(json.dumps(line) + "\n")
-            self.file.flush()  # what a killed process has measured is then there
+        self.lines.write({"name": name, "row": self._row.dump_python(row, mode="json", by_alias=True)})
 
 
 @contextmanager
@@ -129,43 +124,41 @@ def open_rows(name: str, study: AnyStudy) -> Iterator[Rows]:
     They go when the context ends well. Raises UsageError for those of other options.
     """
     report = study.options.json
-    rows = Rows(study.row)
     if report is None or str(report) == "-":
-        yield rows
+        yield Rows(study.row, {})
         return
     path = report.with_name(f"{report.name}.partial")
-    header = {"study": name, "settings": study.options.settings}
+    settings = {"study": name, **study.options.settings}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            rows.taken = _kept(path, header, rows.type)
-            show_line(f"{path}: {len(rows.taken)} rows are there already")
-        rows.file = path.open("a" if rows.taken else "w", encoding="utf-8")
+        taken = _kept(path, settings, study) if path.exists() else {}
+        file = path.open("a" if taken else "w", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {error.filename or path}: {error.strerror}") from error
-    with rows.file:
-        if not rows.taken:
-            rows.write(header)
+    with file:
+        rows = Rows(study.row, taken, file)
+        if taken:
+            show_line(f"{path}: {len(taken)} rows are there already")
+        else:
+            rows.lines.begin(settings)
         try:
             yield rows
         except BaseException:
-            if rows.taken:
-                show_line(f"{path}: {len(rows.taken)} rows are kept: the same command goes on")
+            if taken:
+                show_line(f"{path}: {len(taken)} rows are kept: the same command goes on")
             else:
                 path.unlink()
             raise
     path.unlink()
 
 
-def _kept(path: Path, header: Mapping[str, Any], row: TypeAdapter[Any]) -> dict[str, Any]:  # Any: JSON, rows
+def _kept(path: Path, settings: Mapping[str, Any], study: AnyStudy) -> dict[str, Any]:  # Any: JSON, rows
     """Return the file's rows by name. Raises UsageError where it is not of this study with these options."""
-    first, *lines = whole_lines(path, f"row of outrider-bench {header['study']}") or [dict(header)]
-    if (difference := first_difference(header, first)) is not None:
-        raise UsageError(f"{path}: {difference}: give the same options, or remove the file")
+    lines = kept_lines(path, settings, settings["study"])
     try:
-        return {line["name"]: row.validate_python(line["row"]) for line in lines}
+        return {line["name"]: study.row.validate_python(line["row"]) for line in lines[1:]}
     except (ValidationError, KeyError):
-        raise UsageError(f"{path}: rows of another version: remove the file") from None
+        raise no_record(str(path), settings["study"]) from None
 
 
 async def _measure(study: AnyStudy, rows: Rows) -> None:

@@ -93,16 +93,16 @@ def test_rows_of_other_options_are_refused_in_one_line(tmp_path):
     asked.write_text("a question")
     partial = interrupted(path, questions=asked)
     kept = partial.read_bytes()
-    with pytest.raises(UsageError, match=r"settings.numbers=\[1, 2\] here, \[1, 2, 3\] there: give the same options"):
+    with pytest.raises(UsageError, match=r"numbers=\[1, 2\] here, \[1, 2, 3\] there: give the same options"):
         run_study("squares", SquareStudy(SquareOptions(json=path, questions=asked, numbers=(1, 2))))
     asked.write_text("another one")
-    with pytest.raises(UsageError, match=r"settings\.questions="):
+    with pytest.raises(UsageError, match="questions="):
         run_study("squares", SquareStudy(SquareOptions(json=path, questions=asked)))
-    with pytest.raises(UsageError, match="study="):
+    with pytest.raises(UsageError, match='study="cubes" here, "squares" there'):
         run_study("cubes", SquareStudy(SquareOptions(json=path, questions=asked)))
     assert partial.read_bytes() == kept
     partial.write_text("somebody's own")
-    with pytest.raises(UsageError, match="no row of outrider-bench squares: remove the file"):
+    with pytest.raises(UsageError, match="no records of outrider-bench squares: name another file"):
         run_study("squares", SquareStudy(SquareOptions(json=path)))
     assert partial.read_text() == "somebody's own"
 
