@@ -1,6 +1,6 @@
 """The command `outrider-bench`. Exit codes: 2 usage, 3 refusal, 4 link, 1 a check that failed.
 
-The modules beside this one declare options and import what a command needs only when it runs.
+The modules beside this one, and those of the studies' options, import what a command needs only when it runs.
 """
 
 from __future__ import annotations

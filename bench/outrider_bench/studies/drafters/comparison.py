@@ -57,7 +57,7 @@ RESULT = "compared"  # the last row
 
 @dataclass(frozen=True, slots=True)
 class ComparedAnswer:
-    """One way's answer to a prompt; of a drafter also its cycles, and ms per drafted level."""
+    """One way's answer to a prompt; of a drafter also ms per drafted level, and in the first repetition its cycles."""
 
     token_ids: tuple[int, ...]
     seconds: float = math.nan
@@ -221,7 +221,10 @@ class ComparisonStudy(Study[ComparisonOptions, _Row, Comparison]):
             for number in range(len(prompts)):
                 if str(number) not in taken:
                     turn = order[number * len(ways) : (number + 1) * len(ways)]
-                    yield str(number), {name: await _timed(ways[name], asked[place]) for place, name in turn}
+                    answers = {name: await _timed(ways[name], asked[place]) for place, name in turn}
+                    if number >= len(asked):  # the cycles are those of the first repetition
+                        answers = {name: replace(one, record=None) for name, one in answers.items()}
+                    yield str(number), answers
                 counter()
         if RESULT not in taken:
             rounds = [row for number in range(len(prompts)) if isinstance(row := taken[str(number)], dict)]

@@ -74,7 +74,8 @@ class EdgeWeightsStudy(Study[EdgeWeightsOptions, _Row, EdgeReport]):
         drafters = {name: drafter_source(name) for name in options.drafter or PAIR}
         kinds = options.weights or list(get_args(Weights))
         if options.parts:
-            yield PARTS_ROW, edge_parts(options.directory, drafters, kinds)
+            if PARTS_ROW not in taken:
+                yield PARTS_ROW, edge_parts(options.directory, drafters, kinds)
             return
         target = Target.load(str(options.directory))
         models = LocalModels.load(ClientConfig(target=options.directory, drafter=NO_DRAFTER))

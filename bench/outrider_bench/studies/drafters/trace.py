@@ -57,7 +57,7 @@ class TraceStudy(Study[TraceOptions, _Trace, _Trace]):
         prompt = None if options.prompt_ids is None else read_token_ids(options.prompt_ids)
         source = None if prompt is not None else source_of(directory, options.questions, options.families)
         async with in_process(directory, config) as pair:
-            if prompt is not None:
+            if prompt is not None and PROMPT not in taken:
                 yield PROMPT, await self._traced(pair, prompt)
             if source is None:
                 return
@@ -72,7 +72,7 @@ class TraceStudy(Study[TraceOptions, _Trace, _Trace]):
                 counter()
 
     def report(self, rows: Mapping[str, _Trace]) -> _Trace:
-        return rows[PROMPT] if PROMPT in rows else {"questions": list(rows.values())}
+        return rows[PROMPT] if self.options.questions is None else {"questions": list(rows.values())}
 
     @staticmethod
     def failures(report: _Trace) -> list[str]:
