@@ -81,9 +81,7 @@ bench: $(READY)
 	$(BIN)/outrider-bench recover --json out/recover.json
 	$(BIN)/outrider-bench codec --json out/codec.json
 	$(BIN)/outrider-bench staleness --json out/staleness.json --plot out/staleness.png
-	$(BIN)/outrider-bench prompt-rows --json out/prompt-rows.json
 	$(BIN)/outrider-bench gateway --json out/gateway.json
-	$(BIN)/outrider-bench privacy --json out/privacy.json
 	$(BIN)/outrider-bench network $(addprefix --profile ,$(LINKS)) --pace paper $(addprefix --mode ,$(MODES)) \
 	    --json out/network.json --plot out/network.png
 	$(BIN)/outrider-bench record --tape out/tape.json.gz

@@ -1,39 +1,42 @@
 """The command `outrider-bench`. Exit codes: 2 usage, 3 refusal, 4 link, 1 a check that failed.
 
-The modules beside this one declare options and import what a command needs only when it runs.
+The modules beside this one, and those of the studies' options, import what a command needs only when it runs.
 """
 
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from outrider_bench.cli.drafters import (
-    depth_sweep_command,
-    drafters_command,
-    edge_weights_command,
-    routing_command,
-    trace_command,
-)
-from outrider_bench.cli.features import codec_command, prompt_rows_command, staleness_command
 from outrider_bench.cli.load import load_command
 from outrider_bench.cli.network import network_command
-from outrider_bench.cli.pair import (
-    eval_command,
-    exact_command,
-    offline_command,
-    overhead_command,
-    passes_command,
-    recover_command,
-    verify_cost_command,
-)
-from outrider_bench.cli.serving import gateway_command, privacy_command, ray_command
 from outrider_bench.cli.spec import spec_command
-from outrider_bench.cli.tcp import tcp_command
 from outrider_bench.cli.virtual import record_command, sweep_command, virtual_command
+from outrider_bench.harness.options import PlotOption
+from outrider_bench.harness.runner import StudyCommand, show_report
+from outrider_bench.studies import options
 from outrider_proto.errors import LinkError, OutriderError, Refusal
+
+STUDIES = (
+    StudyCommand("trace", options.TraceOptions, "drafters.trace:TraceStudy"),
+    StudyCommand("eval", options.EvalOptions, "pair.evaluation:EvaluationStudy"),
+    StudyCommand("exact", options.ExactOptions, "pair.exact:ExactStudy"),
+    StudyCommand("offline", options.OfflineOptions, "pair.offline:OfflineStudy"),
+    StudyCommand("overhead", options.OverheadOptions, "pair.overhead:OverheadStudy"),
+    StudyCommand("recover", options.RecoverOptions, "pair.recover:RecoverStudy"),
+    StudyCommand("drafters", options.ComparisonOptions, "drafters.comparison:ComparisonStudy"),
+    StudyCommand("edge-weights", options.EdgeWeightsOptions, "drafters.edge_weights:EdgeWeightsStudy"),
+    StudyCommand("tcp", options.TcpOptions, "tcp.tcp_study:TcpStudy"),
+    StudyCommand("codec", options.CodecOptions, "features.codec:CodecStudy"),
+    StudyCommand("staleness", options.StalenessOptions, "features.staleness:StalenessStudy"),
+    StudyCommand("verify-cost", options.VerifyCostOptions, "pair.verify_cost:VerifyCostStudy"),
+    StudyCommand("passes", options.PassesOptions, "pair.passes:PassesStudy"),
+    StudyCommand("gateway", options.GatewayOptions, "serving.gateway_overhead:GatewayStudy"),
+    StudyCommand("ray", options.RayOptions, "serving.ray_load:RayStudy"),
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,27 +65,19 @@ def _bench(
     """
 
 
-app.command("trace")(trace_command)
-app.command("eval")(eval_command)
-app.command("exact")(exact_command)
-app.command("offline")(offline_command)
-app.command("overhead")(overhead_command)
-app.command("recover")(recover_command)
-app.command("drafters")(drafters_command)
-app.command("depth-sweep")(depth_sweep_command)
-app.command("edge-weights")(edge_weights_command)
-app.command("routing")(routing_command)
-app.command("privacy")(privacy_command)
-app.command("tcp")(tcp_command)
-app.command("codec")(codec_command)
-app.command("staleness")(staleness_command)
-app.command("prompt-rows")(prompt_rows_command)
-app.command("verify-cost")(verify_cost_command)
-app.command("passes")(passes_command)
+def show_command(
+    report: Annotated[Path, typer.Argument(help="Report that a study has written with --json.")],
+    plot: PlotOption = None,
+) -> None:
+    """Show the report of a study again: its tables, and its plot with --plot."""
+    show_report(report, plot, {study.name: study for study in STUDIES})
+
+
+for study in STUDIES:
+    app.command(study.name)(study.callback)
+app.command("show")(show_command)
 app.command("network")(network_command)
-app.command("gateway")(gateway_command)
 app.command("load")(load_command)
-app.command("ray")(ray_command)
 app.command("record")(record_command)
 app.command("virtual")(virtual_command)
 app.command("sweep")(sweep_command)

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from outrider_bench.cli.options import (
+from outrider_bench.core.progress import progress_line
+from outrider_bench.core.report import write_report
+from outrider_bench.core.tables import show, show_line
+from outrider_bench.harness.options import (
+    DeviceOption,
+    DtypeOption,
     FamiliesOption,
     JsonOption,
     NewTokensOption,
@@ -21,9 +26,6 @@ from outrider_bench.cli.options import (
     sources_of,
     target_of,
 )
-from outrider_bench.core.progress import progress_line
-from outrider_bench.core.report import write_report
-from outrider_bench.core.tables import show, show_line
 from outrider_client.cli.access_options import with_access_options
 from outrider_client.connection.policy import Patience
 from outrider_drafters.contracts.tree_shape import TreeShape
@@ -103,8 +105,8 @@ def load_command(
             "it needs; default: the best that ships for the target, or else lookup."
         ),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Type of the target's weights: float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="Device of the target: cpu, cuda, cuda:1, ...")] = "cpu",
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = "cpu",
     workers: Annotated[int, typer.Option(min=1, help="Processes that run the clients.")] = 1,
     own_cores: Annotated[
         bool, typer.Option("--own-cores/--any-cores", help="Pin server and clients to separate cores.")

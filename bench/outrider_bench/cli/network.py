@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_bench.cli.options import (
+from outrider_bench.core.progress import progress_line
+from outrider_bench.core.report import write_report
+from outrider_bench.core.tables import show, show_line
+from outrider_bench.harness.options import (
     BreadthOption,
     BudgetOption,
     FamiliesOption,
@@ -23,9 +26,6 @@ from outrider_bench.cli.options import (
     drafters_for,
     target_of,
 )
-from outrider_bench.core.progress import progress_line
-from outrider_bench.core.report import write_report
-from outrider_bench.core.tables import show, show_line
 from outrider_netsim import EngineChoice
 
 if TYPE_CHECKING:

@@ -9,20 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_bench.cli.options import (
+from outrider_bench.core.progress import progress_line
+from outrider_bench.core.report import write_report
+from outrider_bench.core.tables import show, show_line
+from outrider_bench.harness.options import (
     DEFAULT_CODEC,
+    DeviceOption,
+    DraftersOption,
+    DtypeOption,
     FamiliesOption,
     OrderSeedOption,
     TargetOption,
+    ThreadsOption,
     codec_of,
     drafters_for,
     source_of,
     sources_of,
     target_of,
 )
-from outrider_bench.core.progress import progress_line
-from outrider_bench.core.report import write_report
-from outrider_bench.core.tables import show, show_line
 from outrider_netsim import EngineChoice
 from outrider_proto.errors import UsageError
 
@@ -44,14 +48,7 @@ def spec_command(
         typer.Option(help="Only show the figures of the answer files in this directory; JSON on standard output."),
     ] = None,
     target: TargetOption = None,
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drafter",
-            help="Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: all that ship for "
-            "the target, or else lookup.",
-        ),
-    ] = None,
+    drafter: DraftersOption = None,
     tree: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,11 +72,9 @@ def spec_command(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens per turn.")] = 1024,
     runs: Annotated[int, typer.Option(min=1, help="Times that every question is asked.")] = 1,
     seed: OrderSeedOption = 1,
-    dtype: Annotated[str, typer.Option(help="Type of the target's weights: float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="Device of the target: cpu, cuda, cuda:1, ...")] = "cpu",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads; default: as the server, 1 for a small target.")
-    ] = None,
+    dtype: DtypeOption = "float32",
+    device: DeviceOption = "cpu",
+    threads: ThreadsOption = None,
     codec: Annotated[str, typer.Option(help="Feature codec over a link.")] = DEFAULT_CODEC,
     engine: Annotated[
         EngineChoice, typer.Option(help="What emulates the link; auto takes the best that this machine allows.")

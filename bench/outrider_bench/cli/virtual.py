@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_bench.cli.options import (
+from outrider_bench.core.progress import ProgressCounter, progress_line
+from outrider_bench.core.report import CsvFile, write_report
+from outrider_bench.core.tables import show, show_line
+from outrider_bench.harness.options import (
     DEFAULT_CODEC,
     BreadthOption,
     BudgetOption,
@@ -27,9 +30,6 @@ from outrider_bench.cli.options import (
     source_of,
     target_of,
 )
-from outrider_bench.core.progress import ProgressCounter, progress_line
-from outrider_bench.core.report import CsvFile, write_report
-from outrider_bench.core.tables import show, show_line
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:

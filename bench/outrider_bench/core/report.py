@@ -18,14 +18,15 @@ from outrider_proto.files import write_atomically
 _PACKAGES = ("outrider", "torch", "transformers", "grpcio", "numpy")
 
 
-def write_report(path: Path | None, results: Mapping[str, object]) -> None:
-    """Write `results` and their provenance to `path`.
+def write_report(path: Path | None, results: Mapping[str, object], study: str | None = None) -> None:
+    """Write `results` and their provenance to `path`; `study` is the command that shows them again.
 
     `-` is standard output; None writes nothing. Raises UsageError when the file cannot be written.
     """
     if path is None:
         return
-    text = json.dumps({**results, "made_by": provenance()}) + "\n"
+    made_by = provenance() if study is None else {"study": study, **provenance()}
+    text = json.dumps({**results, "made_by": made_by}) + "\n"
     if str(path) == "-":
         sys.stdout.write(text)
         return

@@ -11,7 +11,6 @@ A CSV file beside it has one row per answer, written when all variants have answ
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -21,8 +20,8 @@ from typing import Any, Literal, TextIO
 from pydantic import TypeAdapter
 
 from outrider_bench.core.prompts import TEXT_GROUPS
-from outrider_bench.core.report import provenance
 from outrider_bench.core.stats import mean, ratio
+from outrider_bench.harness.journal import COMPLETE, LineWriter, kept_lines, no_record
 from outrider_bench.network.link_endpoint import LinkTraffic
 from outrider_bench.network.report import ScenarioSetting
 from outrider_bench.network.timed_answer import AnswerSlot, TimedAnswer
@@ -32,7 +31,7 @@ from outrider_proto.errors import UsageError
 JSONL, CSV = ".jsonl", ".csv"
 Row = dict[str, Any]  # Any: numbers, texts and booleans
 _Slot = tuple[int, int, str]  # run, place, way
-_COMPLETE = {"complete": True}
+_COMMAND = "network"
 _TRAFFIC = tuple(field.name for field in fields(LinkTraffic))
 
 
@@ -79,7 +78,7 @@ class Records:
 
     cases: dict[CaseKey, CaseEntry] = field(default_factory=dict)
     _answers: dict[CaseKey, dict[_Slot, AnswerEntry]] = field(default_factory=dict)
-    _lines: TextIO | None = None
+    _lines: LineWriter = field(default_factory=lambda: LineWriter(None))
     _table: TextIO | None = None
     is_complete: bool = False
 
@@ -88,19 +87,19 @@ class Records:
 
     def append_to(self, lines: TextIO | None, table: TextIO | None, settings: Mapping[str, Any]) -> None:  # Any: JSON
         """Write what comes to these files, and what is there already to the table."""
-        self._lines, self._table = lines, table
+        self._lines, self._table = LineWriter(lines), table
         if not self.cases:
-            self._write_line({"settings": settings, "made_by": provenance()})
+            self._lines.begin(settings)
         for key in self.cases:
             self._write_rows(self.rows(key))
 
     def begin(self, case: CaseEntry) -> None:
         self._keep_case(case)
-        self._write_line({"case": _CASE.dump_python(case, mode="json")})
+        self._lines.write({"case": _CASE.dump_python(case, mode="json")})
 
     def take(self, entry: AnswerEntry) -> None:
         self._keep_answer(entry)
-        self._write_line({"answer": _ANSWER.dump_python(entry, mode="json")})
+        self._lines.write({"answer": _ANSWER.dump_python(entry, mode="json")})
         group = self._at(entry.key, entry.slot.run, entry.slot.place)
         if self._answered(entry.key, group):
             self._write_rows(answer_rows(group, in_corpus=self._in_corpus(entry.key)))
@@ -108,7 +107,7 @@ class Records:
     def complete(self) -> None:
         """Note that nothing is missing, so that the next measurement may replace the file."""
         if not self.is_complete:
-            self._write_line(_COMPLETE)
+            self._lines.write(COMPLETE)
             self.is_complete = True
 
     def has(self, key: CaseKey, slot: AnswerSlot) -> bool:
@@ -134,25 +133,15 @@ class Records:
 
         Raises UsageError for other settings than `settings`, or a line that is no record.
         """
-        data = file.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        _check_header(file, whole)
-        for number, line in enumerate(whole.splitlines(), 1):
+        for number, line in enumerate(kept_lines(file, settings, _COMMAND), 1):
             try:
-                self._read_line(json.loads(line), file, settings)
-            except UsageError:
-                raise
+                self._read_line(line)
             except (ValueError, TypeError, AttributeError) as error:
-                raise UsageError(f"{file}:{number}: no record of outrider-bench network: remove the file") from error
-        if len(whole) < len(data):
-            file.write_bytes(whole)
+                raise no_record(f"{file}:{number}", _COMMAND) from error
 
-    def _read_line(self, line: dict[str, Any], file: Path, settings: Mapping[str, Any]) -> None:  # Any: JSON
+    def _read_line(self, line: dict[str, Any]) -> None:  # Any: JSON
         for kind, content in line.items():
             match kind:
-                case "settings":
-                    if (difference := first_difference(settings, content)) is not None:
-                        raise UsageError(f"{file}: {difference}: give the same options, or name another file")
                 case "case":
                     self._keep_case(_CASE.validate_python(content))
                 case "answer":
@@ -178,11 +167,6 @@ class Records:
 
     def _answered(self, key: CaseKey, group: Sequence[AnswerEntry]) -> bool:
         return len(group) == len(self.cases[key].variants)
-
-    def _write_line(self, content: Mapping[str, object]) -> None:
-        if self._lines is not None:
-            self._lines.write(json.dumps(content) + "\n")
-            self._lines.flush()  # what a killed process has measured is then there
 
     def _write_rows(self, rows: Sequence[Row]) -> None:
         if self._table is not None and rows:
@@ -231,7 +215,10 @@ class RecordFiles:
         with ExitStack() as stack:
             try:
                 if self.lines is not None and self.lines.exists():
-                    records.read(self.lines, self.settings) if self.resume else _check_replaceable(self.lines)
+                    if self.resume:
+                        records.read(self.lines, self.settings)
+                    else:
+                        kept_lines(self.lines, self.settings, _COMMAND, resume=False)
                 lines = self._opened(self.lines, "a" if records.cases else "w", stack)
                 table = self._opened(self.table, "w", stack)
             except OSError as error:
@@ -244,17 +231,6 @@ class RecordFiles:
             return None
         file.parent.mkdir(parents=True, exist_ok=True)
         return stack.enter_context(file.open(mode, encoding="utf-8", newline=""))
-
-
-def first_difference(here: object, there: object, path: str = "") -> str | None:
-    """Name the first value in which two JSON contents differ, `runs=3 here, 5 there`; None for equal ones."""
-    if isinstance(here, Mapping) and isinstance(there, Mapping):
-        for key in dict.fromkeys((*here, *there)):
-            inner = first_difference(here.get(key), there.get(key), f"{path}.{key}" if path else str(key))
-            if inner is not None:
-                return inner
-        return None
-    return None if here == there else f"{path}={json.dumps(here)} here, {json.dumps(there)} there"
 
 
 def answer_rows(group: Sequence[AnswerEntry], *, in_corpus: bool = True) -> list[Row]:
@@ -295,17 +271,3 @@ def _row(entry: AnswerEntry, right: tuple[int, ...] | None, groups: Mapping[str,
         "outages": told.outages,
         "matches_stream": None if right is None else answer.token_ids == right,
     }
-
-
-def _check_replaceable(lines: Path) -> None:
-    """Raise UsageError where `lines` holds answers of a measurement that did not end, or something else."""
-    data = lines.read_bytes()
-    _check_header(lines, data)
-    answers = data.count(b'\n{"answer"')
-    if answers and not data.endswith(json.dumps(_COMPLETE).encode() + b"\n"):
-        raise UsageError(f"{lines}: holds {answers} answers of an unfinished run: continue with --resume, or remove it")
-
-
-def _check_header(file: Path, data: bytes) -> None:
-    if data and not data.startswith(b'{"settings"'):
-        raise UsageError(f"{file}: no records of outrider-bench network: name another file")

@@ -9,22 +9,20 @@ The records have what Spec-Bench's form has no place for: token ids, times to th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from outrider_bench.core.report import provenance
-from outrider_bench.network.records import first_difference
+from outrider_bench.harness.journal import COMPLETE, LineWriter, kept_lines, no_record
 from outrider_bench.spec.answer_file import SpecAnswer, SpecChoice, line_of, write_answers
 from outrider_proto.errors import UsageError
 
 RECORDS = "records.jsonl"
-_COMPLETE = {"complete": True}
+_COMMAND = "spec"
 _Slot = tuple[int, int | str, str]  # run, question_id, way
 
 
@@ -78,7 +76,7 @@ _RECORD = TypeAdapter(QuestionRecord)
 class Journal:
     """The records of a directory; `taken` are all so far, by run, question and way."""
 
-    def __init__(self, directory: Path, model: str, lines: TextIO, taken: dict[_Slot, QuestionRecord]) -> None:
+    def __init__(self, directory: Path, model: str, lines: LineWriter, taken: dict[_Slot, QuestionRecord]) -> None:
         self._directory, self._model, self._lines = directory, model, lines
         self.taken = taken
 
@@ -87,7 +85,7 @@ class Journal:
 
     def take(self, record: QuestionRecord) -> None:
         self.taken[record.slot] = record
-        self._write({"answer": _RECORD.dump_python(record, mode="json")})
+        self._lines.write({"answer": _RECORD.dump_python(record, mode="json")})
         with (self._directory / f"{record.way}.jsonl").open("a", encoding="utf-8") as file:
             file.write(line_of(self._answer([record])))
 
@@ -101,10 +99,7 @@ class Journal:
 
     def complete(self) -> None:
         """Note that nothing is missing, so that the next run may replace the directory's files."""
-        self._write(_COMPLETE)
-
-    def begin(self, settings: Mapping[str, Any]) -> None:  # Any: JSON
-        self._write({"settings": settings, "made_by": provenance()})
+        self._lines.write(COMPLETE)
 
     def _answer(self, runs: list[QuestionRecord]) -> SpecAnswer:
         last = runs[-1]
@@ -112,10 +107,6 @@ class Journal:
         return SpecAnswer(
             last.question_id, last.category, last.answer_id, f"{self._model}-{last.way}", choices, last.tstamp
         )
-
-    def _write(self, content: Mapping[str, object]) -> None:
-        self._lines.write(json.dumps(content) + "\n")
-        self._lines.flush()  # what a killed process has measured is then there
 
 
 @contextmanager
@@ -134,10 +125,11 @@ def open_journal(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         taken = _kept(path, settings, resume=resume) if path.exists() else {}
-        with path.open("a" if taken else "w", encoding="utf-8") as lines:
+        with path.open("a" if taken else "w", encoding="utf-8") as file:
+            lines = LineWriter(file)
             journal = Journal(directory, model, lines, taken)
             if not taken:
-                journal.begin(settings)
+                lines.begin(settings)
             # A killed run has left its lines unsorted.
             journal.write_files()
             try:
@@ -149,40 +141,17 @@ def open_journal(
 
 
 def _kept(path: Path, settings: Mapping[str, Any], *, resume: bool) -> dict[_Slot, QuestionRecord]:  # Any: JSON
-    """Return the records to keep: those of an unfinished run with the same settings; cut off a line without an end."""
-    data = path.read_bytes()
-    if data and not data.startswith(b'{"settings"'):
-        raise UsageError(f"{path}: no records of outrider-bench spec: name another directory")
-    whole = data[: data.rfind(b"\n") + 1]
-    entries = [_entry(line, f"{path}:{number}") for number, line in enumerate(whole.split(b"\n")[:-1], 1)]
-    found = [entry["answer"] for entry in entries if "answer" in entry]
+    """Return the records to keep: those of an unfinished run with the same settings."""
+    lines = kept_lines(path, settings, _COMMAND, resume=resume, other="directory")
+    found = [line["answer"] for line in lines if "answer" in line]
     if not resume:
-        if found and _COMPLETE not in entries:
-            raise UsageError(
-                f"{path}: holds {len(found)} answers of an unfinished run: continue with --resume, or remove it"
-            )
         _remove_answers(path.parent, {record["way"] for record in found})
         return {}
-    for entry in entries:
-        if "settings" in entry and (difference := first_difference(dict(settings), entry["settings"])) is not None:
-            raise UsageError(f"{path}: {difference}: give the same options, or name another directory")
-    if len(whole) < len(data):
-        path.write_bytes(whole)
     try:
         records = [_RECORD.validate_python(record) for record in found]
     except ValidationError:
-        raise UsageError(f"{path}: no records of outrider-bench spec: remove the file") from None
+        raise no_record(str(path), _COMMAND) from None
     return {record.slot: record for record in records}
-
-
-def _entry(line: bytes, source: str) -> dict[str, Any]:  # Any: JSON
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        entry = None
-    if not isinstance(entry, dict):
-        raise UsageError(f"{source}: no record of outrider-bench spec: remove the file")
-    return entry
 
 
 def _remove_answers(directory: Path, ways: set[str]) -> None:

@@ -1,1 +1,1 @@
-"""Drafters compared: acceptance, cost, edge weights, routing, traces."""
+"""Drafters compared: acceptance, cost, edge weights, traces."""

@@ -8,26 +8,41 @@ the plain loop on that prompt, and of these the median over the repetitions.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from outrider_bench.core.acceptance import PositionAcceptance, TauByText, acceptance_by_position
+from outrider_bench.core.acceptance import TauByText, acceptance_by_position
 from outrider_bench.core.answer_record import AnswerRecord, gather
-from outrider_bench.core.bootstrap import Interval, median_interval
+from outrider_bench.core.bootstrap import median_interval
 from outrider_bench.core.pair import COLD, InProcessPair, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import WARM_UP_TOKENS, AskedPrompts, Question, QuestionSource, by_family, by_group
+from outrider_bench.core.prompts import WARM_UP_TOKENS, AskedPrompts, Question, by_family, by_group
 from outrider_bench.core.reference_answers import LOOKUP_TOKENS, GenerateModel
 from outrider_bench.core.stats import median_of_medians
+from outrider_bench.core.tables import ResultTable
 from outrider_bench.core.tapped_transport import TappedTransport, WiredConnection
 from outrider_bench.core.timed_drafter import TimedDrafter
+from outrider_bench.harness.options import drafters_for, source_of
+from outrider_bench.harness.study import Measured, Study
+from outrider_bench.studies.drafters.comparison_report import (
+    PLAIN,
+    Comparison,
+    DrafterMetrics,
+    Repeated,
+    Speed,
+    families_table,
+    plot_comparison,
+    positions_table,
+    speeds_table,
+)
+from outrider_bench.studies.options import ComparisonOptions
 from outrider_client.async_client import AsyncClient
+from outrider_client.cli.options import tree_plan
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.draft_history import DraftHistory
 from outrider_client.models.local_models import LocalModels
@@ -37,69 +52,21 @@ from outrider_models.core.embedded import drafter_source
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
-PLAIN = "plain loop"
-AnswerFunction = Callable[[Question], Awaitable[tuple[int, ...]]]
-Repeated = Sequence[Sequence[float]]  # by repetition and prompt
+RESULT = "compared"  # the last row
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """Tokens per second, and the ratio to the plain loop: medians over prompts, then over repetitions.
+class ComparedAnswer:
+    """One way's answer to a prompt; of a drafter also ms per drafted level, and in the first repetition its cycles."""
 
-    `*_ci95` are their 95 % intervals, `by_group` has easy and hard text apart, or a user's categories.
-    """
-
-    tokens_per_s: float
-    speedup: float
-    tokens_per_s_ci95: Interval | None
-    speedup_ci95: Interval | None
-    by_group: Mapping[str, Speed] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, seconds: Repeated, plain: Repeated, lengths: Sequence[int]) -> Speed:
-        """Compute it from the seconds of each answer and of the plain loop's, and the answers' tokens."""
-        rates = [[tokens / took for tokens, took in zip(lengths, run, strict=True)] for run in seconds]
-        ratios = [
-            [its / mine for its, mine in zip(theirs, run, strict=True)]
-            for theirs, run in zip(plain, seconds, strict=True)
-        ]
-        return cls(
-            median_of_medians(rates) or 0.0,
-            median_of_medians(ratios) or 0.0,
-            median_interval(rates),
-            median_interval(ratios),
-        )
+    token_ids: tuple[int, ...]
+    seconds: float = math.nan
+    record: AnswerRecord | None = None
+    ms_per_level: float = math.nan
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterMetrics:
-    """One drafter's acceptance lengths, acceptance by position, time per drafted level, and bytes per token.
-
-    All but the time are the same in every repetition. `*_ci95` are 95 % intervals, those of tau as in TauByText.
-    `mismatches` counts answers that differ from the plain loop's.
-    """
-
-    family: str
-    tau: Mapping[str, float]
-    overall: float
-    positions: PositionAcceptance
-    draft_ms_per_level: float
-    bytes_up_per_token: float
-    bytes_down_per_token: float
-    mismatches: int
-    tau_by_group: Mapping[str, float]
-    tau_ci95: Mapping[str, Interval | None]
-    draft_ms_per_level_ci95: Interval | None
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Metrics by drafter, and speeds of drafters, controls and the plain loop."""
-
-    drafters: Mapping[str, DrafterMetrics]
-    speeds: Mapping[str, Speed]
-    repetitions: int
-    seed: int  # of the order
+AnswerFunction = Callable[[Question], Awaitable[ComparedAnswer]]
+_Round = dict[str, ComparedAnswer]  # all ways' answers to one prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,41 +120,40 @@ class DrafterRun:
 
     def __init__(self, client: AsyncClient, timed: TimedDrafter, plan: TreePlan | None, limit: int) -> None:
         self._client, self._timed, self._plan, self._limit = client, timed, plan, limit
-        self._answers: list[AnswerRecord] = []
-        self._ms_per_level: list[float] = []
+        self.family = timed.family
 
     async def warm_up(self, question: Question) -> None:
         await gather(self._client, question.prompt, shape=self._plan, max_new_tokens=min(self._limit, WARM_UP_TOKENS))
 
-    async def answer(self, question: Question) -> tuple[int, ...]:
+    async def answer(self, question: Question) -> ComparedAnswer:
         seconds, levels = self._timed.seconds, self._timed.num_levels
         answer = await gather(self._client, question.prompt, shape=self._plan, max_new_tokens=self._limit)
         levels = self._timed.num_levels - levels
-        self._ms_per_level.append((self._timed.seconds - seconds) * 1e3 / levels if levels else math.nan)
-        self._answers.append(answer)
-        return answer.token_ids
+        ms_per_level = (self._timed.seconds - seconds) * 1e3 / levels if levels else math.nan
+        return ComparedAnswer(answer.token_ids, record=answer, ms_per_level=ms_per_level)
 
-    def result(self, prompts: AskedPrompts, expected: Sequence[tuple[int, ...]]) -> DrafterMetrics:
-        """Return the metrics; `expected` has an answer to each of the prompts."""
-        once = self._answers[: len(prompts.asked)]
-        tau = TauByText.of(prompts.asked, [answer.cycles for answer in once])
-        tokens = sum(len(answer.token_ids) for answer in once)
-        level_ms = prompts.by_repetition(self._ms_per_level)
-        return DrafterMetrics(
-            family=self._timed.family,
-            tau=tau.by_family,
-            overall=tau.overall,
-            positions=acceptance_by_position([cycle for answer in once for cycle in answer.cycles]),
-            draft_ms_per_level=median_of_medians(level_ms) or 0.0,
-            bytes_up_per_token=sum(answer.statistics.bytes_up for answer in once) / tokens,
-            bytes_down_per_token=sum(answer.statistics.bytes_down for answer in once) / tokens,
-            mismatches=sum(
-                answer.token_ids != expected[number % len(expected)] for number, answer in enumerate(self._answers)
-            ),
-            tau_by_group=tau.by_group,
-            tau_ci95=tau.ci95,
-            draft_ms_per_level_ci95=median_interval(level_ms),
-        )
+
+def drafter_metrics(
+    family: str, prompts: AskedPrompts, answers: Sequence[ComparedAnswer], mismatches: int
+) -> DrafterMetrics:
+    """Compute a drafter's metrics from its answers to all prompts in all repetitions."""
+    once = [answer.record for answer in answers[: len(prompts.asked)] if answer.record is not None]
+    tau = TauByText.of(prompts.asked, [answer.cycles for answer in once])
+    tokens = sum(len(answer.token_ids) for answer in once)
+    level_ms = prompts.by_repetition([answer.ms_per_level for answer in answers])
+    return DrafterMetrics(
+        family=family,
+        tau=tau.by_family,
+        overall=tau.overall,
+        positions=acceptance_by_position([cycle for answer in once for cycle in answer.cycles]),
+        draft_ms_per_level=median_of_medians(level_ms) or 0.0,
+        bytes_up_per_token=sum(answer.statistics.bytes_up for answer in once) / tokens,
+        bytes_down_per_token=sum(answer.statistics.bytes_down for answer in once) / tokens,
+        mismatches=mismatches,
+        tau_by_group=tau.by_group,
+        tau_ci95=tau.ci95,
+        draft_ms_per_level_ci95=median_interval(level_ms),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,42 +182,100 @@ class Controls:
             answer_functions[f"generate, assistant {name}"] = self._generate_with(**self.model.with_assistant(model))
         return answer_functions
 
-    async def _plain(self, question: Question) -> tuple[int, ...]:
-        return tuple(plain_greedy(self.plain, question.prompt, self.limit))
+    async def _plain(self, question: Question) -> ComparedAnswer:
+        return ComparedAnswer(tuple(plain_greedy(self.plain, question.prompt, self.limit)))
 
     def _generate_with(self, **how: object) -> AnswerFunction:
-        async def answer(question: Question) -> tuple[int, ...]:
-            return self.model.answer(question.prompt, self.limit, **how).token_ids
+        async def answer(question: Question) -> ComparedAnswer:
+            return ComparedAnswer(self.model.answer(question.prompt, self.limit, **how).token_ids)
 
         return answer
 
 
-async def compare(
-    entries: Mapping[str, DrafterEntry], controls: Controls, serving: Target, prompts: AskedPrompts, step: Step
+_Row = _Round | Comparison
+
+
+class ComparisonStudy(Study[ComparisonOptions, _Row, Comparison]):
+    """Asks every way one prompt, which is a row, before the next one, and compares them in the end."""
+
+    async def run(self, taken: Mapping[str, _Row], step: Step) -> Measured[_Row]:
+        options = self.options
+        directory, limit = options.directory, options.max_new_tokens
+        entries = self._entries()
+        models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
+        controls = Controls.load(directory, {path.name: path for path in options.assistant or ()}, limit)
+        answer = partial(plain_greedy, controls.plain)
+        asked = options.source.per_family(models, options.per_family, limit, answer)
+        prompts = AskedPrompts(asked, options.source.warm_up(models), options.repetitions, options.seed)
+        if options.before is not None:
+            earlier = source_of(directory, options.before, None).per_family(models, None, limit, answer)
+            history = AnswersBefore([answer(question.prompt, limit) for question in earlier])
+            entries |= {f"{name}, history": replace(one, history=history) for name, one in entries.items()}
+        async with AsyncExitStack() as stack:
+            runs = await _start_runs(entries, limit, Target.load(str(directory)), stack)
+            ways = controls.answer_functions() | {name: run.answer for name, run in runs.items()}
+            for warm_up in (*controls.answer_functions().values(), *(run.warm_up for run in runs.values())):
+                await warm_up(prompts.warm_up)
+            counter = ProgressCounter(step, "comparing", len(prompts))
+            order = list(prompts.order(ways))
+            for number in range(len(prompts)):
+                if str(number) not in taken:
+                    turn = order[number * len(ways) : (number + 1) * len(ways)]
+                    answers = {name: await _timed(ways[name], asked[place]) for place, name in turn}
+                    if number >= len(asked):  # the cycles are those of the first repetition
+                        answers = {name: replace(one, record=None) for name, one in answers.items()}
+                    yield str(number), answers
+                counter()
+        if RESULT not in taken:
+            rounds = [row for number in range(len(prompts)) if isinstance(row := taken[str(number)], dict)]
+            families = {name: run.family for name, run in runs.items()}
+            yield RESULT, compared({way: [one[way] for one in rounds] for way in ways}, families, prompts)
+
+    def report(self, rows: Mapping[str, _Row]) -> Comparison:
+        result = rows[RESULT]
+        assert isinstance(result, Comparison)
+        return result
+
+    @staticmethod
+    def tables(report: Comparison) -> list[ResultTable]:
+        return [families_table(report), positions_table(report), speeds_table(report)]
+
+    @staticmethod
+    def failures(report: Comparison) -> list[str]:
+        wrong = {name: its.mismatches for name, its in report.drafters.items() if its.mismatches}
+        return [f"{name}: {count} answers are not the plain loop's" for name, count in wrong.items()]
+
+    @staticmethod
+    def plot(report: Comparison, path: Path) -> None:
+        plot_comparison(report, path)
+
+    def _entries(self) -> dict[str, DrafterEntry]:
+        options, directory = self.options, self.options.directory
+        plan = tree_plan(options.choices, breadth=options.breadth, levels=options.levels, budget=options.budget)
+        named = drafters_for(directory, options.drafter)
+        configs = {
+            drafter_label(name): stop_and_wait_config(target=directory, drafter=drafter_source(name)) for name in named
+        }
+        return {label: DrafterEntry(config, plan) for label, config in configs.items()}
+
+
+def compared(
+    answers: Mapping[str, Sequence[ComparedAnswer]], families: Mapping[str, str], prompts: AskedPrompts
 ) -> Comparison:
-    """Answer all questions with drafters and controls; `serving` is the target of the drafters' server."""
-    asked = prompts.asked
-    async with AsyncExitStack() as stack:
-        runs = await _start_runs(entries, controls.limit, serving, stack)
-        answer_functions = controls.answer_functions() | {name: run.answer for name, run in runs.items()}
-        for warm_up in (*controls.answer_functions().values(), *(run.warm_up for run in runs.values())):
-            await warm_up(prompts.warm_up)
-        counter = ProgressCounter(step, "comparing", len(prompts) * len(answer_functions))
-        seconds: dict[str, list[float]] = {name: [] for name in answer_functions}
-        expected: dict[int, tuple[int, ...]] = {}
-        for place, name in prompts.order(answer_functions):
-            answer = await _answer_timed(answer_functions[name], asked[place], seconds[name])
-            if name == PLAIN:
-                expected[place] = answer
-            counter()
-    answers = [expected[place] for place in range(len(asked))]
-    repeated = {name: prompts.by_repetition(times) for name, times in seconds.items()}
-    return Comparison(
-        {name: run.result(prompts, answers) for name, run in runs.items()},
-        {name: _speed(times, repeated[PLAIN], asked, answers) for name, times in repeated.items()},
-        prompts.repetitions,
-        prompts.seed,
-    )
+    """Compare the ways' answers; `families` are those of the drafters among them."""
+    expected = [answer.token_ids for answer in answers[PLAIN]]
+    seconds = {way: prompts.by_repetition([answer.seconds for answer in its]) for way, its in answers.items()}
+    drafters = {
+        way: drafter_metrics(
+            family,
+            prompts,
+            answers[way],
+            sum(answer.token_ids != right for answer, right in zip(answers[way], expected, strict=True)),
+        )
+        for way, family in families.items()
+    }
+    speeds = {way: _speed(times, seconds[PLAIN], prompts.asked, expected) for way, times in seconds.items()}
+    return Comparison(drafters, speeds, prompts.repetitions, prompts.seed)
 
 
 async def _start_runs(
@@ -268,11 +292,10 @@ async def _start_runs(
     return runs
 
 
-async def _answer_timed(answer: AnswerFunction, question: Question, seconds: list[float]) -> tuple[int, ...]:
+async def _timed(answer: AnswerFunction, question: Question) -> ComparedAnswer:
     started = time.perf_counter()
-    tokens = await answer(question)
-    seconds.append(time.perf_counter() - started)
-    return tokens
+    given = await answer(question)
+    return replace(given, seconds=time.perf_counter() - started)
 
 
 def _speed(seconds: Repeated, plain: Repeated, asked: Sequence[Question], answers: Sequence[tuple[int, ...]]) -> Speed:
@@ -282,37 +305,6 @@ def _speed(seconds: Repeated, plain: Repeated, asked: Sequence[Question], answer
 
     groups = {name: of(places) for name, places in (by_group(asked) or by_family(asked)).items()}
     return replace(of(range(len(asked))), by_group=groups)
-
-
-def compare_drafters(
-    directory: Path,
-    source: QuestionSource,
-    entries: Mapping[str, DrafterEntry],
-    assistants: Sequence[Path],
-    per_family: int | None,
-    limit: int,
-    repetitions: int,
-    seed: int,
-    step: Step,
-    before: QuestionSource | None = None,
-) -> Comparison:
-    """Compare the entries and the controls on the source's questions for the target in `directory`.
-
-    With `before`, every entry is there twice: also with a history of the target's answers to those questions.
-    """
-    models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
-    controls = Controls.load(directory, {path.name: path for path in assistants}, limit)
-    asked = source.per_family(models, per_family, limit, partial(plain_greedy, controls.plain))
-    prompts = AskedPrompts(asked, source.warm_up(models), repetitions, seed)
-    if before is not None:
-        earlier = before.per_family(models, None, limit, partial(plain_greedy, controls.plain))
-        history = AnswersBefore([plain_greedy(controls.plain, question.prompt, limit) for question in earlier])
-        entries = dict(entries) | {f"{name}, history": replace(one, history=history) for name, one in entries.items()}
-    return asyncio.run(compare(entries, controls, Target.load(str(directory)), prompts, step))
-
-
-def drafter_entry(directory: Path, drafter: str, plan: TreePlan | None) -> DrafterEntry:
-    return DrafterEntry(stop_and_wait_config(target=directory, drafter=drafter_source(drafter)), plan)
 
 
 def drafter_label(drafter: str) -> str:

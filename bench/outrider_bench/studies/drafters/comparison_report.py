@@ -1,15 +1,80 @@
-"""Tables and plots of compared drafters."""
+"""Figures, tables and plots of compared drafters."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from outrider_bench.core.acceptance import ALL
+from outrider_bench.core.acceptance import ALL, PositionAcceptance
+from outrider_bench.core.bootstrap import Interval, median_interval
 from outrider_bench.core.plots import reaches, saved_figure
+from outrider_bench.core.stats import median_of_medians
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, plus_minuses, table
-from outrider_bench.studies.drafters.comparison import PLAIN, Comparison, DrafterMetrics, Speed
 
 MAX_POSITIONS = 8  # columns
+PLAIN = "plain loop"
+Repeated = Sequence[Sequence[float]]  # by repetition and prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens per second, and the ratio to the plain loop: medians over prompts, then over repetitions.
+
+    `*_ci95` are their 95 % intervals, `by_group` has easy and hard text apart, or a user's categories.
+    """
+
+    tokens_per_s: float
+    speedup: float
+    tokens_per_s_ci95: Interval | None
+    speedup_ci95: Interval | None
+    by_group: Mapping[str, Speed] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, seconds: Repeated, plain: Repeated, lengths: Sequence[int]) -> Speed:
+        """Compute it from the seconds of each answer and of the plain loop's, and the answers' tokens."""
+        rates = [[tokens / took for tokens, took in zip(lengths, run, strict=True)] for run in seconds]
+        ratios = [
+            [its / mine for its, mine in zip(theirs, run, strict=True)]
+            for theirs, run in zip(plain, seconds, strict=True)
+        ]
+        return cls(
+            median_of_medians(rates) or 0.0,
+            median_of_medians(ratios) or 0.0,
+            median_interval(rates),
+            median_interval(ratios),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterMetrics:
+    """One drafter's acceptance lengths, acceptance by position, time per drafted level, and bytes per token.
+
+    All but the time are the same in every repetition. `*_ci95` are 95 % intervals, those of tau as in TauByText.
+    `mismatches` counts answers that differ from the plain loop's.
+    """
+
+    family: str
+    tau: Mapping[str, float]
+    overall: float
+    positions: PositionAcceptance
+    draft_ms_per_level: float
+    bytes_up_per_token: float
+    bytes_down_per_token: float
+    mismatches: int
+    tau_by_group: Mapping[str, float]
+    tau_ci95: Mapping[str, Interval | None]
+    draft_ms_per_level_ci95: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Metrics by drafter, and speeds of drafters, controls and the plain loop."""
+
+    drafters: Mapping[str, DrafterMetrics]
+    speeds: Mapping[str, Speed]
+    repetitions: int
+    seed: int  # of the order
 
 
 def families_table(result: Comparison) -> ResultTable:
@@ -57,25 +122,6 @@ def speeds_table(result: Comparison) -> ResultTable:
     return table(title, columns, rows, caption=f"{OVER_PROMPTS}, asked {result.repetitions} times in random order")
 
 
-def sweep_table(name: str, result: Comparison) -> ResultTable:
-    """Build a row per number of levels."""
-    rows = []
-    for levels, drafted in result.drafters.items():
-        at = drafted.positions
-        rows.append(
-            [
-                levels,
-                f"{at.rate:.2f}",
-                f"{1 / int(levels):.2f}",
-                plus_minus(drafted.overall, drafted.tau_ci95[ALL], 2),
-                " ".join(f"{share:.2f}" for share in at.reached[:MAX_POSITIONS]),
-                _speedup(result.speeds[levels]),
-            ]
-        )
-    columns = ("levels", "accepted / drafted", "1/n", "tau", "accepted at least 1, 2, ... (share)", "x plain")
-    return table(f"{name}: chains of 1 to n levels", columns, rows, caption=OVER_PROMPTS)
-
-
 def plot_comparison(result: Comparison, path: Path) -> None:
     """Plot mean acceptance length by family, acceptance by position, and speeds."""
     from matplotlib.ticker import MaxNLocator
@@ -104,26 +150,6 @@ def plot_comparison(result: Comparison, path: Path) -> None:
         right.barh(names, list(speedups.values()), color="#4C78A8", xerr=errors, error_kw={"linewidth": 0.8})
         right.axvline(1, color="black", linewidth=1)
         right.set_title(f"speed against the {PLAIN}, in process")
-
-
-def plot_depth_sweep(name: str, result: Comparison, path: Path) -> None:
-    """Plot acceptance and speed against the number of levels, beside 1/n."""
-    levels = [int(label) for label in result.drafters]
-    with saved_figure(path, 1, 2, figsize=(11, 4.5)) as (_, (left, right)):
-        left.plot(levels, [drafted.positions.rate for drafted in result.drafters.values()], "o-", label=name)
-        left.plot(levels, [1 / n for n in levels], "x--", color="grey", label="1/n: only the first is accepted")
-        left.set_xlabel("levels")
-        left.set_ylabel("accepted / drafted")
-        left.set_ylim(0, 1.02)
-        left.legend(frameon=False)
-        lengths = {label: drafted.overall for label, drafted in result.drafters.items()}
-        speedups = {label: result.speeds[label].speedup for label in result.drafters}
-        of_lengths = reaches(lengths, {label: drafted.tau_ci95[ALL] for label, drafted in result.drafters.items()})
-        of_speedups = reaches(speedups, {label: result.speeds[label].speedup_ci95 for label in speedups})
-        right.errorbar(levels, list(lengths.values()), of_lengths, fmt="o-", capsize=2, label="tokens per verdict")
-        right.errorbar(levels, list(speedups.values()), of_speedups, fmt="s-", capsize=2, label=f"speed / {PLAIN}")
-        right.set_xlabel("levels")
-        right.legend(frameon=False)
 
 
 def _tau(drafted: DrafterMetrics) -> dict[str, float]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal, get_args
 
 import torch
 
@@ -20,17 +21,23 @@ from outrider_bench.core.acceptance import ALL, TREE, measure_acceptance
 from outrider_bench.core.bootstrap import Interval, median_interval
 from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import questions
+from outrider_bench.core.prompts import Question, questions
 from outrider_bench.core.reference_answers import plain_answers
 from outrider_bench.core.stats import median_of_medians
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
+from outrider_bench.harness.study import Measured, Study
+from outrider_bench.studies.drafters.edge_parts import EdgeParts, edge_parts, edge_parts_table
+from outrider_bench.studies.options import EdgeWeightsOptions
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.quantization.quantize import Weights
 from outrider_drafters.trees.grow import grow_tree
 from outrider_models.bundling import make_bundle, size_bytes
+from outrider_models.core.embedded import PAIR, drafter_source
 from outrider_server.engine.target import Target
 
+PARTS_ROW = "parts"
 MAX_NEW_TOKENS = 192
 TIMED_TOKENS = 64  # of a prompt and its answer, before a level is timed
 REPEATS = 15
@@ -55,40 +62,90 @@ class EdgeWeights:
     mean_acceptance_length_ci95: Interval | None
 
 
-async def edge_weights(
-    target_path: Path, drafters: Mapping[str, str], kinds: Sequence[str], per_family: int, step: Step
-) -> list[EdgeWeights]:
-    """Measure all drafters and types of weights in one process."""
-    target = Target.load(str(target_path))
-    asked = questions(LocalModels.load(ClientConfig(target=target_path, drafter=NO_DRAFTER)), per_family)
-    expected = plain_answers(target, asked, MAX_NEW_TOKENS, step)
-    results = []
-    with TemporaryDirectory() as place:
+_Row = list[EdgeWeights] | list[EdgeParts]
+EdgeReport = dict[Literal["edge_weights", "edge_parts"], _Row]
+
+
+class EdgeWeightsStudy(Study[EdgeWeightsOptions, _Row, EdgeReport]):
+    """Measures all types of weights of one drafter after the other; with --parts of all at once, as they take turns."""
+
+    async def run(self, taken: Mapping[str, _Row], step: Step) -> Measured[_Row]:
+        options = self.options
+        drafters = {name: drafter_source(name) for name in options.drafter or PAIR}
+        kinds = options.weights or list(get_args(Weights))
+        if options.parts:
+            if PARTS_ROW not in taken:
+                yield PARTS_ROW, edge_parts(options.directory, drafters, kinds)
+            return
+        target = Target.load(str(options.directory))
+        models = LocalModels.load(ClientConfig(target=options.directory, drafter=NO_DRAFTER))
+        asked = questions(models, options.per_family)
+        expected = plain_answers(target, asked, MAX_NEW_TOKENS, step)
+        answered = _Answered(options.directory, target, asked, expected, options.per_family)
         for name, source in drafters.items():
-            bundles = {kind: Path(place) / f"{name.replace('/', '-')}-{kind}" for kind in kinds}
+            if name not in taken:
+                yield name, await answered.measured(name, source, kinds, step)
+
+    def report(self, rows: Mapping[str, _Row]) -> EdgeReport:
+        if PARTS_ROW in rows:
+            return {"edge_parts": rows[PARTS_ROW]}
+        return {"edge_weights": [one for row in rows.values() for one in row if isinstance(one, EdgeWeights)]}
+
+    @staticmethod
+    def tables(report: EdgeReport) -> list[ResultTable]:
+        weights, parts = _of_kind(report)
+        return [*([edge_weights_table(weights)] if weights else []), *([edge_parts_table(parts)] if parts else [])]
+
+    @staticmethod
+    def failures(report: EdgeReport) -> list[str]:
+        wrong = [one for one in _of_kind(report)[0] if one.not_exact]
+        return [f"{one.drafter}, {one.weights}: {one.not_exact} answers are not the target's" for one in wrong]
+
+
+def _of_kind(report: EdgeReport) -> tuple[list[EdgeWeights], list[EdgeParts]]:
+    found = [one for row in report.values() for one in row]
+    return [one for one in found if isinstance(one, EdgeWeights)], [one for one in found if isinstance(one, EdgeParts)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """What is asked, and the target's own answers."""
+
+    directory: Path
+    target: Target
+    asked: Sequence[Question]
+    expected: Sequence[tuple[int, ...]]
+    per_family: int
+
+    async def measured(self, name: str, source: str, kinds: Sequence[str], step: Step) -> list[EdgeWeights]:
+        """Make a bundle of each kind, and measure them."""
+        firsts = range(0, len(self.asked), self.per_family)
+        texts = [(*self.asked[number].prompt, *self.expected[number]) for number in firsts]
+        results = []
+        with TemporaryDirectory() as place:
+            bundles = {kind: Path(place) / kind for kind in kinds}
             for kind, bundle in bundles.items():
-                make_bundle(target_path, source, kind, bundle)
-            times = _level_times(bundles, [(*asked[i].prompt, *expected[i]) for i in range(0, len(asked), per_family)])
+                make_bundle(self.directory, source, kind, bundle)
+            times = _level_times(bundles, texts)
             for kind, bundle in bundles.items():
                 config = stop_and_wait_config(target=bundle, drafter=bundle)
-                async with in_process(target_path, config, target) as pair:
-                    counter = ProgressCounter(step, f"{name} {kind}", len(asked))
-                    accepted = await measure_acceptance(pair, TREE, asked, expected, counter)
-                tensors = sum(path.stat().st_size for path in bundle.rglob("*.safetensors"))
+                async with in_process(self.directory, config, self.target) as pair:
+                    counter = ProgressCounter(step, f"{name} {kind}", len(self.asked))
+                    accepted = await measure_acceptance(pair, TREE, self.asked, self.expected, counter)
                 results.append(
                     EdgeWeights(
-                        name,
-                        kind,
-                        size_bytes(bundle),
-                        tensors,
-                        median_of_medians(times[kind]) or 0.0,
-                        accepted.overall,
-                        accepted.mismatches,
-                        median_interval(times[kind]),
-                        accepted.ci95[ALL],
+                        drafter=name,
+                        weights=kind,
+                        bundle_bytes=size_bytes(bundle),
+                        tensor_bytes=sum(path.stat().st_size for path in bundle.rglob("*.safetensors")),
+                        ms_per_level=median_of_medians(times[kind]) or 0.0,
+                        mean_acceptance_length=accepted.overall,
+                        not_exact=accepted.mismatches,
+                        ms_per_level_ci95=median_interval(times[kind]),
+                        mean_acceptance_length_ci95=accepted.ci95[ALL],
                     )
                 )
-    return results
+        return results
 
 
 def edge_weights_table(results: Sequence[EdgeWeights]) -> ResultTable:

@@ -2,94 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from outrider_bench.core.answer_record import gather, mean_acceptance_length
 from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_config
-from outrider_bench.core.prompts import QuestionSource
+from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.harness.options import source_of, target_of
+from outrider_bench.harness.study import Measured, Study
+from outrider_bench.studies.options import TraceOptions
+from outrider_client.cli.options import tree_plan
 from outrider_client.core.events import Cycle
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.moa.family import TLI
 from outrider_models.core.embedded import drafter_source
 from outrider_proto.errors import UsageError, Violation
 from outrider_proto.frames import Draft, Sampling
 from outrider_server.engine.reference_decode import plain_greedy
 
-
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
-    """Settings of a trace; `plan=None` takes the drafter's own trees, `baseline` also runs the target alone."""
-
-    target: Path
-    drafter: DrafterSource
-    prompt_ids: tuple[int, ...]
-    max_new_tokens: int
-    plan: TreePlan | None
-    sampling: Sampling
-    baseline: bool
+PROMPT = "prompt"  # the row of --prompt-ids
+_Trace = dict[str, Any]  # Any: JSON
 
 
-async def trace(request: TraceRequest) -> dict[str, object]:
-    """Return `family`, `output_ids`, `cycles` and `mean_acceptance_length`.
+class TraceStudy(Study[TraceOptions, _Trace, _Trace]):
+    """Reports `family`, `output_ids`, `cycles` and `mean_acceptance_length` of an answer.
 
-    With a baseline also `baseline_ids` and `matches_baseline`, which may be false with typical acceptance. Nodes are
-    numbered as in DraftTree: the root is not among them, parent -1 is the root, depths count from 1. The prompt's own
-    request is not a cycle. A cycle for which the drafter had nothing to draft has no nodes.
+    With a baseline also `baseline_ids` and `matches_baseline`, which may be false where the acceptance is not
+    `lossless`. Nodes are numbered as in DraftTree: the root is not among them, parent -1 is the root, depths count from
+    1. The prompt's own request is not a cycle. A cycle for which the drafter had nothing to draft has no nodes. A
+    user's `questions` have an answer each for all turns, with their names and categories.
     """
-    async with _pair(request) as pair:
-        return await _traced(pair, request, request.prompt_ids)
+
+    async def run(self, taken: Mapping[str, _Trace], step: Step) -> Measured[_Trace]:
+        options = self.options
+        if (options.prompt_ids is None) == (options.questions is None):
+            raise UsageError("what to ask: need either --prompt-ids or --questions")
+        directory = target_of(options.target)
+        config = stop_and_wait_config(
+            target=directory,
+            drafter=read_source(options.drafter, options.tli),
+            codec="float32",
+            shape=tree_plan(
+                options.choices,
+                breadth=options.breadth,
+                levels=options.levels,
+                budget=options.budget,
+                min_probability=options.min_probability,
+            ),
+            sampling=read_sampling(options),
+            max_new_tokens=options.max_new_tokens,
+        )
+        prompt = None if options.prompt_ids is None else read_token_ids(options.prompt_ids)
+        source = None if prompt is not None else source_of(directory, options.questions, options.families)
+        async with in_process(directory, config) as pair:
+            if prompt is not None and PROMPT not in taken:
+                yield PROMPT, await self._traced(pair, prompt)
+            if source is None:
+                return
+            # Earlier turns are answered before the target serves.
+            answer = partial(plain_greedy, pair.target)
+            asked = source.per_family(pair.models, None, options.max_new_tokens, answer)
+            counter = ProgressCounter(step, "tracing", len(asked))
+            for question in asked:
+                if question.name not in taken:
+                    traced = await self._traced(pair, question.prompt)
+                    yield question.name, {"name": question.name, "category": question.family, **traced}
+                counter()
+
+    def report(self, rows: Mapping[str, _Trace]) -> _Trace:
+        return rows[PROMPT] if self.options.questions is None else {"questions": list(rows.values())}
+
+    @staticmethod
+    def failures(report: _Trace) -> list[str]:
+        wrong = [
+            traced.get("name", PROMPT)
+            for traced in report.get("questions", [report])
+            if traced.get("lossless") and not traced["matches_baseline"]
+        ]
+        return [f"not the target's own answers: {', '.join(wrong)}"] if wrong else []
+
+    async def _traced(self, pair: InProcessPair, prompt: Sequence[int]) -> _Trace:
+        assert pair.models.drafter is not None
+        async with pair.client() as client:
+            answer = await gather(client, prompt)
+        report: _Trace = {
+            "family": pair.models.drafter.family,
+            "output_ids": answer.token_ids,
+            "cycles": [_as_dict(cycle) for cycle in answer.cycles],
+            "mean_acceptance_length": mean_acceptance_length(answer.cycles),
+        }
+        if self.options.baseline:
+            baseline = await _baseline(pair, prompt)
+            report |= {"baseline_ids": baseline, "matches_baseline": answer.token_ids == baseline}
+            report["lossless"] = pair.config.sampling.acceptance == "exact"
+        return report
 
 
-def _pair(request: TraceRequest) -> AbstractAsyncContextManager[InProcessPair]:
-    config = stop_and_wait_config(
-        target=request.target,
-        drafter=request.drafter,
-        codec="float32",
-        shape=request.plan,
-        sampling=request.sampling,
-        max_new_tokens=request.max_new_tokens,
-    )
-    return in_process(request.target, config)
-
-
-async def trace_questions(request: TraceRequest, source: QuestionSource) -> dict[str, object]:
-    """Return `questions`: what `trace` returns for each turn of a user's questions, with its name and category."""
-    async with _pair(request) as pair:
-        # Earlier turns are answered before the target serves.
-        answer = partial(plain_greedy, pair.target)
-        asked = source.per_family(pair.models, None, request.max_new_tokens, answer)
-        traced = [await _traced(pair, request, question.prompt) for question in asked]
-    named = [{"name": question.name, "category": question.family} for question in asked]
-    return {"questions": [name | one for name, one in zip(named, traced, strict=True)]}
-
-
-async def _traced(pair: InProcessPair, request: TraceRequest, prompt: Sequence[int]) -> dict[str, object]:
-    assert pair.models.drafter is not None
-    async with pair.client() as client:
-        answer = await gather(client, prompt)
-    report: dict[str, object] = {
-        "family": pair.models.drafter.family,
-        "output_ids": answer.token_ids,
-        "cycles": [_as_dict(cycle) for cycle in answer.cycles],
-        "mean_acceptance_length": mean_acceptance_length(answer.cycles),
-    }
-    if request.baseline:
-        baseline = await _baseline(pair, request, prompt)
-        report |= {"baseline_ids": baseline, "matches_baseline": answer.token_ids == baseline}
-    return report
-
-
-async def _baseline(pair: InProcessPair, request: TraceRequest, prompt: Sequence[int]) -> tuple[int, ...]:
+async def _baseline(pair: InProcessPair, prompt: Sequence[int]) -> tuple[int, ...]:
     """Run the target alone: the plain loop, or for sampling one token per pass through the server."""
     # The plain loop is greedy: with sampling the server's stream is the reference, at the same seed.
-    if not request.sampling.draws:
-        return tuple(plain_greedy(pair.target, prompt, request.max_new_tokens))
+    if not pair.config.sampling.draws:
+        return tuple(plain_greedy(pair.target, prompt, pair.config.max_new_tokens))
     async with pair.client() as client:
         return (await gather(client, prompt, mode="stream")).token_ids
 
@@ -125,17 +140,16 @@ def read_token_ids(text: str) -> tuple[int, ...]:
         raise UsageError(f"prompt-ids={text!r}: need token ids separated by commas") from None
 
 
-def read_sampling(
-    acceptance: str, temperature: float, top_k: int, top_p: float, **more: Any
-) -> Sampling:  # Sampling's own
+def read_sampling(options: TraceOptions) -> Sampling:
+    if options.acceptance == "greedy":
+        return Sampling()
+    if options.acceptance not in ("sampling", "typical"):
+        raise UsageError(f"acceptance={options.acceptance!r}: need greedy, sampling or typical")
+    fields = ("temperature", "top_k", "top_p", "seed", "epsilon", "alpha")
     try:
-        match acceptance:
-            case "greedy":
-                return Sampling()
-            case "sampling":
-                return Sampling(temperature, top_k, top_p, **more)
-            case "typical":
-                return Sampling(temperature, top_k, top_p, acceptance="typical", **more)
+        return Sampling(
+            **{name: getattr(options, name) for name in fields},
+            acceptance="typical" if options.acceptance == "typical" else "exact",
+        )
     except Violation as error:
         raise UsageError(error.message) from None
-    raise UsageError(f"acceptance={acceptance!r}: need greedy, sampling or typical")

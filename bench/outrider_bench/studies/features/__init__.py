@@ -1,1 +1,1 @@
-"""The cost of coarse, late and missing features."""
+"""The cost of coarse and late features."""

@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import zstandard
@@ -19,11 +18,12 @@ from numpy.typing import NDArray
 
 from outrider_bench.core.acceptance import TREE
 from outrider_bench.core.progress import Step
-from outrider_bench.core.prompts import QuestionSource
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
+from outrider_bench.harness.study import Measured, Study
 from outrider_bench.studies.features.acceptance_replay import AcceptanceReplay, Lag
 from outrider_bench.studies.features.recorded_features import RecordedAnswer
 from outrider_bench.studies.features.staleness import AnsweredPrompts, Degradation, DegradationResult, TauShare
+from outrider_bench.studies.options import CodecOptions
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_proto.entropy import huffman
@@ -152,19 +152,34 @@ class CodecResult:
     prompt_coders: Mapping[str, Mapping[str, float]]
 
 
-async def measure_codecs(
-    directory: Path, drafters: Mapping[str, str], asked: QuestionSource, per_family: int | None, limit: int, step: Step
-) -> dict[str, CodecResult]:
-    answered = AnsweredPrompts.ask(directory, asked, per_family, limit, step)
-    chosen = [Degradation(), *(Degradation(coding=codec) for codec in CODECS)]
-    results = {}
-    for name, source in drafters.items():
-        drafter, recordings = await answered.record_features(source)
-        if not drafter.tap.fingerprint:
-            raise UsageError(f"drafter {name}: it uses no features")
-        by_shape = answered.measured(name, drafter, recordings, chosen, step)
-        results[name] = _codec_result(FeatureMessages.of(drafter, recordings, TREE), _shares(by_shape))
-    return results
+@dataclass(frozen=True, slots=True)
+class CodecReport:
+    per_family: int | None
+    max_new_tokens: int
+    drafters: Mapping[str, CodecResult]
+
+
+class CodecStudy(Study[CodecOptions, CodecResult, CodecReport]):
+    """Records the features of each drafter, and codes them in all ways."""
+
+    async def run(self, taken: Mapping[str, CodecResult], step: Step) -> Measured[CodecResult]:
+        answered = AnsweredPrompts.ask(self.options, step)
+        chosen = [Degradation(), *(Degradation(coding=codec) for codec in CODECS)]
+        for name, source in self.options.drafters.items():
+            if name in taken:
+                continue
+            drafter, recordings = await answered.record_features(source)
+            if not drafter.tap.fingerprint:
+                raise UsageError(f"drafter {name}: it uses no features")
+            by_shape = answered.measured(name, drafter, recordings, chosen, step)
+            yield name, _codec_result(FeatureMessages.of(drafter, recordings, TREE), _shares(by_shape))
+
+    def report(self, rows: Mapping[str, CodecResult]) -> CodecReport:
+        return CodecReport(self.options.count, self.options.max_new_tokens, rows)
+
+    @staticmethod
+    def tables(report: CodecReport) -> list[ResultTable]:
+        return [build(name, one) for name, one in report.drafters.items() for build in (codec_table, coder_table)]
 
 
 def _shares(by_shape: Mapping[str, Sequence[DegradationResult]]) -> dict[str, dict[Codec, TauShare]]:

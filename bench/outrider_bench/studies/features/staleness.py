@@ -6,9 +6,9 @@ All degradations draft the same answers, so shares are paired; intervals come fr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +16,23 @@ from numpy.typing import NDArray
 from outrider_bench.core.acceptance import SHAPES
 from outrider_bench.core.bootstrap import Interval, Resamples, quotient
 from outrider_bench.core.pair import in_process
+from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import Question, QuestionSource, by_family
+from outrider_bench.core.prompts import Question, by_family
 from outrider_bench.core.reference_answers import answers_when_needed, plain_answers
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
+from outrider_bench.harness.study import Measured, Study
 from outrider_bench.studies.features.acceptance_replay import AcceptanceReplay, Lag
 from outrider_bench.studies.features.recorded_features import BITS, RecordedAnswer, codings, record
+from outrider_bench.studies.options import FeatureOptions, StalenessOptions
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_server.engine.target import Target
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 EXACT = "float32"
 LATE = Lag(verdicts=1)
@@ -74,15 +80,6 @@ def degradations(has_features: bool) -> list[Degradation]:
         return [Degradation(), Degradation(Lag(tokens=10)), Degradation(LATE)]
     coded = [Degradation(coding=coding) for coding in ("int8", *CODED, *(f"{bits} bits" for bits in BITS))]
     return [*map(Degradation, LAGS), *coded, *(Degradation(LATE, coding) for coding in CODED)]
-
-
-async def record_features(
-    target: Target, target_dir: Path, drafter: str | Path, asked: Sequence[Question], answers: Sequence[tuple[int, ...]]
-) -> tuple[Drafter, list[RecordedAnswer]]:
-    """Load a drafter and record its features for all questions and answers."""
-    async with in_process(target_dir, ClientConfig(target=target_dir, drafter=drafter), target) as pair:
-        assert pair.models.drafter is not None
-        return pair.models.drafter, await record(pair, asked, answers)
 
 
 def measure(
@@ -157,18 +154,20 @@ class AnsweredPrompts:
     answers: Sequence[tuple[int, ...]]
 
     @classmethod
-    def ask(
-        cls, directory: Path, source: QuestionSource, per_family: int | None, limit: int, step: Step
-    ) -> AnsweredPrompts:
-        """Ask the target in `directory` `per_family` questions per family (None: all of a file)."""
+    def ask(cls, options: FeatureOptions, step: Step) -> AnsweredPrompts:
+        """Ask the target the questions of the options."""
+        directory, limit = options.directory, options.max_new_tokens
         models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
-        asked = source.per_family(models, per_family, limit, answers_when_needed(directory))
+        asked = options.source.per_family(models, options.count, limit, answers_when_needed(directory))
         target = Target.load(str(directory))
         return cls(directory, target, asked, plain_answers(target, asked, limit, step))
 
     async def record_features(self, drafter: str) -> tuple[Drafter, list[RecordedAnswer]]:
         """Load a drafter and record its features for all questions and answers."""
-        return await record_features(self.target, self.directory, drafter, self.asked, self.answers)
+        config = ClientConfig(target=self.directory, drafter=drafter)
+        async with in_process(self.directory, config, self.target) as pair:
+            assert pair.models.drafter is not None
+            return pair.models.drafter, await record(pair, self.asked, self.answers)
 
     def measured(
         self,
@@ -188,26 +187,38 @@ class AnsweredPrompts:
         }
 
 
-StalenessResults = dict[str, dict[str, list[DegradationResult]]]  # by drafter and shape of the trees
+_ByShape = dict[str, list[DegradationResult]]  # by shape of the trees
 
 
-async def measure_staleness(
-    directory: Path, drafters: Mapping[str, str], asked: QuestionSource, per_family: int | None, limit: int, step: Step
-) -> StalenessResults:
-    answered = AnsweredPrompts.ask(directory, asked, per_family, limit, step)
-    results: StalenessResults = {}
-    for name, source in drafters.items():
-        drafter, recordings = await answered.record_features(source)
-        chosen = degradations(has_features=bool(drafter.tap.fingerprint))
-        results[name] = answered.measured(name, drafter, recordings, chosen, step)
-    return results
+@dataclass(frozen=True, slots=True)
+class StalenessReport:
+    per_family: int | None
+    max_new_tokens: int
+    drafters: Mapping[str, _ByShape]
 
 
-def staleness_as_dict(results: StalenessResults) -> dict[str, Any]:  # Any: a report's content
-    return {
-        name: {shape: [asdict(measured) for measured in all_cells] for shape, all_cells in by_shape.items()}
-        for name, by_shape in results.items()
-    }
+class StalenessStudy(Study[StalenessOptions, _ByShape, StalenessReport]):
+    """Records the features of each drafter, and replays its answers with all degradations."""
+
+    async def run(self, taken: Mapping[str, _ByShape], step: Step) -> Measured[_ByShape]:
+        answered = AnsweredPrompts.ask(self.options, step)
+        for name, source in self.options.drafters.items():
+            if name not in taken:
+                drafter, recordings = await answered.record_features(source)
+                chosen = degradations(has_features=bool(drafter.tap.fingerprint))
+                yield name, answered.measured(name, drafter, recordings, chosen, step)
+
+    def report(self, rows: Mapping[str, _ByShape]) -> StalenessReport:
+        return StalenessReport(self.options.count, self.options.max_new_tokens, rows)
+
+    @staticmethod
+    def tables(report: StalenessReport) -> list[ResultTable]:
+        drafters = report.drafters.items()
+        return [staleness_table(name, shape, its) for name, of in drafters for shape, its in of.items()]
+
+    @staticmethod
+    def plot(report: StalenessReport, path: Path) -> None:
+        plot_staleness(report.drafters, path)
 
 
 def staleness_table(name: str, shape: str, measured: Sequence[DegradationResult]) -> ResultTable:
@@ -234,3 +245,52 @@ def label(cell: Degradation) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' if count > 1 else ''}"
+
+
+_STYLES = {"chain": "o--", "tree": "s-"}
+
+
+def plot_staleness(results: Mapping[str, Mapping[str, Sequence[DegradationResult]]], path: Path) -> None:
+    """Plot the share of tau against tokens without features, and against bits per value."""
+    with saved_figure(path, 1, 2, figsize=(12, 4.5), sharey=True) as (_, (left, right)):
+        for number, (name, by_shape) in enumerate(results.items()):
+            color = COLORS[number % len(COLORS)]
+            for shape, measured in by_shape.items():
+                _curve(left, measured, _tokens_late, f"{name}, {shape}", _STYLES[shape], color)
+                _curve(right, measured, _bits, f"{name}, {shape}", _STYLES[shape], color)
+        left.set_xlabel("newest tokens without features")
+        left.set_ylabel("tau / tau with all features in float32")
+        left.set_title("late features")
+        left.legend(frameon=False, fontsize="small")
+        right.set_xlabel("bits a value, a step for every 64")
+        right.set_xticks(BITS)
+        right.invert_xaxis()
+        right.set_title("coarse features")
+        for axes in (left, right):
+            axes.axhline(1, color="black", linewidth=1)
+
+
+def _curve(
+    axes: Axes,
+    measured: Sequence[DegradationResult],
+    place: Callable[[Degradation], int | None],
+    label: str,
+    style: str,
+    color: str,
+) -> None:
+    """Plot the degradations that have a position on the axis, with their intervals."""
+    points = sorted((where, one.overall) for one in measured if (where := place(one.cell)) is not None)
+    if len(points) < 2:
+        return
+    places = [where for where, _ in points]
+    axes.plot(places, [one.share for _, one in points], style, color=color, label=label, markersize=4)
+    axes.fill_between(places, [s.low for _, s in points], [s.high for _, s in points], color=color, alpha=0.12)
+
+
+def _tokens_late(cell: Degradation) -> int | None:
+    return None if cell.lag.verdicts or cell.coding != Degradation().coding else cell.lag.tokens
+
+
+def _bits(cell: Degradation) -> int | None:
+    bits, _, unit = cell.coding.partition(" ")
+    return int(bits) if unit == "bits" and cell.lag == Degradation().lag else None

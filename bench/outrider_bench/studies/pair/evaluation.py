@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from outrider_bench.core.acceptance import SHAPES, AcceptanceResult, measure_acceptance
 from outrider_bench.core.bootstrap import Interval
 from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_config
+from outrider_bench.core.plots import COLORS, reaches, saved_figure
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import CorpusQuestion, Question, QuestionSource, by_family, questions
+from outrider_bench.core.prompts import CorpusQuestion, Question, by_family, questions
 from outrider_bench.core.reference_answers import plain_answers
 from outrider_bench.core.stats import share_interval
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, plus_minuses, table
+from outrider_bench.harness.study import Measured, Study
+from outrider_bench.studies.options import EvalOptions
 from outrider_bench.studies.pair.outage import CUTS, outage_scores, stop_scores
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_models.corpus.check import Score, score_by_family
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DEFAULT_TAU_PER_FAMILY = 30  # of the corpus
+TARGET = "target alone"  # a row
 _Answered = tuple[list[CorpusQuestion], list[tuple[int, ...]]]
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationPlan:
-    """Numbers of questions to evaluate: per family, for code, and for acceptance (None: all)."""
-
-    target: Path
-    drafters: Mapping[str, str]  # sources, by name
-    source: QuestionSource
-    per_family: int = 100
-    code: int = 164
-    tau_per_family: int | None = 30
-    max_new_tokens: int = 192
-
-    @property
-    def corpus_counts(self) -> dict[str, int]:
-        """Questions of the corpus by family."""
-        return {family: self.code if family == "code" else self.per_family for family in self.source.families}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +39,17 @@ class DrafterEvaluation:
 
     acceptance: dict[str, AcceptanceResult]
     outage: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetEvaluation:
+    """Scores of the target by family, and pass@1 of its code cut off by the number of tokens."""
+
+    scores: dict[str, Score]
+    stop: dict[int, float]
+
+
+_Row = TargetEvaluation | DrafterEvaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,32 +75,84 @@ class Evaluation:
         }
         return {"scores": {name: share_interval(s.passed, s.total) for name, s in self.scores.items()}} | of_outages
 
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self) | {"ci95": self.ci95}
 
+class EvaluationStudy(Study[EvalOptions, _Row, Evaluation]):
+    """Evaluates everything in one process, against the answers of the plain loop."""
 
-async def evaluate(plan: EvaluationPlan, step: Step) -> Evaluation:
-    """Evaluate everything in one process, against the answers of the plain loop."""
-    target = Target.load(str(plan.target))
-    async with in_process(plan.target, _config(plan.target, NO_DRAFTER), target) as pair:
-        asked = _asked(plan, pair, target)
-        expected = plain_answers(target, asked, plan.max_new_tokens, step)
-        code = _code(asked, expected)
-        scores = _scores(pair, asked, expected)
-        stop = {cut: stop_scores(pair, *code, cut) for cut in CUTS} if code[0] else {}
-    results = {}
-    for name, directory in plan.drafters.items():
-        async with in_process(plan.target, _config(plan.target, directory), target) as pair:
-            accepted = await _acceptance(pair, plan, name, asked, expected, step)
-            results[name] = DrafterEvaluation(accepted, await _outage(pair, plan, name, code, step))
-    return Evaluation(scores, results, stop, scores["code"].rate if "code" in scores else None)
+    async def run(self, taken: Mapping[str, _Row], step: Step) -> Measured[_Row]:
+        options = self.options
+        target = Target.load(str(options.directory))
+        async with in_process(options.directory, _config(options.directory, NO_DRAFTER), target) as pair:
+            asked = self._asked(pair, target)
+            expected = plain_answers(target, asked, options.max_new_tokens, step)
+            code = _code(asked, expected)
+            if TARGET not in taken:
+                stop = {cut: stop_scores(pair, *code, cut) for cut in CUTS} if code[0] else {}
+                yield TARGET, TargetEvaluation(_scores(pair, asked, expected), stop)
+        for name, source in options.drafters.items():
+            if name not in taken:
+                async with in_process(options.directory, _config(options.directory, source), target) as pair:
+                    accepted = await self._acceptance(pair, name, asked, expected, step)
+                    yield name, DrafterEvaluation(accepted, await self._outage(pair, name, code, step))
 
+    def report(self, rows: Mapping[str, _Row]) -> Evaluation:
+        own = rows[TARGET]
+        assert isinstance(own, TargetEvaluation)
+        drafters = {name: row for name, row in rows.items() if isinstance(row, DrafterEvaluation)}
+        return Evaluation(own.scores, drafters, own.stop, own.scores["code"].rate if "code" in own.scores else None)
 
-def _asked(plan: EvaluationPlan, pair: InProcessPair, target: Target) -> Sequence[Question]:
-    if plan.source.file is None:
-        return questions(pair.models, lambda family: plan.corpus_counts.get(family, 0))
-    answer = partial(plain_greedy, target)
-    return plan.source.per_family(pair.models, plan.tau_per_family, plan.max_new_tokens, answer)
+    @classmethod
+    def as_dict(cls, report: Evaluation) -> dict[str, Any]:  # Any: JSON
+        return super().as_dict(report) | {"ci95": report.ci95}
+
+    @staticmethod
+    def tables(report: Evaluation) -> list[ResultTable]:
+        scores, outage = [scores_table] if report.scores else [], [outage_table] if report.stop else []
+        return [build(report) for build in (*scores, acceptance_table, *outage)]
+
+    @staticmethod
+    def failures(report: Evaluation) -> list[str]:
+        return [
+            f"{name}, {shape}: {accepted.mismatches} answers are not the target's"
+            for name, result in report.drafters.items()
+            for shape, accepted in result.acceptance.items()
+            if accepted.mismatches
+        ]
+
+    @staticmethod
+    def plot(report: Evaluation, path: Path) -> None:
+        plot_evaluation(report, path)
+
+    def _asked(self, pair: InProcessPair, target: Target) -> Sequence[Question]:
+        options, source = self.options, self.options.source
+        if source.file is None:
+            counts = {family: options.code if family == "code" else options.per_family for family in source.families}
+            return questions(pair.models, lambda family: counts.get(family, 0))
+        answer = partial(plain_greedy, target)
+        return source.per_family(pair.models, options.tau_per_family, options.max_new_tokens, answer)
+
+    async def _acceptance(
+        self,
+        pair: InProcessPair,
+        name: str,
+        asked: Sequence[Question],
+        expected: Sequence[tuple[int, ...]],
+        step: Step,
+    ) -> dict[str, AcceptanceResult]:
+        few = _first_of_each(asked, self.options.or_all(self.options.tau_per_family, DEFAULT_TAU_PER_FAMILY))
+        some, their_answers = [asked[i] for i in few], [expected[i] for i in few]
+        accepted = {}
+        for shape_name, shape in SHAPES.items():
+            counter = ProgressCounter(step, f"{name}, {shape_name}", len(some))
+            accepted[shape_name] = await measure_acceptance(pair, shape, some, their_answers, counter)
+        return accepted
+
+    async def _outage(self, pair: InProcessPair, name: str, code: _Answered, step: Step) -> dict[int, float]:
+        outage = {}
+        for cut in CUTS if code[0] else ():
+            counter = ProgressCounter(step, f"{name}, link dead after {cut}", len(code[0]))
+            outage[cut] = await outage_scores(pair, *code, cut, self.options.max_new_tokens, counter)
+        return outage
 
 
 def _scores(pair: InProcessPair, asked: Sequence[Question], expected: Sequence[tuple[int, ...]]) -> dict[str, Score]:
@@ -106,35 +160,6 @@ def _scores(pair: InProcessPair, asked: Sequence[Question], expected: Sequence[t
     samples = [question.sample for question in asked if isinstance(question, CorpusQuestion)]
     texts = [pair.models.decode(tokens) for tokens in expected]
     return score_by_family(samples, texts) if samples else {}
-
-
-async def _acceptance(
-    pair: InProcessPair,
-    plan: EvaluationPlan,
-    name: str,
-    asked: Sequence[Question],
-    expected: Sequence[tuple[int, ...]],
-    step: Step,
-) -> dict[str, AcceptanceResult]:
-    few = _first_of_each(asked, plan.tau_per_family)
-    some, their_answers = [asked[i] for i in few], [expected[i] for i in few]
-    accepted = {}
-    for shape_name, shape in SHAPES.items():
-        counter = ProgressCounter(step, f"{name}, {shape_name}", len(some))
-        accepted[shape_name] = await measure_acceptance(pair, shape, some, their_answers, counter)
-    return accepted
-
-
-async def _outage(
-    pair: InProcessPair, plan: EvaluationPlan, name: str, code: _Answered, step: Step
-) -> dict[int, float]:
-    if not code[0]:
-        return {}
-    outage = {}
-    for cut in CUTS:
-        counter = ProgressCounter(step, f"{name}, link dead after {cut}", len(code[0]))
-        outage[cut] = await outage_scores(pair, *code, cut, plan.max_new_tokens, counter)
-    return outage
 
 
 def _config(target: Path, drafter: Path | str) -> ClientConfig:
@@ -188,3 +213,45 @@ def outage_table(evaluation: Evaluation) -> ResultTable:
     rows += [["target alone"] + [plus_minus(evaluation.target_alone, intervals["scores"]["code"], 2)] * len(cuts)]
     title = "code pass@1, link dead after n tokens"
     return table(title, ("n", *map(str, cuts)), rows, caption=OVER_PROMPTS)
+
+
+def plot_evaluation(evaluation: Evaluation, path: Path) -> None:
+    """Plot acceptance by family, and code pass@1 against the moment the link died."""
+    if not evaluation.stop:  # a user's questions
+        with saved_figure(path, figsize=(6.5, 4.5)) as (_, axes):
+            _plot_acceptance(axes, evaluation)
+        return
+    with saved_figure(path, 1, 2, figsize=(12, 4.5)) as (_, (left, right)):
+        _plot_acceptance(left, evaluation)
+        _plot_outage(right, evaluation)
+
+
+def _plot_acceptance(axes: Axes, evaluation: Evaluation) -> None:
+    series = {
+        f"{name}, {shape}": accepted
+        for name, result in evaluation.drafters.items()
+        for shape, accepted in result.acceptance.items()
+    }
+    width = 0.8 / max(len(series), 1)
+    for number, (label, accepted) in enumerate(series.items()):
+        by_family, errors = accepted.by_family, reaches(accepted.by_family, accepted.ci95)
+        places = [place + (number - (len(series) - 1) / 2) * width for place in range(len(by_family))]
+        color = COLORS[number % len(COLORS)]
+        axes.bar(places, list(by_family.values()), width * 0.9, label=label, color=color, yerr=errors)
+        axes.set_xticks(range(len(by_family)), list(by_family))
+    axes.set_ylabel("tokens per verdict, bonus included")
+    axes.set_title("mean acceptance length, held-out prompts")
+    axes.set_ylim(bottom=1, top=axes.get_ylim()[1] + 0.6)  # room for the legend
+    axes.legend(frameon=False, loc="upper center", ncols=len(series), fontsize="small")
+
+
+def _plot_outage(axes: Axes, evaluation: Evaluation) -> None:
+    for number, (name, result) in enumerate(evaluation.drafters.items()):
+        axes.plot(list(result.outage), list(result.outage.values()), "o-", label=name, color=COLORS[2 * number % 4])
+    axes.plot(list(evaluation.stop), list(evaluation.stop.values()), "x--", color="grey", label="stop")
+    axes.axhline(evaluation.target_alone or 0.0, color="black", linewidth=1, label="target alone")
+    axes.set_xlabel("tokens received before the link died")
+    axes.set_ylabel("code pass@1")
+    axes.set_title("the drafter alone from there on")
+    axes.set_ylim(-0.02, 1.02)
+    axes.legend(frameon=False)

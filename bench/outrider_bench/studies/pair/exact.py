@@ -8,9 +8,9 @@ be a near-tie (core/reference_answers.py). Where passes are batch-invariant, the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from outrider_bench.core.answer_record import gather
 from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.processes import ServerProcess
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import Question, QuestionSource
+from outrider_bench.core.prompts import Question
 from outrider_bench.core.reference_answers import (
     LEAST_MARGIN,
     ROUNDINGS,
@@ -29,6 +29,8 @@ from outrider_bench.core.reference_answers import (
 )
 from outrider_bench.core.stats import share_interval
 from outrider_bench.core.tables import ResultTable, plus_minus, table
+from outrider_bench.harness.study import Measured, Study
+from outrider_bench.studies.options import ExactOptions
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
@@ -36,26 +38,17 @@ from outrider_server.engine.reference_decode import plain_greedy, plain_logits
 from outrider_server.engine.target import Target
 
 STRICT = "float32"
+DEFAULT_PROMPTS = 200  # of the corpus
+RESULT = "compared"  # the last row
 _Answers = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class ExactPlan:
-    """What is asked, and how: `prompts` is the number of questions (None: all of a file), `drafters` are sources."""
+class ExactAnswers:
+    """One drafter's answers in one way, and how many of their tokens were drafted."""
 
-    target: Path
-    drafters: Mapping[str, str]
-    source: QuestionSource
-    prompts: int | None
-    max_new_tokens: int
-    dtype: str = STRICT
-    batch_invariant: bool = False
-
-    @property
-    def server_options(self) -> list[str]:
-        drafters = [option for source in self.drafters.values() for option in ("--drafter", source)]
-        invariant = ["--batch-invariant"] if self.batch_invariant else []
-        return ["--target", str(self.target), *drafters, "--dtype", self.dtype, *invariant, "--no-edge-bundle"]
+    answers: _Answers
+    drafted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,67 +82,97 @@ class Exactness:
     def is_exact(self) -> bool:
         return not any(self.failures(way) for way in self.ways)
 
-    def as_dict(self) -> dict[str, object]:
-        rule = {"least_margin": LEAST_MARGIN[self.dtype], "roundings": ROUNDINGS}
-        return {**asdict(self), **rule, "is_exact": self.is_exact}
+
+_Row = ExactAnswers | Exactness
 
 
-async def measure_exactness(plan: ExactPlan, step: Step) -> Exactness:
-    """Answer every question with each drafter in process and over gRPC, and compare."""
-    target = Target.load(str(plan.target), plan.dtype, batch_invariant=plan.batch_invariant)
-    models = LocalModels.load(ClientConfig(target=plan.target, drafter=NO_DRAFTER))
-    asked = plan.source.spread(models, plan.prompts, plan.max_new_tokens, partial(plain_greedy, target))
-    reference, expected = _reference(plan, target, asked, step)
-    answers = await _in_process(plan, target, asked, step) | await _over_grpc(plan, asked, step)
-    found = {way: _departures(asked, given, expected) for way, (given, _) in answers.items()}
-    tokens = {one.name: (one.prompt, right) for one, right in zip(asked, expected, strict=True)}
-    with_margins = _with_margins(target, found, tokens)
-    ways = {way: WayExactness(drafted, with_margins[way]) for way, (_, drafted) in answers.items()}
-    return Exactness(reference, plan.dtype, len(asked), sum(map(len, expected)), ways, plan.batch_invariant)
+class ExactStudy(Study[ExactOptions, _Row, Exactness]):
+    """Answers every question with each drafter in process and over gRPC, and compares them in the end."""
 
+    async def run(self, taken: Mapping[str, _Row], step: Step) -> Measured[_Row]:
+        options = self.options
+        target = Target.load(str(options.directory), options.dtype, batch_invariant=options.batch_invariant)
+        models = LocalModels.load(ClientConfig(target=options.directory, drafter=NO_DRAFTER))
+        count = options.or_all(options.prompts, DEFAULT_PROMPTS)
+        asked = options.source.spread(models, count, options.max_new_tokens, partial(plain_greedy, target))
+        reference, expected = self._reference(target, asked, step)
+        for name, source in options.drafters.items():
+            if (way := f"{name} in process") not in taken:
+                config = stop_and_wait_config(target=options.directory, drafter=source)
+                async with in_process(options.directory, config, target) as pair, pair.client() as client:
+                    yield way, await self._ask(client, asked, ProgressCounter(step, way, len(asked)))
+        with ServerProcess(self._server_options()) as server:
+            for name, source in options.drafters.items():
+                if (way := f"{name} over gRPC") not in taken:
+                    # Not auto: on loopback it would often choose stream, where nothing is drafted.
+                    config = ClientConfig(
+                        server=server.address, target=options.directory, drafter=source, mode="pipelined"
+                    )
+                    async with AsyncClient(config) as client:
+                        yield way, await self._ask(client, asked, ProgressCounter(step, way, len(asked)))
+        if RESULT not in taken:
+            answers = {way: row for way, row in taken.items() if isinstance(row, ExactAnswers)}
+            yield RESULT, self._compared(target, asked, reference, expected, answers)
 
-def _reference(plan: ExactPlan, target: Target, asked: Sequence[Question], step: Step) -> tuple[str, _Answers]:
-    if plan.batch_invariant or plan.dtype != STRICT:
-        return "the plain loop", plain_answers(target, asked, plan.max_new_tokens, step)
-    counter = ProgressCounter(step, "transformers", len(asked))
-    return "generate", generated(plan.target, asked, plan.max_new_tokens, counter, target.eos_token_ids)
+    def report(self, rows: Mapping[str, _Row]) -> Exactness:
+        result = rows[RESULT]
+        assert isinstance(result, Exactness)
+        return result
 
+    @classmethod
+    def as_dict(cls, report: Exactness) -> dict[str, Any]:  # Any: JSON
+        rule = {"least_margin": LEAST_MARGIN[report.dtype], "roundings": ROUNDINGS}
+        return {**super().as_dict(report), **rule, "is_exact": report.is_exact}
 
-async def _in_process(
-    plan: ExactPlan, target: Target, asked: Sequence[Question], step: Step
-) -> dict[str, tuple[_Answers, int]]:
-    answers = {}
-    for name, source in plan.drafters.items():
-        counter = ProgressCounter(step, f"{name} in process", len(asked))
-        config = stop_and_wait_config(target=plan.target, drafter=source)
-        async with in_process(plan.target, config, target) as pair, pair.client() as client:
-            answers[f"{name} in process"] = await _ask(client, asked, plan.max_new_tokens, counter)
-    return answers
+    @staticmethod
+    def tables(report: Exactness) -> list[ResultTable]:
+        return [exactness_table(report)]
 
+    @staticmethod
+    def failures(report: Exactness) -> list[str]:
+        return [f"{way}: {at}" for way in report.ways for at in report.failures(way)]
 
-async def _over_grpc(plan: ExactPlan, asked: Sequence[Question], step: Step) -> dict[str, tuple[_Answers, int]]:
-    answers = {}
-    with ServerProcess(plan.server_options) as server:
-        for name, source in plan.drafters.items():
-            counter = ProgressCounter(step, f"{name} over gRPC", len(asked))
-            # Not auto: on loopback it would often choose stream, where nothing is drafted.
-            config = ClientConfig(server=server.address, target=plan.target, drafter=source, mode="pipelined")
-            async with AsyncClient(config) as client:
-                answers[f"{name} over gRPC"] = await _ask(client, asked, plan.max_new_tokens, counter)
-    return answers
+    def _server_options(self) -> list[str]:
+        options = self.options
+        drafters = [option for source in options.drafters.values() for option in ("--drafter", source)]
+        invariant = ["--batch-invariant"] if options.batch_invariant else []
+        return ["--target", str(options.directory), *drafters, "--dtype", options.dtype, *invariant, "--no-edge-bundle"]
 
+    def _reference(self, target: Target, asked: Sequence[Question], step: Step) -> tuple[str, _Answers]:
+        options = self.options
+        if options.batch_invariant or options.dtype != STRICT:
+            return "the plain loop", plain_answers(target, asked, options.max_new_tokens, step)
+        counter = ProgressCounter(step, "transformers", len(asked))
+        return "generate", generated(options.directory, asked, options.max_new_tokens, counter, target.eos_token_ids)
 
-async def _ask(
-    client: AsyncClient, asked: Sequence[Question], limit: int, step: Callable[[], None]
-) -> tuple[_Answers, int]:
-    """Return the answers, and how many of their tokens were drafted."""
-    answers, drafted = [], 0
-    for question in asked:
-        answer = await gather(client, question.prompt, max_new_tokens=limit)
-        answers.append(answer.token_ids)
-        drafted += sum(len(cycle.verdict.path) for cycle in answer.cycles)
-        step()
-    return answers, drafted
+    async def _ask(self, client: AsyncClient, asked: Sequence[Question], step: Callable[[], None]) -> ExactAnswers:
+        answers, drafted = [], 0
+        for question in asked:
+            answer = await gather(client, question.prompt, max_new_tokens=self.options.max_new_tokens)
+            answers.append(answer.token_ids)
+            drafted += sum(len(cycle.verdict.path) for cycle in answer.cycles)
+            step()
+        return ExactAnswers(answers, drafted)
+
+    def _compared(
+        self,
+        target: Target,
+        asked: Sequence[Question],
+        reference: str,
+        expected: _Answers,
+        answers: Mapping[str, ExactAnswers],
+    ) -> Exactness:
+        found = {way: _departures(asked, its.answers, expected) for way, its in answers.items()}
+        tokens = {one.name: (one.prompt, right) for one, right in zip(asked, expected, strict=True)}
+        with_margins = _with_margins(target, found, tokens)
+        return Exactness(
+            reference,
+            self.options.dtype,
+            len(asked),
+            sum(map(len, expected)),
+            {way: WayExactness(its.drafted, with_margins[way]) for way, its in answers.items()},
+            self.options.batch_invariant,
+        )
 
 
 def _departures(asked: Sequence[Question], found: _Answers, expected: _Answers) -> list[Departure]:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from outrider_bench.core.bootstrap import medians_ci95
@@ -24,6 +23,8 @@ from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Question, spread_questions, warm_up_question
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, ci95_cells, show_line, table
 from outrider_bench.core.timed_drafter import TimedDrafter
+from outrider_bench.harness.study import Measured, Study
+from outrider_bench.studies.options import OverheadOptions
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
@@ -35,6 +36,7 @@ from outrider_proto.frames import Draft, Ping
 _NUM_PINGS = 100
 _PAUSE_S = 0.01
 _PARTS = ("total", "draft", "draft_forward", "wire", "queue", "verify", "wait", "tap", "other", "outside")
+_Medians = dict[str, Any]  # Any: figures, and intervals or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,7 @@ async def pings_ms(address: str, models: LocalModels) -> list[float]:
     return times
 
 
-def medians(
-    times: Sequence[Sequence[CycleTimes]], pings: Sequence[float] = ()
-) -> dict[str, Any]:  # Any: figures, and intervals or None
+def medians(times: Sequence[Sequence[CycleTimes]], pings: Sequence[float] = ()) -> _Medians:
     """Return the median of every part in ms over the answers, and its 95 % interval as `PART_ci95`."""
     measured: dict[str, Sequence[float]] = {
         part: [statistics.median(getattr(cycle, part) for cycle in cycles) for cycles in times if cycles]
@@ -154,24 +154,33 @@ def _between(earlier: _Mark, later: _Mark) -> CycleTimes:
     return CycleTimes(*(getattr(later, name) - getattr(earlier, name) for name in names))
 
 
-async def measure_overhead(
-    target: Path, drafters: dict[str, Path], count: int, step: Step
-) -> dict[str, dict[str, Any]]:  # Any: as in `medians`
-    asked = spread_questions(LocalModels.load(ClientConfig(target=target, drafter=NO_DRAFTER)), count)
-    report = {}
-    for name, directory in drafters.items():
-        with ServerProcess(["--target", str(target), "--drafter", str(directory)]) as server:
-            config = stop_and_wait_config(server=server.address, target=target, drafter=directory)
-            models = LocalModels.load(config)
-            with pinned_apart(server.pid) as pinned:
-                if not pinned:
-                    show_line("server and client share their cores: this machine gives them none of their own")
-                times = await cycle_times(config, models, asked, ProgressCounter(step, name, count))
-                report[name] = medians(times, await pings_ms(server.address, models))
-    return report
+class OverheadStudy(Study[OverheadOptions, _Medians, dict[str, _Medians]]):
+    """Times cycles of one drafter after the other, each with a server of its own."""
+
+    async def run(self, taken: Mapping[str, _Medians], step: Step) -> Measured[_Medians]:
+        target, count = self.options.directory, self.options.prompts
+        asked = spread_questions(LocalModels.load(ClientConfig(target=target, drafter=NO_DRAFTER)), count)
+        for name, directory in self.options.drafters.items():
+            if name in taken:
+                continue
+            with ServerProcess(["--target", str(target), "--drafter", str(directory)]) as server:
+                config = stop_and_wait_config(server=server.address, target=target, drafter=directory)
+                models = LocalModels.load(config)
+                with pinned_apart(server.pid) as pinned:
+                    if not pinned:
+                        show_line("server and client share their cores: this machine gives them none of their own")
+                    times = await cycle_times(config, models, asked, ProgressCounter(step, name, count))
+                    yield name, medians(times, await pings_ms(server.address, models))
+
+    def report(self, rows: Mapping[str, _Medians]) -> dict[str, _Medians]:
+        return dict(rows)
+
+    @staticmethod
+    def tables(report: Mapping[str, _Medians]) -> list[ResultTable]:
+        return [overhead_table(report)]
 
 
-def overhead_table(medians: Mapping[str, Mapping[str, Any]]) -> ResultTable:  # Any: as in `medians`
+def overhead_table(medians: Mapping[str, _Medians]) -> ResultTable:
     """Build the table of the median parts of a cycle in ms, a column per drafter."""
     cells = {name: ci95_cells(values, 2) for name, values in medians.items()}
     rows = [[part, *(of_drafter[part] for of_drafter in cells.values())] for part in next(iter(cells.values()))]

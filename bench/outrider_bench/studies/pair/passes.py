@@ -14,13 +14,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
 
+from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.harness.study import WholeStudy
+from outrider_bench.studies.options import PassesOptions
 from outrider_bench.studies.pair.pass_counts import DispatchCounter, PassCounts, TransferCounter
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import LastHiddenTap
@@ -28,6 +32,7 @@ from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
 from outrider_drafters.families.eagle2.network import Eagle2, Eagle2Sizes
 from outrider_drafters.trees.grow import TreeGrowth
+from outrider_models.core.embedded import target_source
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Draft, Sampling
 from outrider_proto.tree import DraftTree
@@ -107,6 +112,18 @@ class PassCost:
     begin_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """Costs by kind of pass, and the target whose shape it was."""
+
+    target: str
+    layers: int
+    context: int
+    repeats: int
+    pass_: Annotated[Literal["plain", "fused"], Field(alias="pass")]
+    costs: abc.Sequence[PassCost]
+
+
 class HollowTarget:
     """A random target with a few layers of a config, in the forward pass that a GPU would run.
 
@@ -184,9 +201,27 @@ def hollow_target(path: str, *, plain: bool = False) -> HollowTarget:
         raise UsageError(f"target {path}: {explained(error)}") from error
 
 
-def num_kinds() -> int:
-    """Return how many kinds of passes there are to measure."""
-    return len(LAYOUTS) * len(SESSIONS) * len(DRAFTS)
+class PassesStudy(WholeStudy[PassesOptions, PassReport]):
+    async def measure(self, step: Step) -> PassReport:
+        options = self.options
+        torch.set_num_threads(1)
+        if options.target is None:
+            hollow = llama_8b(plain=options.plain)
+        else:
+            hollow = hollow_target(str(target_source(options.target)), plain=options.plain)
+        counter = ProgressCounter(step, "kinds of passes", len(LAYOUTS) * len(SESSIONS) * len(DRAFTS))
+        return PassReport(
+            target=hollow.target.name,
+            layers=hollow.num_layers,
+            context=options.context,
+            repeats=options.repeats,
+            pass_="plain" if hollow.target.fused is None else "fused",
+            costs=pass_costs(hollow, options.context, options.repeats, counter),
+        )
+
+    @staticmethod
+    def tables(report: PassReport) -> list[ResultTable]:
+        return [pass_cost_table(report)]
 
 
 def pass_costs(
@@ -373,7 +408,7 @@ def _hollow_model(config: PretrainedConfig) -> PreTrainedModel:
         return model
 
 
-def pass_cost_table(hollow: HollowTarget, context: int, costs: abc.Sequence[PassCost]) -> ResultTable:
+def pass_cost_table(report: PassReport) -> ResultTable:
     rows = [
         [
             cost.kv,
@@ -381,16 +416,16 @@ def pass_cost_table(hollow: HollowTarget, context: int, costs: abc.Sequence[Pass
             f"{cost.sessions}",
             f"{cost.layer_kernels:.1f}",
             f"{cost.kernels}",
-            f"{round(cost.layer_kernels * hollow.num_layers) + cost.kernels}",
+            f"{round(cost.layer_kernels * report.layers) + cost.kernels}",
             *(f"{count}" for count in (cost.reads, cost.uploads, cost.late_uploads, cost.draft_reads)),
             f"{cost.host_ms:.1f}",
             f"{cost.begin_ms:.1f}",
         ]
-        for cost in costs
+        for cost in report.costs
     ]
     counted = ("a layer", "outside", "in all", "reads", "uploads", "late", "drafting")
     columns = ("K/V", "draft", "sessions", *counted, "host ms", "begin ms")
-    title = f"a pass of {hollow.target.name}, {hollow.num_layers} layers, after {context} tokens"
+    title = f"a pass of {report.target}, {report.layers} layers, after {report.context} tokens"
     return table(
         title,
         columns,

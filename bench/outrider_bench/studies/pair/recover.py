@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 
 from outrider_bench.core.processes import ServerProcess
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Question, spread_questions
 from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.harness.study import Measured, Study
+from outrider_bench.studies.options import RecoverOptions
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
@@ -32,24 +33,55 @@ class Recovery:
     identical: bool
 
 
-async def recoveries(
-    server: ServerProcess,
-    config: ClientConfig,
-    models: LocalModels,
-    asked: Sequence[Question],
-    expected: list[tuple[int, ...]],
-    seed: int,
-    step: Callable[[Recovery], None],
-) -> list[Recovery]:
-    """Kill the server once in every answer, at a random moment; answers are verified on reconnecting."""
-    generator = random.Random(seed)
-    done = []
-    for question, tokens in zip(asked, expected, strict=True):
-        async with AsyncClient(config, models=models) as client:
-            recovery = await _recover(server, client, question, tokens, _moment(generator, len(tokens)))
-        done.append(recovery)
-        step(recovery)
-    return done
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    drafter: str
+    recoveries: Sequence[Recovery]
+
+    @property
+    def num_identical(self) -> int:
+        return sum(recovery.identical for recovery in self.recoveries)
+
+
+class RecoverStudy(Study[RecoverOptions, Recovery, RecoveryReport]):
+    """Kills the server once in every answer, at a random moment; answers are verified on reconnecting."""
+
+    async def run(self, taken: Mapping[str, Recovery], step: Step) -> Measured[Recovery]:
+        options = self.options
+        target, drafter = options.directory, next(iter(options.drafters.values()))
+        asked = spread_questions(LocalModels.load(ClientConfig(target=target, drafter=NO_DRAFTER)), options.prompts)
+        counter = ProgressCounter(step, "killed and restarted", options.prompts)
+        generator = random.Random(options.seed)
+        with ServerProcess(["--target", str(target), "--drafter", str(drafter)]) as server:
+            config = ClientConfig(
+                server=server.address, target=target, drafter=drafter, on_reconnect="verify", wait_for_link_s=120.0
+            )
+            models = LocalModels.load(config)
+            async with AsyncClient(config, models=models) as client:
+                expected = [(await client.complete(question.prompt)).token_ids for question in asked]
+            for question, tokens in zip(asked, expected, strict=True):
+                kill_after = _moment(generator, len(tokens))
+                if question.name not in taken:
+                    async with AsyncClient(config, models=models) as client:
+                        yield question.name, await _recover(server, client, question, tokens, kill_after)
+                counter()
+
+    def report(self, rows: Mapping[str, Recovery]) -> RecoveryReport:
+        return RecoveryReport(next(iter(self.options.drafters)), list(rows.values()))
+
+    @staticmethod
+    def tables(report: RecoveryReport) -> list[ResultTable]:
+        return [recovery_table(report.recoveries)]
+
+    @staticmethod
+    def notes(report: RecoveryReport) -> list[str]:
+        total = len(report.recoveries)
+        return [f"{report.drafter}: {report.num_identical} of {total} identical to the undisturbed answer"]
+
+    @staticmethod
+    def failures(report: RecoveryReport) -> list[str]:
+        wrong = len(report.recoveries) - report.num_identical
+        return [f"{wrong} answers are other ones after a restart"] if wrong else []
 
 
 async def _recover(
@@ -88,19 +120,6 @@ def _moment(generator: random.Random, num_tokens: int) -> int:
     """Draw the number of tokens before the kill, early enough that verdicts are still to come."""
     # Twelve tokens before the end at the latest: one verdict may bring several.
     return generator.randrange(1, max(2, num_tokens - 12))
-
-
-async def measure_recoveries(target: Path, drafter: Path, count: int, seed: int, step: Step) -> list[Recovery]:
-    asked = spread_questions(LocalModels.load(ClientConfig(target=target, drafter=NO_DRAFTER)), count)
-    with ServerProcess(["--target", str(target), "--drafter", str(drafter)]) as server:
-        config = ClientConfig(
-            server=server.address, target=target, drafter=drafter, on_reconnect="verify", wait_for_link_s=120.0
-        )
-        models = LocalModels.load(config)
-        async with AsyncClient(config, models=models) as client:
-            expected = [(await client.complete(question.prompt)).token_ids for question in asked]
-        counter = ProgressCounter(step, "killed and restarted", count)
-        return await recoveries(server, config, models, asked, expected, seed, lambda recovery: counter())
 
 
 def recovery_table(recoveries: Sequence[Recovery]) -> ResultTable:

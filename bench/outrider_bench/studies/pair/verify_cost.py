@@ -12,11 +12,19 @@ import statistics
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 
 from outrider_bench.core.bootstrap import Interval, Resamples, quotient
+from outrider_bench.core.plots import COLORS, reaches, saved_figure
+from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.tables import ResultTable, plus_minus, table
+from outrider_bench.harness.study import WholeStudy
+from outrider_bench.studies.options import VerifyCostOptions
+from outrider_models.core.embedded import target_source
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
@@ -43,6 +51,46 @@ class VerifyCost:
     ratio: float
     median_ms_ci95: Interval | None
     ratio_ci95: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCostReport:
+    """Costs by size, and what was measured on what device."""
+
+    target: str
+    context: int
+    repeats: int
+    dtype: str
+    device: str
+    pass_: Annotated[Literal["plain", "fused"], Field(alias="pass")]
+    costs: abc.Sequence[VerifyCost]
+
+
+class VerifyCostStudy(WholeStudy[VerifyCostOptions, VerifyCostReport]):
+    async def measure(self, step: Step) -> VerifyCostReport:
+        options = self.options
+        target = Target.load(str(target_source(options.target)), options.dtype, options.device, fused=not options.plain)
+        if (count := options.threads or (1 if target.is_small else None)) is not None:
+            torch.set_num_threads(count)
+        counter = ProgressCounter(step, "passes", options.repeats)
+        return VerifyCostReport(
+            target=target.name,
+            context=options.context,
+            repeats=options.repeats,
+            dtype=options.dtype,
+            device=device_name(options.device),
+            pass_="plain" if target.fused is None else "fused",
+            costs=verify_costs(target, options.context, options.repeats, counter),
+        )
+
+    @staticmethod
+    def tables(report: VerifyCostReport) -> list[ResultTable]:
+        return [verify_cost_table(report.target, report.context, report.costs)]
+
+    @staticmethod
+    def plot(report: VerifyCostReport, path: Path) -> None:
+        title = f"{report.target}, {report.dtype}, {report.device}, {report.context} tokens before"
+        plot_verify_costs(title, report.costs, path)
 
 
 def verify_costs(
@@ -117,3 +165,22 @@ def verify_cost_table(name: str, context: int, costs: abc.Sequence[VerifyCost]) 
 def device_name(name: str) -> str:
     """Return the name of the accelerator, or of the device."""
     return torch.cuda.get_device_name(name) if name.startswith("cuda") else name
+
+
+def plot_verify_costs(title: str, costs: abc.Sequence[VerifyCost], path: Path) -> None:
+    """Plot the time of a pass, in decodes, against its new tokens."""
+    with saved_figure(path, figsize=(6.5, 4.5)) as (_, axes):
+        sizes = [cost.tokens for cost in costs]
+        ratios = {str(cost.tokens): cost.ratio for cost in costs}
+        errors = reaches(ratios, {str(cost.tokens): cost.ratio_ci95 for cost in costs})
+        axes.errorbar(sizes, list(ratios.values()), errors, fmt="o-", capsize=2, color=COLORS[0], label="one pass")
+        axes.plot(sizes, sizes, "--", color="grey", label="as many decodes")
+        axes.axhline(1, color="black", linewidth=1, label="one decode")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.set_yticks(sizes, [str(size) for size in sizes])
+        axes.set_xlabel("new tokens in a pass")
+        axes.set_ylabel("time of the pass, in decodes")
+        axes.set_title(title, fontsize="medium")
+        axes.legend(frameon=False)

@@ -1,1 +1,1 @@
-"""Studies of serving: the gateway, private prompts, Ray."""
+"""Studies of serving: the gateway, Ray."""

@@ -8,12 +8,16 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from outrider_bench.core.bootstrap import medians_ci95
 from outrider_bench.core.processes import ServerProcess
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import spread_questions, warm_up_question
+from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, ci95_cells, table
+from outrider_bench.harness.study import Measured, Study
+from outrider_bench.studies.options import GatewayOptions
 from outrider_bench.studies.serving.gateway_process import GatewayProcess, cold_start_s
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import ClientConfig
@@ -24,6 +28,8 @@ from outrider_proto.errors import UsageError
 
 _DATA = b"data: "
 _DONE = b"[DONE]"
+COLD_STARTS = "cold starts"  # a row
+_Medians = dict[str, Any]  # Any: figures, and intervals or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,7 @@ def through_gateway(
     return AnswerTiming("".join(text for _, text in texts), num_tokens, texts[0][0] if texts else 0.0, lines[-1][0])
 
 
-def medians(timed: Sequence[PairedTiming]) -> dict[str, Any]:  # Any: figures, and intervals or None
+def medians(timed: Sequence[PairedTiming]) -> _Medians:
     """Return medians over the prompts in ms, and their 95 % intervals as `NAME_ci95`."""
     return medians_ci95(
         {
@@ -128,27 +134,47 @@ def medians(timed: Sequence[PairedTiming]) -> dict[str, Any]:  # Any: figures, a
     )
 
 
-async def measure_gateway(
-    modes: list[str], num_prompts: int, max_tokens: int, cold_starts: int, step: Step
-) -> Mapping[str, dict[str, Any]]:  # Any: as in `medians`
-    report: dict[str, dict[str, Any]] = {}
-    with ServerProcess(["--target", str(target_dir()), "--drafter", str(drafter_dir("moa"))]) as server:
-        models = LocalModels.load(ClientConfig(target=EMBEDDED))
-        asked, warm_up = spread_questions(models, num_prompts), warm_up_question(models).prompt
-        with GatewayProcess(server.address, ["--target", EMBEDDED]) as gateway:
-            async with AsyncClient(ClientConfig(server.address), models=models) as client:
-                for mode in modes:
-                    counter = ProgressCounter(step, mode, num_prompts)
-                    prompts = [question.prompt for question in asked]
-                    # A warm-up: the first answer of a mode opens connections on both ways.
-                    await measure_pairs(client, gateway.port, [warm_up], mode, max_tokens, lambda: None)
-                    timed = await measure_pairs(client, gateway.port, prompts, mode, max_tokens, counter)
-                    report[mode] = medians(timed)
-        starts = _cold_starts(server.address, cold_starts, step)
-    return {mode: medians_of_mode | starts for mode, medians_of_mode in report.items()}
+@dataclass(frozen=True, slots=True)
+class GatewayReport:
+    prompts: int
+    max_tokens: int
+    modes: Mapping[str, _Medians]
 
 
-def _cold_starts(server: str, count: int, step: Step) -> dict[str, Any]:  # Any: as in `medians`
+class GatewayStudy(Study[GatewayOptions, _Medians, GatewayReport]):
+    """Asks all prompts in one mode after the other, and then starts gateways."""
+
+    async def run(self, taken: Mapping[str, _Medians], step: Step) -> Measured[_Medians]:
+        options = self.options
+        with ServerProcess(["--target", str(target_dir()), "--drafter", str(drafter_dir("moa"))]) as server:
+            models = LocalModels.load(ClientConfig(target=EMBEDDED))
+            prompts = [question.prompt for question in spread_questions(models, options.prompts)]
+            warm_up = warm_up_question(models).prompt
+            with GatewayProcess(server.address, ["--target", EMBEDDED]) as gateway:
+                async with AsyncClient(ClientConfig(server.address), models=models) as client:
+                    for mode in options.mode or ("stream", "proactive"):
+                        if mode in taken:
+                            continue
+                        counter = ProgressCounter(step, mode, options.prompts)
+                        ask = partial(measure_pairs, client, gateway.port, mode=mode, max_tokens=options.max_tokens)
+                        # A warm-up: the first answer of a mode opens connections on both ways.
+                        await ask([warm_up], step=lambda: None)
+                        yield mode, medians(await ask(prompts, step=counter))
+            if COLD_STARTS not in taken:
+                yield COLD_STARTS, _cold_starts(server.address, options.cold_starts, step)
+
+    def report(self, rows: Mapping[str, _Medians]) -> GatewayReport:
+        by_mode = {mode: row | rows[COLD_STARTS] for mode, row in rows.items() if mode != COLD_STARTS}
+        return GatewayReport(self.options.prompts, self.options.max_tokens, by_mode)
+
+    @staticmethod
+    def tables(report: GatewayReport) -> list[ResultTable]:
+        cells = [ci95_cells(of_mode, 3) for of_mode in report.modes.values()]
+        rows = [[name, *(of_mode[name] for of_mode in cells)] for name in cells[0]]
+        return [table("through the gateway, medians", ("", *report.modes), rows, caption=OVER_PROMPTS)]
+
+
+def _cold_starts(server: str, count: int, step: Step) -> _Medians:
     """Return the median time of `count` cold starts; nothing for 0."""
     counter = ProgressCounter(step, "cold starts", count)
     taken = []

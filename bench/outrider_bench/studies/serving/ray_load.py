@@ -6,18 +6,26 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import typer
 
-from outrider_bench.core.prompts import Question
+from outrider_bench.core.progress import Step
+from outrider_bench.core.prompts import Question, questions
+from outrider_bench.core.reference_answers import generated
+from outrider_bench.harness.study import WholeStudy
+from outrider_bench.studies.options import RayOptions
 from outrider_bench.studies.serving.ray_process import RayProcess
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Committed, LinkChanged, RolledBack, Unverified
 from outrider_client.models.local_models import LocalModels
+from outrider_models.core.embedded import EMBEDDED, target_dir
+
+_WAIT_FOR_LINK_S = 120.0  # of a client whose replica is gone
 
 
 @dataclass(slots=True)
@@ -29,6 +37,46 @@ class RayCounters:
     tokens: int = 0
     lost_links: int = 0
     rolled_back: int = 0
+
+
+@dataclass(slots=True)
+class RayResult(RayCounters):
+    clients: int = 0
+    replicas: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RayReport:
+    ray: RayResult
+
+
+class RayStudy(WholeStudy[RayOptions, RayReport]):
+    async def measure(self, step: Step) -> RayReport:
+        options = self.options
+        models = LocalModels.load(ClientConfig(target=EMBEDDED))
+        asked = questions(models, 2)
+        expected = generated(target_dir(), asked, options.max_new_tokens)
+        replicas = ["--replicas", str(options.replicas), "--cpus", "0.5"]
+        with RayProcess(["--target", EMBEDDED, *replicas, "--no-edge-bundle"]) as ray:
+            typer.echo(f"{options.replicas} replicas on {ray.address}: processes {ray.replicas()}")
+            config = ClientConfig(server=ray.address, wait_for_link_s=_WAIT_FOR_LINK_S)
+            load = RayLoad(config, models, asked, expected)
+            faults = partial(inject_faults, ray, options.replicas, options.kill, options.update)
+            counters = await load.run(options.clients, faults)
+        return RayReport(RayResult(**asdict(counters), clients=options.clients, replicas=options.replicas))
+
+    @staticmethod
+    def notes(report: RayReport) -> list[str]:
+        found = report.ray
+        return [
+            f"{found.clients} clients wrote {found.answers} answers, {found.tokens} tokens; "
+            f"links lost {found.lost_links} times, {found.rolled_back} tokens rolled back; "
+            f"answers that differ from generate's: {found.differing}"
+        ]
+
+    @staticmethod
+    def failures(report: RayReport) -> list[str]:
+        return [f"{report.ray.differing} answers differ from generate's"] if report.ray.differing else []
 
 
 class RayLoad:

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, fields
 
-from outrider_bench.core.progress import ProgressCounter
+from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.tables import ResultTable, table
-from outrider_bench.studies.tcp.tcp_exchange import TcpExchanger, congestion_control, set_sysctls
+from outrider_bench.harness.study import WholeStudy
+from outrider_bench.studies.options import TcpOptions, Transport
+from outrider_bench.studies.tcp.tcp_exchange import ExchangeShape, TcpExchanger, congestion_control, set_sysctls
+from outrider_bench.studies.tcp.tcp_grpc import GrpcExchanger, GrpcReplier
 from outrider_bench.studies.tcp.tcp_statistics import ExchangePlan, ExchangeStats, measure_exchanges
-from outrider_netsim import Link, profile_named
+from outrider_netsim import EngineError, Link, ProfileError, profile_named
 from outrider_netsim.core.engine_names import WITH_NETWORK, EngineName
 from outrider_netsim.namespaces.namespaces import Namespaces
-from outrider_proto.errors import UsageError
-
-Transport = Literal["tcp", "grpc"]
-
-
-@dataclass(frozen=True, slots=True)
-class TestedNetwork:
-    """The network that was measured."""
-
-    engine: str
-    kernel: str
-    congestion_control: str
-
-    def __str__(self) -> str:
-        return f"{self.engine}, Linux {self.kernel}, {self.congestion_control}"
+from outrider_proto.errors import LinkError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +33,66 @@ class TcpPlan:
     seed: int | None
 
 
-async def run_exchanges(asked: TcpPlan, step: ProgressCounter) -> tuple[TestedNetwork, list[ExchangeStats]]:
-    if asked.transport == "grpc":
-        return await _over_grpc(asked, step)
+@dataclass(frozen=True, slots=True)
+class TestedNetwork:
+    """The network that was measured."""
+
+    engine: str
+    kernel: str
+    congestion_control: str
+
+
+@dataclass(frozen=True, slots=True)
+class TcpReport(TcpPlan):
+    """The plan, the network that was measured, and the statistics."""
+
+    engine: str
+    kernel: str
+    congestion_control: str
+    cells: Sequence[ExchangeStats]
+
+
+class TcpStudy(WholeStudy[TcpOptions, TcpReport]):
+    async def measure(self, step: Step) -> TcpReport:
+        asked = _planned(self.options)
+        counter = ProgressCounter(step, asked.transport, len(asked.plan.cells) * asked.plan.connections)
+        try:
+            network, cells = await (_over_grpc if asked.transport == "grpc" else _over_tcp)(asked, counter)
+        except (ProfileError, EngineError) as error:
+            raise UsageError(str(error)) from None
+        except OSError as error:  # TimeoutError too
+            raise LinkError(f"{asked.profile}: {error or 'a reply did not come in time'}") from error
+        plan = {each.name: getattr(asked, each.name) for each in fields(asked)}
+        return TcpReport(**plan, **asdict(network), cells=cells)
+
+    @staticmethod
+    def tables(report: TcpReport) -> list[ResultTable]:
+        network = f"{report.engine}, Linux {report.kernel}, {report.congestion_control}"
+        return [exchanges_table(f"{report.transport} over {report.profile} ({network})", report.cells)]
+
+
+def _planned(options: TcpOptions) -> TcpPlan:
+    sizes = options.reply or (2000, 9000, 30000)
+    shapes = tuple(ExchangeShape(size, min(options.first, size), options.request) for size in sizes)
+    return TcpPlan(
+        options.profile,
+        read_engines(options.engine),
+        options.transport,
+        ExchangePlan(shapes, tuple(options.idle or (0.0, 0.3, 0.9, 3.0)), options.repeats, options.connections),
+        dict(_pair("--sysctl", text) for text in options.sysctl or ()),
+        read_channel_options(options.channel_option or ()),
+        options.nagle,
+        options.seed,
+    )
+
+
+async def _over_tcp(asked: TcpPlan, step: ProgressCounter) -> tuple[TestedNetwork, list[ExchangeStats]]:
     async with Link(profile_named(asked.profile), engine=asked.engines, seed=asked.seed) as link:
         namespaces, network = await _prepared(link, asked)
         return network, await measure_exchanges(lambda: TcpExchanger(namespaces, asked.nagle), asked.plan, step)
 
 
 async def _over_grpc(asked: TcpPlan, step: ProgressCounter) -> tuple[TestedNetwork, list[ExchangeStats]]:
-    from outrider_bench.studies.tcp.tcp_grpc import GrpcExchanger, GrpcReplier
-
     options = tuple(asked.channel_options.items())
     async with (
         GrpcReplier(options) as replier,
@@ -91,10 +128,6 @@ def read_engines(engine: str) -> tuple[EngineName, ...]:
     if engine not in WITH_NETWORK:
         raise UsageError(f"--engine {engine}: need auto, {' or '.join(WITH_NETWORK)}; a relay ends TCP")
     return (engine,)
-
-
-def read_sysctls(texts: Sequence[str]) -> dict[str, str]:
-    return dict(_pair("--sysctl", text) for text in texts)
 
 
 def read_channel_options(texts: Sequence[str]) -> dict[str, int]:

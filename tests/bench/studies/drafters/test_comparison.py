@@ -7,7 +7,8 @@ from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
 from outrider_bench.core.acceptance import acceptance_by_position
-from outrider_bench.studies.drafters.comparison import PLAIN, Controls, Speed
+from outrider_bench.studies.drafters.comparison import Controls
+from outrider_bench.studies.drafters.comparison_report import PLAIN, Speed
 from outrider_client.core.events import Cycle
 from outrider_models.core.embedded import target_dir
 from outrider_proto.errors import UsageError
@@ -100,17 +101,6 @@ def test_a_drafter_is_exact_and_its_costs_are_counted(report):
         assert len(drafted["positions"]["reached"]) == 3
         assert drafted["draft_ms_per_level"] > 0
         assert drafted["bytes_down_per_token"] > drafted["bytes_up_per_token"] > 3
-
-
-def test_the_sweep_goes_deeper_and_stays_exact(tmp_path):
-    out = tmp_path / "sweep.json"
-    command = ["depth-sweep", "--drafter", "eagle2", "--levels", "3", "--per-family", "1", "--max-new-tokens", "12"]
-    command += ["--repetitions", "1"]
-    result = CliRunner().invoke(app, [*command, "--json", str(out), "--plot", str(tmp_path / "sweep.png")])
-    assert result.exit_code == 0, result.output
-    sweep = json.loads(out.read_text())
-    assert [len(drafted["positions"]["reached"]) for drafted in sweep["drafters"].values()] == [1, 2, 3]
-    assert sweep["drafters"]["3"]["overall"] > sweep["drafters"]["1"]["overall"]
 
 
 def test_an_assistant_that_is_no_model_is_refused(tmp_path):

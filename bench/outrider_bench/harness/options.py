@@ -22,12 +22,6 @@ TargetOption = Annotated[
     ),
 ]
 TargetDirOption = Annotated[Path | None, typer.Option(help="Directory of the target; default: the embedded target.")]
-PerFamilyOption = Annotated[int, typer.Option(min=1, help="Held-out prompts per family.")]
-QuestionsPerFamilyOption = Annotated[
-    int | None,
-    typer.Option("--per-family", min=1, help="Questions per family; default: 10, of --questions all of a category."),
-]
-RepetitionsOption = Annotated[int, typer.Option(min=1, help="Times that each prompt is asked.")]
 OrderSeedOption = Annotated[int, typer.Option("--seed", help="Random seed of the order in which a prompt is answered.")]
 FamiliesOption = Annotated[
     str | None,
@@ -49,6 +43,14 @@ DrafterOption = Annotated[
         "or else lookup."
     ),
 ]
+DraftersOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drafter",
+        help="Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: all that ship for the "
+        "target, or else lookup.",
+    ),
+]
 BreadthOption = Annotated[
     int | None, typer.Option(help="Nodes expanded per level of a draft tree; default: the drafter's own.")
 ]
@@ -56,6 +58,11 @@ LevelsOption = Annotated[int | None, typer.Option(help="Levels of a draft tree; 
 BudgetOption = Annotated[int | None, typer.Option(help="Nodes of a draft tree; default: the drafter's own.")]
 JsonOption = Annotated[
     Path | None, typer.Option("--json", help="Write the report to this file; - for standard output.")
+]
+DtypeOption = Annotated[str, typer.Option(help="Type of the target's weights: float32, bfloat16 or float16.")]
+DeviceOption = Annotated[str, typer.Option(help="Device of the target: cpu, cuda, cuda:1, ...")]
+ThreadsOption = Annotated[
+    int | None, typer.Option(min=1, help="CPU threads; default: as the server, 1 for a small target.")
 ]
 PlotOption = Annotated[Path | None, typer.Option(help="Draw the results to this PNG file.")]
 DEFAULT_CODEC = "int8"  # CODECS[0], whose module imports numpy

@@ -1,0 +1,186 @@
+"""Runs a study: its command, progress, the rows of an interrupted run, and the report as JSON, tables and plot.
+
+Rows are appended to FILE.partial, beside the report FILE, as they come:
+
+    {"settings": {"study": NAME, ...}, "made_by": {...}}
+    {"name": "moa in process", "row": {...}}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, TextIO, get_type_hints
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from outrider_bench.core.progress import progress_line
+from outrider_bench.core.report import write_report
+from outrider_bench.core.tables import show, show_line
+from outrider_bench.harness.journal import LineWriter, kept_lines, no_record
+from outrider_bench.harness.study import Study, StudyOptions
+from outrider_proto.errors import UsageError
+
+AnyStudy = Study[Any, Any, Any]  # Any: each has its own options, rows and report
+
+
+@dataclass(frozen=True, slots=True)
+class StudyCommand:
+    """A study's command. `place` is MODULE:CLASS, imported when it runs: most of them load torch."""
+
+    name: str
+    options: type[StudyOptions]
+    place: str
+
+    @property
+    def study(self) -> type[AnyStudy]:
+        found: type[AnyStudy] = resolve_name(f"outrider_bench.studies.{self.place}")
+        return found
+
+    @property
+    def callback(self) -> Callable[..., None]:
+        """The function that typer makes the command of: an option for each field."""
+
+        def command(**values: Any) -> None:  # Any: each option has its own type
+            run_study(self.name, self.study(self.options(**values)))
+
+        hints = get_type_hints(self.options, include_extras=True)
+        command.__doc__ = self.options.__doc__
+        # Of the inherited fields, json comes last.
+        ordered = sorted(fields(self.options), key=lambda each: each.name == "json")
+        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined] # read by inspect
+            [
+                inspect.Parameter(
+                    each.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=inspect.Parameter.empty if each.default is MISSING else each.default,
+                    annotation=hints[each.name],
+                )
+                for each in ordered
+            ]
+        )
+        command.__annotations__ = {each.name: hints[each.name] for each in ordered}
+        return command
+
+
+def run_study(name: str, study: AnyStudy) -> None:
+    """Measure what is not there yet, and write and show the report. Exits with 1 where something is wrong."""
+    options = study.options
+    with open_rows(name, study) as rows:
+        asyncio.run(_measure(study, rows))
+        content = study.as_dict(study.report(rows.taken))
+        report = _read(study, json.loads(json.dumps(content)), "report")
+        failures = _show(study, report)
+        write_report(options.json, content, study=name)
+    if (plot := getattr(options, "plot", None)) is not None:
+        study.plot(report, plot)
+    if failures:
+        raise typer.Exit(1)
+
+
+def show_report(path: Path, plot: Path | None, commands: Mapping[str, StudyCommand]) -> None:
+    """Show the report of a study again, and draw its plot. Raises UsageError for what is none, or has no plot."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+    about = content.pop("made_by", None) if isinstance(content, dict) else None
+    name = about.get("study") if isinstance(about, dict) else None
+    if not isinstance(name, str) or name not in commands:
+        raise UsageError(f"{path}: no report of a study: need one of {', '.join(commands)}")
+    command = commands[name]
+    if plot is not None and "plot" not in {each.name for each in fields(command.options)}:
+        raise UsageError(f"--plot {plot}: {name} draws none")
+    report = _read(command.study, content, str(path))
+    _show(command.study, report)
+    if plot is not None:
+        command.study.plot(report, plot)
+
+
+class Rows:
+    """The rows so far, by name; new ones are written to the file."""
+
+    def __init__(self, row: TypeAdapter[Any], taken: dict[str, Any], file: TextIO | None = None) -> None:
+        self.taken = taken
+        self.lines = LineWriter(file)
+        self._row = row
+
+    def take(self, name: str, row: Any) -> None:  # Any: the study's row
+        self.taken[name] = row
+        self.lines.write({"name": name, "row": self._row.dump_python(row, mode="json", by_alias=True)})
+
+
+@contextmanager
+def open_rows(name: str, study: AnyStudy) -> Iterator[Rows]:
+    """Yield the rows of an interrupted run of the same study, if its options were the same.
+
+    They go when the context ends well. Raises UsageError for those of other options.
+    """
+    report = study.options.json
+    if report is None or str(report) == "-":
+        yield Rows(study.row, {})
+        return
+    path = report.with_name(f"{report.name}.partial")
+    settings = {"study": name, **study.options.settings}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        taken = _kept(path, settings, study) if path.exists() else {}
+        file = path.open("a" if taken else "w", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {error.filename or path}: {error.strerror}") from error
+    with file:
+        rows = Rows(study.row, taken, file)
+        if taken:
+            show_line(f"{path}: {len(taken)} rows are there already")
+        else:
+            rows.lines.begin(settings)
+        try:
+            yield rows
+        except BaseException:
+            if taken:
+                show_line(f"{path}: {len(taken)} rows are kept: the same command goes on")
+            else:
+                path.unlink()
+            raise
+    path.unlink()
+
+
+def _kept(path: Path, settings: Mapping[str, Any], study: AnyStudy) -> dict[str, Any]:  # Any: JSON, rows
+    """Return the file's rows by name. Raises UsageError where it is not of this study with these options."""
+    lines = kept_lines(path, settings, settings["study"])
+    try:
+        return {line["name"]: study.row.validate_python(line["row"]) for line in lines[1:]}
+    except (ValidationError, KeyError):
+        raise no_record(str(path), settings["study"]) from None
+
+
+async def _measure(study: AnyStudy, rows: Rows) -> None:
+    with progress_line() as step:
+        async with aclosing(study.run(rows.taken, step)) as found:
+            async for name, row in found:
+                rows.take(name, row)
+
+
+def _read(study: AnyStudy | type[AnyStudy], content: object, source: str) -> Any:  # Any: the study's report
+    try:
+        return study.result.validate_python(content)
+    except ValidationError as error:
+        raise UsageError(f"{source}: no report of this version: {error.errors()[0]['loc']}") from error
+
+
+def _show(study: AnyStudy | type[AnyStudy], report: Any) -> list[str]:  # Any: as above
+    """Print tables, notes and failures, which are returned."""
+    show(*study.tables(report))
+    for line in study.notes(report):
+        show_line(line)
+    failures = list(study.failures(report))
+    for line in failures:
+        show_line(line, style="red")
+    return failures
