@@ -82,7 +82,7 @@ def sees(query: int, key: int, layer: int, root: int, causal: bool) -> bool:
     """speculators' rule: every row of a sliding layer sees exactly the window's positions before the root."""
     if layer != 0:
         return True
-    return root - WINDOW <= key and (key <= query or not causal)
+    return min(root, query) - WINDOW <= key and (key <= query or not causal)
 
 
 @dataclass

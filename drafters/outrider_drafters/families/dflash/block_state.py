@@ -137,17 +137,15 @@ class BlockState(WithTokenState, ABC):
     def _level_logits(self, nodes: Sequence[int]) -> Tensor:
         """Return logits [n, Vd] after the newest nodes, or after the root."""
         assert self._logits is not None
-        slots = {self._slots[node] for node in nodes}
-        if len(slots) == 1:
-            # One row for all nodes: no token depends on those before it.
-            ((block, row),) = slots
-            return self._logits[block, row, None].expand(len(nodes), -1)
-        return self._logits[self._places(nodes)]
+        return self._in_slots(self._logits, nodes)
 
-    def _places(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the blocks of the nodes' slots, and their rows."""
+    def _in_slots(self, values: Tensor, nodes: Sequence[int]) -> Tensor:
+        """Look up the nodes' slots [n, width] in values [blocks, num_drafts, width]."""
         slots = [self._slots[node] for node in nodes]
-        return [slot.block for slot in slots], [slot.row for slot in slots]
+        if len(set(slots)) == 1:
+            # One row for all nodes, which is not copied: no token depends on those before it.
+            return values[slots[0].block, slots[0].row, None].expand(len(nodes), -1)
+        return values[[slot.block for slot in slots], [slot.row for slot in slots]]
 
     def _over_vocabulary(self, logits: Tensor) -> Tensor:
         # After the cap, not before: it would make -softcap of -inf.

@@ -67,21 +67,22 @@ class DFlashSizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRows:
-    """Rows of several blocks: their positions, the positions of their blocks' roots, and their blocks' numbers."""
+    """Rows of blocks; windows count from `origins`: a block's root, or the row itself if it comes before that."""
 
     positions: Tensor  # [n] int64
-    roots: Tensor
-    blocks: Tensor
+    origins: Tensor
+    blocks: Tensor | None  # the number of each row's block; None: there is one
 
     @classmethod
     def of(cls, spans: Sequence[tuple[int, int, int]], device: torch.device) -> BlockRows:
         """Make the rows of blocks, each from its first position to its last, with its root's between them."""
-        rows = [(at, root, n) for n, (first, root, last) in enumerate(spans) for at in range(first, last + 1)]
-        return cls(*torch.tensor(rows, device=device).unbind(1))
+        rows = [(at, min(at, root), n) for n, (first, root, last) in enumerate(spans) for at in range(first, last + 1)]
+        positions, origins, blocks = torch.tensor(rows, device=device).unbind(1)
+        return cls(positions, origins, blocks if len(spans) > 1 else None)
 
     def apart(self, num_context: int) -> Tensor | None:
         """Compute which of `num_context` rows and of these each may see, [n, m] bool: its own block; None: all."""
-        if self.blocks[-1] == 0:
+        if self.blocks is None:
             return None
         own = self.blocks[:, None] == self.blocks
         return torch.cat((own.new_ones(len(own), num_context), own), dim=1)
@@ -136,7 +137,7 @@ class DFlash(nn.Module):
         for layer, cache, layer_mask in zip(self._blocks(), caches, self.sizes.layer_masks, strict=True):
             pairs = zip(cache.first(num_context), layer.keys_values(x, rope), strict=True)
             keys, values = (torch.cat(pair, dim=2) for pair in pairs)
-            mask = layer_mask.mask(rows.positions, rows.roots, columns)
+            mask = layer_mask.mask(rows.positions, rows.origins, columns)
             seen = apart if mask is None or apart is None else mask & apart
             x = layer(x, rope, keys, values, mask if seen is None else seen)
         return self.norm(x[0])  # type: ignore[no-any-return]  # nn.Module's call

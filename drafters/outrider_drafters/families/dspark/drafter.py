@@ -98,10 +98,9 @@ class DSparkState(DFlashState):
         if roots and self._dspark.network.sizes.first_row:
             assert self._dspark.markov is not None
             begun = [nodes[place] for place in roots]
-            hidden = self._hidden[self._places(begun)[0], 0]
-            states[roots] = self._dspark.markov.step(
-                self._dspark.before(self._tokens_of(begun)), hidden, states[roots]
-            )[1]
+            before = self._dspark.before(self._tokens_of(begun))
+            hidden = self._hidden[[self._slots[node].block for node in begun], 0]
+            states[roots] = self._dspark.markov.step(before, hidden, states[roots])[1]
         return states
 
     def _tokens_of(self, nodes: Sequence[int]) -> list[int]:
@@ -109,5 +108,4 @@ class DSparkState(DFlashState):
 
     def _hidden_of(self, nodes: Sequence[int]) -> Tensor:
         """Return the blocks' rows [n, E] of the nodes' slots."""
-        blocks, rows = self._places(nodes)
-        return self._hidden[blocks, [self._dspark.network.sizes.first_row + row for row in rows]]
+        return self._in_slots(self._hidden[:, self._dspark.network.sizes.first_row :], nodes)
