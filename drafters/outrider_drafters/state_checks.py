@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider_drafters.contracts.drafter import Drafter, DraftState
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.trees.grow import JointState, Level, grow_tree
+from outrider_drafters.trees.predraft import can_predraft
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -32,9 +33,10 @@ def check_drafter(
     Checked is that a state equals a fresh one with the same tokens and features after any appends, features, rollbacks
     and drafts (`scripts` of them, drawn from `seed`); that features may come late, while a draft is made, and one by
     one; that states of several texts do not touch each other; that nodes see their ancestors alone, and levels of
-    several texts may run together (`expand_together`); that tree_logits is what expand gives, unless
-    `drafts_what_is_likely` is False; and that misuse is refused. Logits may differ by `tolerance`, absolute and
-    relative: float32 needs about 1e-3. The drafter must take a vocabulary of at least 8 tokens.
+    several texts may run together (`expand_together`); unless `drafts_what_is_likely` is False, that tree_logits is
+    what expand gives, and a draft ahead of a verdict that of a text with its outcome; and that misuse is refused.
+    Logits may differ by `tolerance`, absolute and relative: float32 needs about 1e-3. The drafter must take a
+    vocabulary of at least 8 tokens.
     """
     torch.manual_seed(seed)
     check = _Checker(drafter, tolerance)
@@ -50,6 +52,7 @@ def check_drafter(
     check.runs_together()
     if drafts_what_is_likely:
         check.agrees_with_tree_logits()
+        check.drafts_ahead()
     check.refuses_misuse()
 
 
@@ -199,6 +202,22 @@ class _Checker:
         expected.append(state.expand(_TREE.tokens[2:], _TREE.parents[2:]))
         self._close(other.tree_logits(_TREE), _joined(expected), "tree_logits is not what expand gives")
         self._agree(other, state, "after tree_logits")
+
+    def drafts_ahead(self) -> None:
+        text = self._text(8, 5)
+        state = text.tell(self._drafter.new_state())
+        if not can_predraft(state):
+            return
+        state.tree_logits(_TREE)
+        below = {ROOT: (), 1: (5,), 3: (2, 1)}
+        bonuses, following = (3, 6, 2), (1, 0, 4)
+        roots = state.expand(bonuses, list(below))
+        levels = state.expand(following, [len(_TREE) + number for number in range(len(below))])
+        for number, path in enumerate(below.values()):
+            told = _Text([*text.tokens, *path, bonuses[number]], text.rows).tell(self._drafter.new_state())
+            expected = _joined([told.root_logits()[None], told.expand(following[number : number + 1], [ROOT])])
+            found = torch.stack([torch.as_tensor(roots[number]), torch.as_tensor(levels[number])])
+            self._close(found, expected, "a draft ahead of a verdict is not that of a text with this outcome")
 
     def refuses_misuse(self) -> None:
         drafter, width = self._drafter, self._drafter.tap.width

@@ -30,6 +30,7 @@ from outrider_drafters import Activations, TargetWeights, load_drafter
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.contracts.tap import BEFORE_NORM
+from outrider_drafters.families.dflash.drafter import LATE_ROWS
 from outrider_drafters.load import recognize_family
 from outrider_proto.errors import UsageError
 
@@ -81,7 +82,7 @@ def sees(query: int, key: int, layer: int, root: int, causal: bool) -> bool:
     """speculators' rule: every row of a sliding layer sees exactly the window's positions before the root."""
     if layer != 0:
         return True
-    return root - WINDOW <= key < root or (key >= root and (key <= query or not causal))
+    return min(root, query) - WINDOW <= key and (key <= query or not causal)
 
 
 @dataclass
@@ -230,7 +231,8 @@ def fed(place: Place, frozen: TargetWeights, lacking: int = 0, options: str = ""
     state.add_features(0, tap.rows(Activations(torch.empty(0), torch.empty(0), hidden)))
     root = TOKENS[-1], len(TOKENS) - 1
     embed = place.tensors["embed_tokens.weight"]
-    return state, block_rows(place.tensors, embed, list(hidden.values()), root, place.form.sees(root[1]))
+    sees, late = place.form.sees(root[1]), TOKENS[count:-1][-LATE_ROWS:]
+    return state, block_rows(place.tensors, embed, list(hidden.values()), root, sees, late=late)
 
 
 def expected_path(place: Place, rows: Tensor, path: list[int]) -> tuple[Tensor, Tensor]:

@@ -62,12 +62,16 @@ def block_rows(
     root: tuple[int, int],
     sees: Sees = lambda query, key, layer: True,
     frequency: Callable[[int], float] = lambda pair: THETA ** (-2 * pair / HEAD_DIM),
+    late: Sequence[int] = (),
 ) -> Tensor:
-    """The rows [BLOCK, E] after the final norm. hidden: per tapped layer [n, E]; root: its token and position."""
-    token, place = root
+    """The rows [BLOCK, E] after the final norm. hidden: per tapped layer [n, E]; root: its token and position.
+
+    late: the tokens before the root that are rows of the block, too.
+    """
+    token, place = root[0], root[1] - len(late)
     context = [norm(w["fc.weight"] @ torch.cat(row), w["hidden_norm.weight"]) for row in zip(*hidden, strict=True)]
-    x = [embed[each] for each in [token] + [MASK] * (BLOCK - 1)]
-    places = [*range(len(context)), *range(place, place + BLOCK)]
+    x = [embed[each] for each in [*late, token] + [MASK] * (BLOCK - 1)]
+    places = [*range(len(context)), *range(place, place + len(x))]
     for layer in range(LAYERS):
         name = f"layers.{layer}."
         attention = name + "self_attn."
@@ -93,7 +97,7 @@ def block_rows(
             inner = norm(row, w[name + "post_attention_layernorm.weight"])
             gate, up = w[name + "mlp.gate_proj.weight"] @ inner, w[name + "mlp.up_proj.weight"] @ inner
             x[i] = row + w[name + "mlp.down_proj.weight"] @ (gate * gate.sigmoid() * up)
-    return torch.stack([norm(row, w["norm.weight"]) for row in x])
+    return torch.stack([norm(row, w["norm.weight"]) for row in x[-BLOCK:]])
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:

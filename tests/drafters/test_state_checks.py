@@ -9,6 +9,7 @@ from outrider_drafters import LookupDrafter, TextDrafter, check_drafter
 from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
 from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_drafters.families.suffix.hybrid import HybridDrafter
+from outrider_proto.tree import ROOT, DraftTree
 
 FAMILIES = ["moa", "moa tli", "moa tli without lsa", "eagle2", "eagle3", "dflash", "dspark", "medusa", "hydra"]
 FAMILIES += ["hydra++", "independent", "lookup", "text", "suffix", "mlp", "peagle", "eagle3 layers", "eagle2 norms"]
@@ -104,6 +105,13 @@ class WrongTree(Broken):
         return super().tree_logits(tree).flip(0)
 
 
+class DraftsAheadOfOthers(Broken):
+    def tree_logits(self, tree):
+        logits = super().tree_logits(tree)
+        super().tree_logits(DraftTree(tree.tokens, (ROOT,) * len(tree)))
+        return logits
+
+
 class TakesGaps(Broken):
     def add_features(self, first, rows):
         super().add_features(min(first, self.num_features), rows)
@@ -133,6 +141,7 @@ FAULTS = {
     ChangesDrafts: "features that came during a draft changed it",
     Together: "levels of several texts in one pass",
     WrongTree: "tree_logits is not what expand gives",
+    DraftsAheadOfOthers: "a draft ahead of a verdict is not that of a text with this outcome",
     TakesGaps: "features behind a gap: need a UsageError",
     WrongShape: "shape of root_logits: \\(1, 23\\), need \\(23,\\)",
     NoNumbers: "logits hold nan or inf",

@@ -73,7 +73,8 @@ class DraftState(Protocol):
         """Logits [1 + n, V] for the successors of the root and of every node, in as few passes as possible.
 
         These are what the drafter holds likely, also where it drafts something else (families/suffix/hybrid.py).
-        Like root_logits it starts a new draft. Node i gets draft row i; nodes must be sorted by level.
+        Like root_logits it starts a new draft. Node i gets draft row i; nodes must be sorted by level. What is expanded
+        below them afterwards are bonuses, the roots of drafts made ahead of a verdict (trees/predraft.py).
         """
         ...
 

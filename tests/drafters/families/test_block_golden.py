@@ -87,15 +87,15 @@ def test_chains_agree(either, number):
 @pytest.mark.parametrize("number", ROUNDS)
 def test_dflashs_block_agrees(dflash, number):
     state = dflash.state(number)
-    close(state._hidden, dflash.of("hidden", number))
+    close(state._hidden[0], dflash.of("hidden", number))
     close(along(state, [0] * 6), dflash.of("block_logits", number)[1:])
 
 
 @pytest.mark.parametrize("number", ROUNDS)
 def test_dsparks_block_agrees(dspark, number):
     state = dspark.state(number)
-    close(state._hidden, dspark.of("block_hidden", number))
-    close(state._logits, dspark.of("base_logits", number))
+    close(state._hidden[0], dspark.of("block_hidden", number))
+    close(state._logits[0], dspark.of("base_logits", number))
     close(along(state, dspark.of("greedy_tokens", number)[:-1].tolist()), dspark.of("greedy_logits", number))
 
 
@@ -107,7 +107,7 @@ def test_dsparks_slots_follow_the_tokens_given(dspark, number):
     head = dspark.drafter.confidence
     for tokens, name in ((given, "given"), ([given[0], *dspark.of("greedy_tokens", number)[:-1].tolist()], "greedy")):
         expected = dspark.of(f"{name}_confidence_logits", number).sigmoid()
-        close(head(state._hidden, dspark.drafter.before(tokens)), expected)
+        close(head(state._hidden[0], dspark.drafter.before(tokens)), expected)
 
 
 @pytest.mark.parametrize("threshold", range(3))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from outrider_drafters import (
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.contracts.tap import LAST
-from outrider_drafters.families.dflash.drafter import DFlashDrafter
+from outrider_drafters.families.dflash.drafter import LATE_ROWS, DFlashDrafter
 from outrider_drafters.families.dflash.family import FAMILY, load_network
 from outrider_drafters.families.dflash.layout import family_of
 from outrider_drafters.families.dflash.network import DFlash
@@ -125,11 +126,12 @@ def reference(
     frozen: TargetWeights,
     hidden: list[torch.Tensor],
     root: tuple[int, int],
+    late: Sequence[int] = (),
 ) -> torch.Tensor:
-    """Logits of the places after the root (token, position), hidden: per tapped layer [n, E]."""
+    """Logits of the places after the root (token, position), hidden: per tapped layer [n, E]; late: tokens before."""
     embed = frozen.embed * config.get("input_embedding_scale", 1.0)
     how = partial(sees, config=config), partial(frequency, config=config)
-    logits = block_rows(weights, embed, hidden, root, *how)[1:] @ frozen.lm_head.T
+    logits = block_rows(weights, embed, hidden, root, *how, late)[1:] @ frozen.lm_head.T
     logits = logits * config.get("output_multiplier", 1.0)
     cap = config.get("final_logit_softcapping")
     return logits if cap is None else cap * torch.tanh(logits / cap)
@@ -147,7 +149,7 @@ def block_of(state) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize("lacking", [0, 3])
+@pytest.mark.parametrize("lacking", [0, 3, 5])
 def test_agrees_with_the_formulas(kind, lacking, directory, frozen):
     """Through tap and state, from features that came bit by bit; with the newest ones lacking, too."""
     directory.config |= KINDS[kind]
@@ -164,7 +166,8 @@ def test_agrees_with_the_formulas(kind, lacking, directory, frozen):
     state.root_logits()
     state.append(tokens[5:])
     state.add_features(2, rows[2:])
-    expected = reference(directory.tensors, directory.config, frozen, list(hidden.values()), (6, 7))
+    late = tokens[num_rows:-1][-LATE_ROWS:]
+    expected = reference(directory.tensors, directory.config, frozen, list(hidden.values()), (6, 7), late)
     torch.testing.assert_close(block_of(state), expected, atol=1e-4, rtol=1e-4)
 
 
@@ -175,9 +178,23 @@ def test_every_path_gets_its_levels_logits(directory, frozen):
     state.root_logits()
     torch.testing.assert_close(state.expand([3, 4], [ROOT, ROOT]), levels[[1, 1]])
     torch.testing.assert_close(state.expand([5, 6, 7], [0, 0, 1]), levels[[2, 2, 2]])
-    state.expand([5], [2])
-    with pytest.raises(UsageError, match="a level beyond the last of a block that drafts 4 tokens"):
-        state.expand([5], [5])
+    torch.testing.assert_close(state.expand([5], [2]), levels[[3]])
+
+
+def test_below_its_end_stands_another_block(directory, frozen):
+    """It drafts what a block of the text with that path does, for all paths in one pass."""
+    state = DFlashDrafter(directory.network(), frozen).new_state()
+    state.append([1, 2, 6])
+    state.add_features(0, torch.ones(2, WIDTH))
+    block_of(state)
+    ends = state.expand([8, 9], [2, 2])
+    for token, end, row in ((8, ends[0], 3), (9, ends[1], 4)):
+        longer = DFlashDrafter(directory.network(), frozen).new_state()
+        longer.append([1, 2, 6, 0, 1, 2, token])
+        longer.add_features(0, torch.ones(2, WIDTH))
+        levels = block_of(longer)
+        torch.testing.assert_close(end, levels[0])
+        torch.testing.assert_close(state.expand([5], [row])[0], levels[1])
 
 
 @pytest.mark.parametrize("kind", ["plain", "scales"])
@@ -202,12 +219,11 @@ def test_drafts_a_chain_of_its_block(directory, frozen):
     drafter = DFlashDrafter(directory.network(), frozen)
     assert drafter.plan == TreeShape.chain(BLOCK - 1)
     state = drafter.new_state()
-    assert state.max_levels == BLOCK - 1
     state.append([1, 2])
     tree = grow_tree(state, drafter.plan)
     assert list(tree.tokens) == block_of(state).argmax(-1).tolist()
     assert tree.parents == (-1, 0, 1, 2)
-    assert max(grow_tree(state, TreeShape(3, 9, 30)).depths()) == BLOCK - 1
+    assert max(grow_tree(state, TreeShape.chain(9)).depths()) == 9
 
 
 def test_both_halves_name_the_same_features(directory, frozen):

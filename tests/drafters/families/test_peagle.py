@@ -117,9 +117,9 @@ def expected(head: Head, features: Tensor, tokens: list[int], drafts: int) -> Te
     return formulas.norm(hidden, formulas.tensors["norm.weight"]) @ formulas.lm_head.T
 
 
-def slots(state) -> Tensor:
-    """All logits of one draft, along a chain."""
-    chain = (state.expand([level], [level - 1])[0] for level in range(state.max_levels - 1))
+def slots(state, drafts: int = DRAFTS) -> Tensor:
+    """All logits of one block, along a chain."""
+    chain = (state.expand([level], [level - 1])[0] for level in range(drafts - 1))
     return torch.stack([torch.as_tensor(row) for row in (state.root_logits(), *chain)])
 
 
@@ -142,17 +142,17 @@ def test_agrees_with_its_formulas(head, frozen, golden):
     torch.testing.assert_close(rows, features, atol=1e-4, rtol=1e-4)
     drafts = DRAFTS if head.form.nested is not None else 8
     state = drafter.new_state()
-    assert state.max_levels == drafts
+    assert drafter.num_drafts == drafts
     state.append(TEXT[:6])
-    close(slots(state), expected(head, features[:0], TEXT[:6], drafts), head)
+    close(slots(state, drafts), expected(head, features[:0], TEXT[:6], drafts), head)
     state.add_features(0, rows[:3])
-    close(slots(state), expected(head, features[:3], TEXT[:6], drafts), head)
+    close(slots(state, drafts), expected(head, features[:3], TEXT[:6], drafts), head)
     state.append(TEXT[6:])
-    close(slots(state), expected(head, features[:3], TEXT, drafts), head)
+    close(slots(state, drafts), expected(head, features[:3], TEXT, drafts), head)
     state.add_features(2, rows[2:])
-    close(slots(state), expected(head, features, TEXT, drafts), head)
+    close(slots(state, drafts), expected(head, features, TEXT, drafts), head)
     state.rollback(8)
-    close(slots(state), expected(head, features[:7], TEXT[:8], drafts), head)
+    close(slots(state, drafts), expected(head, features[:7], TEXT[:8], drafts), head)
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -234,12 +234,19 @@ def test_drafts_a_chain_or_the_likeliest_paths(head, frozen):
     assert set(paths) == {path for _, path in sorted(scored, reverse=True)[:12]}
 
 
-def test_a_level_beyond_the_last_is_refused(head, frozen):
-    state = load_drafter(head.source, frozen).new_state()
-    state.append(TEXT)
+def test_below_the_end_of_a_block_stands_another(head, frozen):
+    """It drafts what a block of the text with that path does, whose tokens have the mask's feature."""
+    drafter, features = load_drafter(head.source, frozen), torch.randn(len(TEXT) - 1, HT)
+    state, longer = drafter.new_state(), drafter.new_state()
+    path = [*range(DRAFTS - 1), 9]
+    for each, text in ((state, TEXT), (longer, [*TEXT, *path])):
+        each.append(text)
+        each.add_features(0, features)
     slots(state)
-    with pytest.raises(UsageError, match="a level beyond the last of a block that drafts 5 tokens"):
-        state.expand([1], [DRAFTS - 2])
+    ends = state.expand([7, path[-1]], [DRAFTS - 2] * 2)
+    levels = slots(longer)
+    torch.testing.assert_close(ends[1], levels[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(state.expand([0], [DRAFTS])[0], levels[1], atol=1e-4, rtol=1e-4)
 
 
 def test_the_files_say_how_much_to_draft(head, frozen):

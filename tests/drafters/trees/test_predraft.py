@@ -17,7 +17,7 @@ from outrider_proto.tree import ROOT, DraftTree
 TEXT = [3, 41, 7, 300, 22, 9, 57, 81, 7, 300, 22, 11]
 PLAN = TreeShape(breadth=3, levels=3, budget=8)
 NUM_FEATURES = 9  # the newest tokens lack theirs
-FAMILIES = ("moa", "moa_tli1", "eagle2", "eagle3", "independent")
+FAMILIES = ("moa", "moa_tli1", "eagle2", "eagle3", "dspark", "independent")
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,15 @@
 """The client half of DFlash: it drafts a whole block in one pass.
 
-In a tree, the tokens likely at a depth are offered below every path of that depth. Features may lag: the block still
-begins at the root, and its context has a gap before it.
+In a tree, the tokens likely at a depth are offered below every path of that depth. Features may lag: the newest tokens
+without them are further rows of the block, before its root, and the context has a gap before these.
+
+features  f f f f f f
+block                 . . . t t t t root MASK MASK ...
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +20,12 @@ from outrider_drafters.checkpoints.draft_vocabulary import select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan, TreeShape
 from outrider_drafters.families.dflash.block_state import BlockState
-from outrider_drafters.families.dflash.network import DFlash
+from outrider_drafters.families.dflash.network import BlockRows, DFlash
 from outrider_drafters.families.dflash.tap import NAME, tap_info
 from outrider_proto.frames import TapInfo
+from outrider_proto.tree import DraftTree
+
+LATE_ROWS = 8  # rows of a block before its root, at most
 
 
 class DFlashDrafter:
@@ -54,13 +62,14 @@ class DFlashDrafter:
 
 
 class DFlashState(BlockState):
-    """The context rows' keys and values, and the current draft's block."""
+    """The context rows' keys and values, and the current draft's blocks."""
 
     def __init__(self, drafter: DFlashDrafter) -> None:
         super().__init__(drafter)
         self._drafter = drafter
         self._caches = drafter.network.new_caches()
-        self._hidden: Tensor | None = None  # [block, E] of the current draft
+        width = drafter.embed.shape[1]
+        self._hidden = drafter.embed.new_empty(0, drafter.network.sizes.block, width)  # of the current draft's blocks
 
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:
@@ -73,11 +82,26 @@ class DFlashState(BlockState):
         for cache in self._caches:
             cache.truncate(self._token_state.num_features)
 
-    def _run_block(self) -> Tensor:
-        drafter, sizes = self._drafter, self._drafter.network.sizes
-        block = [self._token_state.tokens[-1]] + [sizes.mask_token] * (sizes.block - 1)
-        embeds = F.embedding(torch.tensor(block, device=drafter.embed.device), drafter.embed) * sizes.embed_scale
-        # The block begins at the root even if features lag: positions between the last feature and the root are a gap.
-        self._hidden = drafter.network.run(embeds, self.num_tokens - 1, self._token_state.usable, self._caches)
+    def _begin(self, tree: DraftTree) -> None:
+        self._hidden = self._hidden[:0]
+        super()._begin(tree)
+
+    def _run_blocks(self, paths: Sequence[Sequence[int]]) -> Tensor:
+        drafter, sizes, usable = self._drafter, self._drafter.network.sizes, self._token_state.usable
+        late, masks = self._token_state.tokens[usable:], [sizes.mask_token] * (sizes.block - 1)
+        tokens: list[list[int]] = []
+        spans: list[tuple[int, int, int]] = []
+        for path in paths:
+            known = [*late, *path][-1 - LATE_ROWS :]
+            root = self.num_tokens - 1 + len(path)
+            tokens.append(known + masks)
+            spans.append((root + 1 - len(known), root, root + len(masks)))
+        ids = torch.tensor([token for block in tokens for token in block], device=drafter.embed.device)
+        embeds = F.embedding(ids, drafter.embed) * sizes.embed_scale
+        outputs = drafter.network.run(embeds, BlockRows.of(spans, embeds.device), usable, self._caches)
+        parts = torch.split(outputs, [len(block) for block in tokens])
+        hidden = torch.stack([part[-sizes.block :] for part in parts])
+        self._hidden = torch.cat((self._hidden, hidden))
         # With the mask token among them, as in the published code: drafted, it is merely refused.
-        return drafter.head_logits(self._hidden[sizes.first_row :])
+        logits = drafter.head_logits(hidden[:, sizes.first_row :].flatten(0, 1))
+        return logits.view(len(paths), sizes.num_drafts, -1)

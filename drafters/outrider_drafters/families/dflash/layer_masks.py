@@ -27,15 +27,15 @@ class LayerMask:
     window: int | None = None
     from_root: bool = False
 
-    def mask(self, rows: Tensor, columns: Tensor) -> Tensor | None:
-        """Compute the mask [n, m] bool from positions of rows [n], the root first, and columns [m]; None: no mask."""
+    def mask(self, rows: Tensor, origins: Tensor, columns: Tensor) -> Tensor | None:
+        """Compute the mask [n, m] bool from positions of rows [n], windows' origins [n], columns [m]; None: no mask."""
         if not self.causal and self.window is None:
             return None
         distance = rows[:, None] - columns
         seen = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
         if self.window is None:
             return seen
-        return seen & (rows[0] - columns <= self.window if self.from_root else distance.abs() < self.window)
+        return seen & (origins[:, None] - columns <= self.window if self.from_root else distance.abs() < self.window)
 
 
 def layer_mask(files: DrafterFiles, layer: int, layout: str) -> LayerMask:

@@ -65,6 +65,29 @@ class DFlashSizes:
         return self.block - self.first_row
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockRows:
+    """Rows of blocks; windows count from `origins`: a block's root, or the row itself if it comes before that."""
+
+    positions: Tensor  # [n] int64
+    origins: Tensor
+    blocks: Tensor | None  # the number of each row's block; None: there is one
+
+    @classmethod
+    def of(cls, spans: Sequence[tuple[int, int, int]], device: torch.device) -> BlockRows:
+        """Make the rows of blocks, each from its first position to its last, with its root's between them."""
+        rows = [(at, min(at, root), n) for n, (first, root, last) in enumerate(spans) for at in range(first, last + 1)]
+        positions, origins, blocks = torch.tensor(rows, device=device).unbind(1)
+        return cls(positions, origins, blocks if len(spans) > 1 else None)
+
+    def apart(self, num_context: int) -> Tensor | None:
+        """Compute which of `num_context` rows and of these each may see, [n, m] bool: its own block; None: all."""
+        if self.blocks is None:
+            return None
+        own = self.blocks[:, None] == self.blocks
+        return torch.cat((own.new_ones(len(own), num_context), own), dim=1)
+
+
 class DFlash(nn.Module):
     """The trained part; submodules are named as in the published files."""
 
@@ -106,29 +129,33 @@ class DFlash(nn.Module):
         for layer, cache in zip(self._blocks(), caches, strict=True):
             cache.append(*layer.self_attn.keys_values(context[None], rope))
 
-    def run(self, embeds: Tensor, first: int, num_context: int, caches: Sequence[KVCache]) -> Tensor:
-        """Run a block [n, E] from position `first` on over `num_context` cached rows; states [n, E] for lm_head."""
-        rows = torch.arange(first, first + len(embeds), device=embeds.device)
-        columns = torch.cat((torch.arange(num_context, device=embeds.device), rows))
-        rope = self.sizes.shape.rope(rows)
+    def run(self, embeds: Tensor, rows: BlockRows, num_context: int, caches: Sequence[KVCache]) -> Tensor:
+        """Run blocks' rows [n, E] over `num_context` cached rows, in one pass; states [n, E] for lm_head."""
+        apart, rope = rows.apart(num_context), self.sizes.shape.rope(rows.positions)
+        columns = torch.cat((torch.arange(num_context, device=embeds.device), rows.positions))
         x = embeds[None]
         for layer, cache, layer_mask in zip(self._blocks(), caches, self.sizes.layer_masks, strict=True):
             pairs = zip(cache.first(num_context), layer.keys_values(x, rope), strict=True)
             keys, values = (torch.cat(pair, dim=2) for pair in pairs)
-            x = layer(x, rope, keys, values, layer_mask.mask(rows, columns))
+            mask = layer_mask.mask(rows.positions, rows.origins, columns)
+            seen = apart if mask is None or apart is None else mask & apart
+            x = layer(x, rope, keys, values, mask if seen is None else seen)
         return self.norm(x[0])  # type: ignore[no-any-return]  # nn.Module's call
 
-    def forward_train(self, embeds: Tensor, context: Tensor, anchors: Tensor) -> Tensor:
+    def forward_train(self, embeds: Tensor, context: Tensor, anchors: Tensor, lacking: Tensor) -> Tensor:
         """Run many blocks of each text at once (paper, 4.2): states [B, A, n, E] for lm_head.
 
-        embeds [B, A, n, E] of blocks that begin at positions `anchors` [B, A], context rows [B, T, E]. As in drafting,
-        a block sees the rows before its anchor and all of itself. No layer may have a mask of its own.
+        embeds [B, A, n, E] of blocks whose roots are at positions `anchors` [B, A], context rows [B, T, E]. A block's
+        rows before its root are the tokens there. As in drafting, it sees the context but for the last `lacking` [B, A]
+        rows before its root, of its own rows before it as many, and the others. No layer may have a mask of its own.
         """
         count, block = embeds.shape[1:3]
         along, rows = torch.arange(context.shape[1], device=context.device), torch.arange(block, device=context.device)
+        rows = rows - (block - self.sizes.block)  # the root's is 0
         of = torch.arange(count, device=context.device).repeat_interleave(block)
-        before = (along < anchors.unsqueeze(-1)).repeat_interleave(block, dim=1)
-        mask = torch.cat((before, (of[:, None] == of).expand(len(before), -1, -1)), dim=-1).unsqueeze(1)
+        before = (along < (anchors - lacking).unsqueeze(-1)).repeat_interleave(block, dim=1)
+        own = (of[:, None] == of) & (rows >= -lacking.unsqueeze(-1)).flatten(1).unsqueeze(1)
+        mask = torch.cat((before, own), dim=-1).unsqueeze(1)
         of_context = self.sizes.shape.rope(along)
         rope = self.sizes.shape.rope((anchors.unsqueeze(-1) + rows).flatten(1))
         rope = Rope(rope.cos.unsqueeze(1), rope.sin.unsqueeze(1))

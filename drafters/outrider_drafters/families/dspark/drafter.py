@@ -19,6 +19,7 @@ from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.dflash.drafter import DFlashDrafter, DFlashState
 from outrider_drafters.families.dspark.network import DSpark
 from outrider_proto.frames import TapInfo
+from outrider_proto.tree import ROOT, DraftTree
 
 NAME = "dspark"
 
@@ -67,45 +68,44 @@ class DSparkState(DFlashState):
     def __init__(self, drafter: DSparkDrafter) -> None:
         super().__init__(drafter)
         self._dspark = drafter
-        self._first_state = drafter.embed.new_zeros(1, drafter.rank)  # before the root's slot
-        self._states = self._first_state  # after the root and every draft row
+        self._states = drafter.embed.new_zeros(1, drafter.rank)  # before a block, then after the root and draft rows
 
-    def _begin(self) -> None:
-        super()._begin()
-        drafter = self._dspark
-        state = drafter.embed.new_zeros(1, drafter.rank)
-        # Where the root's row does not draft, the Markov head runs over it all the same, with the root before it.
-        for slot in range(drafter.network.sizes.first_row if drafter.markov is not None else 0):
-            _, state = self._step(self._token_state.tokens[-1:], slot, state)
-        self._first_state = state
+    def _begin(self, tree: DraftTree) -> None:
+        self._states = self._states[:1]
+        super()._begin(tree)
 
-    def _draft_logits(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        logits, drafter = self._level_logits(tokens, parents), self._dspark
+    def _draft_logits(self, nodes: Sequence[int]) -> Tensor:
+        logits, drafter = self._level_logits(nodes), self._dspark
         if drafter.confidence is None or not drafter.threshold:
             return logits
-        confidence = drafter.confidence(self._slot_hidden(self._slot, len(tokens)), drafter.before(tokens))
+        confidence = drafter.confidence(self._hidden_of(nodes), drafter.before(self._tokens_of(nodes)))
         return logits.masked_fill((confidence < drafter.threshold)[:, None], -torch.inf)
 
-    def _level_logits(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        logits, drafter = super()._level_logits(tokens, parents), self._dspark
+    def _level_logits(self, nodes: Sequence[int]) -> Tensor:
+        logits, drafter = super()._level_logits(nodes), self._dspark
         if drafter.markov is None:
             return logits
-        states = self._states[[1 + parent for parent in parents]] if self._depths else self._first_state
-        z, after = self._step(tokens, self._slot, states)
-        self._states = torch.cat((self._states, after)) if self._depths else after
+        before, states = drafter.before(self._tokens_of(nodes)), self._states_before(nodes)
+        z, after = drafter.markov.step(before, self._hidden_of(nodes), states)
+        self._states = torch.cat((self._states, after))
         return logits + drafter.bias(z)
 
-    @property
-    def _slot(self) -> int:
-        """The block's row of the newest level."""
-        return self._drafter.network.sizes.first_row + self._newest_depth
+    def _states_before(self, nodes: Sequence[int]) -> Tensor:
+        """Return the states [n, rank] before the nodes' slots."""
+        roots = [place for place, node in enumerate(nodes) if self._slots[node].row == 0]
+        states = self._states[[0 if self._slots[node].row == 0 else 2 + self._parents[node] for node in nodes]]
+        # Where a root's row does not draft, the Markov head runs over it all the same, with the root before it.
+        if roots and self._dspark.network.sizes.first_row:
+            assert self._dspark.markov is not None
+            begun = [nodes[place] for place in roots]
+            before = self._dspark.before(self._tokens_of(begun))
+            hidden = self._hidden[[self._slots[node].block for node in begun], 0]
+            states[roots] = self._dspark.markov.step(before, hidden, states[roots])[1]
+        return states
 
-    def _step(self, tokens: Sequence[int], slot: int, states: Tensor) -> tuple[Tensor, Tensor]:
-        drafter = self._dspark
-        assert drafter.markov is not None
-        z, after = drafter.markov.step(drafter.before(tokens), self._slot_hidden(slot, len(tokens)), states)
-        return z, after
+    def _tokens_of(self, nodes: Sequence[int]) -> list[int]:
+        return [self._token_state.tokens[-1] if node == ROOT else self._tokens[node] for node in nodes]
 
-    def _slot_hidden(self, slot: int, count: int) -> Tensor:
-        assert self._hidden is not None
-        return self._hidden[slot, None].expand(count, -1)
+    def _hidden_of(self, nodes: Sequence[int]) -> Tensor:
+        """Return the blocks' rows [n, E] of the nodes' slots."""
+        return self._in_slots(self._hidden[:, self._dspark.network.sizes.first_row :], nodes)

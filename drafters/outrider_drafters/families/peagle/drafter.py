@@ -6,6 +6,8 @@ row, its token or its feature, is the mask's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -76,29 +78,41 @@ class PEagleState(BlockState):
         self._num_true = min(self._num_true, self._token_state.usable)
         self._cache.truncate(max(0, num_tokens - 1))
 
-    def _run_block(self) -> Tensor:
+    def _run_blocks(self, paths: Sequence[Sequence[int]]) -> Tensor:
         drafter, tokens, usable = self._drafter, self._token_state.tokens, self._token_state.usable
         if self._num_true < usable:
             self._cache.truncate(self._num_true)
             self._num_true = usable
-        # The root's row runs again in every draft: its output is asked for. A text of one token has row -1 alone.
+        # The root's row runs again in every pass: its output is asked for. A text of one token has row -1 alone.
         self._cache.truncate(max(0, len(tokens) - 2))
         first = min(self._cache.length, len(tokens) - 2)
-        ids = tokens[first + 1 :] + [drafter.mask_token] * (drafter.num_drafts - 1)
-        embeds = F.embedding(torch.tensor(ids, device=self._device), drafter.embed)
+        text, masks = tokens[first + 1 :], [drafter.mask_token] * (drafter.num_drafts - 1)
+        blocks = [[*path, *masks] for path in paths]
+        ids = torch.tensor([*text, *(token for block in blocks for token in block)], device=self._device)
         known = self._features.all[max(0, first) : usable]
         features = torch.cat((known, drafter.mask_feature.expand(len(ids) - len(known), -1)))
-        outputs = self._outputs(torch.cat((embeds, features), dim=-1), first)[-drafter.num_drafts :]
+        pairs = torch.cat((F.embedding(ids, drafter.embed), features), dim=-1)
+        outputs = self._outputs(pairs, first, len(text), [len(block) for block in blocks])
         self._cache.truncate(len(tokens) - 1)
-        return drafter.logits(outputs)
+        root, *own = torch.split(outputs, [1, *(len(block) for block in blocks)])
+        drafted = torch.cat([torch.cat((root, rows))[-drafter.num_drafts :] for rows in own])
+        return drafter.logits(drafted).view(len(paths), drafter.num_drafts, -1)
 
-    def _outputs(self, pairs: Tensor, first: int) -> Tensor:
-        """Append the rows from position `first` on to the cache; outputs [k, H] of at least the last num_drafts."""
-        block, early = self._drafter.block, len(pairs) - self._drafter.num_drafts
-        positions = torch.arange(first, first + len(pairs), device=self._device)
+    def _outputs(self, pairs: Tensor, first: int, num_text: int, sizes: Sequence[int]) -> Tensor:
+        """Append a text's rows, from position `first` on, and those of blocks below it to the cache.
+
+        Returns the outputs [1 + k, H] of the text's last row and of the blocks'.
+        """
+        block, early = self._drafter.block, num_text - 1
+        behind = [num_text + row for size in sizes for row in range(size)]
+        positions = first + torch.tensor([*range(num_text), *behind], device=self._device)
         if early > _FEW_ROWS:
             block.append_kv(pairs[:early], block.shape.rope(positions[:early]), self._cache)
-            pairs, positions = pairs[early:], positions[early:]
+            pairs, positions, num_text = pairs[early:], positions[early:], 1
         held = self._cache.length
-        seen = torch.ones(len(pairs), held + len(pairs), dtype=torch.bool, device=self._device).tril(held)
-        return block.run(pairs, block.shape.rope(positions), self._cache, seen)
+        of = [-1] * num_text + [number for number, size in enumerate(sizes) for _ in range(size)]
+        blocks = torch.tensor(of, device=self._device)
+        # Causal, and no row of a block sees another block's.
+        seen = ((blocks == -1) | (blocks[:, None] == blocks)).tril()
+        seen = torch.cat((seen.new_ones(len(seen), held), seen), dim=1)
+        return block.run(pairs, block.shape.rope(positions), self._cache, seen)[num_text - 1 :]

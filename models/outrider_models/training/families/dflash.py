@@ -1,8 +1,9 @@
 """Training of DFlash (arXiv 2602.06036, 4.2; its loss also in deepseek-ai/DeepSpec): many blocks of each text at once.
 
 A block begins at an anchor, a token of a reply, with masks after it. It sees the target's features before the anchor
-and itself. Its slots k = 0, 1, ... predict the tokens after the anchor, as far as the reply goes, with weight
-exp(-k / gamma), since a refused token takes those after it along. Anchors are drawn anew in every pass.
+and itself. With `late`, some blocks lack the newest features, as drafts ahead of a verdict do: tokens stand for them.
+Its slots k = 0, 1, ... predict the tokens after the anchor, as far as the reply goes, with weight exp(-k / gamma),
+since a refused token takes those after it along. Anchors are drawn anew in every pass.
 """
 
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from torch import Tensor
 from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import TargetSizes
+from outrider_drafters.families.dflash.drafter import LATE_ROWS
 from outrider_drafters.families.dflash.layer_masks import LayerMask
 from outrider_drafters.families.dflash.layout import canonical, read_sizes
 from outrider_drafters.families.dflash.network import DFlash, DFlashSizes
@@ -38,6 +40,7 @@ from outrider_models.training.families.eagle2 import EagleShape, Init, default_s
 from outrider_proto.errors import UsageError
 
 RAREST = -1
+LATE_SHARE = 0.6  # of the blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,14 @@ class DFlashSettings:
     block_size: int  # as published: with the root in DFlash, without it in DSpark
     mask_token: int  # RAREST: the token that replies have least, of several the first
     anchors: int  # most blocks of a text
+    late: int  # most features that a block lacks before its anchor; 0: all blocks have all
     gamma: float  # slots weigh exp(-k / gamma)
     losses: BlockLosses
     draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
 
     def __post_init__(self) -> None:
         need_at_least(self, 1, "layers", "anchors")
-        need_at_least(self, 0, "draft_vocab")
+        need_at_least(self, 0, "draft_vocab", "late")
         need_at_least(self, RAREST, "mask_token")
         if not self.gamma > 0:
             raise UsageError(f"gamma={self.gamma}: need more than 0")
@@ -117,10 +121,12 @@ class TrainableDFlash(TrainableDrafter):
     def _blocks(self, batch: Batch, target: TeacherOutput) -> TrainedBlocks:
         settings, sizes, length = self._settings, self.network.sizes, batch.tokens.shape[1]
         anchors, stands_for = sample_anchors(batch.loss_mask, settings.anchors)
-        roots = batch.tokens.gather(1, anchors)
-        tokens = F.pad(roots.unsqueeze(-1), (0, sizes.block - 1), value=sizes.mask_token)
+        late, lacking = LATE_ROWS if settings.late else 0, sample_lacking(anchors, settings.late)
+        before = (anchors.unsqueeze(-1) + torch.arange(-late, 1, device=anchors.device)).clamp(min=0)
+        known = batch.tokens.gather(1, before.flatten(1)).view_as(before)
+        tokens = F.pad(known, (0, sizes.block - 1), value=sizes.mask_token)
         context = self.network.context([target.hidden[tap] for tap in sizes.taps])
-        states = self.network.forward_train(F.embedding(tokens, target.embed), context, anchors)
+        states = self.network.forward_train(F.embedding(tokens, target.embed), context, anchors, lacking)
         places = self._places(anchors)
         inside = places.clamp(max=length - 1)
         in_reply = batch.loss_mask.gather(1, inside.flatten(1)).view_as(places) & (places == inside)
@@ -128,7 +134,7 @@ class TrainableDFlash(TrainableDrafter):
         trained = in_reply.cumprod(-1).bool() & (stands_for > 0).unsqueeze(-1)
         decay = torch.exp(-torch.arange(sizes.num_drafts, device=anchors.device) / settings.gamma)
         scales = stands_for.unsqueeze(-1) * decay / decay.sum()
-        return TrainedBlocks(anchors, states[:, :, sizes.first_row :], trained, scales)
+        return TrainedBlocks(anchors, states[:, :, late + sizes.first_row :], trained, scales)
 
     def _places(self, anchors: Tensor) -> Tensor:
         """Return the position whose successor each slot predicts, [B, A, K] int64; it may lie past the end."""
@@ -148,6 +154,15 @@ def sample_anchors(loss_mask: Tensor, most: int) -> tuple[Tensor, Tensor]:
     real = torch.arange(count, device=can.device) < taken
     anchors = drawn[:, :count].masked_fill(~real, 0)
     return anchors, real * counts / taken.clamp(min=1)
+
+
+def sample_lacking(anchors: Tensor, most: int) -> Tensor:
+    """Draw how many features before each anchor are lacking [B, A] int64: 1 to `most` for LATE_SHARE of them."""
+    if not most:
+        return torch.zeros_like(anchors)
+    lacking = torch.randint_like(anchors, 1, most + 1)
+    is_late = torch.rand(anchors.shape, device=anchors.device) < LATE_SHARE
+    return torch.minimum(lacking * is_late, anchors)
 
 
 def block_sizes(settings: DFlashSettings, target: TargetFacts, frequencies: Frequencies) -> DFlashSizes:
@@ -204,6 +219,7 @@ FAMILY = TrainableFamily(
         block_size=16,
         mask_token=RAREST,
         anchors=512,
+        late=0,
         gamma=7.0,
         losses=BlockLosses(text=1.0, divergence=0.0, variation=0.0),
         draft_vocab=0,

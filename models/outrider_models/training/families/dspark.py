@@ -149,6 +149,7 @@ FAMILY = TrainableFamily(
         block_size=7,
         mask_token=RAREST,
         anchors=512,
+        late=0,
         gamma=4.0,
         losses=BlockLosses(text=0.1, divergence=0.0, variation=0.9),
         draft_vocab=0,

@@ -14,12 +14,13 @@ import torch.nn.functional as F
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.families.dflash.drafter import LATE_ROWS
 from outrider_drafters.load import load_drafter, load_tap
 from outrider_models.training.core.block_losses import BlockLosses
 from outrider_models.training.core.interfaces import Batch
 from outrider_models.training.core.teacher import Teacher
-from outrider_models.training.families import trainable_family
-from outrider_models.training.families.dflash import default_taps, sample_anchors
+from outrider_models.training.families import dflash, trainable_family
+from outrider_models.training.families.dflash import LATE_SHARE, default_taps, sample_anchors, sample_lacking
 from outrider_models.training.families.dspark import MarkovSettings
 from outrider_proto.errors import UsageError
 
@@ -60,7 +61,7 @@ def two_replies(teacher):
     return make_batch(teacher, [False] * 3 + [True] * 4 + [False] * 2 + [True] * 5)
 
 
-def drafted(teacher, model, directory, tokens, anchor, depth):
+def drafted(teacher, model, directory, tokens, anchor, depth, lacking=0):
     """Logits [V] of the slots of the block at an anchor, and the state and drafter that made them."""
     model.write(directory)
     source = DrafterSource(str(directory), model.options)
@@ -68,7 +69,7 @@ def drafted(teacher, model, directory, tokens, anchor, depth):
     rows = tap.new_state().rows(teacher.activations(tokens[None], tap.needs_kv, tap.hidden_layers))
     state = drafter.new_state()
     state.append(tokens[: anchor + 1].tolist())
-    state.add_features(0, rows[:anchor])
+    state.add_features(0, rows[: anchor - lacking])
     made = [state.root_logits()]
     made += [state.expand([int(tokens[anchor + slot])], [slot - 2])[0] for slot in range(1, depth)]
     return drafter, state, made
@@ -101,7 +102,7 @@ def reference_loss(teacher, model, batch, directory, weights, confidence):
             if can[batch.labels[0, place]]:
                 loss -= weights.text * float(logits.log_softmax(-1)[batch.labels[0, place]])
             if confidence:
-                said = drafter.confidence(state._slot_hidden(slot, 1), drafter.before([int(tokens[place])]))
+                said = drafter.confidence(state._hidden_of([slot - 1]), drafter.before([int(tokens[place])]))
                 loss += confidence * float(F.binary_cross_entropy(said, torch.tensor([covered - apart / 2])))
             total += decay[slot] / sum(decay) * loss
     return total, anchors
@@ -133,9 +134,14 @@ def test_the_loss_is_that_of_drafting_at_every_anchor(name, changes, confidence,
     assert float(output.total) == pytest.approx(total, rel=2e-3)
 
 
+@pytest.mark.parametrize("lacking", [0, 3, LATE_ROWS + 1])
 @pytest.mark.parametrize("name", ["dflash", "dspark"])
-def test_a_loaded_checkpoint_drafts_the_logits_of_the_network_in_training(name, teacher, tmp_path):
-    model = model_of(teacher, name)
+def test_a_loaded_checkpoint_drafts_the_logits_of_the_network_in_training(
+    name, lacking, teacher, tmp_path, monkeypatch
+):
+    """Of blocks, too, that lack the newest features, more of them than they have rows for."""
+    monkeypatch.setattr(dflash, "sample_lacking", lambda anchors, most: torch.clamp(anchors, max=lacking))
+    model = model_of(teacher, name, late=lacking)
     batch = make_batch(teacher, [False] * 4 + [True] * 10)
     target = teacher.run(batch.tokens, model.teacher_request, batch.loss_mask)
     with torch.no_grad():
@@ -148,7 +154,7 @@ def test_a_loaded_checkpoint_drafts_the_logits_of_the_network_in_training(name, 
     for number in (0, 3):
         anchor = int(blocks.anchors[0, number])
         depth = int(blocks.trained[0, number].sum())
-        _, _, made = drafted(teacher, model, tmp_path, batch.tokens[0], anchor, depth)
+        _, _, made = drafted(teacher, model, tmp_path, batch.tokens[0], anchor, depth, min(lacking, anchor))
         torch.testing.assert_close(torch.stack(made), logits[0, number, :depth], atol=1e-4, rtol=1e-4)
 
 
@@ -159,12 +165,13 @@ def test_blocks_do_not_see_each_other_nor_what_comes_at_their_anchor_or_later(te
     embeds = torch.randn(1, 2, sizes.block, sizes.shape.width)
     context = torch.randn(1, 9, sizes.shape.width)
     anchors = torch.tensor([[3, 7]])
-    both = network.forward_train(embeds, context, anchors)
+    lacking = torch.zeros_like(anchors)
+    both = network.forward_train(embeds, context, anchors, lacking)
     for number, anchor in enumerate((3, 7)):
         other = torch.cat((context[:, :anchor], torch.full_like(context[:, anchor:], 100.0)), dim=1)
-        alone = network.forward_train(embeds[:, number, None], other, anchors[:, number, None])
+        alone = network.forward_train(embeds[:, number, None], other, anchors[:, number, None], lacking[:, :1])
         torch.testing.assert_close(alone[0, 0], both[0, number])
-    changed = network.forward_train(embeds, context.index_fill(1, torch.tensor([2]), 1.0), anchors)
+    changed = network.forward_train(embeds, context.index_fill(1, torch.tensor([2]), 1.0), anchors, lacking)
     assert not torch.allclose(changed, both, atol=1e-3)  # control
 
 
@@ -179,6 +186,16 @@ def test_the_loss_in_bfloat16_is_nearly_that_in_float32(kind, teacher, tiny_targ
     total.backward()
     assert float(total.detach()) == pytest.approx(float(wide.detach()), rel=0.03)
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
+
+
+def test_features_are_lacking_for_a_share_of_the_blocks():
+    torch.manual_seed(0)
+    anchors = torch.tensor([[2, 30]]).expand(4000, -1)
+    lacking = sample_lacking(anchors, 16)
+    assert float((lacking > 0).float().mean()) == pytest.approx(LATE_SHARE, abs=0.03)  # 5.5 sigma
+    assert lacking.amax(0).tolist() == [2, 16]
+    assert set(lacking[:, 1].tolist()) == set(range(17))
+    assert not sample_lacking(anchors, 0).any()
 
 
 def test_fewer_anchors_are_drawn_evenly_and_stand_for_all():
