@@ -15,8 +15,8 @@ _ROOT = Path(__file__).parents[1] / "embedded"
 EMBEDDED = "embedded"  # name of the embedded target, for those who have another one installed
 PAIR = ("moa", "eagle2")  # equal in size and training: the two that are compared by default
 DRAFTERS = (
-    *PAIR, "moa_tli1", "eagle3", "dspark", "medusa", "hydra", "independent", "eagle2_math", "eagle2_chat", "eagle2_late",
-    "dspark_late",
+    *PAIR, "moa_tli1", "eagle3", "dspark", "medusa", "hydra", "independent", "eagle2_math", "eagle2_chat",
+    "eagle2_late", "dspark_late",
 )  # fmt: skip
 
 

@@ -109,7 +109,10 @@ def block_hits(teacher, model, batch):
     tokens = torch.full((*anchors.shape, network.sizes.block), network.sizes.mask_token)
     tokens[..., 0] = batch.tokens.gather(1, anchors)
     embeds = torch.nn.functional.embedding(tokens, output.embed)
-    states = network.forward_train(embeds, network.context([output.hidden[tap] for tap in network.sizes.taps]), anchors)
+    none = torch.zeros_like(anchors)
+    states = network.forward_train(
+        embeds, network.context([output.hidden[tap] for tap in network.sizes.taps]), anchors, none
+    )
     guesses = (states[:, :, network.sizes.first_row :] @ output.lm_head.T).argmax(-1)
     likeliest = (output.hidden[-1] @ output.lm_head.T).argmax(-1)
     wanted = torch.stack([likeliest.gather(1, anchors + k) for k in range(network.sizes.num_drafts)], dim=-1)
