@@ -164,7 +164,8 @@ def counted(report: object) -> object:
         return [counted(one) for one in report]
     if not isinstance(report, dict):
         return report
-    timed = ("made_by", "speeds", "draft_ms_per_level", "draft_ms_per_level_ci95")
+    # The last features of an answer come or not, as time will have it.
+    timed = ("made_by", "speeds", "draft_ms_per_level", "draft_ms_per_level_ci95", "bytes_down_per_token")
     return {name: counted(value) for name, value in report.items() if name not in timed}
 
 
