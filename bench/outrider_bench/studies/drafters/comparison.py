@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from outrider_bench.core.acceptance import TauByText, acceptance_by_position
-from outrider_bench.core.answer_record import AnswerRecord, gather
+from outrider_bench.core.answer_record import AnswerRecord, gather, mean_acceptance_length
 from outrider_bench.core.bootstrap import median_interval
 from outrider_bench.core.pair import COLD, InProcessPair, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
@@ -33,6 +33,7 @@ from outrider_bench.studies.drafters.comparison_report import (
     PLAIN,
     Comparison,
     DrafterMetrics,
+    PromptFigures,
     Repeated,
     Speed,
     families_table,
@@ -275,7 +276,24 @@ def compared(
         for way, family in families.items()
     }
     speeds = {way: _speed(times, seconds[PLAIN], prompts.asked, expected) for way, times in seconds.items()}
-    return Comparison(drafters, speeds, prompts.repetitions, prompts.seed)
+    cycles = {way: [len(one.record.cycles) for one in answers[way] if one.record is not None] for way in families}
+    figures = [
+        PromptFigures(
+            family=question.family,
+            tokens=len(expected[place]),
+            seconds={way: [run[place] for run in its] for way, its in seconds.items()},
+            verdicts={way: counts[place] for way, counts in cycles.items()},
+            judged={way: _judged(answers[way][place]) for way in families},
+        )
+        for place, question in enumerate(prompts.asked)
+    ]
+    return Comparison(drafters, speeds, prompts.repetitions, prompts.seed, figures)
+
+
+def _judged(answer: ComparedAnswer) -> int:
+    """Return the tokens of all verdicts on drafts, bonus included."""
+    cycles = () if answer.record is None else answer.record.cycles
+    return round(mean_acceptance_length(cycles) * len(cycles))
 
 
 async def _start_runs(

@@ -68,13 +68,25 @@ class DrafterMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptFigures:
+    """One prompt: new tokens, seconds of every way in each repetition, and verdicts on drafts and their tokens."""
+
+    family: str
+    tokens: int
+    seconds: Mapping[str, Sequence[float]]
+    verdicts: Mapping[str, int]
+    judged: Mapping[str, int]  # tokens of these verdicts, bonus included
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
-    """Metrics by drafter, and speeds of drafters, controls and the plain loop."""
+    """Metrics by drafter, speeds of drafters, controls and the plain loop, and what both are made of."""
 
     drafters: Mapping[str, DrafterMetrics]
     speeds: Mapping[str, Speed]
     repetitions: int
     seed: int  # of the order
+    prompts: Sequence[PromptFigures] = ()
 
 
 def families_table(result: Comparison) -> ResultTable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,18 +35,19 @@ _Answered = tuple[list[CorpusQuestion], list[tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class DrafterEvaluation:
-    """Acceptance by shape, and pass@1 of code by the number of tokens before the link died."""
+    """Acceptance by shape, and by the number of tokens before the link died pass@1 of code, and which ones passed."""
 
     acceptance: dict[str, AcceptanceResult]
     outage: dict[int, float]
+    passed: dict[int, list[bool]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetEvaluation:
-    """Scores of the target by family, and pass@1 of its code cut off by the number of tokens."""
+    """Scores of the target by family, and by the number of tokens which ones of its codes pass when cut off there."""
 
     scores: dict[str, Score]
-    stop: dict[int, float]
+    stopped: dict[int, list[bool]]
 
 
 _Row = TargetEvaluation | DrafterEvaluation
@@ -63,6 +64,7 @@ class Evaluation:
     drafters: dict[str, DrafterEvaluation]
     stop: dict[int, float]
     target_alone: float | None
+    stopped: dict[int, list[bool]] = field(default_factory=dict)  # which ones pass
 
     @property
     def ci95(self) -> dict[str, dict[str, Interval | None]]:
@@ -87,19 +89,21 @@ class EvaluationStudy(Study[EvalOptions, _Row, Evaluation]):
             expected = plain_answers(target, asked, options.max_new_tokens, step)
             code = _code(asked, expected)
             if TARGET not in taken:
-                stop = {cut: stop_scores(pair, *code, cut) for cut in CUTS} if code[0] else {}
-                yield TARGET, TargetEvaluation(_scores(pair, asked, expected), stop)
+                stopped = {cut: stop_scores(pair, *code, cut) for cut in CUTS} if code[0] else {}
+                yield TARGET, TargetEvaluation(_scores(pair, asked, expected), stopped)
         for name, source in options.drafters.items():
             if name not in taken:
                 async with in_process(options.directory, _config(options.directory, source), target) as pair:
                     accepted = await self._acceptance(pair, name, asked, expected, step)
-                    yield name, DrafterEvaluation(accepted, await self._outage(pair, name, code, step))
+                    passed = await self._outage(pair, name, code, step)
+                    yield name, DrafterEvaluation(accepted, _shares(passed), passed)
 
     def report(self, rows: Mapping[str, _Row]) -> Evaluation:
         own = rows[TARGET]
         assert isinstance(own, TargetEvaluation)
         drafters = {name: row for name, row in rows.items() if isinstance(row, DrafterEvaluation)}
-        return Evaluation(own.scores, drafters, own.stop, own.scores["code"].rate if "code" in own.scores else None)
+        alone = own.scores["code"].rate if "code" in own.scores else None
+        return Evaluation(own.scores, drafters, _shares(own.stopped), alone, own.stopped)
 
     @classmethod
     def as_dict(cls, report: Evaluation) -> dict[str, Any]:  # Any: JSON
@@ -147,12 +151,16 @@ class EvaluationStudy(Study[EvalOptions, _Row, Evaluation]):
             accepted[shape_name] = await measure_acceptance(pair, shape, some, their_answers, counter)
         return accepted
 
-    async def _outage(self, pair: InProcessPair, name: str, code: _Answered, step: Step) -> dict[int, float]:
+    async def _outage(self, pair: InProcessPair, name: str, code: _Answered, step: Step) -> dict[int, list[bool]]:
         outage = {}
         for cut in CUTS if code[0] else ():
             counter = ProgressCounter(step, f"{name}, link dead after {cut}", len(code[0]))
             outage[cut] = await outage_scores(pair, *code, cut, self.options.max_new_tokens, counter)
         return outage
+
+
+def _shares(passed: Mapping[int, Sequence[bool]]) -> dict[int, float]:
+    return {cut: sum(some) / len(some) for cut, some in passed.items()}
 
 
 def _scores(pair: InProcessPair, asked: Sequence[Question], expected: Sequence[tuple[int, ...]]) -> dict[str, Score]:

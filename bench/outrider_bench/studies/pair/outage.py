@@ -29,8 +29,8 @@ async def outage_scores(
     cut: int,
     limit: int,
     step: Callable[[], None] = lambda: None,
-) -> float:
-    """Return the share of right answers when the drafter goes on alone after `cut` tokens, up to `limit`."""
+) -> list[bool]:
+    """Return which answers are right when the drafter goes on alone after `cut` tokens, up to `limit`."""
     drafter = pair.models.drafter
     assert drafter is not None
     texts = []
@@ -43,14 +43,15 @@ async def outage_scores(
             )
         texts.append(pair.models.decode(answer))
         step()
-    return _share(asked, texts)
+    return score_all([question.sample for question in asked], texts)
 
 
 def stop_scores(
     pair: InProcessPair, asked: Sequence[CorpusQuestion], expected: Sequence[tuple[int, ...]], cut: int
-) -> float:
-    """Return the share of right answers when nothing follows the first `cut` tokens."""
-    return _share(asked, [pair.models.decode(tokens[:cut]) for tokens in expected])
+) -> list[bool]:
+    """Return which answers are right when nothing follows the first `cut` tokens."""
+    texts = [pair.models.decode(tokens[:cut]) for tokens in expected]
+    return score_all([question.sample for question in asked], texts)
 
 
 @torch.inference_mode()
@@ -84,8 +85,3 @@ async def features_of(pair: InProcessPair, tokens: tuple[int, ...], tap: str) ->
             if frame.last:
                 await connection.close()
                 return np.concatenate(rows)
-
-
-def _share(asked: Sequence[CorpusQuestion], texts: Sequence[str]) -> float:
-    verdicts = score_all([question.sample for question in asked], texts)
-    return sum(verdicts) / len(verdicts)

@@ -1,0 +1,92 @@
+"""The command `outrider-bench paper`. It ends with 1 when an answer was not the target's own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider_bench.core.tables import show, show_line
+from outrider_bench.harness.options import QuestionsOption, TargetOption
+from outrider_proto.errors import UsageError
+
+if TYPE_CHECKING:
+    from outrider_bench.paper.exhibit import Exhibit
+
+
+def paper_command(
+    out: Annotated[Path | None, typer.Option(help="Directory of the report, its tables, and the measurements.")] = None,
+    target: TargetOption = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drafter",
+            metavar="ROLE=DRAFTER",
+            help="Drafter for a role in the tables, such as moa, moa_tli1, eagle2, independent, hydra; repeatable; "
+            "default: those that ship for the target, each for the role of its name.",
+        ),
+    ] = None,
+    questions: QuestionsOption = None,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", help="Only this table or figure, of those of --list; repeatable.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Ask next to nothing: whether it works, not what comes out.")
+    ] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the tables and figures, and measure nothing.")] = False,
+) -> None:
+    """Measure the papers' tables and figures again, and write a report that puts them beside the papers' own.
+
+    What is there already is not measured again: after an interruption the same command goes on, and once all is there
+    it only writes the report anew.
+    """
+    from outrider_bench.paper.exhibits import EXHIBITS
+
+    chosen = [EXHIBITS[_known(name, list(EXHIBITS))] for name in table] if table else list(EXHIBITS.values())
+    if listed:
+        for exhibit in chosen:
+            print(f"{exhibit.name:20} {exhibit.paper}, {exhibit.title}")
+        return
+    if out is None:
+        raise UsageError("where to: need --out DIR, or --list")
+    _report(out, target, drafter or (), questions, chosen, quick=quick)
+
+
+def _report(
+    out: Path,
+    target: str | None,
+    drafters: Sequence[str],
+    questions: Path | None,
+    chosen: Sequence[Exhibit],
+    *,
+    quick: bool,
+) -> None:
+    from outrider_bench.paper.claims import claims_table
+    from outrider_bench.paper.measurement import take_all
+    from outrider_bench.paper.page import REPORT, write_page
+    from outrider_bench.paper.setup import paper_setup
+
+    setup = paper_setup(target, drafters, questions, quick=quick)
+    possible = [exhibit for exhibit in chosen if exhibit.needs(setup)]
+    for exhibit in chosen:
+        if exhibit not in possible:
+            show_line(f"{exhibit.name}: left out: it needs the embedded target, or drafters that are not there")
+    needed = {one.name: one for exhibit in possible for one in exhibit.needs(setup)}
+    reports = take_all(list(needed.values()), out / "json")
+    claims = write_page(setup, possible, reports, out)
+    if claims:
+        show(claims_table(claims))
+    show_line(f"{out / REPORT}")
+    if wrong := [name for name, report in reports.items() if report["paper_failed"]]:
+        show_line(f"failed checks, see their reports in {out / 'json'}: {', '.join(wrong)}", style="red")
+        raise typer.Exit(1)
+
+
+def _known(name: str, names: Sequence[str]) -> str:
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name, names, 1)
+    raise UsageError(f"table={name!r}: " + (f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}"))

@@ -1,0 +1,441 @@
+"""Mixture of Attentions (Zimmer et al., arXiv 2410.03804), client and server: Tables 3, 4, 7 and 8, and Figure 4."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from outrider_bench.core.plots import COLORS, saved_figure
+from outrider_bench.core.stats import share_interval
+from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
+from outrider_bench.paper.claims import Claim, Estimate, Report, ratio_of_ratios, share_difference
+from outrider_bench.paper.exhibit import Exhibit, Plot, Shown
+from outrider_bench.paper.exhibits.moa import PAPER
+from outrider_bench.paper.measurement import Measurement, Reports
+from outrider_bench.paper.setup import PAPERS_CHAIN, PaperSetup
+
+LINKS, MESSAGES, QUALITY, EXACT = "network", "messages", "quality", "exact"
+PROFILES = ("none", "paper-5g", "paper-4g")
+ROLES = ("moa_tli1", "moa", "eagle2", "independent")
+PAPERS_MODE, OWN_MODE = "stop-and-wait", "auto"
+TABLE_3 = {  # tokens per second over 5G and 4G, tau, calls
+    "moa_tli3": "25.0 14.6 4.99 20.8",
+    "moa_tli1": "30.6 20.3 4.68 22.5",
+    "moa": "34.1 25.1 4.30 24.1",
+    "eagle2": "24.3 13.6 2.81 36.4",
+    "independent": "18.3 16.1 3.16 32.4",
+}
+TABLE_4 = {  # percent after 1, 10, 25, 50 and all tokens
+    "moa_tli3": "2.48 11.18 18.01 31.67 45.9",
+    "moa_tli1": "3.10 10.55 21.11 30.43 45.9",
+    "moa": "2.48 9.31 19.20 29.81 45.9",
+    "eagle2": "0 8.07 16.77 27.32 45.9",
+    "independent": "0 6.21 18.01 27.95 45.9",
+    "stop": "0 5.59 16.77 27.32 45.9",
+}
+TABLE_8 = (
+    ("vanilla", "62.5", "80", "0.3071"),
+    ("moa_tli3", "62.5", "80", "0.3053"),
+    ("moa_tli1", "62.5", "81.25", "0.3068"),
+    ("moa", "62.5", "80", "0.3070"),
+    ("eagle2", "62.5", "81.25", "0.3062"),
+    ("independent", "62.5", "80", "0.3064"),
+)
+TABLE_7 = {"moa": "4M | 3A + 2 A E_kv (TLI + 1)", "eagle2": "4M | 3A + A E", "independent": "4M | 3A"}
+BATCHES = "1,2,4,8"
+
+
+def _network(setup: PaperSetup) -> Measurement:
+    extent = setup.extent
+    links = tuple(option for profile in PROFILES for option in ("--profile", profile))
+    modes = ("--mode", PAPERS_MODE, "--mode", OWN_MODE)
+    counts = ("--prompts", str(extent.over_links), "--max-new-tokens", str(extent.new_tokens))
+    drafters = setup.drafters(setup.present(*ROLES) or list(setup.roles)[:4])
+    return Measurement(LINKS, ("network", *setup.ask, *links, *drafters, *modes, *counts), resumable=True)
+
+
+def _case(report: Report, source: str, profile: str) -> Mapping[str, Any] | None:  # Any: JSON
+    return next((one for one in report["cases"] if (one["drafter"], one["profile"]) == (source, profile)), None)
+
+
+def _speeds(report: Report, source: str, profile: str, way: str) -> tuple[list[float], list[float]] | None:
+    """Return tokens after the first and their ms, by prompt; None where that was not measured."""
+    case = _case(report, source, profile)
+    if case is None or way not in case["ways"]:
+        return None
+    rows = [row for row in case["answers"] if row["way"] == way]
+    return [row["decoded_tokens"] for row in rows], [row["decode_ms"] for row in rows]
+
+
+def _faster(
+    setup: PaperSetup, report: Report, profile: str, above: tuple[str, str], below: tuple[str, str]
+) -> Estimate | None:
+    """Return how many times as fast one (role, way) is as another over a link, over the same prompts."""
+    if len(setup.present(above[0], below[0])) < 1 + (above[0] != below[0]):
+        return None
+    found = [_speeds(report, setup.roles[role], profile, way) for role, way in (above, below)]
+    if None in found:
+        return None
+    (tokens, ms), (its_tokens, its_ms) = (one for one in found if one is not None)
+    return ratio_of_ratios([tokens], [ms], [its_tokens], [its_ms])
+
+
+def _links_table(report: Report) -> ResultTable:
+    rows = []
+    for source, way in dict.fromkeys((case["drafter"], way) for case in report["cases"] for way in case["ways"]):
+        cases = {case["profile"]: case["ways"].get(way) for case in report["cases"] if case["drafter"] == source}
+        cells = [_figure(cases.get(profile), "tokens_per_second", 1) for profile in PROFILES]
+        last = cases.get(PROFILES[-1])
+        more = [
+            _figure(last, key, digits)
+            for key, digits in (
+                ("mean_acceptance_length", 2),
+                ("target_calls", 1),
+                ("ttft_ms", 0),
+                ("bytes_up_per_token", 0),
+                ("bytes_down_per_token", 0),
+            )
+        ]
+        rows.append([source, way, *cells, *more])
+    columns = (
+        "drafter",
+        "way",
+        "no link",
+        "5G",
+        "4G",
+        "tau",
+        "calls an answer",
+        "TTFT ms (4G)",
+        "bytes up",
+        "bytes down",
+    )
+    return table(
+        "tokens/s after the first ones",
+        columns,
+        rows,
+        keys=2,
+        caption=f"tau, calls and bytes a token over 4G; {OVER_PROMPTS}",
+    )
+
+
+def _figure(figures: Mapping[str, Any] | None, key: str, digits: int) -> str:  # Any: JSON
+    return "-" if figures is None else plus_minus(figures[key], figures.get(f"{key}_ci95"), digits)
+
+
+def _show_links(setup: PaperSetup, reports: Reports) -> Shown:
+    report = reports[LINKS]
+    claims = [
+        Claim(
+            f"{link}, stop-and-wait: {above} > {below}",
+            papers,
+            _faster(setup, report, link, (above, PAPERS_MODE), (below, PAPERS_MODE)),
+        )
+        for link, above, below, papers in (
+            ("paper-5g", "moa", "eagle2", "34.1 > 24.3 tokens/s"),
+            ("paper-4g", "moa", "eagle2", "25.1 > 13.6 tokens/s"),
+            ("paper-5g", "moa", "independent", "34.1 > 18.3 tokens/s"),
+            ("paper-4g", "moa", "independent", "25.1 > 16.1 tokens/s"),
+            ("paper-4g", "moa", "moa_tli1", "25.1 > 20.3 tokens/s"),
+        )
+    ]
+    first = setup.present(*ROLES)[:1]
+    claims += [
+        Claim(
+            f"4G: the paper's mode with {role} > the target's own stream",
+            "not compared",
+            _faster(setup, report, "paper-4g", (role, PAPERS_MODE), (role, "stream")),
+        )
+        for role in first
+    ]
+    claims += [
+        Claim(
+            f"4G: mode auto with {role} > the target's own stream",
+            "ours",
+            _faster(setup, report, "paper-4g", (role, OWN_MODE), (role, "stream")),
+        )
+        for role in first
+    ]
+    papers = table(
+        "Table 3: HumanEval, Llama-3-8B-Instruct, two devices",
+        ("way", "5G", "4G", "tau", "calls"),
+        [[role, *cells.split()] for role, cells in TABLE_3.items()],
+    )
+    wrong = report["mismatches"]
+    return Shown(
+        [_links_table(report)],
+        [papers],
+        claims,
+        notes=[f"{wrong} answers differ from the target's own" if wrong else "all answers are the target's own"],
+    )
+
+
+def _quality(setup: PaperSetup) -> Measurement:
+    extent = setup.extent
+    counts = ("--code", str(extent.code), "--per-family", str(max(extent.per_family, 2)), "--tau-per-family", "1")
+    options = counts if setup.is_embedded else ()
+    return Measurement(
+        QUALITY,
+        (
+            "eval",
+            *setup.ask,
+            *setup.drafters(setup.present(*ROLES)),
+            *options,
+            "--max-new-tokens",
+            str(2 * extent.new_tokens),
+        ),
+    )
+
+
+def _show_outage(setup: PaperSetup, reports: Reports) -> Shown:
+    report = reports[QUALITY]
+    code = report["scores"]["code"]["total"]
+    cuts = list(report["stop"])
+    shares = {name: one["outage"] for name, one in report["drafters"].items()} | {"stop": report["stop"]}
+    alone = report["target_alone"]
+    rows = [
+        [name, *(_percent(share, code) for share in by_cut.values()), _percent(alone, code)]
+        for name, by_cut in shares.items()
+    ]
+    passed = {name: one["passed"] for name, one in report["drafters"].items()} | {"stop": report["stopped"]}
+    claims = [
+        Claim(
+            f"success after {cut} tokens: {above} > {below}",
+            papers,
+            _more_right(setup, passed, cut, above, below),
+            bound=0.0,
+        )
+        for cut, above, below, papers in (
+            ("1", "moa", "stop", "2.5 > 0 %"),
+            ("10", "moa", "stop", "9.3 > 5.6 %"),
+            ("25", "moa", "stop", "19.2 > 16.8 %"),
+            ("10", "moa", "eagle2", "9.3 > 8.1 %"),
+            ("25", "moa", "eagle2", "19.2 > 16.8 %"),
+            ("10", "moa", "independent", "9.3 > 6.2 %"),
+            ("25", "moa_tli1", "moa", "21.1 > 19.2 %"),
+        )
+    ]
+    return Shown(
+        tables=[
+            table(
+                f"code right, in %, of {code}; link dead after n tokens",
+                ("n", *cuts, "never"),
+                rows,
+                caption="±: 95 % interval (Wilson)",
+            )
+        ],
+        papers=[
+            table(
+                "Table 4: HumanEval, pass@1 in %",
+                ("B", "1", "10", "25", "50", "never"),
+                [[role, *cells.split()] for role, cells in TABLE_4.items()],
+            )
+        ],
+        claims=claims,
+        plots=[Plot("code right after the link has died", partial(_outage_plot, shares, alone))],
+    )
+
+
+def _percent(share: float, of: int) -> str:
+    interval = share_interval(round(share * of), of)
+    return plus_minus(100 * share, None if interval is None else (100 * interval[0], 100 * interval[1]), 1)
+
+
+def _more_right(
+    setup: PaperSetup, passed: Mapping[str, Mapping[str, Sequence[bool]]], cut: str, above: str, below: str
+) -> Estimate | None:
+    names = [setup.roles.get(role, role) for role in (above, below)]
+    if not set(names) <= passed.keys():
+        return None
+    return share_difference(*(passed[name][cut] for name in names))
+
+
+def _outage_plot(shares: Mapping[str, Mapping[str, float]], alone: float, path: Path) -> None:
+    with saved_figure(path, figsize=(6, 3.6)) as (_, axes):
+        for number, (name, by_cut) in enumerate(shares.items()):
+            style = "x--" if name == "stop" else "o-"
+            axes.plot(
+                [int(cut) for cut in by_cut],
+                [100 * share for share in by_cut.values()],
+                style,
+                label=name,
+                color=COLORS[number % len(COLORS)],
+            )
+        axes.axhline(100 * alone, color="black", linewidth=1, label="never")
+        axes.set_xlabel("tokens received before the link died")
+        axes.set_ylabel("code right, %")
+        axes.legend(frameon=False)
+
+
+def _exactness(setup: PaperSetup) -> Measurement:
+    counts = ("--prompts", str(6 * setup.extent.per_family), "--max-new-tokens", str(setup.extent.new_tokens))
+    return Measurement(EXACT, ("exact", *setup.ask, *setup.drafters(setup.present(*ROLES)), *counts))
+
+
+def _show_quality(setup: PaperSetup, reports: Reports) -> Shown:
+    scores, exact = reports[QUALITY]["scores"], reports[EXACT]
+    right = [
+        [family, f"{score['passed']}", f"{score['total']}", _percent(score["passed"] / score["total"], score["total"])]
+        for family, score in scores.items()
+    ]
+    differing = {way: len(one["departures"]) for way, one in exact["ways"].items()}
+    rows = [[way, f"{count}", f"{exact['questions']}"] for way, count in differing.items()]
+    return Shown(
+        tables=[
+            table("right answers of the target alone", ("family", "right", "of", "%"), right),
+            table("answers that differ from those of transformers' generate", ("way", "answers", "of"), rows),
+        ],
+        papers=[
+            table(
+                "Table 8: Llama-3-8B-Instruct, float16", ("way", "HumanEval, %", "GSM8K, %", "CNN/DM, Rouge-L"), TABLE_8
+            )
+        ],
+        notes=[
+            "ANSWERS DIFFER: this is a defect."
+            if any(differing.values())
+            else "No answer differs: every drafter has the target's own score."
+        ],
+    )
+
+
+def _messages(setup: PaperSetup) -> Measurement:
+    drafters = setup.drafters(setup.present("moa_tli1", "moa", "eagle2", "independent"))
+    counts = ("--prompts", str(setup.extent.over_links), "--max-new-tokens", str(setup.extent.new_tokens))
+    return Measurement(MESSAGES, ("network", "--table7", *setup.ask, *drafters, *counts))
+
+
+def _show_messages(setup: PaperSetup, reports: Reports) -> Shown:
+    rows = [
+        [
+            one["drafter"],
+            one["codec"],
+            *(f"{one[key]:.{digits}f}" for key, digits in (("nodes", 1), ("accepted", 2))),
+            *(
+                f"{one[key]:.0f}"
+                for key in ("paper_up", "draft", "paper_down", "verdict", "features", "bytes_down_per_token")
+            ),
+        ]
+        for one in reports[MESSAGES]["messages"]
+    ]
+    columns = (
+        "way",
+        "codec",
+        "M",
+        "A",
+        "up, computed",
+        "draft",
+        "down, computed",
+        "verdict",
+        "features",
+        "down a token",
+    )
+    formulas = [[role, *text.split(" | ")] for role, text in TABLE_7.items()]
+    return Shown(
+        [
+            table(
+                "bytes a message, computed by the paper's formulas in one byte a value, and captured",
+                columns,
+                rows,
+                keys=2,
+            )
+        ],
+        [
+            table(
+                "Table 7: bytes before quantization",
+                ("way", "up", "down"),
+                formulas,
+                caption="M: nodes of the tree, A: accepted tokens, E, E_kv: widths",
+            )
+        ],
+    )
+
+
+def _batches(setup: PaperSetup, role: str) -> Measurement:
+    clients = "1,2" if setup.extent.seconds < 5 else BATCHES
+    options = ("--clients", clients, "--clients-kind", "real", "--seconds", str(setup.extent.seconds), "--no-limit")
+    only_once = () if role == "moa" else ("--no-control",)
+    return Measurement(
+        f"batches-{role}", ("load", *setup.ask, *options, *only_once, "--drafter", setup.roles[role], *PAPERS_CHAIN)
+    )
+
+
+def _show_batches(setup: PaperSetup, reports: Reports) -> Shown:
+    roles = setup.present("moa", "eagle2", "independent")
+    runs = {role: {run["num_clients"]: run for run in reports[f"batches-{role}"]["runs"]} for role in roles}
+    clients = list(next(iter(runs.values())))
+    rows = [[role, *(f"{by_count[count]['tokens_per_s']:.0f}" for count in clients)] for role, by_count in runs.items()]
+    streams = {run["num_clients"]: run for report in reports.values() for run in report.get("streams", ())}
+    if streams:
+        rows.append(
+            ["stream", *(f"{streams[count]['tokens_per_s']:.0f}" if count in streams else "-" for count in clients)]
+        )
+    wrong = sum(run["wrong"] for by_count in runs.values() for run in by_count.values())
+    return Shown(
+        [table("tokens/s of all clients together", ("way", *map(str, clients)), rows)],
+        plots=[Plot("tokens/s by number of clients", partial(_batches_plot, runs, streams))],
+        notes=[f"{wrong} WRONG ANSWERS: this is a defect."] if wrong else [],
+    )
+
+
+def _batches_plot(
+    runs: Mapping[str, Mapping[int, Mapping[str, Any]]], streams: Mapping[int, Mapping[str, Any]], path: Path
+) -> None:
+    with saved_figure(path, figsize=(6, 3.6)) as (_, axes):
+        for number, (name, by_count) in enumerate({**runs, "stream": streams}.items()):
+            axes.plot(
+                list(by_count),
+                [run["tokens_per_s"] for run in by_count.values()],
+                "o-",
+                label=name,
+                color=COLORS[number],
+            )
+        axes.set_xlabel("clients")
+        axes.set_ylabel("tokens/s")
+        axes.legend(frameon=False)
+
+
+EXHIBITS = (
+    Exhibit(
+        name="moa-table-3",
+        paper=PAPER,
+        title="Table 3: speed over 5G and 4G",
+        differs="the paper's links, emulated; drafter and target share this machine's cores, and a pass of it is "
+        "far shorter than a round trip, so that waiting for each verdict weighs more than in the paper.",
+        needs=lambda setup: (_network(setup),),
+        show=_show_links,
+    ),
+    Exhibit(
+        name="moa-table-4",
+        paper=PAPER,
+        title="Table 4: right answers after the link has died",
+        differs="the corpus' code instead of HumanEval; its answers are shorter: 40 tokens stand for the paper's 50.",
+        needs=lambda setup: (_quality(setup),) if setup.is_embedded else (),
+        show=_show_outage,
+    ),
+    Exhibit(
+        name="moa-table-8",
+        paper=PAPER,
+        title="Table 8: quality",
+        differs="answers are compared token for token, in float32, where the paper compares scores in float16; the "
+        "corpus' families, of which programs, numbers, entities and wording are checked.",
+        needs=lambda setup: (_quality(setup), _exactness(setup)) if setup.is_embedded else (),
+        show=_show_quality,
+    ),
+    Exhibit(
+        name="moa-table-7",
+        paper=PAPER,
+        title="Table 7: bytes of messages, computed and captured",
+        differs="captured: protobuf messages with token ids and parents packed.",
+        needs=lambda setup: (_messages(setup),),
+        show=_show_messages,
+    ),
+    Exhibit(
+        name="moa-figure-4",
+        paper=PAPER,
+        title="Figure 4: throughput by number of clients",
+        differs="clients with real drafters share the processor with the server; the paper has all on one GPU (vLLM).",
+        needs=lambda setup: tuple(_batches(setup, role) for role in setup.present("moa", "eagle2", "independent")),
+        show=_show_batches,
+    ),
+)

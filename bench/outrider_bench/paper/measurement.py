@@ -1,0 +1,88 @@
+"""What a report is made of: commands of `outrider-bench`, each with its JSON report, measured once.
+
+    OUT/json/NAME.json      the report of `outrider-bench COMMAND ... --json OUT/json/NAME.json`
+    OUT/json/NAME.*         what that command keeps to go on after an interruption
+
+A report whose command was another one is measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider_bench.core.tables import show_line
+from outrider_proto.errors import OutriderError
+
+_RUN = "from outrider_bench.cli.app import main; main()"
+_FAILED_CHECK = 1  # the exit code of a report that was written, and says what is wrong
+
+
+class MeasurementError(OutriderError):
+    """A command of the report has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A command of `outrider-bench` whose report `name` holds. `resumable` ones take --resume when begun before."""
+
+    name: str
+    arguments: tuple[str, ...]
+    resumable: bool = False
+
+    @property
+    def command(self) -> str:
+        return shlex.join(["outrider-bench", *self.arguments])
+
+    def taken(self, directory: Path) -> dict[str, Any] | None:  # Any: JSON
+        """Return the report if this very command has written it."""
+        path = self._report(directory)
+        if not path.is_file():
+            return None
+        report = json.loads(path.read_bytes())
+        return report if report.get("paper_command") == self.command else None
+
+    def take(self, directory: Path) -> dict[str, Any]:  # Any: JSON
+        """Run the command. Raises MeasurementError if it writes no report."""
+        path, asked = self._report(directory), directory / f"{self.name}.command"
+        directory.mkdir(parents=True, exist_ok=True)
+        begun = asked.is_file() and asked.read_text() == self.command
+        if not begun:  # what another command has left is no beginning of this one
+            for left in directory.glob(f"{self.name}.*"):
+                left.unlink()
+        asked.write_text(self.command)
+        show_line(f"{self.name}: {self.command}")
+        resume = ["--resume"] if begun and self.resumable else []
+        ended = subprocess.run([sys.executable, "-c", _RUN, *self.arguments, *resume, "--json", str(path)], check=False)
+        if ended.returncode not in (0, _FAILED_CHECK) or not path.is_file():
+            raise MeasurementError(
+                f"{self.command}: ended with {ended.returncode}; the same command goes on from there"
+            )
+        report: dict[str, Any] = json.loads(path.read_bytes())
+        report |= {"paper_command": self.command, "paper_failed": ended.returncode == _FAILED_CHECK}
+        path.write_text(json.dumps(report) + "\n")
+        asked.unlink()
+        return report
+
+    def _report(self, directory: Path) -> Path:
+        return directory / f"{self.name}.json"
+
+
+def take_all(measurements: Sequence[Measurement], directory: Path) -> dict[str, dict[str, Any]]:  # Any: JSON
+    """Return all reports by name, of which those that are missing are measured now."""
+    reports: dict[str, dict[str, Any]] = {}
+    missing = [one for one in measurements if one.taken(directory) is None]
+    if missing and len(missing) < len(measurements):
+        show_line(f"{directory}: {len(measurements) - len(missing)} of {len(measurements)} reports are there already")
+    for one in measurements:
+        reports[one.name] = one.taken(directory) or one.take(directory)
+    return reports
+
+
+Reports = Mapping[str, Mapping[str, Any]]  # Any: JSON

@@ -1,0 +1,104 @@
+"""Who is measured: a target, drafters by their role in the papers, questions, and how many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from outrider_bench.paper.measurement import Measurement
+from outrider_bench.studies.drafters.comparison import drafter_label
+from outrider_models.core.embedded import EMBEDDED, shipped_drafters
+from outrider_proto.errors import UsageError
+
+PAPERS_TREE = ("--breadth", "8", "--levels", "6", "--budget", "62")  # Mixture of Attentions, section 4
+UNTRAINED = ("lookup", "suffix")  # drafters without weights, of any target
+PAPERS_CHAIN = ("--breadth", "1", "--levels", "4", "--budget", "4")  # its section 4.3
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is asked: questions per family, of code and over links, new tokens, repetitions, seconds of load.
+
+    `only`: the only roles that are measured; None: all.
+    """
+
+    per_family: int
+    code: int
+    over_links: int
+    new_tokens: int
+    repetitions: int
+    seconds: int
+    only: tuple[str, ...] | None = None
+
+
+WHOLE = Extent(per_family=10, code=164, over_links=12, new_tokens=96, repetitions=2, seconds=12)
+QUICK = Extent(per_family=1, code=2, over_links=2, new_tokens=8, repetitions=1, seconds=2, only=("moa", "eagle2"))
+
+
+@dataclass(frozen=True)  # without slots, for the cached property
+class PaperSetup:
+    """`target`: as --target takes it, None: the embedded one. `named`: drafters by role, instead of those that ship.
+
+    Roles are names of recipes, such as moa, moa_tli1, eagle2; a drafter that ships has that of its name.
+    """
+
+    target: str | None
+    named: Mapping[str, str]
+    questions: Path | None
+    extent: Extent
+
+    @property
+    def is_embedded(self) -> bool:
+        return self.target is None
+
+    @cached_property
+    def roles(self) -> dict[str, str]:
+        """Names or sources by role: those that ship, and those named."""
+        return {name.rsplit("/", 1)[-1]: name for name in shipped_drafters(self.target)} | dict(self.named)
+
+    def label(self, role: str) -> str:
+        """Return the name that a comparison has for the drafter of a role, `lookup` and `suffix` being their own."""
+        return drafter_label(self.roles.get(role, role))
+
+    def present(self, *roles: str) -> list[str]:
+        """Return those roles for which there is a drafter."""
+        only = self.extent.only
+        there = (role for role in roles if role in self.roles or role in UNTRAINED)
+        return [role for role in there if only is None or role in only]
+
+    @property
+    def ask(self) -> tuple[str, ...]:
+        """Options that name target and questions."""
+        target = () if self.target is None else ("--target", self.target)
+        return (*target, *(() if self.questions is None else ("--questions", str(self.questions))))
+
+    def drafters(self, roles: Sequence[str]) -> tuple[str, ...]:
+        return tuple(option for role in roles for option in ("--drafter", self.roles.get(role, role)))
+
+    def comparison(self, name: str, roles: Sequence[str], *options: str, families: str | None = None) -> Measurement:
+        """Compare drafters in process: `outrider-bench drafters`."""
+        extent, only = self.extent, () if families is None or not self.is_embedded else ("--families", families)
+        # A family alone is asked as many questions as all together, as far as the corpus has them.
+        count = extent.per_family if families is None else min(extent.code, 3 * extent.per_family)
+        counts = ("--per-family", str(count), "--repetitions", str(extent.repetitions))
+        asked = (*self.ask, *only, *counts, "--max-new-tokens", str(extent.new_tokens))
+        return Measurement(name, ("drafters", *asked, *self.drafters(roles), *options))
+
+
+def paper_setup(target: str | None, named: Sequence[str], questions: Path | None, *, quick: bool) -> PaperSetup:
+    """Return the setup. Raises UsageError for a drafter without role, and for no questions to another target."""
+    roles = {}
+    for text in named:
+        role, equals, source = text.partition("=")
+        if not equals or not role or not source:
+            raise UsageError(f"drafter={text!r}: need ROLE=DRAFTER, such as eagle2=DIR")
+        roles[role] = source
+    embedded = target is None or target == EMBEDDED
+    if not embedded and questions is None:
+        raise UsageError(f"target={target}: its own prompts come only with the embedded target: give --questions FILE")
+    setup = PaperSetup(None if embedded else target, roles, questions, QUICK if quick else WHOLE)
+    if not setup.roles:
+        raise UsageError(f"target={target}: no drafter ships for it: name some with --drafter ROLE=DRAFTER")
+    return setup
