@@ -5,7 +5,7 @@ Figures of two drafters are paired by prompt: what an easy prompt gives to one, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,7 +56,7 @@ def claims_table(claims: Sequence[tuple[str, Claim]]) -> ResultTable:
     ]
     caption = "measured: a ratio, or where it is held against 0 a difference, with its 95 % interval over the prompts"
     return table(
-        "orderings", ("where", "claim", "the paper's", "measured", "holds if", "outcome"), rows, caption=caption
+        "orderings", ("where", "claim", "the paper's", "measured", "holds if", "outcome"), rows, keys=3, caption=caption
     )
 
 
@@ -123,10 +123,3 @@ def share_difference(above: Sequence[bool], below: Sequence[bool]) -> Estimate |
 def of_family(prompts: Prompts, family: str) -> Prompts:
     """Return the prompts of one family."""
     return [prompt for prompt in prompts if prompt["family"] == family]
-
-
-def first_measured(
-    compare: Callable[[Prompts, str, str], Estimate | None], prompts: Prompts, *pairs: tuple[str, str]
-) -> Estimate | None:
-    """Return the first comparison whose two drafters were measured."""
-    return next((found for pair in pairs if (found := compare(prompts, *pair)) is not None), None)

@@ -106,4 +106,4 @@ def _machine(made_by: Mapping[str, object]) -> str:
     versions = made_by["versions"]
     assert isinstance(versions, dict)
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"{made_by['processor']}, {made_by['cores']} cores, {made_by['torch_threads']} threads; {named}"
+    return f"{made_by['processor']}, {made_by['cores']} cores; {named}"

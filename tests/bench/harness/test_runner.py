@@ -165,7 +165,7 @@ def counted(report: object) -> object:
     if not isinstance(report, dict):
         return report
     # The last features of an answer come or not, as time will have it.
-    timed = ("made_by", "speeds", "draft_ms_per_level", "draft_ms_per_level_ci95", "bytes_down_per_token")
+    timed = ("made_by", "speeds", "seconds", "draft_ms_per_level", "draft_ms_per_level_ci95", "bytes_down_per_token")
     return {name: counted(value) for name, value in report.items() if name not in timed}
 
 

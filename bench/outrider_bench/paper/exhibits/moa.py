@@ -54,12 +54,13 @@ TABLE_10 = {
 def by_family_table(title: str, report: Report, labels: Sequence[str]) -> ResultTable:
     """Build a row per way: speed over the plain loop and tau of every family, and over all prompts."""
     prompts: Prompts = report["prompts"]
-    families = list(dict.fromkeys(prompt["family"] for prompt in prompts))
+    families: list[str | None] = list(dict.fromkeys(prompt["family"] for prompt in prompts))
+    families = [*families, None] if len(families) > 1 else [None]
     rows = []
     for label in labels:
         tau = report["drafters"].get(label)
         row = [label]
-        for family in (*families, None):
+        for family in families:
             asked = prompts if family is None else of_family(prompts, family)
             row.append(_cell(speed_ratio(asked, label, PLAIN)))
             accepted = None if tau is None else tau["overall" if family is None else "tau"]
@@ -67,7 +68,7 @@ def by_family_table(title: str, report: Report, labels: Sequence[str]) -> Result
             interval = None if tau is None else tau["tau_ci95"]["all" if family is None else family]
             row.append(plus_minus(accepted, interval, 2))
         rows.append(row)
-    columns = ["way", *(f"{name}, {what}" for name in (*families, "all") for what in ("x plain", "tau"))]
+    columns = ["way", *(f"{name or 'all'}, {what}" for name in families for what in ("x plain", "tau"))]
     return table(title, columns, rows, caption=f"tau: tokens a verdict, bonus included; {OVER_PROMPTS}")
 
 

@@ -1,0 +1,81 @@
+"""Claims hold, fail or stay undecided by their interval, which is paired by prompt."""
+
+import random
+
+import pytest
+
+from outrider_bench.paper.claims import Claim, Estimate, claims_table, share_difference, speed_ratio, tau_ratio
+
+
+def prompts(count=40, better=1.2, seed=1):
+    """Prompts of very different difficulty on which `a` accepts `better` times as much as `b`, give or take a bit."""
+    chance = random.Random(seed)
+    made = []
+    for _ in range(count):
+        easy = chance.uniform(1, 6)
+        judged = {"a": easy * better * chance.uniform(0.95, 1.05), "b": easy}
+        seconds = {"a": [1 / judged["a"], 1.1 / judged["a"]], "b": [1 / easy, 1.1 / easy]}
+        made.append({"family": "code", "judged": judged, "verdicts": {"a": 1, "b": 1}, "seconds": seconds})
+    return made
+
+
+def test_a_paired_ratio_is_narrow_however_different_the_prompts_are():
+    found = tau_ratio(prompts(), "a", "b")
+    assert found.figure == pytest.approx(1.2, abs=0.02)
+    low, high = found.interval
+    assert low < found.figure < high
+    assert high - low < 0.06  # unpaired, the spread of the prompts alone would make it wider than 0.4
+
+
+def test_speeds_are_compared_prompt_by_prompt():
+    found = speed_ratio(prompts(), "a", "b")
+    assert found.figure == pytest.approx(1.2, abs=0.03)
+    assert found.interval[0] > 1.1
+
+
+@pytest.mark.parametrize(
+    ("measured", "bound", "outcome"),
+    [
+        (Estimate(1.2, (1.1, 1.3)), 1.0, "holds"),
+        (Estimate(1.2, (0.9, 1.5)), 1.0, "undecided"),
+        (Estimate(0.8, (0.7, 0.9)), 1.0, "fails"),
+        (Estimate(0.1, (-0.1, 0.3)), 0.0, "undecided"),
+        (Estimate(1.0, None), 1.0, "undecided"),
+        (None, 1.0, "not measured"),
+    ],
+)
+def test_the_interval_decides(measured, bound, outcome):
+    assert Claim("a > b", "2 > 1", measured, bound).outcome == outcome
+
+
+def test_who_was_not_measured_is_not_compared():
+    assert tau_ratio(prompts(), "a", "c") is None
+    assert speed_ratio(prompts(), "c", "b") is None
+    assert tau_ratio([], "a", "b") is None
+
+
+def test_a_prompt_without_verdicts_does_not_spoil_the_ratio():
+    some = prompts()
+    some[3]["judged"] = some[3]["verdicts"] = {"a": 0, "b": 0}
+    assert tau_ratio(some, "a", "b").interval[0] > 1
+    for prompt in some:
+        prompt["verdicts"] = {"a": 1, "b": 0}
+    assert tau_ratio(some, "a", "b") is None
+
+
+def test_shares_of_the_same_questions_are_subtracted():
+    above, below = [True] * 30 + [False] * 70, [True] * 15 + [False] * 85
+    found = share_difference(above, below)
+    assert found.figure == pytest.approx(0.15)
+    assert 0 < found.interval[0] < 0.15 < found.interval[1]
+    assert share_difference(above, below[:50]) is None
+
+
+def test_the_list_of_claims_says_what_each_is_held_against():
+    made = claims_table(
+        [("table-2", Claim("a > b", "2 > 1", Estimate(1.2, (1.1, 1.3)))), ("table-4", Claim("c", "", None, 0.0))]
+    )
+    assert made.rows == (
+        ("table-2", "a > b", "2 > 1", "1.20 ±0.10", "> 1", "holds"),
+        ("table-4", "c", "", "-", "> 0", "not measured"),
+    )

@@ -1,0 +1,130 @@
+"""The report on the embedded pair: measured once, gone on with, written the same again, refused where it cannot be."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_bench.cli.app import app
+from outrider_bench.paper.exhibits import EXHIBITS
+from outrider_bench.paper.measurement import Measurement, MeasurementError, take_all
+from outrider_bench.paper.setup import QUICK, WHOLE, paper_setup
+from outrider_proto.errors import UsageError
+
+COMMAND = [sys.executable, "-c", "from outrider_bench.cli.app import main; main()"]
+ONE_TABLE = ("paper", "--quick", "--table", "moa-a5", "--out")
+SHOWN = ("drafters", "--per-family", "1", "--repetitions", "1", "--max-new-tokens", "4", "--drafter", "lookup")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_all_exhibits_have_their_own_names_and_say_what_differs():
+    setup = paper_setup(None, (), None, quick=False)
+    assert all(exhibit.name == name for name, exhibit in EXHIBITS.items())
+    assert all(exhibit.differs for exhibit in EXHIBITS.values())
+    needed = [one for exhibit in EXHIBITS.values() for one in exhibit.needs(setup)]
+    # One name stands for one command, so that exhibits share it.
+    assert len({one.name for one in needed}) == len(set(needed))
+    listed = run("paper", "--list").output
+    assert all(name in listed for name in EXHIBITS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_quick_report_has_every_exhibit_and_is_written_the_same_from_its_json(tmp_path):
+    out = tmp_path / "out"
+    command = [*COMMAND, "paper", "--quick", "--out", str(out)]
+    subprocess.run(command, check=True, timeout=800)
+    html = (out / "report.html").read_text()
+    for name, exhibit in EXHIBITS.items():
+        if exhibit.needs(paper_setup(None, (), None, quick=True)):
+            assert f'id="{name}"' in html
+            assert (out / "csv" / f"{name}-1.csv").stat().st_size > 20
+    assert html.count("data:image/png;base64,") >= 3
+    assert "ANSWERS DIFFER" not in html
+    assert "No answer differs" in html
+    written = {path.name: path.read_bytes() for path in out.rglob("*") if path.suffix in (".html", ".csv")}
+    again = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
+    assert "outrider-bench drafters" not in again.stderr  # nothing is measured again
+    assert {path.name: path.read_bytes() for path in out.rglob("*") if path.suffix in (".html", ".csv")} == written
+
+
+def test_a_report_of_other_options_is_measured_again(tmp_path):
+    one, other = Measurement("one", SHOWN), Measurement("one", (*SHOWN[:-1], "suffix"))
+    directory = tmp_path / "json"
+    reports = take_all([one], directory)
+    assert list(reports["one"]["drafters"]) == ["lookup"]
+    assert one.taken(directory) == reports["one"]
+    assert other.taken(directory) is None
+    assert list(take_all([other], directory)["one"]["drafters"]) == ["suffix"]
+    assert one.taken(directory) is None
+
+
+def test_what_an_interrupted_command_has_left_is_gone_on_with_and_that_of_another_one_removed(tmp_path):
+    one = Measurement("one", (*SHOWN, "--nonsense"))
+    with pytest.raises(MeasurementError, match="ended with 2"):
+        one.take(tmp_path)
+    assert (tmp_path / "one.command").read_text() == one.command
+    (tmp_path / "one.json.partial").write_text("kept")
+    with pytest.raises(MeasurementError):
+        one.take(tmp_path)
+    assert (tmp_path / "one.json.partial").exists()
+    with pytest.raises(MeasurementError):
+        Measurement("one", (*SHOWN, "--other-nonsense")).take(tmp_path)
+    assert not (tmp_path / "one.json.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--table", "moa-table-22"), "table='moa-table-22': did you mean moa-table-2?"),
+        (("--drafter", "eagle2"), "drafter='eagle2': need ROLE=DRAFTER"),
+        (("--target", "smollm2"), "target=smollm2: its own prompts come only with the embedded target"),
+        ((), "where to: need --out DIR, or --list"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(options, message, tmp_path):
+    out = ("--out", str(tmp_path / "out")) if options else ()
+    with pytest.raises(UsageError) as caught:
+        CliRunner().invoke(app, ["paper", *options, *out], catch_exceptions=False)
+    assert str(caught.value).startswith(message)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_drafter_takes_the_place_of_the_one_that_ships_for_its_role():
+    setup = paper_setup(None, ("eagle2=somewhere/mine,tli=1", "moa_nolsa=other"), None, quick=False)
+    assert setup.roles["moa"] == "moa"
+    assert setup.roles["eagle2"] == "somewhere/mine,tli=1"
+    assert setup.label("eagle2") == "mine,tli=1"
+    assert setup.present("moa_nolsa", "moa_tli3", "lookup") == ["moa_nolsa", "lookup"]
+    quick = paper_setup(None, (), None, quick=True)
+    assert quick.extent is QUICK
+    assert quick.present("independent", "eagle2") == ["eagle2"]
+    assert setup.extent is WHOLE
+
+
+def test_of_another_target_its_own_drafters_answer_the_users_questions(tmp_path):
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('"Who are you?"\n')
+    setup = paper_setup("smollm2", (), Path(questions), quick=False)
+    assert setup.roles["eagle3"] == "smollm2/eagle3"
+    comparison = setup.comparison("one", ["eagle3"], families="code")
+    assert comparison.arguments[:5] == ("drafters", "--target", "smollm2", "--questions", str(questions))
+    assert "--families" not in comparison.arguments
+    # The corpus' code is asked of the embedded target only.
+    assert not EXHIBITS["moa-table-4"].needs(setup)
+
+
+def test_a_report_that_says_that_an_answer_differs_is_kept_and_ends_the_command_with_1(tmp_path):
+    out = tmp_path / "out"
+    assert run(*ONE_TABLE, out).exit_code == 0
+    path = out / "json" / "drafters-own-trees.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"paper_failed": True}))
+    ended = run(*ONE_TABLE, out)
+    assert ended.exit_code == 1
+    assert (out / "report.html").is_file()
