@@ -34,6 +34,7 @@ class Extent:
 
 
 WHOLE = Extent(per_family=10, code=164, over_links=12, new_tokens=96, repetitions=2, seconds=12)
+OTHER = Extent(per_family=10, code=10, over_links=6, new_tokens=64, repetitions=2, seconds=20)  # of a larger target
 QUICK = Extent(per_family=1, code=2, over_links=2, new_tokens=8, repetitions=1, seconds=2, only=("moa", "eagle2"))
 
 
@@ -80,7 +81,7 @@ class PaperSetup:
     def comparison(self, name: str, roles: Sequence[str], *options: str, families: str | None = None) -> Measurement:
         """Compare drafters in process: `outrider-bench drafters`."""
         extent, only = self.extent, () if families is None or not self.is_embedded else ("--families", families)
-        # A family alone is asked as many questions as all together, as far as the corpus has them.
+        # A family alone is asked more questions, as far as the corpus has them.
         count = extent.per_family if families is None else min(extent.code, 3 * extent.per_family)
         counts = ("--per-family", str(count), "--repetitions", str(extent.repetitions))
         asked = (*self.ask, *only, *counts, "--max-new-tokens", str(extent.new_tokens))
@@ -98,7 +99,8 @@ def paper_setup(target: str | None, named: Sequence[str], questions: Path | None
     embedded = target is None or target == EMBEDDED
     if not embedded and questions is None:
         raise UsageError(f"target={target}: its own prompts come only with the embedded target: give --questions FILE")
-    setup = PaperSetup(None if embedded else target, roles, questions, QUICK if quick else WHOLE)
+    extent = QUICK if quick else WHOLE if embedded else OTHER
+    setup = PaperSetup(None if embedded else target, roles, questions, extent)
     if not setup.roles:
         raise UsageError(f"target={target}: no drafter ships for it: name some with --drafter ROLE=DRAFTER")
     return setup

@@ -1,0 +1,184 @@
+"""Mixture of Attentions (Zimmer et al., arXiv 2410.03804), what answers are worth: Tables 4 and 8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from outrider_bench.core.plots import COLORS, saved_figure
+from outrider_bench.core.stats import share_interval
+from outrider_bench.core.tables import plus_minus, table
+from outrider_bench.paper.claims import Claim, Estimate, share_difference
+from outrider_bench.paper.exhibit import Exhibit, Plot, Shown
+from outrider_bench.paper.exhibits.moa import PAPER
+from outrider_bench.paper.exhibits.moa_links import ROLES
+from outrider_bench.paper.measurement import Measurement, Reports
+from outrider_bench.paper.setup import PaperSetup
+
+QUALITY, EXACT = "quality", "exact"
+TABLE_4 = {  # percent after 1, 10, 25, 50 and all tokens
+    "moa_tli3": "2.48 11.18 18.01 31.67 45.9",
+    "moa_tli1": "3.10 10.55 21.11 30.43 45.9",
+    "moa": "2.48 9.31 19.20 29.81 45.9",
+    "eagle2": "0 8.07 16.77 27.32 45.9",
+    "independent": "0 6.21 18.01 27.95 45.9",
+    "stop": "0 5.59 16.77 27.32 45.9",
+}
+TABLE_8 = (
+    ("vanilla", "62.5", "80", "0.3071"),
+    ("moa_tli3", "62.5", "80", "0.3053"),
+    ("moa_tli1", "62.5", "81.25", "0.3068"),
+    ("moa", "62.5", "80", "0.3070"),
+    ("eagle2", "62.5", "81.25", "0.3062"),
+    ("independent", "62.5", "80", "0.3064"),
+)
+
+
+def _quality(setup: PaperSetup) -> Measurement:
+    extent = setup.extent
+    counts = ("--code", str(extent.code), "--per-family", str(max(extent.per_family, 2)), "--tau-per-family", "1")
+    options = counts if setup.is_embedded else ()
+    return Measurement(
+        QUALITY,
+        (
+            "eval",
+            *setup.ask,
+            *setup.drafters(setup.present(*ROLES)),
+            *options,
+            "--max-new-tokens",
+            str(2 * extent.new_tokens),
+        ),
+    )
+
+
+def _show_outage(setup: PaperSetup, reports: Reports) -> Shown:
+    report = reports[QUALITY]
+    code = report["scores"]["code"]["total"]
+    cuts = list(report["stop"])
+    shares = {name: one["outage"] for name, one in report["drafters"].items()} | {"stop": report["stop"]}
+    alone = report["target_alone"]
+    rows = [
+        [name, *(_percent(share, code) for share in by_cut.values()), _percent(alone, code)]
+        for name, by_cut in shares.items()
+    ]
+    passed = {name: one["passed"] for name, one in report["drafters"].items()} | {"stop": report["stopped"]}
+    claims = [
+        Claim(
+            f"success after {cut} tokens: {above} > {below}",
+            papers,
+            _more_right(setup, passed, cut, above, below),
+            bound=0.0,
+        )
+        for cut, above, below, papers in (
+            ("1", "moa", "stop", "2.5 > 0 %"),
+            ("10", "moa", "stop", "9.3 > 5.6 %"),
+            ("25", "moa", "stop", "19.2 > 16.8 %"),
+            ("10", "moa", "eagle2", "9.3 > 8.1 %"),
+            ("25", "moa", "eagle2", "19.2 > 16.8 %"),
+            ("10", "moa", "independent", "9.3 > 6.2 %"),
+            ("25", "moa_tli1", "moa", "21.1 > 19.2 %"),
+        )
+    ]
+    return Shown(
+        tables=[
+            table(
+                f"code right, in %, of {code}; link dead after n tokens",
+                ("n", *cuts, "never"),
+                rows,
+                caption="±: 95 % interval (Wilson)",
+            )
+        ],
+        papers=[
+            table(
+                "Table 4: HumanEval, pass@1 in %",
+                ("B", "1", "10", "25", "50", "never"),
+                [[role, *cells.split()] for role, cells in TABLE_4.items()],
+            )
+        ],
+        claims=claims,
+        plots=[Plot("code right after the link has died", partial(_outage_plot, shares, alone))],
+    )
+
+
+def _percent(share: float, of: int) -> str:
+    interval = share_interval(round(share * of), of)
+    return plus_minus(100 * share, None if interval is None else (100 * interval[0], 100 * interval[1]), 1)
+
+
+def _more_right(
+    setup: PaperSetup, passed: Mapping[str, Mapping[str, Sequence[bool]]], cut: str, above: str, below: str
+) -> Estimate | None:
+    names = [setup.roles.get(role, role) for role in (above, below)]
+    if not set(names) <= passed.keys():
+        return None
+    return share_difference(*(passed[name][cut] for name in names))
+
+
+def _outage_plot(shares: Mapping[str, Mapping[str, float]], alone: float, path: Path) -> None:
+    with saved_figure(path, figsize=(6, 3.6)) as (_, axes):
+        for number, (name, by_cut) in enumerate(shares.items()):
+            style = "x--" if name == "stop" else "o-"
+            axes.plot(
+                [int(cut) for cut in by_cut],
+                [100 * share for share in by_cut.values()],
+                style,
+                label=name,
+                color=COLORS[number % len(COLORS)],
+            )
+        axes.axhline(100 * alone, color="black", linewidth=1, label="never")
+        axes.set_xlabel("tokens received before the link died")
+        axes.set_ylabel("code right, %")
+        axes.legend(frameon=False)
+
+
+def _exactness(setup: PaperSetup) -> Measurement:
+    counts = ("--prompts", str(6 * setup.extent.per_family), "--max-new-tokens", str(setup.extent.new_tokens))
+    return Measurement(EXACT, ("exact", *setup.ask, *setup.drafters(setup.present(*ROLES)), *counts))
+
+
+def _show_quality(setup: PaperSetup, reports: Reports) -> Shown:
+    scores, exact = reports[QUALITY]["scores"], reports[EXACT]
+    right = [
+        [family, f"{score['passed']}", f"{score['total']}", _percent(score["passed"] / score["total"], score["total"])]
+        for family, score in scores.items()
+    ]
+    differing = {way: len(one["departures"]) for way, one in exact["ways"].items()}
+    rows = [[way, f"{count}", f"{exact['questions']}"] for way, count in differing.items()]
+    return Shown(
+        tables=[
+            table("right answers of the target alone", ("family", "right", "of", "%"), right),
+            table("answers that differ from those of transformers' generate", ("way", "answers", "of"), rows),
+        ],
+        papers=[
+            table(
+                "Table 8: Llama-3-8B-Instruct, float16", ("way", "HumanEval, %", "GSM8K, %", "CNN/DM, Rouge-L"), TABLE_8
+            )
+        ],
+        notes=[
+            "ANSWERS DIFFER: this is a defect."
+            if any(differing.values())
+            else "No answer differs: every drafter has the target's own score."
+        ],
+    )
+
+
+EXHIBITS = (
+    Exhibit(
+        name="moa-table-4",
+        paper=PAPER,
+        title="Table 4: right answers after the link has died",
+        differs="the corpus' code instead of HumanEval; its answers are shorter: 40 tokens stand for the paper's 50.",
+        needs=lambda setup: (_quality(setup),) if setup.is_embedded else (),
+        show=_show_outage,
+    ),
+    Exhibit(
+        name="moa-table-8",
+        paper=PAPER,
+        title="Table 8: quality",
+        differs="answers are compared token for token, in float32, where the paper compares scores in float16; the "
+        "corpus' families, of which programs, numbers, entities and wording are checked.",
+        needs=lambda setup: (_quality(setup), _exactness(setup)) if setup.is_embedded else (),
+        show=_show_quality,
+    ),
+)
