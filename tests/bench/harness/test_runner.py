@@ -164,8 +164,9 @@ def counted(report: object) -> object:
         return [counted(one) for one in report]
     if not isinstance(report, dict):
         return report
-    # The last features of an answer come or not, as time will have it.
-    timed = ("made_by", "speeds", "seconds", "draft_ms_per_level", "draft_ms_per_level_ci95", "bytes_down_per_token")
+    # The last features of an answer come or not, and a pipelined client drafts more or less, as time will have it.
+    levels = ("draft_ms_per_level", "draft_ms_per_level_ci95")
+    timed = ("made_by", "speeds", "seconds", *levels, "bytes_down_per_token", "drafted")
     return {name: counted(value) for name, value in report.items() if name not in timed}
 
 
