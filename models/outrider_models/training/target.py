@@ -1,4 +1,4 @@
-"""Target training: a plain transformers Llama on the generated corpus."""
+"""Target training: a plain transformers Llama, or Qwen2, on the generated corpus."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from outrider_models.core.embedded import target_dir
 from outrider_models.core.tables import need_at_least
 from outrider_models.core.tokenizer import BOS, EOS, PAD, corpus_texts, save_tokenizer, special_id, train_tokenizer
 from outrider_models.corpus import Sample
@@ -22,11 +23,12 @@ from outrider_proto.errors import UsageError
 
 MAX_NEW_TOKENS = 130
 _PROBED_SAMPLES = 12  # per family
+Network = LlamaForCausalLM | Qwen2ForCausalLM
 
 
 @dataclass(frozen=True, slots=True)
 class TargetShape:
-    """Sizes of a Llama target with tied embeddings."""
+    """Sizes of a Llama target with tied embeddings, or with `qkv_bias` of a Qwen2."""
 
     vocab_size: int
     hidden_size: int
@@ -37,10 +39,12 @@ class TargetShape:
     max_positions: int
     rope_theta: float
     embedding_std: float  # initial; with transformers' 0.02 the layers drown the tokens' identity
-    tokenizer_samples: int  # of each family, to train the tokenizer on
+    tokenizer_samples: int  # of each family, to train the tokenizer on; 0: take the embedded target's
+    qkv_bias: bool
 
     def __post_init__(self) -> None:
-        need_at_least(self, 1, "vocab_size", "num_layers", "num_heads", "num_kv_heads", "tokenizer_samples")
+        need_at_least(self, 1, "vocab_size", "num_layers", "num_heads", "num_kv_heads")
+        need_at_least(self, 0, "tokenizer_samples")
         if self.hidden_size % self.num_heads or self.num_heads % self.num_kv_heads:
             raise UsageError(
                 f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}: "
@@ -54,7 +58,7 @@ class TargetTask:
     def __init__(self, shape: TargetShape, tokenizer: Tokenizer, seed: int, prompt_weight: float) -> None:
         self.tokenizer, self._prompt_weight = tokenizer, prompt_weight
         torch.manual_seed(seed)
-        self.network = LlamaForCausalLM(target_config(shape, tokenizer))
+        self.network = _network(target_config(shape, tokenizer))
         _initialize(self.network, shape.embedding_std)
 
     def loss(self, batch: Batch, progress: float = 0.0) -> LossOutput:
@@ -73,8 +77,8 @@ class TargetTask:
     def export(self, directory: Path) -> None:
         """Write the plain Hugging Face layout: weights in bfloat16, configuration, tokenizer."""
         # A second model: bfloat16() on the one in training would round its weights.
-        config = LlamaConfig.from_dict(self.network.config.to_dict())
-        half = LlamaForCausalLM(config).bfloat16()
+        config = type(self.network.config).from_dict(self.network.config.to_dict())
+        half = _network(config).bfloat16()
         half.load_state_dict(rescale_features(self.network.state_dict()))
         half.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]  # unannotated in transformers
             bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
@@ -90,12 +94,18 @@ class TargetTask:
 
 
 def target_tokenizer(shape: TargetShape, seed: int) -> Tokenizer:
-    """Train the tokenizer of a target; the same settings give the same one."""
+    """Train the tokenizer of a target; the same settings give the same one. Raises UsageError."""
+    if not shape.tokenizer_samples:
+        embedded: Tokenizer = Tokenizer.from_file(str(target_dir() / "tokenizer.json"))
+        if (size := embedded.get_vocab_size()) != shape.vocab_size:
+            raise UsageError(f"vocab_size={shape.vocab_size}: the embedded target's tokenizer has {size}")
+        return embedded
     return train_tokenizer(corpus_texts(seed, shape.tokenizer_samples), shape.vocab_size)
 
 
-def target_config(shape: TargetShape, tokenizer: Tokenizer) -> LlamaConfig:
-    return LlamaConfig(
+def target_config(shape: TargetShape, tokenizer: Tokenizer) -> LlamaConfig | Qwen2Config:
+    made = Qwen2Config if shape.qkv_bias else LlamaConfig
+    return made(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
         num_hidden_layers=shape.num_layers,
@@ -111,8 +121,12 @@ def target_config(shape: TargetShape, tokenizer: Tokenizer) -> LlamaConfig:
     )
 
 
+def _network(config: LlamaConfig | Qwen2Config) -> Network:
+    return Qwen2ForCausalLM(config) if isinstance(config, Qwen2Config) else LlamaForCausalLM(config)
+
+
 def rescale_features(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rescale a Llama so that its features have an rms of about 2 and its embeddings are small, as in large models.
+    """Rescale a target so that its features have an rms of about 2 and its embeddings are small, as in large models.
 
     Embeddings and everything that layers add are divided by one number, and the final norm is multiplied by it, so no
     logit changes. Drafters start from embeddings and aim at features, so they learn better.
@@ -126,7 +140,7 @@ def rescale_features(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _initialize(network: LlamaForCausalLM, embedding_std: float) -> None:
+def _initialize(network: Network, embedding_std: float) -> None:
     """Initialize so that the residual stream is the tokens' embeddings and the logits are small.
 
     Layers add nothing at first. With the tied embeddings of transformers, of 0.02, the output of the first layer soon
@@ -140,9 +154,7 @@ def _initialize(network: LlamaForCausalLM, embedding_std: float) -> None:
 
 
 @torch.inference_mode()
-def answers(
-    model: LlamaForCausalLM, tokenizer: Tokenizer, samples: Sequence[Sample], batch_size: int = 48
-) -> list[str]:
+def answers(model: Network, tokenizer: Tokenizer, samples: Sequence[Sample], batch_size: int = 48) -> list[str]:
     """Return greedy answers, batched by prompt length so that little of a batch is padding."""
     was_training = model.training
     model.train(False)
@@ -157,7 +169,7 @@ def answers(
     return [texts[i] for i in range(len(samples))]
 
 
-def _generate(model: LlamaForCausalLM, tokenizer: Tokenizer, prompts: list[list[int]]) -> list[list[int]]:
+def _generate(model: Network, tokenizer: Tokenizer, prompts: list[list[int]]) -> list[list[int]]:
     longest = max(map(len, prompts))
     pad, eos = special_id(tokenizer, PAD), special_id(tokenizer, EOS)
     # Padding on the left: generation continues from the last column of every row.

@@ -25,6 +25,7 @@ max_positions = 256
 rope_theta = 10000.0
 embedding_std = 0.3
 tokenizer_samples = 20
+qkv_bias = false
 [stream]
 seed = 1
 shard_samples = 40

@@ -8,8 +8,10 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from outrider_models.core.embedded import target_dir
 from outrider_models.corpus import FAMILIES
 from outrider_models.training import target
+from outrider_models.training.config import read_recipe
 from outrider_models.training.core.progress import ProgressReporter
 from outrider_models.training.core.rates import Rates
 from outrider_models.training.data.corpus import CorpusSource, Exercise, encoded, held_out_samples
@@ -17,6 +19,7 @@ from outrider_models.training.data.texts import make_batch
 from outrider_models.training.target import answers, rescale_features
 from outrider_models.training.train import recipe_run
 from outrider_models.training.trainer import Trainer
+from outrider_proto.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -64,8 +67,44 @@ def test_the_loss_falls_and_the_export_loads(tiny_recipe, tmp_path):
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
-def test_rescaling_features_changes_no_logit(tiny_recipe, tmp_path):
-    network = trainer_of(tiny_recipe, tmp_path).task.network
+@pytest.fixture(scope="module")
+def biased_recipe(tiny_recipe):
+    """One of a Qwen2 with the embedded target's tokenizer."""
+    return replace(tiny_recipe, drafter=replace(tiny_recipe.drafter, **BIASED))
+
+
+BIASED = {"qkv_bias": True, "tokenizer_samples": 0, "vocab_size": 2048}
+
+
+def test_a_target_with_bias_is_a_qwen2_that_answers_the_embedded_target_s_prompts(biased_recipe, tmp_path):
+    trainer = trainer_of(replace(biased_recipe, data=replace(biased_recipe.data, total_tokens=4000)), tmp_path)
+    trainer.finish()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.config.model_type == "qwen2"
+    biases = [tensor for name, tensor in model.named_parameters() if name.endswith("_proj.bias")]
+    assert len(biases) == 3 * model.config.num_hidden_layers
+    assert all(bias.abs().sum() > 0 for bias in biases)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / name).read_bytes() == (target_dir() / name).read_bytes()
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():  # the exported model is the trained one, but for bfloat16
+        trained, exported = (one(tokens).logits.float() for one in (trainer.task.network, model.float()))
+    torch.testing.assert_close(exported, trained, atol=0.05, rtol=0.05)
+    run = recipe_run(replace(read_recipe("moa"), data=trainer._config.data), str(tmp_path))
+    assert run.task.drafter.network.sizes.qkv_bias
+    assert run.task.validate()["tau"] >= 1
+
+
+def test_a_vocabulary_of_another_size_than_the_tokenizer_s_is_refused(biased_recipe):
+    shape = replace(biased_recipe.drafter, vocab_size=512)
+    with pytest.raises(UsageError, match="vocab_size=512: the embedded target's tokenizer has 2048"):
+        recipe_run(replace(biased_recipe, drafter=shape))
+
+
+@pytest.mark.parametrize("changes", [{}, BIASED])
+def test_rescaling_features_changes_no_logit(changes, tiny_recipe, tmp_path):
+    recipe = replace(tiny_recipe, drafter=replace(tiny_recipe.drafter, **changes))
+    network = trainer_of(recipe, tmp_path).task.network
     tokens = torch.arange(30)[None]
     with torch.no_grad():
         for parameter in network.parameters():

@@ -1,6 +1,7 @@
 """Training of Hydra and Hydra++ (arXiv 2402.05109, 3 and 4; zankner/Hydra train.py).
 
-Heads also read the tokens drafted so far and learn the target's whole distribution. Every head weighs the same.
+Heads also read the tokens drafted so far and learn the target's whole distribution, or without `distill` the text's
+own tokens (the paper's first Hydra, section 5). Every head weighs the same.
 With `own_output` each head's output is trained, starting from the target's lm_head, as in the published heads; without,
 it is the target's, and the files contain none: `outrider_own_output` in their config.json says so.
 """
@@ -19,6 +20,7 @@ from outrider_drafters.families.hydra.network import Hydra, HydraSizes
 from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (
+    PADDING,
     Batch,
     Frequencies,
     LossOutput,
@@ -28,7 +30,7 @@ from outrider_models.training.core.interfaces import (
     chosen_rows,
     rows_of,
 )
-from outrider_models.training.core.losses import TargetAims, compare
+from outrider_models.training.core.losses import Aims, TargetAims, TextAims, compare
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.families.eagle2 import EagleShape, default_shape
 from outrider_proto.errors import UsageError
@@ -42,10 +44,12 @@ class HydraSettings:
     shape: EagleShape  # of that layer
     own_output: bool
     dropout: float
+    distill: bool  # learn the target's distributions (the paper's teacher loss); false: the text's tokens
+    noise: float  # alpha of the uniform noise on the target's hidden states (paper, 6.1: 75, which did not help)
     draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
 
     def __post_init__(self) -> None:
-        need_at_least(self, 0, "draft_vocab")
+        need_at_least(self, 0, "noise", "draft_vocab")
         need_at_least(self, 1, "heads", "blocks")
         if not 0 <= self.dropout < 1:
             raise UsageError(f"dropout={self.dropout}: need at least 0 and less than 1")
@@ -68,10 +72,13 @@ class TrainableHydra(TrainableDrafter):
         super().load_weights(files.with_checkpoint(renumber_blocks(files.checkpoint)))
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
-        hidden = target.hidden[-1]
+        hidden, noise = target.hidden[-1], self._settings.noise
+        if noise and self.training:
+            hidden = hidden + (torch.rand_like(hidden) * 2 - 1) * noise_sizes(batch, hidden.shape[-1], noise)
         features = hidden if self.network.prefix is None else self.network.prefix(hidden)
         embeds = F.embedding(batch.tokens, target.embed)
-        aims = TargetAims(target, batch.loss_mask, shared=True)
+        distill = self._settings.distill
+        aims = TargetAims(target, batch.loss_mask, shared=True) if distill else TextAims(batch, target)
         outputs = [
             self._loss_output(number, features, embeds, batch, target, aims) for number in range(self._settings.heads)
         ]
@@ -84,7 +91,7 @@ class TrainableHydra(TrainableDrafter):
         self.network.export(directory, self._target_sizes, torch.bfloat16, self._base)
 
     def _loss_output(
-        self, number: int, features: Tensor, embeds: Tensor, batch: Batch, target: TeacherOutput, aims: TargetAims
+        self, number: int, features: Tensor, embeds: Tensor, batch: Batch, target: TeacherOutput, aims: Aims
     ) -> LossOutput:
         """Head i at row t reads tokens t + 1 .. t + 1 + i and predicts t + 2 + i, as position t + 1 + i does."""
         ahead = number + 1
@@ -99,6 +106,12 @@ class TrainableHydra(TrainableDrafter):
             weight, bias = (chosen_rows(part, self.draft_tokens) for part in (output.weight, output.bias))
         compared = compare(drafted, weight, bias, aims, aims.ahead(ahead))
         return LossOutput(compared.total, compared.loss, compared.hits, rows_of(mask))
+
+
+def noise_sizes(batch: Batch, width: int, alpha: float) -> Tensor:
+    """Return the largest noise on a value of each row [B, 1, 1]: alpha / sqrt(tokens x width), as NEFTune's."""
+    tokens = (batch.labels != PADDING).sum(1)
+    return alpha / (tokens * width).sqrt().view(-1, 1, 1)
 
 
 def make_drafter(settings: HydraSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
@@ -130,7 +143,7 @@ FAMILY = TrainableFamily(
     settings=HydraSettings,
     defaults=lambda target: HydraSettings(
         heads=4, blocks=4, prefix=True, shape=default_shape(target), own_output=False, dropout=0.2,
-        draft_vocab=0,
+        distill=True, noise=0.0, draft_vocab=0,
     ),
     make_drafter=make_drafter,
     schedule=Schedule(

@@ -110,6 +110,8 @@ CASES = [
     ("eagle2", {"layers": 2}),
     ("hass", {"layers": 3}),
     ("medusa", {"distill": True}),
+    ("hydra", {"distill": False}),
+    ("hydra", {"distill": False, "prefix": False, "blocks": 1}),
     ("independent", {"init": "target"}),
 ]
 
@@ -130,7 +132,7 @@ def test_the_loss_is_that_of_drafting_along_the_text(name, changes, teacher, tmp
                 continue
             first += level == 0
             match name:
-                case "medusa" if not changes:
+                case "medusa" | "hydra" if not model._settings.distill:
                     loss = F.cross_entropy(logits, batch.labels[0, place])
                 case "hass":
                     loss = hass_loss(logits, wanted[place])
@@ -297,6 +299,30 @@ def test_all_of_the_vocabulary_makes_the_top_loss_the_whole_one():
     assert ((top - 0.1 * weights > 1e-6).sum(-1) == 3).all()
 
 
+@torch.no_grad()
+def test_hydra_s_noise_is_neftune_s_and_of_training_alone(teacher):
+    """Each row's is uniform within 75 / sqrt(its tokens x width), padding not counted."""
+    model = model_of(teacher, "hydra", distill=False, noise=75.0)
+    batch = make_batch(teacher.facts.sizes.vocab, rows=2)
+    labels = batch.labels.clone()
+    labels[1, 9:] = -100  # padding
+    batch = Batch(batch.tokens, labels, batch.loss_mask & (labels != -100))
+    target, plain = teacher.run(batch.tokens, model.teacher_request), model_of(teacher, "hydra", distill=False)
+    torch.manual_seed(4)
+    given = model.train()(batch, target, 0.0)
+    torch.manual_seed(4)
+    noise = torch.rand_like(target.hidden[-1]) * 2 - 1
+    noisy = target.hidden[-1].clone()
+    for row, tokens in enumerate((LENGTH, 9)):
+        noisy[row] += noise[row] * 75 / (tokens * teacher.facts.sizes.hidden) ** 0.5
+    assert float(given.total) == pytest.approx(
+        float(plain(batch, replace(target, hidden={-1: noisy}), 0.0).total), rel=1e-5
+    )
+    clean = float(plain(batch, target, 0.0).total)
+    assert float(model.eval()(batch, target, 0.0).total) == pytest.approx(clean, rel=1e-6)
+    assert float(given.total) != pytest.approx(clean, rel=1e-3)
+
+
 def test_the_draft_vocabulary_is_what_stands_most_often():
     assert most_frequent(torch.tensor([3, 0, 9, 3, 1]), 3).tolist() == [2, 0, 3]
     assert most_frequent(torch.tensor([0, 0, 0, 5]), 2).tolist() == [3, 0]
@@ -316,6 +342,7 @@ def test_tokens_that_cannot_be_drafted_have_no_loss(teacher):
         ("moa", {"tli": 5}, "tli=5"),
         ("independent", {"heads": 3}, "multiple of the next"),
         ("hydra", {"dropout": 1.0}, "dropout=1.0"),
+        ("hydra", {"noise": -1.0}, "noise=-1.0"),
         ("medusa", {"blocks": 0}, "blocks=0"),
         ("independent", {"init": "target", "hidden": 4096}, "hidden=4096"),
     ],
