@@ -106,7 +106,9 @@ def agrees(fused: FusedDecoder, model: PreTrainedModel, kv: KVShape, max_context
         rows = torch.tensor([flat, [*positions]], device=model.device)
         return fused.forward(rows[0], rows[1], batch, None, frozenset())[0]
 
-    return _difference(_through_slots(model, kv, tokens, run), plain) <= _TOLERANCE.get(kv.dtype, 0.05)
+    # Each is rounded in its own way, and both errors add up: SmolLM2's in bfloat16 to 0.057, with each 0.03 and 0.06
+    # from float32. A layer that lacks its MLP makes it 0.35.
+    return _difference(_through_slots(model, kv, tokens, run), plain) <= 2 * _TOLERANCE.get(kv.dtype, 0.05)
 
 
 @contextmanager
