@@ -99,7 +99,7 @@ class TrainingRun:
         """Train the model, or go on with it, unless it is there already. Raises UsageError, OutriderError."""
         from filelock import FileLock
 
-        from outrider_models.training.checkpoint import has_run
+        from outrider_models.training.checkpoint import has_run, remove_checkpoint
         from outrider_models.training.train import RecipeRunOptions, train
 
         directory = self.directory
@@ -117,6 +117,7 @@ class TrainingRun:
                 shutil.rmtree(partial, ignore_errors=True)
             options = RecipeRunOptions(self.recipe, partial, target, seed=self.seed, tokens=self.tokens)
             train(options, resume=begun)
+            remove_checkpoint(partial)
             partial.rename(directory)
         return directory
 

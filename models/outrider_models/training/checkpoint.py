@@ -59,6 +59,11 @@ def has_run(directory: Path) -> bool:
     return (directory / _CONFIG).exists()
 
 
+def remove_checkpoint(directory: Path) -> None:
+    """Leave the model alone: a run that is done need not be resumed."""
+    (directory / _CHECKPOINT).unlink(missing_ok=True)
+
+
 def check_output_dir(out: Path, resume: bool) -> None:
     """Raise UsageError unless a run may write to `out` or resume from it."""
     if resume and ((out / _OLD_STATE).is_dir() or ((out / _CHECKPOINT).exists() and not has_run(out))):

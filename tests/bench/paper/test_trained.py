@@ -44,6 +44,7 @@ def test_what_is_trained_is_kept_and_found(tmp_path, capsys):
     assert "models to train: 2, on 4,000 tokens; about 0 minutes on one core" in capsys.readouterr().err
     assert made == [trained("eagle2_deep", seed, TOKENS) for seed in (0, 1)]
     assert all(path.parent == tmp_path / "outrider" / "trained" for path in made)
+    assert not any((path / "checkpoint.pt").exists() for path in made)
     first, second = ((path / "model.safetensors").read_bytes() for path in made)
     assert first != second
     assert train_recipes(["eagle2_deep"], seeds=2, tokens=TOKENS) == []
