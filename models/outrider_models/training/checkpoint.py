@@ -54,12 +54,21 @@ def load_checkpoint(directory: Path) -> tuple[Position, dict[str, Any]] | None:
     return Position(**states.pop("position")), states
 
 
+def has_run(directory: Path) -> bool:
+    """Return True if a run has begun in the directory, and can be resumed."""
+    return (directory / _CONFIG).exists()
+
+
+def remove_checkpoint(directory: Path) -> None:
+    """Leave the model alone: a run that is done need not be resumed."""
+    (directory / _CHECKPOINT).unlink(missing_ok=True)
+
+
 def check_output_dir(out: Path, resume: bool) -> None:
     """Raise UsageError unless a run may write to `out` or resume from it."""
-    has_run = (out / _CONFIG).exists()
-    if resume and ((out / _OLD_STATE).is_dir() or ((out / _CHECKPOINT).exists() and not has_run)):
+    if resume and ((out / _OLD_STATE).is_dir() or ((out / _CHECKPOINT).exists() and not has_run(out))):
         raise UsageError(f"--resume: {out} holds the checkpoint of an older version, which cannot be read: train anew")
-    if resume and not has_run:
+    if resume and not has_run(out):
         raise UsageError(f"--resume: {out} holds no checkpoint")
     if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out}: exists and is not an empty directory; --resume continues from a checkpoint")

@@ -4,10 +4,10 @@ On chats it is what the family's paper says, with changes. A recipe of the embed
 required, so that no change of a default can change it.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from outrider_models.core.tables import Table, build, need_at_least, read_toml, with_changes
 from outrider_models.training.core.interfaces import TargetFacts
@@ -65,6 +65,12 @@ class TrainConfig:
     def description(self) -> dict[str, Any]:  # Any: JSON values
         """Return the settings that the result depends on."""
         return {name: value for name, value in asdict(self).items() if name not in ("machine", "validation")}
+
+    def varied(self, seed: int, tokens: int | None) -> Self:
+        """Return a recipe with `seed` added to its own, and with so many tokens. Raises UsageError."""
+        assert isinstance(self.data, CorpusSettings)
+        data = replace(self.data, seed=self.data.seed + seed, total_tokens=tokens or self.data.total_tokens)
+        return replace(self, data=data)
 
 
 _ON_CHATS: dict[str, Any] = {  # Any: one dataclass each

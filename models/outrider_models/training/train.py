@@ -44,6 +44,8 @@ class RecipeRunOptions:
     target: str | None = None  # directory or hub name; None: the embedded target
     start: str | None = None  # source of the initial weights; None: random ones
     minutes: float | None = None
+    seed: int = 0  # added to the recipe's own
+    tokens: int | None = None  # to read; None: as many as the recipe says
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,8 @@ def _finish(
 def _prepare(options: RecipeRunOptions | ChatRunOptions) -> Run:
     """Read everything and build what is trained. Raises UsageError."""
     if isinstance(options, RecipeRunOptions):
-        return recipe_run(read_recipe(options.recipe), options.target, options.start)
+        config = read_recipe(options.recipe).varied(options.seed, options.tokens)
+        return recipe_run(config, options.target, options.start)
     return chat_run(options)
 
 

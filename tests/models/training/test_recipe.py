@@ -1,10 +1,12 @@
 """Recipes: complete, typed, or refused with the key's name."""
 
+from dataclasses import replace
 from importlib import resources
 
 import pytest
 
 from outrider_models.training.config import parse_recipe, read_recipe
+from outrider_models.training.train import recipe_run
 from outrider_proto.errors import UsageError
 
 
@@ -18,6 +20,36 @@ def test_the_shipped_target():
 def test_the_shipped_drafters_differ_in_kind_only():
     moa, eagle = read_recipe("moa"), read_recipe("eagle2")
     assert (moa.data, moa.schedule, moa.drafter.losses) == (eagle.data, eagle.schedule, eagle.drafter.losses)
+
+
+def test_the_papers_recipes_differ_from_the_shipped_ones_in_what_they_say():
+    """The ablations of MoA and EAGLE-2 have one size, but for the wide one; Hydra's differ in a setting or two."""
+    sizes = {
+        name: num_trained(name) for name in ("moa", "moa_nolsa", "moa_tli3", "eagle2", "eagle2_deep", "eagle2_wide")
+    }
+    wide = sizes.pop("eagle2_wide")
+    assert max(sizes.values()) < 1.002 * min(sizes.values())
+    assert wide == pytest.approx(1.6 * sizes["moa"], rel=0.003)
+    hydra = read_recipe("hydra")
+    for name, changes in {
+        "hydra_plain": {"prefix": False, "distill": False},
+        "hydra_labels": {"distill": False},
+        "hydra_noise": {"noise": 75.0},
+        "hydra_noprefix": {"prefix": False},
+    }.items():
+        assert read_recipe(name) == replace(hydra, drafter=replace(hydra.drafter, **changes))
+
+
+def num_trained(name):
+    parameters = recipe_run(read_recipe(name)).task.network.parameters()
+    return sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+
+
+def test_a_recipe_with_another_seed_and_number_of_tokens_is_otherwise_the_same():
+    recipe = read_recipe("moa")
+    varied = recipe.varied(3, 5000)
+    assert (varied.data.seed, varied.data.total_tokens) == (recipe.data.seed + 3, 5000)
+    assert replace(varied, data=recipe.data) == recipe == recipe.varied(0, None)
 
 
 @pytest.mark.parametrize("name", ["nothing", "nothing.toml", "../target", "."])

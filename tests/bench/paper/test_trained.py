@@ -1,0 +1,117 @@
+"""Recipes that a report needs, really trained, on few tokens; and what is kept of them."""
+
+from dataclasses import replace
+
+import pytest
+
+from outrider_bench.core.answer_record import gather
+from outrider_bench.core.pair import in_process, stop_and_wait_config
+from outrider_bench.core.prompts import warm_up_question
+from outrider_bench.paper import trained as module
+from outrider_bench.paper.trained import (
+    SECOND,
+    SHIPPED,
+    TRAINED,
+    TrainingRun,
+    missing_runs,
+    train_recipes,
+    trained,
+    training_cost,
+)
+from outrider_drafters.checkpoints.fingerprint import target_fingerprint
+from outrider_models.core.embedded import drafter_dir
+from outrider_models.training import config, train
+from outrider_models.training import target as target_training
+from outrider_models.training.config import shipped_recipes
+from outrider_proto.errors import UsageError
+from outrider_server.engine.reference_decode import plain_greedy
+
+TOKENS = 2000
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path, monkeypatch):
+    """Keep what is trained in a folder of the test's own, and judge it by few tokens."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    validation = replace(config._IN_RECIPES["validation"], new_tokens=2)
+    monkeypatch.setitem(config._IN_RECIPES, "validation", validation)
+    monkeypatch.setattr(target_training, "_PROBED_SAMPLES", 1)
+
+
+def test_what_is_trained_is_kept_and_found(tmp_path, capsys):
+    assert trained("eagle2_deep", tokens=TOKENS) is None
+    made = train_recipes(["eagle2_deep"], seeds=2, tokens=TOKENS)
+    assert "models to train: 2, on 4,000 tokens; about 0 minutes on one core" in capsys.readouterr().err
+    assert made == [trained("eagle2_deep", seed, TOKENS) for seed in (0, 1)]
+    assert all(path.parent == tmp_path / "outrider" / "trained" for path in made)
+    assert not any((path / "checkpoint.pt").exists() for path in made)
+    first, second = ((path / "model.safetensors").read_bytes() for path in made)
+    assert first != second
+    assert train_recipes(["eagle2_deep"], seeds=2, tokens=TOKENS) == []
+    assert "nothing is left to train" in capsys.readouterr().err
+    assert trained("eagle2_deep", tokens=TOKENS + 1) is None
+    assert trained("eagle2_deep") is None
+
+
+def test_an_interrupted_run_goes_on(monkeypatch):
+    run = TrainingRun("eagle2_deep", 1, 3 * TOKENS)
+    partial = run.directory.with_name(f"{run.directory.name}.partial")
+    whole = train.train
+
+    def killed(options, **how):
+        whole(options, **how, stop_after_updates=2)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "train", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert trained("eagle2_deep", 1, 3 * TOKENS) is None
+    assert (partial / "checkpoint.pt").exists()
+    monkeypatch.setattr(train, "train", whole)
+    (directory,) = train_recipes(["eagle2_deep"], seeds=2, tokens=3 * TOKENS)[1:]
+    assert (directory, partial.exists()) == (run.directory, False)
+    monkeypatch.setattr(module, "_FORMAT", 2)
+    assert run.directory != directory
+    assert (run.train() / "model.safetensors").read_bytes() == (directory / "model.safetensors").read_bytes()
+
+
+async def test_drafters_of_the_second_target_are_trained_after_it():
+    made = train_recipes(["moa_bias"], tokens=TOKENS)
+    assert made == [trained("target_bias", tokens=TOKENS), trained("moa_bias", tokens=TOKENS)]
+    target, drafter = made
+    assert target_fingerprint(target) in (drafter / "config.json").read_text()
+    config = stop_and_wait_config(target=target, drafter=drafter)
+    async with in_process(target, config) as pair, pair.client() as client:
+        prompt = warm_up_question(pair.models).prompt
+        answer = await gather(client, prompt, max_new_tokens=6)
+        assert answer.cycles
+        assert answer.token_ids == tuple(plain_greedy(pair.target, prompt, 6))
+
+
+def test_every_recipe_is_known_and_the_shipped_ones_are_those_that_ship():
+    assert {SECOND.get(name, name) for name in TRAINED} <= set(shipped_recipes())
+    assert trained("moa") == drafter_dir("moa")
+    assert trained("moa", 1) is None
+    assert [run.name for run in missing_runs()] == list(TRAINED)
+    more = missing_runs(seeds=3)
+    assert {run.name for run in more} == {*TRAINED, *SHIPPED}
+    assert {run.seed for run in more if run.name == "moa"} == {1, 2}
+    assert {run.seed for run in more if run.name == "target_bias"} == {0}
+    assert len({run.directory for run in more}) == len(more)
+    assert training_cost(missing_runs(["moa_nolsa"])).startswith("models to train: 1, on 1,200,000 tokens; about 5 min")
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "said"),
+    [(["nothing"], {}, "recipe 'nothing'"), ([], {"seeds": 0}, "seeds=0"), ([], {"tokens": 0}, "tokens=0")],
+)
+def test_what_cannot_be_trained_is_refused(names, options, said):
+    with pytest.raises(UsageError, match=said):
+        train_recipes(names, **options)
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="trained: Not a directory"):
+        train_recipes(["eagle2_deep"], tokens=TOKENS)
