@@ -144,11 +144,16 @@ def _typical(setup: PaperSetup) -> tuple[Measurement, ...]:
         return ()
     # The checks of the corpus need whole answers.
     length = (2 if setup.is_embedded else 1) * extent.new_tokens
-    counts = ("--per-family", str(extent.per_family), "--max-new-tokens", str(length))
-    temperatures = {TYPICAL: TEMPERATURE} | ({TYPICAL_HOT: HOT} if setup.is_embedded else {})
-    if extent is QUICK:
-        temperatures = {TYPICAL: TEMPERATURE}
-        counts += ("--seeds", "1")
+    counts = (
+        "--per-family",
+        str(extent.per_family),
+        "--max-new-tokens",
+        str(length),
+        "--seeds",
+        str(extent.repetitions),
+    )
+    is_sure = setup.is_embedded and extent is not QUICK
+    temperatures = {TYPICAL: TEMPERATURE} | ({TYPICAL_HOT: HOT} if is_sure else {})
     return tuple(
         Measurement(name, ("typical", *setup.ask, *setup.drafters(drafters), "--temperature", temperature, *counts))
         for name, temperature in temperatures.items()
@@ -164,7 +169,7 @@ def _show_typical(setup: PaperSetup, reports: Reports) -> Shown:
         plots=[Plot(f"temperature {one.temperature:g}", partial(plot_typical, one)) for one in read],
         notes=[
             "The paper draws curves without numbers, tau from 2.6 to 4.0 and MT-Bench's score from 7.0 to 7.8. The "
-            "score has no monotonic relation with epsilon, and at 0.15 that of Hydra++ is comparable to random sampling's."
+            "score has no monotonic relation with epsilon; at 0.15 that of Hydra++ is comparable to random sampling's."
         ],
     )
 
