@@ -31,6 +31,7 @@ STUDIES = (
     StudyCommand("drafters", options.ComparisonOptions, "drafters.comparison:ComparisonStudy"),
     StudyCommand("depth-sweep", options.DepthSweepOptions, "drafters.depth_sweep:DepthSweepStudy"),
     StudyCommand("routing", options.RoutingOptions, "drafters.routing:RoutingStudy"),
+    StudyCommand("typical", options.TypicalOptions, "drafters.typical:TypicalStudy"),
     StudyCommand("edge-weights", options.EdgeWeightsOptions, "drafters.edge_weights:EdgeWeightsStudy"),
     StudyCommand("tcp", options.TcpOptions, "tcp.tcp_study:TcpStudy"),
     StudyCommand("codec", options.CodecOptions, "features.codec:CodecStudy"),

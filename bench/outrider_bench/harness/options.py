@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outrider_models.core.embedded import drafter_source, shipped_drafters, target_dir, target_source
-from outrider_proto.errors import UsageError
+from outrider_proto.errors import UsageError, Violation
 
 if TYPE_CHECKING:
     from outrider_bench.core.prompts import QuestionSource
-    from outrider_proto.frames import Codec
+    from outrider_proto.frames import Codec, Sampling
 
 TargetOption = Annotated[
     str | None,
@@ -113,6 +113,16 @@ def source_of(target: Path, questions: Path | None, families: str | None) -> Que
     from outrider_bench.core.prompts import QuestionSource
 
     return QuestionSource.of(target, questions, None if families is None else families.split(","))
+
+
+def sampling_of(**fields: Any) -> Sampling:  # Any: each field has its own type, which Sampling checks
+    """Return the choice of tokens with these fields. Raises UsageError."""
+    from outrider_proto.frames import Sampling
+
+    try:
+        return Sampling(**fields)
+    except Violation as error:
+        raise UsageError(error.message) from None
 
 
 def codec_of(name: str) -> Codec:

@@ -15,6 +15,10 @@ from outrider_proto.errors import UsageError
 PAPERS_TREE = ("--breadth", "8", "--levels", "6", "--budget", "62")  # Mixture of Attentions, section 4
 UNTRAINED = ("lookup", "suffix")  # drafters without weights, of any target
 PAPERS_CHAIN = ("--breadth", "1", "--levels", "4", "--budget", "4")  # its section 4.3
+OWN_TREES = "drafters-own-trees"
+# Roles of one run with trees of the drafters' own, which the exhibits share.
+HYDRA_ROLES = ("medusa", "hydra_plain", "hydra_labels", "hydra_noise", "hydra_noprefix", "hydra")
+ROLES = ("moa_tli3", "moa_tli1", "moa", "eagle2", "independent", "eagle3", "dspark", *HYDRA_ROLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,15 @@ class Extent:
 
 WHOLE = Extent(per_family=10, code=164, over_links=12, new_tokens=96, repetitions=2, seconds=12)
 OTHER = Extent(per_family=10, code=10, over_links=6, new_tokens=64, repetitions=2, seconds=20)  # of a larger target
-QUICK = Extent(per_family=1, code=2, over_links=2, new_tokens=8, repetitions=1, seconds=2, only=("moa", "eagle2"))
+QUICK = Extent(
+    per_family=1,
+    code=2,
+    over_links=2,
+    new_tokens=8,
+    repetitions=1,
+    seconds=2,
+    only=("moa", "eagle2", "hydra", "medusa"),
+)
 
 
 @dataclass(frozen=True)  # without slots, for the cached property
@@ -86,6 +98,11 @@ class PaperSetup:
         counts = ("--per-family", str(count), "--repetitions", str(extent.repetitions))
         asked = (*self.ask, *only, *counts, "--max-new-tokens", str(extent.new_tokens))
         return Measurement(name, ("drafters", *asked, *self.drafters(roles), *options))
+
+    @property
+    def own_trees(self) -> Measurement:
+        """All drafters in one run, each with trees of its own kind and size."""
+        return self.comparison(OWN_TREES, self.present(*ROLES))
 
 
 def paper_setup(target: str | None, named: Sequence[str], questions: Path | None, *, quick: bool) -> PaperSetup:

@@ -49,8 +49,13 @@ PromptsOption = Annotated[int, typer.Option("--prompts", min=1, help="Held-out p
 PlainOption = Annotated[
     bool, typer.Option("--plain", help="Run transformers' own forward pass where the fused one would run.")
 ]
+ChoicesOption = Annotated[
+    str | None, typer.Option(help="Fixed trees for all drafters: the name of a shipped set, or a file.")
+]
 CODEC_DRAFTERS = ("moa", "eagle2", "eagle3")
 STALENESS_DRAFTERS = (*CODEC_DRAFTERS, "independent")
+TYPICAL_DRAFTERS = ("medusa", "hydra")
+EPSILONS = (0.05, 0.1, 0.15, 0.2, 0.25)  # of the Hydra paper, 7.2
 _HELP = (
     "Name of one that ships, or DIR[,option=value...]; repeatable; default: {} of the embedded target, or all that "
     "ship for another."
@@ -142,9 +147,37 @@ class ComparisonOptions(ComparedOptions):
     breadth: BreadthOption = None
     levels: LevelsOption = None
     budget: BudgetOption = None
-    choices: Annotated[
-        str | None, typer.Option(help="Fixed trees for all drafters: the name of a shipped set, or a file.")
+    choices: ChoicesOption = None
+    plot: PlotOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypicalOptions(DraftersOptions):
+    """Measure typical acceptance by epsilon: tokens a verdict, and quality, beside exact sampling and greedy answers.
+
+    Alpha is the square root of epsilon, as in the Hydra paper.
+    """
+
+    of_embedded = TYPICAL_DRAFTERS
+    drafter: Annotated[list[str] | None, typer.Option("--drafter", help=_HELP.format(", ".join(TYPICAL_DRAFTERS)))] = (
+        None
+    )
+    epsilon: Annotated[
+        list[float] | None,
+        typer.Option(
+            help=f"A token of this probability is accepted; repeatable; default: {', '.join(map(str, EPSILONS))}."
+        ),
     ] = None
+    temperature: Annotated[float, typer.Option(help="Temperature for typical acceptance and exact sampling.")] = 0.7
+    per_family: Annotated[
+        int | None, typer.Option(min=1, help="Questions per family; default: 10, of --questions all of a category.")
+    ] = None
+    seeds: Annotated[int, typer.Option(min=1, help="Random seeds for exact sampling, each asked everything.")] = 2
+    max_new_tokens: NewTokensOption = 192
+    breadth: BreadthOption = None
+    levels: LevelsOption = None
+    budget: BudgetOption = None
+    choices: ChoicesOption = None
     plot: PlotOption = None
 
 

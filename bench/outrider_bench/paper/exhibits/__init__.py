@@ -1,5 +1,6 @@
 """All exhibits, in the order of the report."""
 
-from outrider_bench.paper.exhibits import moa, moa_links, moa_quality
+from outrider_bench.paper.exhibits import hydra, moa, moa_links, moa_quality
 
-EXHIBITS = {exhibit.name: exhibit for exhibit in (*moa.EXHIBITS, *moa_links.EXHIBITS, *moa_quality.EXHIBITS)}
+_ALL = (*moa.EXHIBITS, *moa_links.EXHIBITS, *moa_quality.EXHIBITS, *hydra.EXHIBITS)
+EXHIBITS = {exhibit.name: exhibit for exhibit in _ALL}

@@ -10,12 +10,12 @@ from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
 from outrider_bench.paper.claims import Claim, Estimate, Prompts, Report, of_family, speed_ratio, tau_ratio
 from outrider_bench.paper.exhibit import Exhibit, Plot, Shown
-from outrider_bench.paper.measurement import Measurement, Reports
-from outrider_bench.paper.setup import PAPERS_CHAIN, PAPERS_TREE, PaperSetup
+from outrider_bench.paper.measurement import Reports
+from outrider_bench.paper.setup import OWN_TREES, PAPERS_CHAIN, PAPERS_TREE, PaperSetup
 from outrider_bench.studies.drafters.comparison_report import PLAIN
 
 PAPER = "Mixture of Attentions"
-OWN_TREES, PAPERS_TREES, CHAINS, CODE = "drafters-own-trees", "drafters-papers-tree", "drafters-chain", "drafters-code"
+PAPERS_TREES, CHAINS, CODE = "drafters-papers-tree", "drafters-chain", "drafters-code"
 SECOND = "drafters-second-target"
 FAMILIES = ("MT-Bench", "HumanEval", "GSM8K", "Alpaca", "CNN/DM", "Natural Questions", "mean")
 TABLE_2_ROLES = ("moa_tli3", "moa_tli1", "moa", "eagle2", "independent", "eagle3", "hydra", "medusa", "dspark")
@@ -109,7 +109,7 @@ def _of_roles(setup: PaperSetup, compare: partial[Estimate | None], above: str, 
     return compare(setup.label(above), setup.label(below))
 
 
-def tau_plot(setup: PaperSetup, report: Report, papers: dict[str, float], path: Path) -> None:
+def tau_plot(setup: PaperSetup, report: Report, papers: Mapping[str, float], path: Path) -> None:
     """Draw our tau of every role beside the paper's."""
     roles = [role for role in setup.present(*papers) if setup.label(role) in report["drafters"]]
     with saved_figure(path, figsize=(7, 3.6)) as (_, axes):
@@ -255,10 +255,6 @@ def _show_cost(setup: PaperSetup, reports: Reports) -> Shown:
     )
 
 
-def _own_trees(setup: PaperSetup) -> Measurement:
-    return setup.comparison(OWN_TREES, setup.present(*TABLE_2_ROLES))
-
-
 TABLE_2_EXHIBIT = Exhibit(
     name="moa-table-2",
     paper=PAPER,
@@ -266,7 +262,7 @@ TABLE_2_EXHIBIT = Exhibit(
     differs="another target, other drafters and prompts; one processor instead of a GPU, where a pass over 63 tokens "
     "costs far more than a token, so that the drafters' own smaller trees stand beside the paper's; float32.",
     needs=lambda setup: (
-        _own_trees(setup),
+        setup.own_trees,
         setup.comparison(PAPERS_TREES, setup.present(*TABLE_2_ROLES[:5]), *PAPERS_TREE),
     ),
     show=_show_table_2,
@@ -294,7 +290,7 @@ COST_EXHIBIT = Exhibit(
     paper=PAPER,
     title="A.5: what a drafted level costs",
     differs="the paper counts operations and finds MoA's order to be EAGLE's; these are times.",
-    needs=lambda setup: (_own_trees(setup),),
+    needs=lambda setup: (setup.own_trees,),
     show=_show_cost,
 )
 EXHIBITS = (TABLE_2_EXHIBIT, TABLE_5_EXHIBIT, TABLE_10_EXHIBIT, COST_EXHIBIT)

@@ -10,7 +10,7 @@ from typing import Any
 from outrider_bench.core.answer_record import gather, mean_acceptance_length
 from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.harness.options import source_of, target_of
+from outrider_bench.harness.options import sampling_of, source_of, target_of
 from outrider_bench.harness.study import Measured, Study
 from outrider_bench.studies.options import TraceOptions
 from outrider_client.cli.options import tree_plan
@@ -18,7 +18,7 @@ from outrider_client.core.events import Cycle
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.families.moa.family import TLI
 from outrider_models.core.embedded import drafter_source
-from outrider_proto.errors import UsageError, Violation
+from outrider_proto.errors import UsageError
 from outrider_proto.frames import Draft, Sampling
 from outrider_server.engine.reference_decode import plain_greedy
 
@@ -146,10 +146,5 @@ def read_sampling(options: TraceOptions) -> Sampling:
     if options.acceptance not in ("sampling", "typical"):
         raise UsageError(f"acceptance={options.acceptance!r}: need greedy, sampling or typical")
     fields = ("temperature", "top_k", "top_p", "seed", "epsilon", "alpha")
-    try:
-        return Sampling(
-            **{name: getattr(options, name) for name in fields},
-            acceptance="typical" if options.acceptance == "typical" else "exact",
-        )
-    except Violation as error:
-        raise UsageError(error.message) from None
+    acceptance = "typical" if options.acceptance == "typical" else "exact"
+    return sampling_of(**{name: getattr(options, name) for name in fields}, acceptance=acceptance)

@@ -1,0 +1,159 @@
+"""The Hydra paper's figures from small reports, also where drafters are missing."""
+
+import pytest
+
+from outrider_bench.paper.exhibits import EXHIBITS
+from outrider_bench.paper.exhibits.hydra import SMALL_TREES, TYPICAL, TYPICAL_HOT
+from outrider_bench.paper.setup import HYDRA_ROLES, OWN_TREES, paper_setup
+from outrider_bench.studies.drafters.typical import TypicalStudy
+from outrider_bench.studies.drafters.typical_report import (
+    GREEDY,
+    SAMPLING,
+    TARGET,
+    Rule,
+    RuleResult,
+    ScoredAnswer,
+    TypicalReport,
+)
+from outrider_bench.studies.options import EPSILONS
+
+TRAINED = tuple(f"{role}=trained/{role}" for role in HYDRA_ROLES if role not in ("medusa", "hydra"))
+# Tokens of 10 verdicts on every prompt, and its seconds.
+JUDGED = {"medusa": 25, "hydra_plain": 30, "hydra_labels": 33, "hydra_noise": 34, "hydra_noprefix": 35, "hydra": 37}
+
+
+def setup_of(*named, quick=False):
+    return paper_setup(None, named, None, quick=quick)
+
+
+def compared(*roles, worse=()):
+    """A report of `drafters`: 12 prompts that differ in difficulty, on which everybody is as good as JUDGED says."""
+    prompts = [
+        {
+            "family": "code",
+            "judged": {role: JUDGED[role] + number % 3 for role in roles},
+            "verdicts": dict.fromkeys(roles, 10),
+            "seconds": {role: [(2.0 if role in worse else 1.0) / JUDGED[role]] * 2 for role in roles},
+        }
+        for number in range(12)
+    ]
+    drafters = {role: {"overall": JUDGED[role] / 10, "tau_ci95": {"all": (2.0, 4.0)}} for role in roles}
+    speeds = {role: {"speedup": JUDGED[role] / 20, "speedup_ci95": None} for role in roles}
+    return {"prompts": prompts, "drafters": drafters, "speeds": speeds}
+
+
+def show(name, setup, report):
+    return EXHIBITS[name].show(setup, {OWN_TREES: report, SMALL_TREES: report})
+
+
+def outcomes(shown):
+    return {claim.text: claim.outcome for claim in shown.claims}
+
+
+def scored(judged, *, is_right=True, tokens=(1, 2, 3), verdicts=10):
+    return ScoredAnswer("code", tokens, verdicts, judged, -1.0, is_right)
+
+
+def typical(*drafters, right=None, temperature=0.7):
+    """A report of `typical`, as JSON: tau falls with epsilon; `right`: how many of 12 answers of each drafter are."""
+    results = [RuleResult(TARGET, rule, [[scored(0, verdicts=0)] * 12]) for rule in (GREEDY, SAMPLING)]
+    for drafter in drafters:
+        rules = [GREEDY, SAMPLING, *(Rule("typical", epsilon) for epsilon in EPSILONS)]
+        for step, rule in enumerate(rules):
+            count = (right or {}).get(drafter, 12)
+            answers = [
+                scored(JUDGED[drafter] + number % 3 - step, is_right=None if right is None else number < count)
+                for number in range(12)
+            ]
+            results.append(RuleResult(drafter, rule, [answers]))
+    return TypicalStudy.as_dict(TypicalReport(temperature, results))
+
+
+def test_without_the_variants_only_what_the_shipped_drafters_show_is_left():
+    left = {name for name in EXHIBITS if name.startswith("hydra-") and not EXHIBITS[name].needs(setup_of())}
+    assert left == {"hydra-figure-2", "hydra-figure-3", "hydra-figure-4"}
+    assert not [name for name in left if not EXHIBITS[name].needs(setup_of(*TRAINED))]
+    assert EXHIBITS["hydra-figure-3"].needs(setup_of("hydra_noise=trained/hydra_noise"))
+
+
+def test_all_figures_of_heads_share_two_runs_and_one_of_them_with_the_base_paper():
+    setup = setup_of(*TRAINED)
+    needed = {one for number in range(2, 6) for one in EXHIBITS[f"hydra-figure-{number}"].needs(setup)}
+    assert {one.name for one in needed} == {OWN_TREES, SMALL_TREES}
+    assert needed & set(EXHIBITS["moa-table-2"].needs(setup))
+
+
+def test_the_quick_report_asks_two_commands_more():
+    setup = setup_of(quick=True)
+    moa, hydra = (
+        {one.name for name, exhibit in EXHIBITS.items() if name.startswith(paper) for one in exhibit.needs(setup)}
+        for paper in ("moa-", "hydra-")
+    )
+    assert hydra - moa == {SMALL_TREES, TYPICAL}
+
+
+def test_every_ordering_of_heads_holds_where_the_figures_say_so():
+    setup, report = setup_of(*TRAINED), compared(*HYDRA_ROLES)
+    expected = {
+        2: ["hydra_plain > medusa"],
+        3: ["hydra_noprefix > hydra_plain", "hydra > hydra_labels", "hydra > hydra_noise"],
+        4: ["hydra > hydra_noprefix"],
+        5: ["hydra > medusa", "hydra > hydra_plain"],
+    }
+    for number, pairs in expected.items():
+        shown = show(f"hydra-figure-{number}", setup, report)
+        assert outcomes(shown) == {f"{what}: {pair}": "holds" for what in ("tau", "speed") for pair in pairs}
+        (rows,) = (one.rows for one in shown.tables)
+        assert {row[0] for row in rows} == {role for pair in pairs for role in pair.split(" > ")}
+
+
+def test_tau_and_speed_are_held_apart():
+    shown = show("hydra-figure-2", setup_of(*TRAINED), compared(*HYDRA_ROLES, worse=("hydra_plain",)))
+    assert outcomes(shown) == {"tau: hydra_plain > medusa": "holds", "speed: hydra_plain > medusa": "fails"}
+
+
+def test_a_missing_drafter_leaves_its_claims_unmeasured(tmp_path):
+    shown = show("hydra-figure-5", setup_of(), compared("medusa", "hydra"))
+    assert outcomes(shown) == {
+        "tau: hydra > medusa": "holds",
+        "tau: hydra > hydra_plain": "not measured",
+        "speed: hydra > medusa": "holds",
+        "speed: hydra > hydra_plain": "not measured",
+    }
+    assert [row[0] for row in shown.tables[0].rows] == ["medusa", "hydra"]
+    assert shown.tables[0].rows[1][2:4] == ("3.70 +0.30 -1.70", "1.85")
+    shown.plots[0].draw(tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").stat().st_size > 5_000
+
+
+def test_typical_acceptance_is_held_where_epsilon_makes_a_difference(tmp_path):
+    cold, hot = (
+        typical("medusa", "hydra"),
+        typical("medusa", "hydra", right={"medusa": 2, "hydra": 10}, temperature=2.5),
+    )
+    shown = EXHIBITS["hydra-figure-6"].show(setup_of(), {TYPICAL: cold, TYPICAL_HOT: hot})
+    found = outcomes(shown)
+    assert len(found) == 2 + len(EPSILONS) + 1
+    assert set(found.values()) == {"holds"}
+    assert all("temperature 2.5" in text for text in found)
+    assert [one.title.split(";")[0] for one in shown.tables[:2]] == ["temperature 0.7", "temperature 2.5"]
+    for number, plot in enumerate(shown.plots):
+        plot.draw(tmp_path / f"{number}.png")
+        assert (tmp_path / f"{number}.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("there", ["medusa", "hydra"])
+def test_typical_acceptance_of_one_drafter_compares_it_with_nobody(there):
+    shown = EXHIBITS["hydra-figure-6"].show(setup_of(), {TYPICAL: typical(there)})
+    found = outcomes(shown)
+    assert found.pop(f"tau, temperature 0.7: {there} with epsilon 0.05 > 0.25") == "holds"
+    assert set(found.values()) == {"not measured"}
+
+
+def test_of_another_target_the_paper_s_temperature_counts(tmp_path):
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('"Who are you?"\n')
+    (needed,) = EXHIBITS["hydra-figure-6"].needs(paper_setup("smollm2", (), asked, quick=False))
+    assert needed.arguments[:5] == ("typical", "--target", "smollm2", "--questions", str(asked))
+    assert "smollm2/medusa" in needed.arguments
+    assert needed.arguments[needed.arguments.index("--temperature") + 1] == "0.7"
