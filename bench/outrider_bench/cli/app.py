@@ -13,7 +13,7 @@ import typer
 
 from outrider_bench.cli.load import load_command
 from outrider_bench.cli.network import network_command
-from outrider_bench.cli.paper import paper_command
+from outrider_bench.cli.paper import paper_app
 from outrider_bench.cli.spec import spec_command
 from outrider_bench.cli.virtual import record_command, sweep_command, virtual_command
 from outrider_bench.harness.options import PlotOption
@@ -86,7 +86,7 @@ app.command("record")(record_command)
 app.command("virtual")(virtual_command)
 app.command("sweep")(sweep_command)
 app.command("spec")(spec_command)
-app.command("paper")(paper_command)
+app.add_typer(paper_app, name="paper")
 
 
 def main() -> None:

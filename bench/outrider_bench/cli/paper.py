@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from outrider_bench.paper.exhibit import Exhibit
 
 
+paper_app = typer.Typer(invoke_without_command=True)
+TOKENS_HELP = "Tokens of each run; default: the recipe's own."
+
+
+@paper_app.callback()
 def paper_command(
+    context: typer.Context,
     out: Annotated[Path | None, typer.Option(help="Directory of the report, its tables, and the measurements.")] = None,
     target: TargetOption = None,
     drafter: Annotated[
@@ -43,6 +49,8 @@ def paper_command(
     What is there already is not measured again: after an interruption the same command goes on, and once all is there
     it only writes the report anew.
     """
+    if context.invoked_subcommand is not None:
+        return
     from outrider_bench.paper.exhibits import EXHIBITS
 
     chosen = [EXHIBITS[_known(name, list(EXHIBITS))] for name in table] if table else list(EXHIBITS.values())
@@ -53,6 +61,24 @@ def paper_command(
     if out is None:
         raise UsageError("where to: need --out DIR, or --list")
     _report(out, target, drafter or (), questions, chosen, quick=quick)
+
+
+@paper_app.command("train")
+def train_command(
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="Recipe to train; repeatable; default: all that do not ship.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each recipe, each with a seed of its own.")] = 1,
+    tokens: Annotated[int | None, typer.Option(min=1, help=TOKENS_HELP)] = None,
+) -> None:
+    """Train the models that the papers' tables compare and that do not ship, once, into the user's cache folder.
+
+    Those that are there are not trained again; after an interruption the same command goes on.
+    """
+    from outrider_bench.paper.trained import train_recipes
+
+    for directory in train_recipes(recipe or (), seeds, tokens):
+        show_line(str(directory))
 
 
 def _report(

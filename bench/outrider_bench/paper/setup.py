@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from outrider_bench.paper.measurement import Measurement
+from outrider_bench.paper.trained import ABLATION, HEADS, HYDRA, SECOND, SECOND_TARGET, trained
 from outrider_bench.studies.drafters.comparison import drafter_label
 from outrider_models.core.embedded import EMBEDDED, shipped_drafters
 from outrider_proto.errors import UsageError
@@ -68,8 +69,16 @@ class PaperSetup:
 
     @cached_property
     def roles(self) -> dict[str, str]:
-        """Names or sources by role: those that ship, and those named."""
-        return {name.rsplit("/", 1)[-1]: name for name in shipped_drafters(self.target)} | dict(self.named)
+        """Names or sources by role: those that ship, those that `paper train` has trained, and those named."""
+        shipped = {name.rsplit("/", 1)[-1]: name for name in shipped_drafters(self.target)}
+        made = trained_roles((*ABLATION, *HYDRA, *HEADS)) if self.is_embedded else {}
+        return shipped | made | dict(self.named)
+
+    @cached_property
+    def second(self) -> PaperSetup | None:
+        """The second target, with QKV bias, and its drafters, for the base paper's Table 9; None if not trained."""
+        target = trained(SECOND_TARGET) if self.is_embedded else None
+        return None if target is None else replace(self, target=str(target), named=_second_roles())
 
     def label(self, role: str) -> str:
         """Return the name that a comparison has for the drafter of a role, `lookup` and `suffix` being their own."""
@@ -103,6 +112,15 @@ class PaperSetup:
     def own_trees(self) -> Measurement:
         """All drafters in one run, each with trees of its own kind and size."""
         return self.comparison(OWN_TREES, self.present(*ROLES))
+
+
+def trained_roles(recipes: Sequence[str]) -> dict[str, str]:
+    """Return the directories of those recipes that `paper train` has trained."""
+    return {name: str(path) for name in recipes if (path := trained(name)) is not None}
+
+
+def _second_roles() -> dict[str, str]:
+    return {SECOND[name]: source for name, source in trained_roles(list(SECOND)).items()}
 
 
 def paper_setup(target: str | None, named: Sequence[str], questions: Path | None, *, quick: bool) -> PaperSetup:

@@ -8,6 +8,8 @@ from outrider_bench.core.answer_record import gather
 from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.prompts import warm_up_question
 from outrider_bench.paper import trained as module
+from outrider_bench.paper.exhibits import EXHIBITS
+from outrider_bench.paper.setup import paper_setup
 from outrider_bench.paper.trained import (
     SECOND,
     SHIPPED,
@@ -115,3 +117,17 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(UsageError, match="trained: Not a directory"):
         train_recipes(["eagle2_deep"], tokens=TOKENS)
+
+
+def test_what_is_trained_takes_its_role_in_the_tables(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "moa_nolsa" not in paper_setup(None, (), None, quick=False).roles
+    assert not EXHIBITS["moa-table-9"].needs(paper_setup(None, (), None, quick=False))
+    for name in ("moa_nolsa", "target_bias", "moa_bias", "eagle2_bias"):
+        TrainingRun(name).directory.mkdir(parents=True)
+    setup = paper_setup(None, (), None, quick=False)
+    assert setup.roles["moa_nolsa"] == str(TrainingRun("moa_nolsa").directory)
+    (measurement,) = EXHIBITS["moa-table-9"].needs(setup)
+    assert measurement.arguments[:3] == ("drafters", "--target", str(TrainingRun("target_bias").directory))
+    assert str(TrainingRun("eagle2_bias").directory) in measurement.arguments
+    assert paper_setup("smollm2", (), tmp_path, quick=False).second is None
