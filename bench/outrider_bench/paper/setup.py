@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from outrider_bench.paper.measurement import Measurement
@@ -51,15 +50,15 @@ QUICK = Extent(
 )
 
 
-@dataclass(frozen=True)  # without slots, for the cached property
+@dataclass(frozen=True, slots=True)
 class PaperSetup:
-    """`target`: as --target takes it, None: the embedded one. `named`: drafters by role, instead of those that ship.
+    """`target`: as --target takes it, None: the embedded one. `roles`: names or sources of drafters by their role.
 
     Roles are names of recipes, such as moa, moa_tli1, eagle2; a drafter that ships has that of its name.
     """
 
     target: str | None
-    named: Mapping[str, str]
+    roles: Mapping[str, str]
     questions: Path | None
     extent: Extent
 
@@ -67,18 +66,11 @@ class PaperSetup:
     def is_embedded(self) -> bool:
         return self.target is None
 
-    @cached_property
-    def roles(self) -> dict[str, str]:
-        """Names or sources by role: those that ship, those that `paper train` has trained, and those named."""
-        shipped = {name.rsplit("/", 1)[-1]: name for name in shipped_drafters(self.target)}
-        made = trained_roles((*ABLATION, *HYDRA, *HEADS)) if self.is_embedded else {}
-        return shipped | made | dict(self.named)
-
-    @cached_property
+    @property
     def second(self) -> PaperSetup | None:
         """The second target, with QKV bias, and its drafters, for the base paper's Table 9; None if not trained."""
         target = trained(SECOND_TARGET) if self.is_embedded else None
-        return None if target is None else replace(self, target=str(target), named=_second_roles())
+        return None if target is None else replace(self, target=str(target), roles=_second_roles())
 
     def label(self, role: str) -> str:
         """Return the name that a comparison has for the drafter of a role, `lookup` and `suffix` being their own."""
@@ -135,7 +127,9 @@ def paper_setup(target: str | None, named: Sequence[str], questions: Path | None
     if not embedded and questions is None:
         raise UsageError(f"target={target}: its own prompts come only with the embedded target: give --questions FILE")
     extent = QUICK if quick else WHOLE if embedded else OTHER
-    setup = PaperSetup(None if embedded else target, roles, questions, extent)
+    shipped = {name.rsplit("/", 1)[-1]: name for name in shipped_drafters(None if embedded else target)}
+    made = trained_roles((*ABLATION, *HYDRA, *HEADS)) if embedded else {}
+    setup = PaperSetup(None if embedded else target, shipped | made | roles, questions, extent)
     if not setup.roles:
         raise UsageError(f"target={target}: no drafter ships for it: name some with --drafter ROLE=DRAFTER")
     return setup
