@@ -22,6 +22,12 @@ TRAINED = tuple(f"{role}=trained/{role}" for role in HYDRA_ROLES if role not in 
 JUDGED = {"medusa": 25, "hydra_plain": 30, "hydra_labels": 33, "hydra_noise": 34, "hydra_noprefix": 35, "hydra": 37}
 
 
+@pytest.fixture(autouse=True)
+def nothing_trained(tmp_path, monkeypatch):
+    """What `paper train` has trained takes its role by itself."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 def setup_of(*named, quick=False):
     return paper_setup(None, named, None, quick=quick)
 

@@ -65,6 +65,15 @@ def test_only_lossless_rules_are_held_against_the_target_s_own_answers():
     assert TypicalStudy.failures(report) == ["hydra, greedy: 1 answers are not the target's own"]
 
 
+def test_rounding_may_turn_a_draw_but_not_many():
+    own = [[answer([number]) for number in range(20)]]
+    for wrong, fails in ((2, 0), (3, 1)):
+        drawn = [[answer([99 if number < wrong else number]) for number in range(20)]]
+        report = TypicalReport(2.5, [RuleResult(TARGET, SAMPLING, own), RuleResult("hydra", SAMPLING, drawn)])
+        assert len(TypicalStudy.failures(report)) == fails
+        assert len(TypicalStudy.notes(report)) == 1 - fails
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     directory = tmp_path_factory.mktemp("typical")
@@ -86,10 +95,12 @@ def figures(report, drafter, name, epsilon=None):
 def test_the_controls_write_what_the_target_writes_alone(report):
     for name, runs in (("greedy", 1), ("sampling", 2)):
         alone, drafted = (figures(report, drafter, name) for drafter in (TARGET, "hydra"))
-        assert drafted["mismatches"] == 0
         assert len(drafted["runs"]) == runs
-        assert drafted["perplexity"] == pytest.approx(alone["perplexity"])
-        assert (drafted["tokens"], drafted["right"]) == (alone["tokens"], alone["right"])
+        # At this temperature rounding may turn a draw, in a processor's own way.
+        assert drafted["mismatches"] <= (0 if name == "greedy" else 1)
+        if not drafted["mismatches"]:
+            assert drafted["perplexity"] == pytest.approx(alone["perplexity"])
+            assert (drafted["tokens"], drafted["right"]) == (alone["tokens"], alone["right"])
         assert drafted["tau"] > 1
         assert "tau" not in alone
 
