@@ -1,7 +1,7 @@
 """Models that the papers' tables compare and that do not ship: trained once, and kept in the user's cache folder.
 
-CACHE/outrider/trained/NAME-KEY            a model; KEY is of the recipe's content, its target's, seed and tokens
-CACHE/outrider/trained/NAME-KEY.partial    a run that was interrupted, and goes on from its checkpoint
+CACHE/outrider/trained/KEY/NAME            a model; KEY is of the recipe's content, its target's, seed and tokens
+CACHE/outrider/trained/KEY/NAME.partial    a run that was interrupted, and goes on from its checkpoint
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class TrainingRun:
     def directory(self) -> Path:
         from platformdirs import user_cache_path
 
-        return user_cache_path("outrider", appauthor=False) / "trained" / f"{self.name}-{self.key}"
+        return user_cache_path("outrider", appauthor=False) / "trained" / self.key / self.name
 
     @property
     def num_tokens(self) -> int:
