@@ -94,16 +94,18 @@ class SessionTable:
         placed = [session for session in self._sessions.values() if session.owner is not None]
         count = Counter(session.principal.holder for session in placed)
         own = count[principal.holder]
+        idle = [session for session in placed if _is_idle(session, now)]
         if principal.holder and own >= most:
-            if self._park_one((s for s in placed if s.principal.holder == principal.holder and _is_idle(s, now)), now):
+            if self._park_one([s for s in idle if s.principal.holder == principal.holder], placed, now):
                 return  # its place is free now
             whose = "this key" if principal.payer else "your address"
             message = f"{whose} may have {most} sessions at work at once, and has them: end one, or try again later"
             raise Refusal(Reason.OVER_QUOTA, message, retry_after_s=_FULL_S)
-        if len(placed) < self._max_sessions or self._park_one((s for s in placed if _is_idle(s, now)), now):
+        if len(placed) < self._max_sessions or self._park_one(idle, placed, now):
             return
         # Whoever opens sessions faster than they become idle, and uses none, would keep all others out.
-        if not self._park_one((s for s in placed if _is_unused(s) and count[s.principal.holder] > own + 1), now):
+        unused = [s for s in placed if _is_unused(s) and count[s.principal.holder] > own + 1]
+        if not self._park_one(unused, placed, now):
             raise Refusal(Reason.SERVER_FULL, f"{self._max_sessions} sessions are in use; try again later")
 
     def add(self, sequence: Sequence, tap: str, owner: Owner, now: float) -> Session:
@@ -151,15 +153,14 @@ class SessionTable:
             self.forget(session)
         parked = [session for session in self._sessions.values() if session.owner is None]
         while len(parked) > self._parked_sessions:
-            parked.remove(first := self._first_to_go(parked))
+            parked.remove(first := _first_to_go(parked, parked))
             self.forget(first)
 
-    def _park_one(self, candidates: Iterable[Session], now: float) -> bool:
+    def _park_one(self, candidates: list[Session], placed: list[Session], now: float) -> bool:
         """Take the place of one of the candidates, who have streams; return whether there are any."""
-        candidates = list(candidates)
         if not candidates:
             return False
-        session = self._first_to_go(candidates)
+        session = _first_to_go(candidates, placed)
         owner = session.owner
         # Not release(): the place may be for a parked session, which must not be dropped as one too many.
         self._park(session, now)
@@ -172,10 +173,11 @@ class SessionTable:
         session.sequence.parked = True
         session.expires_at = now + self._ttl_s
 
-    def _first_to_go(self, candidates: Iterable[Session]) -> Session:
-        """Return the session that is missed least: of the holder with the most, one without a text, the oldest."""
-        count = Counter(session.principal.holder for session in self._sessions.values())
-        return min(candidates, key=lambda s: (-count[s.principal.holder], s.has_asked, s.active_at))
+
+def _first_to_go(candidates: Iterable[Session], among: Iterable[Session]) -> Session:
+    """Return the session that is missed least: of the holder with the most, one without a text, the oldest."""
+    count = Counter(session.principal.holder for session in among)
+    return min(candidates, key=lambda s: (-count[s.principal.holder], s.has_asked, s.active_at))
 
 
 def _is_idle(session: Session, now: float) -> bool:

@@ -237,9 +237,8 @@ class SessionMachine(RuleBasedStateMachine):
         talk = self.one_of(self.streams, at)
         self.run(talk.send(Close()))
         assert self.run(talk.receive()) is None
-        session = self.streams[talk]
+        self.forget(self.streams[talk])
         self.leave(talk)
-        self.forget(session)
 
     @precondition(lambda self: self.streams)
     @rule(at=which, wrong=st.sampled_from(WRONG))
