@@ -87,7 +87,7 @@ async def test_open_chats_that_rest_share_the_places_of_a_full_server(monkeypatc
         streams = running.verifier._streams
         for mine in (one, two, one, two):
             assert await answer(mine) == plain()
-            await until(lambda: not any(stream.num_requests for stream in streams), "the last reply is out")
+            await until(lambda: not any(stream.is_busy for stream in streams), "the last reply is out")
 
 
 async def test_a_fault_of_the_loop_itself_leaves_nobody_waiting(monkeypatch):

@@ -82,7 +82,7 @@ class LoadPlan:
     @property
     def serve_options(self) -> list[str]:
         """Options for `outrider-server serve`."""
-        room = max(64, 2 * max(self.clients))  # a session whose link broke is parked while its client comes back
+        room = max(64, 2 * max(self.clients))  # a stream whose link broke keeps its place until the server notices
         named = ["--target", str(self.target), "--drafter", self.drafter, "--max-sessions", str(room)]
         named += ["--dtype", self.dtype, "--device", self.device, "--shared-prefixes", self.shared_prefixes]
         return [*named, "--no-edge-bundle", *self.server_options]

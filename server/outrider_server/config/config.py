@@ -29,12 +29,15 @@ class LimitsConfig:
     __pydantic_config__ = FORBID_EXTRA
 
     session_ttl_s: Annotated[float, Flag("Seconds a session is kept after its stream has ended.")] = 600.0
-    max_sessions: Annotated[int, Flag("Largest number of sessions at once.")] = 64
+    max_sessions: Annotated[int, Flag("Largest number of sessions with a stream; idle ones make room for others.")] = 64
+    parked_sessions: Annotated[
+        int, Flag("Largest number of sessions kept without a stream, each with the tokens of its text.")
+    ] = 512
     client_sessions: Annotated[
         int | None,
         Flag(
-            "Largest number of sessions of one key (unless added with --sessions) or, without keys, of one address;"
-            " loopback has no limit. Default: half of --max-sessions."
+            "Largest number of sessions with a stream of one key (unless added with --sessions) or, without keys, of"
+            " one address; loopback has no limit. Default: half of --max-sessions."
         ),
     ] = None
     max_nodes: Annotated[int, Flag("Largest number of nodes in a draft tree.")] = MAX_NODES
@@ -94,6 +97,8 @@ class LimitsConfig:
             raise UsageError(f"session_ttl={self.session_ttl_s}: need 0 seconds or more")
         if self.max_sessions < 1:
             raise UsageError(f"max_sessions={self.max_sessions}: need at least 1")
+        if self.parked_sessions < 0:
+            raise UsageError(f"parked_sessions={self.parked_sessions}: need 0 or more")
         if self.client_sessions is not None and self.client_sessions < 1:
             raise UsageError(f"client_sessions={self.client_sessions}: need at least 1")
         if not 1 <= self.max_nodes <= MAX_NODES:

@@ -290,5 +290,7 @@ class Sequence:
 
     def _trim_hidden(self) -> None:
         """Forget the hidden states of rows that are no longer held."""
+        if not self.num_untapped:  # an empty slice would keep what it is a slice of
+            self._hidden.clear()
         for layer, rows in self._hidden.items():
             self._hidden[layer] = [torch.cat(rows)[: self.num_untapped]]

@@ -43,6 +43,12 @@ class SessionDrafter:
         """Note that the session kept only its first `length` tokens."""
         self._num_same = min(self._num_same, length)
 
+    def clear(self) -> None:
+        """Give up the state, which the next draft makes again: its memory is in no budget."""
+        self._state = self.drafter.new_state()
+        self._tokens = []
+        self._num_same = 0
+
     @torch.inference_mode()
     def begin(self, known: DraftContext, shape: TreeShape) -> TreeGrowth:
         """Begin a draft below the root, with its first level."""

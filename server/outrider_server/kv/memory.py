@@ -325,7 +325,9 @@ class KVMemory:
         self, spare: Sequence[CachedSequence], asking: EvictableSequence | None
     ) -> dict[EvictableSequence, Holding]:
         """Return the sequences that may be evicted, in that order."""
-        sequences = {_holding(t): t for t in list(self._sequences) if t not in spare}
+        # Most parked sessions have no rows any more.
+        concerned = [t for t in list(self._sequences) if t.slot.holds_any or t.usage.wanted_bytes]
+        sequences = {_holding(t): t for t in concerned if t not in spare}
         order = self.policy.order(None if asking is None else _holding(asking), list(sequences), self._clock())
         return {sequences[holding]: holding for holding in order}
 

@@ -105,7 +105,7 @@ class EngineLoop:
         self._idle_s = 0.0  # since the last pass
         self._pass_s = 0.0  # of the last pass
         self._faults = FaultHandler(engine)
-        self._drafting = ServerDrafting(engine, self._scheduler, self._faults.fail)
+        self._drafting = ServerDrafting(engine, self._scheduler, self._faults.fail, limits.max_sessions)
         self._thread = threading.Thread(target=self._run, name="outrider-model", daemon=True)
 
     def start(self) -> None:

@@ -13,11 +13,13 @@ import time
 from collections import abc, deque
 from collections.abc import Callable
 from functools import partial
+from weakref import WeakKeyDictionary
 
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.trees.tree_tuner import RowCost, RunningRatio, TreeTuner
 from outrider_server.engine.engine import Engine, StepResult
+from outrider_server.engine.server_drafter import SessionDrafter
 from outrider_server.scheduling.fault_handler import is_lost_device
 from outrider_server.scheduling.request import Request
 from outrider_server.scheduling.scheduler import Scheduler
@@ -30,12 +32,19 @@ _DRAFT_BESIDE_S = 0.005
 
 
 class ServerDrafting:
-    """Grows the drafts of many sessions; `fail` ends a request whose draft has failed."""
+    """Grows the drafts of many sessions; `fail` ends a request whose draft has failed.
 
-    def __init__(self, engine: Engine, scheduler: Scheduler, fail: Callable[[Request, Exception], None]) -> None:
+    At most `max_states` sessions keep a draft state: parked ones are many more than those at work.
+    """
+
+    def __init__(
+        self, engine: Engine, scheduler: Scheduler, fail: Callable[[Request, Exception], None], max_states: int
+    ) -> None:
         self._engine = engine
         self._scheduler = scheduler
         self._fail = fail
+        self._max_states = max_states
+        self._with_state = WeakKeyDictionary[SessionDrafter, None]()  # the least recently used first
         self._costs: dict[Drafter, DraftCosts] = {}
         self._draft_s = 0.0  # before the pass under way
 
@@ -105,6 +114,7 @@ class ServerDrafting:
         """Draft the first level; return whether there may be another."""
         assert request.sequence.drafter is not None
         started = request.sequence.drafter.begun_at = time.monotonic()
+        self._use_state(request.sequence.drafter)
         try:
             self._engine.tap([request.sequence])  # what was deferred: the drafter reads all features
             return request.begin_draft(tree_budget, self._tuned(request))
@@ -113,6 +123,15 @@ class ServerDrafting:
             return False
         finally:
             request.add_draft_time(time.monotonic() - started)
+
+    def _use_state(self, drafter: SessionDrafter) -> None:
+        """Clear the state that was not used for longest where there are too many."""
+        self._with_state.pop(drafter, None)
+        self._with_state[drafter] = None
+        if len(self._with_state) > self._max_states:
+            oldest = next(iter(self._with_state))
+            del self._with_state[oldest]
+            oldest.clear()
 
     def _grow(self, group: abc.Sequence[Request]) -> list[Request]:
         """Draft one level more for all of a group; return those that may have another."""

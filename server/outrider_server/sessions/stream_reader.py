@@ -168,6 +168,8 @@ class StreamReader:
             session = server.sessions.find(frame.session_id, server.clock(), stream.principal)
         if session is None:
             return None
+        if session.owner is None:
+            server.sessions.make_room_for(stream.principal, server.clock())
         session.principal = stream.principal
         # Take the session over before the older stream fails: from here on its frames can no longer reach the session.
         former = server.sessions.take(session, stream, server.clock())
@@ -182,7 +184,6 @@ class StreamReader:
     def _new_session(self, frame: Open) -> Session:
         server, principal = self._server, self._stream.principal
         server.sessions.make_room_for(principal, server.clock())
-        server.sessions.make_room(server.clock())
         tap = server.taps[frame.tap] if frame.tap else None
         drafter = server.drafters.get(frame.tap) if principal.may(Scope.SERVER_DRAFT) else None
         sequence = Sequence(server.memory, tap, drafter, principal.payer, principal.holder)
@@ -246,8 +247,9 @@ class StreamReader:
 
     def _deliver(self, seq: int, answer: Reply) -> None:
         self._rate_limiter.observe(seq, answer)
-        if self._stream.session is not None:
-            self._stream.session.active_at = self._server.clock()
+        session = self._stream.session
+        if session is not None and session.owner is self._stream:
+            session.active_at = self._server.clock()
         self._stream.deliver(seq, answer)
 
     def _own_session(self) -> Session:

@@ -69,9 +69,9 @@ class StreamWriter:
         return self._refusal
 
     @property
-    def num_requests(self) -> int:
-        """Number of requests under way."""
-        return len(self._requests)
+    def is_busy(self) -> bool:
+        """True while requests are under way, or their features have not left."""
+        return bool(self._requests or self._features or self._has_more_rows)
 
     @property
     def is_ending(self) -> bool:

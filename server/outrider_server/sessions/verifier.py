@@ -74,7 +74,11 @@ class Verifier:
         self._clock = clock
         self._description = _description(target, self._taps.values(), self._limits.max_nodes)
         self._sessions = SessionTable(
-            self._limits.session_ttl_s, self._limits.max_sessions, self._release, self._limits.client_sessions
+            self._limits.session_ttl_s,
+            self._limits.max_sessions,
+            self._limits.parked_sessions,
+            self._release,
+            self._limits.client_sessions,
         )
         policy = EvictionPolicy(kv_bytes, _HOLD_S, self._limits.room_wait_s)
         self.memory = KVMemory(

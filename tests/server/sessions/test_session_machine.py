@@ -20,6 +20,7 @@ from outrider_server.sessions.verifier import Verifier
 
 TTL_S = 60.0
 MAX_SESSIONS = 3
+MAX_PARKED = 2
 MAX_STREAMS = 4
 IDLE_S = 10.0
 ALL = 999  # more tokens than any session has
@@ -50,6 +51,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.run = self.loop.run_until_complete
         self.now = 100.0
         self.sessions: dict[str, ModelSession] = {}  # in the order they were made
+        self.rows = {}  # of the server's table: when each session was last used, which no frame says
         self.forgotten: list[tuple[str, str]] = []  # id and tap
         self.streams: dict[object, ModelSession] = {}  # by Talk
         self.contexts: dict[object, object] = {}
@@ -58,7 +60,11 @@ class SessionMachine(RuleBasedStateMachine):
     @initialize(plan_ahead=st.sampled_from(["off", "on"]))
     def start(self, plan_ahead: str) -> None:
         limits = LimitsConfig(
-            session_ttl_s=TTL_S, max_sessions=MAX_SESSIONS, max_nodes=MAX_NODES, plan_ahead=plan_ahead
+            session_ttl_s=TTL_S,
+            max_sessions=MAX_SESSIONS,
+            parked_sessions=MAX_PARKED,
+            max_nodes=MAX_NODES,
+            plan_ahead=plan_ahead,
         )
         self.verifier = Verifier(small_target(), [TAP], limits, lambda: self.now)
         self.run(self.verifier.start())
@@ -93,6 +99,9 @@ class SessionMachine(RuleBasedStateMachine):
         if not self.lives(session):
             return
         self.expire()
+        if session.stream is None and not self.makes_room():
+            self.is_refused(Reason.SERVER_FULL, session_id=session.id, tap=session.tap)
+            return
         asked = ALL if session.or_held else committed_len
         talk, opened = self.opened(session_id=session.id, committed_len=asked, tap=session.tap)
         assert (opened.resumed, opened.session_id) == (True, session.id)
@@ -103,6 +112,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.fence(session)
         self.streams[talk] = session
         session.goes_on(talk, len(kept))
+        self.displace()
 
     @precondition(lambda self: self.sessions and len(self.streams) < MAX_STREAMS)
     @rule(at=which)
@@ -112,6 +122,9 @@ class SessionMachine(RuleBasedStateMachine):
             return
         self.expire()
         other = "" if session.tap else TAP.info.fingerprint
+        if session.stream is None and not self.makes_room():
+            self.is_refused(Reason.SERVER_FULL, session_id=session.id, tap=other)
+            return
         talk, opened = self.opened(session_id=session.id, committed_len=ALL, tap=other)
         self.fence(session)
         self.forget(session)
@@ -224,9 +237,8 @@ class SessionMachine(RuleBasedStateMachine):
         talk = self.one_of(self.streams, at)
         self.run(talk.send(Close()))
         assert self.run(talk.receive()) is None
-        session = self.streams[talk]
+        self.forget(self.streams[talk])
         self.leave(talk)
-        self.forget(session)
 
     @precondition(lambda self: self.streams)
     @rule(at=which, wrong=st.sampled_from(WRONG))
@@ -271,30 +283,31 @@ class SessionMachine(RuleBasedStateMachine):
             self.forget(session)
 
     def makes_room(self) -> bool:
-        """Whether one more fits, at the cost of one that is parked, or else idle for long."""
-        if len(self.sessions) == MAX_SESSIONS:
+        """Whether one more gets a place, be it that of one that has been idle for long."""
+        if len(self.streams) == MAX_SESSIONS:
             self.run(self.all_answered())
-            table = self.verifier._sessions._sessions
-            idle = [
-                session
-                for session in self.sessions.values()
-                if session.stream is None or self.now - table[session.id].active_at >= IDLE_S
-            ]
+            idle = [s for s in self.streams.values() if self.now - self.rows[s.id].active_at >= IDLE_S]
             if not idle:
                 return False
-
-            def order(session: ModelSession) -> tuple[bool, bool, float]:
-                return session.stream is not None, table[session.id].has_asked, table[session.id].active_at
-
-            session = min(idle, key=order)
-            self.displaced = session.stream
-            self.forget(session)
+            self.displaced = min(idle, key=self.missed).stream
         return True
+
+    def missed(self, session: ModelSession) -> tuple[bool, float, int]:
+        """How much: those without a text least, then the oldest."""
+        row = self.rows[session.id]
+        return row.has_asked, row.active_at, list(self.sessions).index(session.id)
+
+    def displace(self) -> None:
+        """Who has lost its place is parked."""
+        if self.displaced is not None:
+            displaced, self.displaced = self.displaced, None
+            assert self.run(displaced.refusal()).reason is Reason.STALLED
+            self.leave(displaced)
 
     async def all_answered(self) -> None:
         """The last verdict is not the last reply."""
         for stream in list(self.verifier._streams):
-            while stream.num_requests:  # noqa: ASYNC110 # it has no event of its own
+            while stream.is_busy:  # noqa: ASYNC110 # it has no event of its own
                 await asyncio.sleep(0.001)
 
     def forget(self, session: ModelSession) -> None:
@@ -305,12 +318,7 @@ class SessionMachine(RuleBasedStateMachine):
         context = talking(self.verifier)
         talk = self.run(context.__aenter__())
         self.contexts[talk] = context
-        opened = self.run(talk.open(self.verifier.describe(), **changes))
-        if self.displaced is not None:
-            displaced, self.displaced = self.displaced, None
-            assert self.run(displaced.refusal()).reason is Reason.STALLED
-            self.leave(displaced)
-        return talk, opened
+        return talk, self.run(talk.open(self.verifier.describe(), **changes))
 
     def is_refused(self, reason: Reason, **changes) -> None:
         async def tried() -> None:
@@ -327,6 +335,8 @@ class SessionMachine(RuleBasedStateMachine):
         assert opened.session_id not in self.sessions
         session = self.sessions[opened.session_id] = ModelSession(opened.session_id, tap, stream=talk)
         self.streams[talk] = session
+        self.rows[session.id] = self.verifier._sessions._sessions[session.id]
+        self.displace()
 
     def fence(self, session: ModelSession) -> None:
         """The older stream learns that it has been taken over."""
@@ -339,6 +349,10 @@ class SessionMachine(RuleBasedStateMachine):
         session = self.streams.pop(talk)
         self.run(self.contexts.pop(talk).__aexit__(None, None, None))
         session.stream, session.expires_at = None, self.now + TTL_S
+        self.expire()
+        parked = [session for session in self.sessions.values() if session.stream is None]
+        if len(parked) > MAX_PARKED:
+            self.forget(min(parked, key=self.missed))
 
     def request(self, at: int, keep: int, context: tuple[int, ...], root: int | None):
         """On one of the streams: how much of what is held stays, and the text with the root; None: what was said."""

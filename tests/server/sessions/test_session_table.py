@@ -89,7 +89,7 @@ async def test_the_limit_of_a_client_can_be_set():
 @pytest.mark.parametrize("stranger", [STRANGER, ANONYMOUS], ids=["address", "loopback"])
 async def test_who_opens_and_leaves_many_sessions_displaces_no_parked_one_of_others(stranger):
     """Of one holder, sessions without a text go before those with one."""
-    async with serving(Clock(), max_sessions=6) as verifier:
+    async with serving(Clock(), max_sessions=6, parked_sessions=6) as verifier:
         ids = []
         for _ in range(3):
             async with talking(verifier) as talk:

@@ -263,19 +263,20 @@ async def test_a_resume_with_other_features_starts_a_new_session():
             assert not opened.resumed
 
 
-async def test_a_full_server_drops_the_oldest_parked_session_or_refuses():
+async def test_a_full_server_refuses_and_keeps_what_is_parked():
     async with serving(max_sessions=2) as verifier, talking(verifier) as live:
         await live.open(verifier.describe())
         async with talking(verifier) as parked:
             session = (await parked.open(verifier.describe())).session_id
         async with talking(verifier) as third:
             await third.open(verifier.describe())
-            async with talking(verifier) as fourth:
-                with pytest.raises(Refusal, match="2 sessions are in use") as refused:
-                    await fourth.open(verifier.describe())
-                assert refused.value.reason is Reason.SERVER_FULL
+            for changes in ({}, {"session_id": session}):
+                async with talking(verifier) as fourth:
+                    with pytest.raises(Refusal, match="2 sessions are in use") as refused:
+                        await fourth.open(verifier.describe(), **changes)
+                    assert refused.value.reason is Reason.SERVER_FULL
         async with talking(verifier) as late:
-            assert not (await late.open(verifier.describe(), session_id=session)).resumed
+            assert (await late.open(verifier.describe(), session_id=session)).resumed
 
 
 OPENINGS = [
