@@ -223,7 +223,7 @@ class ClientSession:
             raise SilenceError(f"{self._transport.address}: no answer within {seconds:g} s") from error
 
     def _next_open_frame(self) -> Open:
-        committed_len = self._transcript.committed_len if self._open_frame.session_id else 0
+        committed_len = self._transcript.resumable_len if self._open_frame.session_id else 0
         return replace(self._open_frame, committed_len=committed_len)
 
     def _adopt(self, link: ServerLink, opened: Opened) -> None:

@@ -109,6 +109,13 @@ class Transcript:
         return self._tail_start
 
     @property
+    def resumable_len(self) -> int:
+        """Number of our first tokens that the server may hold."""
+        # Of a cut answer it holds tokens that we dropped: asked about more than it is known to share with us, it would
+        # answer with the hash of those. Requests in flight may have brought it further.
+        return self._tail_start if self._in_flight else min(self._server_len, self._tail_start)
+
+    @property
     def room(self) -> int:
         """Number of tokens that may still be added."""
         return self._limit_len - len(self._tokens)
