@@ -41,7 +41,7 @@ class DFlashDrafter:
         self.target = target
         self.tap = tap_info(network) if tap is None else tap
         self.vocab_size = target.sizes.vocab
-        self.num_drafts = network.sizes.num_drafts
+        self.num_drafts = self.levels_per_pass = network.sizes.num_drafts
         # Trained with blocks that lack a whole block's verdict: docs/drafters.md, "Ahead of a verdict".
         self.stale_tolerant = network.sizes.late > self.num_drafts
         self.plan = TreeShape.chain(min(self.num_drafts, MAX_LEVELS)) if plan is None else plan
