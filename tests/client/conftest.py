@@ -329,6 +329,7 @@ class FakeDrafter:
     plan: TreePlan | None = None
     stale_tolerant: bool = False
     tree_in_one_pass: bool = False
+    levels_per_pass: int = 1
 
     def new_state(self) -> FakeDraftState:
         return FakeDraftState(self.language)

@@ -13,6 +13,8 @@ from outrider_proto.frames import TapInfo
 class OracleDrafting:
     """The part of the client's Drafting that does not draft."""
 
+    levels_per_pass = 1  # levels are charged one by one, also those of one block
+
     def __init__(self, tap: TapInfo, *, stale_tolerant: bool) -> None:
         self.tap = tap
         self.stale_tolerant = stale_tolerant

@@ -47,7 +47,8 @@ class ModeController:
         self._config = ClientConfig()
         self._own_plan: TreePlan | None = None
         self._choice: Choice | None = None
-        self._tuner = TreeTuner()
+        self._levels_per_pass = 1 if drafting is None else drafting.levels_per_pass
+        self._tuner = TreeTuner(levels_per_pass=self._levels_per_pass)
         self._row_s: float | None = None  # time that a row of a prompt's features takes downwards
         self._row_bytes = 0.0  # and its size
         self._reply_row_bytes = Median()  # converted to the finest codec
@@ -132,7 +133,10 @@ class ModeController:
     def tuned(self, limits: TreePlan | None, *, ahead: bool = False) -> TreeShape:
         """Return the tree that is worth its cost, within `limits`. `ahead`: it is drafted in hidden time."""
         speed = self._observer.tokens_per_second
-        level_ms = 0.0 if ahead else self._observer.measured().draft_level_ms
+        measured = self._observer.measured()
+        level_ms = 0.0 if ahead else measured.draft_level_ms
+        if level_ms is not None:  # of all levels: a block's pass has given several
+            level_ms *= min(self._levels_per_pass, measured.hit_levels)
         shape = limits if isinstance(limits, TreeShape) else AUTO_LIMITS
         return self._tuner.shape(shape, None if speed is None else speed / 1e3, level_ms)
 

@@ -121,6 +121,9 @@ class AsyncDrafter(Protocol):
     def stale_tolerant(self) -> bool: ...
 
     @property
+    def levels_per_pass(self) -> int: ...
+
+    @property
     def can_draft_ahead(self) -> bool:
         """Return whether it can draft on tokens whose features it has not seen."""
         ...
@@ -170,6 +173,7 @@ class DraftingThread:
         self.tap = heads.tap
         self.names = heads.names
         self.stale_tolerant = heads.stale_tolerant
+        self.levels_per_pass = heads.levels_per_pass
         self._paced = [head for head in heads.heads if isinstance(head, PacedDrafter)]
         self._state = heads.new_state()
         self.can_draft_ahead = can_predraft(self._state)

@@ -102,6 +102,11 @@ class Drafter(Protocol):
         ...
 
     @property
+    def levels_per_pass(self) -> int:
+        """Levels of a draft that a pass gives: 1, or of a drafter of blocks as many as a block has."""
+        ...
+
+    @property
     def plan(self) -> TreePlan | None:
         """The tree it was made for, if that is fixed; None if it drafts trees of any shape."""
         ...

@@ -23,6 +23,7 @@ class DrafterWrapper:
         self.plan: TreePlan | None = inner.plan
         self.stale_tolerant = inner.stale_tolerant
         self.tree_in_one_pass = inner.tree_in_one_pass
+        self.levels_per_pass = inner.levels_per_pass
 
     def new_state(self) -> DraftState:
         return StateWrapper(self.inner.new_state(), self)

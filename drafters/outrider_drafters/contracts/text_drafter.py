@@ -24,6 +24,7 @@ class TextDrafter(ABC):
     tap = NO_FEATURES
     stale_tolerant = True  # it has none
     tree_in_one_pass = False
+    levels_per_pass = 1
     plan: TreePlan | None = None
 
     def __init__(self, vocab_size: int) -> None:

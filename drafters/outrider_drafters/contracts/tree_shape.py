@@ -17,8 +17,9 @@ class TreeShape:
     """Limits of a dynamic tree: `breadth` nodes expanded per level, `levels` levels, the best `budget` nodes kept.
 
     The budget does not count the root. Nodes whose path is less likely than `min_probability` are left out, and no
-    level is expanded whose nodes are together less likely than `min_level_probability`. `certainty`: the probability of
-    a node of which the drafter says 1, as copies do; scores stay the drafter's own.
+    level is expanded whose nodes are together less likely than `min_level_probability`, unless the pass that gave its
+    nodes has given their successors, too: of `levels_per_pass` levels only the last is so limited. `certainty`: the
+    probability of a node of which the drafter says 1, as copies do; scores stay the drafter's own.
     EAGLE's total_token/depth/top_k T/D/k is breadth k, levels D + 1, budget T - 1. Raises UsageError.
     """
 
@@ -27,10 +28,16 @@ class TreeShape:
     budget: int = 16
     min_probability: float = 0.0
     min_level_probability: float = 0.0
+    levels_per_pass: int = 1
     certainty: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, limit in (("breadth", MAX_BREADTH), ("levels", MAX_LEVELS), ("budget", MAX_NODES)):
+        for name, limit in (
+            ("breadth", MAX_BREADTH),
+            ("levels", MAX_LEVELS),
+            ("budget", MAX_NODES),
+            ("levels_per_pass", MAX_LEVELS),
+        ):
             if not 1 <= getattr(self, name) <= limit:
                 raise UsageError(f"{name}={getattr(self, name)}: need 1 to {limit}")
         if not 0 <= self.min_probability < 1:

@@ -50,6 +50,7 @@ class FeatureDrafter(ABC):
     family: str
     stale_tolerant = False
     tree_in_one_pass = False
+    levels_per_pass = 1
 
     def __init__(self, target: TargetWeights, tap: TapInfo, embed: Tensor | None = None) -> None:
         """`embed` [V, E]: an embedding of its own in place of the target's."""

@@ -60,6 +60,7 @@ class RoutedDrafter:
         self.vocab_size = self.heads[0].vocab_size
         self.stale_tolerant = all(head.stale_tolerant for head in self.heads)
         self.tree_in_one_pass = all(head.tree_in_one_pass for head in self.heads)
+        self.levels_per_pass = min(head.levels_per_pass for head in self.heads)
         self.plan = self.heads[0].plan if all(head.plan == self.heads[0].plan for head in heads) else None
         one_at_a_time = len(self.heads) == 1 or self.routing.route == "keywords" or not self.routing.batched
         self._batch: BatchedHeads | None = None if one_at_a_time else batch_heads(self.heads)

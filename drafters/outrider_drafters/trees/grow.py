@@ -213,10 +213,11 @@ class _DynamicTree:
         self._parents: list[int] = []  # numbers among the offers
         self._rows: dict[int, int] = {}  # draft rows of the root, which is -1, and of the offers that were expanded
         self._frontier = [ROOT]  # offers to expand next
+        self._num_levels = 0
 
     def level(self) -> Level | None:
-        nodes = self._frontier
-        if sum(math.exp(self._worth[node]) for node in nodes) < self._shape.min_level_probability:
+        nodes, costs_pass = self._frontier, self._num_levels % self._shape.levels_per_pass == 0
+        if costs_pass and sum(math.exp(self._worth[node]) for node in nodes) < self._shape.min_level_probability:
             return None
         tokens = [self._tokens[node] for node in nodes]
         return Level(tokens, [self._rows[self._parents[node]] for node in nodes]) if nodes else None
@@ -257,6 +258,7 @@ class _DynamicTree:
         for node in self._frontier:
             self._rows[node] = len(self._rows) - 1
         first = len(self._tokens)
+        self._num_levels += 1
         for node, row in zip(self._frontier, offers, strict=True):
             score, worth = (0.0, 0.0) if node == ROOT else (self._scores[node], self._worth[node])
             num_offers = len(row) // 2

@@ -5,7 +5,8 @@ each ms that it costs, r being that of the cycles so far (Dinkelbach 1967, on fr
 
     a node      accepted with probability p, costs row_ms of the target's pass         p > r row_ms
     a level     expands nodes of probability P in all, of which q P goes on below,     q P > r (level_ms + row_ms)
-                costs level_ms of the drafter
+                costs level_ms of the drafter; nothing where the pass before gave it, too: only every
+                levels_per_pass-th level is a pass
 
 p is the drafter's own probability of the node's path, times the share of such probabilities that has come true. So
 trees are deep where the drafter is sure, and end early where it is not. A copy has no probability but 1: in its place
@@ -89,8 +90,9 @@ class RowCost:
 class TreeTuner:
     """What is known of the trees of one drafter and client; several may share their target's `row_cost`."""
 
-    def __init__(self, row_cost: RowCost | None = None) -> None:
+    def __init__(self, row_cost: RowCost | None = None, levels_per_pass: int = 1) -> None:
         self.row_cost = RowCost() if row_cost is None else row_cost
+        self._levels_per_pass = levels_per_pass
         self._accepted = RunningRatio(prior=_PRIOR)  # nodes, of those expected
         self._certain = RunningRatio(prior=_PRIOR)  # nodes of which the drafter was certain, of those that were reached
         self._continuing = RunningRatio(prior=_PRIOR)  # probability of the second level, of that of the first
@@ -110,7 +112,10 @@ class TreeTuner:
             self._continuing.add(levels[1], levels[0])
 
     def shape(self, limits: TreeShape, tokens_per_ms: float | None, level_ms: float | None) -> TreeShape:
-        """Return the shape of the next tree within `limits`; `level_ms` is 0 where drafting is hidden."""
+        """Return the shape of the next tree within `limits`.
+
+        `level_ms`: of a level that is a pass of the drafter; 0 where drafting is hidden.
+        """
         row_ms = self.row_cost.row_ms
         if row_ms is None or tokens_per_ms is None or level_ms is None:
             budget = self.row_cost.next_trial
@@ -126,6 +131,7 @@ class TreeTuner:
             limits,
             min_probability=max(limits.min_probability, min(tokens_per_ms * row_ms / self.calibration, always_tried)),
             min_level_probability=tokens_per_ms * (level_ms + row_ms) / (self.calibration * self._continued),
+            levels_per_pass=self._levels_per_pass,
             certainty=self.certainty,
         )
 

@@ -72,10 +72,11 @@ class ServerDrafting:
                 groups.setdefault(request.draft_group, []).append(request)
             if time.monotonic() >= ends_at:
                 break
-        turns = deque(groups.values())
+        turns = deque((group, 1) for group in groups.values())
         while turns and time.monotonic() < ends_at:
-            if group := self._grow([request for request in turns.popleft() if not request.is_stopped]):
-                turns.append(group)
+            group, levels = turns.popleft()
+            if group := self._grow([request for request in group if not request.is_stopped], levels):
+                turns.append((group, levels + 1))
         for request in wanting:
             request.end_draft()
             # Asked again after the draft: a Cancel may have come in while it ran.
@@ -95,13 +96,15 @@ class ServerDrafting:
 
     def _costs_of(self, request: Request) -> DraftCosts:
         assert request.sequence.drafter is not None
-        return self._costs.setdefault(request.sequence.drafter.drafter, DraftCosts())
+        drafter = request.sequence.drafter.drafter
+        return self._costs.setdefault(drafter, DraftCosts(drafter.levels_per_pass))
 
     def _tuner_of(self, request: Request) -> TreeTuner:
         drafter = request.sequence.drafter
         assert drafter is not None
         if drafter.tuner is None:
-            drafter.tuner = TreeTuner(self._costs_of(request).row_cost)
+            costs = self._costs_of(request)
+            drafter.tuner = TreeTuner(costs.row_cost, costs.levels_per_pass)
         return drafter.tuner
 
     def _tuned(self, request: Request) -> Callable[[TreeShape], TreeShape] | None:
@@ -133,8 +136,8 @@ class ServerDrafting:
             del self._with_state[oldest]
             oldest.clear()
 
-    def _grow(self, group: abc.Sequence[Request]) -> list[Request]:
-        """Draft one level more for all of a group; return those that may have another."""
+    def _grow(self, group: abc.Sequence[Request], levels: int) -> list[Request]:
+        """Draft one level more than `levels` for all of a group; return those that may have another."""
         started = time.monotonic()
         try:
             has_more = Request.grow_drafts(group)
@@ -151,7 +154,7 @@ class ServerDrafting:
             for request in group:
                 request.add_draft_time(elapsed_s)
         if any(has_more) and group[0].tunes_trees:
-            self._costs_of(group[0]).record_level(elapsed_s, sum(has_more))
+            self._costs_of(group[0]).record_level(elapsed_s, sum(has_more), levels)
         return [request for request, more in zip(group, has_more, strict=True) if more]
 
 
@@ -163,19 +166,22 @@ def _last_drafted(request: Request) -> float:
 class DraftCosts:
     """What passes and the levels of one drafter cost on this server."""
 
-    def __init__(self) -> None:
+    def __init__(self, levels_per_pass: int = 1) -> None:
         self.row_cost = RowCost()
+        self.levels_per_pass = levels_per_pass
         self._tokens_per_ms = RunningRatio()
         # Of one session's draft, without its first level: that one also reads the text, and a long prompt would count.
+        # Nor do levels count that were there already. Until a second block was drafted, it is taken to cost nothing.
         self._level_ms = RunningRatio()
 
     def shape(self, tuner: TreeTuner, limits: TreeShape) -> TreeShape:
         """Return the shape of a session's next tree, within `limits`."""
         return tuner.shape(limits, self._tokens_per_ms.value, self._level_ms.value or 0.0)
 
-    def record_level(self, seconds: float, num_sessions: int) -> None:
-        """Record a level that was drafted for so many sessions together."""
-        self._level_ms.add(1e3 * seconds / num_sessions, 1.0)
+    def record_level(self, seconds: float, num_sessions: int, levels: int) -> None:
+        """Record a level that was drafted for so many sessions together, below `levels` others."""
+        if levels % self.levels_per_pass == 0:
+            self._level_ms.add(1e3 * seconds / num_sessions, 1.0)
 
     def record_pass(self, stats: StepStats, draft_s: float) -> None:
         """Record a pass, and the time of the drafting before it."""

@@ -16,11 +16,12 @@ from outrider_client.controller.prediction import predict
 from outrider_client.core.config import ClientConfig
 from outrider_client.drafting.drafting_thread import AheadCost
 from outrider_drafters.emulation.pace import Pace
+from outrider_drafters.trees.grow import ScoredTree
 from outrider_drafters.trees.predraft import TreeOutcome
 from outrider_proto.frames import Decode, Draft, Opened, ServerTree, Verdict
 from outrider_proto.tree import DraftTree
 
-DRAFTING = SimpleNamespace(stale_tolerant=True, can_draft_ahead=True)
+DRAFTING = SimpleNamespace(stale_tolerant=True, can_draft_ahead=True, levels_per_pass=1)
 OPENED = Opened("s", False, 0, b"", 1024, 255, (0,), server_draft=True)
 DECODE = Decode(1, 0, (), 1, 100)
 DRAFT = Draft(1, 0, (), 1, DraftTree.chain((3, 4, 6, 7)))
@@ -154,6 +155,25 @@ def test_a_batch_that_costs_too_much_is_made_smaller(clock):
     assert controller.outcomes == 4  # five milliseconds a level instead of two
     controller.begin(ClientConfig(mode="proactive", outcomes=3), None)
     assert controller.outcomes == 3
+
+
+def test_the_levels_of_a_block_cost_a_pass_together(clock):
+    def least(levels_per_pass: int, seconds: float) -> float:
+        drafting = SimpleNamespace(stale_tolerant=True, can_draft_ahead=True, levels_per_pass=levels_per_pass)
+        controller = ModeController(drafting, None, clock)
+        controller.begin(ClientConfig(mode="stop-and-wait", tree="auto"), None)
+        controller.enter_mode("stop-and-wait")
+        for nodes in range(1, 25):
+            clock.now += 0.05
+            draft = replace(DRAFT, tree=DraftTree.chain(tuple(range(nodes))))
+            verdict = Verdict(1, (0,), 5, verify_us=round(1e4 + 100 * nodes))
+            controller.record_drafting(seconds, 4)
+            controller.record_verdict(draft, verdict, stale=False)
+            controller.record_tree(ScoredTree(draft.tree, tuple(-0.5 * (node + 1) for node in range(nodes))), verdict)
+        return controller.tuned(None).min_level_probability
+
+    assert least(1, 0.02) < least(4, 0.02)  # 5 ms, 20 ms
+    assert least(4, 0.02) == pytest.approx(least(1, 0.08))
 
 
 def test_a_pace_says_what_a_batch_costs(clock):

@@ -44,6 +44,7 @@ class Gated:
     plan: None = None
     stale_tolerant: bool = True
     tree_in_one_pass: bool = False
+    levels_per_pass: int = 1
 
     def new_state(self) -> GatedState:
         self.states.append(GatedState(self))

@@ -87,6 +87,7 @@ class SureDrafter:
         self.wrong = wrong
         self.max_levels = reach
         self.stale_tolerant = False
+        self.levels_per_pass = 1
 
     def new_state(self):
         return SureState(self)

@@ -71,7 +71,7 @@ class ScriptedLink:
 class Eater:
     """Takes rows as a drafting thread does."""
 
-    names, stale_tolerant, can_draft_ahead, current = ("eater",), False, True, 0
+    names, stale_tolerant, levels_per_pass, can_draft_ahead, current = ("eater",), False, 1, True, 0
 
     def __init__(self, fingerprint="tap") -> None:
         self.tap = TapInfo(fingerprint, "fake", WIDTH)

@@ -77,6 +77,23 @@ def test_every_pass_lasts_a_level():
     assert watch.slept == pytest.approx([0.007] * 5)
 
 
+def test_the_levels_of_a_block_are_one_pass():
+    watch, inner = Watch(), LookupDrafter(20)
+    inner.levels_per_pass = 3
+    state = PacedDrafter(inner, 7.0, clock=watch, sleep=watch.sleep).new_state()
+    state.append(TEXT)
+    for levels, passes in ((1, 1), (3, 1), (4, 2)):
+        watch.slept.clear()
+        grow_tree(state, TreeShape.chain(levels))
+        assert watch.slept == pytest.approx([0.007] * passes)
+    # A block below each bonus of a tree is a pass of its own.
+    watch.slept.clear()
+    state.tree_logits(DraftTree.chain([7, 8]))
+    for parent in (1, 2, 3):
+        state.expand([9], [parent])
+    assert watch.slept == pytest.approx([0.007] * 2)
+
+
 @pytest.mark.parametrize(("in_one", "passes"), [(True, 1), (False, 3)])
 def test_a_whole_tree_is_one_pass_or_one_a_level_as_the_drafter_has_it(in_one, passes):
     watch, inner = Watch(), LookupDrafter(20)

@@ -181,6 +181,14 @@ def test_no_level_is_expanded_whose_nodes_are_together_too_unlikely():
     assert max(cut.tree.depths()) == 2
 
 
+@pytest.mark.parametrize("levels_per_pass", [1, 2, 3])
+def test_only_a_level_that_costs_a_pass_can_be_too_unlikely(levels_per_pass):
+    state = Lookup(50, 1)
+    shape = TreeShape(2, 6, 16, min_level_probability=1e9, levels_per_pass=levels_per_pass)
+    assert max(grow(state, shape).tree.depths()) == levels_per_pass
+    assert state.num_levels == levels_per_pass - 1
+
+
 def test_vocabulary_smaller_than_breadth():
     tree = grow_tree(Lookup(2, 4), TreeShape(breadth=8, levels=2, budget=16))
     assert len(tree) == 2 + 2 * 2

@@ -69,6 +69,12 @@ def test_nodes_and_levels_must_bring_what_their_time_brings_elsewhere():
     assert tuner.shape(LIMITS, speed, 0.0).min_level_probability < shape.min_level_probability
 
 
+def test_trees_of_blocks_are_limited_where_a_block_ends():
+    assert taught(0.2).shape(LIMITS, 0.05, 1.0).levels_per_pass == 1
+    tuner = TreeTuner(taught(0.2).row_cost, levels_per_pass=5)
+    assert tuner.shape(LIMITS, 0.05, 1.0).levels_per_pass == 5
+
+
 def test_dearer_rows_and_worse_drafters_make_smaller_trees():
     base = taught(0.2).shape(LIMITS, 0.05, 1.0)
     dearer = taught(1.0).shape(LIMITS, 0.05, 1.0)

@@ -68,6 +68,7 @@ class Prophet:
     vocab_size = VOCAB
     stale_tolerant = True
     tree_in_one_pass = False
+    levels_per_pass = 1
     plan = None
 
     def __init__(self, text: list[int], errs: int = 7) -> None:
@@ -191,11 +192,12 @@ async def test_trees_as_large_as_they_pay_leave_the_text_as_it_is(sampling):
 
 
 def test_the_size_follows_what_passes_and_levels_cost():
-    def shape(row_ms: float, level_ms: float) -> TreeShape:
-        costs = server_drafting.DraftCosts()
+    def shape(row_ms: float, level_ms: float, levels_per_pass: int = 1) -> TreeShape:
+        costs = server_drafting.DraftCosts(levels_per_pass)
         for number in range(40):
             nodes = (7 * number) % 17
-            costs.record_level(3 * level_ms / 1e3, 3)
+            levels = 1 + number % 6
+            costs.record_level(3 * level_ms / 1e3, 3, levels)
             stats = StepStats(1 + nodes, 1, 0, 1, 0, (10 + row_ms * nodes) / 1e3, ((nodes, nodes // 2),))
             costs.record_pass(stats, level_ms / 1e3)
         return costs.shape(TreeTuner(costs.row_cost), TreeShape(4, 5, 16))
@@ -203,6 +205,9 @@ def test_the_size_follows_what_passes_and_levels_cost():
     cheap, dear_rows, dear_levels = shape(0.1, 1.0), shape(1.0, 1.0), shape(0.1, 8.0)
     assert cheap.min_probability < dear_rows.min_probability
     assert cheap.min_level_probability < dear_levels.min_level_probability
+    blocks_of_six, blocks_of_seven = shape(0.1, 8.0, 6), shape(0.1, 8.0, 7)
+    assert blocks_of_six.min_level_probability == pytest.approx(dear_levels.min_level_probability)
+    assert blocks_of_seven.min_level_probability < cheap.min_level_probability  # none was a pass
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 11])

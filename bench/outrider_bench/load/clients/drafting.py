@@ -60,6 +60,7 @@ class ReplayDrafter:
         self.vocab_size = drafter.vocab_size
         self.stale_tolerant = drafter.stale_tolerant
         self.tree_in_one_pass = True
+        self.levels_per_pass = drafter.levels_per_pass
         self.plan = drafter.plan
 
     def new_state(self) -> DraftState:

@@ -32,7 +32,6 @@ class DFlashDrafter:
     """Client half: the layers, between an embedding and an lm_head, the target's or the drafter's own."""
 
     family = NAME
-    stale_tolerant = False
     tree_in_one_pass = True
 
     def __init__(
@@ -42,7 +41,9 @@ class DFlashDrafter:
         self.target = target
         self.tap = tap_info(network) if tap is None else tap
         self.vocab_size = target.sizes.vocab
-        self.num_drafts = network.sizes.num_drafts
+        self.num_drafts = self.levels_per_pass = network.sizes.num_drafts
+        # Trained with blocks that lack a whole block's verdict: docs/drafters.md, "Ahead of a verdict".
+        self.stale_tolerant = network.sizes.late > self.num_drafts
         self.plan = TreeShape.chain(min(self.num_drafts, MAX_LEVELS)) if plan is None else plan
         self.embed = target.embed if network.embed_tokens is None else network.embed_tokens.weight.detach()
         head, self.draft_tokens = target.lm_head, target.draft_tokens

@@ -23,7 +23,7 @@ from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.contracts.tap import BEFORE_NORM, LAST
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreeShape
 from outrider_drafters.families.dflash.layer_masks import layer_mask
-from outrider_drafters.families.dflash.network import DFlashSizes
+from outrider_drafters.families.dflash.network import LATE, DFlashSizes
 from outrider_drafters.families.eagle3.layout import D2T, EMBEDDING, LM_HEAD, VERIFIERS, stored_head
 from outrider_drafters.readers.config import KIND, NESTED, config_int, flattened
 
@@ -100,6 +100,7 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
         vocab=target.vocab,
         head_rows=_head_rows(files, target),
         own_embedding=_own_embedding(files, target),
+        late=config_int(files.config, LATE) if LATE in files.config else 0,
     )
 
 

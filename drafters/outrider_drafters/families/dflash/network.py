@@ -27,6 +27,9 @@ from outrider_drafters.readers.checkpoint import write_model
 from outrider_drafters.readers.config import FULL
 from outrider_proto.errors import UsageError
 
+# Key of our config.json: most features that blocks lacked in training, as they do ahead of a verdict.
+LATE = "outrider_late"
+
 
 @dataclass(frozen=True, slots=True)
 class DFlashSizes:
@@ -34,7 +37,7 @@ class DFlashSizes:
 
     `embed_scale`, `logit_scale` and `softcap` (of logits; None: none) follow targets that have such. `from_root`: the
     root's row drafts, too. `head_rows`: rows of an lm_head of its own (0: it has none), `vocab` of an embedding of its
-    own. Raises UsageError.
+    own. `late`: see LATE. Raises UsageError.
     """
 
     shape: BlockShape
@@ -49,6 +52,7 @@ class DFlashSizes:
     vocab: int = 0
     head_rows: int = 0
     own_embedding: bool = False
+    late: int = 0
 
     def __post_init__(self) -> None:
         if self.num_drafts < 1:
@@ -177,7 +181,7 @@ class DFlash(nn.Module):
             # Counted by outputs: -1 is the embedding, which is hidden state 0.
             "dflash_config": {"mask_token_id": sizes.mask_token, "target_layer_ids": [tap - 1 for tap in sizes.taps]},
         }
-        write_model(directory, config, self.state_dict(), dtype)
+        write_model(directory, config | self._late_config(), self.state_dict(), dtype)
 
     def _qwen3_config(self, target: TargetSizes) -> dict[str, object]:
         shape, count = self.sizes.shape, len(self.sizes.layer_masks)
@@ -200,6 +204,9 @@ class DFlash(nn.Module):
             "tie_word_embeddings": False,
             "vocab_size": self.sizes.vocab,
         }
+
+    def _late_config(self) -> dict[str, object]:
+        return {LATE: self.sizes.late} if self.sizes.late else {}
 
     def _blocks(self) -> list[LlamaBlock]:
         return [layer for layer in self.layers if isinstance(layer, LlamaBlock)]

@@ -122,7 +122,7 @@ class DSpark(DFlash):
                 "proposal_methods": [proposal],
             },
         }
-        write_model(directory, config, tensors, dtype)
+        write_model(directory, config | self._late_config(), tensors, dtype)
 
 
 def _initialize(module: nn.Module) -> None:

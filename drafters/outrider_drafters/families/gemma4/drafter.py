@@ -35,6 +35,7 @@ class AssistantDrafter:
     family = NAME
     stale_tolerant = False
     tree_in_one_pass = False
+    levels_per_pass = 1
     plan: TreePlan | None = None
 
     def __init__(

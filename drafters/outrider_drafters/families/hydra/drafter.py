@@ -41,6 +41,7 @@ class HydraDrafter:
     family = NAME
     stale_tolerant = False
     tree_in_one_pass = False
+    levels_per_pass = 1
 
     def __init__(
         self, hydra: Hydra, target: TargetWeights, tap: TapInfo | None = None, row_tokens: Tensor | None = None

@@ -37,6 +37,7 @@ class IndependentDrafter:
     tap = NO_FEATURES
     stale_tolerant = True  # it has none
     tree_in_one_pass = True
+    levels_per_pass = 1
 
     def __init__(self, model: CausalModel, vocab_size: int, tokens: Tensor | None = None) -> None:
         """`tokens` [rows] int64: what the rows of the model's head stand for; None: token i for row i."""

@@ -40,6 +40,7 @@ class LookupDrafter:
     tap = NO_FEATURES
     stale_tolerant = True  # it has none
     tree_in_one_pass = True
+    levels_per_pass = 1
 
     def __init__(self, vocab_size: int, ngram: int = NGRAM, shortest: int = 1) -> None:
         if ngram < 1:

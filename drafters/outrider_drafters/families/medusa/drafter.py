@@ -22,6 +22,7 @@ class MedusaDrafter:
     family = NAME
     stale_tolerant = False
     tree_in_one_pass = False
+    levels_per_pass = 1
     knows_next = True
 
     def __init__(

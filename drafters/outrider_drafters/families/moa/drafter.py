@@ -34,6 +34,7 @@ class MoADrafter:
     family = NAME
     stale_tolerant = True  # its T-step mask trains it for that
     tree_in_one_pass = True
+    levels_per_pass = 1
 
     def __init__(
         self, moa: MoA, target: TargetWeights, tap: TapInfo | None = None, last: LastLayers | None = None

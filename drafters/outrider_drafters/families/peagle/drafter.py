@@ -38,7 +38,8 @@ class PEagleDrafter:
         self.target = target
         self.tap = tap_info(network, target.sizes.layers) if tap is None else tap
         self.vocab_size = target.sizes.vocab
-        self.num_drafts, self.mask_token = network.num_drafts, network.mask_token
+        self.num_drafts = self.levels_per_pass = network.num_drafts
+        self.mask_token = network.mask_token
         self.plan = TreeShape.chain(min(self.num_drafts, MAX_LEVELS)) if plan is None else plan
         self.embed = target.embed if network.embed_tokens is None else network.embed_tokens.weight.detach()
         self.block = fused_layers(network)

@@ -28,6 +28,7 @@ class SuffixDrafter:
     tap = NO_FEATURES
     stale_tolerant = True  # it has none
     tree_in_one_pass = True
+    levels_per_pass = 1
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size

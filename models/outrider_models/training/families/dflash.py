@@ -180,6 +180,7 @@ def block_sizes(settings: DFlashSettings, target: TargetFacts, frequencies: Freq
         block=settings.block_size,
         mask_token=int(frequencies().argmin()) if mask_token == RAREST else mask_token,
         vocab=sizes.vocab,
+        late=settings.late,
     )
 
 

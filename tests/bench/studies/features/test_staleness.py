@@ -136,6 +136,11 @@ def test_eagle2_taught_for_late_features_loses_little_by_them(record_features):
     assert late.share > 0.9 > untaught_late.share
 
 
+@pytest.mark.parametrize(("name", "tolerant"), [("dspark", False), ("dspark_late", True)])
+def test_the_shipped_block_drafters_say_how_they_were_trained(name, tolerant):
+    assert load_drafter(drafter_dir(name), TargetWeights.load(target_dir())).stale_tolerant is tolerant
+
+
 def test_degradations():
     assert [cell.lag for cell in degradations(has_features=True)[: len(LAGS)]] == list(LAGS)
     assert {Degradation(LATE, coding) for coding in CODED} <= set(degradations(has_features=True))

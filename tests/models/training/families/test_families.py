@@ -250,6 +250,13 @@ def test_eagle3_exports_its_number_of_steps(steps, teacher, tmp_path):
     assert load_drafter(tmp_path, teacher.target_weights()).stale_tolerant
 
 
+@pytest.mark.parametrize("late", [0, 4, 6])
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+def test_blocks_that_lacked_more_than_a_verdict_in_training_are_stale_tolerant(name, late, teacher, tmp_path):
+    model_of(teacher, name, late=late, block_size=5).export(tmp_path)
+    assert load_drafter(tmp_path, teacher.target_weights()).stale_tolerant is (late == 6)
+
+
 PLAINLY = dict.fromkeys(("dflash", "dspark"), ("compare_slots", block_losses.compare_slots_plainly))
 
 
