@@ -29,6 +29,8 @@ STUDIES = (
     StudyCommand("overhead", options.OverheadOptions, "pair.overhead:OverheadStudy"),
     StudyCommand("recover", options.RecoverOptions, "pair.recover:RecoverStudy"),
     StudyCommand("drafters", options.ComparisonOptions, "drafters.comparison:ComparisonStudy"),
+    StudyCommand("depth-sweep", options.DepthSweepOptions, "drafters.depth_sweep:DepthSweepStudy"),
+    StudyCommand("routing", options.RoutingOptions, "drafters.routing:RoutingStudy"),
     StudyCommand("edge-weights", options.EdgeWeightsOptions, "drafters.edge_weights:EdgeWeightsStudy"),
     StudyCommand("tcp", options.TcpOptions, "tcp.tcp_study:TcpStudy"),
     StudyCommand("codec", options.CodecOptions, "features.codec:CodecStudy"),

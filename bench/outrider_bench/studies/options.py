@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,7 @@ from outrider_bench.harness.options import (
     QuestionsOption,
     TargetDirOption,
     ThreadsOption,
+    drafter_for,
     drafters_of,
 )
 from outrider_bench.harness.study import DraftersOptions, QuestionOptions, StudyOptions, TargetOptions
@@ -105,7 +106,16 @@ class TraceOptions(StudyOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonOptions(QuestionOptions):
+class ComparedOptions(QuestionOptions):
+    """Options of a study whose ways take turns at every prompt."""
+
+    repetitions: Annotated[int, typer.Option(min=1, help="Times that each prompt is asked.")] = 3
+    seed: OrderSeedOption = 1
+    max_new_tokens: LimitOption = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions(ComparedOptions):
     """Compare drafters with the plain loop and transformers' own methods: acceptance, cost and speed."""
 
     drafter: Annotated[
@@ -129,9 +139,6 @@ class ComparisonOptions(QuestionOptions):
         int | None,
         typer.Option(min=1, help="Questions per family; default: 10, of --questions all of a category."),
     ] = None
-    repetitions: Annotated[int, typer.Option(min=1, help="Times that each prompt is asked.")] = 3
-    seed: OrderSeedOption = 1
-    max_new_tokens: LimitOption = 128
     breadth: BreadthOption = None
     levels: LevelsOption = None
     budget: BudgetOption = None
@@ -139,6 +146,69 @@ class ComparisonOptions(QuestionOptions):
         str | None, typer.Option(help="Fixed trees for all drafters: the name of a shipped set, or a file.")
     ] = None
     plot: PlotOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthSweepOptions(ComparedOptions):
+    """Measure how acceptance and speed of drafters depend on the depth of their chains, or trees.
+
+    1/n is what a chain of n tokens reaches of which only the first one is ever accepted.
+    """
+
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drafter",
+            help="Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: the best that ships "
+            "for the target, or else lookup.",
+        ),
+    ] = None
+    levels: Annotated[int, typer.Option(min=1, max=32, help="Draft 1 to this many levels.")] = 8
+    breadth: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Nodes expanded per level; default: 1, a chain, or with --budget {_TREE.breadth}."),
+    ] = None
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"Nodes of a draft tree; default: as many as levels, a chain, or with --breadth {_TREE.budget}."
+        ),
+    ] = None
+    per_family: Annotated[
+        int | None, typer.Option(min=1, help="Questions per family; default: 5, of --questions all of a category.")
+    ] = None
+    plot: PlotOption = None
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the drafters."""
+        return self.drafter or [drafter_for(self.directory, None)]
+
+    @property
+    def are_chains(self) -> bool:
+        return self.breadth is None and self.budget is None
+
+    def shape(self, levels: int) -> TreeShape:
+        """Return that of so many levels. Raises UsageError."""
+        if self.are_chains:
+            return TreeShape.chain(levels)
+        return TreeShape(breadth=self.breadth or _TREE.breadth, levels=levels, budget=self.budget or _TREE.budget)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingOptions(ComparedOptions):
+    """Measure two drafters, each alone and routed as heads: acceptance, speed, and what the second head costs."""
+
+    heads: Annotated[
+        tuple[str, str],
+        typer.Option(help="Two drafters for one target; default: the embedded heads for math and for chat."),
+    ] = ("eagle2_math", "eagle2_chat")
+    gate: Annotated[
+        float, typer.Option(help="Probability of the first head's draft from which the second head is skipped.")
+    ] = 0.8
+    per_family: Annotated[
+        int | None, typer.Option(min=1, help="Questions per family; default: 10, of --questions all of a category.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,14 +41,16 @@ from outrider_bench.studies.drafters.comparison_report import (
     positions_table,
     speeds_table,
 )
-from outrider_bench.studies.options import ComparisonOptions
+from outrider_bench.studies.options import ComparedOptions, ComparisonOptions
 from outrider_client.async_client import AsyncClient
 from outrider_client.cli.options import tree_plan
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.draft_history import DraftHistory
 from outrider_client.models.local_models import LocalModels
+from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.suffix.index import History
+from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_models.core.embedded import drafter_source
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
@@ -97,21 +99,23 @@ class AnswersBefore(DraftHistory):
 
 @dataclass(frozen=True, slots=True)
 class _TimedPair:
-    """A target in process and a timed drafter."""
+    """A target in process, and a drafter: a timed one, or several heads."""
 
     pair: InProcessPair
-    timed: TimedDrafter
+    drafter: Drafter
 
     @classmethod
     async def begin(cls, target: Target, config: ClientConfig, stack: AsyncExitStack) -> _TimedPair:
         """Serve the target to the configuration's drafter until the stack closes."""
         pair = await stack.enter_async_context(in_process(Path(str(config.target)), config, target, COLD))
-        assert pair.models.drafter is not None
-        return cls(pair, TimedDrafter(pair.models.drafter))
+        drafter = pair.models.drafter
+        assert drafter is not None
+        # Around several heads it would hide that there is a choice, around each of them that they fit into one batch.
+        return cls(pair, drafter if isinstance(drafter, RoutedDrafter) else TimedDrafter(drafter))
 
     async def client(self, stack: AsyncExitStack, history: DraftHistory | None) -> AsyncClient:
         """Return a client with a session of its own, and frames packed as on the wire."""
-        models = replace(self.pair.models, drafter=self.timed, history=history)
+        models = replace(self.pair.models, drafter=self.drafter, history=history)
         transport = TappedTransport(self.pair.transport(), WiredConnection)
         return await stack.enter_async_context(AsyncClient(self.pair.config, models=models, transport=transport))
 
@@ -119,19 +123,25 @@ class _TimedPair:
 class DrafterRun:
     """One drafter that answers question after question."""
 
-    def __init__(self, client: AsyncClient, timed: TimedDrafter, plan: TreePlan | None, limit: int) -> None:
-        self._client, self._timed, self._plan, self._limit = client, timed, plan, limit
-        self.family = timed.family
+    def __init__(self, client: AsyncClient, drafter: Drafter, plan: TreePlan | None, limit: int) -> None:
+        self._client, self._plan, self._limit = client, plan, limit
+        self._timed = drafter if isinstance(drafter, TimedDrafter) else None
+        self.family = drafter.family
 
     async def warm_up(self, question: Question) -> None:
         await gather(self._client, question.prompt, shape=self._plan, max_new_tokens=min(self._limit, WARM_UP_TOKENS))
 
     async def answer(self, question: Question) -> ComparedAnswer:
-        seconds, levels = self._timed.seconds, self._timed.num_levels
+        seconds, levels = self._drafted
         answer = await gather(self._client, question.prompt, shape=self._plan, max_new_tokens=self._limit)
-        levels = self._timed.num_levels - levels
-        ms_per_level = (self._timed.seconds - seconds) * 1e3 / levels if levels else math.nan
+        levels = self._drafted[1] - levels
+        ms_per_level = (self._drafted[0] - seconds) * 1e3 / levels if levels else math.nan
         return ComparedAnswer(answer.token_ids, record=answer, ms_per_level=ms_per_level)
+
+    @property
+    def _drafted(self) -> tuple[float, int]:
+        """Seconds and levels so far; none of several heads."""
+        return (0.0, 0) if self._timed is None else (self._timed.seconds, self._timed.num_levels)
 
 
 def drafter_metrics(
@@ -193,49 +203,87 @@ class Controls:
         return answer
 
 
-_Row = _Round | Comparison
+ComparedRow = _Round | Comparison
 
 
-class ComparisonStudy(Study[ComparisonOptions, _Row, Comparison]):
-    """Asks every way one prompt, which is a row, before the next one, and compares them in the end."""
+async def compare_entries(
+    options: ComparedOptions,
+    entries: Mapping[str, DrafterEntry],
+    per_family: int | None,
+    taken: Mapping[str, ComparedRow],
+    step: Step,
+    *,
+    assistants: Sequence[Path] = (),
+    before: Path | None = None,
+) -> Measured[ComparedRow]:
+    """Ask every way one prompt, which is a row, before the next one, and compare them in the end.
 
-    async def run(self, taken: Mapping[str, _Row], step: Step) -> Measured[_Row]:
+    The ways are the entries and the controls; with `before` also the entries with a history of the answers to these
+    questions.
+    """
+    directory, limit = options.directory, options.max_new_tokens
+    models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
+    controls = Controls.load(directory, {path.name: path for path in assistants}, limit)
+    answer = partial(plain_greedy, controls.plain)
+    asked = options.source.per_family(models, per_family, limit, answer)
+    prompts = AskedPrompts(asked, options.source.warm_up(models), options.repetitions, options.seed)
+    if before is not None:
+        earlier = source_of(directory, before, None).per_family(models, None, limit, answer)
+        history = AnswersBefore([answer(question.prompt, limit) for question in earlier])
+        with_history = {f"{name}, history": replace(one, history=history) for name, one in entries.items()}
+        entries = {**entries, **with_history}
+    async with AsyncExitStack() as stack:
+        runs = await _start_runs(entries, limit, Target.load(str(directory)), stack)
+        ways = controls.answer_functions() | {name: run.answer for name, run in runs.items()}
+        for warm_up in (*controls.answer_functions().values(), *(run.warm_up for run in runs.values())):
+            await warm_up(prompts.warm_up)
+        counter = ProgressCounter(step, "comparing", len(prompts))
+        order = list(prompts.order(ways))
+        for number in range(len(prompts)):
+            if str(number) not in taken:
+                turn = order[number * len(ways) : (number + 1) * len(ways)]
+                answers = {name: await _timed(ways[name], asked[place]) for place, name in turn}
+                if number >= len(asked):  # the cycles are those of the first repetition
+                    answers = {name: replace(one, record=None) for name, one in answers.items()}
+                yield str(number), answers
+            counter()
+    if RESULT not in taken:
+        families = {name: run.family for name, run in runs.items()}
+        yield RESULT, compared({way: [one[way] for one in rounds_of(taken)] for way in ways}, families, prompts)
+
+
+def rounds_of(rows: Mapping[str, ComparedRow]) -> list[_Round]:
+    """Return all ways' answers, prompt by prompt, and repetition by repetition."""
+    return [row for number in range(len(rows)) if isinstance(row := rows.get(str(number)), dict)]
+
+
+def comparison_of(rows: Mapping[str, ComparedRow]) -> Comparison:
+    result = rows[RESULT]
+    assert isinstance(result, Comparison)
+    return result
+
+
+def mismatches_of(comparison: Comparison) -> list[str]:
+    """Return a line for each drafter some of whose answers are not the plain loop's."""
+    wrong = {name: its.mismatches for name, its in comparison.drafters.items() if its.mismatches}
+    return [f"{name}: {count} answers are not the plain loop's" for name, count in wrong.items()]
+
+
+class ComparisonStudy(Study[ComparisonOptions, ComparedRow, Comparison]):
+    def run(self, taken: Mapping[str, ComparedRow], step: Step) -> Measured[ComparedRow]:
         options = self.options
-        directory, limit = options.directory, options.max_new_tokens
-        entries = self._entries()
-        models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
-        controls = Controls.load(directory, {path.name: path for path in options.assistant or ()}, limit)
-        answer = partial(plain_greedy, controls.plain)
-        asked = options.source.per_family(models, options.per_family, limit, answer)
-        prompts = AskedPrompts(asked, options.source.warm_up(models), options.repetitions, options.seed)
-        if options.before is not None:
-            earlier = source_of(directory, options.before, None).per_family(models, None, limit, answer)
-            history = AnswersBefore([answer(question.prompt, limit) for question in earlier])
-            entries |= {f"{name}, history": replace(one, history=history) for name, one in entries.items()}
-        async with AsyncExitStack() as stack:
-            runs = await _start_runs(entries, limit, Target.load(str(directory)), stack)
-            ways = controls.answer_functions() | {name: run.answer for name, run in runs.items()}
-            for warm_up in (*controls.answer_functions().values(), *(run.warm_up for run in runs.values())):
-                await warm_up(prompts.warm_up)
-            counter = ProgressCounter(step, "comparing", len(prompts))
-            order = list(prompts.order(ways))
-            for number in range(len(prompts)):
-                if str(number) not in taken:
-                    turn = order[number * len(ways) : (number + 1) * len(ways)]
-                    answers = {name: await _timed(ways[name], asked[place]) for place, name in turn}
-                    if number >= len(asked):  # the cycles are those of the first repetition
-                        answers = {name: replace(one, record=None) for name, one in answers.items()}
-                    yield str(number), answers
-                counter()
-        if RESULT not in taken:
-            rounds = [row for number in range(len(prompts)) if isinstance(row := taken[str(number)], dict)]
-            families = {name: run.family for name, run in runs.items()}
-            yield RESULT, compared({way: [one[way] for one in rounds] for way in ways}, families, prompts)
+        return compare_entries(
+            options,
+            self._entries(),
+            options.per_family,
+            taken,
+            step,
+            assistants=options.assistant or (),
+            before=options.before,
+        )
 
-    def report(self, rows: Mapping[str, _Row]) -> Comparison:
-        result = rows[RESULT]
-        assert isinstance(result, Comparison)
-        return result
+    def report(self, rows: Mapping[str, ComparedRow]) -> Comparison:
+        return comparison_of(rows)
 
     @staticmethod
     def tables(report: Comparison) -> list[ResultTable]:
@@ -243,8 +291,7 @@ class ComparisonStudy(Study[ComparisonOptions, _Row, Comparison]):
 
     @staticmethod
     def failures(report: Comparison) -> list[str]:
-        wrong = {name: its.mismatches for name, its in report.drafters.items() if its.mismatches}
-        return [f"{name}: {count} answers are not the plain loop's" for name, count in wrong.items()]
+        return mismatches_of(report)
 
     @staticmethod
     def plot(report: Comparison, path: Path) -> None:
@@ -306,7 +353,7 @@ async def _start_runs(
         if entry.config not in pairs:
             pairs[entry.config] = await _TimedPair.begin(serving, entry.config, stack)
         pair = pairs[entry.config]
-        runs[name] = DrafterRun(await pair.client(stack, entry.history), pair.timed, entry.plan, limit)
+        runs[name] = DrafterRun(await pair.client(stack, entry.history), pair.drafter, entry.plan, limit)
     return runs
 
 
