@@ -58,9 +58,7 @@ class Claim:
 
 def claims_table(claims: Sequence[tuple[str, Claim]]) -> ResultTable:
     """Build a row per claim; each comes with where it stands."""
-    rows = [
-        [where, claim.text, claim.papers, _cell(claim), claim.condition, claim.outcome] for where, claim in claims
-    ]
+    rows = [[where, claim.text, claim.papers, _cell(claim), claim.condition, claim.outcome] for where, claim in claims]
     caption = "measured: a ratio, or where it is held against 0 a difference, with its 95 % interval over the prompts"
     return table(
         "orderings", ("where", "claim", "the paper's", "measured", "holds if", "outcome"), rows, keys=3, caption=caption

@@ -15,12 +15,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider_bench.core.tables import show_line
 from outrider_proto.errors import OutriderError
 
+if TYPE_CHECKING:
+    from outrider_bench.harness.study import Study
+
 _RUN = "from outrider_bench.cli.app import main; main()"
+ReportT = TypeVar("ReportT")
+_ABOUT = ("made_by", "paper_command", "paper_failed")  # what is added to a study's report
 _FAILED_CHECK = 1  # the exit code of a report that was written, and says what is wrong
 
 
@@ -83,6 +88,13 @@ def take_all(measurements: Sequence[Measurement], directory: Path) -> dict[str, 
     for one in measurements:
         reports[one.name] = one.taken(directory) or one.take(directory)
     return reports
+
+
+def as_measured(study: type[Study[Any, Any, ReportT]], report: Mapping[str, Any]) -> ReportT:  # Any: JSON
+    """Return a study's report as the study has made it, for its tables and plots."""
+    content = {name: value for name, value in report.items() if name not in _ABOUT}
+    measured: ReportT = study.result.validate_python(content)
+    return measured
 
 
 Reports = Mapping[str, Mapping[str, Any]]  # Any: JSON

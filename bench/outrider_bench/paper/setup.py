@@ -35,7 +35,15 @@ class Extent:
 
 WHOLE = Extent(per_family=10, code=164, over_links=12, new_tokens=96, repetitions=2, seconds=12)
 OTHER = Extent(per_family=10, code=10, over_links=6, new_tokens=64, repetitions=2, seconds=20)  # of a larger target
-QUICK = Extent(per_family=1, code=2, over_links=2, new_tokens=8, repetitions=1, seconds=2, only=("moa", "eagle2"))
+QUICK = Extent(
+    per_family=1,
+    code=2,
+    over_links=2,
+    new_tokens=8,
+    repetitions=1,
+    seconds=2,
+    only=("moa", "eagle2", "eagle2_math", "eagle2_chat", "eagle3"),
+)
 
 
 @dataclass(frozen=True)  # without slots, for the cached property
