@@ -53,7 +53,7 @@ class Claim:
 
     @property
     def condition(self) -> str:
-        return f"> {self.bound:g}" + ("" if math.isinf(self.ceiling) else f", < {self.ceiling:g}")
+        return f"> {self.bound:.3g}" + ("" if math.isinf(self.ceiling) else f", < {self.ceiling:.3g}")
 
 
 def claims_table(claims: Sequence[tuple[str, Claim]]) -> ResultTable:

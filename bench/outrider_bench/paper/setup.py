@@ -62,6 +62,10 @@ class PaperSetup:
     def is_embedded(self) -> bool:
         return self.target is None
 
+    @property
+    def is_quick(self) -> bool:
+        return self.extent is QUICK
+
     @cached_property
     def roles(self) -> dict[str, str]:
         """Names or sources by role: those that ship, and those named."""
