@@ -1,7 +1,9 @@
 """All exhibits, in the order of the report."""
 
-from outrider_bench.paper.exhibits import eagle3, moa, moa_links, moa_quality, routing
+from outrider_bench.paper.exhibits import eagle3, moa, moa_links, moa_quality, own, routing
 
 EXHIBITS = {
-    exhibit.name: exhibit for module in (moa, moa_links, moa_quality, routing, eagle3) for exhibit in module.EXHIBITS
+    exhibit.name: exhibit
+    for module in (moa, moa_links, moa_quality, routing, eagle3, own)
+    for exhibit in module.EXHIBITS
 }
