@@ -255,7 +255,8 @@ def _show_cost(setup: PaperSetup, reports: Reports) -> Shown:
     )
 
 
-def _own_trees(setup: PaperSetup) -> Measurement:
+def own_trees(setup: PaperSetup) -> Measurement:
+    """Compare all drafters with trees of their own size."""
     return setup.comparison(OWN_TREES, setup.present(*TABLE_2_ROLES))
 
 
@@ -266,7 +267,7 @@ TABLE_2_EXHIBIT = Exhibit(
     differs="another target, other drafters and prompts; one processor instead of a GPU, where a pass over 63 tokens "
     "costs far more than a token, so that the drafters' own smaller trees stand beside the paper's; float32.",
     needs=lambda setup: (
-        _own_trees(setup),
+        own_trees(setup),
         setup.comparison(PAPERS_TREES, setup.present(*TABLE_2_ROLES[:5]), *PAPERS_TREE),
     ),
     show=_show_table_2,
@@ -294,7 +295,7 @@ COST_EXHIBIT = Exhibit(
     paper=PAPER,
     title="A.5: what a drafted level costs",
     differs="the paper counts operations and finds MoA's order to be EAGLE's; these are times.",
-    needs=lambda setup: (_own_trees(setup),),
+    needs=lambda setup: (own_trees(setup),),
     show=_show_cost,
 )
 EXHIBITS = (TABLE_2_EXHIBIT, TABLE_5_EXHIBIT, TABLE_10_EXHIBIT, COST_EXHIBIT)
