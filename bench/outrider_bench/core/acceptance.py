@@ -24,26 +24,36 @@ SHAPES = {"chain": CHAIN, "tree": TREE}
 class TauByText:
     """Mean acceptance length by family, over all, and of easy and hard text; the same prompts give the same.
 
-    `ci95` by family, group and ALL are intervals over the choice of prompts.
+    `ci95` by family, group and ALL are intervals over the choice of prompts. `judged` and `verdicts` are each prompt's
+    tokens of verdicts on drafts, bonus included, and their number.
     """
 
     by_family: dict[str, float]
     overall: float
     by_group: dict[str, float]
     ci95: dict[str, Interval | None]
+    judged: tuple[int, ...]
+    verdicts: tuple[int, ...]
 
     @classmethod
     def of(cls, asked: Sequence[Question], cycles: Sequence[Sequence[Cycle]]) -> TauByText:
         """Count; `cycles[i]` belong to question i."""
         families, groups = by_family(asked), by_group(asked)
         # Tau times its number of cycles: the tokens.
-        counts = [(mean_acceptance_length(some) * len(some), len(some)) for some in cycles]
+        counts = [(round(mean_acceptance_length(some) * len(some)), len(some)) for some in cycles]
         tau, intervals = {}, {}
         for name, numbers in (families | groups | {ALL: list(range(len(asked)))}).items():
             tokens, verdicts = zip(*(counts[number] for number in numbers), strict=True)
             tau[name] = sum(tokens) / sum(verdicts) if any(verdicts) else 0.0
             intervals[name] = ratio_interval(tokens, verdicts)
-        return cls({name: tau[name] for name in families}, tau[ALL], {name: tau[name] for name in groups}, intervals)
+        return cls(
+            {name: tau[name] for name in families},
+            tau[ALL],
+            {name: tau[name] for name in groups},
+            intervals,
+            tuple(tokens for tokens, _ in counts),
+            tuple(verdicts for _, verdicts in counts),
+        )
 
     @property
     def figures(self) -> dict[str, float]:

@@ -5,6 +5,7 @@ Figures of two drafters are paired by prompt: what an easy prompt gives to one, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,31 +30,35 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One ordering: `measured`, a ratio or a difference, is above `bound` where it holds.
+    """One ordering: `measured`, a ratio or a difference, is above `bound` where it holds, and below `ceiling`.
 
-    `papers` are the paper's own figures, in words; `measured` is None where a drafter is missing.
+    With a ceiling it is an equivalence. `papers` are the paper's own figures, in words; `measured` is None where a
+    drafter is missing.
     """
 
     text: str
     papers: str
     measured: Estimate | None
     bound: float = 1.0
+    ceiling: float = math.inf
 
     @property
     def outcome(self) -> Outcome:
         if self.measured is None:
             return "not measured"
         low, high = self.measured.interval or (self.measured.figure, self.measured.figure)
-        if low > self.bound:
+        if self.bound < low and high < self.ceiling:
             return "holds"
-        return "fails" if high < self.bound else "undecided"
+        return "fails" if high < self.bound or self.ceiling < low else "undecided"
+
+    @property
+    def condition(self) -> str:
+        return f"> {self.bound:.3g}" + ("" if math.isinf(self.ceiling) else f", < {self.ceiling:.3g}")
 
 
 def claims_table(claims: Sequence[tuple[str, Claim]]) -> ResultTable:
     """Build a row per claim; each comes with where it stands."""
-    rows = [
-        [where, claim.text, claim.papers, _cell(claim), f"> {claim.bound:g}", claim.outcome] for where, claim in claims
-    ]
+    rows = [[where, claim.text, claim.papers, _cell(claim), claim.condition, claim.outcome] for where, claim in claims]
     caption = "measured: a ratio, or where it is held against 0 a difference, with its 95 % interval over the prompts"
     return table(
         "orderings", ("where", "claim", "the paper's", "measured", "holds if", "outcome"), rows, keys=3, caption=caption
@@ -91,6 +96,18 @@ def ratio_of_ratios(
     sums = [draws.sums(measure) for measure in (above, of_above, below, of_below)]
     interval = draws.interval(quotient(quotient(sums[0], sums[1]), quotient(sums[2], sums[3])))
     return Estimate(totals[0] / totals[1] / (totals[2] / totals[3]), interval)
+
+
+def difference_of_ratios(
+    above: Sequence[float], of_above: Sequence[float], below: Sequence[float], of_below: Sequence[float]
+) -> Estimate | None:
+    """Return sum(above) / sum(of_above) - sum(below) / sum(of_below), all [prompts]; None of nothing."""
+    if not sum(of_above) or not sum(of_below):
+        return None
+    draws = Resamples(1, len(above))
+    sums = [draws.sums([measure]) for measure in (above, of_above, below, of_below)]
+    interval = draws.interval(quotient(sums[0], sums[1]) - quotient(sums[2], sums[3]))
+    return Estimate(sum(above) / sum(of_above) - sum(below) / sum(of_below), interval)
 
 
 def speed_ratio(prompts: Prompts, above: str, below: str) -> Estimate | None:

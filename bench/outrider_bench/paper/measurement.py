@@ -15,12 +15,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider_bench.core.tables import show_line
 from outrider_proto.errors import OutriderError
 
+if TYPE_CHECKING:
+    from outrider_bench.harness.study import Study
+
+KEPT = "{kept}"
 _RUN = "from outrider_bench.cli.app import main; main()"
+ReportT = TypeVar("ReportT")
+_ABOUT = ("made_by", "paper_command", "paper_failed")  # what is added to a study's report
 _FAILED_CHECK = 1  # the exit code of a report that was written, and says what is wrong
 
 
@@ -30,15 +36,21 @@ class MeasurementError(OutriderError):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A command of `outrider-bench` whose report `name` holds. `resumable` ones take --resume when begun before."""
+    """A command of `outrider-bench` whose report `name` holds. `resumable` ones take --resume when begun before.
+
+    `first` is a command that has to run before. In both, KEPT stands for OUT/json/NAME, the beginning of the names of
+    files that one writes for the other.
+    """
 
     name: str
     arguments: tuple[str, ...]
     resumable: bool = False
+    first: tuple[str, ...] = ()
 
     @property
     def command(self) -> str:
-        return shlex.join(["outrider-bench", *self.arguments])
+        commands = [arguments for arguments in (self.first, self.arguments) if arguments]
+        return " && ".join(shlex.join(["outrider-bench", *arguments]) for arguments in commands)
 
     def taken(self, directory: Path) -> dict[str, Any] | None:  # Any: JSON
         """Return the report if this very command has written it."""
@@ -59,16 +71,21 @@ class Measurement:
         asked.write_text(self.command)
         show_line(f"{self.name}: {self.command}")
         resume = ["--resume"] if begun and self.resumable else []
-        ended = subprocess.run([sys.executable, "-c", _RUN, *self.arguments, *resume, "--json", str(path)], check=False)
-        if ended.returncode not in (0, _FAILED_CHECK) or not path.is_file():
-            raise MeasurementError(
-                f"{self.command}: ended with {ended.returncode}; the same command goes on from there"
-            )
+        code = self._run(self.first, directory) if self.first else 0
+        if code == 0:
+            code = self._run((*self.arguments, *resume, "--json", str(path)), directory)
+        if code not in (0, _FAILED_CHECK) or not path.is_file():
+            raise MeasurementError(f"{self.command}: ended with {code}; the same command goes on from there")
         report: dict[str, Any] = json.loads(path.read_bytes())
-        report |= {"paper_command": self.command, "paper_failed": ended.returncode == _FAILED_CHECK}
+        report |= {"paper_command": self.command, "paper_failed": code == _FAILED_CHECK}
         path.write_text(json.dumps(report) + "\n")
         asked.unlink()
         return report
+
+    def _run(self, arguments: Sequence[str], directory: Path) -> int:
+        """Run a command and return its exit code."""
+        given = [argument.replace(KEPT, str(directory / self.name)) for argument in arguments]
+        return subprocess.run([sys.executable, "-c", _RUN, *given], check=False).returncode
 
     def _report(self, directory: Path) -> Path:
         return directory / f"{self.name}.json"
@@ -83,6 +100,13 @@ def take_all(measurements: Sequence[Measurement], directory: Path) -> dict[str, 
     for one in measurements:
         reports[one.name] = one.taken(directory) or one.take(directory)
     return reports
+
+
+def as_measured(study: type[Study[Any, Any, ReportT]], report: Mapping[str, Any]) -> ReportT:  # Any: JSON
+    """Return a study's report as the study has made it, for its tables and plots."""
+    content = {name: value for name, value in report.items() if name not in _ABOUT}
+    measured: ReportT = study.result.validate_python(content)
+    return measured
 
 
 Reports = Mapping[str, Mapping[str, Any]]  # Any: JSON

@@ -46,7 +46,7 @@ QUICK = Extent(
     new_tokens=8,
     repetitions=1,
     seconds=2,
-    only=("moa", "eagle2", "hydra", "medusa"),
+    only=("moa", "eagle2", "hydra", "medusa", "eagle2_math", "eagle2_chat", "eagle3"),
 )
 
 
@@ -71,6 +71,10 @@ class PaperSetup:
         """The second target, with QKV bias, and its drafters, for the base paper's Table 9; None if not trained."""
         target = trained(SECOND_TARGET) if self.is_embedded else None
         return None if target is None else replace(self, target=str(target), roles=_second_roles())
+
+    @property
+    def is_quick(self) -> bool:
+        return self.extent is QUICK
 
     def label(self, role: str) -> str:
         """Return the name that a comparison has for the drafter of a role, `lookup` and `suffix` being their own."""

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from outrider_drafters.routing.routed_drafter import RoutedDraft
     from outrider_drafters.trees.grow import ScoredTree
 
+TENTHS = 10
+
 
 @dataclass(frozen=True, slots=True)
 class AcceptedMeans:
@@ -28,7 +30,8 @@ class HeadUse:
     `drafts`: trees that heads drafted, the routing report's head calls; `passes`: forward passes, one for all heads of
     a batch. `extra_drafts`: trees beyond one per cycle, as a share (1.0 is the report's +100 %). `cycles`: drafts sent,
     by head. `confidence`: probability of a drafted token's path according to its head; `entropy`: of the distribution
-    it was drawn from, in nats, measured with several heads only.
+    it was drawn from, in nats, measured with several heads only. `drafted_by_confidence`: drafted tokens in tenths of
+    that probability, the first one below 0.1; `accepted_by_confidence`: those of them that were accepted.
     """
 
     # The field names are keys of --json and of the gateway's responses: programs read them.
@@ -44,6 +47,8 @@ class HeadUse:
     rejected_tokens: int = 0
     confidence: AcceptedMeans = AcceptedMeans()
     entropy: AcceptedMeans = AcceptedMeans()
+    drafted_by_confidence: tuple[int, ...] = (0,) * TENTHS
+    accepted_by_confidence: tuple[int, ...] = (0,) * TENTHS
 
 
 class HeadMeter:
@@ -54,6 +59,7 @@ class HeadMeter:
         self._cycles = [0] * len(names)
         self._drafts = self._passes = self._skips = 0
         self._confidence, self._entropy = _Sums(), _Sums()
+        self._by_confidence = [0] * TENTHS, [0] * TENTHS  # drafted, accepted
 
     def drafted(self, routed: RoutedDraft) -> None:
         """Count the draft of a cycle."""
@@ -68,6 +74,10 @@ class HeadMeter:
         accepted = set(path)
         for node, probability in enumerate(probabilities_of(drafted)):
             self._confidence.add(probability, node in accepted)
+            # A path of likely tokens may come to 1, and by rounding to more.
+            tenth = min(int(probability * TENTHS), TENTHS - 1)
+            self._by_confidence[0][tenth] += 1
+            self._by_confidence[1][tenth] += node in accepted
         for node, entropy in enumerate(drafted.entropies or ()):
             self._entropy.add(entropy, node in accepted)
 
@@ -88,6 +98,8 @@ class HeadMeter:
             rejected_tokens=self._confidence.counts[False],
             confidence=self._confidence.means(),
             entropy=self._entropy.means(),
+            drafted_by_confidence=tuple(self._by_confidence[0]),
+            accepted_by_confidence=tuple(self._by_confidence[1]),
         )
 
 

@@ -51,6 +51,14 @@ def test_confidence_is_split_by_the_verdict():
     assert use.confidence.accepted == pytest.approx((0.5 + 0.4) / 2)
     assert use.confidence.rejected == pytest.approx((0.3 + 0.5 + 0.3 + 0.4) / 4)
     assert use.entropy == AcceptedMeans(accepted=1.75, rejected=1.0)
+    assert use.drafted_by_confidence == (0, 0, 0, 2, 2, 2, 0, 0, 0, 0)
+    assert use.accepted_by_confidence == (0, 0, 0, 0, 1, 1, 0, 0, 0, 0)
+
+
+def test_a_certain_token_counts_in_the_last_tenth():
+    meter = HeadMeter(["one"])
+    meter.judged(ScoredTree(DraftTree((4,), (ROOT,)), (1e-9,)), (0,))
+    assert meter.snapshot(1).drafted_by_confidence[-1] == 1
 
 
 def test_nothing_happened():

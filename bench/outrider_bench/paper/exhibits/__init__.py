@@ -1,6 +1,9 @@
 """All exhibits, in the order of the report."""
 
-from outrider_bench.paper.exhibits import hydra, moa, moa_links, moa_quality
+from outrider_bench.paper.exhibits import eagle3, hydra, moa, moa_links, moa_quality, own, own_drafting, routing
 
-_ALL = (*moa.EXHIBITS, *moa_links.EXHIBITS, *moa_quality.EXHIBITS, *hydra.EXHIBITS)
-EXHIBITS = {exhibit.name: exhibit for exhibit in _ALL}
+EXHIBITS = {
+    exhibit.name: exhibit
+    for module in (moa, moa_links, moa_quality, hydra, routing, eagle3, own, own_drafting)
+    for exhibit in module.EXHIBITS
+}

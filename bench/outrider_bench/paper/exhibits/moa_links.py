@@ -30,7 +30,8 @@ TABLE_7 = {"moa": "4M | 3A + 2 A E_kv (TLI + 1)", "eagle2": "4M | 3A + A E", "in
 BATCHES = "1,2,4,8"
 
 
-def _network(setup: PaperSetup) -> Measurement:
+def network(setup: PaperSetup) -> Measurement:
+    """Measure every drafter in the paper's mode and ours, with controls, over the paper's links and none."""
     extent = setup.extent
     links = tuple(option for profile in PROFILES for option in ("--profile", profile))
     modes = ("--mode", PAPERS_MODE, "--mode", OWN_MODE)
@@ -206,7 +207,8 @@ def _show_messages(setup: PaperSetup, reports: Reports) -> Shown:
     )
 
 
-def _batches(setup: PaperSetup, role: str) -> Measurement:
+def batches(setup: PaperSetup, role: str) -> Measurement:
+    """Load a server with clients that draft with the drafter of a role; with the first role also with the stream."""
     clients = "1,2" if setup.extent.seconds < 5 else BATCHES
     options = ("--clients", clients, "--clients-kind", "real", "--seconds", str(setup.extent.seconds), "--no-limit")
     only_once = () if role == "moa" else ("--no-control",)
@@ -257,7 +259,7 @@ EXHIBITS = (
         title="Table 3: speed over 5G and 4G",
         differs="the paper's links, emulated; drafter and target share this machine's cores, and a pass of it is "
         "far shorter than a round trip, so that waiting for each verdict weighs more than in the paper.",
-        needs=lambda setup: (_network(setup),),
+        needs=lambda setup: (network(setup),),
         show=_show_links,
     ),
     Exhibit(
@@ -273,7 +275,7 @@ EXHIBITS = (
         paper=PAPER,
         title="Figure 4: throughput by number of clients",
         differs="clients with real drafters share the processor with the server; the paper has all on one GPU (vLLM).",
-        needs=lambda setup: tuple(_batches(setup, role) for role in setup.present("moa", "eagle2", "independent")),
+        needs=lambda setup: tuple(batches(setup, role) for role in setup.present("moa", "eagle2", "independent")),
         show=_show_batches,
     ),
 )

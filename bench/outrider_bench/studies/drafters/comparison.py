@@ -323,24 +323,24 @@ def compared(
         for way, family in families.items()
     }
     speeds = {way: _speed(times, seconds[PLAIN], prompts.asked, expected) for way, times in seconds.items()}
-    cycles = {way: [len(one.record.cycles) for one in answers[way] if one.record is not None] for way in families}
+    records = {way: [one.record for one in answers[way] if one.record is not None] for way in families}
     figures = [
         PromptFigures(
             family=question.family,
             tokens=len(expected[place]),
             seconds={way: [run[place] for run in its] for way, its in seconds.items()},
-            verdicts={way: counts[place] for way, counts in cycles.items()},
-            judged={way: _judged(answers[way][place]) for way in families},
+            verdicts={way: len(its[place].cycles) for way, its in records.items()},
+            judged={way: _judged(its[place]) for way, its in records.items()},
+            heads={way: its[place].statistics.heads for way, its in records.items()},
         )
         for place, question in enumerate(prompts.asked)
     ]
     return Comparison(drafters, speeds, prompts.repetitions, prompts.seed, figures)
 
 
-def _judged(answer: ComparedAnswer) -> int:
+def _judged(record: AnswerRecord) -> int:
     """Return the tokens of all verdicts on drafts, bonus included."""
-    cycles = () if answer.record is None else answer.record.cycles
-    return round(mean_acceptance_length(cycles) * len(cycles))
+    return round(mean_acceptance_length(record.cycles) * len(record.cycles))
 
 
 async def _start_runs(

@@ -11,6 +11,7 @@ from outrider_bench.core.bootstrap import Interval, median_interval
 from outrider_bench.core.plots import reaches, saved_figure
 from outrider_bench.core.stats import median_of_medians
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, plus_minuses, table
+from outrider_client.core.head_statistics import HeadUse
 
 MAX_POSITIONS = 8  # columns
 PLAIN = "plain loop"
@@ -69,13 +70,14 @@ class DrafterMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PromptFigures:
-    """One prompt: new tokens, seconds of every way in each repetition, and verdicts on drafts and their tokens."""
+    """One prompt: new tokens, seconds of every way in each repetition, verdicts on drafts, their tokens, and heads."""
 
     family: str
     tokens: int
     seconds: Mapping[str, Sequence[float]]
     verdicts: Mapping[str, int]
     judged: Mapping[str, int]  # tokens of these verdicts, bonus included
+    heads: Mapping[str, HeadUse]
 
 
 @dataclass(frozen=True, slots=True)

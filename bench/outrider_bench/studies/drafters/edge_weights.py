@@ -48,7 +48,8 @@ class EdgeWeights:
     """One drafter with one type of weights.
 
     `mean_acceptance_length` counts the bonus; `not_exact` answers differ from the target's own (0, or there is a
-    defect); `ms_per_level` is the median time of a tree divided by its levels. `*_ci95` are 95 % intervals.
+    defect); `ms_per_level` is the median time of a tree divided by its levels. `*_ci95` are 95 % intervals. `judged`
+    and `verdicts`: as in TauByText.
     """
 
     drafter: str
@@ -60,6 +61,8 @@ class EdgeWeights:
     not_exact: int
     ms_per_level_ci95: Interval | None
     mean_acceptance_length_ci95: Interval | None
+    judged: Sequence[int]
+    verdicts: Sequence[int]
 
 
 _Row = list[EdgeWeights] | list[EdgeParts]
@@ -143,6 +146,8 @@ class _Answered:
                         not_exact=accepted.mismatches,
                         ms_per_level_ci95=median_interval(times[kind]),
                         mean_acceptance_length_ci95=accepted.ci95[ALL],
+                        judged=accepted.judged,
+                        verdicts=accepted.verdicts,
                     )
                 )
         return results

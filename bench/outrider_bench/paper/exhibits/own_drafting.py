@@ -1,0 +1,163 @@
+"""What no paper measures of drafters: acceptance by position beside a level's cost, and what confidence is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from outrider_bench.core.bootstrap import ratio_interval
+from outrider_bench.core.plots import COLORS, saved_figure
+from outrider_bench.core.tables import OVER_PROMPTS, plus_minus, table
+from outrider_bench.paper.claims import Claim, Prompts
+from outrider_bench.paper.exhibit import Exhibit, Plot, Shown
+from outrider_bench.paper.exhibits.moa import OWN_TREES, own_trees
+from outrider_bench.paper.exhibits.own import PAPER
+from outrider_bench.paper.exhibits.routing import confidence_difference
+from outrider_bench.paper.measurement import Reports
+from outrider_bench.paper.setup import PaperSetup
+from outrider_client.core.head_statistics import TENTHS
+
+
+def _show_positions(setup: PaperSetup, reports: Reports) -> Shown:
+    drafters = reports[OWN_TREES]["drafters"]
+    depth = max(len(drafted["positions"]["kept"]) for drafted in drafters.values())
+    rows = [
+        [
+            way,
+            plus_minus(drafted["draft_ms_per_level"], drafted["draft_ms_per_level_ci95"], 2),
+            *(f"{share:.2f}" for share in drafted["positions"]["kept"]),
+        ]
+        for way, drafted in drafters.items()
+    ]
+    columns = ("way", "ms a level", *(f"{place}" for place in range(1, depth + 1)))
+    return Shown(
+        tables=[
+            table(
+                "cost of a level, and the share of verdicts that accept its token, of those that accepted the one before",
+                columns,
+                rows,
+                caption=OVER_PROMPTS,
+            )
+        ],
+        plots=[
+            Plot(
+                "conditional acceptance by position",
+                partial(_positions_plot, {way: drafted["positions"]["kept"] for way, drafted in drafters.items()}),
+            )
+        ],
+    )
+
+
+def _positions_plot(kept: Mapping[str, Sequence[float]], path: Path) -> None:
+    with saved_figure(path, figsize=(6.5, 3.8)) as (_, axes):
+        for number, (way, shares) in enumerate(kept.items()):
+            places = range(1, len(shares) + 1)
+            style = "o-" if number < len(COLORS) else "s--"
+            axes.plot(places, shares, style, label=way, color=COLORS[number % len(COLORS)])
+        axes.set_xlabel("position in the draft")
+        axes.set_ylabel("accepted, of those that accepted before")
+        axes.set_ylim(0, 1.02)
+        axes.legend(frameon=False, fontsize="small", ncols=2)
+
+
+def calibration(prompts: Prompts, way: str) -> tuple[list[int], list[int]]:
+    """Return drafted and accepted tokens by tenths of the drafter's probability of their paths, over all prompts."""
+    drafted, accepted = (
+        np.sum([prompt["heads"][way][f"{kind}_by_confidence"] for prompt in prompts], axis=0).tolist()
+        for kind in ("drafted", "accepted")
+    )
+    return drafted, accepted
+
+
+def calibration_error(drafted: Sequence[int], accepted: Sequence[int]) -> float:
+    """Return the mean distance, weighted by tokens, of the share that is accepted from the middle of its tenth."""
+    total = sum(drafted)
+    return sum(
+        abs(some - (tenth + 0.5) / TENTHS * count)
+        for tenth, (count, some) in enumerate(zip(drafted, accepted, strict=True))
+    ) / max(total, 1)
+
+
+def _show_calibration(setup: PaperSetup, reports: Reports) -> Shown:
+    prompts: Prompts = reports[OWN_TREES]["prompts"]
+    counts = {way: calibration(prompts, way) for way in reports[OWN_TREES]["drafters"]}
+    rows = [
+        [
+            way,
+            f"{calibration_error(drafted, accepted):.3f}",
+            *(_share(prompts, way, tenth) for tenth in range(TENTHS)),
+        ]
+        for way, (drafted, accepted) in counts.items()
+    ]
+    tenths = (f"{tenth / TENTHS:.1f}-{(tenth + 1) / TENTHS:.1f}" for tenth in range(TENTHS))
+    return Shown(
+        tables=[
+            table(
+                "share of drafted tokens that is accepted, by the drafter's own probability of their path",
+                ("way", "calibration error", *tenths),
+                rows,
+                caption=f"calibration error: mean distance from the middle of the tenth; {OVER_PROMPTS}",
+            )
+        ],
+        claims=[
+            Claim(
+                f"{way}: accepted tokens have the higher confidence",
+                "ours",
+                confidence_difference(prompts, way),
+                bound=0.0,
+            )
+            for way in counts
+        ],
+        plots=[
+            Plot("accepted tokens against the drafter's probability of their paths", partial(_calibration_plot, counts))
+        ],
+    )
+
+
+def _share(prompts: Prompts, way: str, tenth: int) -> str:
+    drafted, accepted = (
+        [prompt["heads"][way][f"{kind}_by_confidence"][tenth] for prompt in prompts] for kind in ("drafted", "accepted")
+    )
+    return plus_minus(sum(accepted) / sum(drafted), ratio_interval(accepted, drafted), 2) if sum(drafted) else "-"
+
+
+def _calibration_plot(counts: Mapping[str, tuple[Sequence[int], Sequence[int]]], path: Path) -> None:
+    with saved_figure(path, figsize=(5.5, 5)) as (_, axes):
+        axes.plot([0, 1], [0, 1], "--", color="grey", label="as often as it says")
+        for number, (way, (drafted, accepted)) in enumerate(counts.items()):
+            there = [tenth for tenth, count in enumerate(drafted) if count]
+            style = "o-" if number < len(COLORS) else "s--"
+            axes.plot(
+                [(tenth + 0.5) / TENTHS for tenth in there],
+                [accepted[tenth] / drafted[tenth] for tenth in there],
+                style,
+                label=way,
+                color=COLORS[number % len(COLORS)],
+            )
+        axes.set_xlabel("the drafter's probability of the path")
+        axes.set_ylabel("accepted")
+        axes.legend(frameon=False, fontsize="small")
+
+
+EXHIBITS = (
+    Exhibit(
+        name="own-positions",
+        paper=PAPER,
+        title="acceptance by position, and what a position costs",
+        differs="the papers give one figure for all positions; trees of the drafters' own size.",
+        needs=lambda setup: (own_trees(setup),),
+        show=_show_positions,
+    ),
+    Exhibit(
+        name="own-calibration",
+        paper=PAPER,
+        title="how often a drafter is right by its own account",
+        differs="the routing report compares two means; drafters without weights have no probabilities of their own, "
+        "and those of medusa and block drafters are products that know nothing of the tokens before.",
+        needs=lambda setup: (own_trees(setup),),
+        show=_show_calibration,
+    ),
+)
