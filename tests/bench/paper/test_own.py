@@ -94,7 +94,7 @@ def test_users_and_server_stand_side_by_side(setup):
 
 
 def test_first_tokens_are_held_against_the_streams(setup):
-    figures = {name: 100.0 for name in ("ttft_ms", "bytes_up_per_token", "bytes_down_per_token")}
+    figures = dict.fromkeys(("ttft_ms", "bytes_up_per_token", "bytes_down_per_token"), 100.0)
     figures |= dict.fromkeys(("link_bytes_up_per_token", "link_bytes_down_per_token"))
     ways = {
         "stream": figures,

@@ -36,7 +36,7 @@ def _show_positions(setup: PaperSetup, reports: Reports) -> Shown:
     return Shown(
         tables=[
             table(
-                "cost of a level, and the share of verdicts that accept its token, of those that accepted the one before",
+                "cost of a level, and the share of verdicts that accept its token once they accepted the one before",
                 columns,
                 rows,
                 caption=OVER_PROMPTS,
@@ -155,8 +155,8 @@ EXHIBITS = (
         name="own-calibration",
         paper=PAPER,
         title="how often a drafter is right by its own account",
-        differs="the routing report compares two means; drafters without weights have no probabilities of their own, "
-        "and those of medusa and block drafters are products that know nothing of the tokens before.",
+        differs="the routing report compares two means; lookup and suffix tree guess at their probabilities, and those "
+        "of medusa are products of heads that do not know each other's tokens.",
         needs=lambda setup: (own_trees(setup),),
         show=_show_calibration,
     ),
