@@ -13,11 +13,10 @@ from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.core.tables import OVER_PROMPTS, plus_minus, table
 from outrider_bench.paper.claims import Claim, Prompts
 from outrider_bench.paper.exhibit import Exhibit, Plot, Shown
-from outrider_bench.paper.exhibits.moa import OWN_TREES, own_trees
 from outrider_bench.paper.exhibits.own import PAPER
 from outrider_bench.paper.exhibits.routing import confidence_difference
 from outrider_bench.paper.measurement import Reports
-from outrider_bench.paper.setup import PaperSetup
+from outrider_bench.paper.setup import OWN_TREES, PaperSetup
 from outrider_client.core.head_statistics import TENTHS
 
 
@@ -148,7 +147,7 @@ EXHIBITS = (
         paper=PAPER,
         title="acceptance by position, and what a position costs",
         differs="the papers give one figure for all positions; trees of the drafters' own size.",
-        needs=lambda setup: (own_trees(setup),),
+        needs=lambda setup: (setup.own_trees,),
         show=_show_positions,
     ),
     Exhibit(
@@ -157,7 +156,7 @@ EXHIBITS = (
         title="how often a drafter is right by its own account",
         differs="the routing report compares two means; lookup and suffix tree guess at their probabilities, and those "
         "of medusa are products of heads that do not know each other's tokens.",
-        needs=lambda setup: (own_trees(setup),),
+        needs=lambda setup: (setup.own_trees,),
         show=_show_calibration,
     ),
 )
