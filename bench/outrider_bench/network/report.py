@@ -46,9 +46,9 @@ class ScenarioSetting:
     @property
     def tree_text(self) -> str:
         """The trees' limits, but for those that rule out nothing."""
-        without_effect = ("certainty", 1.0)
+        without_effect = {("certainty", 1.0), ("levels_per_pass", 1)}
         return ", ".join(
-            f"{name} {value}" for name, value in self.tree.items() if value and (name, value) != without_effect
+            f"{name} {value}" for name, value in self.tree.items() if value and (name, value) not in without_effect
         )
 
 
