@@ -1,4 +1,4 @@
-"""A full server parks sessions that are idle: they keep nobody out, and go on exactly when their clients write again."""
+"""A full server parks idle sessions: they keep nobody out, and go on exactly when their clients write again."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -49,7 +49,7 @@ async def test_parked_clients_go_on_exactly_and_send_no_text_again(at_once):
     async with server(max_sessions=1) as running, AsyncExitStack() as stack:
         chats = [await stack.enter_async_context(client(running.address)) for _ in range(3)]
         texts = [PROMPT[:-1], PROMPT, (*PROMPT, 5)]
-        for turn in range(3):
+        for _turn in range(3):
             for i, mine in enumerate(chats):
                 held = len(mine.tokens)
                 async with asyncio.timeout(120):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outrider_bench.paper.exhibits.eagle3 import DEPTHS, EXHIBITS, PASSES, VOCABULARY, WEIGHTS
-from outrider_bench.paper.setup import OTHER, PaperSetup, paper_setup
+from outrider_bench.paper.setup import paper_setup
 from outrider_bench.studies.drafters.comparison import ComparisonStudy
 from outrider_bench.studies.drafters.depth_sweep import DepthSweep, DepthSweepStudy
 from outrider_bench.studies.drafters.edge_weights import EdgeWeights, EdgeWeightsStudy
@@ -75,7 +75,7 @@ def test_coarser_weights_are_held_to_the_same_acceptance_prompt_by_prompt(setup,
 
 
 def test_a_compact_vocabulary_is_held_against_all_tokens():
-    setup = PaperSetup("smollm2", {}, Path("questions.jsonl"), OTHER)
+    setup = paper_setup("smollm2", (), Path("questions.jsonl"), quick=False)
     (measurement,) = COMPACT.needs(setup)
     assert "--drafter smollm2/eagle2 --drafter smollm2/eagle2,draft_vocab=all" in measurement.command
     assert "smollm2/moa,draft_vocab=all" in measurement.command

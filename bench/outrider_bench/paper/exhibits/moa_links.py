@@ -33,7 +33,8 @@ BATCHES = "1,2,4,8"
 def network(setup: PaperSetup) -> Measurement:
     """Measure every drafter in the paper's mode and ours, with controls, over the paper's links and none."""
     extent = setup.extent
-    links = tuple(option for profile in PROFILES for option in ("--profile", profile))
+    profiles = PROFILES[-1:] if setup.is_quick else PROFILES
+    links = tuple(option for profile in profiles for option in ("--profile", profile))
     modes = ("--mode", PAPERS_MODE, "--mode", OWN_MODE)
     counts = ("--prompts", str(extent.over_links), "--max-new-tokens", str(extent.new_tokens))
     drafters = setup.drafters(setup.present(*ROLES) or list(setup.roles)[:4])
@@ -211,7 +212,7 @@ def batches(setup: PaperSetup, role: str) -> Measurement:
     """Load a server with clients that draft with the drafter of a role; with the first role also with the stream."""
     clients = "1,2" if setup.extent.seconds < 5 else BATCHES
     options = ("--clients", clients, "--clients-kind", "real", "--seconds", str(setup.extent.seconds), "--no-limit")
-    only_once = () if role == "moa" else ("--no-control",)
+    only_once = () if role == "moa" and not setup.is_quick else ("--no-control",)
     return Measurement(
         f"batches-{role}", ("load", *setup.ask, *options, *only_once, "--drafter", setup.roles[role], *PAPERS_CHAIN)
     )
