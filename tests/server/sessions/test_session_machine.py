@@ -237,8 +237,7 @@ class SessionMachine(RuleBasedStateMachine):
         talk = self.one_of(self.streams, at)
         self.run(talk.send(Close()))
         assert self.run(talk.receive()) is None
-        self.forget(self.streams[talk])
-        self.leave(talk)
+        self.forget(self.hang(talk))
 
     @precondition(lambda self: self.streams)
     @rule(at=which, wrong=st.sampled_from(WRONG))
@@ -343,16 +342,20 @@ class SessionMachine(RuleBasedStateMachine):
         if session.stream is not None:
             former = session.stream
             assert self.run(former.refusal()).reason is Reason.TAKEN_OVER
-            self.leave(former)
+            self.hang(former)
 
     def leave(self, talk: object) -> None:
-        session = self.streams.pop(talk)
-        self.run(self.contexts.pop(talk).__aexit__(None, None, None))
+        """Its session is parked, and one too many is forgotten."""
+        session = self.hang(talk)
         session.stream, session.expires_at = None, self.now + TTL_S
         self.expire()
         parked = [session for session in self.sessions.values() if session.stream is None]
         if len(parked) > MAX_PARKED:
             self.forget(min(parked, key=self.missed))
+
+    def hang(self, talk: object) -> ModelSession:
+        self.run(self.contexts.pop(talk).__aexit__(None, None, None))
+        return self.streams.pop(talk)
 
     def request(self, at: int, keep: int, context: tuple[int, ...], root: int | None):
         """On one of the streams: how much of what is held stays, and the text with the root; None: what was said."""
