@@ -22,7 +22,7 @@ Report = Mapping[str, Any]  # Any: JSON
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure with its 95 % interval; None: it cannot vary."""
+    """A figure with its 95 % interval; None: of a single prompt."""
 
     figure: float
     interval: Interval | None
@@ -46,7 +46,9 @@ class Claim:
     def outcome(self) -> Outcome:
         if self.measured is None:
             return "not measured"
-        low, high = self.measured.interval or (self.measured.figure, self.measured.figure)
+        if self.measured.interval is None:  # of a single prompt, which says nothing about others
+            return "undecided"
+        low, high = self.measured.interval
         if self.bound < low and high < self.ceiling:
             return "holds"
         return "fails" if high < self.bound or self.ceiling < low else "undecided"

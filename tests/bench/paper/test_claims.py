@@ -40,7 +40,7 @@ def test_speeds_are_compared_prompt_by_prompt():
         (Estimate(1.2, (0.9, 1.5)), 1.0, "undecided"),
         (Estimate(0.8, (0.7, 0.9)), 1.0, "fails"),
         (Estimate(0.1, (-0.1, 0.3)), 0.0, "undecided"),
-        (Estimate(1.0, None), 1.0, "undecided"),
+        (Estimate(2.0, None), 1.0, "undecided"),
         (None, 1.0, "not measured"),
     ],
 )
