@@ -37,7 +37,7 @@ from outrider_client.text.logprobs import TokenLogprobs
 from outrider_client.text.transcript import FinishReason, Origin, Transcript
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.families.lookup.drafter import LookupDrafter
-from outrider_proto.errors import LinkError, UsageError
+from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 from outrider_proto.frames import ServerDescription
 
 CLOSED = "this client is closed: make a new one"
@@ -269,9 +269,12 @@ class AsyncClient:
         except (asyncio.CancelledError, UsageError):
             generation.abandon()
             raise
-        except Exception:
-            # What the server holds is unknown now, so the next answer opens a session of its own.
-            await context.session.reset()
+        except Exception as error:
+            if isinstance(error, Refusal) and error.reason is Reason.SERVER_FULL:
+                generation.abandon()  # a full server keeps the session until there is a place for it
+            else:
+                # What the server holds is unknown now, so the next answer opens a session of its own.
+                await context.session.reset()
             raise
 
     async def _read_history(

@@ -1,15 +1,15 @@
-"""A full server parks idle sessions: they keep nobody out, and go on exactly when their clients write again."""
+"""A full server parks sessions that are idle: they keep nobody out, and go on exactly when their clients are back."""
 
 import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from stage import NEW, PROMPT, answer, client, opened, plain, server, until
+from stage import PROMPT, answer, client, opened, plain, server, until
 from talk import talking
 
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.events import Cycle, LinkChanged, RolledBack, Unverified
-from outrider_proto.errors import Reason
+from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Ping, Pong
 from outrider_server.security.principal import Principal
 from outrider_server.sessions import session_table
@@ -49,7 +49,7 @@ async def test_parked_clients_go_on_exactly_and_send_no_text_again(at_once):
     async with server(max_sessions=1) as running, AsyncExitStack() as stack:
         chats = [await stack.enter_async_context(client(running.address)) for _ in range(3)]
         texts = [PROMPT[:-1], PROMPT, (*PROMPT, 5)]
-        for _turn in range(3):
+        for _ in range(3):
             for i, mine in enumerate(chats):
                 held = len(mine.tokens)
                 async with asyncio.timeout(120):
@@ -67,25 +67,23 @@ async def test_parked_clients_go_on_exactly_and_send_no_text_again(at_once):
         assert (stats.active, stats.parked, stats.evictions) == (1, 2, 0)
 
 
-async def test_places_are_for_those_at_work_and_parked_sessions_wait_for_one(at_once):
-    """A session that resumes needs a place, too; without one it stays parked."""
-    async with server(max_sessions=1) as running:
-        async with opened(running) as (talk, about):
-            first = await talk.prompt(PROMPT)
-            await rest(running)
-            async with opened(running) as (busy, _):
-                assert (await talk.refusal()).reason is Reason.STALLED
-                await busy.send(Decode(1, 0, PROMPT[:-1], PROMPT[-1], 400))
-                await busy.receive()
-                with pytest.raises(Exception, match="1 sessions are in use") as refused:
-                    async with opened(running, session_id=about.session_id, committed_len=len(PROMPT)):
-                        pass
-                assert refused.value.reason is Reason.SERVER_FULL
-        await until(lambda: not running.verifier._streams, "they have gone")
-        async with opened(running, session_id=about.session_id, committed_len=len(PROMPT)) as (again, back):
-            assert (back.resumed, back.kept_len) == (True, len(PROMPT))
-            verdicts = await again.decode(len(PROMPT), (), first.bonus, NEW - 1)
-            assert (first.bonus, *(verdict.bonus for verdict in verdicts)) == plain()
+async def test_places_are_for_those_at_work_and_a_parked_client_gets_one_back_later(at_once):
+    """Without a place its session stays parked, and no text is sent again when there is one."""
+    async with server(max_sessions=1) as running, client(running.address) as mine:
+        assert await answer(mine) == plain()
+        await rest(running)
+        async with talking(running.verifier) as busy:
+            await busy.open(running.verifier.describe())
+            await busy.send(Decode(1, 0, PROMPT[:-1], PROMPT[-1], 400))  # nobody reads on: it stays under way
+            await busy.receive()
+            text = (*mine.tokens, 7, 8)
+            with pytest.raises(Refusal) as refused:
+                await answer(mine, text)
+            assert refused.value.reason is Reason.SERVER_FULL
+            assert running.verifier.stats().parked == 1
+        cycles = [event async for event in mine.generate(text) if isinstance(event, Cycle)]
+        assert tuple(mine.tokens) == (*text, *plain(text))
+        assert cycles[0].request.base_len >= len(text) - 3
 
 
 @pytest.mark.parametrize("asks", [False, True])

@@ -1,6 +1,7 @@
 """The server drafts beside its target: the plain loop's text in fewer passes, and what is refused."""
 
 import asyncio
+import gc
 import math
 import threading
 from contextlib import asynccontextmanager
@@ -532,3 +533,20 @@ def test_a_session_drafter_keeps_in_step_with_any_text():
         known = DraftContext(sequence.tokens, [root], partial(rows, len(before)))
         assert grown(kept, known, shape) == grown(SessionDrafter(prophet), known, shape)
         assert kept._state.tokens == tokens
+
+
+def test_only_so_many_sessions_keep_a_draft_state(truth):
+    """Two of three: the one that was drafted for longest ago makes its state again, and drafts as before."""
+    prophet = Prophet(PROMPT + truth, errs=1000)
+    sequences = [Sequence(target().kv, None, prophet) for _ in range(3)]
+    drafting = server_drafting.ServerDrafting(Engine(target()), None, None, max_states=2)
+    features, trees = np.zeros((HAVE - 1, TAP.info.width), np.float32), []
+    known = DraftContext(PROMPT[:-1], PROMPT[-1:], lambda first: (first, features[first:]))
+    for number in (0, 1, 0, 2, 1):
+        drafting._use_state(sequences[number].drafter)
+        trees.append(grown(sequences[number].drafter, known, TreeShape(3, 3, 9)))
+    assert trees == trees[:1] * 5
+    assert [bool(sequence.drafter._tokens) for sequence in sequences] == [False, True, True]
+    del sequences[1]
+    gc.collect()
+    assert len(drafting._with_state) == 1

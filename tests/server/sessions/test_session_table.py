@@ -47,13 +47,14 @@ async def refusal_of(verifier: Verifier, principal: Principal) -> Reason:
 
 
 async def test_silent_sessions_keep_nobody_out():
-    """Two addresses fill the server and say no more than pings; sessions at work stay."""
+    """Addresses with a session each fill the server and say no more than pings; sessions at work stay."""
     clock = Clock()
     async with serving(clock, max_sessions=5) as verifier, AsyncExitStack() as stack:
         busy = await opened(stack, verifier)
         await busy.send(Decode(1, 0, (3, 4, 5), 6, 400))  # nobody reads on: it stays under way
         await busy.receive()
-        silent = [await opened(stack, verifier, address) for address in (STRANGER, OTHER) for _ in range(2)]
+        addresses = [Principal(address=f"198.51.100.{number}") for number in range(4)]
+        silent = [await opened(stack, verifier, address) for address in addresses]
         assert await refusal_of(verifier, Principal("new")) is Reason.SERVER_FULL
         clock.now += IDLE_S
         for talk in silent:
@@ -64,6 +65,8 @@ async def test_silent_sessions_keep_nobody_out():
         assert [(await talk.refusal()).reason for talk in silent] == [Reason.STALLED] * 4
         assert await refusal_of(verifier, Principal("late")) is Reason.SERVER_FULL
         await busy.receive()
+        stats = verifier.stats()
+        assert (stats.active, stats.parked) == (5, 4)
 
 
 @pytest.mark.parametrize(
