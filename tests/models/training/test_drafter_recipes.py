@@ -105,20 +105,21 @@ def test_every_shipped_recipe_takes_a_step_and_its_drafter_drafts(name, tmp_path
 
 
 def test_the_shipped_recipes_train_equally_many_parameters_on_the_same_batches():
-    recipes = {name: read_recipe(name) for name in HEADS}
+    recipes = {name: read_recipe(name) for name in HEADS if name not in ("eagle2_wide", "target_bias")}
     sizes = {
         name: sum(p.numel() for p in recipe_run(small(name)).task.network.parameters() if p.requires_grad)
         for name in recipes
     }
-    larger = sizes.pop("hydra")  # its fourth head alone reads five rows
+    # Hydra's fourth head alone reads five rows.
+    larger = [sizes.pop(name) for name in recipes if name.startswith("hydra")]
     assert max(sizes.values()) / min(sizes.values()) < 1.05
-    assert larger < 3 * min(sizes.values())
+    assert max(larger) < 3 * min(sizes.values())
     for late in ("eagle2_late", "dspark_late"):
         del recipes[late]  # it starts from the shipped one, for half as long
     streams = {name: replace(recipe.data, family_weights={"code": 1.0}) for name, recipe in recipes.items()}
     assert len(set(map(str, streams.values()))) == 1
     assert len({str(recipe.schedule) for recipe in recipes.values()}) == 1
-    same = [recipe.data for name, recipe in recipes.items() if name not in ("eagle2_math", "eagle2_chat")]
+    same = [recipe.data for name, recipe in recipes.items() if not name.endswith(("_math", "_chat"))]
     assert all(stream == same[0] for stream in same)
 
 
