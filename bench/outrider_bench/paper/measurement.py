@@ -3,7 +3,7 @@
     OUT/json/NAME.json      the report of `outrider-bench COMMAND ... --json OUT/json/NAME.json`
     OUT/json/NAME.*         what that command keeps to go on after an interruption
 
-A report whose command was another one is measured again.
+A report whose command, or a file that it names, was another one is measured again.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider_bench.core.tables import show_line
-from outrider_proto.errors import OutriderError
+from outrider_proto.errors import OutriderError, UsageError
+from outrider_proto.files import write_atomically
 
 if TYPE_CHECKING:
     from outrider_bench.harness.study import Study
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 KEPT = "{kept}"
 _RUN = "from outrider_bench.cli.app import main; main()"
 ReportT = TypeVar("ReportT")
-_ABOUT = ("made_by", "paper_command", "paper_failed")  # what is added to a study's report
+_ABOUT = ("made_by", "paper_key", "paper_failed")  # what is added to a study's report
 _FAILED_CHECK = 1  # the exit code of a report that was written, and says what is wrong
 
 
@@ -52,23 +54,35 @@ class Measurement:
         commands = [arguments for arguments in (self.first, self.arguments) if arguments]
         return " && ".join(shlex.join(["outrider-bench", *arguments]) for arguments in commands)
 
+    @property
+    def key(self) -> str:
+        """The command, and the content of files that it names, such as questions."""
+        named = (Path(argument) for argument in (*self.first, *self.arguments))
+        digests = (blake2b(path.read_bytes(), digest_size=8).hexdigest() for path in named if path.is_file())
+        return " ".join((self.command, *digests))
+
     def taken(self, directory: Path) -> dict[str, Any] | None:  # Any: JSON
-        """Return the report if this very command has written it."""
+        """Return the report if this very command has written it. Raises UsageError for a file that is none."""
         path = self._report(directory)
         if not path.is_file():
             return None
-        report = json.loads(path.read_bytes())
-        return report if report.get("paper_command") == self.command else None
+        try:
+            report = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read {path}: {error}") from error
+        if not isinstance(report, dict):
+            raise UsageError(f"{path}: no report of outrider-bench: remove the file")
+        return report if report.get("paper_key") == self.key else None
 
     def take(self, directory: Path) -> dict[str, Any]:  # Any: JSON
-        """Run the command. Raises MeasurementError if it writes no report."""
+        """Run the command. Raises MeasurementError if it writes no report, and OSError."""
         path, asked = self._report(directory), directory / f"{self.name}.command"
         directory.mkdir(parents=True, exist_ok=True)
-        begun = asked.is_file() and asked.read_text() == self.command
+        begun = asked.is_file() and asked.read_text() == self.key
         if not begun:  # what another command has left is no beginning of this one
             for left in directory.glob(f"{self.name}.*"):
                 left.unlink()
-        asked.write_text(self.command)
+        asked.write_text(self.key)
         show_line(f"{self.name}: {self.command}")
         resume = ["--resume"] if begun and self.resumable else []
         code = self._run(self.first, directory) if self.first else 0
@@ -77,8 +91,8 @@ class Measurement:
         if code not in (0, _FAILED_CHECK) or not path.is_file():
             raise MeasurementError(f"{self.command}: ended with {code}; the same command goes on from there")
         report: dict[str, Any] = json.loads(path.read_bytes())
-        report |= {"paper_command": self.command, "paper_failed": code == _FAILED_CHECK}
-        path.write_text(json.dumps(report) + "\n")
+        report |= {"paper_key": self.key, "paper_failed": code == _FAILED_CHECK}
+        write_atomically(path, json.dumps(report) + "\n")
         asked.unlink()
         return report
 
@@ -92,13 +106,16 @@ class Measurement:
 
 
 def take_all(measurements: Sequence[Measurement], directory: Path) -> dict[str, dict[str, Any]]:  # Any: JSON
-    """Return all reports by name, of which those that are missing are measured now."""
+    """Return all reports by name; those that are missing are measured now. Raises UsageError, MeasurementError."""
     reports: dict[str, dict[str, Any]] = {}
     missing = [one for one in measurements if one.taken(directory) is None]
     if missing and len(missing) < len(measurements):
         show_line(f"{directory}: {len(measurements) - len(missing)} of {len(measurements)} reports are there already")
-    for one in measurements:
-        reports[one.name] = one.taken(directory) or one.take(directory)
+    try:
+        for one in measurements:
+            reports[one.name] = one.taken(directory) or one.take(directory)
+    except OSError as error:
+        raise UsageError(f"cannot write {error.filename or directory}: {error.strerror}") from error
     return reports
 
 

@@ -63,5 +63,5 @@ def _metrics(way, prompts, families):
 
 def as_json(study, report):
     """The report as the command writes it and the measurement keeps it."""
-    content = study.as_dict(report) | {"made_by": {}, "paper_command": "", "paper_failed": False}
+    content = study.as_dict(report) | {"made_by": {}, "paper_key": "", "paper_failed": False}
     return json.loads(json.dumps(content))

@@ -65,6 +65,30 @@ def test_a_report_of_other_options_is_measured_again(tmp_path):
     assert one.taken(directory) is None
 
 
+def test_a_report_on_a_file_of_questions_that_has_changed_is_measured_again(tmp_path):
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('"Who are you?"\n')
+    one = Measurement("one", (*SHOWN, "--questions", str(questions)))
+    report = one.take(tmp_path / "json")
+    assert one.taken(tmp_path / "json") == report
+    questions.write_text('"Add 17 and 5."\n')
+    assert one.taken(tmp_path / "json") is None
+
+
+@pytest.mark.parametrize(("content", "said"), [("{", "cannot read"), ("[]", "no report of outrider-bench")])
+def test_a_file_that_is_no_report_is_refused_in_one_line(tmp_path, content, said):
+    (tmp_path / "one.json").write_text(content)
+    with pytest.raises(UsageError, match=said):
+        take_all([Measurement("one", SHOWN)], tmp_path)
+    assert (tmp_path / "one.json").read_text() == content
+
+
+def test_a_directory_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot write .*file.*: Not a directory"):
+        take_all([Measurement("one", SHOWN)], tmp_path / "file" / "json")
+
+
 def test_what_an_interrupted_command_has_left_is_gone_on_with_and_that_of_another_one_removed(tmp_path):
     one = Measurement("one", (*SHOWN, "--nonsense"))
     with pytest.raises(MeasurementError, match="ended with 2"):

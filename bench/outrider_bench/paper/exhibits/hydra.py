@@ -11,7 +11,7 @@ from outrider_bench.paper.claims import Claim, Estimate, ratio_of_ratios, share_
 from outrider_bench.paper.exhibit import Exhibit, Plot, Shown
 from outrider_bench.paper.exhibits.moa import speed_claims, tau_claims, tau_plot
 from outrider_bench.paper.measurement import Measurement, Reports
-from outrider_bench.paper.setup import HYDRA_ROLES, OWN_TREES, QUICK, PaperSetup
+from outrider_bench.paper.setup import HYDRA_ROLES, OWN_TREES, PaperSetup
 from outrider_bench.studies.drafters.typical import TypicalStudy
 from outrider_bench.studies.drafters.typical_report import (
     Rule,
@@ -152,7 +152,7 @@ def _typical(setup: PaperSetup) -> tuple[Measurement, ...]:
         "--seeds",
         str(extent.repetitions),
     )
-    is_sure = setup.is_embedded and extent is not QUICK
+    is_sure = setup.is_embedded and not setup.is_quick
     temperatures = {TYPICAL: TEMPERATURE} | ({TYPICAL_HOT: HOT} if is_sure else {})
     return tuple(
         Measurement(name, ("typical", *setup.ask, *setup.drafters(drafters), "--temperature", temperature, *counts))

@@ -210,7 +210,7 @@ def _show_messages(setup: PaperSetup, reports: Reports) -> Shown:
 
 def batches(setup: PaperSetup, role: str) -> Measurement:
     """Load a server with clients that draft with the drafter of a role; with the first role also with the stream."""
-    clients = "1,2" if setup.extent.seconds < 5 else BATCHES
+    clients = "1,2" if setup.is_quick else BATCHES
     options = ("--clients", clients, "--clients-kind", "real", "--seconds", str(setup.extent.seconds), "--no-limit")
     only_once = () if role == "moa" and not setup.is_quick else ("--no-control",)
     return Measurement(
