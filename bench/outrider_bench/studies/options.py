@@ -245,17 +245,18 @@ class RoutingOptions(ComparedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EdgeWeightsOptions(TargetOptions):
+class EdgeWeightsOptions(DraftersOptions):
     """Measure bytes, draft time and mean acceptance length of edge bundles, by type of weights."""
 
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option("--drafter", help=f"Embedded name or directory; repeatable; default: {', '.join(PAIR)}."),
-    ] = None
+    of_embedded = PAIR
+    drafter: Annotated[list[str] | None, typer.Option("--drafter", help=_HELP.format(", ".join(PAIR)))] = None
     weights: Annotated[
         list[str] | None, typer.Option("--weights", help="float32, bfloat16, int8 or int4; repeatable; default: all.")
     ] = None
-    per_family: Annotated[int, typer.Option(min=1, help="Held-out prompts per family.")] = 20
+    per_family: Annotated[
+        int | None, typer.Option(min=1, help="Questions per family; default: 20, of --questions all of a category.")
+    ] = None
+    max_new_tokens: LimitOption = 192
     parts: Annotated[
         bool,
         typer.Option(

@@ -130,13 +130,9 @@ def _show_depths(setup: PaperSetup, reports: Reports) -> Shown:
 def _weights(setup: PaperSetup) -> Sequence[Measurement]:
     if not setup.present(ROLE):
         return ()
-    target = () if setup.target is None else ("--target", setup.target)
-    # It asks the corpus, of whatever target, and 192 tokens of each answer.
-    count = min(setup.extent.per_family, 10 if setup.is_embedded else 2)
     kinds = ("--weights", "float32", "--weights", "int4") if setup.is_quick else ()
-    return (
-        Measurement(WEIGHTS, ("edge-weights", *target, *setup.drafters([ROLE]), *kinds, "--per-family", str(count))),
-    )
+    counts = ("--per-family", str(setup.extent.per_family), "--max-new-tokens", str(setup.extent.new_tokens))
+    return (Measurement(WEIGHTS, ("edge-weights", *setup.ask, *setup.drafters([ROLE]), *kinds, *counts)),)
 
 
 def _show_weights(setup: PaperSetup, reports: Reports) -> Shown:

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, get_args
@@ -21,7 +22,7 @@ from outrider_bench.core.acceptance import ALL, TREE, measure_acceptance
 from outrider_bench.core.bootstrap import Interval, median_interval
 from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.prompts import Question, questions
+from outrider_bench.core.prompts import Question, by_family
 from outrider_bench.core.reference_answers import plain_answers
 from outrider_bench.core.stats import median_of_medians
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
@@ -34,11 +35,10 @@ from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.quantization.quantize import Weights
 from outrider_drafters.trees.grow import grow_tree
 from outrider_models.bundling import make_bundle, size_bytes
-from outrider_models.core.embedded import PAIR, drafter_source
+from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
 PARTS_ROW = "parts"
-MAX_NEW_TOKENS = 192
 TIMED_TOKENS = 64  # of a prompt and its answer, before a level is timed
 REPEATS = 15
 
@@ -74,7 +74,7 @@ class EdgeWeightsStudy(Study[EdgeWeightsOptions, _Row, EdgeReport]):
 
     async def run(self, taken: Mapping[str, _Row], step: Step) -> Measured[_Row]:
         options = self.options
-        drafters = {name: drafter_source(name) for name in options.drafter or PAIR}
+        drafters = options.drafters
         kinds = options.weights or list(get_args(Weights))
         if options.parts:
             if PARTS_ROW not in taken:
@@ -82,9 +82,10 @@ class EdgeWeightsStudy(Study[EdgeWeightsOptions, _Row, EdgeReport]):
             return
         target = Target.load(str(options.directory))
         models = LocalModels.load(ClientConfig(target=options.directory, drafter=NO_DRAFTER))
-        asked = questions(models, options.per_family)
-        expected = plain_answers(target, asked, MAX_NEW_TOKENS, step)
-        answered = _Answered(options.directory, target, asked, expected, options.per_family)
+        limit = options.max_new_tokens
+        count = options.or_all(options.per_family, 20)
+        asked = options.source.per_family(models, count, limit, partial(plain_greedy, target))
+        answered = _Answered(options.directory, target, asked, plain_answers(target, asked, limit, step))
         for name, source in drafters.items():
             if name not in taken:
                 yield name, await answered.measured(name, source, kinds, step)
@@ -118,11 +119,10 @@ class _Answered:
     target: Target
     asked: Sequence[Question]
     expected: Sequence[tuple[int, ...]]
-    per_family: int
 
     async def measured(self, name: str, source: str, kinds: Sequence[str], step: Step) -> list[EdgeWeights]:
         """Make a bundle of each kind, and measure them."""
-        firsts = range(0, len(self.asked), self.per_family)
+        firsts = [places[0] for places in by_family(self.asked).values()]
         texts = [(*self.asked[number].prompt, *self.expected[number]) for number in firsts]
         results = []
         with TemporaryDirectory() as place:

@@ -29,6 +29,7 @@ from outrider_proto.errors import UsageError
 _DATA = b"data: "
 _DONE = b"[DONE]"
 COLD_STARTS = "cold starts"  # a row
+_TARGET = ("--target", EMBEDDED)  # without it, the one that is installed
 _Medians = dict[str, Any]  # Any: figures, and intervals or None
 
 
@@ -150,7 +151,7 @@ class GatewayStudy(Study[GatewayOptions, _Medians, GatewayReport]):
             models = LocalModels.load(ClientConfig(target=EMBEDDED))
             prompts = [question.prompt for question in spread_questions(models, options.prompts)]
             warm_up = warm_up_question(models).prompt
-            with GatewayProcess(server.address, ["--target", EMBEDDED]) as gateway:
+            with GatewayProcess(server.address, _TARGET) as gateway:
                 async with AsyncClient(ClientConfig(server.address), models=models) as client:
                     for mode in options.mode or ("stream", "proactive"):
                         if mode in taken:
@@ -179,6 +180,6 @@ def _cold_starts(server: str, count: int, step: Step) -> _Medians:
     counter = ProgressCounter(step, "cold starts", count)
     taken = []
     for _ in range(count):
-        taken.append(cold_start_s(server))
+        taken.append(cold_start_s(server, _TARGET))
         counter()
     return medians_ci95({"cold_start_s": taken})

@@ -57,11 +57,12 @@ class GatewayProcess:
             connection.close()
 
 
-def cold_start_s(server: str) -> float:
+def cold_start_s(server: str, options: Sequence[str] = ()) -> float:
     """Return the seconds from starting the process to the first token, asked for as soon as it listens."""
     port = free_port()
     started = time.perf_counter()
-    process = subprocess.Popen([*_COMMAND, "--server", server, "--port", str(port)], stderr=subprocess.DEVNULL)
+    command = [*_COMMAND, "--server", server, "--port", str(port), *options]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         while not _first_token(port):
             if process.poll() is not None or time.perf_counter() - started > _START_TIMEOUT_S:
