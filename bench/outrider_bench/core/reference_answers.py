@@ -31,6 +31,9 @@ LOOKUP_TOKENS = 10  # transformers' own default for prompt lookup
 LEAST_MARGIN = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}
 # Times a logit's rounding error, and more may be: four standard deviations of a difference of two logits.
 ROUNDINGS = 4 * 2**0.5
+# Of all sampled answers, at most: where a draw falls on the border of two tokens' probabilities, a pass over a tree may
+# take the neighbor, one in some thousand tokens of a hot target. A wrong rule draws others nearly everywhere.
+ROUNDED_SHARE = 0.1
 _COMPARED = 100  # likeliest tokens whose logits show the rounding error
 
 

@@ -144,6 +144,13 @@ class ComparisonOptions(ComparedOptions):
         int | None,
         typer.Option(min=1, help="Questions per family; default: 10, of --questions all of a category."),
     ] = None
+    temperature: Annotated[
+        float,
+        typer.Option(help="Temperature of all answers, without transformers' own methods; default: 0, greedy."),
+    ] = 0.0
+    seed: Annotated[
+        int, typer.Option(help="Random seed of the order in which a prompt is answered, and of sampled tokens.")
+    ] = 1
     breadth: BreadthOption = None
     levels: LevelsOption = None
     budget: BudgetOption = None

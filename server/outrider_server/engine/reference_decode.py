@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider_drafters.contracts.token_draw import choose_tokens
 from outrider_proto.frames import Finish, Sampling
 from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.hf_model import eager_attention
@@ -19,7 +20,6 @@ from outrider_server.engine.target import Target
 PROMPT_TOKENS_AT_ONCE = 1024
 
 
-@torch.inference_mode()
 def plain_greedy(
     target: Target,
     ids: Sequence[int],
@@ -27,9 +27,23 @@ def plain_greedy(
     at_once: int = PROMPT_TOKENS_AT_ONCE,
     step: Callable[[], None] = lambda: None,
 ) -> list[int]:
+    """Do as plain_decode(), greedily."""
+    return plain_decode(target, ids, max_new_tokens, Sampling(), at_once, step)
+
+
+@torch.inference_mode()
+def plain_decode(
+    target: Target,
+    ids: Sequence[int],
+    max_new_tokens: int,
+    sampling: Sampling,
+    at_once: int = PROMPT_TOKENS_AT_ONCE,
+    step: Callable[[], None] = lambda: None,
+) -> list[int]:
     """Return the new tokens after `ids`, up to and including an end of text. Not while the target serves.
 
-    `at_once`: tokens of the prompt a pass. `step` is called after every token.
+    `sampling`: its rules are left out, and typical acceptance gives argmaxes. `at_once`: tokens of the prompt a pass.
+    `step` is called after every token.
     """
     answer: list[int] = []
     tokens, cache = list(ids), None
@@ -37,7 +51,7 @@ def plain_greedy(
         while len(answer) < max_new_tokens:
             out = _read(target, tokens, cache, at_once)
             cache = out.past_key_values
-            answer.append(int(out.logits[0, -1].argmax()))
+            answer += choose_tokens(out.logits[0, -1:], sampling, [len(ids) + len(answer)])
             step()
             if answer[-1] in target.eos_token_ids:
                 break

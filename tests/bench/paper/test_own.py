@@ -7,10 +7,11 @@ from dataclasses import asdict
 
 import pytest
 
-from outrider_bench.paper.exhibits import own, own_drafting
+from outrider_bench.paper.claims import Estimate
+from outrider_bench.paper.exhibits import moa, own, own_drafting
 from outrider_bench.paper.exhibits.moa import OWN_TREES
 from outrider_bench.paper.exhibits.own import clients_within, pareto
-from outrider_bench.paper.exhibits.own_drafting import calibration_error
+from outrider_bench.paper.exhibits.own_drafting import SAMPLED, calibration_error
 from outrider_bench.paper.measurement import KEPT, Measurement, MeasurementError
 from outrider_bench.paper.setup import paper_setup
 from outrider_bench.studies.drafters.comparison import ComparisonStudy
@@ -28,7 +29,8 @@ from outrider_bench.virtual.sweep import SweepPoint
 
 from .paper_reports import as_json, compared
 
-SHOWN = {exhibit.name: exhibit.show for exhibit in (*own.EXHIBITS, *own_drafting.EXHIBITS)}
+EXHIBITS = {exhibit.name: exhibit for exhibit in (*moa.EXHIBITS, *own.EXHIBITS, *own_drafting.EXHIBITS)}
+SHOWN = {name: exhibit.show for name, exhibit in EXHIBITS.items()}
 
 
 @pytest.fixture
@@ -116,6 +118,34 @@ def test_a_drafter_is_as_often_right_as_it_says_or_not(setup):
     assert shown.tables[0].rows[0][3] == "-"
     assert [claim.outcome for claim in shown.claims] == ["holds", "holds"]
     assert SHOWN["own-positions"](setup, {OWN_TREES: report}).tables[0].rows[0][2:] == ("0.90", "0.67", "0.83")
+
+
+def test_tau_of_both_temperatures_is_compared_prompt_by_prompt(setup):
+    greedy = as_json(ComparisonStudy, compared({"moa": 3.0, "eagle2": 2.0}, speeds={"moa": 2.0}))
+    sampled = as_json(ComparisonStudy, compared({"moa": 2.0, "eagle2": 2.0}))
+    shown = SHOWN["own-temperature"](setup, {OWN_TREES: greedy, SAMPLED: sampled})
+    assert [row[0] for row in shown.tables[0].rows] == ["moa", "eagle2"]
+    assert shown.tables[0].rows[0][3:] == ("2.00", "1.00")
+    assert [claim.outcome for claim in shown.claims] == ["holds", "undecided"]
+    # The same prompts are as easy in both runs, which leaves nothing to chance.
+    assert shown.claims[1].measured == Estimate(1.0, (1.0, 1.0))
+
+
+def test_of_another_target_its_own_drafters_are_sampled(tmp_path):
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('"Who are you?"\n')
+    own, sampled = EXHIBITS["own-temperature"].needs(paper_setup("smollm2", (), questions, quick=False))
+    assert own.name == OWN_TREES
+    assert sampled.arguments[-2:] == ("--temperature", "1")
+    assert {"smollm2/moa", "smollm2/eagle2", "smollm2/eagle3"} <= set(sampled.arguments)
+
+
+def test_energy_is_shown_where_it_was_measured(setup):
+    report = as_json(ComparisonStudy, compared({"moa": 3.0, "eagle2": 2.0}))
+    assert len(SHOWN["moa-a5"](setup, {OWN_TREES: report}).tables) == 1
+    report["speeds"]["moa"] |= {"joules_per_token": 0.125, "joules_per_token_ci95": [0.1, 0.15]}
+    del report["speeds"]["eagle2"]["joules_per_token"]  # as in older reports
+    assert SHOWN["moa-a5"](setup, {OWN_TREES: report}).tables[1].rows == (("moa", "0.125 ±0.025"),)
 
 
 def test_what_a_measurement_needs_is_made_first_and_found_by_it(tmp_path):

@@ -12,7 +12,7 @@ from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_proto.frames import Finish, Sampling, TapInfo, TokenRules
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.engine import Engine, StepInput
-from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.reference_decode import plain_decode, plain_greedy
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
@@ -143,6 +143,7 @@ def test_sampled_text_is_the_same_whatever_is_drafted(sampling):
 
     truth = say(lambda _: DraftTree())
     assert truth != plain_greedy(target(), prompt, 30)
+    assert truth == plain_decode(target(), prompt, 30, sampling)
     assert say(lambda a: tree_around(rng, truth[len(a) :], 3, 5)) == truth
     assert say(lambda a: tree_around(rng, truth[len(a) :], 3, 5), "batched") == truth
 

@@ -1,4 +1,4 @@
-"""What no paper measures of drafters: acceptance by position beside a level's cost, and what confidence is worth."""
+"""What no paper measures of drafters: a position's acceptance beside its cost, worth of confidence, temperatures."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import numpy as np
 from outrider_bench.core.bootstrap import ratio_interval
 from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.core.tables import OVER_PROMPTS, plus_minus, table
-from outrider_bench.paper.claims import Claim, Prompts
+from outrider_bench.paper.claims import Claim, Prompts, tau_ratio
 from outrider_bench.paper.exhibit import Exhibit, Plot, Shown
 from outrider_bench.paper.exhibits.own import PAPER
 from outrider_bench.paper.exhibits.routing import confidence_difference
-from outrider_bench.paper.measurement import Reports
+from outrider_bench.paper.measurement import Measurement, Reports
 from outrider_bench.paper.setup import OWN_TREES, PaperSetup
 from outrider_client.core.head_statistics import TENTHS
+
+SAMPLED = "drafters-temperature-1"
+SAMPLED_ROLES = ("moa", "eagle2", "independent", "eagle3")
 
 
 def _show_positions(setup: PaperSetup, reports: Reports) -> Shown:
@@ -141,6 +144,40 @@ def _calibration_plot(counts: Mapping[str, tuple[Sequence[int], Sequence[int]]],
         axes.legend(frameon=False, fontsize="small")
 
 
+def _temperatures(setup: PaperSetup) -> Sequence[Measurement]:
+    roles = setup.present(*SAMPLED_ROLES)
+    return (setup.own_trees, setup.comparison(SAMPLED, roles, "--temperature", "1")) if roles else ()
+
+
+def _show_temperatures(setup: PaperSetup, reports: Reports) -> Shown:
+    greedy, sampled = reports[OWN_TREES], reports[SAMPLED]
+    rows = []
+    for way, drafted in sampled["drafters"].items():
+        taus = [plus_minus(one["overall"], one["tau_ci95"]["all"], 2) for one in (greedy["drafters"][way], drafted)]
+        speeds = [report["speeds"][way] for report in (greedy, sampled)]
+        rows.append([way, *taus, *(plus_minus(one["speedup"], one["speedup_ci95"], 2) for one in speeds)])
+    columns = ("way", "tau, T = 0", "tau, T = 1", "x plain, T = 0", "x plain, T = 1")
+    return Shown(
+        tables=[table("greedy and sampled answers to the same prompts", columns, rows, caption=OVER_PROMPTS)],
+        claims=[
+            Claim(
+                f"{way}: tau at T = 0 > tau at T = 1",
+                "ours",
+                tau_ratio(_of_both(greedy["prompts"], sampled["prompts"], way), "T = 0", "T = 1"),
+            )
+            for way in sampled["drafters"]
+        ],
+    )
+
+
+def _of_both(greedy: Prompts, sampled: Prompts, way: str) -> Prompts:
+    """Return the prompts, which both runs have in common, with a way's figures at both temperatures."""
+    return [
+        {key: {"T = 0": cold[key][way], "T = 1": hot[key][way]} for key in ("judged", "verdicts")}
+        for cold, hot in zip(greedy, sampled, strict=True)
+    ]
+
+
 EXHIBITS = (
     Exhibit(
         name="own-positions",
@@ -158,5 +195,14 @@ EXHIBITS = (
         "of medusa are products of heads that do not know each other's tokens.",
         needs=lambda setup: (setup.own_trees,),
         show=_show_calibration,
+    ),
+    Exhibit(
+        name="own-temperature",
+        paper=PAPER,
+        title="T = 0 and T = 1",
+        differs="at T = 1 the papers try siblings one by one, each with its probability; here the target draws first "
+        "and accepts what it has drawn, with the same chance in all. transformers' own ways are left out.",
+        needs=_temperatures,
+        show=_show_temperatures,
     ),
 )

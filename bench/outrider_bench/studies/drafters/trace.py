@@ -20,7 +20,7 @@ from outrider_drafters.families.moa.family import TLI
 from outrider_models.core.embedded import drafter_source
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Draft, Sampling
-from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.reference_decode import plain_decode, plain_greedy
 
 PROMPT = "prompt"  # the row of --prompt-ids
 _Trace = dict[str, Any]  # Any: JSON
@@ -94,19 +94,11 @@ class TraceStudy(Study[TraceOptions, _Trace, _Trace]):
             "mean_acceptance_length": mean_acceptance_length(answer.cycles),
         }
         if self.options.baseline:
-            baseline = await _baseline(pair, prompt)
+            # Typical acceptance is lossy: its baseline is the greedy answer.
+            baseline = tuple(plain_decode(pair.target, prompt, pair.config.max_new_tokens, pair.config.sampling))
             report |= {"baseline_ids": baseline, "matches_baseline": answer.token_ids == baseline}
             report["lossless"] = pair.config.sampling.acceptance == "exact"
         return report
-
-
-async def _baseline(pair: InProcessPair, prompt: Sequence[int]) -> tuple[int, ...]:
-    """Run the target alone: the plain loop, or for sampling one token per pass through the server."""
-    # The plain loop is greedy: with sampling the server's stream is the reference, at the same seed.
-    if not pair.config.sampling.draws:
-        return tuple(plain_greedy(pair.target, prompt, pair.config.max_new_tokens))
-    async with pair.client() as client:
-        return (await gather(client, prompt, mode="stream")).token_ids
 
 
 def _as_dict(cycle: Cycle) -> dict[str, object]:

@@ -21,7 +21,7 @@ from outrider_bench.core.answer_record import AnswerRecord, gather, mean_accepta
 from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import CorpusQuestion, Question
-from outrider_bench.core.reference_answers import plain_answers
+from outrider_bench.core.reference_answers import ROUNDED_SHARE, plain_answers
 from outrider_bench.core.tables import ResultTable
 from outrider_bench.harness.options import sampling_of
 from outrider_bench.harness.study import Measured, Study
@@ -45,8 +45,6 @@ from outrider_models.corpus.check import score_all
 from outrider_proto.frames import Sampling
 from outrider_server.engine.reference_decode import plain_greedy, plain_logits
 from outrider_server.engine.target import Target
-
-_ROUNDED = 0.1  # of all sampled answers, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +180,7 @@ class TypicalStudy(Study[TypicalOptions, RuleResult, TypicalReport]):
 
 def _is_wrong(report: TypicalReport, result: RuleResult) -> bool:
     """Return whether more answers differ from the target's own than rounding explains."""
-    # A pass over a tree sums in another order than one over a token. Where a draw falls on the border of two tokens'
-    # probabilities, it then takes the neighbor: one in some thousand tokens of a hot target. A wrong rule draws
-    # others nearly everywhere.
-    allowed = 0.0 if result.rule == GREEDY else _ROUNDED * sum(map(len, result.runs))
+    allowed = 0.0 if result.rule == GREEDY else ROUNDED_SHARE * sum(map(len, result.runs))
     return (report.mismatches(result) or 0) > allowed
 
 

@@ -22,9 +22,9 @@ from outrider_bench.core.processes import ServerProcess, pinned_apart
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Question, spread_questions, warm_up_question
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, ci95_cells, show_line, table
-from outrider_bench.core.timed_drafter import TimedDrafter
 from outrider_bench.harness.study import Measured, Study
 from outrider_bench.studies.options import OverheadOptions
+from outrider_bench.studies.timed_drafter import TimedDrafter
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_client.core.config import NO_DRAFTER, ClientConfig

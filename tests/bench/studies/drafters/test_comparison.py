@@ -1,18 +1,21 @@
 """Drafters against the controls on the embedded pair, and the pure counting below it."""
 
 import json
+import time
+from copy import deepcopy
 
 import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
 from outrider_bench.core.acceptance import acceptance_by_position
-from outrider_bench.studies.drafters.comparison import Controls
+from outrider_bench.core.energy import EnergyMeter
+from outrider_bench.studies.drafters.comparison import ComparisonStudy, Controls
 from outrider_bench.studies.drafters.comparison_report import PLAIN, Speed
 from outrider_client.core.events import Cycle
 from outrider_models.core.embedded import target_dir
 from outrider_proto.errors import UsageError
-from outrider_proto.frames import Draft, Verdict
+from outrider_proto.frames import Draft, Sampling, Verdict
 from outrider_proto.tree import DraftTree
 
 CHAIN = DraftTree.chain([5, 6, 7])
@@ -103,9 +106,67 @@ def test_a_drafter_is_exact_and_its_costs_are_counted(report):
         assert drafted["bytes_down_per_token"] > drafted["bytes_up_per_token"] > 3
 
 
+SAMPLED = ["drafters", "--drafter", "moa", "--drafter", "lookup", "--per-family", "1", "--max-new-tokens", "24"]
+
+
+def test_sampled_answers_are_the_plain_loops_own_and_joules_those_of_the_meter(tmp_path, monkeypatch):
+    class TenWatts(EnergyMeter):
+        def read(self):
+            return [round(1e7 * time.perf_counter())]
+
+    meter = TenWatts([(tmp_path, 2**60)])
+    monkeypatch.setattr(EnergyMeter, "of_machine", lambda: meter)
+    out = tmp_path / "report.json"
+    sampled = [*SAMPLED, "--temperature", "1.3", "--seed", "5", "--repetitions", "1", "--json", str(out)]
+    result = CliRunner().invoke(app, sampled)
+    assert result.exit_code == 0, result.output
+    report = json.loads(out.read_text())
+    assert report["temperature"] == 1.3
+    assert report["speeds"].keys() == {PLAIN, "moa", "lookup"}
+    assert report["drafters"]["moa"]["overall"] > report["drafters"]["lookup"]["overall"] > 1
+    # Of six prompts a median is a mean of two, and times and joules are reciprocal.
+    for speed in report["speeds"].values():
+        low, high = speed["joules_per_token_ci95"]
+        assert low <= speed["joules_per_token"] <= high
+        assert 5 < speed["joules_per_token"] * speed["tokens_per_s"] < 20
+    shown = CliRunner().invoke(app, ["show", str(out)])
+    assert "J a token" in shown.output
+
+
+def test_a_report_of_before_temperatures_and_joules_is_shown(report, tmp_path):
+    old = deepcopy(report)
+    assert {speed.pop("joules_per_token") for speed in old["speeds"].values()} == {None}
+    del old["temperature"]
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "old.json")])
+    assert shown.exit_code == 0
+    assert "J a token" not in shown.output
+
+
+def test_rounding_may_turn_a_draw_but_no_greedy_token(report):
+    for temperature, mismatches, failures in ((0.0, 1, 1), (1.0, 1, 0), (1.0, 2, 1)):
+        changed = report | {"temperature": temperature}
+        changed["drafters"] = report["drafters"] | {"moa": report["drafters"]["moa"] | {"mismatches": mismatches}}
+        assert len(ComparisonStudy.failures(ComparisonStudy.result.validate_python(changed))) == failures
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--temperature", "-1"), "temperature=-1.0: need 0"),
+        (("--temperature", "1", "--seed", "-2"), "seed=-2: need 0"),
+        (("--temperature", "1", "--assistant", "somewhere"), "temperature=1.0: --assistant needs 0"),
+    ],
+)
+def test_what_cannot_be_sampled_is_refused(options, message):
+    result = CliRunner().invoke(app, [*SAMPLED, *options])
+    assert isinstance(result.exception, UsageError)
+    assert message in str(result.exception)
+
+
 def test_an_assistant_that_is_no_model_is_refused(tmp_path):
     with pytest.raises(UsageError, match="not a causal language model"):
-        Controls.load(target_dir(), {"empty": tmp_path}, limit=4)
+        Controls.load(target_dir(), {"empty": tmp_path}, 4, Sampling())
 
 
 def test_a_history_of_the_same_answers_is_drafted_from(tmp_path):
