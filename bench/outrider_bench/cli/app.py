@@ -19,20 +19,21 @@ from outrider_bench.cli.virtual import record_command, sweep_command, virtual_co
 from outrider_bench.harness.options import PlotOption
 from outrider_bench.harness.runner import StudyCommand, show_report
 from outrider_bench.studies import options
+from outrider_bench.studies.drafters import options as of_drafters
 from outrider_proto.errors import LinkError, OutriderError, Refusal
 
 STUDIES = (
-    StudyCommand("trace", options.TraceOptions, "drafters.trace:TraceStudy"),
+    StudyCommand("trace", of_drafters.TraceOptions, "drafters.trace:TraceStudy"),
     StudyCommand("eval", options.EvalOptions, "pair.evaluation:EvaluationStudy"),
     StudyCommand("exact", options.ExactOptions, "pair.exact:ExactStudy"),
     StudyCommand("offline", options.OfflineOptions, "pair.offline:OfflineStudy"),
     StudyCommand("overhead", options.OverheadOptions, "pair.overhead:OverheadStudy"),
     StudyCommand("recover", options.RecoverOptions, "pair.recover:RecoverStudy"),
-    StudyCommand("drafters", options.ComparisonOptions, "drafters.comparison:ComparisonStudy"),
-    StudyCommand("depth-sweep", options.DepthSweepOptions, "drafters.depth_sweep:DepthSweepStudy"),
-    StudyCommand("routing", options.RoutingOptions, "drafters.routing:RoutingStudy"),
-    StudyCommand("typical", options.TypicalOptions, "drafters.typical:TypicalStudy"),
-    StudyCommand("edge-weights", options.EdgeWeightsOptions, "drafters.edge_weights:EdgeWeightsStudy"),
+    StudyCommand("drafters", of_drafters.ComparisonOptions, "drafters.comparison:ComparisonStudy"),
+    StudyCommand("depth-sweep", of_drafters.DepthSweepOptions, "drafters.depth_sweep:DepthSweepStudy"),
+    StudyCommand("routing", of_drafters.RoutingOptions, "drafters.routing:RoutingStudy"),
+    StudyCommand("typical", of_drafters.TypicalOptions, "drafters.typical:TypicalStudy"),
+    StudyCommand("edge-weights", of_drafters.EdgeWeightsOptions, "drafters.edge_weights:EdgeWeightsStudy"),
     StudyCommand("tcp", options.TcpOptions, "tcp.tcp_study:TcpStudy"),
     StudyCommand("codec", options.CodecOptions, "features.codec:CodecStudy"),
     StudyCommand("staleness", options.StalenessOptions, "features.staleness:StalenessStudy"),

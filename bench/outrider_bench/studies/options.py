@@ -1,4 +1,4 @@
-"""Options of all studies, of which the commands are made before any of them is imported."""
+"""Options of the studies but those of drafters; the commands are made of them before any study is imported."""
 
 from __future__ import annotations
 
@@ -9,33 +9,22 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer.models import OptionInfo
 
 from outrider_bench.harness.options import (
-    BreadthOption,
-    BudgetOption,
     DeviceOption,
     DtypeOption,
-    FamiliesOption,
-    JsonOption,
-    LevelsOption,
     LimitOption,
     NewTokensOption,
-    OrderSeedOption,
     PlotOption,
-    QuestionsOption,
     TargetDirOption,
     ThreadsOption,
-    drafter_for,
     drafters_of,
 )
-from outrider_bench.harness.study import DraftersOptions, QuestionOptions, StudyOptions, TargetOptions
-from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_bench.harness.study import DraftersOptions, StudyOptions, TargetOptions
 from outrider_models.core.embedded import PAIR, target_dir
 from outrider_proto.errors import UsageError
-from outrider_proto.frames import Sampling
 
-_TREE = TreeShape()
-_SAMPLING = Sampling()
 Transport = Literal["tcp", "grpc"]
 PairOption = Annotated[
     list[str] | None,
@@ -49,227 +38,18 @@ PromptsOption = Annotated[int, typer.Option("--prompts", min=1, help="Held-out p
 PlainOption = Annotated[
     bool, typer.Option("--plain", help="Run transformers' own forward pass where the fused one would run.")
 ]
-ChoicesOption = Annotated[
-    str | None, typer.Option(help="Fixed trees for all drafters: the name of a shipped set, or a file.")
-]
 CODEC_DRAFTERS = ("moa", "eagle2", "eagle3")
 STALENESS_DRAFTERS = (*CODEC_DRAFTERS, "independent")
-TYPICAL_DRAFTERS = ("medusa", "hydra")
-EPSILONS = (0.05, 0.1, 0.15, 0.2, 0.25)  # of the Hydra paper, 7.2
-_HELP = (
-    "Name of one that ships, or DIR[,option=value...]; repeatable; default: {} of the embedded target, or all that "
-    "ship for another."
-)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceOptions(StudyOptions):
-    """Trace answers in process, cycle by cycle; without limits or choices, with the drafter's own trees."""
-
-    target: Annotated[
-        str, typer.Option(help="Target: directory, GGUF file, hub name, or name got with `outrider-models get`.")
-    ]
-    drafter: Annotated[
-        str, typer.Option(help="Directory or hub name of the drafter, or lookup; options follow as ,KEY=VALUE.")
-    ]
-    prompt_ids: Annotated[
-        str | None, typer.Option(help="Token ids of the prompt, separated by commas; or give --questions.")
-    ] = None
-    questions: QuestionsOption = None
-    families: FamiliesOption = None
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens at most.")] = 64
-    breadth: Annotated[
-        int | None, typer.Option(help=f"Nodes expanded per level, and children of each; default: {_TREE.breadth}.")
-    ] = None
-    levels: Annotated[int | None, typer.Option(help=f"Levels of a draft tree; default: {_TREE.levels}.")] = None
-    budget: Annotated[
-        int | None, typer.Option(help=f"Nodes of a draft tree without its root; default: {_TREE.budget}.")
-    ] = None
-    min_probability: Annotated[
-        float | None, typer.Option(help="Draft only paths of at least this probability; default: 0.")
-    ] = None
-    choices: Annotated[
-        str | None,
-        typer.Option(help="Fixed tree: the name of a shipped set, or a JSON list of paths of child ranks."),
-    ] = None
-    tli: Annotated[int | None, typer.Option(help="Target layers that a MoA drafter runs on the client.")] = None
-    acceptance: Annotated[str, typer.Option(help="Acceptance rule: greedy, sampling, or typical, which is lossy.")] = (
-        "greedy"
+def drafter_option(of_embedded: Sequence[str]) -> OptionInfo:
+    """Return the option of the drafters of a study, by default `of_embedded`, or all that ship for another target."""
+    option: OptionInfo = typer.Option(
+        "--drafter",
+        help=f"Name of one that ships, or DIR[,option=value...]; repeatable; default: {', '.join(of_embedded)} of the "
+        "embedded target, or all that ship for another.",
     )
-    temperature: Annotated[float, typer.Option(help="Temperature for sampling and typical.")] = 1.0
-    top_k: Annotated[int, typer.Option(help="Top-k for sampling and typical; 0 turns it off.")] = 0
-    top_p: Annotated[float, typer.Option(help="Top-p for sampling and typical; 1 turns it off.")] = 1.0
-    seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 0
-    epsilon: Annotated[float, typer.Option(help="For typical: a token of this probability is always accepted.")] = (
-        _SAMPLING.epsilon
-    )
-    alpha: Annotated[float, typer.Option(help="For typical: accept from this share of exp(-entropy) on.")] = (
-        _SAMPLING.alpha
-    )
-    baseline: Annotated[bool, typer.Option("--baseline", help="Also run the target alone, and compare.")] = False
-    json: JsonOption = Path("-")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedOptions(QuestionOptions):
-    """Options of a study whose ways take turns at every prompt."""
-
-    repetitions: Annotated[int, typer.Option(min=1, help="Times that each prompt is asked.")] = 3
-    seed: OrderSeedOption = 1
-    max_new_tokens: LimitOption = 128
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparisonOptions(ComparedOptions):
-    """Compare drafters with the plain loop and transformers' own methods: acceptance, cost and speed."""
-
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drafter",
-            help="Name of one that ships, DIR[,option=value...], lookup or suffix; repeatable; default: all that ship.",
-        ),
-    ] = None
-    assistant: Annotated[
-        list[Path] | None,
-        typer.Option("--assistant", help="Small model for transformers' assisted generation; repeatable."),
-    ] = None
-    before: Annotated[
-        Path | None,
-        typer.Option(
-            help="Questions asked before, as --questions: every drafter also drafts from a history of their answers."
-        ),
-    ] = None
-    per_family: Annotated[
-        int | None,
-        typer.Option(min=1, help="Questions per family; default: 10, of --questions all of a category."),
-    ] = None
-    temperature: Annotated[
-        float,
-        typer.Option(help="Temperature of all answers, without transformers' own methods; default: 0, greedy."),
-    ] = 0.0
-    seed: Annotated[
-        int, typer.Option(help="Random seed of the order in which a prompt is answered, and of sampled tokens.")
-    ] = 1
-    breadth: BreadthOption = None
-    levels: LevelsOption = None
-    budget: BudgetOption = None
-    choices: ChoicesOption = None
-    plot: PlotOption = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TypicalOptions(DraftersOptions):
-    """Measure typical acceptance by epsilon: tokens a verdict, and quality, beside exact sampling and greedy answers.
-
-    Alpha is the square root of epsilon, as in the Hydra paper.
-    """
-
-    of_embedded = TYPICAL_DRAFTERS
-    drafter: Annotated[list[str] | None, typer.Option("--drafter", help=_HELP.format(", ".join(TYPICAL_DRAFTERS)))] = (
-        None
-    )
-    epsilon: Annotated[
-        list[float] | None,
-        typer.Option(
-            help=f"A token of this probability is accepted; repeatable; default: {', '.join(map(str, EPSILONS))}."
-        ),
-    ] = None
-    temperature: Annotated[float, typer.Option(help="Temperature for typical acceptance and exact sampling.")] = 0.7
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Questions per family; default: 10, of --questions all of a category.")
-    ] = None
-    seeds: Annotated[int, typer.Option(min=1, help="Random seeds for exact sampling, each asked everything.")] = 2
-    max_new_tokens: NewTokensOption = 192
-    breadth: BreadthOption = None
-    levels: LevelsOption = None
-    budget: BudgetOption = None
-    choices: ChoicesOption = None
-    plot: PlotOption = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DepthSweepOptions(ComparedOptions):
-    """Measure how acceptance and speed of drafters depend on the depth of their chains, or trees.
-
-    1/n is what a chain of n tokens reaches of which only the first one is ever accepted.
-    """
-
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drafter",
-            help="Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: the best that ships "
-            "for the target, or else lookup.",
-        ),
-    ] = None
-    levels: Annotated[int, typer.Option(min=1, max=32, help="Draft 1 to this many levels.")] = 8
-    breadth: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"Nodes expanded per level; default: 1, a chain, or with --budget {_TREE.breadth}."),
-    ] = None
-    budget: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help=f"Nodes of a draft tree; default: as many as levels, a chain, or with --breadth {_TREE.budget}."
-        ),
-    ] = None
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Questions per family; default: 5, of --questions all of a category.")
-    ] = None
-    plot: PlotOption = None
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the drafters."""
-        return self.drafter or [drafter_for(self.directory, None)]
-
-    @property
-    def are_chains(self) -> bool:
-        return self.breadth is None and self.budget is None
-
-    def shape(self, levels: int) -> TreeShape:
-        """Return that of so many levels. Raises UsageError."""
-        if self.are_chains:
-            return TreeShape.chain(levels)
-        return TreeShape(breadth=self.breadth or _TREE.breadth, levels=levels, budget=self.budget or _TREE.budget)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoutingOptions(ComparedOptions):
-    """Measure two drafters, each alone and routed as heads: acceptance, speed, and what the second head costs."""
-
-    heads: Annotated[
-        tuple[str, str],
-        typer.Option(help="Two drafters for one target; default: the embedded heads for math and for chat."),
-    ] = ("eagle2_math", "eagle2_chat")
-    gate: Annotated[
-        float, typer.Option(help="Probability of the first head's draft from which the second head is skipped.")
-    ] = 0.8
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Questions per family; default: 10, of --questions all of a category.")
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EdgeWeightsOptions(DraftersOptions):
-    """Measure bytes, draft time and mean acceptance length of edge bundles, by type of weights."""
-
-    of_embedded = PAIR
-    drafter: Annotated[list[str] | None, typer.Option("--drafter", help=_HELP.format(", ".join(PAIR)))] = None
-    weights: Annotated[
-        list[str] | None, typer.Option("--weights", help="float32, bfloat16, int8 or int4; repeatable; default: all.")
-    ] = None
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Questions per family; default: 20, of --questions all of a category.")
-    ] = None
-    max_new_tokens: LimitOption = 192
-    parts: Annotated[
-        bool,
-        typer.Option(
-            "--parts", help="Time drafts by their parts in place of answers: attention, MLP, head, choice, the rest."
-        ),
-    ] = False
+    return option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,7 +185,7 @@ class CodecOptions(FeatureOptions):
     """Measure bytes, microseconds and acceptance of every feature codec, against the paper's."""
 
     of_embedded = CODEC_DRAFTERS
-    drafter: Annotated[list[str] | None, typer.Option("--drafter", help=_HELP.format(", ".join(CODEC_DRAFTERS)))] = None
+    drafter: Annotated[list[str] | None, drafter_option(CODEC_DRAFTERS)] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,9 +193,7 @@ class StalenessOptions(FeatureOptions):
     """Measure acceptance with late features and with coarse ones, for chains and trees."""
 
     of_embedded = STALENESS_DRAFTERS
-    drafter: Annotated[
-        list[str] | None, typer.Option("--drafter", help=_HELP.format(", ".join(STALENESS_DRAFTERS)))
-    ] = None
+    drafter: Annotated[list[str] | None, drafter_option(STALENESS_DRAFTERS)] = None
     plot: PlotOption = None
 
 

@@ -5,6 +5,7 @@ import pytest
 from outrider_bench.paper.exhibits import EXHIBITS
 from outrider_bench.paper.exhibits.hydra import SMALL_TREES, TYPICAL, TYPICAL_HOT
 from outrider_bench.paper.setup import HYDRA_ROLES, OWN_TREES, paper_setup
+from outrider_bench.studies.drafters.options import EPSILONS
 from outrider_bench.studies.drafters.typical import TypicalStudy
 from outrider_bench.studies.drafters.typical_report import (
     GREEDY,
@@ -15,7 +16,6 @@ from outrider_bench.studies.drafters.typical_report import (
     ScoredAnswer,
     TypicalReport,
 )
-from outrider_bench.studies.options import EPSILONS
 
 TRAINED = tuple(f"{role}=trained/{role}" for role in HYDRA_ROLES if role not in ("medusa", "hydra"))
 # Tokens of 10 verdicts on every prompt, and its seconds.

@@ -12,6 +12,7 @@ from outrider_bench.paper.exhibit import Exhibit, Plot, Shown
 from outrider_bench.paper.exhibits.moa import speed_claims, tau_claims, tau_plot
 from outrider_bench.paper.measurement import Measurement, Reports
 from outrider_bench.paper.setup import HYDRA_ROLES, OWN_TREES, PaperSetup
+from outrider_bench.studies.drafters.options import EPSILONS, TYPICAL_DRAFTERS
 from outrider_bench.studies.drafters.typical import TypicalStudy
 from outrider_bench.studies.drafters.typical_report import (
     Rule,
@@ -21,7 +22,6 @@ from outrider_bench.studies.drafters.typical_report import (
     right_table,
     rules_table,
 )
-from outrider_bench.studies.options import EPSILONS, TYPICAL_DRAFTERS
 
 PAPER = "Hydra"
 SMALL_TREES, TYPICAL, TYPICAL_HOT = "drafters-small-trees", "typical", "typical-hot"

@@ -42,7 +42,7 @@ from outrider_bench.studies.drafters.comparison_report import (
     positions_table,
     speeds_table,
 )
-from outrider_bench.studies.options import ComparedOptions, ComparisonOptions
+from outrider_bench.studies.drafters.options import ComparedOptions, ComparisonOptions
 from outrider_bench.studies.timed_drafter import TimedDrafter
 from outrider_client.async_client import AsyncClient
 from outrider_client.cli.options import tree_plan

@@ -26,7 +26,7 @@ from outrider_bench.studies.drafters.comparison import (
     mismatches_of,
 )
 from outrider_bench.studies.drafters.comparison_report import MAX_POSITIONS, PLAIN, Comparison, DrafterMetrics, Speed
-from outrider_bench.studies.options import DepthSweepOptions
+from outrider_bench.studies.drafters.options import DepthSweepOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from outrider_bench.core.stats import median_of_medians
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
 from outrider_bench.harness.study import Measured, Study
 from outrider_bench.studies.drafters.edge_parts import EdgeParts, edge_parts, edge_parts_table
-from outrider_bench.studies.options import EdgeWeightsOptions
+from outrider_bench.studies.drafters.options import EdgeWeightsOptions
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.drafter import Drafter

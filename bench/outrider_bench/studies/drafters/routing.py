@@ -29,7 +29,7 @@ from outrider_bench.studies.drafters.comparison import (
     rounds_of,
 )
 from outrider_bench.studies.drafters.comparison_report import PLAIN, Comparison
-from outrider_bench.studies.options import RoutingOptions
+from outrider_bench.studies.drafters.options import RoutingOptions
 from outrider_client.core.head_statistics import AcceptedMeans, HeadUse
 from outrider_drafters.routing.rules import Routing
 

@@ -25,6 +25,7 @@ from outrider_bench.core.reference_answers import ROUNDED_SHARE, plain_answers
 from outrider_bench.core.tables import ResultTable
 from outrider_bench.harness.options import sampling_of
 from outrider_bench.harness.study import Measured, Study
+from outrider_bench.studies.drafters.options import EPSILONS, TypicalOptions
 from outrider_bench.studies.drafters.typical_report import (
     GREEDY,
     SAMPLING,
@@ -37,7 +38,6 @@ from outrider_bench.studies.drafters.typical_report import (
     right_table,
     rules_table,
 )
-from outrider_bench.studies.options import EPSILONS, TypicalOptions
 from outrider_client.cli.options import tree_plan
 from outrider_client.core.config import NO_DRAFTER
 from outrider_client.core.statistics import Statistics
