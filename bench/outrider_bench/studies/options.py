@@ -256,6 +256,7 @@ class EdgeWeightsOptions(TargetOptions):
         list[str] | None, typer.Option("--weights", help="float32, bfloat16, int8 or int4; repeatable; default: all.")
     ] = None
     per_family: Annotated[int, typer.Option(min=1, help="Held-out prompts per family.")] = 20
+    max_new_tokens: NewTokensOption = 192
     parts: Annotated[
         bool,
         typer.Option(

@@ -131,9 +131,9 @@ def _weights(setup: PaperSetup) -> Sequence[Measurement]:
     if not setup.present(ROLE):
         return ()
     target = () if setup.target is None else ("--target", setup.target)
-    # It asks the corpus, of whatever target, and 192 tokens of each answer.
+    # It asks the corpus, of whatever target, and by default 192 tokens of each answer.
     count = min(setup.extent.per_family, 10 if setup.is_embedded else 2)
-    kinds = ("--weights", "float32", "--weights", "int4") if setup.is_quick else ()
+    kinds = ("--weights", "float32", "--weights", "int4", "--max-new-tokens", "16") if setup.is_quick else ()
     return (
         Measurement(WEIGHTS, ("edge-weights", *target, *setup.drafters([ROLE]), *kinds, "--per-family", str(count))),
     )

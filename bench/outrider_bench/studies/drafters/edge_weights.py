@@ -38,7 +38,6 @@ from outrider_models.core.embedded import PAIR, drafter_source
 from outrider_server.engine.target import Target
 
 PARTS_ROW = "parts"
-MAX_NEW_TOKENS = 192
 TIMED_TOKENS = 64  # of a prompt and its answer, before a level is timed
 REPEATS = 15
 
@@ -83,7 +82,7 @@ class EdgeWeightsStudy(Study[EdgeWeightsOptions, _Row, EdgeReport]):
         target = Target.load(str(options.directory))
         models = LocalModels.load(ClientConfig(target=options.directory, drafter=NO_DRAFTER))
         asked = questions(models, options.per_family)
-        expected = plain_answers(target, asked, MAX_NEW_TOKENS, step)
+        expected = plain_answers(target, asked, options.max_new_tokens, step)
         answered = _Answered(options.directory, target, asked, expected, options.per_family)
         for name, source in drafters.items():
             if name not in taken:
