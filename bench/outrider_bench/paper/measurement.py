@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider_bench.core.tables import show_line
@@ -30,6 +31,7 @@ KEPT = "{kept}"
 ReportT = TypeVar("ReportT")
 _ABOUT = ("made_by", "paper_key", "paper_failed")  # what is added to a study's report
 _FAILED_CHECK = 1  # the exit code of a report that was written, and says what is wrong
+_MAIN = "outrider_bench.cli.app:main"  # by name: the commands are above this package, and are only run here
 _STOP_S = 3.0  # Ctrl-C also reaches the command, which stops its servers then
 # All that a command imports, which takes seconds of a processor.
 _IMPORTED = (
@@ -134,10 +136,8 @@ def _starting() -> ForkServerContext | SpawnContext:
 
 
 def _run_command(arguments: Sequence[str]) -> None:
-    from outrider_bench.cli.app import main
-
     sys.argv = ["outrider-bench", *arguments]
-    main()
+    resolve_name(_MAIN)()
 
 
 def take_all(measurements: Sequence[Measurement], directory: Path) -> dict[str, dict[str, Any]]:  # Any: JSON
