@@ -139,8 +139,9 @@ def _typical(setup: PaperSetup) -> tuple[Measurement, ...]:
     extent, drafters = setup.extent, setup.present(*TYPICAL_DRAFTERS)
     if not drafters:
         return ()
+    is_sure = setup.is_embedded and not setup.is_quick
     # The checks of the corpus need whole answers.
-    length = (2 if setup.is_embedded else 1) * extent.new_tokens
+    length = (2 if is_sure else 1) * extent.new_tokens
     counts = (
         "--per-family",
         str(extent.per_family),
@@ -149,7 +150,6 @@ def _typical(setup: PaperSetup) -> tuple[Measurement, ...]:
         "--seeds",
         str(extent.repetitions),
     )
-    is_sure = setup.is_embedded and not setup.is_quick
     temperatures = {TYPICAL: TEMPERATURE} | ({TYPICAL_HOT: HOT} if is_sure else {})
     return tuple(
         Measurement(name, ("typical", *setup.ask, *setup.drafters(drafters), "--temperature", temperature, *counts))
