@@ -14,8 +14,9 @@ from outrider_client.connection.grpc_transport import GrpcConnection, GrpcTransp
 from outrider_proto.errors import LinkError
 from outrider_proto.frames import Open, Ping
 
-PINGS_A_RUN = 200  # at least, unless they take longer than MOST_PINGING_S
+PINGS_A_RUN = 200  # at least, unless they take longer than MOST_PINGING_S, or answers are few
 MOST_PINGING_S = 30.0  # in a run; there is always one ping before an answer
+MOST_BEFORE_ONE = 10  # answer: a run of few answers would spend its time on pings
 _PAUSE_S = 0.01
 _TIMEOUT_S = 30.0
 
@@ -43,7 +44,7 @@ class PingStats:
 
 def pings_before_each(answers: int) -> tuple[int, float]:
     """Return how many pings to send before each of a run's `answers`, and the seconds that they may take."""
-    return max(1, -(-PINGS_A_RUN // answers)), MOST_PINGING_S / answers
+    return min(max(1, -(-PINGS_A_RUN // answers)), MOST_BEFORE_ONE), MOST_PINGING_S / answers
 
 
 class Pinger:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -22,10 +22,11 @@ Report = Mapping[str, Any]  # Any: JSON
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure with its 95 % interval; None: of a single prompt."""
+    """A figure with its 95 % interval; None: of a single prompt. `seeds`: how often the drafters were trained."""
 
     figure: float
     interval: Interval | None
+    seeds: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,20 @@ class Claim:
 
 
 def claims_table(claims: Sequence[tuple[str, Claim]]) -> ResultTable:
-    """Build a row per claim; each comes with where it stands."""
+    """Build a row per claim; each comes with where it stands, and if drafters were trained repeatedly, how often."""
     rows = [[where, claim.text, claim.papers, _cell(claim), claim.condition, claim.outcome] for where, claim in claims]
+    columns = ["where", "claim", "the paper's", "measured", "holds if", "outcome"]
     caption = "measured: a ratio, or where it is held against 0 a difference, with its 95 % interval over the prompts"
-    return table(
-        "orderings", ("where", "claim", "the paper's", "measured", "holds if", "outcome"), rows, keys=3, caption=caption
-    )
+    seeds = [0 if claim.measured is None else claim.measured.seeds for _, claim in claims]
+    if any(count > 1 for count in seeds):
+        columns.insert(4, "seeds")
+        for row, count in zip(rows, seeds, strict=True):
+            row.insert(4, f"{count or '-'}")
+        caption += (
+            "; with several training seeds of the drafters it is over all of them, seeds and prompts drawn at random "
+            "(bootstrap), with one it says nothing about others. All other tables are of the first seed"
+        )
+    return table("orderings", columns, rows, keys=3, caption=caption)
 
 
 def _cell(claim: Claim) -> str:
@@ -74,14 +83,26 @@ def _cell(claim: Claim) -> str:
 Prompts = Sequence[Mapping[str, Any]]  # Any: JSON of PromptFigures
 
 
-def tau_ratio(prompts: Prompts, above: str, below: str) -> Estimate | None:
-    """Return the ratio of two drafters' mean acceptance lengths over the same prompts; None without one of them."""
-    if not prompts or not {above, below} <= prompts[0]["judged"].keys():
+def tau_ratio(prompts: Prompts, above: str, below: str, more_seeds: Sequence[Prompts] = ()) -> Estimate | None:
+    """Return the ratio of two drafters' mean acceptance lengths over the same prompts; None without one of them.
+
+    `more_seeds` are the same prompts with the same two drafters, trained with other seeds.
+    """
+    seeds = _with_both("judged", (prompts, *more_seeds), above, below)
+    if not seeds:
         return None
     measures = [
-        [[prompt[key][name] for prompt in prompts]] for name in (above, below) for key in ("judged", "verdicts")
+        [[prompt[key][name] for prompt in asked] for asked in seeds]
+        for name in (above, below)
+        for key in ("judged", "verdicts")
     ]
-    return ratio_of_ratios(*measures)
+    ratio = ratio_of_ratios(*measures)
+    return None if ratio is None else replace(ratio, seeds=len(seeds))
+
+
+def _with_both(figure: str, seeds: Sequence[Prompts], above: str, below: str) -> list[Prompts]:
+    """Return those seeds that have both drafters."""
+    return [prompts for prompts in seeds if prompts and {above, below} <= prompts[0][figure].keys()]
 
 
 def ratio_of_ratios(
@@ -112,22 +133,24 @@ def difference_of_ratios(
     return Estimate(sum(above) / sum(of_above) - sum(below) / sum(of_below), interval)
 
 
-def speed_ratio(prompts: Prompts, above: str, below: str) -> Estimate | None:
-    """Return how many times as fast one way is as another, the median over the same prompts; None without one."""
-    if not prompts or not {above, below} <= prompts[0]["seconds"].keys():
+def speed_ratio(prompts: Prompts, above: str, below: str, more_seeds: Sequence[Prompts] = ()) -> Estimate | None:
+    """Return how many times as fast one way is as another, the median over the same prompts; None without one.
+
+    `more_seeds` as for `tau_ratio`.
+    """
+    seeds = _with_both("seconds", (prompts, *more_seeds), above, below)
+    if not seeds:
         return None
-    # [prompts, repetitions] in the report, [repetitions, prompts] here
-    ratios = [
-        list(run)
-        for run in zip(
-            *(
-                [its / mine for its, mine in zip(prompt["seconds"][below], prompt["seconds"][above], strict=True)]
-                for prompt in prompts
-            ),
-            strict=True,
-        )
-    ]
-    return Estimate(median_of_medians(ratios) or 0.0, median_interval(ratios))
+    by_seed = [
+        [
+            [its / mine for its, mine in zip(prompt["seconds"][below], prompt["seconds"][above], strict=True)]
+            for prompt in asked
+        ]
+        for asked in seeds
+    ]  # [seeds, prompts, repetitions]
+    # Runs to draw from: of one seed its repetitions, of several the seeds, as repetitions of one do not make up for it.
+    ratios = np.transpose(by_seed[0]) if len(seeds) == 1 else np.median(by_seed, axis=2)
+    return Estimate(median_of_medians(ratios.tolist()) or 0.0, median_interval(ratios), len(seeds))
 
 
 def share_difference(above: Sequence[bool], below: Sequence[bool]) -> Estimate | None:

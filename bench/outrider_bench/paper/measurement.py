@@ -9,13 +9,15 @@ A report whose command, or a file that it names, was another one is measured aga
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider_bench.core.tables import show_line
@@ -26,10 +28,18 @@ if TYPE_CHECKING:
     from outrider_bench.harness.study import Study
 
 KEPT = "{kept}"
-_RUN = "from outrider_bench.cli.app import main; main()"
 ReportT = TypeVar("ReportT")
 _ABOUT = ("made_by", "paper_key", "paper_failed")  # what is added to a study's report
 _FAILED_CHECK = 1  # the exit code of a report that was written, and says what is wrong
+_MAIN = "outrider_bench.cli.app:main"  # by name: the commands are above this package, and are only run here
+_STOP_S = 3.0  # Ctrl-C also reaches the command, which stops its servers then
+# All that a command imports, which takes seconds of a processor.
+_IMPORTED = (
+    "outrider_bench.paper.exhibits",
+    "outrider_bench.cli.app",
+    "outrider_bench.load.run",
+    "outrider_bench.network.plan",
+)
 
 
 class MeasurementError(OutriderError):
@@ -97,12 +107,37 @@ class Measurement:
         return report
 
     def _run(self, arguments: Sequence[str], directory: Path) -> int:
-        """Run a command and return its exit code."""
+        """Run a command in a process of its own and return its exit code."""
         given = [argument.replace(KEPT, str(directory / self.name)) for argument in arguments]
-        return subprocess.run([sys.executable, "-c", _RUN, *given], check=False).returncode
+        process = _starting().Process(target=_run_command, args=(given,))
+        process.start()
+        try:
+            process.join()
+        except BaseException:
+            process.join(_STOP_S)
+            process.terminate()
+            process.join()
+            raise
+        assert process.exitcode is not None
+        return process.exitcode
 
     def _report(self, directory: Path) -> Path:
         return directory / f"{self.name}.json"
+
+
+def _starting() -> ForkServerContext | SpawnContext:
+    """Fork commands from one process that has imported everything."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():  # Windows
+        return multiprocessing.get_context("spawn")
+    # Not from this process: torch may have started threads here, and their locks would stay held in a fork for ever.
+    starting = multiprocessing.get_context("forkserver")
+    starting.set_forkserver_preload(list(_IMPORTED))
+    return starting
+
+
+def _run_command(arguments: Sequence[str]) -> None:
+    sys.argv = ["outrider-bench", *arguments]
+    resolve_name(_MAIN)()
 
 
 def take_all(measurements: Sequence[Measurement], directory: Path) -> dict[str, dict[str, Any]]:  # Any: JSON

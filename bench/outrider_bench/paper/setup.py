@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from outrider_bench.paper.measurement import Measurement
-from outrider_bench.paper.trained import ABLATION, HEADS, HYDRA, SECOND, SECOND_TARGET, trained
+from outrider_bench.paper.trained import ABLATION, HEADS, HYDRA, SECOND, SECOND_TARGET, SHIPPED, trained
 from outrider_bench.studies.drafters.comparison import drafter_label
 from outrider_models.core.embedded import EMBEDDED, shipped_drafters
 from outrider_proto.errors import UsageError
@@ -54,13 +55,16 @@ QUICK = Extent(
 class PaperSetup:
     """`target`: as --target takes it, None: the embedded one. `roles`: names or sources of drafters by their role.
 
-    Roles are names of recipes, such as moa, moa_tli1, eagle2; a drafter that ships has that of its name.
+    Roles are names of recipes, such as moa, moa_tli1, eagle2; a drafter that ships has that of its name. `more_seeds`
+    are the drafters of the training seeds 1, 2 and so on, as far as they are there, by role.
     """
 
     target: str | None
     roles: Mapping[str, str]
     questions: Path | None
     extent: Extent
+    more_seeds: Sequence[Mapping[str, str]] = ()
+    seed: int = 0
 
     @property
     def is_embedded(self) -> bool:
@@ -70,7 +74,31 @@ class PaperSetup:
     def second(self) -> PaperSetup | None:
         """The second target, with QKV bias, and its drafters, for the base paper's Table 9; None if not trained."""
         target = trained(SECOND_TARGET) if self.is_embedded else None
-        return None if target is None else replace(self, target=str(target), roles=_second_roles())
+        if target is None:
+            return None
+        more = () if self.is_quick else tuple(_further_seeds(_second_roles))
+        return replace(self, target=str(target), roles=_second_roles(), more_seeds=more)
+
+    @property
+    def seeds(self) -> list[PaperSetup]:
+        """This setup, and one for each further seed of its drafters."""
+        more = (replace(self, roles=roles, more_seeds=(), seed=seed) for seed, roles in enumerate(self.more_seeds, 1))
+        return [self, *more]
+
+    def over_seeds(
+        self, measure: Callable[[PaperSetup, Sequence[str]], Measurement], roles: Sequence[str]
+    ) -> list[Measurement]:
+        """Return a measurement of the roles for each seed; for a further one only if it has two of them to compare."""
+        present = [(one, one.present(*roles)) for one in self.seeds]
+        return [
+            measure(one, there)
+            for one, there in present
+            if one.seed == 0 or (len(there) > 1 and any(role in one.roles for role in there))
+        ]
+
+    def measured_as(self, name: str) -> str:
+        """Return the name of the measurement with this seed's drafters."""
+        return f"{name}-seed-{self.seed}" if self.seed else name
 
     @property
     def is_quick(self) -> bool:
@@ -102,21 +130,33 @@ class PaperSetup:
         count = extent.per_family if families is None else min(extent.code, 3 * extent.per_family)
         counts = ("--per-family", str(count), "--repetitions", str(extent.repetitions))
         asked = (*self.ask, *only, *counts, "--max-new-tokens", str(extent.new_tokens))
-        return Measurement(name, ("drafters", *asked, *self.drafters(roles), *options))
+        return Measurement(self.measured_as(name), ("drafters", *asked, *self.drafters(roles), *options))
 
     @property
     def own_trees(self) -> Measurement:
         """All drafters in one run, each with trees of its own kind and size."""
-        return self.comparison(OWN_TREES, self.present(*ROLES))
+        return self.own_trees_over_seeds[0]
+
+    @property
+    def own_trees_over_seeds(self) -> list[Measurement]:
+        return self.over_seeds(lambda one, roles: one.comparison(OWN_TREES, roles), ROLES)
 
 
-def trained_roles(recipes: Sequence[str]) -> dict[str, str]:
-    """Return the directories of those recipes that `paper train` has trained."""
-    return {name: str(path) for name in recipes if (path := trained(name)) is not None}
+def trained_roles(recipes: Sequence[str], seed: int = 0) -> dict[str, str]:
+    """Return the directories of those recipes that `paper train` has trained with this seed."""
+    return {name: str(path) for name in recipes if (path := trained(name, seed)) is not None}
 
 
-def _second_roles() -> dict[str, str]:
-    return {SECOND[name]: source for name, source in trained_roles(list(SECOND)).items()}
+def _second_roles(seed: int = 0) -> dict[str, str]:
+    return {SECOND[name]: source for name, source in trained_roles(list(SECOND), seed).items()}
+
+
+def _further_seeds(roles_of: Callable[[int], Mapping[str, str]]) -> Iterator[Mapping[str, str]]:
+    """Yield the roles of seeds 1, 2 and so on, up to the first that nothing was trained with."""
+    for seed in count(1):
+        if not (roles := roles_of(seed)):
+            return
+        yield roles
 
 
 def paper_setup(target: str | None, named: Sequence[str], questions: Path | None, *, quick: bool) -> PaperSetup:
@@ -133,7 +173,13 @@ def paper_setup(target: str | None, named: Sequence[str], questions: Path | None
     extent = QUICK if quick else WHOLE if embedded else OTHER
     shipped = {name.rsplit("/", 1)[-1]: name for name in shipped_drafters(None if embedded else target)}
     made = trained_roles((*ABLATION, *HYDRA, *HEADS)) if embedded else {}
-    setup = PaperSetup(None if embedded else target, shipped | made | roles, questions, extent)
+
+    def seed_roles(seed: int) -> dict[str, str]:
+        # Whom the user names has no other seeds that are known of.
+        return trained_roles([name for name in (*ABLATION, *HYDRA, *SHIPPED) if name not in roles], seed)
+
+    more = tuple(_further_seeds(seed_roles)) if embedded and not quick else ()
+    setup = PaperSetup(None if embedded else target, shipped | made | roles, questions, extent, more)
     if not setup.roles:
         raise UsageError(f"target={target}: no drafter ships for it: name some with --drafter ROLE=DRAFTER")
     return setup

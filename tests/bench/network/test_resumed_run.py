@@ -77,7 +77,7 @@ def test_a_run_that_was_killed_is_resumed_and_its_report_computed_from_all_recor
     assert resumed["mismatches"] == 0
     assert len(resumed["cases"][0]["answers"]) == ANSWERS
     assert resumed["round_trip"]["pings"] == sum(len(entry["pings_ms"]) for entry in map(_answer, lines))
-    assert resumed["round_trip"]["pings"] >= 2 * 200
+    assert resumed["round_trip"]["pings"] >= ANSWERS * 10
     assert len(table.read_text().splitlines()) == 1 + ANSWERS
 
     # Nothing is left to measure: no server is started, and the report of the same records is the same.

@@ -1,5 +1,7 @@
 """The Hydra paper's figures from small reports, also where drafters are missing."""
 
+from dataclasses import replace
+
 import pytest
 
 from outrider_bench.paper.exhibits import EXHIBITS
@@ -32,12 +34,12 @@ def setup_of(*named, quick=False):
     return paper_setup(None, named, None, quick=quick)
 
 
-def compared(*roles, worse=()):
-    """A report of `drafters`: 12 prompts that differ in difficulty, on which everybody is as good as JUDGED says."""
+def compared(*roles, worse=(), judged=JUDGED):
+    """A report of `drafters`: 12 prompts that differ in difficulty, on which everybody is as good as `judged` says."""
     prompts = [
         {
             "family": "code",
-            "judged": {role: JUDGED[role] + number % 3 for role in roles},
+            "judged": {role: judged[role] + number % 3 for role in roles},
             "verdicts": dict.fromkeys(roles, 10),
             "seconds": {role: [(2.0 if role in worse else 1.0) / JUDGED[role]] * 2 for role in roles},
         }
@@ -111,6 +113,24 @@ def test_every_ordering_of_heads_holds_where_the_figures_say_so():
         assert outcomes(shown) == {f"{what}: {pair}": "holds" for what in ("tau", "speed") for pair in pairs}
         (rows,) = (one.rows for one in shown.tables)
         assert {row[0] for row in rows} == {role for pair in pairs for role in pair.split(" > ")}
+
+
+def test_orderings_are_held_against_all_seeds():
+    setup, seeds = setup_of(*TRAINED), [{"medusa": "1/medusa", "hydra": "1/hydra"}]
+    setup = replace(setup, more_seeds=seeds)
+    needed = [one.name for one in EXHIBITS["hydra-figure-5"].needs(setup)]
+    assert needed == [OWN_TREES, f"{OWN_TREES}-seed-1", SMALL_TREES, f"{SMALL_TREES}-seed-1"]
+    reports = dict.fromkeys(needed, compared(*HYDRA_ROLES))
+    assert set(outcomes(EXHIBITS["hydra-figure-5"].show(setup, reports)).values()) == {"holds"}
+    reports[f"{OWN_TREES}-seed-1"] = compared("medusa", "hydra", judged={"medusa": 37, "hydra": 25})
+    shown = EXHIBITS["hydra-figure-5"].show(setup, reports)
+    assert outcomes(shown) == {
+        "tau: hydra > medusa": "undecided",
+        "tau: hydra > hydra_plain": "holds",
+        "speed: hydra > medusa": "holds",
+        "speed: hydra > hydra_plain": "holds",
+    }
+    assert [claim.measured.seeds for claim in shown.claims] == [2, 1, 2, 2]
 
 
 def test_tau_and_speed_are_held_apart():

@@ -1,8 +1,10 @@
 """The report on the embedded pair: measured once, gone on with, written the same again, refused where it cannot be."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,14 @@ SHOWN = ("drafters", "--per-family", "1", "--repetitions", "1", "--max-new-token
 
 def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def has_processes(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_all_exhibits_have_their_own_names_and_say_what_differs():
@@ -52,6 +62,22 @@ def test_the_quick_report_has_every_exhibit_and_is_written_the_same_from_its_jso
     again = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
     assert "outrider-bench drafters" not in again.stderr  # nothing is measured again
     assert {path.name: path.read_bytes() for path in out.rglob("*") if path.suffix in (".html", ".csv")} == written
+
+
+@pytest.mark.slow
+def test_a_report_that_is_told_to_end_takes_its_command_along(tmp_path):
+    kept = tmp_path / "json" / "drafters-own-trees.json.partial"
+    command = [*COMMAND, *ONE_TABLE, str(tmp_path)]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as process:
+        give_up_at = time.monotonic() + 240
+        while not kept.exists() and process.poll() is None and time.monotonic() < give_up_at:
+            time.sleep(0.01)
+        process.terminate()
+        assert process.wait(60) != 0
+        while has_processes(process.pid):
+            assert time.monotonic() < give_up_at
+            time.sleep(0.01)
+    assert (tmp_path / "json" / "drafters-own-trees.command").exists()
 
 
 def test_a_report_of_other_options_is_measured_again(tmp_path):

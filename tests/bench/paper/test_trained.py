@@ -133,3 +133,30 @@ def test_what_is_trained_takes_its_role_in_the_tables(tmp_path, monkeypatch):
     assert measurement.arguments[:3] == ("drafters", "--target", str(TrainingRun("target_bias").directory))
     assert str(TrainingRun("eagle2_bias").directory) in measurement.arguments
     assert paper_setup("smollm2", (), tmp_path, quick=False).second is None
+
+
+def test_further_seeds_are_measured_with_the_same_questions_where_there_are_two_to_compare():
+    def names(exhibit, *named, quick=False):
+        return [one.name for one in EXHIBITS[exhibit].needs(paper_setup(None, named, None, quick=quick))]
+
+    assert names("moa-table-5") == ["drafters-chain"]
+    runs = [TrainingRun(name, seed) for name, seed in (("moa", 1), ("moa_nolsa", 1), ("moa_nolsa", 2), ("moa", 4))]
+    for run in runs:
+        run.directory.mkdir(parents=True)
+    assert [set(one.roles) for one in paper_setup(None, (), None, quick=False).seeds[1:]] == [
+        {"moa", "moa_nolsa"},
+        {"moa_nolsa"},
+    ]  # the third is missing, so that a fourth is not looked for
+    first, further = EXHIBITS["moa-table-5"].needs(paper_setup(None, (), None, quick=False))
+    assert (first.name, further.name) == ("drafters-chain", "drafters-chain-seed-1")
+    drafters = [f"{run.directory}" for run in runs[:2]]
+    assert [one for one in further.arguments if one in drafters] == drafters
+    asked, asked_again = (
+        [one for one in each.arguments if "/" not in one and one not in ("--drafter", *SHIPPED)]
+        for each in (first, further)
+    )
+    assert asked == asked_again
+    assert names("moa-table-2") == ["drafters-own-trees", "drafters-papers-tree"]
+    assert names("moa-table-10") == ["drafters-code", "drafters-code-seed-1"]  # beside drafters without weights
+    assert names("moa-table-5", "moa=mine") == ["drafters-chain"]
+    assert names("moa-table-5", quick=True) == ["drafters-chain"]

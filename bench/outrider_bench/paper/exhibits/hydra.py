@@ -62,13 +62,11 @@ class HeadOrdering:
     speed: str
 
 
-def _has_both(setup: PaperSetup, orderings: Sequence[HeadOrdering]) -> bool:
-    """Return whether there are drafters for one of the orderings at least."""
-    return any(len(setup.present(one.above, one.below)) == 2 for one in orderings)
-
-
-def _small_trees(setup: PaperSetup) -> Measurement:
-    return setup.comparison(SMALL_TREES, setup.present(*HYDRA_ROLES), *SMALL_TREE)
+def _needs(orderings: Sequence[HeadOrdering], setup: PaperSetup) -> Sequence[Measurement]:
+    if not any(len(setup.present(one.above, one.below)) == 2 for one in orderings):
+        return ()
+    small = setup.over_seeds(lambda one, roles: one.comparison(SMALL_TREES, roles, *SMALL_TREE), HYDRA_ROLES)
+    return (*setup.own_trees_over_seeds, *small)
 
 
 def _heads_table(setup: PaperSetup, reports: Reports, orderings: Sequence[HeadOrdering]) -> ResultTable:
@@ -95,15 +93,14 @@ def _show_heads(
     setup: PaperSetup,
     reports: Reports,
 ) -> Shown:
-    own, small = reports[OWN_TREES], reports[SMALL_TREES]
     return Shown(
         tables=[_heads_table(setup, reports, orderings)],
         papers=[papers],
         claims=[
-            *tau_claims(setup, own["prompts"], [(one.above, one.below, one.tau) for one in orderings]),
-            *speed_claims(setup, small["prompts"], [(one.above, one.below, one.speed) for one in orderings]),
+            *tau_claims(setup, reports, OWN_TREES, [(one.above, one.below, one.tau) for one in orderings]),
+            *speed_claims(setup, reports, SMALL_TREES, [(one.above, one.below, one.speed) for one in orderings]),
         ],
-        plots=[Plot("tau with Medusa's tree", partial(tau_plot, setup, own, bars))] if bars else [],
+        plots=[Plot("tau with Medusa's tree", partial(tau_plot, setup, reports[OWN_TREES], bars))] if bars else [],
         notes=notes,
     )
 
@@ -122,7 +119,7 @@ def _heads(
         paper=PAPER,
         title=title,
         differs=DIFFERS,
-        needs=lambda setup: (setup.own_trees, _small_trees(setup)) if _has_both(setup, orderings) else (),
+        needs=partial(_needs, orderings),
         show=partial(_show_heads, orderings, papers, bars or {}, notes),
     )
 
@@ -142,8 +139,9 @@ def _typical(setup: PaperSetup) -> tuple[Measurement, ...]:
     extent, drafters = setup.extent, setup.present(*TYPICAL_DRAFTERS)
     if not drafters:
         return ()
+    is_sure = setup.is_embedded and not setup.is_quick
     # The checks of the corpus need whole answers.
-    length = (2 if setup.is_embedded else 1) * extent.new_tokens
+    length = (2 if is_sure else 1) * extent.new_tokens
     counts = (
         "--per-family",
         str(extent.per_family),
@@ -152,7 +150,6 @@ def _typical(setup: PaperSetup) -> tuple[Measurement, ...]:
         "--seeds",
         str(extent.repetitions),
     )
-    is_sure = setup.is_embedded and not setup.is_quick
     temperatures = {TYPICAL: TEMPERATURE} | ({TYPICAL_HOT: HOT} if is_sure else {})
     return tuple(
         Measurement(name, ("typical", *setup.ask, *setup.drafters(drafters), "--temperature", temperature, *counts))

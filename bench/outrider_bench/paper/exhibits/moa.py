@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -87,26 +87,36 @@ def _ways(setup: PaperSetup, report: Report, roles: Sequence[str]) -> list[str]:
     return [*labels, *(way for way in report["speeds"] if way.startswith("generate"))]
 
 
-def tau_claims(setup: PaperSetup, prompts: Prompts, pairs: Sequence[tuple[str, str, str]]) -> list[Claim]:
-    """Return a claim per (role above, role below, the paper's own figures): the first one's tau is larger."""
-    return [
-        Claim(f"tau: {above} > {below}", papers, _of_roles(setup, partial(tau_ratio, prompts), above, below))
-        for above, below, papers in pairs
-    ]
+def tau_claims(setup: PaperSetup, reports: Reports, name: str, pairs: Sequence[tuple[str, str, str]]) -> list[Claim]:
+    """Return a claim per (role above, role below, the paper's own figures): the first one's tau is larger.
+
+    It is over all seeds of the measurement `name` that have both.
+    """
+    return _role_claims("tau", tau_ratio, setup, reports, name, pairs)
 
 
-def speed_claims(setup: PaperSetup, prompts: Prompts, pairs: Sequence[tuple[str, str, str]]) -> list[Claim]:
-    """Return a claim per (role above, role below, the paper's own figures): the first one is faster."""
-    return [
-        Claim(f"speed: {above} > {below}", papers, _of_roles(setup, partial(speed_ratio, prompts), above, below))
-        for above, below, papers in pairs
-    ]
+def speed_claims(setup: PaperSetup, reports: Reports, name: str, pairs: Sequence[tuple[str, str, str]]) -> list[Claim]:
+    """Return a claim per pair, as `tau_claims`: the first one is faster."""
+    return _role_claims("speed", speed_ratio, setup, reports, name, pairs)
 
 
-def _of_roles(setup: PaperSetup, compare: partial[Estimate | None], above: str, below: str) -> Estimate | None:
-    if len(setup.present(above, below)) < 2:
-        return None
-    return compare(setup.label(above), setup.label(below))
+def _role_claims(
+    what: str,
+    compare: Callable[[Prompts, str, str, Sequence[Prompts]], Estimate | None],
+    setup: PaperSetup,
+    reports: Reports,
+    name: str,
+    pairs: Sequence[tuple[str, str, str]],
+) -> list[Claim]:
+    names = [one.measured_as(name) for one in setup.seeds]
+    first, *more = (reports[each]["prompts"] for each in names if each in reports)
+
+    def ratio(above: str, below: str) -> Estimate | None:
+        # A seed's directory has the name of the recipe, so that a role has the same label in all of them.
+        both = len(setup.present(above, below)) == 2
+        return compare(first, setup.label(above), setup.label(below), more) if both else None
+
+    return [Claim(f"{what}: {above} > {below}", papers, ratio(above, below)) for above, below, papers in pairs]
 
 
 def tau_plot(setup: PaperSetup, report: Report, papers: Mapping[str, float], path: Path) -> None:
@@ -137,7 +147,6 @@ def tau_plot(setup: PaperSetup, report: Report, papers: Mapping[str, float], pat
 
 def _show_table_2(setup: PaperSetup, reports: Reports) -> Shown:
     own, papers_tree = reports[OWN_TREES], reports[PAPERS_TREES]
-    prompts = papers_tree["prompts"]
     means = {role: float(cells[-1].split()[1]) for role, cells in TABLE_2.items()}
     return Shown(
         tables=[
@@ -150,7 +159,8 @@ def _show_table_2(setup: PaperSetup, reports: Reports) -> Shown:
         claims=[
             *tau_claims(
                 setup,
-                prompts,
+                reports,
+                PAPERS_TREES,
                 (
                     ("moa", "eagle2", "4.22 > 3.60"),
                     ("moa_tli1", "moa", "4.50 > 4.22"),
@@ -161,7 +171,8 @@ def _show_table_2(setup: PaperSetup, reports: Reports) -> Shown:
             ),
             *speed_claims(
                 setup,
-                own["prompts"],
+                reports,
+                OWN_TREES,
                 (
                     ("moa", "eagle2", "1.95 > 1.78"),
                     ("moa_tli1", "moa_tli3", "1.95 > 1.79"),
@@ -175,7 +186,6 @@ def _show_table_2(setup: PaperSetup, reports: Reports) -> Shown:
 
 def _show_ablation(setup: PaperSetup, reports: Reports) -> Shown:
     report = reports[CHAINS]
-    prompts = report["prompts"]
     return Shown(
         tables=[by_family_table("chains of 4", report, [setup.label(role) for role in setup.present(*ABLATION)])],
         papers=[
@@ -187,7 +197,8 @@ def _show_ablation(setup: PaperSetup, reports: Reports) -> Shown:
         ],
         claims=tau_claims(
             setup,
-            prompts,
+            reports,
+            CHAINS,
             (
                 ("moa", "moa_nolsa", "2.14 > 1.93"),
                 ("moa_nolsa", "eagle2", "1.93 > 1.45"),
@@ -214,11 +225,12 @@ def _show_code(setup: PaperSetup, reports: Reports) -> Shown:
         ],
         claims=[
             *tau_claims(
-                setup, report["prompts"], (("moa", "eagle2", "4.30 > 2.82"), ("moa", "independent", "4.30 > 3.17"))
+                setup, reports, CODE, (("moa", "eagle2", "4.30 > 2.82"), ("moa", "independent", "4.30 > 3.17"))
             ),
             *speed_claims(
                 setup,
-                report["prompts"],
+                reports,
+                CODE,
                 (("moa", "eagle2", "57 > 43 tokens/s"), ("moa", "lookup", "57 > 39 (Ouroboros)")),
             ),
         ],
@@ -233,20 +245,20 @@ def _show_second(setup: PaperSetup, reports: Reports) -> Shown:
         papers=[_papers("Table 9: Qwen2.5-3B-Instruct on Spec-Bench, one GPU", TABLE_9)],
         claims=[
             *tau_claims(
-                second, report["prompts"], (("moa", "eagle2", "3.90 > 3.31"), ("moa", "independent", "3.90 > 3.44"))
+                second, reports, SECOND, (("moa", "eagle2", "3.90 > 3.31"), ("moa", "independent", "3.90 > 3.44"))
             ),
             *speed_claims(
-                second, report["prompts"], (("moa", "eagle2", "1.80 > 1.66"), ("eagle2", "independent", "1.66 > 1.63"))
+                second, reports, SECOND, (("moa", "eagle2", "1.80 > 1.66"), ("eagle2", "independent", "1.66 > 1.63"))
             ),
         ],
     )
 
 
-def _second_target(setup: PaperSetup) -> tuple[Measurement, ...]:
+def _second_target(setup: PaperSetup) -> Sequence[Measurement]:
     second = setup.second
     if second is None or not second.present(*TABLE_9):
         return ()
-    return (second.comparison(SECOND, second.present(*TABLE_9)),)
+    return second.over_seeds(lambda one, roles: one.comparison(SECOND, roles), tuple(TABLE_9))
 
 
 def _show_cost(setup: PaperSetup, reports: Reports) -> Shown:
@@ -298,8 +310,8 @@ TABLE_2_EXHIBIT = Exhibit(
     differs="another target, other drafters and prompts; one processor instead of a GPU, where a pass over 63 tokens "
     "costs far more than a token, so that the drafters' own smaller trees stand beside the paper's; float32.",
     needs=lambda setup: (
-        setup.own_trees,
-        setup.comparison(PAPERS_TREES, setup.present(*TABLE_2_ROLES[:5]), *PAPERS_TREE),
+        *setup.own_trees_over_seeds,
+        *setup.over_seeds(lambda one, roles: one.comparison(PAPERS_TREES, roles, *PAPERS_TREE), TABLE_2_ROLES[:5]),
     ),
     show=_show_table_2,
 )
@@ -308,7 +320,9 @@ TABLE_5_EXHIBIT = Exhibit(
     paper=PAPER,
     title="Table 5: what layer self-attention and target layer inference bring, and EAGLE wider and deeper",
     differs="the corpus' code instead of HumanEval; moa_nolsa has TLI = 0 and takes the last layer's states.",
-    needs=lambda setup: (setup.comparison(CHAINS, setup.present(*ABLATION), *PAPERS_CHAIN, families="code"),),
+    needs=lambda setup: setup.over_seeds(
+        lambda one, roles: one.comparison(CHAINS, roles, *PAPERS_CHAIN, families="code"), ABLATION
+    ),
     show=_show_ablation,
 )
 TABLE_9_EXHIBIT = Exhibit(
@@ -324,8 +338,8 @@ TABLE_10_EXHIBIT = Exhibit(
     paper=PAPER,
     title="Table 10: code on one device, beside drafting without weights",
     differs="prompt lookup and a suffix tree stand for Ouroboros, which also needs no trained drafter.",
-    needs=lambda setup: (
-        setup.comparison(CODE, setup.present(*TABLE_2_ROLES[:5], "lookup", "suffix"), families="code"),
+    needs=lambda setup: setup.over_seeds(
+        lambda one, roles: one.comparison(CODE, roles, families="code"), (*TABLE_2_ROLES[:5], "lookup", "suffix")
     ),
     show=_show_code,
 )

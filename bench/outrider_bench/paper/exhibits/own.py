@@ -13,7 +13,7 @@ from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
 from outrider_bench.paper.claims import Claim, Estimate, Report
 from outrider_bench.paper.exhibit import Exhibit, Plot, Shown
-from outrider_bench.paper.exhibits.moa_links import LINKS, PROFILES, ROLES, batches, network
+from outrider_bench.paper.exhibits.moa_links import LINKS, PROFILES, QUICK_LOAD, ROLES, all_batches, network
 from outrider_bench.paper.measurement import KEPT, Measurement, Reports, as_measured
 from outrider_bench.paper.setup import PaperSetup
 from outrider_bench.studies.features.staleness import EXACT, StalenessStudy
@@ -22,7 +22,6 @@ from outrider_bench.virtual.sweep import SweepGrid, SweepPoint, plot_sweep
 PAPER = "Ours"
 STALENESS, MODES, CAPACITY = "staleness", "modes", "clients"
 LATE_ROLES = ("moa", "eagle2")
-BATCH_ROLES = ("moa", "eagle2", "independent")
 KEEPS, EQUIVALENT = 0.9, 0.03  # shares of tau
 BOUNDS_MS = (20, 50, 100, 200)
 TAPE = f"{KEPT}.tape.json.gz"
@@ -125,8 +124,8 @@ def _show_modes(setup: PaperSetup, reports: Reports) -> Shown:
 
 def _capacity(setup: PaperSetup) -> Measurement:
     """Load a server with clients that draft from the known answer, which costs next to nothing."""
-    clients = "1,2" if setup.is_quick else "1,2,4,8,16,32"
-    options = ("--clients", clients, "--seconds", str(setup.extent.seconds), "--no-limit", "--no-control")
+    clients = ("1,2", *QUICK_LOAD) if setup.is_quick else ("1,2,4,8,16,32",)
+    options = ("--clients", *clients, "--seconds", str(setup.extent.seconds), "--no-limit", "--no-control")
     return Measurement(CAPACITY, ("load", *setup.ask, *options))
 
 
@@ -165,10 +164,6 @@ def clients_within(runs: Sequence[Mapping[str, Any]], bound_ms: float) -> int:  
             break
         within = run["num_clients"]
     return within
-
-
-def _batches(setup: PaperSetup) -> Sequence[Measurement]:
-    return tuple(batches(setup, role) for role in setup.present(*BATCH_ROLES))
 
 
 def _show_pareto(setup: PaperSetup, reports: Reports) -> Shown:
@@ -295,7 +290,7 @@ EXHIBITS = (
         paper=PAPER,
         title="tokens of a user against tokens of the server",
         differs="clients with real drafters share this machine's cores with each other; figures of single runs.",
-        needs=_batches,
+        needs=all_batches,
         show=_show_pareto,
     ),
     Exhibit(
