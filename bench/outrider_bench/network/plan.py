@@ -30,6 +30,8 @@ from outrider_netsim import EngineChoice
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Codec
 
+_WAIT_FOR_LINK_S = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkPlan:
@@ -122,6 +124,8 @@ class NetworkPlan:
                 codec=self.codec,
                 pace=self.pace,
                 threads=1 if self.cores_apart else None,
+                # A machine that stands still looks like a dead link; its answers are the target's all the same.
+                wait_for_link_s=_WAIT_FOR_LINK_S,
             ),
             **{"max_new_tokens": self.max_new_tokens, **choices},
         )

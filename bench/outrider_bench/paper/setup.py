@@ -39,7 +39,7 @@ class Extent:
 
 
 WHOLE = Extent(per_family=10, code=164, over_links=12, new_tokens=96, repetitions=2, seconds=12)
-OTHER = Extent(per_family=10, code=10, over_links=6, new_tokens=64, repetitions=2, seconds=20)  # of a larger target
+OTHER = Extent(per_family=10, code=10, over_links=8, new_tokens=48, repetitions=1, seconds=15)  # of a larger target
 QUICK = Extent(
     per_family=1,
     code=2,
