@@ -19,7 +19,6 @@ from outrider_bench.harness.options import sources_of
 from outrider_bench.harness.study import Measured, Study
 from outrider_bench.studies.drafters.comparison import (
     ComparedRow,
-    DrafterEntry,
     compare_entries,
     comparison_of,
     drafter_label,
@@ -27,6 +26,7 @@ from outrider_bench.studies.drafters.comparison import (
 )
 from outrider_bench.studies.drafters.comparison_report import MAX_POSITIONS, PLAIN, Comparison, DrafterMetrics, Speed
 from outrider_bench.studies.drafters.options import DepthSweepOptions
+from outrider_bench.studies.drafters.ways import DrafterEntry
 
 
 @dataclass(frozen=True, slots=True)

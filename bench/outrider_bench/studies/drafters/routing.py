@@ -21,7 +21,6 @@ from outrider_bench.harness.options import sources_of
 from outrider_bench.harness.study import Measured, Study
 from outrider_bench.studies.drafters.comparison import (
     ComparedRow,
-    DrafterEntry,
     compare_entries,
     comparison_of,
     drafter_label,
@@ -30,6 +29,7 @@ from outrider_bench.studies.drafters.comparison import (
 )
 from outrider_bench.studies.drafters.comparison_report import PLAIN, Comparison
 from outrider_bench.studies.drafters.options import RoutingOptions
+from outrider_bench.studies.drafters.ways import DrafterEntry
 from outrider_client.core.head_statistics import AcceptedMeans, HeadUse
 from outrider_drafters.routing.rules import Routing
 

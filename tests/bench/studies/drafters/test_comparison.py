@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from outrider_bench.cli.app import app
 from outrider_bench.core.acceptance import acceptance_by_position
 from outrider_bench.core.energy import EnergyMeter
-from outrider_bench.studies.drafters.comparison import ComparisonStudy, Controls
+from outrider_bench.studies.drafters.comparison import ComparisonStudy
 from outrider_bench.studies.drafters.comparison_report import PLAIN, Speed
+from outrider_bench.studies.drafters.ways import Controls
 from outrider_client.core.events import Cycle
 from outrider_models.core.embedded import target_dir
 from outrider_proto.errors import UsageError
