@@ -54,7 +54,7 @@ def test_the_quick_report_has_every_exhibit_and_is_written_the_same_from_its_jso
     for name, exhibit in EXHIBITS.items():
         if exhibit.needs(paper_setup(None, (), None, quick=True)):
             assert f'id="{name}"' in html
-            assert (out / "csv" / f"{name}-1.csv").stat().st_size > 20
+            assert len((out / "csv" / f"{name}-1.csv").read_text().splitlines()) > 1
     assert html.count("data:image/png;base64,") >= 3
     assert "ANSWERS DIFFER" not in html
     assert "No answer differs" in html
