@@ -21,8 +21,10 @@ from torch import Tensor
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Answer, Question
 from outrider_drafters.checkpoints.causal_lm import load_causal_lm
+from outrider_drafters.contracts.token_draw import distribution, uniforms
 from outrider_proto.errors import UsageError
-from outrider_server.engine.reference_decode import plain_greedy, plain_greedy_on_slots
+from outrider_proto.frames import Sampling
+from outrider_server.engine.reference_decode import plain_greedy, plain_greedy_on_slots, plain_logits
 from outrider_server.engine.target import Target
 
 LOOKUP_TOKENS = 10  # transformers' own default for prompt lookup
@@ -31,10 +33,30 @@ LOOKUP_TOKENS = 10  # transformers' own default for prompt lookup
 LEAST_MARGIN = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}
 # Times a logit's rounding error, and more may be: four standard deviations of a difference of two logits.
 ROUNDINGS = 4 * 2**0.5
-# Of all sampled answers, at most: where a draw falls on the border of two tokens' probabilities, a pass over a tree may
-# take the neighbor, one in some thousand tokens of a hot target. A wrong rule draws others nearly everywhere.
+# Of all sampled answers, at most, where borders are not looked at: see is_on_a_border().
 ROUNDED_SHARE = 0.1
 _COMPARED = 100  # likeliest tokens whose logits show the rounding error
+
+
+def is_on_a_border(
+    target: Target, prompt: Sequence[int], plain: Sequence[int], answer: Sequence[int], sampling: Sampling
+) -> bool:
+    """Return whether rounding in float32 explains why a sampled answer departs from the plain loop's.
+
+    The target serves nobody.
+
+    Tokens lie side by side on a line, each as wide as its probability, and a random number points at one. Rounding
+    moves every border, which is where an unlikely token of 50,000 begins and ends: about one in 400 tokens of such a
+    target at temperature 1 is its neighbor. A wrong rule draws tokens that lie elsewhere.
+    """
+    place = next((number for number, both in enumerate(zip(plain, answer, strict=False)) if both[0] != both[1]), None)
+    if place is None:  # one ends where the other goes on
+        return False
+    probabilities = distribution(plain_logits(target, (*prompt, *plain[:place])), sampling)[0]
+    ends = probabilities.cumsum(-1) / probabilities.sum()
+    end, (drawn,) = float(ends[answer[place]]), uniforms(sampling.seed, [len(prompt) + place])
+    begin = end - float(probabilities[answer[place]])
+    return begin - LEAST_MARGIN["float32"] < drawn < end + LEAST_MARGIN["float32"]
 
 
 @dataclass(frozen=True, slots=True)

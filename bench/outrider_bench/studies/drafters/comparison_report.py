@@ -61,7 +61,8 @@ class DrafterMetrics:
     """One drafter's acceptance lengths, acceptance by position, time per drafted level, and bytes per token.
 
     All but the time are the same in every repetition. `*_ci95` are 95 % intervals, those of tau as in TauByText.
-    `mismatches` counts answers that differ from the plain loop's.
+    `mismatches` counts answers that differ from the plain loop's, apart from those sampled ones that `rounded` counts:
+    they depart where a draw falls on a border of two tokens' probabilities.
     """
 
     family: str
@@ -75,6 +76,7 @@ class DrafterMetrics:
     tau_by_group: Mapping[str, float]
     tau_ci95: Mapping[str, Interval | None]
     draft_ms_per_level_ci95: Interval | None
+    rounded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
