@@ -46,7 +46,7 @@ def is_on_a_border(
     The target serves nobody.
 
     Tokens lie side by side on a line, each as wide as its probability, and a random number points at one. Rounding
-    moves every border, which is where an unlikely token of 50,000 begins and ends: about one in 400 tokens of such a
+    moves every border, which is where an unlikely token of 50,000 begins and ends: about one in 350 tokens of such a
     target at temperature 1 is its neighbor. A wrong rule draws tokens that lie elsewhere.
     """
     place = next((number for number, both in enumerate(zip(plain, answer, strict=False)) if both[0] != both[1]), None)
