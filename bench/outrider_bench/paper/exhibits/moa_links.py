@@ -267,8 +267,8 @@ EXHIBITS = (
         name="moa-table-3",
         paper=PAPER,
         title="Table 3: speed over 5G and 4G",
-        differs="the paper's links, emulated; drafter and target share this machine's cores, and a pass of it is "
-        "far shorter than a round trip, so that waiting for each verdict weighs more than in the paper.",
+        differs="the paper's links, emulated; drafter and target share this machine's cores. A pass of the embedded "
+        "target is far shorter than a round trip, so that waiting for each verdict weighs more than in the paper.",
         needs=lambda setup: (network(setup),),
         show=_show_links,
     ),
