@@ -1,5 +1,9 @@
-"""Tiny random targets of the architectures that the server is tested on, and random trees."""
+"""Tiny random targets of the architectures that the server is tested on, and random trees.
 
+OUTRIDER_TEST_DEVICE=cuda puts those of target() on a GPU, and with them most tests of the engine.
+"""
+
+import os
 from functools import lru_cache
 
 import numpy as np
@@ -33,6 +37,7 @@ SIZES = {
     "eos_token_id": 2,
 }
 WINDOW = 7
+DEVICE = os.environ.get("OUTRIDER_TEST_DEVICE", "cpu")
 _GEMMA4 = SIZES | {
     "sliding_window": WINDOW,
     "global_head_dim": 16,
@@ -76,7 +81,7 @@ def build(name: str, seed: int = 0, **changes) -> PreTrainedModel:
 
 @lru_cache(maxsize=len(CONFIGS))
 def target(name: str = "llama") -> Target:
-    return Target.of(build(name))
+    return Target.of(build(name).to(DEVICE))
 
 
 def random_tokens(rng: np.random.Generator, count: int, vocab: int = VOCAB) -> list[int]:

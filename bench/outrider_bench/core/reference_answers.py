@@ -169,9 +169,10 @@ def generated(
     max_new_tokens: int,
     step: Callable[[], None] = lambda: None,
     eos_token_ids: Sequence[int] | None = None,
+    device: str = "cpu",
 ) -> list[tuple[int, ...]]:
     """Answer by transformers' `generate`, which shares no code with the engine; `eos_token_ids` as in `load`."""
-    model = GenerateModel.load(target_dir, eos_token_ids=eos_token_ids)
+    model = GenerateModel.load(target_dir, device=device, eos_token_ids=eos_token_ids)
     answers = []
     for question in asked:
         answers.append(model.answer(question.prompt, max_new_tokens).token_ids)

@@ -90,6 +90,7 @@ class ExactOptions(_PairOptions):
     ] = None
     max_new_tokens: LimitOption = 96
     dtype: DtypeOption = "float32"
+    device: DeviceOption = "cpu"
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="Serve with --batch-invariant: then no answer may differ.")
     ] = False
@@ -145,11 +146,25 @@ class VerifyCostOptions(TargetOptions):
     """Measure what a pass over 1, 2, 4, ... 64 new tokens costs the target, against a decode of one; medians."""
 
     context: Annotated[int, typer.Option(help="Tokens of context before the pass.")] = 256
+    sessions: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Sessions in a pass, each with as many new tokens; repeatable; default: 1."),
+    ] = None
     repeats: Annotated[int, typer.Option(min=1, help="Passes of each size.")] = 30
     dtype: DtypeOption = "float32"
     device: DeviceOption = "cpu"
     threads: ThreadsOption = None
     plain: PlainOption = False
+    random: Annotated[
+        bool,
+        typer.Option("--random", help="Read only the target's config, and make random weights: times are the same."),
+    ] = False
+    control: Annotated[
+        bool,
+        typer.Option(
+            "--control", help="Also measure transformers' own pass over the same tokens, with a static cache."
+        ),
+    ] = False
     plot: PlotOption = None
 
 

@@ -91,7 +91,9 @@ class ExactStudy(Study[ExactOptions, _Row, Exactness]):
 
     async def run(self, taken: Mapping[str, _Row], step: Step) -> Measured[_Row]:
         options = self.options
-        target = Target.load(str(options.directory), options.dtype, batch_invariant=options.batch_invariant)
+        target = Target.load(
+            str(options.directory), options.dtype, options.device, batch_invariant=options.batch_invariant
+        )
         models = LocalModels.load(ClientConfig(target=options.directory, drafter=NO_DRAFTER))
         count = options.or_all(options.prompts, DEFAULT_PROMPTS)
         asked = options.source.spread(models, count, options.max_new_tokens, partial(plain_greedy, target))
@@ -135,15 +137,18 @@ class ExactStudy(Study[ExactOptions, _Row, Exactness]):
     def _server_options(self) -> list[str]:
         options = self.options
         drafters = [option for source in options.drafters.values() for option in ("--drafter", source)]
+        placed = ["--dtype", options.dtype, "--device", options.device]
         invariant = ["--batch-invariant"] if options.batch_invariant else []
-        return ["--target", str(options.directory), *drafters, "--dtype", options.dtype, *invariant, "--no-edge-bundle"]
+        return ["--target", str(options.directory), *drafters, *placed, *invariant, "--no-edge-bundle"]
 
     def _reference(self, target: Target, asked: Sequence[Question], step: Step) -> tuple[str, _Answers]:
         options = self.options
         if options.batch_invariant or options.dtype != STRICT:
             return "the plain loop", plain_answers(target, asked, options.max_new_tokens, step)
         counter = ProgressCounter(step, "transformers", len(asked))
-        return "generate", generated(options.directory, asked, options.max_new_tokens, counter, target.eos_token_ids)
+        return "generate", generated(
+            options.directory, asked, options.max_new_tokens, counter, target.eos_token_ids, options.device
+        )
 
     async def _ask(self, client: AsyncClient, asked: Sequence[Question], step: Callable[[], None]) -> ExactAnswers:
         answers, drafted = [], 0

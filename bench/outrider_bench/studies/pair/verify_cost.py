@@ -1,22 +1,26 @@
-"""Time of a target pass over n new tokens, against a decode of a single token.
+"""Time of a target pass over n new tokens of each session, against a decode of a single token of each.
 
 Speculation pays as long as a pass over a whole tree costs little more than a decode. Every size is a root and a chain
 below it, run as the server runs a draft; nothing is committed, so every pass has the same context. In each round all
-sizes run in random order, so that whatever else the machine does affects all of them. Intervals are over the rounds.
+sizes run in random order, so that whatever else the machine does affects all of them, and transformers' own pass
+beside each where that is asked for. Intervals are over the rounds.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
+import time
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
+from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
 
 from outrider_bench.core.bootstrap import Interval, Resamples, quotient
 from outrider_bench.core.plots import COLORS, reaches, saved_figure
@@ -28,10 +32,13 @@ from outrider_models.core.embedded import target_source
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
+from outrider_server.engine.attention import IMPLEMENTATION
 from outrider_server.engine.engine import Engine, StepInput
+from outrider_server.engine.hf_model import explained, resolve_device, resolve_dtype
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
-from outrider_server.engine.target import Target
+from outrider_server.engine.target import Target, public_name
+from outrider_server.kv.memory import KVMemory
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 _WARM_UP = 3  # rounds
@@ -39,9 +46,11 @@ _WARM_UP = 3  # rounds
 
 @dataclass(frozen=True, slots=True)
 class VerifyCost:
-    """Time of a pass over `tokens` new tokens, and the ratio of its median to that of one token.
+    """Wall-clock time of a pass over `tokens` new tokens of each of `sessions`, from the draft to the verdict.
 
-    `*_ci95`: 95 % intervals.
+    `ratio`: of its median to that of one token of each. `static_ms`: the median of transformers' own pass over the same
+    tokens, with a static cache, and the choice of its tokens; `static_ratio`: the median over that. `*_ci95`: 95 %
+    intervals.
     """
 
     tokens: int
@@ -51,6 +60,10 @@ class VerifyCost:
     ratio: float
     median_ms_ci95: Interval | None
     ratio_ci95: Interval | None
+    sessions: int = 1
+    static_ms: float | None = None
+    static_ratio: float | None = None
+    static_ratio_ci95: Interval | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +82,14 @@ class VerifyCostReport:
 class VerifyCostStudy(WholeStudy[VerifyCostOptions, VerifyCostReport]):
     async def measure(self, step: Step) -> VerifyCostReport:
         options = self.options
-        target = Target.load(str(target_source(options.target)), options.dtype, options.device, fused=not options.plain)
+        source, fused, counts = str(target_source(options.target)), not options.plain, options.sessions or [1]
+        if options.random:
+            target = random_target(source, options.dtype, options.device, fused=fused)
+        else:
+            target = Target.load(source, options.dtype, options.device, fused=fused)
         if (count := options.threads or (1 if target.is_small else None)) is not None:
             torch.set_num_threads(count)
-        counter = ProgressCounter(step, "passes", options.repeats)
+        counter = ProgressCounter(step, "passes", options.repeats * len(counts))
         return VerifyCostReport(
             target=target.name,
             context=options.context,
@@ -80,7 +97,13 @@ class VerifyCostStudy(WholeStudy[VerifyCostOptions, VerifyCostReport]):
             dtype=options.dtype,
             device=device_name(options.device),
             pass_="plain" if target.fused is None else "fused",
-            costs=verify_costs(target, options.context, options.repeats, counter),
+            costs=[
+                cost
+                for count in counts
+                for cost in verify_costs(
+                    target, options.context, options.repeats, counter, sessions=count, control=options.control
+                )
+            ],
         )
 
     @staticmethod
@@ -93,33 +116,68 @@ class VerifyCostStudy(WholeStudy[VerifyCostOptions, VerifyCostReport]):
         plot_verify_costs(title, report.costs, path)
 
 
-def verify_costs(
-    target: Target, context: int, repeats: int, step: Callable[[], None] = lambda: None
-) -> list[VerifyCost]:
-    """Measure all SIZES after `context` tokens, as medians of `repeats` passes.
+def random_target(path: str, dtype: str, device: str, *, fused: bool = True) -> Target:
+    """Return a target with random weights in the sizes of a checkpoint's config, the only file that is read.
 
-    `step` is called after every round. Raises UsageError where the target's context has no room for them.
+    Raises UsageError.
+    """
+    on = resolve_device(device)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        with torch.random.fork_rng(), on:
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(config, dtype=resolve_dtype(dtype, Path(path), on))  # type: ignore[no-untyped-call] # transformers
+            return Target.of(model, name=f"{public_name(path)}, random weights", fused=fused)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"target {path}: {explained(error)}") from error
+
+
+def verify_costs(
+    target: Target,
+    context: int,
+    repeats: int,
+    step: Callable[[], None] = lambda: None,
+    *,
+    sessions: int = 1,
+    control: bool = False,
+) -> list[VerifyCost]:
+    """Measure all SIZES of so many sessions after `context` tokens each, as medians of `repeats` passes.
+
+    `control`: transformers' own pass, too. `step` is called after every round. Raises UsageError where the target's
+    context has no room for them.
     """
     room = target.max_context - SIZES[-1] - 1
     if not 1 <= context <= room:
         raise UsageError(f"context={context}: need 1 to {room}, so that {SIZES[-1]} more tokens fit into it")
-    engine, sequence = Engine(target), Sequence(target.kv, None)
-    _prefill(engine, sequence, context)
-    times: dict[int, list[float]] = {size: [] for size in SIZES}
+    passes = {"own": _ServerPass(target, sessions, context).seconds}
+    if control:
+        passes["static"] = _StaticCachePass(target, sessions, context).seconds
+    times: dict[str, dict[int, list[float]]] = {name: {size: [] for size in SIZES} for name in passes}
     for number in range(_WARM_UP + repeats):
         for size in random.Random(number).sample(SIZES, len(SIZES)):
-            seconds = _pass_s(engine, sequence, size)
-            if number >= _WARM_UP:
-                times[size].append(seconds * 1e3)
+            for name, seconds_of in passes.items():
+                seconds = seconds_of(size)
+                if number >= _WARM_UP:
+                    times[name][size].append(seconds * 1e3)
         if number >= _WARM_UP:
             step()
-    draws = Resamples(1, repeats)
-    return [_cost(size, each, times[1], draws) for size, each in times.items()]
+    draws, own, static = Resamples(1, repeats), times["own"], times.get("static", {})
+    return [_cost(size, sessions, each, own[1], static.get(size), draws) for size, each in own.items()]
 
 
-def _cost(tokens: int, times_ms: list[float], decode_ms: list[float], draws: Resamples) -> VerifyCost:
+def _cost(
+    tokens: int,
+    sessions: int,
+    times_ms: list[float],
+    decode_ms: list[float],
+    static_ms: list[float] | None,
+    draws: Resamples,
+) -> VerifyCost:
     drawn, drawn_decode = (draws.medians([times]) for times in (times_ms, decode_ms))
     median = statistics.median(times_ms)
+    static = None if static_ms is None else statistics.median(static_ms)
     return VerifyCost(
         tokens,
         median_ms=round(median, 4),
@@ -128,38 +186,89 @@ def _cost(tokens: int, times_ms: list[float], decode_ms: list[float], draws: Res
         ratio=round(median / statistics.median(decode_ms), 4),
         median_ms_ci95=draws.interval(drawn),
         ratio_ci95=draws.interval(quotient(drawn, drawn_decode)),
+        sessions=sessions,
+        static_ms=None if static is None else round(static, 4),
+        static_ratio=None if static is None else round(median / static, 4),
+        static_ratio_ci95=None if static_ms is None else draws.interval(quotient(drawn, draws.medians([static_ms]))),
     )
 
 
-def _prefill(engine: Engine, sequence: Sequence, count: int) -> None:
-    (outcome,) = engine.verify([StepInput(sequence, _tokens(engine, count))])
-    engine.commit(outcome)
+class _ServerPass:
+    """A pass of the server's engine over a root and a chain below it of each session."""
+
+    def __init__(self, target: Target, sessions: int, context: int) -> None:
+        self._engine, memory = Engine(target), KVMemory(target.kv, sharing="none")
+        self._sequences = [Sequence(memory, None) for _ in range(sessions)]
+        for number, sequence in enumerate(self._sequences):
+            (outcome,) = self._engine.verify([StepInput(sequence, _tokens(target, context, number))])
+            self._engine.commit(outcome)
+
+    def seconds(self, size: int) -> float:
+        """Return the seconds of one pass over a root and size - 1 drafted tokens of each."""
+        inputs = []
+        for number, sequence in enumerate(self._sequences):
+            root, *drafted = _tokens(self._engine.target, size, number)
+            inputs.append(StepInput(sequence, (root,), DraftTree.chain(drafted), Sampler(Sampling())))
+        started = time.monotonic()
+        self._engine.verify(inputs)
+        return time.monotonic() - started
 
 
-def _pass_s(engine: Engine, sequence: Sequence, size: int) -> float:
-    """Return the seconds of one pass over a root and size - 1 drafted tokens."""
-    root, *drafted = _tokens(engine, size)
-    (outcome,) = engine.verify([StepInput(sequence, (root,), DraftTree.chain(drafted), Sampler(Sampling()))])
-    return outcome.timing.ended - outcome.timing.started
+class _StaticCachePass:
+    """transformers' own pass over the same rows, all sessions in one batch, with the choice of all tokens."""
+
+    def __init__(self, target: Target, sessions: int, context: int) -> None:
+        self._target, self._context, self._sessions = target, context, sessions
+        self._cache = StaticCache(config=target.model.config, max_cache_len=context + SIZES[-1])
+        self._run(context, logits_to_keep=1)
+
+    def seconds(self, size: int) -> float:
+        """Return the seconds of one pass over `size` tokens of each."""
+        for layer in self._cache.layers:
+            layer.cumulative_length.fill_(self._context)  # type: ignore[union-attr] # back to where all passes begin
+        return self._run(size)
+
+    @torch.inference_mode()
+    def _run(self, size: int, logits_to_keep: int = 0) -> float:
+        model = self._target.model
+        tokens = [_tokens(self._target, size, number) for number in range(self._sessions)]
+        model.set_attn_implementation("sdpa")
+        try:
+            started = time.monotonic()
+            rows = torch.tensor(tokens, device=model.device)
+            out = model(input_ids=rows, past_key_values=self._cache, use_cache=True, logits_to_keep=logits_to_keep)
+            out.logits.argmax(-1).cpu()
+            return time.monotonic() - started
+        finally:
+            model.set_attn_implementation(IMPLEMENTATION)
 
 
-def _tokens(engine: Engine, count: int) -> list[int]:
-    """Return arbitrary tokens."""
-    return [(7919 * i + 13) % engine.target.vocab_size for i in range(count)]
+def _tokens(target: Target, count: int, session: int) -> list[int]:
+    """Return arbitrary tokens, others for each session."""
+    return [(7919 * i + 13 + 101 * session) % target.vocab_size for i in range(count)]
 
 
 def verify_cost_table(name: str, context: int, costs: abc.Sequence[VerifyCost]) -> ResultTable:
+    many, control = any(cost.sessions > 1 for cost in costs), any(cost.static_ms is not None for cost in costs)
     rows = [
         [
+            *([f"{cost.sessions}"] if many else []),
             f"{cost.tokens}",
             plus_minus(cost.median_ms, cost.median_ms_ci95, 2),
             *(f"{ms:.2f}" for ms in (cost.fastest_ms, cost.slowest_ms)),
             plus_minus(cost.ratio, cost.ratio_ci95, 2),
+            *([f"{cost.static_ms:.2f}", plus_minus(cost.static_ratio, cost.static_ratio_ci95, 2)] if control else []),
         ]
         for cost in costs
     ]
-    columns = ("new tokens", "median ms", "fastest", "slowest", "x decode")
-    return table(f"a pass of {name} after {context} tokens", columns, rows, caption="±: 95 % interval over the rounds")
+    columns = (
+        *(("sessions",) if many else ()),
+        *("new tokens", "median ms", "fastest", "slowest", "x decode"),
+        *(("static cache ms", "x static cache") if control else ()),
+    )
+    static = "; static cache: transformers' own pass over the same tokens" if control else ""
+    title = f"a pass of {name} after {context} tokens"
+    return table(title, columns, rows, caption=f"±: 95 % interval over the rounds{static}")
 
 
 def device_name(name: str) -> str:
@@ -168,18 +277,21 @@ def device_name(name: str) -> str:
 
 
 def plot_verify_costs(title: str, costs: abc.Sequence[VerifyCost], path: Path) -> None:
-    """Plot the time of a pass, in decodes, against its new tokens."""
+    """Plot the time of a pass, in decodes of as many sessions, against its new tokens."""
     with saved_figure(path, figsize=(6.5, 4.5)) as (_, axes):
-        sizes = [cost.tokens for cost in costs]
-        ratios = {str(cost.tokens): cost.ratio for cost in costs}
-        errors = reaches(ratios, {str(cost.tokens): cost.ratio_ci95 for cost in costs})
-        axes.errorbar(sizes, list(ratios.values()), errors, fmt="o-", capsize=2, color=COLORS[0], label="one pass")
-        axes.plot(sizes, sizes, "--", color="grey", label="as many decodes")
+        counts = dict.fromkeys(cost.sessions for cost in costs)
+        for color, count in zip(cycle(COLORS), counts, strict=False):
+            own = [cost for cost in costs if cost.sessions == count]
+            ratios = {str(cost.tokens): cost.ratio for cost in own}
+            errors = reaches(ratios, {str(cost.tokens): cost.ratio_ci95 for cost in own})
+            label = "one pass" if len(counts) == 1 else f"{count} sessions"
+            axes.errorbar(SIZES, list(ratios.values()), errors, fmt="o-", capsize=2, color=color, label=label)
+        axes.plot(SIZES, SIZES, "--", color="grey", label="as many decodes")
         axes.axhline(1, color="black", linewidth=1, label="one decode")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
-        axes.set_xticks(sizes, [str(size) for size in sizes])
-        axes.set_yticks(sizes, [str(size) for size in sizes])
+        axes.set_xticks(SIZES, [str(size) for size in SIZES])
+        axes.set_yticks(SIZES, [str(size) for size in SIZES])
         axes.set_xlabel("new tokens in a pass")
         axes.set_ylabel("time of the pass, in decodes")
         axes.set_title(title, fontsize="medium")
