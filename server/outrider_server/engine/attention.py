@@ -95,7 +95,8 @@ def _attend_segment(
     else:
         out = _expanded(segment, query, *_joined(parts), call)
     # Contiguous, as transformers' own functions answer: some layers take a view of it.
-    return out.view(1, heads, num_rows, -1).transpose(1, 2).contiguous()
+    # Not a view: some of a GPU's kernels answer in the memory order [batch, rows, heads, dim].
+    return out.reshape(1, heads, num_rows, -1).transpose(1, 2).contiguous()
 
 
 def _attend_invariant(

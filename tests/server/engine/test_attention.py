@@ -3,12 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from tiny_targets import CONFIGS, random_tokens, random_tree, target
+from tiny_targets import CONFIGS, DEVICE, random_tokens, random_tree, target
+from torch.nn.functional import scaled_dot_product_attention
 
 from outrider_proto.tree import DraftTree
+from outrider_server.engine import attention, grouped_attention, paged_attention
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import BatchSegment
+from outrider_server.engine.grouped_attention import HOST_LIMITS, GroupLimits
 from outrider_server.engine.hf_model import eager_attention
+from outrider_server.engine.sequence import Sequence
+from outrider_server.kv.memory import KVMemory
 from outrider_server.kv.slot import KVSlot
 
 TOLERANCE = 1e-5
@@ -17,16 +22,18 @@ TOLERANCE = 1e-5
 @torch.inference_mode()
 def own_logits(name: str, tokens: list[int]) -> torch.Tensor:
     with eager_attention(target(name).model):
-        return target(name).model(torch.tensor([tokens]), use_cache=False).logits[0]
+        return target(name).model(torch.tensor([tokens], device=DEVICE), use_cache=False).logits[0]
 
 
 @torch.inference_mode()
-def slot_logits(name: str, parts: list[tuple[KVSlot, list[int], DraftTree]]) -> torch.Tensor:
+def slot_logits(
+    name: str, parts: list[tuple[KVSlot, list[int], DraftTree]], limits: GroupLimits | None = None
+) -> torch.Tensor:
     segments = [BatchSegment(slot, len(chain), tree, 511) for slot, chain, tree in parts]
     tokens = [token for _, chain, tree in parts for token in (*chain, *tree.tokens)]
     positions = [position for segment in segments for position in segment.positions]
     rows = list(range(len(tokens)))
-    return target(name).forward(tokens, positions, FlatBatch(segments), rows, frozenset()).logits
+    return target(name).forward(tokens, positions, FlatBatch(segments, limits=limits), rows, frozenset()).logits
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -70,6 +77,31 @@ def test_sessions_side_by_side_do_not_see_each_other(name):
         torch.testing.assert_close(flat[first : first + len(alone)], alone, atol=TOLERANCE, rtol=0)
         torch.testing.assert_close(alone[: len(text)], own_logits(name, text), atol=TOLERANCE, rtol=0)
         first += len(alone)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "paged"])
+@pytest.mark.parametrize("name", ["llama", "mistral-window"])
+def test_kernels_may_answer_in_another_order_of_memory(name, layout, monkeypatch):
+    """On a GPU some lay their answer out as [batch, rows, heads, dim]: no target loaded there in float32."""
+
+    def reordered(*tensors, **how):
+        return scaled_dot_product_attention(*tensors, **how).transpose(1, 2).contiguous().transpose(1, 2)
+
+    rng = np.random.default_rng(4)
+    texts, tree = [random_tokens(rng, n) for n in (40, 5)], random_tree(rng, 12)
+
+    def logits() -> torch.Tensor:
+        memory = KVMemory(target(name).kv, layout=layout)
+        slots = [Sequence(memory, None).slot for _ in texts]
+        for slot, text in zip(slots, texts, strict=True):
+            slot.reserve(len(text) + len(tree))
+        parts = list(zip(slots, texts, [tree, tree], strict=True))
+        return torch.cat([slot_logits(name, parts, HOST_LIMITS), *(slot_logits(name, [part]) for part in parts)])
+
+    expected = logits()
+    for module in (attention, grouped_attention, paged_attention):
+        monkeypatch.setattr(module, "scaled_dot_product_attention", reordered)
+    torch.testing.assert_close(logits(), expected, atol=TOLERANCE, rtol=0)
 
 
 def test_nodes_beyond_the_context_get_a_position_that_exists():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_targets import CONFIGS, build, target
+from tiny_targets import CONFIGS, DEVICE, build, target
 from torch import nn
 
 from outrider_drafters.contracts.tap import BEFORE_NORM
@@ -29,7 +29,7 @@ def test_is_what_the_final_norm_reads(name):
     hook = served.model.model.norm.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0][0]))
     try:
         with eager_attention(served.model), torch.inference_mode():
-            served.model(torch.tensor([TOKENS]))
+            served.model(torch.tensor([TOKENS], device=DEVICE))
     finally:
         hook.remove()
     hidden = run(served, frozenset({BEFORE_NORM, -1, 2})).hidden
