@@ -8,7 +8,7 @@ text.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import zip_longest
@@ -33,8 +33,6 @@ LOOKUP_TOKENS = 10  # transformers' own default for prompt lookup
 LEAST_MARGIN = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}
 # Times a logit's rounding error, and more may be: four standard deviations of a difference of two logits.
 ROUNDINGS = 4 * 2**0.5
-# Of all sampled answers, at most, where borders are not looked at: see is_on_a_border().
-ROUNDED_SHARE = 0.1
 _COMPARED = 100  # likeliest tokens whose logits show the rounding error
 
 
@@ -43,20 +41,30 @@ def is_on_a_border(
 ) -> bool:
     """Return whether rounding in float32 explains why a sampled answer departs from the plain loop's.
 
-    The target serves nobody.
+    It never does for a greedy one, nor where one ends and the other goes on. The target serves nobody.
 
     Tokens lie side by side on a line, each as wide as its probability, and a random number points at one. Rounding
     moves every border, which is where an unlikely token of 50,000 begins and ends: about one in 350 tokens of such a
     target at temperature 1 is its neighbor. A wrong rule draws tokens that lie elsewhere.
     """
     place = next((number for number, both in enumerate(zip(plain, answer, strict=False)) if both[0] != both[1]), None)
-    if place is None:  # one ends where the other goes on
+    if place is None or not sampling.draws:
         return False
     probabilities = distribution(plain_logits(target, (*prompt, *plain[:place])), sampling)[0]
     ends = probabilities.cumsum(-1) / probabilities.sum()
     end, (drawn,) = float(ends[answer[place]]), uniforms(sampling.seed, [len(prompt) + place])
     begin = end - float(probabilities[answer[place]])
     return begin - LEAST_MARGIN["float32"] < drawn < end + LEAST_MARGIN["float32"]
+
+
+def rounding_notes(rounded: Mapping[str, int]) -> list[str]:
+    """Return a line for each name with departures that is_on_a_border() explains; `rounded` counts them."""
+    return [
+        f"{name}: {count} answers depart from the plain loop's where a draw falls on a border of two tokens' "
+        "probabilities, up to rounding"
+        for name, count in rounded.items()
+        if count
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,20 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from outrider_bench.core.reference_answers import LEAST_MARGIN, ROUNDINGS, Departure, GenerateModel, departure
+from outrider_bench.core.reference_answers import (
+    LEAST_MARGIN,
+    ROUNDINGS,
+    Departure,
+    GenerateModel,
+    departure,
+    is_on_a_border,
+)
+from outrider_drafters.contracts.token_draw import distribution, uniforms
 from outrider_models.bundling import make_bundle
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_models.training.data.corpus import held_out_samples, prompt_ids
-from outrider_server.engine.reference_decode import plain_greedy, plain_logits
+from outrider_proto.frames import Sampling
+from outrider_server.engine.reference_decode import plain_decode, plain_greedy, plain_logits
 from outrider_server.engine.target import Target
 
 
@@ -43,6 +52,30 @@ def test_the_plain_loop_s_logits_are_those_that_it_chooses_by():
     logits = plain_logits(target, [*prompt, *answer[:-1]], len(answer))
     assert logits.argmax(-1).tolist() == answer
     torch.testing.assert_close(plain_logits(target, [*prompt, *answer[:2]])[-1], logits[2], atol=1e-3, rtol=0)
+
+
+def test_rounding_explains_a_draw_on_a_border_and_no_other():
+    target, prompt = Target.load(str(target_dir())), (1, 2, 3)
+    ends = distribution(plain_logits(target, prompt), Sampling(temperature=2.0))[0].cumsum(-1)
+    found = set()
+    for seed in range(2000):
+        sampling = Sampling(temperature=2.0, seed=seed)
+        (number,) = uniforms(seed, [len(prompt)])
+        token = int((ends <= number).sum())
+        is_near = float(ends[token]) - number < 5e-4
+        if token + 1 == len(ends) or (not is_near and float(ends[token]) - number < 2e-3) or is_near in found:
+            continue
+        found.add(is_near)
+        plain = plain_decode(target, prompt, 2, sampling)
+        assert plain[0] == token
+        assert is_on_a_border(target, prompt, plain, (token + 1, plain[1]), sampling) is is_near
+        assert not is_on_a_border(target, prompt, plain, plain[:1], sampling)  # it has ended elsewhere
+    assert found == {True, False}
+
+
+def test_no_rounding_explains_another_greedy_token():
+    target, prompt = Target.load(str(target_dir())), (1, 2, 3)
+    assert not is_on_a_border(target, prompt, (4, 5), (4, 6), Sampling())
 
 
 def test_a_bundle_s_int8_drafter_assists_generate(tmp_path):

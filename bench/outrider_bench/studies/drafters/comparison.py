@@ -23,6 +23,7 @@ from outrider_bench.core.energy import EnergyMeter
 from outrider_bench.core.pair import stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import AskedPrompts, Question, by_family, by_group
+from outrider_bench.core.reference_answers import is_on_a_border, rounding_notes
 from outrider_bench.core.stats import median_of_medians
 from outrider_bench.core.tables import ResultTable
 from outrider_bench.harness.options import drafters_for, sampling_of, source_of
@@ -178,12 +179,7 @@ class ComparisonStudy(Study[ComparisonOptions, ComparedRow, Comparison]):
 
     @staticmethod
     def notes(report: Comparison) -> list[str]:
-        rounded = {name: its.rounded for name, its in report.drafters.items() if its.rounded}
-        return [
-            f"{name}: {count} answers depart from the plain loop's where a draw falls on a border of two tokens' "
-            "probabilities, up to rounding"
-            for name, count in rounded.items()
-        ]
+        return rounding_notes({name: its.rounded for name, its in report.drafters.items()})
 
     @staticmethod
     def failures(report: Comparison) -> list[str]:
@@ -215,7 +211,7 @@ def compared(
     asked = [*prompts.asked] * prompts.repetitions
     departed = {
         way: [
-            controls.is_rounding(question, right, answer.token_ids)
+            is_on_a_border(controls.plain, question.prompt, right, answer.token_ids, controls.sampling)
             for question, right, answer in zip(asked, expected, answers[way], strict=True)
             if answer.token_ids != right
         ]

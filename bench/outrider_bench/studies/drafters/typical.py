@@ -21,7 +21,7 @@ from outrider_bench.core.answer_record import AnswerRecord, gather, mean_accepta
 from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import CorpusQuestion, Question
-from outrider_bench.core.reference_answers import ROUNDED_SHARE, plain_answers
+from outrider_bench.core.reference_answers import is_on_a_border, rounding_notes
 from outrider_bench.core.tables import ResultTable
 from outrider_bench.harness.options import sampling_of
 from outrider_bench.harness.study import Measured, Study
@@ -39,11 +39,13 @@ from outrider_bench.studies.drafters.typical_report import (
     rules_table,
 )
 from outrider_client.cli.options import tree_plan
-from outrider_client.core.config import NO_DRAFTER
+from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.core.statistics import Statistics
+from outrider_client.models.local_models import LocalModels
+from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_models.corpus.check import score_all
 from outrider_proto.frames import Sampling
-from outrider_server.engine.reference_decode import plain_greedy, plain_logits
+from outrider_server.engine.reference_decode import plain_decode, plain_greedy, plain_logits
 from outrider_server.engine.target import Target
 
 
@@ -69,6 +71,19 @@ class AnswerScorer:
             for question, answer, is_right in zip(self.asked, answers, self._right(answers), strict=True)
         ]
 
+    def rounded(
+        self,
+        runs: Sequence[Sequence[ScoredAnswer]],
+        own: Sequence[Sequence[ScoredAnswer]],
+        samplings: Sequence[Sampling],
+    ) -> int:
+        """Return how many answers depart from the target's own by rounding; each run has a sampling."""
+        return sum(
+            is_on_a_border(self.target, question.prompt, its.token_ids, answer.token_ids, sampling)
+            for run, own_run, sampling in zip(runs, own, samplings, strict=True)
+            for question, answer, its in zip(self.asked, run, own_run, strict=True)
+        )
+
     def _right(self, answers: Sequence[AnswerRecord]) -> Sequence[bool | None]:
         samples = [question.sample for question in self.asked if isinstance(question, CorpusQuestion)]
         if not samples:  # a user's questions
@@ -90,23 +105,21 @@ class TypicalStudy(Study[TypicalOptions, RuleResult, TypicalReport]):
         plan = tree_plan(options.choices, breadth=options.breadth, levels=options.levels, budget=options.budget)
         # The plain loop changes how its target attends: that one serves nobody.
         target, alone = Target.load(str(directory)), Target.load(str(directory))
-        async with _served(directory, NO_DRAFTER, target) as pair:
-            answer = partial(plain_greedy, alone)
-            asked = options.source.per_family(pair.models, options.per_family, options.max_new_tokens, answer)
-            scorer = AnswerScorer(alone, asked, pair.models.decode)
-            if _name(TARGET, GREEDY) not in taken:
-                own = plain_answers(alone, asked, options.max_new_tokens, step)
-                greedy = scorer.scored([AnswerRecord(each, (), Statistics()) for each in own])
-                yield _name(TARGET, GREEDY), RuleResult(TARGET, GREEDY, [greedy])
-            if _name(TARGET, SAMPLING) not in taken:
-                runs = await self._runs(pair, scorer, rules[SAMPLING], TARGET, step, mode="stream")
-                yield _name(TARGET, SAMPLING), RuleResult(TARGET, SAMPLING, runs)
+        models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
+        answer = partial(plain_greedy, alone)
+        asked = options.source.per_family(models, options.per_family, options.max_new_tokens, answer)
+        scorer = AnswerScorer(alone, asked, models.decode)
+        for rule in (GREEDY, SAMPLING):
+            if (name := _name(TARGET, rule)) not in taken:
+                yield name, RuleResult(TARGET, rule, self._plain_runs(scorer, rules[rule], name, step))
         for drafter, source in drafters.items():
             async with _served(directory, source, target) as pair:
                 for rule, samplings in rules.items():
                     if (name := _name(drafter, rule)) not in taken:
-                        runs = await self._runs(pair, scorer, samplings, name, step, shape=plan)
-                        yield name, RuleResult(drafter, rule, runs)
+                        runs = await self._runs(pair, scorer, samplings, name, step, plan)
+                        own = taken.get(_name(TARGET, rule))
+                        rounded = 0 if own is None else scorer.rounded(runs, own.runs, samplings)
+                        yield name, RuleResult(drafter, rule, runs, rounded)
 
     def report(self, rows: Mapping[str, RuleResult]) -> TypicalReport:
         return TypicalReport(self.options.temperature, list(rows.values()))
@@ -125,20 +138,14 @@ class TypicalStudy(Study[TypicalOptions, RuleResult, TypicalReport]):
 
     @staticmethod
     def notes(report: TypicalReport) -> list[str]:
-        rounded = [(one, report.mismatches(one)) for one in report.results if not _is_wrong(report, one)]
-        return [
-            f"{_name(one.drafter, one.rule)}: {count} answers depart from the target's own, where a draw falls between "
-            "the probabilities of two tokens up to rounding"
-            for one, count in rounded
-            if count
-        ]
+        return rounding_notes({_name(one.drafter, one.rule): one.rounded for one in report.results})
 
     @staticmethod
     def failures(report: TypicalReport) -> list[str]:
         return [
-            f"{_name(one.drafter, one.rule)}: {report.mismatches(one)} answers are not the target's own"
+            f"{_name(one.drafter, one.rule)}: {count} answers are not the target's own"
             for one in report.results
-            if _is_wrong(report, one)
+            if (count := report.mismatches(one))
         ]
 
     @staticmethod
@@ -155,6 +162,18 @@ class TypicalStudy(Study[TypicalOptions, RuleResult, TypicalReport]):
             rules[Rule("typical", epsilon)] = [of_seed(acceptance="typical", epsilon=epsilon, alpha=alpha)]
         return rules
 
+    def _plain_runs(
+        self, scorer: AnswerScorer, samplings: Sequence[Sampling], task: str, step: Step
+    ) -> list[list[ScoredAnswer]]:
+        limit, counter = self.options.max_new_tokens, ProgressCounter(step, task, len(samplings) * len(scorer.asked))
+
+        def answer(question: Question, sampling: Sampling) -> AnswerRecord:
+            tokens = plain_decode(scorer.target, question.prompt, limit, sampling)
+            counter()
+            return AnswerRecord(tuple(tokens), (), Statistics())
+
+        return [scorer.scored([answer(question, sampling) for question in scorer.asked]) for sampling in samplings]
+
     async def _runs(
         self,
         pair: InProcessPair,
@@ -162,7 +181,7 @@ class TypicalStudy(Study[TypicalOptions, RuleResult, TypicalReport]):
         samplings: Sequence[Sampling],
         task: str,
         step: Step,
-        **how: Any,  # Any: ClientConfig's fields
+        plan: TreePlan | None,
     ) -> list[list[ScoredAnswer]]:
         limit, counter = self.options.max_new_tokens, ProgressCounter(step, task, len(samplings) * len(scorer.asked))
         runs = []
@@ -171,17 +190,11 @@ class TypicalStudy(Study[TypicalOptions, RuleResult, TypicalReport]):
             async with pair.client() as client:
                 for question in scorer.asked:
                     answers.append(
-                        await gather(client, question.prompt, sampling=sampling, max_new_tokens=limit, **how)
+                        await gather(client, question.prompt, sampling=sampling, max_new_tokens=limit, shape=plan)
                     )
                     counter()
             runs.append(scorer.scored(answers))
         return runs
-
-
-def _is_wrong(report: TypicalReport, result: RuleResult) -> bool:
-    """Return whether more answers differ from the target's own than rounding explains."""
-    allowed = 0.0 if result.rule == GREEDY else ROUNDED_SHARE * sum(map(len, result.runs))
-    return (report.mismatches(result) or 0) > allowed
 
 
 def _name(drafter: str, rule: Rule) -> str:

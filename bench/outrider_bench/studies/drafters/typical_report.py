@@ -54,11 +54,15 @@ class ScoredAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """All answers that a drafter brought by a rule; runs ask the same with one seed each."""
+    """All answers that a drafter brought by a rule; runs ask the same with one seed each.
+
+    `rounded` counts sampled ones that depart from the target's own on a border of two tokens' probabilities.
+    """
 
     drafter: str
     rule: Rule
     runs: list[list[ScoredAnswer]]  # [runs][questions]
+    rounded: int = 0
 
     @property
     def figures(self) -> dict[str, Any]:  # Any: figures, and intervals or None
@@ -116,9 +120,12 @@ class TypicalReport:
         return list(dict.fromkeys(one.drafter for one in self.results if one.drafter != TARGET))
 
     def mismatches(self, result: RuleResult) -> int | None:
-        """Return how many answers are not the target's own; None where they need not be, and for the target itself."""
+        """Return how many answers are not the target's own, apart from those that rounding explains.
+
+        None where they need not be, and for the target itself.
+        """
         own = self.of(TARGET).get(result.rule)
-        return None if own is None or result.drafter == TARGET else result.differing(own)
+        return None if own is None or result.drafter == TARGET else result.differing(own) - result.rounded
 
 
 def rules_table(report: TypicalReport) -> ResultTable:

@@ -13,7 +13,7 @@ from typing import Any
 from outrider_bench.core.answer_record import AnswerRecord, gather
 from outrider_bench.core.pair import COLD, InProcessPair, in_process
 from outrider_bench.core.prompts import WARM_UP_TOKENS, Question
-from outrider_bench.core.reference_answers import LOOKUP_TOKENS, GenerateModel, is_on_a_border
+from outrider_bench.core.reference_answers import LOOKUP_TOKENS, GenerateModel
 from outrider_bench.core.tapped_transport import TappedTransport, WiredConnection
 from outrider_bench.studies.drafters.comparison_report import (
     PLAIN,
@@ -155,10 +155,6 @@ class Controls:
             for name, model in self.assistants.items():
                 answer_functions[f"generate, assistant {name}"] = generate(**self.model.with_assistant(model))
         return answer_functions
-
-    def is_rounding(self, question: Question, plain: Sequence[int], answer: Sequence[int]) -> bool:
-        """Return whether rounding explains why an answer departs from the plain loop's."""
-        return self.sampling.draws and is_on_a_border(self.plain, question.prompt, plain, answer, self.sampling)
 
     async def _plain(self, question: Question) -> ComparedAnswer:
         return ComparedAnswer(tuple(plain_decode(self.plain, question.prompt, self.limit, self.sampling)))

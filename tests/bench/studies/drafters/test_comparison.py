@@ -10,17 +10,13 @@ from typer.testing import CliRunner
 from outrider_bench.cli.app import app
 from outrider_bench.core.acceptance import acceptance_by_position
 from outrider_bench.core.energy import EnergyMeter
-from outrider_bench.core.prompts import Question
 from outrider_bench.studies.drafters.comparison_report import PLAIN, Speed
 from outrider_bench.studies.drafters.ways import Controls
 from outrider_client.core.events import Cycle
-from outrider_drafters.contracts.token_draw import distribution, uniforms
 from outrider_models.core.embedded import target_dir
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Draft, Sampling, Verdict
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.reference_decode import plain_decode, plain_logits
-from outrider_server.engine.target import Target
 
 CHAIN = DraftTree.chain([5, 6, 7])
 
@@ -145,31 +141,6 @@ def test_a_report_of_before_temperatures_and_joules_is_shown(report, tmp_path):
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "old.json")])
     assert shown.exit_code == 0
     assert "J a token" not in shown.output
-
-
-def test_rounding_explains_a_draw_on_a_border_and_no_other():
-    target, question = Target.load(str(target_dir())), Question("any", (1, 2, 3), "one")
-    ends = distribution(plain_logits(target, question.prompt), Sampling(temperature=2.0))[0].cumsum(-1)
-    found = set()
-    for seed in range(2000):
-        sampling = Sampling(temperature=2.0, seed=seed)
-        (number,) = uniforms(seed, [len(question.prompt)])
-        token = int((ends <= number).sum())
-        is_near = float(ends[token]) - number < 5e-4
-        if token + 1 == len(ends) or (not is_near and float(ends[token]) - number < 2e-3) or is_near in found:
-            continue
-        found.add(is_near)
-        plain = plain_decode(target, question.prompt, 2, sampling)
-        assert plain[0] == token
-        controls = Controls(target, None, {}, 2, sampling)
-        assert controls.is_rounding(question, plain, (token + 1, plain[1])) is is_near
-        assert not controls.is_rounding(question, plain, plain[:1])  # it has ended elsewhere
-    assert found == {True, False}
-
-
-def test_no_rounding_explains_another_greedy_token():
-    target, question = Target.load(str(target_dir())), Question("any", (1, 2, 3), "one")
-    assert not Controls(target, None, {}, 2, Sampling()).is_rounding(question, (4, 5), (4, 6))
 
 
 @pytest.mark.parametrize(
