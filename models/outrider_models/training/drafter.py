@@ -43,12 +43,13 @@ class DrafterTask:
         self.drafter: TrainableDrafter = trainable_family(config.family).make_drafter(
             config.drafter, facts, lambda: source.frequencies(facts.sizes.vocab)
         )
+        # Before it starts from the target, whose outputs lie there.
+        self.drafter.to(device)
         self.drafter.init_from_lm_head(self.teacher.lm_head)
         if start is not None:
             self.drafter.load_weights(start)
         elif self.drafter.start_request is not None:
             self.drafter.init_from_examples(self._examples(source, self.drafter.start_request, 32 * facts.sizes.hidden))
-        self.drafter.to(device)
         self.teacher.restrict(self.drafter.draft_tokens)
         self.teacher.check(self.drafter.teacher_request)
         self._features = FeatureStore(self.teacher, features, int(machine.features_gb * 1e9)) if features else None

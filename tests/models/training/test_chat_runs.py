@@ -28,6 +28,7 @@ from outrider_models.training.data.corpus import held_out_samples, prompt_ids
 from outrider_models.training.data.texts import make_batch
 from outrider_models.training.drafter import DrafterTask
 from outrider_models.training.families import TRAINABLE_FAMILIES
+from outrider_models.training.families.eagle2 import TrainableEagle2
 from outrider_models.training.train import ChatRunOptions
 from outrider_models.training.train import train as run_training
 from outrider_models.training.validation import AcceptanceCounts, Validator, follow
@@ -175,6 +176,16 @@ def test_an_eagle3_head_keeps_its_draft_vocabulary(chats, target, tmp_path):
     assert torch.equal(
         run.task.teacher.run(torch.ones(1, 2, dtype=torch.int64), TeacherRequest()).draft_tokens, brought
     )
+
+
+def test_a_head_is_on_its_device_before_it_starts_from_the_target(chats, target, tmp_path, monkeypatch):
+    """The target's outputs are on a GPU where there is one: no head started from them there."""
+    done = []
+    moved = TrainableEagle2.to
+    monkeypatch.setattr(TrainableEagle2, "to", lambda self, device: done.append("moved") or moved(self, device))
+    monkeypatch.setattr(TrainableEagle2, "init_from_examples", lambda self, examples: done.append("started"))
+    train("eagle2", chats, target, tmp_path, "drafter.init=target", stop=0)
+    assert done[:2] == ["moved", "started"]
 
 
 def test_hydra_heads_without_outputs_write_none(chats, target, tmp_path):

@@ -34,10 +34,12 @@ from outrider_bench.studies.options import ExactOptions
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
+from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.reference_decode import plain_greedy, plain_logits
 from outrider_server.engine.target import Target
 
 STRICT = "float32"
+_KV_MEMORY = "20%"  # the target's own in this process and the server's share a device, whose nine tenths one would take
 DEFAULT_PROMPTS = 200  # of the corpus
 RESULT = "compared"  # the last row
 _Answers = list[tuple[int, ...]]
@@ -101,7 +103,8 @@ class ExactStudy(Study[ExactOptions, _Row, Exactness]):
         for name, source in options.drafters.items():
             if (way := f"{name} in process") not in taken:
                 config = stop_and_wait_config(target=options.directory, drafter=source)
-                async with in_process(options.directory, config, target) as pair, pair.client() as client:
+                pair = in_process(options.directory, config, target, LimitsConfig(kv_memory=_KV_MEMORY))
+                async with pair as served, served.client() as client:
                     yield way, await self._ask(client, asked, ProgressCounter(step, way, len(asked)))
         with ServerProcess(self._server_options()) as server:
             for name, source in options.drafters.items():
@@ -139,7 +142,8 @@ class ExactStudy(Study[ExactOptions, _Row, Exactness]):
         drafters = [option for source in options.drafters.values() for option in ("--drafter", source)]
         placed = ["--dtype", options.dtype, "--device", options.device]
         invariant = ["--batch-invariant"] if options.batch_invariant else []
-        return ["--target", str(options.directory), *drafters, *placed, *invariant, "--no-edge-bundle"]
+        memory = ["--kv-memory", _KV_MEMORY, "--no-edge-bundle"]
+        return ["--target", str(options.directory), *drafters, *placed, *invariant, *memory]
 
     def _reference(self, target: Target, asked: Sequence[Question], step: Step) -> tuple[str, _Answers]:
         options = self.options

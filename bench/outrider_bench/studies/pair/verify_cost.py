@@ -217,18 +217,19 @@ class _ServerPass:
 class _StaticCachePass:
     """transformers' own pass over the same rows, all sessions in one batch, with the choice of all tokens."""
 
+    @torch.inference_mode()
     def __init__(self, target: Target, sessions: int, context: int) -> None:
         self._target, self._context, self._sessions = target, context, sessions
         self._cache = StaticCache(config=target.model.config, max_cache_len=context + SIZES[-1])
         self._run(context, logits_to_keep=1)
 
+    @torch.inference_mode()
     def seconds(self, size: int) -> float:
         """Return the seconds of one pass over `size` tokens of each."""
         for layer in self._cache.layers:
             layer.cumulative_length.fill_(self._context)  # type: ignore[union-attr] # back to where all passes begin
         return self._run(size)
 
-    @torch.inference_mode()
     def _run(self, size: int, logits_to_keep: int = 0) -> float:
         model = self._target.model
         tokens = [_tokens(self._target, size, number) for number in range(self._sessions)]

@@ -117,7 +117,7 @@ class _FirstLayerFit:
 
     def set_weights(self) -> None:
         attention, heads, size = self._block.self_attn, self._block.shape.heads, self._block.shape.head_dim
-        tells, marks = self._kinds.solve(), _marks(size)
+        marks = _marks(size).to(tells := self._kinds.solve())
         attention.k_proj.weight.copy_(torch.einsum("kd,ke->de", marks, tells).repeat(heads, 1))
         queries, values, outputs = list[Tensor](), list[Tensor](), list[Tensor]()
         of_masks = max(2, heads // 3) if self._root_drafts else heads - 2
@@ -188,7 +188,8 @@ def _copy(block: LlamaBlock, source: LlamaBlock, states: Tensor, scale: Tensor) 
     for ours, its in pairs:
         heads = (its.weight * into).view(-1, block.shape.head_dim, its.in_features)
         ours.weight.copy_(heads.repeat_interleave(ours.out_features // its.out_features, dim=0).flatten(0, 1))
-    read, unturned = source.input_layernorm(states), Rope(torch.ones(1, 1), torch.zeros(1, 1))
+    unturned = Rope(torch.ones(1, 1, device=states.device), torch.zeros(1, 1, device=states.device))
+    read = source.input_layernorm(states)
     _start_norm(attention.q_norm, theirs.q_norm, theirs.queries(read, unturned))
     _start_norm(attention.k_norm, theirs.k_norm, theirs.keys_values(read, unturned)[0])
     block.post_attention_layernorm.load_state_dict(source.post_attention_layernorm.state_dict())

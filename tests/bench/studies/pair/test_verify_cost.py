@@ -3,12 +3,14 @@
 import json
 
 import pytest
+import torch
 from golden_pairs import GOLDEN, target
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.studies.pair.verify_cost import SIZES, verify_costs
+from outrider_bench.studies.pair.verify_cost import SIZES, _StaticCachePass, _tokens, random_target, verify_costs
 from outrider_proto.errors import UsageError
+from outrider_server.engine.hf_model import eager_attention
 
 
 def test_every_size_is_measured_on_the_same_context(monkeypatch):
@@ -28,6 +30,49 @@ def test_every_size_is_measured_on_the_same_context(monkeypatch):
     assert [cost.tokens for cost in costs] == list(SIZES)
     assert costs[0].ratio == 1.0
     assert all(cost.fastest_ms <= cost.median_ms <= cost.slowest_ms for cost in costs)
+
+
+def test_a_pass_over_many_sessions_is_measured_beside_transformers_own(monkeypatch):
+    served, seen = target("target_tiny"), []
+    monkeypatch.setattr(served.model.model, "forward", seeing(served.model.model.forward, seen))
+    costs = verify_costs(served, 40, 2, sessions=3, control=True)
+    assert {cost.sessions for cost in costs} == {3}
+    assert all(cost.static_ms > 0 and cost.static_ratio > 0 for cost in costs)
+    own = [rows for rows in seen if rows[0] == 3]  # a batch, where the server has one row of tokens
+    assert own[0] == (3, 40)
+    assert {(3, size) for size in SIZES} == set(own[1:])
+
+
+def seeing(forward, seen):
+    def run(input_ids, **more):
+        seen.append(tuple(input_ids.shape))
+        return forward(input_ids=input_ids, **more)
+
+    return run
+
+
+def test_a_static_cache_begins_every_pass_where_the_context_ends():
+    """Its answers are those of a pass over the whole text."""
+    served = target("target_tiny")
+    cached = _StaticCachePass(served, 2, 40)
+    for size in (8, 3, 8):
+        cached.seconds(size)
+    text = [*_tokens(served, 40, 1), *_tokens(served, 8, 1)]
+    with torch.inference_mode(), eager_attention(served.model):
+        expected = served.model(torch.tensor([text]), use_cache=True).past_key_values.layers[-1].keys[0]
+    torch.testing.assert_close(cached._cache.layers[-1].keys[1, :, :48], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_random_weights_in_the_sizes_of_a_config(tmp_path):
+    config = (GOLDEN / "target_tiny" / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config)
+    made = random_target(str(tmp_path), "float32", "cpu")
+    assert (made.hidden_size, made.vocab_size) == (
+        target("target_tiny").hidden_size,
+        target("target_tiny").vocab_size,
+    )
+    with pytest.raises(UsageError, match="nothing-here"):
+        random_target(str(tmp_path / "nothing-here"), "float32", "cpu")
 
 
 def test_a_context_that_leaves_no_room_is_refused():
