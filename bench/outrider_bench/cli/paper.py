@@ -91,11 +91,11 @@ def _report(
     quick: bool,
 ) -> None:
     from outrider_bench.paper.claims import claims_table
-    from outrider_bench.paper.measurement import take_all
+    from outrider_bench.paper.measurement import measured_commands, take_all
     from outrider_bench.paper.page import REPORT, write_page
     from outrider_bench.paper.setup import paper_setup
 
-    setup = paper_setup(target, drafters, questions, quick=quick)
+    setup = paper_setup(target, drafters, questions, quick=quick, measured=measured_commands(out / "json"))
     possible = [exhibit for exhibit in chosen if exhibit.needs(setup)]
     for exhibit in chosen:
         if exhibit not in possible:

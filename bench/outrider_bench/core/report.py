@@ -77,13 +77,19 @@ def provenance() -> dict[str, object]:
     import torch
 
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": without_home(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
         "versions": {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()},
         "processor": _processor(),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
     }
+
+
+def without_home(command: str) -> str:
+    """Put ~ for the user's home directory: others, who repeat the command, have theirs."""
+    home = str(Path.home())
+    return command if home == "/" else command.replace(f"{home}/", "~/")
 
 
 def _processor() -> str:

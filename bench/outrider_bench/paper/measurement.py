@@ -20,6 +20,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from outrider_bench.core.report import without_home
 from outrider_bench.core.tables import show_line
 from outrider_proto.errors import OutriderError, UsageError
 from outrider_proto.files import write_atomically
@@ -62,7 +63,7 @@ class Measurement:
     @property
     def command(self) -> str:
         commands = [arguments for arguments in (self.first, self.arguments) if arguments]
-        return " && ".join(shlex.join(["outrider-bench", *arguments]) for arguments in commands)
+        return without_home(" && ".join(shlex.join(["outrider-bench", *arguments]) for arguments in commands))
 
     @property
     def key(self) -> str:
@@ -74,14 +75,7 @@ class Measurement:
     def taken(self, directory: Path) -> dict[str, Any] | None:  # Any: JSON
         """Return the report if this very command has written it. Raises UsageError for a file that is none."""
         path = self._report(directory)
-        if not path.is_file():
-            return None
-        try:
-            report = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise UsageError(f"cannot read {path}: {error}") from error
-        if not isinstance(report, dict):
-            raise UsageError(f"{path}: no report of outrider-bench: remove the file")
+        report = _read(path) if path.is_file() else {}
         return report if report.get("paper_key") == self.key else None
 
     def take(self, directory: Path) -> dict[str, Any]:  # Any: JSON
@@ -152,6 +146,21 @@ def take_all(measurements: Sequence[Measurement], directory: Path) -> dict[str, 
     except OSError as error:
         raise UsageError(f"cannot write {error.filename or directory}: {error.strerror}") from error
     return reports
+
+
+def measured_commands(directory: Path) -> str:
+    """Return the commands of all reports that are there, one after the other. Raises UsageError as taken()."""
+    return "\n".join(_read(path).get("paper_key", "") for path in sorted(directory.glob("*.json")))
+
+
+def _read(path: Path) -> dict[str, Any]:  # Any: JSON
+    try:
+        report = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+    if not isinstance(report, dict):
+        raise UsageError(f"{path}: no report of outrider-bench: remove the file")
+    return report
 
 
 def as_measured(study: type[Study[Any, Any, ReportT]], report: Mapping[str, Any]) -> ReportT:  # Any: JSON

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
+from outrider_bench.core.report import without_home
 from outrider_bench.paper.measurement import Measurement
-from outrider_bench.paper.trained import ABLATION, HEADS, HYDRA, SECOND, SECOND_TARGET, SHIPPED, trained
+from outrider_bench.paper.trained import ABLATION, HEADS, HYDRA, SECOND, SECOND_TARGET, SHIPPED, trained_dir
 from outrider_bench.studies.drafters.comparison import drafter_label
 from outrider_models.core.embedded import EMBEDDED, shipped_drafters
 from outrider_proto.errors import UsageError
@@ -56,7 +57,8 @@ class PaperSetup:
     """`target`: as --target takes it, None: the embedded one. `roles`: names or sources of drafters by their role.
 
     Roles are names of recipes, such as moa, moa_tli1, eagle2; a drafter that ships has that of its name. `more_seeds`
-    are the drafters of the training seeds 1, 2 and so on, as far as they are there, by role.
+    are the drafters of the training seeds 1, 2 and so on, as far as they are there, by role. `measured`: commands whose
+    reports are there; what they name counts as there, too, so that a report is written again without its models.
     """
 
     target: str | None
@@ -65,6 +67,7 @@ class PaperSetup:
     extent: Extent
     more_seeds: Sequence[Mapping[str, str]] = ()
     seed: int = 0
+    measured: str = ""
 
     @property
     def is_embedded(self) -> bool:
@@ -73,11 +76,15 @@ class PaperSetup:
     @property
     def second(self) -> PaperSetup | None:
         """The second target, with QKV bias, and its drafters, for the base paper's Table 9; None if not trained."""
-        target = trained(SECOND_TARGET) if self.is_embedded else None
-        if target is None:
+        if not self.is_embedded or not (target := trained_roles([SECOND_TARGET], measured=self.measured)):
             return None
-        more = () if self.is_quick else tuple(_further_seeds(_second_roles))
-        return replace(self, target=str(target), roles=_second_roles(), more_seeds=more)
+
+        def seed_roles(seed: int) -> dict[str, str]:
+            found = trained_roles(list(SECOND), seed, self.measured)
+            return {SECOND[name]: source for name, source in found.items()}
+
+        more = () if self.is_quick else tuple(_further_seeds(seed_roles))
+        return replace(self, target=target[SECOND_TARGET], roles=seed_roles(0), more_seeds=more)
 
     @property
     def seeds(self) -> list[PaperSetup]:
@@ -142,13 +149,14 @@ class PaperSetup:
         return self.over_seeds(lambda one, roles: one.comparison(OWN_TREES, roles), ROLES)
 
 
-def trained_roles(recipes: Sequence[str], seed: int = 0) -> dict[str, str]:
-    """Return the directories of those recipes that `paper train` has trained with this seed."""
-    return {name: str(path) for name in recipes if (path := trained(name, seed)) is not None}
-
-
-def _second_roles(seed: int = 0) -> dict[str, str]:
-    return {SECOND[name]: source for name, source in trained_roles(list(SECOND), seed).items()}
+def trained_roles(recipes: Sequence[str], seed: int = 0, measured: str = "") -> dict[str, str]:
+    """Return the directories of those recipes that `paper train` has trained with this seed, or that were measured."""
+    directories = {name: str(trained_dir(name, seed)) for name in recipes}
+    return {
+        name: source
+        for name, source in directories.items()
+        if Path(source).is_dir() or without_home(source) in measured.split()
+    }
 
 
 def _further_seeds(roles_of: Callable[[int], Mapping[str, str]]) -> Iterator[Mapping[str, str]]:
@@ -159,7 +167,9 @@ def _further_seeds(roles_of: Callable[[int], Mapping[str, str]]) -> Iterator[Map
         yield roles
 
 
-def paper_setup(target: str | None, named: Sequence[str], questions: Path | None, *, quick: bool) -> PaperSetup:
+def paper_setup(
+    target: str | None, named: Sequence[str], questions: Path | None, *, quick: bool, measured: str = ""
+) -> PaperSetup:
     """Return the setup. Raises UsageError for a drafter without role, and for no questions to another target."""
     roles = {}
     for text in named:
@@ -172,14 +182,15 @@ def paper_setup(target: str | None, named: Sequence[str], questions: Path | None
         raise UsageError(f"target={target}: its own prompts come only with the embedded target: give --questions FILE")
     extent = QUICK if quick else WHOLE if embedded else OTHER
     shipped = {name.rsplit("/", 1)[-1]: name for name in shipped_drafters(None if embedded else target)}
-    made = trained_roles((*ABLATION, *HYDRA, *HEADS)) if embedded else {}
+    made = trained_roles((*ABLATION, *HYDRA, *HEADS), measured=measured) if embedded else {}
 
     def seed_roles(seed: int) -> dict[str, str]:
         # Whom the user names has no other seeds that are known of.
-        return trained_roles([name for name in (*ABLATION, *HYDRA, *SHIPPED) if name not in roles], seed)
+        return trained_roles([name for name in (*ABLATION, *HYDRA, *SHIPPED) if name not in roles], seed, measured)
 
     more = tuple(_further_seeds(seed_roles)) if embedded and not quick else ()
-    setup = PaperSetup(None if embedded else target, shipped | made | roles, questions, extent, more)
+    asked = None if embedded else target
+    setup = PaperSetup(asked, shipped | made | roles, questions, extent, more, measured=measured)
     if not setup.roles:
         raise UsageError(f"target={target}: no drafter ships for it: name some with --drafter ROLE=DRAFTER")
     return setup

@@ -116,15 +116,19 @@ class TrainingRun:
         return directory
 
 
-def trained(name: str, seed: int = 0, tokens: int | None = None) -> Path | None:
-    """Return the directory of a model of TRAINED, or of any recipe; None if it has not been trained.
+def trained_dir(name: str, seed: int = 0, tokens: int | None = None) -> Path:
+    """Return the directory of a model of TRAINED, or of any recipe, whether or not it has been trained.
 
     Seed 0 of a drafter that ships is that one. Raises UsageError for an unknown recipe.
     """
     run = TrainingRun(name, seed, tokens)
-    if run.ships:
-        return drafter_dir(name)
-    return run.directory if run.directory.is_dir() else None
+    return drafter_dir(name) if run.ships else run.directory
+
+
+def trained(name: str, seed: int = 0, tokens: int | None = None) -> Path | None:
+    """Do as trained_dir(); return None for a model that has not been trained."""
+    directory = trained_dir(name, seed, tokens)
+    return directory if directory.is_dir() else None
 
 
 def missing_runs(names: Sequence[str] = (), seeds: int = 1, tokens: int | None = None) -> list[TrainingRun]:
