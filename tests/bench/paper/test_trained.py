@@ -1,5 +1,6 @@
 """Recipes that a report needs, really trained, on few tokens; and what is kept of them."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.prompts import warm_up_question
 from outrider_bench.paper import trained as module
 from outrider_bench.paper.exhibits import EXHIBITS
+from outrider_bench.paper.measurement import measured_commands
 from outrider_bench.paper.setup import paper_setup
 from outrider_bench.paper.trained import (
     SECOND,
@@ -133,6 +135,29 @@ def test_what_is_trained_takes_its_role_in_the_tables(tmp_path, monkeypatch):
     assert measurement.arguments[:3] == ("drafters", "--target", str(TrainingRun("target_bias").directory))
     assert str(TrainingRun("eagle2_bias").directory) in measurement.arguments
     assert paper_setup("smollm2", (), tmp_path, quick=False).second is None
+
+
+def test_a_report_is_written_again_where_its_models_are_not(tmp_path, monkeypatch):
+    """By somebody else, in another home directory."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def needed(home, measured=""):
+        monkeypatch.setenv("HOME", str(tmp_path / home))
+        setup = paper_setup(None, (), None, quick=False, measured=measured)
+        return [one for name in ("moa-table-5", "moa-table-9") for one in EXHIBITS[name].needs(setup)]
+
+    monkeypatch.setenv("HOME", str(tmp_path / "one"))
+    for name in ("moa_nolsa", "moa_tli3", "target_bias", "moa_bias", "eagle2_bias"):
+        TrainingRun(name).directory.mkdir(parents=True)
+    there = needed("one")
+    assert all(" ~/.cache/outrider/trained/" in one.command for one in there)
+    assert str(tmp_path) not in "".join(one.key for one in there)
+    for one in there:
+        (tmp_path / f"{one.name}.json").write_text(json.dumps({"paper_key": one.key}))
+    assert needed("another") != there
+    again = needed("another", measured_commands(tmp_path))
+    assert [one.name for one in again] == [one.name for one in there]
+    assert all(one.taken(tmp_path) for one in again)
 
 
 def test_further_seeds_are_measured_with_the_same_questions_where_there_are_two_to_compare():
