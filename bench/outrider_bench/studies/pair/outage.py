@@ -16,7 +16,7 @@ from outrider_bench.core.prompts import CorpusQuestion
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_models.corpus.check import score_all
 from outrider_proto import PROTOCOL_VERSION
-from outrider_proto.frames import Draft, Features, Open
+from outrider_proto.frames import Draft, Features, Open, TapInfo
 from outrider_proto.tree import DraftTree
 
 CUTS = (1, 10, 25, 40)  # tokens that came before the link died
@@ -37,7 +37,7 @@ async def outage_scores(
     for question, tokens in zip(asked, expected, strict=True):
         answer = list(tokens[:cut])
         if len(tokens) > cut:
-            features = await features_of(pair, (*question.prompt, *answer), drafter.tap.fingerprint)
+            features = await features_of(pair, (*question.prompt, *answer), drafter.tap)
             answer += write_offline(
                 drafter, (*question.prompt, *answer), features, limit - cut, pair.target.eos_token_ids
             )
@@ -71,11 +71,13 @@ def write_offline(
     return written
 
 
-async def features_of(pair: InProcessPair, tokens: tuple[int, ...], tap: str) -> NDArray[np.float32]:
+async def features_of(pair: InProcessPair, tokens: tuple[int, ...], tap: TapInfo) -> NDArray[np.float32]:
     """Return the rows [len(tokens), width] that a server with this tap sends."""
+    if not tap.width:  # none are sent, and none would be waited for without end
+        return np.empty((len(tokens), 0), np.float32)
     about = pair.verifier.describe()
     connection = await pair.transport().connect()
-    connection.send(Open(PROTOCOL_VERSION, about.target_fingerprint, about.tokenizer_fingerprint, tap))
+    connection.send(Open(PROTOCOL_VERSION, about.target_fingerprint, about.tokenizer_fingerprint, tap.fingerprint))
     connection.send(Draft(1, 0, tokens[:-1], tokens[-1], DraftTree()))
     rows: list[NDArray[np.float32]] = []
     while True:

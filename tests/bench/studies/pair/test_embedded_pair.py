@@ -56,6 +56,15 @@ def test_a_server_killed_in_mid_answer_changes_nothing(tmp_path):
     assert any(recovery["interrupted"] for recovery in report["recoveries"])
 
 
+def test_evaluation_of_a_drafter_that_reads_no_features(tmp_path):
+    """It was waited for features that nobody sends."""
+    few = ("--families", "code", "--code", 1, "--tau-per-family", 1, "--max-new-tokens", 48)
+    result, report = run(tmp_path, "eval", "--drafter", "independent", *few)
+    assert result.exit_code == 0, result.output
+    passed = report["drafters"]["independent"]["passed"]
+    assert {cut: len(each) for cut, each in passed.items()} == {"1": 1, "10": 1, "25": 1, "40": 1}
+
+
 def test_evaluation_of_a_few(tmp_path):
     picture = tmp_path / "evaluation.png"
     few = ("--per-family", 1, "--code", 2, "--tau-per-family", 1)
