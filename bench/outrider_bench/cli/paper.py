@@ -91,23 +91,25 @@ def _report(
     quick: bool,
 ) -> None:
     from outrider_bench.paper.claims import claims_table
-    from outrider_bench.paper.measurement import measured_commands, take_all
+    from outrider_bench.paper.measurement import measured_arguments, take_all
     from outrider_bench.paper.page import REPORT, write_page
     from outrider_bench.paper.setup import paper_setup
 
-    setup = paper_setup(target, drafters, questions, quick=quick, measured=measured_commands(out / "json"))
-    possible = [exhibit for exhibit in chosen if exhibit.needs(setup)]
+    kept = out / "json"
+    setup = paper_setup(target, drafters, questions, quick=quick, measured=measured_arguments(kept))
+    needs = {exhibit.name: exhibit.needs(setup) for exhibit in chosen}
+    possible = [one for one in chosen if needs[one.name] and all(its.can_be_had(kept) for its in needs[one.name])]
     for exhibit in chosen:
         if exhibit not in possible:
-            show_line(f"{exhibit.name}: left out: it needs the embedded target, or drafters that are not there")
-    needed = {one.name: one for exhibit in possible for one in exhibit.needs(setup)}
-    reports = take_all(list(needed.values()), out / "json")
+            show_line(f"{exhibit.name}: left out: it needs another target, or drafters that are not there")
+    needed = {one.name: one for exhibit in possible for one in needs[exhibit.name]}
+    reports = take_all(list(needed.values()), kept)
     claims = write_page(setup, possible, reports, out)
     if claims:
         show(claims_table(claims))
     show_line(f"{out / REPORT}")
     if wrong := [name for name, report in reports.items() if report["paper_failed"]]:
-        show_line(f"failed checks, see their reports in {out / 'json'}: {', '.join(wrong)}", style="red")
+        show_line(f"failed checks, see their reports in {kept}: {', '.join(wrong)}", style="red")
         raise typer.Exit(1)
 
 

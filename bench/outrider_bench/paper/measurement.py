@@ -78,6 +78,11 @@ class Measurement:
         report = _read(path) if path.is_file() else {}
         return report if report.get("paper_key") == self.key else None
 
+    def can_be_had(self, directory: Path) -> bool:
+        """Return whether the report is there, or else the models that were trained for it."""
+        named = (Path(argument.partition(",")[0]) for argument in self.arguments)
+        return self.taken(directory) is not None or all(path.exists() for path in named if path.is_absolute())
+
     def take(self, directory: Path) -> dict[str, Any]:  # Any: JSON
         """Run the command. Raises MeasurementError if it writes no report, and OSError."""
         path, asked = self._report(directory), directory / f"{self.name}.command"
@@ -148,9 +153,10 @@ def take_all(measurements: Sequence[Measurement], directory: Path) -> dict[str, 
     return reports
 
 
-def measured_commands(directory: Path) -> str:
-    """Return the commands of all reports that are there, one after the other. Raises UsageError as taken()."""
-    return "\n".join(_read(path).get("paper_key", "") for path in sorted(directory.glob("*.json")))
+def measured_arguments(directory: Path) -> frozenset[str]:
+    """Return what the commands of all reports that are there name, as in `command`. Raises UsageError as taken()."""
+    keys = (_read(path).get("paper_key", "") for path in directory.glob("*.json"))
+    return frozenset(argument for key in keys for argument in shlex.split(key))
 
 
 def _read(path: Path) -> dict[str, Any]:  # Any: JSON

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -57,8 +57,8 @@ class PaperSetup:
     """`target`: as --target takes it, None: the embedded one. `roles`: names or sources of drafters by their role.
 
     Roles are names of recipes, such as moa, moa_tli1, eagle2; a drafter that ships has that of its name. `more_seeds`
-    are the drafters of the training seeds 1, 2 and so on, as far as they are there, by role. `measured`: commands whose
-    reports are there; what they name counts as there, too, so that a report is written again without its models.
+    are the drafters of the training seeds 1, 2 and so on, as far as they are there, by role. `measured`: what commands
+    name whose reports are there; its models count as there, too, so that a report is written again without them.
     """
 
     target: str | None
@@ -67,7 +67,7 @@ class PaperSetup:
     extent: Extent
     more_seeds: Sequence[Mapping[str, str]] = ()
     seed: int = 0
-    measured: str = ""
+    measured: frozenset[str] = frozenset()
 
     @property
     def is_embedded(self) -> bool:
@@ -149,13 +149,13 @@ class PaperSetup:
         return self.over_seeds(lambda one, roles: one.comparison(OWN_TREES, roles), ROLES)
 
 
-def trained_roles(recipes: Sequence[str], seed: int = 0, measured: str = "") -> dict[str, str]:
+def trained_roles(recipes: Sequence[str], seed: int = 0, measured: Collection[str] = ()) -> dict[str, str]:
     """Return the directories of those recipes that `paper train` has trained with this seed, or that were measured."""
     directories = {name: str(trained_dir(name, seed)) for name in recipes}
     return {
         name: source
         for name, source in directories.items()
-        if Path(source).is_dir() or without_home(source) in measured.split()
+        if Path(source).is_dir() or without_home(source) in measured
     }
 
 
@@ -168,7 +168,12 @@ def _further_seeds(roles_of: Callable[[int], Mapping[str, str]]) -> Iterator[Map
 
 
 def paper_setup(
-    target: str | None, named: Sequence[str], questions: Path | None, *, quick: bool, measured: str = ""
+    target: str | None,
+    named: Sequence[str],
+    questions: Path | None,
+    *,
+    quick: bool,
+    measured: frozenset[str] = frozenset(),
 ) -> PaperSetup:
     """Return the setup. Raises UsageError for a drafter without role, and for no questions to another target."""
     roles = {}

@@ -11,7 +11,7 @@ from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.prompts import warm_up_question
 from outrider_bench.paper import trained as module
 from outrider_bench.paper.exhibits import EXHIBITS
-from outrider_bench.paper.measurement import measured_commands
+from outrider_bench.paper.measurement import measured_arguments
 from outrider_bench.paper.setup import paper_setup
 from outrider_bench.paper.trained import (
     SECOND,
@@ -141,7 +141,7 @@ def test_a_report_is_written_again_where_its_models_are_not(tmp_path, monkeypatc
     """By somebody else, in another home directory."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
-    def needed(home, measured=""):
+    def needed(home, measured=frozenset()):
         monkeypatch.setenv("HOME", str(tmp_path / home))
         setup = paper_setup(None, (), None, quick=False, measured=measured)
         return [one for name in ("moa-table-5", "moa-table-9") for one in EXHIBITS[name].needs(setup)]
@@ -155,9 +155,11 @@ def test_a_report_is_written_again_where_its_models_are_not(tmp_path, monkeypatc
     for one in there:
         (tmp_path / f"{one.name}.json").write_text(json.dumps({"paper_key": one.key}))
     assert needed("another") != there
-    again = needed("another", measured_commands(tmp_path))
+    again = needed("another", measured_arguments(tmp_path))
     assert [one.name for one in again] == [one.name for one in there]
     assert all(one.taken(tmp_path) for one in again)
+    assert all(one.can_be_had(tmp_path) for one in again)
+    assert not any(one.can_be_had(tmp_path / "elsewhere") for one in again)
 
 
 def test_further_seeds_are_measured_with_the_same_questions_where_there_are_two_to_compare():

@@ -99,9 +99,9 @@ class VerifyCostStudy(WholeStudy[VerifyCostOptions, VerifyCostReport]):
             pass_="plain" if target.fused is None else "fused",
             costs=[
                 cost
-                for count in counts
+                for sessions in counts
                 for cost in verify_costs(
-                    target, options.context, options.repeats, counter, sessions=count, control=options.control
+                    target, options.context, options.repeats, counter, sessions=sessions, control=options.control
                 )
             ],
         )
@@ -280,19 +280,20 @@ def device_name(name: str) -> str:
 def plot_verify_costs(title: str, costs: abc.Sequence[VerifyCost], path: Path) -> None:
     """Plot the time of a pass, in decodes of as many sessions, against its new tokens."""
     with saved_figure(path, figsize=(6.5, 4.5)) as (_, axes):
-        counts = dict.fromkeys(cost.sessions for cost in costs)
+        counts = list(dict.fromkeys(cost.sessions for cost in costs))
+        sizes = list(dict.fromkeys(cost.tokens for cost in costs))
         for color, count in zip(cycle(COLORS), counts, strict=False):
             own = [cost for cost in costs if cost.sessions == count]
             ratios = {str(cost.tokens): cost.ratio for cost in own}
             errors = reaches(ratios, {str(cost.tokens): cost.ratio_ci95 for cost in own})
             label = "one pass" if len(counts) == 1 else f"{count} sessions"
-            axes.errorbar(SIZES, list(ratios.values()), errors, fmt="o-", capsize=2, color=color, label=label)
-        axes.plot(SIZES, SIZES, "--", color="grey", label="as many decodes")
+            axes.errorbar(sizes, list(ratios.values()), errors, fmt="o-", capsize=2, color=color, label=label)
+        axes.plot(sizes, sizes, "--", color="grey", label="as many decodes")
         axes.axhline(1, color="black", linewidth=1, label="one decode")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
-        axes.set_xticks(SIZES, [str(size) for size in SIZES])
-        axes.set_yticks(SIZES, [str(size) for size in SIZES])
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.set_yticks(sizes, [str(size) for size in sizes])
         axes.set_xlabel("new tokens in a pass")
         axes.set_ylabel("time of the pass, in decodes")
         axes.set_title(title, fontsize="medium")
