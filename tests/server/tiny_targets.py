@@ -7,6 +7,7 @@ import os
 from functools import lru_cache
 
 import numpy as np
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.gemma2 import Gemma2Config
@@ -38,6 +39,7 @@ SIZES = {
 }
 WINDOW = 7
 DEVICE = os.environ.get("OUTRIDER_TEST_DEVICE", "cpu")
+of_the_host = pytest.mark.skipif(DEVICE != "cpu", reason="tests what only a target on the CPU has")
 _GEMMA4 = SIZES | {
     "sliding_window": WINDOW,
     "global_head_dim": 16,

@@ -43,7 +43,7 @@ class SlotAttention(Protocol):
 class FlatBatch:
     """The segments of one pass; within `limits`, similar ones share one product.
 
-    `invariant`: each on its own, in float64 (BatchInvariantLinear).
+    `invariant`: each on its own, in float64 (BatchInvariance).
     """
 
     def __init__(

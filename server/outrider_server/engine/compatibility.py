@@ -15,7 +15,7 @@ from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.engine.fused_decoder import FusedDecoder
-from outrider_server.engine.hf_model import BatchInvariantLinear, explained
+from outrider_server.engine.hf_model import BatchInvariance, explained
 from outrider_server.kv.budget import KVShape, RowShape
 from outrider_server.kv.slot import KVSlot
 
@@ -133,7 +133,7 @@ def _narrow_windows(model: PreTrainedModel) -> Iterator[None]:
 def check_invariance(model: PreTrainedModel, kv: KVShape, max_context: int) -> None:
     """Compare a few tokens in two passes with one a pass, bit for bit. Raises UsageError if they differ."""
     tokens = _probe_tokens(model, max_context)
-    with BatchInvariantLinear():
+    with BatchInvariance():
         together = _through_slots(model, kv, tokens, invariant=True)
         slot, alone = KVSlot(kv), []
         for token in tokens:

@@ -188,21 +188,29 @@ def eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(sorted(ids)) if isinstance(ids, (list, tuple)) else (int(ids),)
 
 
-class BatchInvariantLinear(TorchFunctionMode):
+class BatchInvariance(TorchFunctionMode):
     """While it is entered, passes do not depend on what else they compute: the switch `--batch-invariant`.
 
     In bfloat16 and float16 a product over 17 rows adds up in another order than one over a single row, rounds another
     way, and where two tokens are about equally likely the argmax may change: drafted, batched and plain answers then
-    part. Here linear layers take their rows in products of a fixed size, and attention adds up in float64, where the
-    order changes less than the rounding to the model's type can see. Norms, activations and rotations work on a row at
-    a time anyway. The same idea on a GPU: Horace He and Thinking Machines Lab, "Defeating Nondeterminism in LLM
-    Inference" (2025).
+    part. Here linear layers take their rows in products of a fixed size, and means (a GPU's depend on the number of
+    rows, too) and attention add up in float64, where the order changes less than the rounding to the model's type can
+    see. Activations and rotations work on a number at a time anyway. The same idea on a GPU: Horace He and Thinking
+    Machines Lab, "Defeating Nondeterminism in LLM Inference" (2025).
     """
 
     def __torch_function__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return (_in_products if func is F.linear else func)(*args, **(kwargs or {}))
+        if func is F.linear:
+            func = _in_products
+        elif func is Tensor.mean:
+            func = _wide_mean
+        return func(*args, **(kwargs or {}))
+
+
+def _wide_mean(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return x.double().mean(*args, **kwargs).to(x.dtype)
 
 
 def _in_products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

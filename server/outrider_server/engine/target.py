@@ -22,7 +22,7 @@ from outrider_server.engine.attention import SlotAttention, register
 from outrider_server.engine.compatibility import agrees, check_against_eager, check_invariance, probe
 from outrider_server.engine.fused_decoder import FusedDecoder, fused_decoder
 from outrider_server.engine.hf_model import (
-    BatchInvariantLinear,
+    BatchInvariance,
     context_length,
     costly_placement,
     eos_token_ids,
@@ -147,7 +147,7 @@ class Target:
             kv = probe(model, context)
             check_against_eager(model, kv, context, narrow=ranks is None)
             if batch_invariant:
-                # One expert after another: of their grouped products BatchInvariantLinear sees nothing.
+                # One expert after another: of their grouped products BatchInvariance sees nothing.
                 model.set_experts_implementation("eager")
                 check_invariance(model, kv, context)
         except UsageError:
@@ -188,7 +188,7 @@ class Target:
         # transformers 5.23 fails at it without per-layer embeddings.
         wants_all = len(keep) == len(tokens) and not self.kv.readers
         listed = hidden - {BEFORE_NORM}
-        invariance = BatchInvariantLinear() if self.batch_invariant else nullcontext()
+        invariance = BatchInvariance() if self.batch_invariant else nullcontext()
         with last_layer_output(self.model, wanted=BEFORE_NORM in hidden) as last, invariance:
             out = self.model(
                 input_ids=rows[:1],

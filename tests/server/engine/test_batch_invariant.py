@@ -13,6 +13,7 @@ from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.engine import Engine, StepInput
+from outrider_server.engine.hf_model import BatchInvariance
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
@@ -109,3 +110,12 @@ def test_what_cannot_be_made_invariant_is_refused():
     model.lm_head.register_forward_hook(lambda _layer, _inputs, logits: logits * (1 + 0.005 * logits.shape[1]))
     with pytest.raises(UsageError, match="llama: its passes cannot be made batch-invariant here"):
         Target.of(model, fused=False, batch_invariant=True)
+
+
+def test_a_mean_does_not_hang_on_the_order_of_its_sum():
+    """On a GPU the number of rows decides it."""
+    values = torch.tensor([1e8, 1, -1e8, 1])
+    with BatchInvariance():
+        means = [values[torch.randperm(4)].mean(-1).item() for _ in range(20)]
+        assert values.to(torch.bfloat16).mean(-1, keepdim=True).dtype == torch.bfloat16
+    assert set(means) == {0.5}

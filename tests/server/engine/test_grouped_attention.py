@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from tiny_targets import CONFIGS, random_tokens, random_tree, target
+from tiny_targets import CONFIGS, of_the_host, random_tokens, random_tree, target
 
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
@@ -72,6 +72,7 @@ def placed(parts: list[tuple[Sequence, list[int], DraftTree]]) -> list[Placed]:
     return answer
 
 
+@of_the_host
 @pytest.mark.parametrize("prefixes", [0, 1, 2])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_together_is_as_alone(name, prefixes):
@@ -92,6 +93,7 @@ def test_together_is_as_alone(name, prefixes):
     assert torch.equal(fast.argmax(-1), plain.argmax(-1))
 
 
+@of_the_host
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2-window"])
 def test_those_who_are_no_neighbours_and_of_several_slabs_go_together(name):
     rng = np.random.default_rng(3)
@@ -106,6 +108,7 @@ def test_those_who_are_no_neighbours_and_of_several_slabs_go_together(name):
     torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)
 
 
+@of_the_host
 def test_a_short_text_does_not_go_with_a_long_one():
     sequence = sessions("llama", [[]], [400, 1, 1, 1])
     together, alone = group_segments(placed([(each, [5], DraftTree()) for each in sequence]), HOST_LIMITS)
@@ -131,6 +134,7 @@ def test_both_paths_give_the_same_verdicts():
     assert verdicts[0] == verdicts[1]
 
 
+@of_the_host
 def test_memory_of_an_earlier_session_is_nothing_to_the_next():
     """What a lane held before lies behind its rows, where nothing times it must be nothing."""
     rng = np.random.default_rng(7)

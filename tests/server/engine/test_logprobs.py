@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from talk import TAP, talking
-from tiny_targets import VOCAB, build, random_tokens, random_tree, target, tree_around
+from tiny_targets import VOCAB, build, of_the_host, random_tokens, random_tree, target, tree_around
 
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.frames import MIN_LOGPROB, Cancel, Draft, Finish, Sampling, Verdict
@@ -150,6 +150,7 @@ async def test_stale_and_cancelled_verdicts_have_none(truth):
     assert last.logprobs == ()
 
 
+@of_the_host
 def test_only_those_who_ask_pay(plain, monkeypatch):
     """Sessions in one pass, of which every other one asks."""
     asked = []

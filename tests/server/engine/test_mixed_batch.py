@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from talk import KeysTap
-from tiny_targets import random_tokens, random_tree, target, tree_around
+from tiny_targets import DEVICE, random_tokens, random_tree, target, tree_around
 
 from outrider_drafters.contracts.tap import Activations, LastHiddenTap
 from outrider_proto.frames import Sampling, TapInfo
@@ -30,7 +30,7 @@ class SumTap:
 
 class SumState:
     def __init__(self) -> None:
-        self.sums = torch.zeros(1, 32)
+        self.sums = torch.zeros(1, 32, device=DEVICE)
 
     def rows(self, acts: Activations) -> torch.Tensor:
         rows = self.sums[-1] + acts.hidden[2].cumsum(0)

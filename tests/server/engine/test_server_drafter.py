@@ -130,7 +130,9 @@ class Foresight:
 
 @asynccontextmanager
 async def serving(drafters: list[Drafter], on: Target | None = None, pace: Pace | None = None, **limits):
-    verifier = Verifier(on or target(), [TAP], LimitsConfig(**limits), pace=pace, drafters=drafters)
+    verifier = Verifier(
+        on or target(), [TAP], LimitsConfig(**{"kv_memory": "256MiB"} | limits), pace=pace, drafters=drafters
+    )
     await verifier.start()
     try:
         yield verifier

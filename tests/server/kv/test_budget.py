@@ -75,7 +75,7 @@ def test_a_share_of_what_is_free():
 
 
 def test_of_the_host_a_gpus_sessions_get_a_quarter_and_its_own_none():
-    own = target().kv
+    own = replace(target().kv, device=torch.device("cpu"))
     gpu = replace(own, device=torch.device("cuda"))
     assert swap_bytes(None, own) == swap_bytes("0", gpu) == 0
     assert swap_bytes("3MiB", own) == 3 * 2**20
