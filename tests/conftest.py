@@ -5,6 +5,10 @@ import tempfile
 
 # A model that the user has installed would be the default target, and the user's configuration would count.
 os.environ["XDG_DATA_HOME"] = os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="outrider-tests-")
+os.environ.pop("OUTRIDER_CONFIG", None)
+os.environ.pop("OUTRIDER_SERVER", None)
+os.environ.pop("OUTRIDER_KEY", None)
+os.environ.pop("OUTRIDER_KEY_FILE", None)
 # Before anything imports huggingface_hub or torch, which read them once. Processes that tests start inherit them.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"

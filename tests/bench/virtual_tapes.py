@@ -36,11 +36,11 @@ def recording_of(limit, ranks=lambda number: RIGHT, name="hand-0", prompt=PROMPT
     return TapedAnswer(name, prompt, answer, tuple(positions), limit)
 
 
-def tape_of(*recordings, breadth=4):
+def tape_of(*recordings, breadth=4, levels_per_pass=1):
     tap = TapInfo("hand-tap", "hand", 4)
     rows = ((0.5, -1.0, 2.0, 0.25), (1.0, 1.0, -2.0, 0.125))
     vocabulary = Vocabulary(VOCAB, (EOS,), 512)
-    return Tape("hand", tap, True, True, vocabulary, breadth, LEVELS, None, True, rows, recordings)
+    return Tape("hand", tap, True, True, levels_per_pass, vocabulary, breadth, LEVELS, None, True, rows, recordings)
 
 
 def texts_of(*recordings):

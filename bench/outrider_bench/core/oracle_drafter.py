@@ -13,7 +13,7 @@ from outrider_proto.frames import TapInfo
 class OracleDrafting:
     """The part of the client's Drafting that does not draft."""
 
-    levels_per_pass = 1  # levels are charged one by one, also those of one block
+    levels_per_pass = 1
 
     def __init__(self, tap: TapInfo, *, stale_tolerant: bool) -> None:
         self.tap = tap

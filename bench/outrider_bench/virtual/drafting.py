@@ -32,7 +32,7 @@ class TapedDrafter:
         self.vocab_size = tape.vocabulary.size
         self.stale_tolerant = tape.stale_tolerant
         self.tree_in_one_pass = tape.tree_in_one_pass
-        self.levels_per_pass = TapedDrafting.levels_per_pass
+        self.levels_per_pass = tape.levels_per_pass
         self.plan: TreePlan | None = None if tape.choices is None else TreeChoices(tape.choices)
 
     def new_state(self) -> DraftState:
@@ -42,15 +42,15 @@ class TapedDrafter:
 class TapedDrafting(OracleDrafting):
     """The client's Drafting from a tape.
 
-    Jobs run one after another, level by level, each level as long as Pace and Overhead say.
+    Jobs run one after another, pass by pass, each pass as long as a level of Pace and Overhead.
     """
 
     def __init__(self, texts: TapedTexts, pace: Pace, overhead: Overhead) -> None:
         super().__init__(texts.tape.tap, stale_tolerant=texts.tape.stale_tolerant)
         self.names = (texts.tape.drafter,)
+        self.levels_per_pass = texts.tape.levels_per_pass
         self.can_draft_ahead = texts.tape.endless
         self.current = 0
-        self.num_levels = 0
         self._texts = texts
         self._pace = pace
         self._overhead = overhead
@@ -59,8 +59,8 @@ class TapedDrafting(OracleDrafting):
     async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> RoutedDraft:
         async with self._drafter:
             drafts = self._texts.of(tokens).drafts(len(tokens), plan, self._num_features)
-            for _ in drafts:
-                await self._level()
+            for _ in range(self._texts.tape.num_passes(len(drafts))):
+                await self._pass()
         drafted = drafts[-1] if drafts else ScoredTree()
         return RoutedDraft(drafted, 0, confidence_of(drafted), len(drafts[:1]), len(drafts), skipped=False)
 
@@ -80,42 +80,44 @@ class TapedDrafting(OracleDrafting):
 
     async def write(self, tokens: Sequence[int], sampling: Sampling, rules: AnswerRules | None = None) -> int | None:
         async with self._drafter:
-            await self._level()
+            await self._pass()
         return self._texts.of(tokens).likeliest(len(tokens))
 
     async def _predraft(
         self, tokens: tuple[int, ...], tree: DraftTree, wanted: PreDraftSpec, ahead_draft: AheadDraft
     ) -> tuple[PreDraft, ...]:
         """Draft ahead as `predraft` does: the tree's own nodes, the bonuses, then the drafts below them."""
-        if not self._texts.tape.endless:
+        if not (tape := self._texts.tape).endless:
             return ()
         text, known = self._texts.of(tokens), self._num_features
         # Drafters that take a tree in one pass need one level, others one per depth.
-        for _ in range(1 if self._texts.tape.tree_in_one_pass else 1 + max(tree.depths(), default=0)):
-            await self._level(wanted.outcomes)
+        for _ in range(1 if tape.tree_in_one_pass else 1 + max(tree.depths(), default=0)):
+            await self._pass(wanted.outcomes)
         if ahead_draft.truth() is not None or not (likely := text.outcomes(len(tokens), tree, wanted.outcomes, known)):
             return ()
         drafts = {outcome: _drafts_below(text, tokens, tree, outcome, wanted, known) for outcome, _ in likely}
-        await self._level(wanted.outcomes)
+        await self._pass(wanted.outcomes)
         levels = 1
         for _ in range(1, wanted.plan.levels):
             if (true := ahead_draft.truth()) is not None:
                 likely = [pair for pair in likely if pair[0] == true]
             else:
-                ahead_draft.cost = AheadCost(levels * self._level_s(wanted.outcomes), levels, wanted.outcomes)
+                ahead_draft.cost = AheadCost(
+                    tape.num_passes(levels) * self._pass_s(wanted.outcomes), levels, wanted.outcomes
+                )
             if all(len(drafts[outcome]) <= levels for outcome, _ in likely):
                 break
-            await self._level(len(likely))
+            if levels % tape.levels_per_pass == 0:
+                await self._pass(len(likely))
             levels += 1
         return tuple(
             PreDraft(outcome, score, drafts[outcome][:levels][-1]) for outcome, score in likely if drafts[outcome]
         )
 
-    async def _level(self, outcomes: int = 1) -> None:
-        self.num_levels += 1
-        await asyncio.sleep(self._level_s(outcomes))
+    async def _pass(self, outcomes: int = 1) -> None:
+        await asyncio.sleep(self._pass_s(outcomes))
 
-    def _level_s(self, outcomes: int) -> float:
+    def _pass_s(self, outcomes: int) -> float:
         return self._overhead.drafting_s(self._pace, outcomes)
 
 

@@ -91,6 +91,7 @@ class _Recorder:
             tap=drafter.tap,
             stale_tolerant=drafter.stale_tolerant,
             tree_in_one_pass=drafter.tree_in_one_pass,
+            levels_per_pass=drafter.levels_per_pass,
             vocabulary=Vocabulary(models.vocab_size, models.eos_token_ids, models.max_context),
             breadth=self._keep if isinstance(self._plan, TreeChoices) else self._plan.breadth,
             levels=self._plan.levels,

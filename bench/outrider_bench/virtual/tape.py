@@ -85,14 +85,15 @@ class Tape:
 
     `rows` are some of the target's own feature rows, so that replayed frames have real sizes. `breadth` and `levels`:
     the widest and deepest trees that can be grown again; `choices`: paths of the fixed trees instead, where the drafter
-    was made for those. `endless`: the drafter can go on from its own guesses without end; `stale_tolerant` and
-    `tree_in_one_pass` as in drafters.
+    was made for those. `endless`: the drafter can go on from its own guesses without end; `stale_tolerant`,
+    `tree_in_one_pass` and `levels_per_pass` as in drafters.
     """
 
     drafter: str
     tap: TapInfo
     stale_tolerant: bool
     tree_in_one_pass: bool
+    levels_per_pass: int
     vocabulary: Vocabulary
     breadth: int
     levels: int
@@ -100,6 +101,10 @@ class Tape:
     endless: bool
     rows: tuple[tuple[float, ...], ...]
     recordings: tuple[TapedAnswer, ...]
+
+    def num_passes(self, levels: int) -> int:
+        """Return how many passes of the drafter so many levels take."""
+        return -(-levels // self.levels_per_pass)
 
     def save(self, path: Path) -> None:
         """Write the tape atomically. Raises UsageError."""
@@ -177,6 +182,7 @@ def _as_dict(tape: Tape) -> dict[str, object]:
         "tap": [tap.fingerprint, tap.family, tap.width, tap.newest_only],
         "stale_tolerant": tape.stale_tolerant,
         "tree_in_one": tape.tree_in_one_pass,
+        "levels_per_pass": tape.levels_per_pass,
         "vocabulary": [vocabulary.size, vocabulary.eos_token_ids, vocabulary.max_context],
         "breadth": tape.breadth,
         "levels": tape.levels,
@@ -217,6 +223,7 @@ def _tape(found: dict[str, Any]) -> Tape:  # Any: a file's content
         tap=TapInfo(fingerprint, family, width, newest_only),
         stale_tolerant=found["stale_tolerant"],
         tree_in_one_pass=found["tree_in_one"],
+        levels_per_pass=found.get("levels_per_pass", 1),  # tapes of before it was known
         vocabulary=Vocabulary(size, tuple(eos), max_context),
         breadth=found["breadth"],
         levels=found["levels"],

@@ -239,7 +239,7 @@ class _Stream:
         shape = TreeShape(frame.tree.breadth, levels, frame.tree.budget)
         drafts = self._verifier.texts.of(tokens).drafts(len(tokens), shape)
         tree = drafts[-1].tree if drafts else DraftTree()
-        return tree, len(drafts) * self._verifier.pace.server_level_ms
+        return tree, self._verifier.texts.tape.num_passes(len(drafts)) * self._verifier.pace.server_level_ms
 
     def _is_as_assumed(self, frame: Draft) -> bool:
         sequence = self._sequence

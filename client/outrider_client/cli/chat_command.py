@@ -80,8 +80,11 @@ class _Chat:
         from outrider_client.cli.chat.own_server import needs_own_server, own_server
         from outrider_client.cli.chat.repl import ChatRepl
         from outrider_client.client import Client
+        from outrider_client.connection.emulated import link_profile
 
         raise_on_interrupt()
+        if self.profile is not None:
+            link_profile(self.profile)  # for its error, before a server is started
         with contextlib.ExitStack() as stack:
             config = replace(config, served_as=config.server)  # by which it is found again, whatever leads to it
             if needs_own_server(config):

@@ -31,7 +31,7 @@ class EmulatedLink:
 
     def change(self, profile: str) -> None:
         """Switch to another profile. Raises UsageError for an unknown name."""
-        self._link.set(_profile(profile))
+        self._link.set(link_profile(profile))
 
     @property
     def profiles(self) -> Sequence[str]:
@@ -57,11 +57,10 @@ class EmulatedLink:
 @contextlib.asynccontextmanager
 async def emulated_link(profile: str, server: str, engine: EngineChoice = "auto") -> AsyncIterator[EmulatedLink]:
     """Run an emulated link to `server` while the context is open. Raises UsageError if that is impossible here."""
-    try:
-        from outrider_netsim import EngineError, Link
-    except ModuleNotFoundError as error:
-        raise UsageError(f"{error.name} is not installed: pip install 'outrider[netsim]'") from error
-    link = Link(_profile(profile), server, engine)
+    of_link = link_profile(profile)
+    from outrider_netsim import EngineError, Link
+
+    link = Link(of_link, server, engine)
     try:
         await link.start()
     except (EngineError, OSError) as error:
@@ -70,9 +69,12 @@ async def emulated_link(profile: str, server: str, engine: EngineChoice = "auto"
         yield EmulatedLink(link, server)
 
 
-def _profile(name: str) -> Profile:
-    from outrider_netsim import ProfileError, profile_named
-
+def link_profile(name: str) -> Profile:
+    """Return the profile of that name. Raises UsageError, also where links cannot be emulated."""
+    try:
+        from outrider_netsim import ProfileError, profile_named
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed: pip install 'outrider[netsim]'") from error
     try:
         return profile_named(name)
     except ProfileError as error:

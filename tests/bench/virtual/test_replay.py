@@ -61,6 +61,16 @@ def test_a_cycle_takes_as_long_as_its_parts(text, cycle_s):
     assert found.target_calls == 1 + 8
 
 
+@pytest.mark.parametrize(("levels_per_pass", "passes"), [(LEVELS, 1), (LEVELS - 1, 2)])
+def test_the_levels_of_a_block_are_one_pass(levels_per_pass, passes):
+    texts = TapedTexts(tape_of(recording_of(NEW), levels_per_pass=levels_per_pass))
+    on = ReplaySetup(texts, STEADY, PACE, max_new_tokens=NEW)
+    assert speed("stop-and-wait", on) == pytest.approx(CYCLE / (passes * T_D + R + T_V), rel=1e-6)
+    assert speed("server-draft", on) == pytest.approx(CYCLE / (passes * T_S + T_V), rel=1e-6)
+    ahead = 8 * CYCLE / (8 * (R + T_V) + passes * T_D)
+    assert speed("proactive,outcomes=1", on) == pytest.approx(ahead, rel=1e-6)
+
+
 def test_the_stream_is_blind_to_the_round_trip():
     found = variant_metrics("stream", setup())
     assert found.tokens_per_second == pytest.approx(1 / T_V, rel=1e-6)

@@ -19,9 +19,17 @@ CHAIN = TreeShape.chain(LEVELS)
 @pytest.mark.parametrize("name", ["tape.json", "tape.json.gz"])
 def test_a_tape_is_read_as_it_was_written(tmp_path, name):
     late = {5: recording_of(10, lambda number: SECOND).positions}
-    tape = tape_of(replace(recording_of(10), late=late), recording_of(10, name="hand-1", prompt=(9, 9), salt=3))
+    recordings = replace(recording_of(10), late=late), recording_of(10, name="hand-1", prompt=(9, 9), salt=3)
+    tape = tape_of(*recordings, levels_per_pass=3)
     tape.save(tmp_path / name)
     assert Tape.load(tmp_path / name) == tape
+
+
+def test_a_tape_without_the_levels_of_a_pass_has_one_each(tmp_path):
+    tape = tape_of(recording_of(10))
+    tape.save(path := tmp_path / "tape.json")
+    path.write_text(path.read_text().replace('"levels_per_pass":1,', ""))
+    assert Tape.load(path) == tape
 
 
 def test_the_answers_to_some_questions_are_taken_from_a_tape(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -66,8 +65,7 @@ def _depths(setup: PaperSetup) -> Sequence[Measurement]:
     extent = setup.extent
     if not setup.present(ROLE):
         return ()
-    # Every depth is a way beside the controls: half as many questions as elsewhere.
-    counts = ("--per-family", str(math.ceil(extent.per_family / 2)), "--repetitions", str(extent.repetitions))
+    counts = ("--per-family", str(extent.per_family_of_sweeps), "--repetitions", str(extent.repetitions))
     levels = "2" if setup.is_quick else "8"
     asked = (*setup.ask, *counts, "--max-new-tokens", str(extent.new_tokens))
     return (Measurement(DEPTHS, ("depth-sweep", *setup.drafters([ROLE]), "--levels", levels, *asked)),)
