@@ -11,36 +11,38 @@ from typing import Annotated
 
 import typer
 
-from outrider_bench.cli.load import load_command
 from outrider_bench.cli.network import network_command
 from outrider_bench.cli.paper import paper_app
 from outrider_bench.cli.spec import spec_command
 from outrider_bench.cli.virtual import record_command, sweep_command, virtual_command
 from outrider_bench.harness.options import PlotOption
 from outrider_bench.harness.runner import StudyCommand, show_report
+from outrider_bench.load.options import LoadOptions
 from outrider_bench.studies import options
 from outrider_bench.studies.drafters import options as of_drafters
+from outrider_client.cli.access_options import ACCESS_OPTIONS
 from outrider_proto.errors import LinkError, OutriderError, Refusal
 
 STUDIES = (
-    StudyCommand("trace", of_drafters.TraceOptions, "drafters.trace:TraceStudy"),
-    StudyCommand("eval", options.EvalOptions, "pair.evaluation:EvaluationStudy"),
-    StudyCommand("exact", options.ExactOptions, "pair.exact:ExactStudy"),
-    StudyCommand("offline", options.OfflineOptions, "pair.offline:OfflineStudy"),
-    StudyCommand("overhead", options.OverheadOptions, "pair.overhead:OverheadStudy"),
-    StudyCommand("recover", options.RecoverOptions, "pair.recover:RecoverStudy"),
-    StudyCommand("drafters", of_drafters.ComparisonOptions, "drafters.comparison:ComparisonStudy"),
-    StudyCommand("depth-sweep", of_drafters.DepthSweepOptions, "drafters.depth_sweep:DepthSweepStudy"),
-    StudyCommand("routing", of_drafters.RoutingOptions, "drafters.routing:RoutingStudy"),
-    StudyCommand("typical", of_drafters.TypicalOptions, "drafters.typical:TypicalStudy"),
-    StudyCommand("edge-weights", of_drafters.EdgeWeightsOptions, "drafters.edge_weights:EdgeWeightsStudy"),
-    StudyCommand("tcp", options.TcpOptions, "tcp.tcp_study:TcpStudy"),
-    StudyCommand("codec", options.CodecOptions, "features.codec:CodecStudy"),
-    StudyCommand("staleness", options.StalenessOptions, "features.staleness:StalenessStudy"),
-    StudyCommand("verify-cost", options.VerifyCostOptions, "pair.verify_cost:VerifyCostStudy"),
-    StudyCommand("passes", options.PassesOptions, "pair.passes:PassesStudy"),
-    StudyCommand("gateway", options.GatewayOptions, "serving.gateway_overhead:GatewayStudy"),
-    StudyCommand("ray", options.RayOptions, "serving.ray_load:RayStudy"),
+    StudyCommand("trace", of_drafters.TraceOptions, "studies.drafters.trace:TraceStudy"),
+    StudyCommand("eval", options.EvalOptions, "studies.pair.evaluation:EvaluationStudy"),
+    StudyCommand("exact", options.ExactOptions, "studies.pair.exact:ExactStudy"),
+    StudyCommand("offline", options.OfflineOptions, "studies.pair.offline:OfflineStudy"),
+    StudyCommand("overhead", options.OverheadOptions, "studies.pair.overhead:OverheadStudy"),
+    StudyCommand("recover", options.RecoverOptions, "studies.pair.recover:RecoverStudy"),
+    StudyCommand("drafters", of_drafters.ComparisonOptions, "studies.drafters.comparison:ComparisonStudy"),
+    StudyCommand("depth-sweep", of_drafters.DepthSweepOptions, "studies.drafters.depth_sweep:DepthSweepStudy"),
+    StudyCommand("routing", of_drafters.RoutingOptions, "studies.drafters.routing:RoutingStudy"),
+    StudyCommand("typical", of_drafters.TypicalOptions, "studies.drafters.typical:TypicalStudy"),
+    StudyCommand("edge-weights", of_drafters.EdgeWeightsOptions, "studies.drafters.edge_weights:EdgeWeightsStudy"),
+    StudyCommand("tcp", options.TcpOptions, "studies.tcp.tcp_study:TcpStudy"),
+    StudyCommand("codec", options.CodecOptions, "studies.features.codec:CodecStudy"),
+    StudyCommand("staleness", options.StalenessOptions, "studies.features.staleness:StalenessStudy"),
+    StudyCommand("verify-cost", options.VerifyCostOptions, "studies.pair.verify_cost:VerifyCostStudy"),
+    StudyCommand("passes", options.PassesOptions, "studies.pair.passes:PassesStudy"),
+    StudyCommand("gateway", options.GatewayOptions, "studies.serving.gateway_overhead:GatewayStudy"),
+    StudyCommand("ray", options.RayOptions, "studies.serving.ray_load:RayStudy"),
+    StudyCommand("load", LoadOptions, "load.study:LoadStudy", ACCESS_OPTIONS),
 )
 
 app = typer.Typer(
@@ -82,7 +84,6 @@ for study in STUDIES:
     app.command(study.name)(study.callback)
 app.command("show")(show_command)
 app.command("network")(network_command)
-app.command("load")(load_command)
 app.command("record")(record_command)
 app.command("virtual")(virtual_command)
 app.command("sweep")(sweep_command)

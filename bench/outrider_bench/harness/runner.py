@@ -13,7 +13,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TextIO, get_type_hints
@@ -28,20 +28,25 @@ from outrider_bench.harness.journal import LineWriter, kept_lines, no_record
 from outrider_bench.harness.study import Study, StudyOptions
 from outrider_proto.errors import UsageError
 
+_ACCESS = "access"
 AnyStudy = Study[Any, Any, Any]  # Any: each has its own options, rows and report
 
 
 @dataclass(frozen=True, slots=True)
 class StudyCommand:
-    """A study's command. `place` is MODULE:CLASS, imported when it runs: most of them load torch."""
+    """A study's command. `place` is MODULE:CLASS, imported when it runs: most of them load torch.
+
+    `access`: options of several commands, whose values the field of that name gets.
+    """
 
     name: str
     options: type[StudyOptions]
     place: str
+    access: Mapping[str, inspect.Parameter] = field(default_factory=dict)
 
     @property
     def study(self) -> type[AnyStudy]:
-        found: type[AnyStudy] = resolve_name(f"outrider_bench.studies.{self.place}")
+        found: type[AnyStudy] = resolve_name(f"outrider_bench.{self.place}")
         return found
 
     @property
@@ -49,24 +54,29 @@ class StudyCommand:
         """The function that typer makes the command of: an option for each field."""
 
         def command(**values: Any) -> None:  # Any: each option has its own type
+            if self.access:
+                values[_ACCESS] = {name: values.pop(name) for name in self.access}
             run_study(self.name, self.study(self.options(**values)))
 
         hints = get_type_hints(self.options, include_extras=True)
         command.__doc__ = self.options.__doc__
         # Of the inherited fields, json comes last.
-        ordered = sorted(fields(self.options), key=lambda each: each.name == "json")
-        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined] # read by inspect
-            [
+        own = sorted(fields(self.options), key=lambda each: each.name == "json")
+        parameters = [
+            *(
                 inspect.Parameter(
                     each.name,
                     inspect.Parameter.KEYWORD_ONLY,
                     default=inspect.Parameter.empty if each.default is MISSING else each.default,
                     annotation=hints[each.name],
                 )
-                for each in ordered
-            ]
-        )
-        command.__annotations__ = {each.name: hints[each.name] for each in ordered}
+                for each in own
+                if each.name != _ACCESS
+            ),
+            *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in self.access.values()),
+        ]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # read by inspect
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
         return command
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,40 +28,53 @@ _UNCACHED_PROMPTS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class LoadRuns:
-    """The runs of one server, by number of clients; `streams`: of clients that do not draft; `beside`: beside hogs."""
+class CountRuns:
+    """The runs of one number of clients: drafting, as a control without drafts, and beside hogs."""
 
-    drafting: list[LoadRun] = field(default_factory=list)
-    streams: list[LoadRun] = field(default_factory=list)
-    beside: list[HogRun] = field(default_factory=list)
+    drafting: LoadRun
+    stream: LoadRun | None
+    beside: tuple[HogRun, ...]
 
     @property
     def all(self) -> list[LoadRun]:
-        return [*self.drafting, *self.streams, *(hog.run for hog in self.beside)]
+        return [self.drafting, *([] if self.stream is None else [self.stream]), *(hog.run for hog in self.beside)]
 
 
-async def measure_runs(
-    plan: LoadPlan, texts: Path, seconds: float | None, shares: CoreShares, step: Step, *, control: bool
-) -> LoadRuns:
-    """Load one server with each number of clients in turn; as a control also with as many in mode `stream`."""
-    done = LoadRuns()
-    async with server_under_test(plan.server, plan.serve_options, shares.server) as server:
-        for number, count in enumerate(plan.clients):
-            step(f"{count} clients", number, len(plan.clients))
-            assignment = plan.assignment(count, server.address, texts, shares.clients)
-            done.drafting.append(await run_load(server, assignment, seconds, plan.workers))
-            if control and plan.mode != "stream":
-                step(f"{count} clients that do not draft", number, len(plan.clients))
-                plain = replace(assignment, mode="stream")
-                done.streams.append(await run_load(server, plain, seconds, plan.workers))
-            for kind in plan.hogs:
-                step(f"{count} clients beside {kind}", number, len(plan.clients))
-                async with hog_process(plan.hog(kind, server.address, texts, shares.clients)) as hog:
-                    run = await run_load(server, assignment, seconds, plan.workers)
-                    hog.end_input()
-                    got = await hog.receive("result")
-                done.beside.append(HogRun(kind, run, got["verdicts"], got["refusals"]))
-    return done
+@dataclass(frozen=True, slots=True)
+class Baselines:
+    """What the clients' speed is held against."""
+
+    controls: tuple[GenerateResult, ...]
+    limits: tuple[HardwareLimit, ...]
+
+
+async def measure_count(
+    plan: LoadPlan,
+    count: int,
+    server: ServerUnderTest,
+    texts: Path,
+    seconds: float | None,
+    shares: CoreShares,
+    step: Step,
+    *,
+    control: bool,
+) -> CountRuns:
+    """Load the server with `count` clients; as a control also with as many in mode `stream`."""
+    number, stream, beside = plan.clients.index(count), None, list[HogRun]()
+    step(f"{count} clients", number, len(plan.clients))
+    assignment = plan.assignment(count, server.address, texts, shares.clients)
+    drafting = await run_load(server, assignment, seconds, plan.workers)
+    if control and plan.mode != "stream":
+        step(f"{count} clients that do not draft", number, len(plan.clients))
+        stream = await run_load(server, replace(assignment, mode="stream"), seconds, plan.workers)
+    for kind in plan.hogs:
+        step(f"{count} clients beside {kind}", number, len(plan.clients))
+        async with hog_process(plan.hog(kind, server.address, texts, shares.clients)) as hog:
+            run = await run_load(server, assignment, seconds, plan.workers)
+            hog.end_input()
+            got = await hog.receive("result")
+        beside.append(HogRun(kind, run, got["verdicts"], got["refusals"]))
+    return CountRuns(drafting, stream, tuple(beside))
 
 
 async def run_load(server: ServerUnderTest, assignment: Assignment, seconds: float | None, num_workers: int) -> LoadRun:
@@ -120,11 +133,13 @@ def measure_limits(plan: LoadPlan, texts: Sequence[LoadText], shares: CoreShares
         )
 
 
-def title_of(plan: LoadPlan) -> str:
-    loop = f"open loop, {plan.habits.rate:g} questions a second" if plan.habits.rate else "closed loop"
-    real = f"real clients, {Path(plan.drafter).name}"
-    drafts = f"replayed drafts of tau {plan.tau:g}" if plan.kind == "replay" else real
-    return f"{plan.target.name}, {loop}, think time {plan.habits.think_s:g} s, {drafts}, link {plan.profile or NO_LINK}"
+def title_of(plan: Mapping[str, Any]) -> str:  # Any: JSON
+    """Describe in one line what a report's plan measures."""
+    rate, target, drafter = plan["habits"]["rate"], Path(plan["target"]), Path(plan["drafter"])
+    loop = f"open loop, {rate:g} questions a second" if rate else "closed loop"
+    drafts = f"replayed drafts of tau {plan['tau']:g}" if plan["kind"] == "replay" else f"real clients, {drafter.name}"
+    link = plan["profile"] or NO_LINK
+    return f"{target.name}, {loop}, think time {plan['habits']['think_s']:g} s, {drafts}, link {link}"
 
 
 def plan_as_dict(plan: LoadPlan, texts: Sequence[LoadText], shares: CoreShares) -> dict[str, Any]:  # Any: JSON
@@ -132,7 +147,7 @@ def plan_as_dict(plan: LoadPlan, texts: Sequence[LoadText], shares: CoreShares) 
     return {
         "plan": asdict(plan) | {"target": str(plan.target), "mix": plan.mix.settings},
         "texts": len(texts),
-        "cores": asdict(shares),
+        "cores": shares,
         "link_engine": "proxy" if plan.profile else NO_LINK,
     }
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from outrider_bench.core.tables import ResultTable, table
 from outrider_bench.load.control import GenerateResult
 from outrider_bench.load.hardware_limit import HardwareLimit
-from outrider_bench.load.measures.memory_growth import MemoryGrowth
 from outrider_bench.load.measures.pass_samples import mean_of, share_of
 from outrider_bench.load.metrics import HogRun, LatencyPercentiles, LoadRun
-from outrider_bench.load.soak import SoakResult
 
 _MIB = 2**20
 
@@ -106,23 +105,23 @@ def _control_name(control: GenerateResult) -> str:
     return f"generate, static batches of {control.batch}" + (", sorted" if control.order == "sorted" else "")
 
 
-def soak_table(soaked: SoakResult) -> ResultTable:
-    client_counters = soaked.client_counters
+def soak_table(soak: Mapping[str, Any]) -> ResultTable:  # Any: JSON
+    def total(*names: str) -> str:
+        return str(sum(counters[name] for counters in soak["clients"] for name in names))
+
     rows = [
-        ["seconds", f"{soaked.seconds:.0f}"],
-        ["answers checked", str(sum(counters.checked for counters in client_counters))],
-        ["tokens", str(sum(counters.tokens for counters in client_counters))],
-        ["verdicts", str(sum(counters.verdicts for counters in client_counters))],
-        ["sessions", str(sum(counters.sessions for counters in client_counters))],
-        *([f"faults: {kind}", str(count)] for kind, count in sorted(soaked.faults.items())),
-        ["losses of the link, in answers", str(sum(counters.outages for counters in client_counters))],
-        ["tokens written alone", str(sum(counters.unverified for counters in client_counters))],
-        ["of them taken back", str(sum(counters.rolled_back for counters in client_counters))],
-        ["wrong answers", str(sum(counters.wrong for counters in client_counters))],
-        ["verdicts lost, twice or unasked", str(sum(counters.lost + counters.strays for counters in client_counters))],
-        *([f"memory of {growth.who}", _growth(growth)] for growth in soaked.memory_growths),
+        ["seconds", f"{soak['seconds']:.0f}"],
+        ["answers checked", total("checked")],
+        *([name, total(name)] for name in ("tokens", "verdicts", "sessions")),
+        *([f"faults: {kind}", str(count)] for kind, count in sorted(soak["faults"].items())),
+        ["losses of the link, in answers", total("outages")],
+        ["tokens written alone", total("unverified")],
+        ["of them taken back", total("rolled_back")],
+        ["wrong answers", total("wrong")],
+        ["verdicts lost, twice or unasked", total("lost", "strays")],
+        *([f"memory of {growth['who']}", _growth(growth)] for growth in soak["growth"]),
     ]
-    return table("soak" + (", interrupted" if soaked.interrupted else ""), ("what", "so many"), rows)
+    return table("soak" + (", interrupted" if soak["interrupted"] else ""), ("what", "so many"), rows)
 
 
 _PASS_COLUMNS = ("tau", "nodes", "sessions/pass", "known", "engine", "linear", "p99 max/min", "Jain", "wrong")
@@ -165,5 +164,5 @@ def _sizes(run: LoadRun) -> tuple[int, int, int, int]:
     return server.rss_before_bytes, server.rss_after_bytes, clients.rss_before_bytes, clients.rss_after_bytes
 
 
-def _growth(growth: MemoryGrowth) -> str:
-    return f"{growth.first_bytes / _MIB:.1f} -> {growth.last_bytes / _MIB:.1f} MiB ({growth.share:+.2%})"
+def _growth(growth: Mapping[str, Any]) -> str:  # Any: JSON
+    return f"{growth['first_bytes'] / _MIB:.1f} -> {growth['last_bytes'] / _MIB:.1f} MiB ({growth['share']:+.2%})"

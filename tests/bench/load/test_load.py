@@ -3,12 +3,14 @@
 import asyncio
 import json
 import random
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
 from outrider_bench.core.prompts import QuestionSource
+from outrider_bench.load import study
 from outrider_bench.load.clients.client import CountingWindow, _AnswerCheck
 from outrider_bench.load.clients.drafting import ReplayDrafter, ReplayDrafting, probability_for
 from outrider_bench.load.clients.texts import LoadText, PromptMix, _asked, _is_long
@@ -326,15 +328,20 @@ SMALL = ["--families", "chat", "--per-family", "4", "--max-new-tokens", "12", "-
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict:
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("load")
+
+
+@pytest.fixture(scope="module")
+def found(folder) -> dict:
     """The report of one run with its controls."""
-    folder = tmp_path_factory.mktemp("load")
     report, plot = folder / "load.json", folder / "load.png"
     counted = ["--clients", "2", "--requests", "2", "--no-limit", "--hogs", "prompts"]
     counted += ["--json", str(report), "--plot", str(plot)]
     result = runner.invoke(app, ["load", *SMALL, *counted], catch_exceptions=False)
     assert result.exit_code == 0
     assert plot.stat().st_size > 0
+    (folder / "printed").write_text(result.output)
     return json.loads(report.read_text())
 
 
@@ -375,6 +382,37 @@ def test_controls_of_the_same_prompts(found):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # several processes begin with torch: on a busy machine that takes minutes
+def test_a_report_is_shown_again(found, folder):
+    again = folder / "again.png"
+    result = runner.invoke(app, ["show", str(folder / "load.json"), "--plot", str(again)], catch_exceptions=False)
+    assert result.output == (folder / "printed").read_text()
+    assert again.read_bytes() == (folder / "load.png").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # several processes begin with torch: on a busy machine that takes minutes
+def test_an_interrupted_run_measures_what_it_lacks(folder, monkeypatch):
+    report, run = folder / "two.json", study.measure_count
+    arguments = ["load", *SMALL, "--requests", "1", "--no-limit", "--no-control", "--json", str(report), "--clients"]
+
+    async def interrupted(plan, count, *rest, **others):
+        counts.append(count)
+        if count == 2 and len(counts) == 2:
+            raise UsageError("stopped")
+        return await run(plan, count, *rest, **others)
+
+    counts: list[int] = []
+    monkeypatch.setattr(study, "measure_count", interrupted)
+    assert str(runner.invoke(app, [*arguments, "1,2"]).exception) == "stopped"
+    other = runner.invoke(app, [*arguments, "1,2", "--tau", "2"])
+    assert "give the same options" in str(other.exception)
+    runner.invoke(app, [*arguments, "1,2"], catch_exceptions=False)
+    assert counts == [1, 2, 2]
+    assert [one["num_clients"] for one in json.loads(report.read_text())["runs"]] == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # several processes begin with torch: on a busy machine that takes minutes
 def test_a_soak_of_cuts_outages_and_a_kill(tmp_path):
     report = tmp_path / "soak.json"
     faults = ["--cuts", "1", "--outages", "1", "--kills", "1", "--profile", "lan", "--think", "0.1"]
@@ -386,3 +424,5 @@ def test_a_soak_of_cuts_outages_and_a_kill(tmp_path):
     assert soaked["deviations"] == []
     assert soaked["faults"]["kill"] == 1
     assert result.exit_code == 0
+    shown = runner.invoke(app, ["show", str(report)], catch_exceptions=False)
+    assert shown.output.splitlines() == result.output.splitlines()[-len(shown.output.splitlines()) :]
