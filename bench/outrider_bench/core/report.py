@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Self, TextIO
 
+import outrider_models
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
 
@@ -26,7 +27,7 @@ def write_report(path: Path | None, results: Mapping[str, object], study: str | 
     if path is None:
         return
     made_by = provenance() if study is None else {"study": study, **provenance()}
-    text = json.dumps({**results, "made_by": made_by}) + "\n"
+    text = without_places(json.dumps({**results, "made_by": made_by})) + "\n"
     if str(path) == "-":
         sys.stdout.write(text)
         return
@@ -77,7 +78,7 @@ def provenance() -> dict[str, object]:
     import torch
 
     return {
-        "command": without_home(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        "command": without_places(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
         "versions": {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()},
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -86,10 +87,11 @@ def provenance() -> dict[str, object]:
     }
 
 
-def without_home(command: str) -> str:
-    """Put ~ for the user's home directory: others, who repeat the command, have theirs."""
-    home = str(Path.home())
-    return command if home == "/" else command.replace(f"{home}/", "~/")
+def without_places(text: str) -> str:
+    """Put ~ for the user's home directory, and nothing before what ships: others, who read this, have theirs."""
+    home, shipped = str(Path.home()), Path(outrider_models.__file__).parents[1]
+    text = text.replace(f"{shipped}/", "")
+    return text if home == "/" else text.replace(f"{home}/", "~/")
 
 
 def _processor() -> str:

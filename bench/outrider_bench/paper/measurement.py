@@ -1,7 +1,7 @@
 """What a report is made of: commands of `outrider-bench`, each with its JSON report, measured once.
 
     OUT/json/NAME.json      the report of `outrider-bench COMMAND ... --json OUT/json/NAME.json`
-    OUT/json/NAME.*         what that command keeps to go on after an interruption
+    OUT/json/NAME.*         what that command keeps to go on after an interruption, until it has ended
 
 A report whose command, or a file that it names, was another one is measured again.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from outrider_bench.core.report import without_home
+from outrider_bench.core.report import without_places
 from outrider_bench.core.tables import show_line
 from outrider_proto.errors import OutriderError, UsageError
 from outrider_proto.files import write_atomically
@@ -63,7 +63,7 @@ class Measurement:
     @property
     def command(self) -> str:
         commands = [arguments for arguments in (self.first, self.arguments) if arguments]
-        return without_home(" && ".join(shlex.join(["outrider-bench", *arguments]) for arguments in commands))
+        return without_places(" && ".join(shlex.join(["outrider-bench", *arguments]) for arguments in commands))
 
     @property
     def key(self) -> str:
@@ -102,7 +102,9 @@ class Measurement:
         report: dict[str, Any] = json.loads(path.read_bytes())
         report |= {"paper_key": self.key, "paper_failed": code == _FAILED_CHECK}
         write_atomically(path, json.dumps(report) + "\n")
-        asked.unlink()
+        for kept in directory.glob(f"{self.name}.*"):
+            if kept != path:
+                kept.unlink()
         return report
 
     def _run(self, arguments: Sequence[str], directory: Path) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from outrider_bench.core.report import without_home
+from outrider_bench.core.report import without_places
 from outrider_bench.paper.measurement import Measurement
 from outrider_bench.paper.trained import ABLATION, HEADS, HYDRA, SECOND, SECOND_TARGET, SHIPPED, trained_dir
 from outrider_bench.studies.drafters.comparison import drafter_label
@@ -162,7 +162,7 @@ def trained_roles(recipes: Sequence[str], seed: int = 0, measured: Collection[st
     return {
         name: source
         for name, source in directories.items()
-        if Path(source).is_dir() or without_home(source) in measured
+        if Path(source).is_dir() or without_places(source) in measured
     }
 
 
