@@ -245,7 +245,7 @@ EXHIBITS = (
         paper=PAPER,
         title="Tables 1 and 2: each head alone and both, routed by confidence",
         differs=_HEADS + "them nearly useless for the other's text; the report's router is `confidence, one after "
-        "another`, the batched and gated ones are ours; HASS heads have to be named (hass_math, hass_chat).",
+        "another`, the batched and gated ones are ours; HASS heads do not ship: `paper train` trains them.",
         needs=_needs,
         show=_show_acceptance,
     ),
