@@ -79,7 +79,7 @@ class TapedText:
     def likeliest(self, num_tokens: int) -> int | None:
         """Return the token that the drafter would write offline; None if it has none."""
         guess = self.recording.positions[self._place(num_tokens)].guesses.get(())
-        return guess.tokens[0] if guess is not None else None
+        return guess.tokens[0] if guess is not None and guess.tokens else None
 
     @property
     def _ends(self) -> tuple[int, ...]:
@@ -136,12 +136,14 @@ class TapedText:
 
         What the taped guesses leave is spread evenly over the other tokens, none of which becomes more likely than the
         last guess. Where nothing was taped, all tokens are equally likely for a drafter without end, and impossible for
-        others.
+        others; so they are where the drafter drafted none.
         """
         size = self._vocabulary.size
         guess = position.guesses.get(path)
         if guess is None:
             return torch.full((size,), -math.log(size) if self._tape.endless else IMPOSSIBLE)
+        if not guess.tokens:
+            return torch.full((size,), IMPOSSIBLE)
         left = 1.0 - sum(math.exp(value) for value in guess.log_probabilities)
         others = size - len(guess.tokens)
         each = math.log(left / others) if left > _NOTHING and others else IMPOSSIBLE

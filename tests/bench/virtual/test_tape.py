@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from virtual_tapes import BELIEVED, LEVELS, NEVER, PROMPT, RIGHT, SECOND, guess, recording_of, tape_of, texts_of
 
-from outrider_bench.virtual.tape import Tape, only
+from outrider_bench.virtual.tape import Guess, Tape, TapedPosition, only
+from outrider_bench.virtual.texts import TapedTexts
 from outrider_bench.virtual.thinning import Thinning, thinned
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.trees.predraft import TreeOutcome
@@ -114,6 +115,23 @@ def test_the_likeliest_outcome_of_a_sure_chain_is_that_all_of_it_stands():
     assert TreeOutcome(LEVELS - 1, answer[1 + LEVELS]) in outcomes
     assert list(scores) == sorted(scores, reverse=True)
     assert scores[0] == pytest.approx((LEVELS + 1) * BELIEVED, abs=0.01)
+
+
+def test_a_branch_that_the_drafter_has_ended_is_not_drafted_on():
+    """As copying does, which knows one continuation alone."""
+    recording = recording_of(10)
+    ended = {path: Guess((), ()) if len(path) == 2 else found for path, found in recording.positions[1].guesses.items()}
+    positions = (recording.positions[0], TapedPosition(ended), *recording.positions[2:])
+    tape = thinned(tape_of(replace(recording, positions=positions)), Thinning(0.1, seed=3))
+    text = TapedTexts(tape).of(PROMPT)
+    drafts = text.drafts(len(PROMPT) + 2, CHAIN)
+    assert len(drafts[-1].tree) == 2
+    outcomes = [outcome for outcome, _ in text.outcomes(len(PROMPT) + 2, drafts[-1].tree, 8)]
+    assert outcomes
+    assert all(outcome.node < 1 for outcome in outcomes)
+    nothing = replace(recording, positions=(TapedPosition({(): Guess((), ())}),) * len(recording.positions))
+    assert texts_of(nothing).of(PROMPT).likeliest(len(PROMPT) + 2) is None
+    assert not texts_of(nothing).of(PROMPT).drafts(len(PROMPT) + 2, CHAIN)[-1].tree.tokens
 
 
 def test_a_text_of_no_recording_is_refused():
