@@ -11,15 +11,16 @@ from typing import Annotated
 
 import typer
 
-from outrider_bench.cli.network import network_command
 from outrider_bench.cli.paper import paper_app
+from outrider_bench.cli.record import record_command
 from outrider_bench.cli.spec import spec_command
-from outrider_bench.cli.virtual import record_command, sweep_command, virtual_command
 from outrider_bench.harness.options import PlotOption
 from outrider_bench.harness.runner import StudyCommand, show_report
 from outrider_bench.load.options import LoadOptions
+from outrider_bench.network.options import NetworkOptions
 from outrider_bench.studies import options
 from outrider_bench.studies.drafters import options as of_drafters
+from outrider_bench.virtual.options import SweepOptions, VirtualOptions
 from outrider_client.cli.access_options import ACCESS_OPTIONS
 from outrider_proto.errors import LinkError, OutriderError, Refusal
 
@@ -43,6 +44,9 @@ STUDIES = (
     StudyCommand("gateway", options.GatewayOptions, "studies.serving.gateway_overhead:GatewayStudy"),
     StudyCommand("ray", options.RayOptions, "studies.serving.ray_load:RayStudy"),
     StudyCommand("load", LoadOptions, "load.study:LoadStudy", ACCESS_OPTIONS),
+    StudyCommand("network", NetworkOptions, "network.study:NetworkStudy"),
+    StudyCommand("virtual", VirtualOptions, "virtual.study:VirtualStudy"),
+    StudyCommand("sweep", SweepOptions, "virtual.study:SweepStudy"),
 )
 
 app = typer.Typer(
@@ -83,10 +87,7 @@ def show_command(
 for study in STUDIES:
     app.command(study.name)(study.callback)
 app.command("show")(show_command)
-app.command("network")(network_command)
 app.command("record")(record_command)
-app.command("virtual")(virtual_command)
-app.command("sweep")(sweep_command)
 app.command("spec")(spec_command)
 app.add_typer(paper_app, name="paper")
 

@@ -64,6 +64,7 @@ DeviceOption = Annotated[str, typer.Option(help="Device of the target: cpu, cuda
 ThreadsOption = Annotated[
     int | None, typer.Option(min=1, help="CPU threads; default: as the server, 1 for a small target.")
 ]
+CsvOption = Annotated[Path | None, typer.Option("--csv", help="Write a row per answer to this CSV file.")]
 PlotOption = Annotated[Path | None, typer.Option(help="Draw the results to this PNG file.")]
 DEFAULT_CODEC = "int8"  # CODECS[0], whose module imports numpy
 

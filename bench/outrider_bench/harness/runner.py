@@ -8,11 +8,10 @@ Rows are appended to FILE.partial, beside the report FILE, as they come:
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from pkgutil import resolve_name
@@ -84,7 +83,8 @@ def run_study(name: str, study: AnyStudy) -> None:
     """Measure what is not there yet, and write and show the report. Exits with 1 where something is wrong."""
     options = study.options
     with open_rows(name, study) as rows:
-        asyncio.run(_measure(study, rows))
+        with progress_line() as step:
+            study.measure_missing(rows.taken, rows.take, step)
         content = study.as_dict(study.report(rows.taken))
         report = _read(study, json.loads(json.dumps(content)), "report")
         failures = _show(study, report)
@@ -169,13 +169,6 @@ def _kept(path: Path, settings: Mapping[str, Any], study: AnyStudy) -> dict[str,
         return {line["name"]: study.row.validate_python(line["row"]) for line in lines[1:]}
     except (ValidationError, KeyError):
         raise no_record(str(path), settings["study"]) from None
-
-
-async def _measure(study: AnyStudy, rows: Rows) -> None:
-    with progress_line() as step:
-        async with aclosing(study.run(rows.taken, step)) as found:
-            async for name, row in found:
-                rows.take(name, row)
 
 
 def _read(study: AnyStudy | type[AnyStudy], content: object, source: str) -> Any:  # Any: the study's report

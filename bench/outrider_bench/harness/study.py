@@ -9,10 +9,12 @@ Tables and plots are made of the JSON alone, so that `outrider-bench show` makes
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from outrider_bench.core.prompts import QuestionSource
 
 _WHOLE = "whole"  # the name of a single row
-_DESTINATIONS = ("json", "plot")  # say where to write, and nothing about what is measured
+_DESTINATIONS = ("json", "csv", "plot")  # say where to write, and nothing about what is measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +128,16 @@ class Study(ABC, Generic[OptionsT, RowT, ReportT]):
     def run(self, taken: Mapping[str, RowT], step: Step) -> Measured[RowT]:
         """Measure the rows that are not in `taken`, which also gets those that are yielded meanwhile."""
 
+    def measure_missing(self, taken: Mapping[str, RowT], take: Callable[[str, RowT], None], step: Step) -> None:
+        """Run in an event loop, and hand each row to `take` as it comes."""
+
+        async def rows() -> None:
+            async with aclosing(self.run(taken, step)) as found:
+                async for name, row in found:
+                    take(name, row)
+
+        asyncio.run(rows())
+
     @abstractmethod
     def report(self, rows: Mapping[str, RowT]) -> ReportT:
         """Return the report on all rows."""
@@ -166,6 +178,24 @@ class WholeStudy(Study[OptionsT, ReportT, ReportT]):
     async def run(self, taken: Mapping[str, ReportT], step: Step) -> Measured[ReportT]:
         if _WHOLE not in taken:
             yield _WHOLE, await self.measure(step)
+
+    def report(self, rows: Mapping[str, ReportT]) -> ReportT:
+        return rows[_WHOLE]
+
+
+class ReplayStudy(Study[OptionsT, ReportT, ReportT]):
+    """A study that is measured as a whole, in event loops of its own: those of virtual clocks."""
+
+    @abstractmethod
+    def replay(self, step: Step) -> ReportT:
+        """Replay everything."""
+
+    def measure_missing(self, taken: Mapping[str, ReportT], take: Callable[[str, ReportT], None], step: Step) -> None:
+        if _WHOLE not in taken:
+            take(_WHOLE, self.replay(step))
+
+    def run(self, taken: Mapping[str, ReportT], step: Step) -> Measured[ReportT]:
+        raise NotImplementedError("it has event loops of its own")
 
     def report(self, rows: Mapping[str, ReportT]) -> ReportT:
         return rows[_WHOLE]

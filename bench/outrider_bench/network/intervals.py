@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
-from outrider_bench.core.bootstrap import Floats, Interval, Resamples, quotient
-from outrider_bench.network.first_token import LATER_TOKEN, ms_to_token
+from outrider_bench.core.bootstrap import Floats, Interval, Resamples, quotient, ratio_interval
+from outrider_bench.network.metrics import LATER_TOKEN
 from outrider_bench.network.scenario_run import ScenarioRun
 from outrider_bench.network.timed_answer import TimedAnswer
 from outrider_bench.network.variants import STREAM, ModeVariant
@@ -61,8 +62,36 @@ class _Drawn:
             ),
             ttft_ms=_each(runs, lambda record: record.ttft_ms),
             warm_ms=_each(runs, lambda record: record.warm_ms),
-            to_32nd_ms=_each(runs, lambda record: ms_to_token(record, LATER_TOKEN)),
+            to_32nd_ms=_each(runs, lambda record: record.ms_to_token(LATER_TOKEN)),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedPrompts:
+    """Tokens after the first arrival and the ms that they took, by answer of one variant, both [runs, prompts]."""
+
+    tokens: Floats
+    ms: Floats
+
+    @classmethod
+    def of(cls, runs: Sequence[Sequence[TimedAnswer]]) -> Self:
+        tokens = [[one.decoded_tokens for one in run] for run in runs]
+        return cls(np.array(tokens, dtype=float), np.array([[one.decode_ms for one in run] for run in runs]))
+
+    @property
+    def speed_ci95(self) -> Interval | None:
+        """Interval of tokens per second over runs and prompts."""
+        return ratio_interval(self.tokens * 1e3, self.ms)
+
+    def ratio_ci95(self, other: DecodedPrompts) -> Interval | None:
+        """Return the interval of this speed as a ratio to the other's, paired prompt by prompt.
+
+        Runs are drawn of the other; runs of this one have nothing to do with those, and are taken together.
+        """
+        draws = Resamples(*other.tokens.shape)
+        mine = (np.broadcast_to(one.sum(axis=0), other.tokens.shape) for one in (self.tokens, self.ms))
+        theirs = quotient(draws.sums(other.tokens), draws.sums(other.ms))
+        return draws.interval(quotient(quotient(*map(draws.sums, mine)), theirs))
 
 
 def scenario_intervals(variants: Sequence[ModeVariant], runs: Sequence[ScenarioRun]) -> dict[str, Intervals]:

@@ -7,7 +7,7 @@ Sizes are those of the protobuf messages; gRPC and TCP add their own frames.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -161,19 +161,23 @@ def _sizes(name: str, codec: Codec, width: int, log: MessageSizeLog, bytes_down_
     )
 
 
-async def measure_messages(plan: NetworkPlan, codecs: Sequence[Codec], step: Step) -> list[MessageSizes]:
+async def measure_messages(
+    plan: NetworkPlan, codecs: Sequence[Codec], taken: Mapping[str, object], step: Step
+) -> AsyncGenerator[tuple[str, MessageSizes], None]:
+    """Yield the sizes of every drafter with every codec, by name, that are not in `taken`."""
     target = Target.load(str(plan.target))
     padded_width = 0 if plan.pace is None else Pace.load(plan.pace).feature_width
-    sizes = []
     for drafter in plan.drafters:
         asked = plan.prompt_set(LocalModels.load(plan.config(drafter))).asked
         for codec in codecs:
-            config = plan.config(drafter, codec=codec, mode="stop-and-wait")
-            counter = ProgressCounter(step, f"{drafter}, {codec}", len(asked))
-            sizes.append(await message_sizes(drafter, target, config, asked, padded_width, counter))
-            if not sizes[-1].width:
+            name = f"{drafter}, {codec}"
+            if name not in taken:
+                config = plan.config(drafter, codec=codec, mode="stop-and-wait")
+                counter = ProgressCounter(step, name, len(asked))
+                yield name, await message_sizes(drafter, target, config, asked, padded_width, counter)
+            sizes = taken.get(name)
+            if isinstance(sizes, MessageSizes) and not sizes.width:
                 break  # without features, every codec is the same
-    return sizes
 
 
 def _mean_or_0(values: Sequence[int]) -> float:

@@ -18,13 +18,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Self
 
 from outrider_bench.core.stats import Number, mean, median, percentiles, ratio, weighted_mean
-from outrider_bench.network.first_token import LATER_TOKEN, ms_to_token
 from outrider_bench.network.link_endpoint import LinkTraffic
 from outrider_bench.network.timed_answer import TimedAnswer, VerdictRecord
 
 Metric = Number | Mapping[str, float]
+LATER_TOKEN = 32  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def variant_metrics(records: Sequence[TimedAnswer], rtt_ms: float, *, bounded: b
         ttft_ms=statistics.median(record.ttft_ms for record in records),
         ttft_warm_ms=median(record.warm_ms for record in records),
         held_tokens=mean(record.held_tokens for record in records),
-        to_32nd_ms=median(ms_to_token(record, LATER_TOKEN) for record in records),
+        to_32nd_ms=median(record.ms_to_token(LATER_TOKEN) for record in records),
         inter_token_ms=percentiles(_inter_token_ms(records)),
         pause_ms=percentiles(gap for record in records for gap, _ in _gaps(record)),
         bytes_up_per_token=ratio(sum(one.bytes_up for one in statistics_of_answers), tokens),
@@ -154,6 +155,21 @@ class Decoding:
         return None if speed is None or not tau or verify_ms is None else speed / 1e3 * (rtt_ms + verify_ms) / tau
 
 
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """A variant's times to the first and the 32nd token, as shares of the stream's.
+
+    One value per prompt; prompts with shorter answers are left out.
+    """
+
+    ttft_ratios: tuple[float, ...]
+    to_32nd_ratios: tuple[float, ...]
+
+    @classmethod
+    def of(cls, records: Sequence[TimedAnswer], streamed: Sequence[TimedAnswer]) -> Self:
+        return cls(_ratios(records, streamed, 1), _ratios(records, streamed, LATER_TOKEN))
+
+
 def medians(runs: Sequence[VariantMetrics]) -> dict[str, Metric]:
     """Return the median of every metric over the runs in which it applies."""
     return _medians([asdict(run) for run in runs])
@@ -210,3 +226,8 @@ def _median(values: Sequence[Metric]) -> Metric:
         return {key: statistics.median(one[key] for one in nested if key in one) for key in nested[0]}
     numbers = [value for value in values if isinstance(value, int | float)]
     return statistics.median(numbers) if numbers else None
+
+
+def _ratios(records: Sequence[TimedAnswer], streamed: Sequence[TimedAnswer], number: int) -> tuple[float, ...]:
+    pairs = ((mine.ms_to_token(number), its.ms_to_token(number)) for mine, its in zip(records, streamed, strict=True))
+    return tuple(mine / its for mine, its in pairs if mine is not None and its)

@@ -1,29 +1,22 @@
-"""The plan of a measurement and its run: one server, every drafter over every link with every seed, run after run."""
+"""What a measurement asks of whom: every drafter over every link with every seed, and the prompts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from outrider_bench.core.processes import ServerProcess, pinned_apart
-from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Question, QuestionSource
 from outrider_bench.core.reference_answers import answers_when_needed
-from outrider_bench.network.link_endpoint import LinkEndpoint, open_link, profile_or_none
-from outrider_bench.network.pings import PingStats
-from outrider_bench.network.records import AnswerEntry, CaseEntry, CaseKey, Records
-from outrider_bench.network.report import Scenario, ScenarioSetting
-from outrider_bench.network.scenario_run import PromptSet, ScenarioRun, available_variants, run_once, slots_of_run
-from outrider_bench.network.timed_answer import AnswerSlot, TimedAnswer
-from outrider_bench.network.variants import STREAM, ModeVariant, Options, with_controls
-from outrider_client.core.config import NO_DRAFTER, ClientConfig
+from outrider_bench.network.link_endpoint import profile_or_none
+from outrider_bench.network.records import CaseKey
+from outrider_bench.network.scenario_run import PromptSet
+from outrider_bench.network.variants import ModeVariant, Options, with_controls
+from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
-from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.emulation.pace import Pace
 from outrider_models.core.embedded import drafter_source
 from outrider_netsim import EngineChoice
@@ -145,121 +138,3 @@ class NetworkPlan:
                 f"room for {most} before max_new_tokens={self.max_new_tokens}"
             )
         return asked
-
-
-async def measure(plan: NetworkPlan, records: Records, step: Step) -> list[Scenario]:
-    """Measure what `records` lack of every case, and return all cases."""
-    # Once for all cases: for questions of several turns, the target answers the earlier ones now.
-    prompt_set = plan.prompt_set(LocalModels.load(plan.config(NO_DRAFTER)))
-    count = len(prompt_set.asked)
-    lacking = [key for key in plan.cases if key not in records.cases or _missing(plan, records, key, count)]
-    if lacking:
-        with ServerProcess(plan.server_options) as server, _cores_of(plan, server):
-            for key in lacking:
-                await _measure_case(plan, key, server.address, prompt_set, records, step)
-    records.complete()
-    return [scenario_of(plan, records, key) for key in plan.cases]
-
-
-@contextmanager
-def _cores_of(plan: NetworkPlan, server: ServerProcess) -> Iterator[None]:
-    """Pin the client and the server if the plan says so. Raises UsageError where that is not possible."""
-    if not plan.cores_apart:
-        yield
-        return
-    with pinned_apart(server.pid) as pinned:
-        if not pinned:
-            raise UsageError("cores_apart: need two cores, and a system on which processes can be pinned to them")
-        yield
-
-
-async def _measure_case(
-    plan: NetworkPlan, key: CaseKey, server: str, prompts: PromptSet, records: Records, step: Step
-) -> None:
-    models = LocalModels.load(plan.config(key.drafter, server=server))
-    models.prepare()
-    prompt_set, profile = replace(prompts, models=models), profile_or_none(key.profile)
-    count = len(prompt_set.asked)
-    if key not in records.cases:
-        await _begin_case(plan, key, server, prompt_set, records)
-    variants = _variants(plan, records, key)
-    counter = ProgressCounter(step, str(key), len(_missing(plan, records, key, count)))
-
-    def take(slot: AnswerSlot, pings_ms: Sequence[float], answer: TimedAnswer) -> None:
-        asked = prompt_set.asked[slot.place]
-        family, size = asked.family, len(asked.prompt)
-        records.take(AnswerEntry(key, slot, family, size, tuple(pings_ms), answer))
-        counter()
-
-    for run in range(plan.runs):
-        missing = [slot for slot in _missing(plan, records, key, count) if slot.run == run]
-        if missing:
-            # Each run has another link of the same engine: with one seed, all runs would lose the same packets.
-            engine = cast(EngineChoice, records.cases[key].setting.engine)
-            async with open_link(profile, server, engine, key.seed + run) as endpoint:
-                config = plan.config(key.drafter, server=endpoint.address)
-                await run_once(variants, prompt_set, config, endpoint, missing, take)
-
-
-async def _begin_case(plan: NetworkPlan, key: CaseKey, server: str, prompt_set: PromptSet, records: Records) -> None:
-    """Find out what client, server and machine can do in this case, and record it."""
-    config = plan.config(key.drafter, server=server)
-    variants, missing = await available_variants(plan.all_variants, prompt_set, config)
-    async with open_link(profile_or_none(key.profile), server, plan.engine, key.seed) as endpoint:
-        setting = _setting(plan, key, endpoint, prompt_set)
-    records.begin(CaseEntry(key, setting, tuple(variant.name for variant in variants), missing))
-
-
-def scenario_of(plan: NetworkPlan, records: Records, key: CaseKey) -> Scenario:
-    """Compute a case's figures from its records, all of which must be there."""
-    variants, families = _variants(plan, records, key), tuple[str, ...]()
-    runs = []
-    for number in range(plan.runs):
-        entries = records.run_of(key, number)
-        of_way = {v.name: [entry for entry in entries if entry.slot.way == v.name] for v in variants}
-        families = tuple(entry.family for entry in of_way[STREAM])
-        trips = PingStats.of([ping for entry in entries for ping in entry.pings_ms])
-        answers = {name: [entry.answer for entry in given] for name, given in of_way.items()}
-        runs.append(ScenarioRun.of(variants, answers, trips))
-    case = records.cases[key]
-    return Scenario(case.setting, variants, case.missing, runs, families, records.rows(key))
-
-
-def _variants(plan: NetworkPlan, records: Records, key: CaseKey) -> list[ModeVariant]:
-    return [variant for variant in plan.all_variants if variant.name in records.cases[key].variants]
-
-
-def _missing(plan: NetworkPlan, records: Records, key: CaseKey, prompts: int) -> list[AnswerSlot]:
-    variants = _variants(plan, records, key)
-    slots = (slot for run in range(plan.runs) for slot in slots_of_run(variants, prompts, key.seed, run))
-    return [slot for slot in slots if not records.has(key, slot)]
-
-
-def _setting(plan: NetworkPlan, key: CaseKey, endpoint: LinkEndpoint, prompts: PromptSet) -> ScenarioSetting:
-    profile = profile_or_none(key.profile)
-    return ScenarioSetting(
-        profile=key.profile,
-        engine=endpoint.engine,
-        why=endpoint.why,
-        round_trip_ms=0.0 if profile is None else profile.round_trip_ms,
-        drafter=key.drafter,
-        codec=plan.codec,
-        pace=plan.pace,
-        hardware=None if plan.pace is None else asdict(Pace.load(plan.pace)),
-        families=plan.source.families,
-        prompts=len(prompts.asked),
-        max_new_tokens=plan.max_new_tokens,
-        prompt_tokens=plan.prompt_tokens,
-        cores_apart=plan.cores_apart,
-        seed=key.seed,
-        tree=_tree(plan, key.drafter, prompts.models),
-        questions=None if plan.source.file is None else plan.source.file.name,
-    )
-
-
-def _tree(plan: NetworkPlan, drafter: str, models: LocalModels) -> dict[str, Any]:  # Any: a shape's numbers, or choices
-    """Return the tree of the variants that name none of their own."""
-    asked = ModeVariant.parse("stream", plan.common).configured(plan.config(drafter)).shape
-    own = None if models.drafter is None else models.drafter.plan
-    shape = asked or own or TreeShape()
-    return asdict(shape)

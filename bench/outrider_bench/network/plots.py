@@ -1,4 +1,4 @@
-"""Plots of scenarios: speed by variant and profile, and the split of a token's time."""
+"""Plots of a report's cases: speed by variant and profile, and the split of a token's time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider_bench.core.plots import COLORS, saved_figure
-from outrider_bench.core.report import provenance
 from outrider_bench.network.link_endpoint import NO_LINK
-from outrider_bench.network.report import Scenario
+from outrider_bench.network.report import ReportedCase
 from outrider_bench.network.variants import SERVER_DRAFT, STREAM
 
 if TYPE_CHECKING:
@@ -20,40 +19,39 @@ _OF_CONTROLS = {STREAM: "#9D9D9D", SERVER_DRAFT: "#5F5F5F"}
 _PARTS = ("draft", "wire", "queue", "server_draft", "verify", "wait")
 
 
-def plot_network(scenarios: Sequence[Scenario], path: Path) -> None:
-    """Plot tokens per second with whiskers for their intervals, and below it the split of a token's time."""
-    wide = max(7.0, 1.1 * sum(len(scenario.variants) for scenario in scenarios))
+def plot_network(cases: Sequence[ReportedCase], path: Path, machine: str = "") -> None:
+    """Plot tokens per second with whiskers for their intervals, and below it the split of a token's time.
+
+    `machine` is named below: that on which they were measured.
+    """
+    wide = max(7.0, 1.1 * sum(len(case.ways) for case in cases))
     with saved_figure(path, 2, 1, figsize=(wide, 8.5)) as (figure, (above, below)):
-        _plot_speeds(above, scenarios)
-        _plot_splits(below, scenarios)
-        figure.suptitle(_heading(scenarios), fontsize="medium")
-        figure.supxlabel(_footnote(scenarios), fontsize="x-small")
+        _plot_speeds(above, cases)
+        _plot_splits(below, cases)
+        figure.suptitle(_heading(cases), fontsize="medium")
+        figure.supxlabel("\n".join(filter(None, (_footnote(cases), machine))), fontsize="x-small")
 
 
-def _plot_speeds(axes: Axes, scenarios: Sequence[Scenario]) -> None:
-    names = list(dict.fromkeys(variant.name for scenario in scenarios for variant in scenario.variants))
+def _plot_speeds(axes: Axes, cases: Sequence[ReportedCase]) -> None:
+    names = list(dict.fromkeys(way for case in cases for way in case.ways))
     colors = _OF_CONTROLS | dict(zip((n for n in names if n not in _OF_CONTROLS), cycle(COLORS), strict=False))
     width = 0.85 / len(names)
     for number, name in enumerate(names):
-        with_it = [
-            (place, scenario)
-            for place, scenario in enumerate(scenarios)
-            if any(variant.name == name for variant in scenario.variants)
-        ]
+        with_it = [(place, case) for place, case in enumerate(cases) if name in case.ways]
         places = [place + (number - (len(names) - 1) / 2) * width for place, _ in with_it]
-        heights = [_median(scenario, name) for _, scenario in with_it]
-        ends = [scenario.interval(name, "tokens_per_second") or (0.0, 0.0) for _, scenario in with_it]
+        heights = [case.ways[name]["tokens_per_second"] or 0.0 for _, case in with_it]
+        ends = [case.ways[name].get("tokens_per_second_ci95") or (0.0, 0.0) for _, case in with_it]
         reach = [
             # A median may lie outside the interval of resampled medians by a hair, and no whisker is negative.
             [max(height - low, 0.0) if low else 0.0 for height, (low, _) in zip(heights, ends, strict=True)],
             [max(high - height, 0.0) if high else 0.0 for height, (_, high) in zip(heights, ends, strict=True)],
         ]
-        bars = axes.bar(places, heights, width * 0.9, yerr=reach, label=_in_legend(scenarios, name), color=colors[name])
+        bars = axes.bar(places, heights, width * 0.9, yerr=reach, label=_in_legend(cases, name), color=colors[name])
         axes.bar_label(bars, fmt="%.0f", fontsize="small", padding=2)
-    for place, scenario in enumerate(scenarios):
-        if isinstance(ideal := scenario.ideal_stream["tokens_per_second"], float):
+    for place, case in enumerate(cases):
+        if (ideal := case.ideal_stream["tokens_per_second"]) is not None:
             axes.hlines(ideal, place - 0.45, place + 0.45, linestyles="dotted", color="black", linewidth=1)
-    axes.set_xticks(range(len(scenarios)), [_label(scenario) for scenario in scenarios])
+    axes.set_xticks(range(len(cases)), [_label(case) for case in cases])
     axes.set_ylabel("tokens a second, while decoding")
     axes.set_ylim(top=axes.get_ylim()[1] * 1.25)  # room for the legend
     axes.legend(
@@ -61,15 +59,12 @@ def _plot_speeds(axes: Axes, scenarios: Sequence[Scenario]) -> None:
     )
 
 
-def _plot_splits(axes: Axes, scenarios: Sequence[Scenario]) -> None:
+def _plot_splits(axes: Axes, cases: Sequence[ReportedCase]) -> None:
     labels, splits = [], []
-    for scenario in scenarios:
-        for variant in scenario.variants:
-            split = scenario.medians_of(variant.name)["split_ms"]
-            labels.append(
-                f"{scenario.label(variant)}\n{_label(scenario)}" if len(scenarios) > 1 else scenario.label(variant)
-            )
-            splits.append(split if isinstance(split, dict) else {})
+    for case in cases:
+        for way, figures in case.ways.items():
+            labels.append(f"{case.label(way)}\n{_label(case)}" if len(cases) > 1 else case.label(way))
+            splits.append(figures["split_ms"])
     floor = [0.0] * len(splits)
     for number, part in enumerate(_PARTS):
         heights = [split.get(part, 0.0) for split in splits]
@@ -81,35 +76,25 @@ def _plot_splits(axes: Axes, scenarios: Sequence[Scenario]) -> None:
     axes.legend(frameon=False, fontsize="small", ncols=len(_PARTS))
 
 
-def _heading(scenarios: Sequence[Scenario]) -> str:
-    pace = scenarios[0].setting.pace
+def _heading(cases: Sequence[ReportedCase]) -> str:
+    pace = cases[0].pace
     compute = "not paced" if pace is None else f"paced as {pace}: compute times are those of the named hardware"
-    extents = ", ".join(dict.fromkeys(scenario.extent for scenario in scenarios))
+    extents = ", ".join(dict.fromkeys(case.extent for case in cases))
     return f"{extents}\n{compute}"
 
 
-def _footnote(scenarios: Sequence[Scenario]) -> str:
-    setting, made = scenarios[0].setting, provenance()
-    engines = ", ".join(dict.fromkeys(scenario.setting.engine for scenario in scenarios))
-    asked = f"whiskers: 95 % intervals; dotted: the ideal stream, 1000 / T_v; trees: {setting.tree_text}"
-    machine = f"{made['processor']}, {made['cores']} cores, load {made['load_average']}"
-    return f"{asked}, engine {engines}\n{machine}"
+def _footnote(cases: Sequence[ReportedCase]) -> str:
+    engines = ", ".join(dict.fromkeys(case.engine for case in cases))
+    asked = f"whiskers: 95 % intervals; dotted: the ideal stream, 1000 / T_v; trees: {cases[0].tree_text}"
+    return f"{asked}, engine {engines}"
 
 
-def _in_legend(scenarios: Sequence[Scenario], name: str) -> str:
+def _in_legend(cases: Sequence[ReportedCase], name: str) -> str:
     """Return a variant's label, and its options if it has any."""
-    scenario, variant = next(
-        (scenario, variant) for scenario in scenarios for variant in scenario.variants if variant.name == name
-    )
-    label, options = scenario.label(variant), name.partition(",")[2]
+    label, options = next(case for case in cases if name in case.ways).label(name), name.partition(",")[2]
     return f"{label} ({options})" if options else label
 
 
-def _label(scenario: Scenario) -> str:
-    link = "no link" if scenario.setting.profile == NO_LINK else scenario.setting.profile
-    return f"{scenario.setting.drafter}, {link}, seed {scenario.setting.seed}"
-
-
-def _median(scenario: Scenario, name: str) -> float:
-    speed = scenario.medians_of(name)["tokens_per_second"]
-    return speed if isinstance(speed, float) else 0.0
+def _label(case: ReportedCase) -> str:
+    link = "no link" if case.profile == NO_LINK else case.profile
+    return f"{case.drafter}, {link}, seed {case.seed}"

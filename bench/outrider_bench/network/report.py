@@ -1,11 +1,16 @@
-"""Reports of scenarios: medians over the runs with their intervals, the controls, and the settings."""
+"""Reports of scenarios: medians over the runs with their intervals, the controls, and the settings.
+
+Scenario         all answers of one setting, from which the figures are computed
+ReportedCase     the figures alone, as JSON has them, from which tables and plots are made
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 from outrider_bench.core.bootstrap import Interval
 from outrider_bench.core.prompts import TEXT_GROUPS
@@ -13,13 +18,13 @@ from outrider_bench.core.stats import median
 from outrider_bench.network.intervals import IDEAL_STREAM, Intervals, scenario_intervals
 from outrider_bench.network.metrics import Metric, medians
 from outrider_bench.network.scenario_run import ScenarioRun
-from outrider_bench.network.variants import SERVER_DRAFT, STREAM, ModeVariant
+from outrider_bench.network.variants import CONTROLS, STREAM, ModeVariant
 
 PACED = (
     "paced: every pass of target and drafter lasts as long as on the named hardware, and features have the size "
     "that they would have; gRPC, link, codec and acceptance are real"
 )
-ReportDict = dict[str, object]
+Figures = Mapping[str, Any]  # Any: numbers, objects of numbers, and under NAME_ci95 the interval of NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,75 @@ class ScenarioSetting:
         return ", ".join(
             f"{name} {value}" for name, value in self.tree.items() if value and (name, value) not in without_effect
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TextGroup:
+    """Figures on easy or on hard text of the corpus alone."""
+
+    families: Sequence[str]
+    prompts: int
+    ideal_stream: Figures
+    ways: Mapping[str, Figures]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedCase(ScenarioSetting):
+    """A scenario's figures; `ways` has those of each variant, the controls first, and of each run.
+
+    `asked` counts a run's prompts by family, `answers` has a row per answer.
+    """
+
+    runs: int
+    mismatches: int
+    ideal_stream: Figures
+    missing: Mapping[str, str]
+    ways: Mapping[str, Figures]
+    text: Mapping[str, TextGroup]
+    round_trip: Figures
+    round_trips: Sequence[Figures]
+    asked: Mapping[str, int]
+    answers: Sequence[Figures]
+
+    @property
+    def extent(self) -> str:
+        """What the figures are taken from, in words."""
+        runs = "one run" if self.runs == 1 else f"medians of {self.runs} runs"
+        # As many of each, or else the number of each.
+        alike = len(set(self.asked.values())) == 1
+        of_each = ", ".join(self.asked if alike else (f"{count} {name}" for name, count in self.asked.items()))
+        cores = "; client and server a core each" if self.cores_apart else ""
+        return f"{runs} of {self.prompts} prompts" + (f" ({of_each})" if self.asked else "") + cores
+
+    def label(self, way: str) -> str:
+        """Return the variant's mode, numbered where several variants have the same."""
+        mode = self._mode(way)
+        same = [other for other in self.ways if self._mode(other) == mode]
+        return mode if len(same) == 1 else f"{mode} {same.index(way) + 1}"
+
+    def _mode(self, way: str) -> str:
+        return str(self.ways[way]["choices"]["mode"])
+
+    def as_dict(self) -> dict[str, Any]:  # Any: JSON
+        """Return the fields, and on top the figures of the first variant asked for."""
+        first = next((name for name in self.ways if name not in CONTROLS), next(iter(self.ways)))
+        return {
+            **asdict(self),
+            "paced": self.pace is not None,
+            "note": None if self.pace is None else PACED,
+            "mode": first,
+            **self._figures(first),
+            "controls": {
+                name.replace("-", "_"): self._figures(name) if name in self.ways else None for name in CONTROLS
+            },
+            "virtual": None,  # metrics of a replay with the same setting
+        }
+
+    def _figures(self, way: str) -> Figures:
+        return {name: value for name, value in self.ways[way].items() if name not in _OF_WAY}
+
+
+_OF_WAY = ("choices", "mismatches", "runs")  # beside the figures of a variant
 
 
 @dataclass(frozen=True)  # without slots, for cached properties
@@ -102,7 +176,7 @@ class Scenario:
         }
 
     @property
-    def ideal_stream(self) -> ReportDict:
+    def ideal_stream(self) -> Figures:
         """Speed of a stream without anything between its passes, 1000 / T_v, and its ratio to the stream."""
         speeds = [run.ideal_stream for run in self.runs]
         ratios = [
@@ -115,21 +189,6 @@ class Scenario:
             "tokens_per_second_ci95": self.interval(IDEAL_STREAM, "tokens_per_second"),
             "ratio_to_stream": median(ratios),
         }
-
-    @property
-    def extent(self) -> str:
-        """What the figures are taken from, in words."""
-        runs = "one run" if len(self.runs) == 1 else f"medians of {len(self.runs)} runs"
-        counts = Counter(self.families)
-        # As many of each, or else the number of each.
-        of_each = ", ".join(counts if len(set(counts.values())) == 1 else (f"{n} {name}" for name, n in counts.items()))
-        cores = "; client and server a core each" if self.setting.cores_apart else ""
-        return f"{runs} of {self.setting.prompts} prompts" + (f" ({of_each})" if counts else "") + cores
-
-    def label(self, variant: ModeVariant) -> str:
-        """Return the variant's mode, numbered where several variants have the same."""
-        same = [other.name for other in self.variants if other.mode == variant.mode]
-        return variant.mode if len(same) == 1 else f"{variant.mode} {same.index(variant.name) + 1}"
 
     def interval(self, name: str, key: str) -> Interval | None:
         """Return the 95 % interval of a variant's figure; None where it has none."""
@@ -166,55 +225,43 @@ class Scenario:
             answers=(),
         )
 
-    def as_dict(self) -> ReportDict:
-        """Return the report: on top the metrics of the first variant asked for, under `ways` those of all."""
-        first = next(
-            (variant for variant in self.variants if variant.name not in (STREAM, SERVER_DRAFT)), self.variants[0]
+    @cached_property
+    def reported(self) -> ReportedCase:
+        """The figures alone."""
+        return ReportedCase(
+            **{field.name: getattr(self.setting, field.name) for field in fields(self.setting)},
+            runs=len(self.runs),
+            mismatches=self.mismatches,
+            ideal_stream=self.ideal_stream,
+            missing=self.missing,
+            ways={variant.name: self._in_full(variant) for variant in self.variants},
+            text={name: group._text_group for name, group in self.text_groups.items()},
+            round_trip=self.round_trip,
+            round_trips=[asdict(run.round_trips) for run in self.runs],
+            asked=dict(Counter(self.families)),
+            answers=self.answers,
         )
-        pace = self.setting.pace
-        return {
-            **asdict(self.setting),
-            "paced": pace is not None,
-            "note": None if pace is None else PACED,
-            "mode": first.name,
-            "runs": len(self.runs),
-            "mismatches": self.mismatches,
-            **self._figures(first.name),
-            "controls": {"stream": self._control(STREAM), "server_draft": self._control(SERVER_DRAFT)},
-            "ideal_stream": self.ideal_stream,
-            "missing": dict(self.missing),
-            "ways": {variant.name: self._in_full(variant.name) for variant in self.variants},
-            "text": {name: group._as_text_group() for name, group in self.text_groups.items()},
-            "round_trip": self.round_trip,
-            "round_trips": [asdict(run.round_trips) for run in self.runs],
-            "virtual": None,  # metrics of a replay with the same setting
-        }
 
-    def _as_text_group(self) -> ReportDict:
-        return {
-            "families": sorted(set(self.families)),
-            "prompts": self.setting.prompts,
-            "ideal_stream": self.ideal_stream,
-            "ways": {variant.name: self._figures(variant.name) for variant in self.variants},
-        }
+    @property
+    def _text_group(self) -> TextGroup:
+        ways = {variant.name: self._figures(variant.name) for variant in self.variants}
+        return TextGroup(sorted(set(self.families)), self.setting.prompts, self.ideal_stream, ways)
 
-    def _control(self, name: str) -> ReportDict | None:
-        return None if name in self.missing else self._figures(name)
-
-    def _figures(self, name: str) -> ReportDict:
+    def _figures(self, name: str) -> Figures:
         intervals = {f"{key}_ci95": interval for key, interval in self.intervals.get(name, {}).items()}
         return {**self.medians_of(name), **intervals}
 
-    def _in_full(self, name: str) -> ReportDict:
+    def _in_full(self, variant: ModeVariant) -> Figures:
+        name = variant.name
         return {
             **self._figures(name),
-            "choices": next(variant for variant in self.variants if variant.name == name).choices_as_dict,
+            "choices": variant.choices_as_dict,
             "mismatches": sum(run.mismatches[name] for run in self.runs),
             "runs": [asdict(run.metrics[name]) | {"ratio_to_stream": run.ratio_to_stream(name)} for run in self.runs],
         }
 
 
-def network_report(scenarios: Sequence[Scenario]) -> ReportDict:
-    """Put the first scenario's keys on top and all scenarios with their answers under `cases`."""
-    cases = [{**scenario.as_dict(), "answers": list(scenario.answers)} for scenario in scenarios]
-    return scenarios[0].as_dict() | {"cases": cases}
+def network_report(cases: Sequence[ReportedCase]) -> dict[str, Any]:  # Any: JSON
+    """Put the first case's keys on top and all cases with their answers under `cases`."""
+    first, *others = (case.as_dict() for case in cases)
+    return {key: value for key, value in first.items() if key != "answers"} | {"cases": [first, *others]}

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 from outrider_bench.core.prompts import Question
-from outrider_bench.network.first_token import FirstToken
-from outrider_bench.network.link_endpoint import LinkEndpoint
-from outrider_bench.network.metrics import VariantMetrics, variant_metrics
-from outrider_bench.network.pings import Pinger, PingStats, pings_before_each
+from outrider_bench.network.link_endpoint import LinkEndpoint, Pinger, PingStats, pings_before_each
+from outrider_bench.network.metrics import FirstToken, VariantMetrics, variant_metrics
 from outrider_bench.network.timed_answer import AnswerSlot, TimedAnswer, ask
 from outrider_bench.network.variants import SERVER_DRAFT, STREAM, ModeVariant
 from outrider_client.async_client import AsyncClient
@@ -120,9 +118,8 @@ async def run_once(
     config: ClientConfig,
     endpoint: LinkEndpoint,
     missing: Sequence[AnswerSlot],
-    take: Callable[[AnswerSlot, Sequence[float], TimedAnswer], None],
-) -> None:
-    """Ask for the missing answers of a run in their order, and pass each with the pings before it to `take`."""
+) -> AsyncGenerator[tuple[AnswerSlot, Sequence[float], TimedAnswer], None]:
+    """Ask for the missing answers of a run in their order; yield each with the pings before it."""
     count, most_s = pings_before_each(len(prompt_set.asked) * len(variants))
     async with AsyncExitStack() as stack:
         clients = {variant.name: await _warm_client(variant, prompt_set, config, stack) for variant in variants}
@@ -135,7 +132,7 @@ async def run_once(
             answer = await ask(client, prompt, endpoint.traffic, time.perf_counter)
             # The server keeps no prefixes for others here, but this session has the prompt now.
             again = await ask(client, prompt, endpoint.traffic, time.perf_counter, max_new_tokens=1)
-            take(slot, pings_ms, replace(answer, warm_ms=again.ttft_ms))
+            yield slot, pings_ms, replace(answer, warm_ms=again.ttft_ms)
 
 
 def slots_of_run(variants: Sequence[ModeVariant], prompts: int, seed: int, run: int) -> list[AnswerSlot]:

@@ -1,16 +1,14 @@
-"""Tables of scenarios."""
+"""Tables of a report's cases."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from outrider_bench.core.tables import ResultTable, plus_minus, table
-from outrider_bench.network.intervals import IDEAL_STREAM
 from outrider_bench.network.link_endpoint import NO_LINK
 from outrider_bench.network.messages import MessageSizes
-from outrider_bench.network.metrics import Metric
-from outrider_bench.network.report import Scenario
-from outrider_bench.network.variants import STREAM, ModeVariant
+from outrider_bench.network.report import Figures, ReportedCase
+from outrider_bench.network.variants import STREAM
 
 _SPEED = (
     ("tok/s", "tokens_per_second", 1),
@@ -48,131 +46,112 @@ _PERCENTILES = ("p50", "p95", "p99")
 _EVENNESS = ("inter_token_ms", "pause_ms")
 
 
-def legend(scenario: Scenario) -> list[str]:
+def legend(case: ReportedCase) -> list[str]:
     """Explain the labels that differ from the variants' names."""
-    return [
-        f"{label}: {variant.name}"
-        for variant in scenario.variants
-        if (label := scenario.label(variant)) != variant.name
-    ]
+    return [f"{label}: {way}" for way in case.ways if (label := case.label(way)) != way]
 
 
-def speed_table(scenario: Scenario) -> ResultTable:
+def speed_table(case: ReportedCase) -> ResultTable:
     """Build the table of speeds and their bounds, with the ideal stream below the stream."""
-    rows = _metrics_rows(scenario, _SPEED)
-    if (ideal := scenario.ideal_stream)["tokens_per_second"] is not None:
-        speed = plus_minus(ideal["tokens_per_second"], scenario.interval(IDEAL_STREAM, "tokens_per_second"), 1)
+    rows = _rows(case, case.ways, _SPEED)
+    if case.ideal_stream["tokens_per_second"] is not None:
+        speed, ratio = (_cell(case.ideal_stream, key, digits) for _, key, digits in _SPEED[:2])
         # Every stream is below it: what a server does between passes comes on top of T_v.
-        place = next(n for n, variant in enumerate(scenario.variants, 1) if variant.name == STREAM)
-        rows.insert(place, ["ideal stream, 1000 / T_v", speed, plus_minus(ideal["ratio_to_stream"], None, 2), "1.00"])
-    caption = f"{scenario.extent}; ±: 95 % interval over {'runs and ' * (len(scenario.runs) > 1)}prompts"
-    return table(title(scenario), ("way", *(name for name, _, _ in _SPEED)), rows, caption=caption)
+        place = list(case.ways).index(STREAM) + 1
+        rows.insert(place, ["ideal stream, 1000 / T_v", speed, ratio, "1.00"])
+    caption = f"{case.extent}; ±: 95 % interval over {'runs and ' * (case.runs > 1)}prompts"
+    return table(title(case), ("way", *(name for name, _, _ in _SPEED)), rows, caption=caption)
 
 
-def text_table(scenario: Scenario) -> ResultTable:
+def text_table(case: ReportedCase) -> ResultTable:
     """Build the table of speeds on easy and on hard text, a row each."""
+    groups = {name: _rows(case, group.ways, _OF_TEXT) for name, group in case.text.items()}
     rows = [
         [f"{label}, {name}", *figures]
-        for place in range(len(scenario.variants))
-        for name, group in scenario.text_groups.items()
-        for label, *figures in [_metrics_rows(group, _OF_TEXT)[place]]
+        for place in range(len(case.ways))
+        for name, of_group in groups.items()
+        for label, *figures in [of_group[place]]
     ]
-    families = "; ".join(f"{name}: {', '.join(dict.fromkeys(g.families))}" for name, g in scenario.text_groups.items())
+    families = "; ".join(f"{name}: {', '.join(group.families)}" for name, group in case.text.items())
     return table("by text", ("way", *(name for name, _, _ in _OF_TEXT)), rows, caption=families)
 
 
-def first_token_table(scenario: Scenario) -> ResultTable:
+def first_token_table(case: ReportedCase) -> ResultTable:
     """Build the table of times to the first and the 32nd token; ratios are taken prompt by prompt."""
     heading = "how answers begin: first token of a prompt new to the server (cold) and known (warm), 32nd token (cold)"
-    return _metrics_table(heading, scenario, _BEGINNING)
+    return _table(heading, case, _BEGINNING)
 
 
-def cost_table(scenario: Scenario) -> ResultTable:
+def cost_table(case: ReportedCase) -> ResultTable:
     """Build the table of costs for the link and the server."""
-    return _metrics_table(
-        "bytes a token, packets a reply, tokens and calls an answer, server ms a token", scenario, _COST
-    )
+    return _table("bytes a token, packets a reply, tokens and calls an answer, server ms a token", case, _COST)
 
 
-def split_table(scenario: Scenario) -> ResultTable:
+def split_table(case: ReportedCase) -> ResultTable:
     """Build the table of where a token's time went."""
-    rows = [
-        [scenario.label(variant), *_parts(scenario.medians_of(variant.name)["split_ms"], _PARTS)]
-        for variant in scenario.variants
-    ]
+    rows = [[case.label(way), *_parts(figures["split_ms"], _PARTS)] for way, figures in case.ways.items()]
     return table(
         "ms of a token's time, by part (they may overlap)", ("way", *(part.replace("_", " ") for part in _PARTS)), rows
     )
 
 
-def pauses_table(scenario: Scenario) -> ResultTable:
+def pauses_table(case: ReportedCase) -> ResultTable:
     """Build the table of the times between tokens and between arrivals."""
-    rows = []
-    for variant in scenario.variants:
-        metrics = scenario.medians_of(variant.name)
-        rows.append(
-            [scenario.label(variant), *(part for key in _EVENNESS for part in _parts(metrics[key], _PERCENTILES))]
-        )
+    rows = [
+        [case.label(way), *(part for key in _EVENNESS for part in _parts(figures[key], _PERCENTILES))]
+        for way, figures in case.ways.items()
+    ]
     columns = ("way", *_PERCENTILES, *(f"pause {name}" for name in _PERCENTILES))
     return table("ms between tokens, and between arrivals", columns, rows)
 
 
-def link_table(scenarios: Sequence[Scenario], note: str = "") -> ResultTable:
+def link_table(cases: Sequence[ReportedCase], note: str = "") -> ResultTable:
     """Build a table of speeds by link: a row per drafter, seed and variant, a column per link."""
-    links = list(dict.fromkeys(scenario.setting.profile for scenario in scenarios))
-    seeds = {scenario.setting.seed for scenario in scenarios}
+    links = list(dict.fromkeys(case.profile for case in cases))
+    seeds = {case.seed for case in cases}
     rows = []
-    for drafter, seed in dict.fromkeys((one.setting.drafter, one.setting.seed) for one in scenarios):
-        of_link = {
-            one.setting.profile: one for one in scenarios if (one.setting.drafter, one.setting.seed) == (drafter, seed)
-        }
+    for drafter, seed in dict.fromkeys((case.drafter, case.seed) for case in cases):
+        of_link = {case.profile: case for case in cases if (case.drafter, case.seed) == (drafter, seed)}
         # Those of any link will do: they are the same on all of them except for staleness.
         last = of_link[links[-1]]
-        for variant in last.variants:
-            label = f"{drafter}, {last.label(variant)}" + (f", seed {seed}" if len(seeds) > 1 else "")
-            speeds = [_cell(of_link[link], variant, "tokens_per_second", 1) for link in links]
-            rows.append([label, *speeds, *(_cell(last, variant, key, digits) for _, key, digits in _OF_ANY_LINK)])
+        for way, figures in last.ways.items():
+            label = f"{drafter}, {last.label(way)}" + (f", seed {seed}" if len(seeds) > 1 else "")
+            speeds = [_cell(of_link[link].ways[way], "tokens_per_second", 1) for link in links]
+            rows.append([label, *speeds, *(_cell(figures, key, digits) for _, key, digits in _OF_ANY_LINK)])
     headings = ["single device" if link == NO_LINK else link for link in links]
     heading = " ".join(["tokens a second by link", *([note] if note else [])])
     return table(heading, ("drafter, way", *headings, *(name for name, _, _ in _OF_ANY_LINK)), rows)
 
 
-def title(scenario: Scenario) -> str:
+def title(case: ReportedCase) -> str:
     """Describe in one line what was measured."""
-    setting, trip = scenario.setting, scenario.round_trip
-    pace = "not paced" if setting.pace is None else f"PACED as {setting.pace}"
-    link = "no link" if setting.profile == NO_LINK else f"{setting.profile} ({setting.engine})"
+    trip = case.round_trip
+    pace = "not paced" if case.pace is None else f"PACED as {case.pace}"
+    link = "no link" if case.profile == NO_LINK else f"{case.profile} ({case.engine})"
     round_trip = (
         f"R {trip['mean_ms']:.1f} ms (standard error {trip['standard_error_ms']:.1f}, {trip['pings']} pings; "
         f"the profile's: {trip['profile_ms']:.1f})"
     )
-    return f"{setting.drafter} over {link}, seed {setting.seed}, {round_trip}, {pace}, trees: {setting.tree_text}"
+    return f"{case.drafter} over {link}, seed {case.seed}, {round_trip}, {pace}, trees: {case.tree_text}"
 
 
-def _metrics_table(heading: str, scenario: Scenario, columns: Sequence[tuple[str, str, int]]) -> ResultTable:
-    return table(heading, ("way", *(name for name, _, _ in columns)), _metrics_rows(scenario, columns))
+def _table(heading: str, case: ReportedCase, columns: Sequence[tuple[str, str, int]]) -> ResultTable:
+    return table(heading, ("way", *(name for name, _, _ in columns)), _rows(case, case.ways, columns))
 
 
-def _metrics_rows(scenario: Scenario, columns: Sequence[tuple[str, str, int]]) -> list[list[str]]:
+def _rows(case: ReportedCase, ways: Mapping[str, Figures], columns: Sequence[tuple[str, str, int]]) -> list[list[str]]:
     """Return a row per variant, with the interval of every figure that has one."""
     return [
-        [scenario.label(variant), *(_cell(scenario, variant, key, digits) for _, key, digits in columns)]
-        for variant in scenario.variants
+        [case.label(way), *(_cell(figures, key, digits) for _, key, digits in columns)] for way, figures in ways.items()
     ]
 
 
-def _cell(scenario: Scenario, variant: ModeVariant, key: str, digits: int) -> str:
-    metric = scenario.medians_of(variant.name)[key]
-    return plus_minus(metric, scenario.interval(variant.name, key), digits)
+def _cell(figures: Figures, key: str, digits: int) -> str:
+    return plus_minus(figures[key], figures.get(f"{key}_ci95"), digits)
 
 
-def _parts(metric: Metric, names: Sequence[str]) -> list[str]:
-    given = metric if isinstance(metric, dict) else {}
-    return [_number(given.get(name), 1) for name in names]
-
-
-def _number(metric: Metric, digits: int) -> str:
-    return f"{metric:.{digits}f}" if isinstance(metric, int | float) else "-"
+def _parts(figures: Figures, names: Sequence[str]) -> list[str]:
+    return [plus_minus(figures.get(name), None, 1) for name in names]
 
 
 def messages_table(sizes: Sequence[MessageSizes]) -> ResultTable:

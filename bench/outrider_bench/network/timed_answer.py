@@ -66,6 +66,15 @@ class TimedAnswer:
         """Tokens after the first arrival, which pays for the prompt."""
         return sum(arrival.tokens for arrival in self.arrivals[1:])
 
+    def ms_to_token(self, number: int) -> float | None:
+        """Return the ms from the question to token `number`, counted from 1; None in a shorter answer."""
+        tokens = 0
+        for arrival in self.arrivals:
+            tokens += arrival.tokens
+            if tokens >= number:
+                return arrival.at_ms
+        return None
+
     @property
     def drafts(self) -> bool:
         """True if a verdict judged a draft."""

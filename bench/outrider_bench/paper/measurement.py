@@ -39,7 +39,7 @@ _IMPORTED = (
     "outrider_bench.paper.exhibits",
     "outrider_bench.cli.app",
     "outrider_bench.load.run",
-    "outrider_bench.network.plan",
+    "outrider_bench.network.study",
 )
 
 
@@ -49,7 +49,7 @@ class MeasurementError(OutriderError):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A command of `outrider-bench` whose report `name` holds. `resumable` ones take --resume when begun before.
+    """A command of `outrider-bench` whose report `name` holds, and which goes on by itself when it was interrupted.
 
     `first` is a command that has to run before. In both, KEPT stands for OUT/json/NAME, the beginning of the names of
     files that one writes for the other.
@@ -57,7 +57,6 @@ class Measurement:
 
     name: str
     arguments: tuple[str, ...]
-    resumable: bool = False
     first: tuple[str, ...] = ()
 
     @property
@@ -93,10 +92,9 @@ class Measurement:
                 left.unlink()
         asked.write_text(self.key)
         show_line(f"{self.name}: {self.command}")
-        resume = ["--resume"] if begun and self.resumable else []
         code = self._run(self.first, directory) if self.first else 0
         if code == 0:
-            code = self._run((*self.arguments, *resume, "--json", str(path)), directory)
+            code = self._run((*self.arguments, "--json", str(path)), directory)
         if code not in (0, _FAILED_CHECK) or not path.is_file():
             raise MeasurementError(f"{self.command}: ended with {code}; the same command goes on from there")
         report: dict[str, Any] = json.loads(path.read_bytes())

@@ -13,9 +13,9 @@ import numpy as np
 
 from outrider_bench.core.bootstrap import Floats, Interval
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
+from outrider_bench.network.intervals import DecodedPrompts
 from outrider_bench.network.records import Row
 from outrider_bench.network.variants import CONTROLS, SERVER_DRAFT, ModeVariant
-from outrider_bench.virtual.decoded_prompts import DecodedPrompts
 from outrider_bench.virtual.sweep import SweepConditions, SweepGrid, SweepPoint, sweep
 from outrider_bench.virtual.tape import Tape
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from outrider_bench.core.bootstrap import Interval
 from outrider_bench.core.tables import ResultTable, plus_minus, table
+from outrider_bench.network.intervals import DecodedPrompts
 from outrider_bench.network.report import Scenario
-from outrider_bench.virtual.decoded_prompts import DecodedPrompts
 from outrider_bench.virtual.overhead_fit import OverheadFit
 from outrider_bench.virtual.real_report import RealCase
 from outrider_proto.errors import UsageError

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from outrider_bench.core.stats import median
-from outrider_bench.virtual.decoded_prompts import DecodedPrompts
+from outrider_bench.network.intervals import DecodedPrompts
 from outrider_proto.errors import UsageError
 
 _PARITIES = {"odd": 1, "even": 0}

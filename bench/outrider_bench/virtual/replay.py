@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.network.link_endpoint import NO_LINK, LinkTraffic, profile_or_none
-from outrider_bench.network.pings import PINGS_A_RUN, PingStats
+from outrider_bench.network.link_endpoint import NO_LINK, PINGS_A_RUN, LinkTraffic, PingStats, profile_or_none
 from outrider_bench.network.records import AnswerEntry, CaseKey, Row, answer_rows
 from outrider_bench.network.report import Scenario, ScenarioSetting
 from outrider_bench.network.scenario_run import WARM_UP_TOKENS, ScenarioRun
@@ -39,7 +38,7 @@ VIRTUAL_NOTE = (
     "virtual time: taped drafts and answers through the client's own loops; packets as the profile has them, under a "
     "model of Linux's TCP with congestion control; processor time only as declared"
 )
-_PAUSE_S = 0.01  # before a ping, as in network/pings.py
+_PAUSE_S = 0.01  # before a ping, as in network/link_endpoint.py
 # Before an answer. In the network bench the other ways answer meanwhile: the features of the last prompt have arrived
 # by then, and the congestion window has shrunk for lack of use.
 _BETWEEN_ANSWERS_S = 2.0

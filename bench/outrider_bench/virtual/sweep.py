@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from outrider_bench.core.bootstrap import Interval
 from outrider_bench.core.plots import saved_figure
+from outrider_bench.core.tables import ResultTable, table
+from outrider_bench.network.intervals import DecodedPrompts
 from outrider_bench.network.records import Row
 from outrider_bench.network.scenario_run import ScenarioRun
 from outrider_bench.network.variants import CONTROLS, STREAM, ModeVariant
-from outrider_bench.virtual.decoded_prompts import DecodedPrompts
 from outrider_bench.virtual.replay import ReplaySetup, replay, rows_of
-from outrider_bench.virtual.tape import Tape
+from outrider_bench.virtual.tape import Tape, Thinning, thinned
 from outrider_bench.virtual.texts import TapedTexts
-from outrider_bench.virtual.thinning import Thinning, thinned
 from outrider_drafters.emulation.pace import Pace
 from outrider_netsim import Direction, Profile
 from outrider_proto.errors import UsageError
@@ -45,6 +45,12 @@ class SweepGrid:
                 raise UsageError(f"{name}={','.join(map(str, values))}: need at least one number, none below 0")
             if list(values) != sorted(set(values)):
                 raise UsageError(f"{name}={','.join(map(str, values))}: need them in order, each once")
+
+    @classmethod
+    def of(cls, points: Sequence[SweepPoint]) -> Self:
+        """Return the grid that was swept."""
+        values = (sorted({getattr(point, name) for point in points}) for name in ("rtt_ms", "verify_ms", "share"))
+        return cls(*map(tuple, values))
 
     def __len__(self) -> int:
         return len(self.round_trips_ms) * len(self.verify_ms) * len(self.shares)
@@ -121,10 +127,19 @@ class SweepPoint:
         return self.tokens_per_second[self.best] / self.tokens_per_second[STREAM]
 
     @property
+    def lead_text(self) -> str:
+        """The ratio to the stream, after ~ where the lead is not decided."""
+        return f"{'~' if self.is_decided is False else ''}{self.ratio_to_stream:.2f}"
+
+    @property
     def tau(self) -> float:
         """Mean acceptance length of the first variant that drafts on the client."""
         own = [tau for name, tau in self.mean_acceptance_length.items() if name not in CONTROLS]
         return own[0] if own else 1.0
+
+    def as_dict(self) -> dict[str, object]:
+        computed = {"ratio_to_stream": self.ratio_to_stream, "decided": self.is_decided}
+        return asdict(self) | {"tau": self.tau, "best": self.best} | computed
 
 
 def sweep(
@@ -170,10 +185,28 @@ def _point(rtt_ms: float, verify_ms: float, share: float, run: ScenarioRun) -> S
     )
 
 
-def plot_sweep(grid: SweepGrid, points: Sequence[SweepPoint], names: Sequence[str], title: str, path: Path) -> None:
+def sweep_table(points: Sequence[SweepPoint]) -> ResultTable:
+    """Build the map as a table: a row for each drafter and time of a pass, a column for each round trip."""
+    grid = SweepGrid.of(points)
+    at = {(point.share, point.verify_ms, point.rtt_ms): point for point in points}
+    rows = [
+        [
+            f"{share:g}",
+            f"{verify:g}",
+            *(f"{at[share, verify, trip].best} {at[share, verify, trip].lead_text}" for trip in grid.round_trips_ms),
+        ]
+        for share in grid.shares
+        for verify in grid.verify_ms
+    ]
+    columns = ("tokens missed", "pass, ms", *(f"R {trip:g} ms" for trip in grid.round_trips_ms))
+    return table("the fastest mode, and its speed over the stream's", columns, rows, keys=2)
+
+
+def plot_sweep(points: Sequence[SweepPoint], title: str, path: Path) -> None:
     """Color each point by its fastest variant, and print its ratio to the stream, after ~ where it is not decided."""
     from matplotlib.patches import Patch
 
+    grid, names = SweepGrid.of(points), list(points[0].tokens_per_second)
     colors = _colors(names)
     size = (max(6.0, 0.75 * len(grid.round_trips_ms) + 1.2), 0.55 * len(grid.verify_ms) + 1.1)
     with saved_figure(
@@ -193,8 +226,7 @@ def _plot_panel(axes: Axes, grid: SweepGrid, points: Sequence[SweepPoint], color
     for point in points:
         x, y = grid.round_trips_ms.index(point.rtt_ms), grid.verify_ms.index(point.verify_ms)
         axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colors[point.best], edgecolor="white"))
-        text = f"{'~' if point.is_decided is False else ''}{point.ratio_to_stream:.2f}"
-        axes.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize="small")
+        axes.text(x + 0.5, y + 0.5, point.lead_text, ha="center", va="center", fontsize="small")
     axes.set_xlim(0, len(grid.round_trips_ms))
     axes.set_ylim(0, len(grid.verify_ms))
     axes.set_xticks([x + 0.5 for x in range(len(grid.round_trips_ms))], [f"{value:g}" for value in grid.round_trips_ms])

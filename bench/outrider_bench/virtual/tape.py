@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -172,6 +173,75 @@ def _lengthened(recording: TapedAnswer, least: int) -> TapedAnswer:
     missing = max(least - len(prompt), 0)
     before = (prompt * (missing // len(prompt) + 1))[:missing]
     return replace(recording, prompt=before + prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Thinning:
+    """A worse drafter: the share of the answer's tokens that it misses. Raises UsageError unless it is 0 to 1.
+
+    Which tokens are hard is drawn from the seed, each with probability `share`. Wherever the target's token at such a
+    position was guessed, it moves down the list to rank breadth + k with probability 2^-(k + 1): below all that is
+    drafted, but not below all that may be predicted as a bonus. Probabilities keep their ranks, so that the drafter is
+    as confident as before. Trees keep their sizes and times; tau falls with the share.
+    """
+
+    share: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise UsageError(f"thin={self.share:g}: need 0 to 1")
+
+
+def thinned(tape: Tape, thinning: Thinning) -> Tape:
+    """Return the tape that a worse drafter would have made."""
+    if not thinning.share:
+        return tape
+    return replace(tape, recordings=tuple(_thinned(each, tape.breadth, thinning) for each in tape.recordings))
+
+
+def _thinned(recording: TapedAnswer, breadth: int, thinning: Thinning) -> TapedAnswer:
+    ranks = [_rank(recording.name, number, breadth, thinning) for number in range(len(recording.answer))]
+
+    def harder(positions: Sequence[TapedPosition]) -> tuple[TapedPosition, ...]:
+        return tuple(
+            _thinned_position(position, recording.answer, root, ranks) for root, position in enumerate(positions)
+        )
+
+    late = {lag: harder(positions) for lag, positions in recording.late.items()}
+    return replace(recording, positions=harder(recording.positions), late=late)
+
+
+def _rank(name: str, number: int, breadth: int, thinning: Thinning) -> int | None:
+    """Return the rank that this token of the answer moves to, or None where it stays."""
+    # One generator per token: which tokens are hard must not depend on order or on other answers.
+    generator = random.Random(f"{thinning.seed}/{name}/{number}")
+    if generator.random() >= thinning.share:
+        return None
+    rank = breadth
+    while generator.random() < 0.5:
+        rank += 1
+    return rank
+
+
+def _thinned_position(position: TapedPosition, answer: TokenPath, root: int, ranks: list[int | None]) -> TapedPosition:
+    """Demote the hard tokens along the answer, from its token `root` on."""
+    changed = {}
+    for following in range(root + 1, len(answer)):
+        path = answer[root + 1 : following]
+        if path not in position.guesses:
+            break
+        rank = ranks[following]
+        if rank is not None:
+            changed[path] = _demoted(position.guesses[path], answer[following], rank)
+    return TapedPosition({**position.guesses, **changed}) if changed else position
+
+
+def _demoted(guess: Guess, token: int, rank: int) -> Guess:
+    if token not in guess.tokens[:rank]:
+        return guess
+    others = [other for other in guess.tokens if other != token]
+    return replace(guess, tokens=(*others[:rank], token, *others[rank:]))
 
 
 def _as_dict(tape: Tape) -> dict[str, object]:

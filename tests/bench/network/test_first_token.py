@@ -4,7 +4,7 @@ import pytest
 from virtual_tapes import recording_of, tape_of
 
 from outrider_bench.core.prompts import lengthened, questions
-from outrider_bench.network.first_token import FirstToken, ms_to_token
+from outrider_bench.network.metrics import FirstToken
 from outrider_bench.network.timed_answer import Arrival, TimedAnswer
 from outrider_bench.network.variants import ModeVariant
 from outrider_bench.virtual.tape import lengthened as lengthened_tape
@@ -26,7 +26,7 @@ def models() -> LocalModels:
 
 def test_a_token_comes_with_its_arrival():
     record = arrived((50, 1), (90, 4))
-    assert [ms_to_token(record, number) for number in (1, 2, 5, 6)] == [50, 90, 90, None]
+    assert [record.ms_to_token(number) for number in (1, 2, 5, 6)] == [50, 90, 90, None]
 
 
 def test_ratios_are_of_the_same_prompt_and_need_the_token_in_both():

@@ -3,8 +3,8 @@
 import pytest
 from network_answers import answer
 
+from outrider_bench.network.link_endpoint import PingStats
 from outrider_bench.network.metrics import medians, variant_metrics
-from outrider_bench.network.pings import PingStats
 from outrider_bench.network.report import Scenario, ScenarioSetting, network_report
 from outrider_bench.network.scenario_run import ScenarioRun
 from outrider_bench.network.timed_answer import AnswerRecorder, Arrival, TimedAnswer, VerdictRecord
@@ -212,7 +212,7 @@ ALL = {STREAM: 1, SERVER_DRAFT: 3, "stop-and-wait": 2}
 
 
 def test_the_report_has_the_wanted_keys_and_both_controls():
-    report = network_report([case_of([run_of(ALL)])])
+    report = network_report([case_of([run_of(ALL)]).reported])
     for key in WANTED:
         assert key in report
         assert key in report["controls"]["stream"]
@@ -232,7 +232,7 @@ def test_the_ratio_is_the_median_of_the_runs_ratios():
 
 def test_a_control_that_is_not_available_is_null_with_its_reason():
     runs = [run_of({STREAM: 1, "stop-and-wait": 2})]
-    report = case_of(runs, {SERVER_DRAFT: "no features"}).as_dict()
+    report = case_of(runs, {SERVER_DRAFT: "no features"}).reported.as_dict()
     assert report["controls"]["server_draft"] is None
     assert report["missing"] == {SERVER_DRAFT: "no features"}
 

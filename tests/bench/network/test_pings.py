@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from outrider_bench.network.pings import Pinger, PingStats, pings_before_each
+from outrider_bench.network.link_endpoint import Pinger, PingStats, pings_before_each
 from outrider_client.models.local_models import LocalModels
 from outrider_proto.errors import LinkError
 

@@ -58,7 +58,7 @@ def test_a_user_s_questions_are_asked_turn_by_turn_over_a_link(tmp_path):
     (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, asked)))
     out, rows = tmp_path / "report.json", tmp_path / "rows.csv"
     options = ["--profile", "none", "--mode", "stop-and-wait", "--questions", str(tmp_path / "asked.jsonl")]
-    files = ["--json", str(out), "--records", str(rows)]
+    files = ["--json", str(out), "--csv", str(rows)]
     network(*options, "--families", "math", "--drafter", "lookup", "--max-new-tokens", "4", *files)
     report = json.loads(out.read_text())
     assert (report["prompts"], report["families"], report["questions"]) == (2, ["math"], "asked.jsonl")

@@ -1,5 +1,6 @@
 """Whole runs of `outrider-bench network`: killed and resumed ones, and prompts that are cold in every one."""
 
+import csv
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.network import pings
+from outrider_bench.network import link_endpoint
 from outrider_proto.errors import UsageError
 
 COMMAND = [sys.executable, "-c", "from outrider_bench.cli.app import main; main()", "network"]
@@ -34,20 +35,21 @@ def network(*options: object) -> None:
     assert result.exit_code == 0, result.output
 
 
-def answers(file: Path) -> list[str]:
-    """The lines of whole answers in a file of records."""
+def answers(file: Path) -> list[dict]:
+    """The answers in a file of rows; the last line may not be whole."""
     text = file.read_text() if file.exists() else ""
-    return [line for line in text.split("\n")[:-1] if line.startswith('{"answer"')]
+    rows = [json.loads(line) for line in text.split("\n")[:-1]]
+    return [row["row"] for row in rows if "answer" in row.get("row", {})]
 
 
 @contextmanager
-def running_until(count: int, report: Path, records: Path) -> Iterator[subprocess.Popen[str]]:
+def running_until(count: int, report: Path, rows: Path) -> Iterator[subprocess.Popen[str]]:
     """Start a run in a process group of its own, with its server, and wait until `count` answers are recorded."""
     command = [*COMMAND, *SMALL, "--json", str(report)]
     with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
         try:
             give_up_at = time.monotonic() + START_S
-            while len(answers(records)) < count and process.poll() is None and time.monotonic() < give_up_at:
+            while len(answers(rows)) < count and process.poll() is None and time.monotonic() < give_up_at:
                 time.sleep(0.01)
             yield process
         finally:
@@ -55,52 +57,52 @@ def running_until(count: int, report: Path, records: Path) -> Iterator[subproces
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_a_run_that_was_killed_is_resumed_and_its_report_computed_from_all_records(tmp_path):
-    report, records, table = (tmp_path / name for name in ("run.json", "run.records.jsonl", "run.csv"))
-    with running_until(5, report, records) as process:
+def test_a_run_that_was_killed_goes_on_and_its_report_is_computed_from_all_rows(tmp_path):
+    report, rows, table = (tmp_path / name for name in ("run.json", "run.json.partial", "run.csv"))
+    with running_until(5, report, rows) as process:
         os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
-    before = answers(records)
+    before = answers(rows)
     assert 5 <= len(before) < ANSWERS
     assert not report.exists()
-    with pytest.raises(UsageError, match="answers of an unfinished run: continue with --resume"):
-        network(*SMALL, "--json", report)
     with pytest.raises(UsageError, match="max_new_tokens=7 here, 6 there"):
-        network(*SMALL, "--json", report, "--resume", "--max-new-tokens", "7")
+        network(*SMALL, "--json", report, "--max-new-tokens", "7")
+    assert answers(rows) == before
 
-    network(*SMALL, "--json", report, "--resume", "--records", table)
-    lines = answers(records)
-    assert lines[: len(before)] == before
-    slots = [(entry["slot"]["run"], entry["slot"]["place"], entry["slot"]["way"]) for entry in map(_answer, lines)]
-    assert len(slots) == len(set(slots)) == ANSWERS
+    network(*SMALL, "--json", report, "--csv", table)
+    assert not rows.exists()
     resumed = json.loads(report.read_text())
     assert resumed["mismatches"] == 0
-    assert len(resumed["cases"][0]["answers"]) == ANSWERS
-    assert resumed["round_trip"]["pings"] == sum(len(entry["pings_ms"]) for entry in map(_answer, lines))
-    assert resumed["round_trip"]["pings"] >= ANSWERS * 10
-    assert len(table.read_text().splitlines()) == 1 + ANSWERS
-
-    # Nothing is left to measure: no server is started, and the report of the same records is the same.
-    network(*SMALL, "--json", report, "--resume")
-    assert answers(records) == lines
-    assert _figures(json.loads(report.read_text())) == _figures(resumed)
+    of_report = resumed["cases"][0]["answers"]
+    slots = [(row["run"], row["place"], row["way"]) for row in of_report]
+    assert len(slots) == len(set(slots)) == ANSWERS
+    assert resumed["round_trip"]["pings"] == sum(row["pings"] for row in of_report) >= ANSWERS * 10
+    with table.open(newline="") as file:
+        in_table = list(csv.DictReader(file))
+    assert [row["decode_ms"] for row in in_table] == [str(row["decode_ms"]) for row in of_report]
+    # Those of before were not asked again.
+    kept = {(one["slot"]["run"], one["slot"]["place"], one["slot"]["way"]): one["answer"] for one in before}
+    for row in of_report:
+        if answer := kept.get((row["run"], row["place"], row["way"])):
+            arrivals = answer["arrivals"]
+            assert row["decode_ms"] == arrivals[-1]["at_ms"] - arrivals[0]["at_ms"]
 
 
 def test_a_run_that_is_told_to_end_takes_its_server_along_and_says_how_to_go_on(tmp_path):
-    report, records = tmp_path / "run.json", tmp_path / "run.records.jsonl"
-    with running_until(2, report, records) as process:
+    report, rows = tmp_path / "run.json", tmp_path / "run.json.partial"
+    with running_until(2, report, rows) as process:
         process.terminate()
         _, said = process.communicate(timeout=60)
         with pytest.raises(ProcessLookupError):  # nobody is left in its group
             os.killpg(process.pid, 0)
     assert process.returncode not in (0, -signal.SIGTERM)
-    assert f"{len(answers(records))} answers are kept: the same command with --resume goes on" in said
+    assert f"{len(answers(rows)) + 1} rows are kept: the same command goes on" in said  # the case is one
 
 
 @pytest.fixture
 def few_pings(monkeypatch):
     """Ping less where a test is not about the round trip: 200 pings take a run at least two seconds."""
-    monkeypatch.setattr(pings, "PINGS_A_RUN", 6)
+    monkeypatch.setattr(link_endpoint, "PINGS_A_RUN", 6)
 
 
 def test_every_way_meets_every_prompt_of_every_run_cold(tmp_path, few_pings):
@@ -132,12 +134,4 @@ def test_an_experiment_file_has_a_case_per_link_and_seed(tmp_path, few_pings):
     assert [(case["profile"], case["seed"]) for case in cases] == [("none", 1), ("none", 5), ("lan", 1), ("lan", 5)]
     assert all((case["families"], case["prompts"], case["mismatches"]) == (["qa"], 1, 0) for case in cases)
     assert [case["engine"] for case in cases] == ["none", "none", "proxy", "proxy"]
-    assert len((tmp_path / "run.records.jsonl").read_text().splitlines()) == 1 + 4 + 4 * 3 + 1
-
-
-def _answer(line: str) -> dict:
-    return json.loads(line)["answer"]
-
-
-def _figures(report: dict) -> dict:
-    return {key: value for key, value in report.items() if key != "made_by"}
+    assert [len(case["answers"]) for case in cases] == [3] * 4

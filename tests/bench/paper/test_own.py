@@ -66,9 +66,9 @@ def test_the_map_of_modes_has_the_fastest_at_every_point(setup, tmp_path):
         for share in (0, 0.25)
         for rtt, by_mode in speeds.items()
     ]
-    shown = SHOWN["own-modes"](setup, {"modes": json.loads(json.dumps({"points": points}))})
+    shown = SHOWN["own-modes"](setup, {"modes": json.loads(json.dumps({"conditions": {}, "points": points}))})
     assert shown.tables[0].rows[0] == ("0", "6", "stop-and-wait 2.00", "stream 1.00")
-    assert shown.notes == ["stream: fastest at 2 of 4, stop-and-wait: fastest at 2 of 4"]
+    assert shown.notes == [f"{name}: the fastest at 2 of 4 points" for name in ("stream", "stop-and-wait")]
     shown.plots[0].draw(tmp_path / "map.png")
     assert (tmp_path / "map.png").stat().st_size > 1000
 

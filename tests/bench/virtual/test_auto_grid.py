@@ -10,7 +10,7 @@ from virtual_tapes import CYCLE, RIGHT, recording_of, tape_of, texts_of
 from outrider_bench.cli.app import app
 from outrider_bench.network.metrics import Decoding
 from outrider_bench.network.variants import ModeVariant
-from outrider_bench.virtual import auto_grid
+from outrider_bench.virtual import study
 from outrider_bench.virtual.auto_grid import AutoResult, auto_table
 from outrider_bench.virtual.replay import ReplaySetup, answers
 from outrider_bench.virtual.sweep import SweepGrid
@@ -45,7 +45,7 @@ def test_auto_may_lose_5_percent_to_a_mode_and_2_to_a_control(auto, fixed, holds
 
 
 def test_the_grid_has_auto_with_server_draft_on_offer_and_without(tmp_path, monkeypatch):
-    monkeypatch.setattr(auto_grid, "AUTO_GRID", SweepGrid((0.0, 300.0), (30.0,), (0.0,)))
+    monkeypatch.setattr(study, "AUTO_GRID", SweepGrid((0.0, 300.0), (30.0,), (0.0,)))
     tape_of(recording_of(NEW, lambda number: RIGHT)).save(tmp_path / "tape.json")
     (tmp_path / "hand.toml").write_text(PACE)
     report = tmp_path / "report.json"

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.virtual.decoded_prompts import DecodedPrompts
+from outrider_bench.network.intervals import DecodedPrompts
 from outrider_bench.virtual.real_report import real_cases
 from outrider_proto.errors import UsageError
 

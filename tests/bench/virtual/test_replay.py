@@ -8,8 +8,8 @@ from virtual_tapes import CYCLE, LEVELS, NEVER, PROMPT, RIGHT, SECOND, answer_of
 from outrider_bench.core.answer_record import gather
 from outrider_bench.network.variants import ModeVariant
 from outrider_bench.virtual.replay import ReplaySetup, answers, replay, replaying
+from outrider_bench.virtual.tape import Thinning, thinned
 from outrider_bench.virtual.texts import TapedTexts
-from outrider_bench.virtual.thinning import Thinning, thinned
 from outrider_drafters.emulation.pace import Pace
 from outrider_netsim import Direction, Profile, profile_named
 from outrider_netsim.virtual.link import VirtualLink

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from virtual_tapes import BELIEVED, LEVELS, NEVER, PROMPT, RIGHT, SECOND, guess, recording_of, tape_of, texts_of
 
-from outrider_bench.virtual.tape import Guess, Tape, TapedPosition, only
+from outrider_bench.virtual.tape import Guess, Tape, TapedPosition, Thinning, only, thinned
 from outrider_bench.virtual.texts import TapedTexts
-from outrider_bench.virtual.thinning import Thinning, thinned
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.trees.predraft import TreeOutcome
 from outrider_models.core.questions import UserQuestion

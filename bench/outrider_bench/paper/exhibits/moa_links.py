@@ -39,7 +39,7 @@ def network(setup: PaperSetup) -> Measurement:
     modes = ("--mode", PAPERS_MODE, "--mode", OWN_MODE)
     counts = ("--prompts", str(extent.over_links), "--max-new-tokens", str(extent.new_tokens))
     drafters = setup.drafters(setup.present(*ROLES) or list(setup.roles)[:4])
-    return Measurement(LINKS, ("network", *setup.ask, *links, *drafters, *modes, *counts), resumable=True)
+    return Measurement(LINKS, ("network", *setup.ask, *links, *drafters, *modes, *counts))
 
 
 def _case(report: Report, source: str, profile: str) -> Mapping[str, Any] | None:  # Any: JSON

@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
 from outrider_bench.paper.claims import Claim, Estimate, Report
@@ -17,7 +15,8 @@ from outrider_bench.paper.exhibits.moa_links import LINKS, PROFILES, QUICK_LOAD,
 from outrider_bench.paper.measurement import KEPT, Measurement, Reports, as_measured
 from outrider_bench.paper.setup import PaperSetup
 from outrider_bench.studies.features.staleness import EXACT, StalenessStudy
-from outrider_bench.virtual.sweep import SweepGrid, SweepPoint, plot_sweep
+from outrider_bench.virtual.study import SweepStudy
+from outrider_bench.virtual.sweep import plot_sweep
 
 PAPER = "Ours"
 STALENESS, MODES, CAPACITY = "staleness", "modes", "clients"
@@ -85,40 +84,16 @@ def _modes(setup: PaperSetup) -> Sequence[Measurement]:
 
 
 def _show_modes(setup: PaperSetup, reports: Reports) -> Shown:
-    points = TypeAdapter(list[SweepPoint]).validate_python(reports[MODES]["points"])
-    names = list(points[0].tokens_per_second)
-    trips, passes, shares = (
-        tuple(sorted({getattr(point, name) for point in points})) for name in ("rtt_ms", "verify_ms", "share")
-    )
-    at = {(point.share, point.verify_ms, point.rtt_ms): point for point in points}
-    rows = [
-        [
-            f"{share:g}",
-            f"{verify:g}",
-            *(f"{at[share, verify, trip].best} {at[share, verify, trip].ratio_to_stream:.2f}" for trip in trips),
-        ]
-        for share in shares
-        for verify in passes
-    ]
-    won = {name: sum(point.best == name for point in points) for name in names}
-    wrong = sum(point.mismatches for point in points)
-    notes = [", ".join(f"{name}: fastest at {count} of {len(points)}" for name, count in won.items())]
+    report = as_measured(SweepStudy, reports[MODES])
     return Shown(
-        tables=[
-            table(
-                "the fastest mode, and its speed over the stream's",
-                ("tokens missed", "pass, ms", *(f"R {trip:g} ms" for trip in trips)),
-                rows,
-                keys=2,
-            )
-        ],
+        tables=list(SweepStudy.tables(report)),
         plots=[
             Plot(
                 "the fastest mode, and how many times the stream; ~: not beyond the second's 95 % interval",
-                partial(plot_sweep, SweepGrid(trips, passes, shares), points, names, "virtual time"),
+                partial(plot_sweep, report.swept, "virtual time"),
             )
         ],
-        notes=[*notes, *([f"{wrong} ANSWERS DIFFER: this is a defect."] if wrong else [])],
+        notes=[*SweepStudy.notes(report), *(f"{line}: THIS IS A DEFECT" for line in SweepStudy.failures(report))],
     )
 
 
