@@ -13,11 +13,11 @@ import typer
 
 from outrider_bench.cli.paper import paper_app
 from outrider_bench.cli.record import record_command
-from outrider_bench.cli.spec import spec_command
 from outrider_bench.harness.options import PlotOption
 from outrider_bench.harness.runner import StudyCommand, show_report
 from outrider_bench.load.options import LoadOptions
 from outrider_bench.network.options import NetworkOptions
+from outrider_bench.spec.options import SpecOptions
 from outrider_bench.studies import options
 from outrider_bench.studies.drafters import options as of_drafters
 from outrider_bench.virtual.options import SweepOptions, VirtualOptions
@@ -47,6 +47,7 @@ STUDIES = (
     StudyCommand("network", NetworkOptions, "network.study:NetworkStudy"),
     StudyCommand("virtual", VirtualOptions, "virtual.study:VirtualStudy"),
     StudyCommand("sweep", SweepOptions, "virtual.study:SweepStudy"),
+    StudyCommand("spec", SpecOptions, "spec.study:SpecStudy"),
 )
 
 app = typer.Typer(
@@ -88,7 +89,6 @@ for study in STUDIES:
     app.command(study.name)(study.callback)
 app.command("show")(show_command)
 app.command("record")(record_command)
-app.command("spec")(spec_command)
 app.add_typer(paper_app, name="paper")
 
 

@@ -1,8 +1,7 @@
-"""Lines of JSON that a measurement writes as it goes, so that it can be resumed.
+"""Lines of JSON that a measurement writes as it goes, so that it can go on.
 
 {"settings": {...}, "made_by": {...}}   what determines the lines that follow
 ...                                     what was measured, a line each
-{"complete": true}                      nothing is missing, and the next measurement may replace the file
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any, TextIO
 from outrider_bench.core.report import provenance
 from outrider_proto.errors import UsageError
 
-COMPLETE = {"complete": True}
 _Lines = list[dict[str, Any]]  # Any: JSON
 
 
@@ -34,33 +32,19 @@ class LineWriter:
             self._file.flush()  # what a killed process has measured is then there
 
 
-def kept_lines(
-    path: Path,
-    settings: Mapping[str, Any],  # Any: JSON
-    command: str,
-    *,
-    resume: bool = True,
-    other: str = "file",
-) -> _Lines:
+def kept_lines(path: Path, settings: Mapping[str, Any], command: str) -> _Lines:  # Any: JSON
     """Return the lines of an earlier run of `outrider-bench COMMAND`, and cut off one that was never finished.
 
-    Raises UsageError for other settings, or without `resume` for answers of an unfinished run, and for any other file.
+    Raises UsageError for other settings, and for any other file.
     """
     data = path.read_bytes()
     if data and not data.startswith(b'{"settings"'):
-        raise UsageError(f"{path}: no records of outrider-bench {command}: name another {other}")
+        raise UsageError(f"{path}: no records of outrider-bench {command}: name another file")
     whole = data[: data.rfind(b"\n") + 1]
     lines = [_parsed(line, f"{path}:{number}", command) for number, line in enumerate(whole.split(b"\n")[:-1], 1)]
-    if not resume:
-        answers = sum("answer" in line for line in lines)
-        if answers and lines[-1] != COMPLETE:
-            raise UsageError(
-                f"{path}: holds {answers} answers of an unfinished run: continue with --resume, or remove it"
-            )
-        return lines
     for line in lines:
         if "settings" in line and (difference := first_difference(settings, line["settings"])) is not None:
-            raise UsageError(f"{path}: {difference}: give the same options, or name another {other}")
+            raise UsageError(f"{path}: {difference}: give the same options, or name another file")
     if len(whole) < len(data):
         path.write_bytes(whole)
     return lines

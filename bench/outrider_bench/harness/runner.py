@@ -88,7 +88,7 @@ def run_study(name: str, study: AnyStudy) -> None:
         content = study.as_dict(study.report(rows.taken))
         report = _read(study, json.loads(json.dumps(content)), "report")
         failures = _show(study, report)
-        write_report(options.json, content, study=name)
+        write_report(options.report_file, content, study=name)
     if (plot := getattr(options, "plot", None)) is not None:
         study.plot(report, plot)
     if failures:
@@ -133,7 +133,7 @@ def open_rows(name: str, study: AnyStudy) -> Iterator[Rows]:
 
     They go when the context ends well. Raises UsageError for those of other options.
     """
-    report = study.options.json
+    report = study.options.report_file
     if report is None or str(report) == "-":
         yield Rows(study.row, {})
         return

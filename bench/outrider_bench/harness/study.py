@@ -50,6 +50,10 @@ class StudyOptions:
     json: JsonOption = None
 
     @property
+    def report_file(self) -> Path | None:
+        return self.json
+
+    @property
     def settings(self) -> dict[str, Any]:  # Any: JSON
         """What determines the rows, as JSON has it; of files with their content."""
         given = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _DESTINATIONS}

@@ -14,7 +14,6 @@ from outrider_bench.core.pair import stop_and_wait_config
 from outrider_bench.core.prompts import QuestionSource
 from outrider_bench.network.link_endpoint import profile_or_none
 from outrider_bench.network.variants import STREAM, ModeVariant
-from outrider_bench.spec.journal import RECORDS
 from outrider_client.core.config import NO_DRAFTER, ClientConfig, DrafterType
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.load import open_drafter
@@ -92,7 +91,7 @@ class SpecPlan:
         """Our ways, by name. Raises UsageError for two of the same name."""
         found: dict[str, ClientSpec] = {}
         for name, spec in self._named():
-            if found.setdefault(name, spec) != spec or name in (*self.baselines, Path(RECORDS).stem):
+            if found.setdefault(name, spec) != spec or name in self.baselines:
                 raise UsageError(f"two ways are called {name}: give the drafters' directories other names")
         return found
 

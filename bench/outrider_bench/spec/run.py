@@ -6,7 +6,7 @@ import math
 import random
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 
@@ -19,8 +19,8 @@ from outrider_bench.core.prompts import WARM_UP, too_long, turn_prompt
 from outrider_bench.core.reference_answers import LOOKUP_TOKENS, GenerateModel, departure
 from outrider_bench.core.tables import show_line
 from outrider_bench.network.link_endpoint import open_link, profile_or_none
-from outrider_bench.spec.journal import Journal, QuestionRecord, TurnRecord
 from outrider_bench.spec.plan import ASSISTANT, BASELINE, IN_PROCESS, LOOKUP, PLAIN, ClientSpec, SpecPlan
+from outrider_bench.spec.records import QuestionRecord, TurnRecord, record_name
 from outrider_bench.spec.ways import ClientWay, GenerateWay, PlainWay, Way
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
@@ -63,14 +63,16 @@ def load_asked(plan: SpecPlan) -> Asked:
     return asked
 
 
-async def answer_all(plan: SpecPlan, asked: Asked, journal: Journal, step: Step) -> None:
-    """Ask what the journal lacks, run after run."""
+async def answer_all(
+    plan: SpecPlan, asked: Asked, taken: Collection[str], step: Step
+) -> AsyncGenerator[QuestionRecord, None]:
+    """Ask what is not in `taken`, names of records, run after run."""
     slots = [
         (run, question, way)
         for run in range(plan.runs)
         for place, question in enumerate(asked.questions)
         for way in _order(plan, run, place)
-        if (run, question.id, way) not in journal
+        if record_name(run, question.id, way) not in taken
     ]
     if not slots:
         return
@@ -85,27 +87,29 @@ async def answer_all(plan: SpecPlan, asked: Asked, journal: Journal, step: Step)
                 await _warm_up(ways, loaded.models, asked.questions[0])
                 for _, question, way in (slot for slot in slots if slot[0] == run):
                     turns = await _ask(ways[way], question, loaded.models, plan.max_new_tokens)
-                    journal.take(_record(run, question, way, turns))
+                    yield _record(run, question, way, turns)
                     counter()
 
 
-def largest_gaps(plan: SpecPlan, asked: Asked, journal: Journal) -> dict[str, float]:
+def largest_gaps(plan: SpecPlan, asked: Asked, records: Sequence[QuestionRecord]) -> dict[str, float | None]:
     """Return how far apart two tokens' logits were where an answer left the plain loop's: the largest gap by way.
 
-    The target computes them once more, in its own type. Ways without such answers are left out.
+    The target computes them once more, in its own type. Ways without such answers are left out; None: one answer merely
+    ends earlier.
     """
-    taken, gaps = journal.taken, dict[str, float]()
-    apart = [one for one in taken.values() if one.token_ids != taken[one.run, one.question_id, PLAIN].token_ids]
+    taken = {record.name: record for record in records}
+    right = {record.name: taken[record_name(record.run, record.question_id, PLAIN)] for record in records}
+    apart = [record for record in records if record.token_ids != right[record.name].token_ids]
     if not apart:
-        return gaps
+        return {}
     target = Target.load(str(plan.target), plan.dtype, plan.device)
     models = LocalModels.load(ClientConfig(target=plan.target, drafter=NO_DRAFTER))
-    questions = {question.id: question for question in asked.questions}
+    questions, gaps = {question.id: question for question in asked.questions}, dict[str, float]()
     for record in apart:
-        right = taken[record.run, record.question_id, PLAIN]
-        gap = _gap(target, models, questions[record.question_id], record, right)
+        gap = _gap(target, models, questions[record.question_id], record, right[record.name])
         gaps[record.way] = max(gaps.get(record.way, 0.0), gap)
-    return gaps
+    # JSON has no infinity.
+    return {way: None if math.isinf(gap) else gap for way, gap in gaps.items()}
 
 
 def _gap(

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import Any
 
 from outrider_bench.core.stats import median
 from outrider_bench.core.tables import ResultTable, table
-from outrider_bench.spec.answer_file import SpecAnswer, first_runs, read_answers
-from outrider_bench.spec.journal import RECORDS, QuestionRecord
+from outrider_bench.spec.answer_file import SpecAnswer, first_runs
 from outrider_bench.spec.plan import BASELINE, PLAIN
+from outrider_bench.spec.records import QuestionRecord
 from outrider_bench.spec.speed import OVERALL, CountTokens, SpecFigures, SpecResult, by_way, spec_results
-from outrider_proto.errors import UsageError
-
-SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Differing:
     """Answers (all turns of a question in one run) that differ from the plain loop's.
 
-    `largest_gap` is that of two tokens' logits where such an answer begins to differ: None without any, or unknown.
+    `largest_gap` is that of two tokens' logits where such an answer begins to differ. None: unknown, or there is none,
+    as where one answer merely ends earlier.
     """
 
     answers: int
@@ -33,10 +30,10 @@ class Differing:
     def share(self) -> float:
         return self.answers / self.of if self.of else 0.0
 
-    def as_dict(self) -> dict[str, object]:
-        # JSON has no infinity: answers of which one merely ends earlier.
-        gap = None if self.largest_gap is None or math.isinf(self.largest_gap) else self.largest_gap
-        return asdict(self) | {"share": self.share, "largest_gap": gap}
+    @property
+    def in_words(self) -> str:
+        gap = "" if self.largest_gap is None else f", at logits at most {self.largest_gap:.3g} apart"
+        return f"{self.answers} answers ({self.share:.1%}) differ from those of the plain loop{gap}"
 
     def __str__(self) -> str:
         return f"{self.answers} of {self.of}"
@@ -44,37 +41,37 @@ class Differing:
 
 @dataclass(frozen=True, slots=True)
 class SpecSummary:
-    """Figures by way and sub-task; `differing` is empty without the plain loop's answers, `ttft_s` without records."""
+    """Figures by way and sub-task; `differing` is empty without the plain loop's answers, `ttft_s` without records.
 
-    results: Mapping[str, Mapping[str, SpecResult]]
+    `settings` and `left_out`, of which the number of `questions` is the rest, are None and empty for a directory of
+    answers; `ours` are the ways of our clients.
+    """
+
+    ways: Mapping[str, Mapping[str, SpecResult]]
     differing: Mapping[str, Differing]
     ttft_s: Mapping[str, float]
+    baseline: str = BASELINE
+    settings: Mapping[str, Any] | None = None  # Any: JSON
+    left_out: tuple[str, ...] = ()
+    questions: int = 0
+    ours: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, object]:
-        return {
-            "baseline": BASELINE,
-            "ways": {way: {task: asdict(one) for task, one in tasks.items()} for way, tasks in self.results.items()},
-            "differing": {way: one.as_dict() for way, one in self.differing.items()},
-            "ttft_s": dict(self.ttft_s),
-        }
+    @property
+    def exact_ways(self) -> tuple[str, ...]:
+        """Ways whose answers have to be those of the plain loop: ours in float32."""
+        return self.ours if self.settings is not None and self.settings["dtype"] == "float32" else ()
 
 
 def summarize(
-    directory: Path,
+    answers: Mapping[str, Sequence[SpecAnswer]],
     count_tokens: CountTokens,
     records: Sequence[QuestionRecord] = (),
-    gaps: Mapping[str, float] | None = None,
+    gaps: Mapping[str, float | None] | None = None,
 ) -> SpecSummary:
-    """Compute the summary from the answer files of a directory, and compare tokens by `records`, or else texts.
+    """Compute the summary of answers by way, the baseline among them, and compare tokens by `records`, or else texts.
 
     `gaps` are the largest ones by way.
-
-    Raises UsageError for files that hold no answers, and where there is no baseline.
     """
-    files = sorted(path for path in directory.glob("*.jsonl") if path.name != RECORDS)
-    answers = {path.stem: read_answers(path) for path in files}
-    if BASELINE not in answers:
-        raise UsageError(f"{directory}: no {BASELINE}.jsonl, with which all others are compared")
     runs = min(map(first_runs, answers.values()))
     results = {way: spec_results(answers[way], answers[BASELINE], runs, count_tokens) for way in _in_order(answers)}
     if records:
@@ -141,7 +138,7 @@ def accepted_table(summary: SpecSummary) -> ResultTable:
             f"{summary.ttft_s[way] * 1e3:.0f}" if way in summary.ttft_s else "-",
             str(summary.differing.get(way, "-")),
         )
-        for way in summary.results
+        for way in summary.ways
     ]
     return table(title, columns, [(*row, *cells) for row, cells in zip(built.rows, more, strict=True)])
 
@@ -149,11 +146,11 @@ def accepted_table(summary: SpecSummary) -> ResultTable:
 def _table(
     summary: SpecSummary, title: str, caption: str | None, value: Callable[[SpecFigures], float | None], digits: int
 ) -> ResultTable:
-    tasks = by_way(summary.results)
-    runs = len(summary.results[BASELINE][OVERALL].runs)
+    tasks = by_way(summary.ways)
+    runs = len(summary.ways[BASELINE][OVERALL].runs)
     spread = f"±: standard deviation over {runs} runs" if runs > 1 else None
     rows = [
-        [way, *(_cell(results.get(task), value, digits) for task in tasks)] for way, results in summary.results.items()
+        [way, *(_cell(results.get(task), value, digits) for task in tasks)] for way, results in summary.ways.items()
     ]
     lines = [line for line in (caption, spread) if line is not None]
     return table(title, ("way", *tasks), rows, caption="; ".join(lines) or None)

@@ -1,6 +1,7 @@
 """`outrider-bench spec` whole on the embedded target: its files, and its figures computed from them once more."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -8,7 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
+from outrider_bench.spec import run as spec_run
+from outrider_bench.spec.options import SpecOptions
 from outrider_bench.spec.plan import assistant_among, drafter_names
+from outrider_bench.spec.records import record_name
+from outrider_bench.spec.study import SpecStudy
+from outrider_bench.spec.summary import Differing
 from outrider_client.models.tokenizer import load_tokenizer
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.errors import UsageError
@@ -56,7 +62,7 @@ def options(out: Path) -> list[object]:
 
 
 def test_there_is_a_file_for_each_way_in_spec_bench_s_form(out):
-    assert {path.stem for path in out.glob("*.jsonl")} == {*WAYS, "records"}
+    assert {path.stem for path in out.glob("*.jsonl")} == WAYS
     plain = read(out / "plain.jsonl")
     for way in WAYS:
         answers = read(out / f"{way}.jsonl")
@@ -102,30 +108,65 @@ def test_the_summary_is_what_speed_py_computes_from_the_files(out):
     assert spec("--summarize", out)["ways"] == summary["ways"]
 
 
-def test_a_run_is_continued_where_it_was_interrupted(out):
-    records = out / "records.jsonl"
-    lines = records.read_text().splitlines(keepends=True)
-    kept = [line for line in lines if '"answer"' not in line or '"plain"' not in line or '"run": 1' not in line]
-    records.write_text("".join(line for line in kept if "complete" not in line))
-    before = (out / "independent.jsonl").read_text()
-    refused = CliRunner().invoke(app, ["spec", *map(str, options(out))])
-    assert isinstance(refused.exception, UsageError)
-    spec(*options(out), "--resume")
-    assert (out / "independent.jsonl").read_text() == before
-    assert len(read(records)) == len(lines)
+def test_a_run_goes_on_where_it_was_interrupted(out, tmp_path, monkeypatch):
+    (tmp_path / "question.jsonl").write_text((out.parent / "question.jsonl").read_text())
+    answered, ask = [], spec_run._ask
+
+    async def ask_some(*arguments: object) -> list:
+        if len(answered) == 5:
+            raise KeyboardInterrupt
+        answered.append(arguments[1])
+        return await ask(*arguments)
+
+    monkeypatch.setattr(spec_run, "_ask", ask_some)
+    again = tmp_path / "out"
+    result = CliRunner().invoke(app, ["spec", *map(str, options(again))])
+    assert result.exit_code != 0
+    assert "5 rows are kept: the same command goes on" in result.output
+    rows = read(again / "summary.json.partial")[1:]
+    assert sum(len(answer["choices"]) for file in again.glob("*.jsonl") for answer in read(file)) == len(rows) == 5
+    monkeypatch.setattr(spec_run, "_ask", ask)
+    other = CliRunner().invoke(app, ["spec", *map(str, options(again)), "--seed", "3"])
+    assert "seed=3 here, 1 there" in str(other.exception)
+
+    spec(*options(again))
+    assert not (again / "summary.json.partial").exists()
+    assert {path.stem for path in again.glob("*.jsonl")} == WAYS
+    kept = {row["row"]["answer_id"] for row in rows}
+    answers = [answer for way in WAYS for answer in read(again / f"{way}.jsonl")]
+    assert len(answers) == 2 * len(WAYS)
+    last_runs = {row["row"]["answer_id"] for row in rows if row["row"]["run"] == 1}
+    assert last_runs <= {answer["answer_id"] for answer in answers}
+    assert kept
 
 
 def test_the_gap_of_logits_is_told_where_an_answer_begins_to_differ(out):
-    records = out / "records.jsonl"
-    entries = read(records)
-    answer = next(one["answer"] for one in entries if one.get("answer", {}).get("way") == "generate-lookup")
-    answer["turns"][0]["token_ids"][1] += 1
-    records.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    spec(*options(out), "--resume")
-    differing = json.loads((out / "summary.json").read_text())["differing"]
-    assert differing["generate-lookup"]["answers"] == 1
-    assert differing["generate-lookup"]["largest_gap"] > 0
-    assert differing["independent"] == {"answers": 0, "of": 4, "share": 0.0, "largest_gap": None}
+    asked = SpecOptions(
+        questions=out.parent / "question.jsonl", out=out, drafter=["independent"], max_new_tokens=NEW, families="qa"
+    )
+    study, rows = SpecStudy(asked), {}
+    study.measure_missing(rows, rows.__setitem__, lambda *_: None)
+    assert not list(study.failures(study.report(rows)))
+    name = record_name(0, 321, "independent")
+    (turn,) = rows[name].turns
+    wrong = replace(turn, token_ids=(turn.token_ids[0], turn.token_ids[1] + 1, *turn.token_ids[2:]))
+    report = study.report(rows | {name: replace(rows[name], turns=(wrong,))})
+    assert report.differing["independent"].answers == 1
+    assert report.differing["independent"].largest_gap > 0
+    assert report.differing["generate-lookup"] == Differing(0, 1)
+    (line,) = study.failures(report)
+    assert line.startswith("independent: 1 answers (100.0%) differ from those of the plain loop, at logits at most")
+
+
+def test_ways_of_an_earlier_run_leave_no_files(tmp_path):
+    (tmp_path / "question.jsonl").write_text(json.dumps(QUESTIONS[1]))
+    asked = ["--questions", tmp_path / "question.jsonl", "--max-new-tokens", 2, "--out", tmp_path / "out"]
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.jsonl").write_text("")
+    spec(*asked, "--drafter", "lookup", "--tree", "own")
+    spec(*asked, "--drafter", "lookup", "--tree", "chain")
+    names = {path.stem for path in (tmp_path / "out").glob("*.jsonl")}
+    assert names == {"generate", "generate-lookup", "generate-assistant", "plain", "lookup-chain", "mine"}
 
 
 def test_modes_answer_over_a_link(tmp_path):

@@ -1,0 +1,121 @@
+"""Options of `outrider-bench spec`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider_bench.harness.options import (
+    DEFAULT_CODEC,
+    DeviceOption,
+    DraftersOption,
+    DtypeOption,
+    FamiliesOption,
+    OrderSeedOption,
+    ThreadsOption,
+    codec_of,
+    drafters_for,
+    source_of,
+    sources_of,
+)
+from outrider_bench.harness.study import TargetOptions
+from outrider_netsim import EngineChoice
+from outrider_proto.errors import UsageError
+
+if TYPE_CHECKING:
+    from outrider_bench.spec.plan import SpecPlan
+
+PROFILE, MODE = "paper-5g", "auto"
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecOptions(TargetOptions):
+    """Answer questions as Spec-Bench does, with transformers' own ways, the plain loop and our drafters.
+
+    Writes a file per way in Spec-Bench's form, and the figures that its speed.py computes from them.
+    """
+
+    questions: Annotated[
+        Path | None,
+        typer.Option(help="File of JSON lines: Spec-Bench's question.jsonl, or chats, or prompts."),
+    ] = None
+    out: Annotated[Path | None, typer.Option(help="Directory of the answer files.")] = None
+    summarize: Annotated[
+        Path | None,
+        typer.Option(help="Only show the figures of the answer files in this directory; JSON on standard output."),
+    ] = None
+    drafter: DraftersOption = None
+    tree: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tree",
+            help="own (the drafter's default), auto (as large as pays), chain or tree; repeatable; default: own, auto.",
+        ),
+    ] = None
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mode",
+            metavar="MODE[,OPTION=VALUE...]",
+            help=f"Answer over an emulated link in this mode; repeatable; default with --profile: {MODE}.",
+        ),
+    ] = None
+    profile: Annotated[
+        list[str] | None,
+        typer.Option("--profile", help=f"Profile of the link, or none; repeatable; default with --mode: {PROFILE}."),
+    ] = None
+    families: FamiliesOption = None
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens per turn.")] = 1024
+    runs: Annotated[int, typer.Option(min=1, help="Times that every question is asked.")] = 1
+    seed: OrderSeedOption = 1
+    dtype: DtypeOption = "float32"
+    device: DeviceOption = "cpu"
+    threads: ThreadsOption = None
+    codec: Annotated[str, typer.Option(help="Feature codec over a link.")] = DEFAULT_CODEC
+    engine: Annotated[
+        EngineChoice, typer.Option(help="What emulates the link; auto takes the best that this machine allows.")
+    ] = "auto"
+
+    @cached_property
+    def plan(self) -> SpecPlan:
+        """Raises UsageError."""
+        from outrider_bench.spec.plan import AUTO_TREE, OWN_TREE, SpecPlan, assistant_among, drafter_names
+
+        if self.questions is None or self.out is None:
+            raise UsageError("what to do: need --questions and --out, or --summarize")
+        shipped = drafters_for(self.directory)
+        chosen = drafter_names(list(sources_of(self.drafter or shipped).values()))
+        over_link = self.mode or self.profile
+        return SpecPlan(
+            target=self.directory,
+            source=source_of(self.directory, self.questions, self.families),
+            drafters=chosen,
+            assistant=assistant_among([*chosen.values(), *sources_of(shipped).values()]),
+            modes=list(dict.fromkeys(self.mode or [MODE])) if over_link else [],
+            profiles=list(dict.fromkeys(self.profile or [PROFILE])) if over_link else [],
+            trees=list(dict.fromkeys(self.tree or [OWN_TREE, AUTO_TREE])),
+            max_new_tokens=self.max_new_tokens,
+            runs=self.runs,
+            seed=self.seed,
+            dtype=self.dtype,
+            device=self.device,
+            threads=self.threads,
+            codec=codec_of(self.codec),
+            engine=self.engine,
+        )
+
+    @property
+    def report_file(self) -> Path | None:
+        """The named file, or else that beside the answers; what is only summarized goes to standard output."""
+        if self.json is not None:
+            return self.json
+        return Path("-") if self.summarize is not None or self.out is None else self.out / SUMMARY
+
+    @property
+    def settings(self) -> dict[str, Any]:  # Any: JSON
+        return self.plan.settings if self.summarize is None else {"summarize": str(self.summarize)}
