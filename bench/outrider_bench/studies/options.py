@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from typer.models import OptionInfo
@@ -25,7 +25,6 @@ from outrider_bench.harness.study import DraftersOptions, StudyOptions, TargetOp
 from outrider_models.core.embedded import PAIR, target_dir
 from outrider_proto.errors import UsageError
 
-Transport = Literal["tcp", "grpc"]
 PairOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -134,14 +133,6 @@ class OverheadOptions(_ServedOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoverOptions(_ServedOptions):
-    """Kill and restart the server in mid-answer, and compare the verified answer with the undisturbed one."""
-
-    prompts: PromptsOption = 20
-    seed: Annotated[int, typer.Option(help="Random seed for the moments at which the server is killed.")] = 1
-
-
-@dataclass(frozen=True, kw_only=True)
 class VerifyCostOptions(TargetOptions):
     """Measure what a pass over 1, 2, 4, ... 64 new tokens costs the target, against a decode of one; medians."""
 
@@ -233,35 +224,3 @@ class RayOptions(StudyOptions):
     kill: Annotated[bool, typer.Option(help="Kill a replica (SIGKILL) under load.")] = True
     update: Annotated[bool, typer.Option(help="Replace all replicas under load.")] = False
     max_new_tokens: LimitOption = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class TcpOptions(StudyOptions):
-    """Measure how long replies of given sizes take over a link after given idle times; medians and quantiles."""
-
-    profile: Annotated[str, typer.Option(help="Link profile of outrider-netsim: name or file.")] = "paper-4g"
-    engine: Annotated[str, typer.Option(help="kernel, tun, or auto, which takes the best one that works.")] = "auto"
-    transport: Annotated[
-        Transport, typer.Option(help="tcp: bare sockets; grpc: with the product's channel options.")
-    ] = "tcp"
-    reply: Annotated[
-        list[int] | None, typer.Option(min=1, help="Bytes of a reply; repeatable; default: 2000, 9000, 30000.")
-    ] = None
-    idle: Annotated[
-        list[float] | None,
-        typer.Option(min=0, help="Idle seconds before an exchange; repeatable; default: 0, 0.3, 0.9, 3."),
-    ] = None
-    first: Annotated[
-        int, typer.Option(min=0, help="Bytes of the reply written first, as a verdict is before its features.")
-    ] = 60
-    request: Annotated[int, typer.Option(min=12, help="Bytes of a request.")] = 250
-    repeats: Annotated[int, typer.Option(min=1, help="Exchanges of each size after each idle time.")] = 20
-    connections: Annotated[
-        int, typer.Option(min=1, help="Connections that the exchanges of one size and idle time are spread over.")
-    ] = 4
-    sysctl: Annotated[
-        list[str] | None, typer.Option(help="net.ipv4.NAME=VALUE on both ends of the link; repeatable.")
-    ] = None
-    channel_option: Annotated[list[str] | None, typer.Option(help="grpc.NAME=NUMBER on both sides; repeatable.")] = None
-    nagle: Annotated[bool, typer.Option(help="Leave Nagle's algorithm on (tcp only).")] = False
-    seed: Annotated[int | None, typer.Option(help="Random seed of the link; default: the profile's.")] = None

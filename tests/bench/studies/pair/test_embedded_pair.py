@@ -48,14 +48,6 @@ def test_batch_invariant_answers_do_not_depart(tmp_path):
     assert all(way["drafted"] for way in report["ways"].values())
 
 
-def test_a_server_killed_in_mid_answer_changes_nothing(tmp_path):
-    """`outrider-bench recover` does it 20 times."""
-    result, report = run(tmp_path, "recover", "--prompts", 2, "--seed", 7)
-    assert result.exit_code == 0, result.output
-    assert all(recovery["identical"] for recovery in report["recoveries"])
-    assert any(recovery["interrupted"] for recovery in report["recoveries"])
-
-
 def test_evaluation_of_a_drafter_that_reads_no_features(tmp_path):
     """It was waited for features that nobody sends."""
     few = ("--families", "code", "--code", 1, "--tau-per-family", 1, "--max-new-tokens", 48)

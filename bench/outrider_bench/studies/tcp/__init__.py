@@ -1,1 +1,0 @@
-"""Study of small exchanges over TCP and gRPC."""
