@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -18,8 +19,12 @@ def network(*options: str, code: int = 0) -> None:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory) -> dict:
-    directory = tmp_path_factory.mktemp("network")
+def directory(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("network")
+
+
+@pytest.fixture(scope="module")
+def report(directory) -> dict:
     options = ["--profile", "lan", "--engine", "proxy", "--mode", "stop-and-wait,levels=3", "--prompts", "2"]
     files = ["--json", str(directory / "report.json"), "--plot", str(directory / "report.png")]
     network(*options, "--families", "qa,math", "--max-new-tokens", "10", *files)
@@ -43,6 +48,14 @@ def test_the_answers_are_the_stream_s_and_the_link_was_used(report):
     assert report["eta"] > 0
     assert report["controls"]["stream"]["eta"] is None
     assert report["rtt_ms"] > 0.2
+
+
+def test_the_report_is_shown_again_with_its_tables_and_plot(report, directory):
+    again = CliRunner().invoke(app, ["show", str(directory / "report.json"), "--plot", str(directory / "again.png")])
+    assert again.exit_code == 0, again.output
+    for shown in ("moa over lan (proxy), seed 1, R ", "by text", "ms of a token's time", "all answers the same"):
+        assert shown in again.output
+    assert (directory / "again.png").read_bytes() == (directory / "report.png").read_bytes()
 
 
 def test_the_report_says_how_it_was_made(report):

@@ -43,6 +43,20 @@ def test_a_replay_has_the_keys_of_the_network_bench(tape):
     assert report["mismatches"] == 0
 
 
+def test_reports_are_shown_again_with_their_tables_and_plots(tape):
+    picture = tape.with_name("picture.png")
+    grid = ("--rtt", "0,200", "--verify", "6", "--thin", "0", "--max-new-tokens", NEW)
+    commands = {"virtual": ("--profile", "none", "--runs", 1), "sweep": grid}
+    for command, options in commands.items():
+        result, _ = run(tape, command, *options, *TREES, "--mode", "stop-and-wait", "--plot", picture)
+        drawn = picture.read_bytes()
+        picture.unlink()
+        again = CliRunner().invoke(app, ["show", str(tape.with_name("report.json")), "--plot", str(picture)])
+        assert again.exit_code == 0, again.output
+        assert again.output == result.output
+        assert picture.read_bytes() == drawn
+
+
 @pytest.mark.parametrize(("factor", "code"), [(1.05, 0), (1.3, 1)])
 def test_a_replay_that_is_off_the_real_figures_fails(tape, factor, code):
     options = ("virtual", "--profile", "paper-4g", "--mode", "stop-and-wait", *TREES, "--runs", 1)
