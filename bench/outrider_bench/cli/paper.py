@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,7 +104,7 @@ def _report(
         if exhibit not in possible:
             show_line(f"{exhibit.name}: left out: it needs another target, or drafters that are not there")
     needed = {one.name: one for exhibit in possible for one in needs[exhibit.name]}
-    reports = take_all(list(needed.values()), kept)
+    reports = take_all([replace(one, timed=one.timed and not quick) for one in needed.values()], kept, setup.at_once)
     claims = write_page(setup, possible, reports, out)
     if claims:
         show(claims_table(claims))

@@ -1,9 +1,9 @@
-"""Options of `outrider-bench network`: keys of an experiment's file, which they override, and what to do with them."""
+"""Options of `outrider-bench network`: an experiment's keys, which they override, and what is measured of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,25 +33,6 @@ if TYPE_CHECKING:
 MODE_OPTIONS = "wait_for_features, opening, in_flight, outcomes, tree, breadth, levels, budget"
 TABLE_3_PROFILES = ("none", "paper-5g", "paper-4g")
 PAPERS_DRAFTERS = ("moa_tli1", "moa", "eagle2", "independent")
-# Fields with the name of the experiment's key; of the others it is another one.
-_KEYS = (
-    "profiles",
-    "drafters",
-    "modes",
-    "seeds",
-    "target",
-    "pace",
-    "engine",
-    "questions",
-    "prompts",
-    "max_new_tokens",
-    "prompt_tokens",
-    "cores_apart",
-    "runs",
-    "wait_for_features",
-    "in_flight",
-    "outcomes",
-)
 _OF_TREE = ("breadth", "levels", "budget")
 
 
@@ -165,15 +146,16 @@ class NetworkOptions(StudyOptions):
     @cached_property
     def plan(self) -> NetworkPlan:
         """Raises UsageError."""
-        from outrider_bench.network.experiment import planned
+        from outrider_bench.network.experiment import Experiment, planned
 
         codecs = [codec_of(name) for name in self.codec or ()]
-        given = {
-            **{key: getattr(self, key) for key in _KEYS},
+        otherwise = {
             "codec": codecs[0] if codecs else None,
             "families": None if self.families is None else self.families.split(","),
             "tree": {name: value for name in _OF_TREE if (value := getattr(self, name)) is not None},
         }
+        keys = [each.name for each in fields(Experiment)]
+        given = {key: otherwise[key] if key in otherwise else getattr(self, key) for key in keys}
         papers: dict[str, Sequence[str]] = {"profiles": TABLE_3_PROFILES} if self.table3 else {}
         if self.table3 or self.table7:
             papers["drafters"] = PAPERS_DRAFTERS if self.target is None else drafters_for(target_of(self.target))

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing import connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from outrider_bench.harness.study import Study
 
 KEPT = "{kept}"
+Process = ForkServerProcess | SpawnProcess
 ReportT = TypeVar("ReportT")
 _ABOUT = ("made_by", "paper_key", "paper_failed")  # what is added to a study's report
 _FAILED_CHECK = 1  # the exit code of a report that was written, and says what is wrong
@@ -52,12 +56,13 @@ class Measurement:
     """A command of `outrider-bench` whose report `name` holds, and which goes on by itself when it was interrupted.
 
     `first` is a command that has to run before. In both, KEPT stands for OUT/json/NAME, the beginning of the names of
-    files that one writes for the other.
+    files that one writes for the other. `timed`: others that run beside it would change its figures.
     """
 
     name: str
     arguments: tuple[str, ...]
     first: tuple[str, ...] = ()
+    timed: bool = True
 
     @property
     def command(self) -> str:
@@ -82,9 +87,9 @@ class Measurement:
         named = (Path(argument.partition(",")[0]) for argument in self.arguments)
         return self.taken(directory) is not None or all(path.exists() for path in named if path.is_absolute())
 
-    def take(self, directory: Path) -> dict[str, Any]:  # Any: JSON
-        """Run the command. Raises MeasurementError if it writes no report, and OSError."""
-        path, asked = self._report(directory), directory / f"{self.name}.command"
+    def start(self, directory: Path, log: Path | None = None, threads: int | None = None) -> Process:
+        """Run the command in a process of its own, which writes what it says to `log`. Raises OSError."""
+        asked = directory / f"{self.name}.command"
         directory.mkdir(parents=True, exist_ok=True)
         begun = asked.is_file() and asked.read_text() == self.key
         if not begun:  # what another command has left is no beginning of this one
@@ -92,9 +97,19 @@ class Measurement:
                 left.unlink()
         asked.write_text(self.key)
         show_line(f"{self.name}: {self.command}")
-        code = self._run(self.first, directory) if self.first else 0
-        if code == 0:
-            code = self._run((*self.arguments, "--json", str(path)), directory)
+        arguments = [*self.arguments, "--json", str(self._report(directory))]
+        commands = [
+            [argument.replace(KEPT, str(directory / self.name)) for argument in command]
+            for command in (self.first, arguments)
+            if command
+        ]
+        process = _starting().Process(target=_run_commands, args=(commands, log, threads))
+        process.start()
+        return process
+
+    def finish(self, directory: Path, code: int | None) -> dict[str, Any]:  # Any: JSON
+        """Return the report of the ended process. Raises MeasurementError if there is none, and OSError."""
+        path = self._report(directory)
         if code not in (0, _FAILED_CHECK) or not path.is_file():
             raise MeasurementError(f"{self.command}: ended with {code}; the same command goes on from there")
         report: dict[str, Any] = json.loads(path.read_bytes())
@@ -104,21 +119,6 @@ class Measurement:
             if kept != path:
                 kept.unlink()
         return report
-
-    def _run(self, arguments: Sequence[str], directory: Path) -> int:
-        """Run a command in a process of its own and return its exit code."""
-        given = [argument.replace(KEPT, str(directory / self.name)) for argument in arguments]
-        process = _starting().Process(target=_run_command, args=(given,))
-        process.start()
-        try:
-            process.join()
-        except BaseException:
-            process.join(_STOP_S)
-            process.terminate()
-            process.join()
-            raise
-        assert process.exitcode is not None
-        return process.exitcode
 
     def _report(self, directory: Path) -> Path:
         return directory / f"{self.name}.json"
@@ -134,22 +134,68 @@ def _starting() -> ForkServerContext | SpawnContext:
     return starting
 
 
-def _run_command(arguments: Sequence[str]) -> None:
-    sys.argv = ["outrider-bench", *arguments]
-    resolve_name(_MAIN)()
+def _run_commands(commands: Sequence[Sequence[str]], log: Path | None, threads: int | None) -> None:
+    """Run one after the other, as long as they end with 0; with `threads` for themselves and for their servers."""
+    if log is not None:
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), sys.stderr.fileno())
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    for arguments in commands:
+        sys.argv = ["outrider-bench", *arguments]
+        try:
+            resolve_name(_MAIN)()
+        except SystemExit as end:
+            if end.code:
+                raise
 
 
-def take_all(measurements: Sequence[Measurement], directory: Path) -> dict[str, dict[str, Any]]:  # Any: JSON
-    """Return all reports by name; those that are missing are measured now. Raises UsageError, MeasurementError."""
-    reports: dict[str, dict[str, Any]] = {}
-    missing = [one for one in measurements if one.taken(directory) is None]
-    if missing and len(missing) < len(measurements):
-        show_line(f"{directory}: {len(measurements) - len(missing)} of {len(measurements)} reports are there already")
+def take_all(
+    measurements: Sequence[Measurement], directory: Path, at_once: int = 1
+) -> dict[str, dict[str, Any]]:  # Any: JSON
+    """Return all reports by name; those that are missing are measured now.
+
+    Timed ones have the machine to themselves; of the others, `at_once` run side by side after them. Raises UsageError,
+    MeasurementError.
+    """
+    reports = {one.name: report for one in measurements if (report := one.taken(directory)) is not None}
+    missing = [one for one in measurements if one.name not in reports]
+    if missing and reports:
+        show_line(f"{directory}: {len(reports)} of {len(measurements)} reports are there already")
     try:
-        for one in measurements:
-            reports[one.name] = one.taken(directory) or one.take(directory)
+        for timed, number in ((True, 1), (False, at_once)):
+            reports |= _take([one for one in missing if one.timed is timed], directory, number)
     except OSError as error:
         raise UsageError(f"cannot write {error.filename or directory}: {error.strerror}") from error
+    return {one.name: reports[one.name] for one in measurements}
+
+
+def _take(measurements: Sequence[Measurement], directory: Path, at_once: int) -> dict[str, dict[str, Any]]:  # Any: JSON
+    """Run up to `at_once` commands side by side; what each says comes when it has ended, unless it is alone."""
+    waiting, running = list(reversed(measurements)), dict[Process, Measurement]()
+    threads = None if at_once == 1 else max(1, (os.cpu_count() or 1) // at_once)
+    reports = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                one = waiting.pop()
+                running[one.start(directory, None if at_once == 1 else directory / f"{one.name}.log", threads)] = one
+            connection.wait([process.sentinel for process in running])
+            for process in [process for process in running if process.exitcode is not None]:
+                one = running.pop(process)
+                if (log := directory / f"{one.name}.log").is_file():
+                    sys.stderr.write(log.read_text())
+                reports[one.name] = one.finish(directory, process.exitcode)
+    except BaseException:
+        give_up_at = time.monotonic() + _STOP_S
+        for process in running:
+            process.join(max(0.0, give_up_at - time.monotonic()))
+            process.terminate()
+        for process in running:
+            process.join()
+        raise
     return reports
 
 

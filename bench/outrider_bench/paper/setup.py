@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -117,6 +118,11 @@ class PaperSetup:
     @property
     def is_quick(self) -> bool:
         return self.extent is QUICK
+
+    @property
+    def at_once(self) -> int:
+        """How many measurements that are not timed run side by side; a larger target needs the memory and the cores."""
+        return os.cpu_count() or 1 if self.is_embedded else 1
 
     def label(self, role: str) -> str:
         """Return the name that a comparison has for the drafter of a role, `lookup` and `suffix` being their own."""

@@ -12,7 +12,7 @@ from outrider_bench.paper.exhibits import moa, own, own_drafting
 from outrider_bench.paper.exhibits.moa import OWN_TREES
 from outrider_bench.paper.exhibits.own import clients_within, pareto
 from outrider_bench.paper.exhibits.own_drafting import SAMPLED, calibration_error
-from outrider_bench.paper.measurement import KEPT, Measurement, MeasurementError
+from outrider_bench.paper.measurement import KEPT, Measurement, MeasurementError, take_all
 from outrider_bench.paper.setup import paper_setup
 from outrider_bench.studies.drafters.comparison import ComparisonStudy
 from outrider_bench.studies.features.acceptance_replay import Lag
@@ -153,11 +153,11 @@ def test_what_a_measurement_needs_is_made_first_and_found_by_it(tmp_path):
     recorded = ("record", *tape, "--prompts", "1", "--drafter", "moa", *short)
     swept = ("sweep", *tape, "--rtt", "5", "--verify", "6", "--thin", "0", "--mode", "stop-and-wait", *short)
     measurement = Measurement("modes", swept, first=recorded)
-    report = measurement.take(tmp_path)
+    report = take_all([measurement], tmp_path)["modes"]
     assert [point["rtt_ms"] for point in report["points"]] == [5]
     assert [path.name for path in tmp_path.iterdir()] == ["modes.json"]  # the tape is gone: it is large
     assert measurement.command.startswith("outrider-bench record --tape")
     assert " && outrider-bench sweep --tape" in measurement.command
     assert measurement.taken(tmp_path) is not None
     with pytest.raises(MeasurementError, match="ended with 2"):
-        Measurement("modes", swept, first=(*recorded, "--nonsense")).take(tmp_path)
+        take_all([Measurement("modes", swept, first=(*recorded, "--nonsense"))], tmp_path)

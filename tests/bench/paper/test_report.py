@@ -95,7 +95,7 @@ def test_a_report_on_a_file_of_questions_that_has_changed_is_measured_again(tmp_
     questions = tmp_path / "questions.jsonl"
     questions.write_text('"Who are you?"\n')
     one = Measurement("one", (*SHOWN, "--questions", str(questions)))
-    report = one.take(tmp_path / "json")
+    report = take_all([one], tmp_path / "json")["one"]
     assert one.taken(tmp_path / "json") == report
     questions.write_text('"Add 17 and 5."\n')
     assert one.taken(tmp_path / "json") is None
@@ -118,15 +118,28 @@ def test_a_directory_that_cannot_be_written_is_one_line(tmp_path):
 def test_what_an_interrupted_command_has_left_is_gone_on_with_and_that_of_another_one_removed(tmp_path):
     one = Measurement("one", (*SHOWN, "--nonsense"))
     with pytest.raises(MeasurementError, match="ended with 2"):
-        one.take(tmp_path)
+        take_all([one], tmp_path)
     assert (tmp_path / "one.command").read_text() == one.command
     (tmp_path / "one.json.partial").write_text("kept")
     with pytest.raises(MeasurementError):
-        one.take(tmp_path)
+        take_all([one], tmp_path)
     assert (tmp_path / "one.json.partial").exists()
     with pytest.raises(MeasurementError):
-        Measurement("one", (*SHOWN, "--other-nonsense")).take(tmp_path)
+        take_all([Measurement("one", (*SHOWN, "--other-nonsense"))], tmp_path)
     assert not (tmp_path / "one.json.partial").exists()
+
+
+def test_what_is_not_timed_runs_side_by_side_after_what_is(tmp_path, capfd):
+    both = [Measurement(name, SHOWN, timed=False) for name in ("one", "other")]
+    reports = take_all([*both, Measurement("timed", SHOWN)], tmp_path, at_once=2)
+    assert list(reports) == ["one", "other", "timed"]
+    said = capfd.readouterr().err
+    timed, one, other = (said.index(f"{name}: outrider-bench drafters") for name in ("timed", "one", "other"))
+    assert "plain loop" in said[timed:one]
+    # What each says comes when it has ended: both had begun by then.
+    assert "plain loop" not in said[one:other]
+    assert said[other:].count("plain loop") == 2 * said[timed:one].count("plain loop")
+    assert not list(tmp_path.glob("*.log"))
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,11 @@ def _typical(setup: PaperSetup) -> tuple[Measurement, ...]:
     )
     temperatures = {TYPICAL: TEMPERATURE} | ({TYPICAL_HOT: HOT} if is_sure else {})
     return tuple(
-        Measurement(name, ("typical", *setup.ask, *setup.drafters(drafters), "--temperature", temperature, *counts))
+        Measurement(
+            name,
+            ("typical", *setup.ask, *setup.drafters(drafters), "--temperature", temperature, *counts),
+            timed=False,
+        )
         for name, temperature in temperatures.items()
     )
 

@@ -160,7 +160,7 @@ def _show_links(setup: PaperSetup, reports: Reports) -> Shown:
 def _messages(setup: PaperSetup) -> Measurement:
     drafters = setup.drafters(setup.present("moa_tli1", "moa", "eagle2", "independent"))
     counts = ("--prompts", str(setup.extent.over_links), "--max-new-tokens", str(setup.extent.new_tokens))
-    return Measurement(MESSAGES, ("network", "--table7", *setup.ask, *drafters, *counts))
+    return Measurement(MESSAGES, ("network", "--table7", *setup.ask, *drafters, *counts), timed=False)
 
 
 def _show_messages(setup: PaperSetup, reports: Reports) -> Shown:

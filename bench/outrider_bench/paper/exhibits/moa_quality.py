@@ -49,6 +49,7 @@ def _quality(setup: PaperSetup) -> Measurement:
             "--max-new-tokens",
             str(2 * extent.new_tokens),
         ),
+        timed=False,
     )
 
 
@@ -134,7 +135,7 @@ def _outage_plot(shares: Mapping[str, Mapping[str, float]], alone: float, path: 
 
 def _exactness(setup: PaperSetup) -> Measurement:
     counts = ("--prompts", str(6 * setup.extent.per_family), "--max-new-tokens", str(setup.extent.new_tokens))
-    return Measurement(EXACT, ("exact", *setup.ask, *setup.drafters(setup.present(*ROLES)), *counts))
+    return Measurement(EXACT, ("exact", *setup.ask, *setup.drafters(setup.present(*ROLES)), *counts), timed=False)
 
 
 def _show_quality(setup: PaperSetup, reports: Reports) -> Shown:

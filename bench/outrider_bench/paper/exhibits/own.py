@@ -31,7 +31,7 @@ def _staleness(setup: PaperSetup) -> Sequence[Measurement]:
     extent = setup.extent
     counts = ("--per-family", str(extent.per_family), "--max-new-tokens", str(extent.new_tokens))
     drafters = setup.drafters(roles[:1] if setup.is_quick else roles)
-    return (Measurement(STALENESS, ("staleness", *setup.ask, *drafters, *counts)),) if roles else ()
+    return (Measurement(STALENESS, ("staleness", *setup.ask, *drafters, *counts), timed=False),) if roles else ()
 
 
 def _show_staleness(setup: PaperSetup, reports: Reports) -> Shown:
@@ -80,7 +80,7 @@ def _modes(setup: PaperSetup) -> Sequence[Measurement]:
     prompts = ("--prompts", str(extent.over_links), *limit)
     grid = ("--rtt", "5,80", "--verify", "6", "--thin", "0") if setup.is_quick else ("--thin", "0,0.25")
     recorded = ("record", "--tape", TAPE, *setup.ask, *setup.drafters([role]), *prompts)
-    return (Measurement(MODES, ("sweep", "--tape", TAPE, *grid, *limit), first=recorded),)
+    return (Measurement(MODES, ("sweep", "--tape", TAPE, *grid, *limit), first=recorded, timed=False),)
 
 
 def _show_modes(setup: PaperSetup, reports: Reports) -> Shown:
