@@ -199,7 +199,8 @@ def sweep_table(points: Sequence[SweepPoint]) -> ResultTable:
         for verify in grid.verify_ms
     ]
     columns = ("tokens missed", "pass, ms", *(f"R {trip:g} ms" for trip in grid.round_trips_ms))
-    return table("the fastest mode, and its speed over the stream's", columns, rows, keys=2)
+    title, caption = "the fastest mode, and its speed over the stream's", "~: not beyond the second's 95 % interval"
+    return table(title, columns, rows, keys=2, caption=caption)
 
 
 def plot_sweep(points: Sequence[SweepPoint], title: str, path: Path) -> None:
