@@ -135,10 +135,10 @@ def test_what_is_not_timed_runs_side_by_side_after_what_is(tmp_path, capfd):
     assert list(reports) == ["one", "other", "timed"]
     said = capfd.readouterr().err
     timed, one, other = (said.index(f"{name}: outrider-bench drafters") for name in ("timed", "one", "other"))
-    assert "plain loop" in said[timed:one]
+    assert timed < one < other
     # What each says comes when it has ended: both had begun by then.
     assert "plain loop" not in said[one:other]
-    assert said[other:].count("plain loop") == 2 * said[timed:one].count("plain loop")
+    assert said[other:].count("in process, one answer at a time") == 2
     assert not list(tmp_path.glob("*.log"))
 
 
