@@ -16,6 +16,7 @@ from outrider_bench.core.bootstrap import Interval
 from outrider_bench.core.prompts import TEXT_GROUPS
 from outrider_bench.core.stats import median
 from outrider_bench.network.intervals import IDEAL_STREAM, Intervals, scenario_intervals
+from outrider_bench.network.link_endpoint import NO_LINK
 from outrider_bench.network.metrics import Metric, medians
 from outrider_bench.network.scenario_run import ScenarioRun
 from outrider_bench.network.variants import CONTROLS, STREAM, ModeVariant
@@ -84,6 +85,11 @@ class ReportedCase(ScenarioSetting):
     round_trips: Sequence[Figures]
     asked: Mapping[str, int]
     answers: Sequence[Figures]
+
+    @property
+    def name(self) -> str:
+        link = "no link" if self.profile == NO_LINK else self.profile
+        return f"{self.drafter} over {link}, seed {self.seed}"
 
     @property
     def extent(self) -> str:

@@ -119,14 +119,13 @@ class NetworkStudy(Study[NetworkOptions, NetworkRow, NetworkReport]):
             yield from legend(case)
             yield from (f"no control {name}: {why}" for name, why in case.missing.items())
             if not case.mismatches:
-                yield f"{case.drafter} over {case.profile}, seed {case.seed}: all answers the same; {case.extent}"
+                yield f"{case.name}: all answers the same; {case.extent}"
 
     @staticmethod
     def failures(report: NetworkReport) -> Iterable[str]:
         for case in report.cases:
             if case.mismatches:
-                where = f"{case.drafter} over {case.profile}, seed {case.seed}"
-                yield f"{where}: {case.mismatches} answers differ from the stream's; {case.extent}"
+                yield f"{case.name}: {case.mismatches} answers differ from the stream's; {case.extent}"
 
     @staticmethod
     def plot(report: NetworkReport, path: Path) -> None:

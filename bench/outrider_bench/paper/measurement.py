@@ -137,7 +137,8 @@ def _starting() -> ForkServerContext | SpawnContext:
 def _run_commands(commands: Sequence[Sequence[str]], log: Path | None, threads: int | None) -> None:
     """Run one after the other, as long as they end with 0; with `threads` for themselves and for their servers."""
     if log is not None:
-        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), sys.stderr.fileno())
+        with log.open("w") as file:
+            os.dup2(file.fileno(), sys.stderr.fileno())
     if threads is not None:
         import torch
 
@@ -175,6 +176,7 @@ def take_all(
 def _take(measurements: Sequence[Measurement], directory: Path, at_once: int) -> dict[str, dict[str, Any]]:  # Any: JSON
     """Run up to `at_once` commands side by side; what each says comes when it has ended, unless it is alone."""
     waiting, running = list(reversed(measurements)), dict[Process, Measurement]()
+    at_once = max(1, min(at_once, len(measurements)))  # one that is alone shows its progress
     threads = None if at_once == 1 else max(1, (os.cpu_count() or 1) // at_once)
     reports = {}
     try:
