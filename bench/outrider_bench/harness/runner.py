@@ -24,11 +24,11 @@ from outrider_bench.core.progress import progress_line
 from outrider_bench.core.report import write_report
 from outrider_bench.core.tables import show, show_line
 from outrider_bench.harness.journal import LineWriter, kept_lines, no_record
-from outrider_bench.harness.study import Study, StudyOptions
+from outrider_bench.harness.study import AnyStudy, StudyOptions
 from outrider_proto.errors import UsageError
 
 _ACCESS = "access"
-AnyStudy = Study[Any, Any, Any]  # Any: each has its own options, rows and report
+_Study = AnyStudy[Any, Any, Any]  # Any: each has its own options, rows and report
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class StudyCommand:
     access: Mapping[str, inspect.Parameter] = field(default_factory=dict)
 
     @property
-    def study(self) -> type[AnyStudy]:
-        found: type[AnyStudy] = resolve_name(f"outrider_bench.{self.place}")
+    def study(self) -> type[_Study]:
+        found: type[_Study] = resolve_name(f"outrider_bench.{self.place}")
         return found
 
     @property
@@ -79,7 +79,7 @@ class StudyCommand:
         return command
 
 
-def run_study(name: str, study: AnyStudy) -> None:
+def run_study(name: str, study: _Study) -> None:
     """Measure what is not there yet, and write and show the report. Exits with 1 where something is wrong."""
     options = study.options
     with open_rows(name, study) as rows:
@@ -128,7 +128,7 @@ class Rows:
 
 
 @contextmanager
-def open_rows(name: str, study: AnyStudy) -> Iterator[Rows]:
+def open_rows(name: str, study: _Study) -> Iterator[Rows]:
     """Yield the rows of an interrupted run of the same study, if its options were the same.
 
     They go when the context ends well. Raises UsageError for those of other options.
@@ -162,7 +162,7 @@ def open_rows(name: str, study: AnyStudy) -> Iterator[Rows]:
     path.unlink()
 
 
-def _kept(path: Path, settings: Mapping[str, Any], study: AnyStudy) -> dict[str, Any]:  # Any: JSON, rows
+def _kept(path: Path, settings: Mapping[str, Any], study: _Study) -> dict[str, Any]:  # Any: JSON, rows
     """Return the file's rows by name. Raises UsageError where it is not of this study with these options."""
     lines = kept_lines(path, settings, settings["study"])
     try:
@@ -171,14 +171,14 @@ def _kept(path: Path, settings: Mapping[str, Any], study: AnyStudy) -> dict[str,
         raise no_record(str(path), settings["study"]) from None
 
 
-def _read(study: AnyStudy | type[AnyStudy], content: object, source: str) -> Any:  # Any: the study's report
+def _read(study: _Study | type[_Study], content: object, source: str) -> Any:  # Any: the study's report
     try:
         return study.result.validate_python(content)
     except ValidationError as error:
         raise UsageError(f"{source}: no report of this version: {error.errors()[0]['loc']}") from error
 
 
-def _show(study: AnyStudy | type[AnyStudy], report: Any) -> list[str]:  # Any: as above
+def _show(study: _Study | type[_Study], report: Any) -> list[str]:  # Any: as above
     """Print tables, notes and failures, which are returned."""
     show(*study.tables(report))
     for line in study.notes(report):

@@ -112,8 +112,8 @@ ReportT = TypeVar("ReportT")
 Measured: TypeAlias = AsyncGenerator[tuple[str, RowT], None]  # rows and their names
 
 
-class Study(ABC, Generic[OptionsT, RowT, ReportT]):
-    """One study, a subclass of `Study[its options, its rows, its report]`, whose types pydantic reads from JSON."""
+class AnyStudy(ABC, Generic[OptionsT, RowT, ReportT]):
+    """What all studies have: rows, and a report with its tables and plot; pydantic reads both types from JSON."""
 
     row: ClassVar[TypeAdapter[Any]]  # Any: a type, or a union of some
     result: ClassVar[TypeAdapter[Any]]
@@ -129,18 +129,8 @@ class Study(ABC, Generic[OptionsT, RowT, ReportT]):
         self.options = options
 
     @abstractmethod
-    def run(self, taken: Mapping[str, RowT], step: Step) -> Measured[RowT]:
-        """Measure the rows that are not in `taken`, which also gets those that are yielded meanwhile."""
-
     def measure_missing(self, taken: Mapping[str, RowT], take: Callable[[str, RowT], None], step: Step) -> None:
-        """Run in an event loop, and hand each row to `take` as it comes."""
-
-        async def rows() -> None:
-            async with aclosing(self.run(taken, step)) as found:
-                async for name, row in found:
-                    take(name, row)
-
-        asyncio.run(rows())
+        """Measure the rows that are not in `taken`, and hand each to `take`, which adds it there, as it comes."""
 
     @abstractmethod
     def report(self, rows: Mapping[str, RowT]) -> ReportT:
@@ -172,6 +162,24 @@ class Study(ABC, Generic[OptionsT, RowT, ReportT]):
         raise NotImplementedError
 
 
+class Study(AnyStudy[OptionsT, RowT, ReportT]):
+    """One study, a subclass of `Study[its options, its rows, its report]`."""
+
+    @abstractmethod
+    def run(self, taken: Mapping[str, RowT], step: Step) -> Measured[RowT]:
+        """Measure the rows that are not in `taken`, which also gets those that are yielded meanwhile."""
+
+    def measure_missing(self, taken: Mapping[str, RowT], take: Callable[[str, RowT], None], step: Step) -> None:
+        """Run in an event loop, and hand each row to `take` as it comes."""
+
+        async def rows() -> None:
+            async with aclosing(self.run(taken, step)) as found:
+                async for name, row in found:
+                    take(name, row)
+
+        asyncio.run(rows())
+
+
 class WholeStudy(Study[OptionsT, ReportT, ReportT]):
     """A study that is measured as a whole, such as one whose ways take turns: an interrupted run begins again."""
 
@@ -187,7 +195,7 @@ class WholeStudy(Study[OptionsT, ReportT, ReportT]):
         return rows[_WHOLE]
 
 
-class ReplayStudy(Study[OptionsT, ReportT, ReportT]):
+class ReplayStudy(AnyStudy[OptionsT, ReportT, ReportT]):
     """A study that is measured as a whole, in event loops of its own: those of virtual clocks."""
 
     @abstractmethod
@@ -197,9 +205,6 @@ class ReplayStudy(Study[OptionsT, ReportT, ReportT]):
     def measure_missing(self, taken: Mapping[str, ReportT], take: Callable[[str, ReportT], None], step: Step) -> None:
         if _WHOLE not in taken:
             take(_WHOLE, self.replay(step))
-
-    def run(self, taken: Mapping[str, ReportT], step: Step) -> Measured[ReportT]:
-        raise NotImplementedError("it has event loops of its own")
 
     def report(self, rows: Mapping[str, ReportT]) -> ReportT:
         return rows[_WHOLE]
