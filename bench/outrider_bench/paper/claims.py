@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -96,8 +96,7 @@ def tau_ratio(prompts: Prompts, above: str, below: str, more_seeds: Sequence[Pro
         for name in (above, below)
         for key in ("judged", "verdicts")
     ]
-    ratio = ratio_of_ratios(*measures)
-    return None if ratio is None else replace(ratio, seeds=len(seeds))
+    return ratio_of_ratios(*measures, seeds=len(seeds))
 
 
 def _with_both(figure: str, seeds: Sequence[Prompts], above: str, below: str) -> list[Prompts]:
@@ -110,27 +109,36 @@ def ratio_of_ratios(
     of_above: Sequence[Sequence[float]],
     below: Sequence[Sequence[float]],
     of_below: Sequence[Sequence[float]],
+    *,
+    seeds: int = 1,
 ) -> Estimate | None:
-    """Return (sum(above) / sum(of_above)) / (sum(below) / sum(of_below)), all [runs, prompts]; None of nothing."""
+    """Return (sum(above) / sum(of_above)) / (sum(below) / sum(of_below)), all [runs, prompts]; None of nothing.
+
+    `seeds`: how many runs are of drafters that were trained with another seed.
+    """
     totals = [float(np.sum(measure)) for measure in (above, of_above, below, of_below)]
     if not all(totals):
         return None
     draws = Resamples(*np.atleast_2d(above).shape)
     sums = [draws.sums(measure) for measure in (above, of_above, below, of_below)]
     interval = draws.interval(quotient(quotient(sums[0], sums[1]), quotient(sums[2], sums[3])))
-    return Estimate(totals[0] / totals[1] / (totals[2] / totals[3]), interval)
+    return Estimate(totals[0] / totals[1] / (totals[2] / totals[3]), interval, seeds)
 
 
 def difference_of_ratios(
-    above: Sequence[float], of_above: Sequence[float], below: Sequence[float], of_below: Sequence[float]
+    above: Sequence[Sequence[float]],
+    of_above: Sequence[Sequence[float]],
+    below: Sequence[Sequence[float]],
+    of_below: Sequence[Sequence[float]],
 ) -> Estimate | None:
-    """Return sum(above) / sum(of_above) - sum(below) / sum(of_below), all [prompts]; None of nothing."""
-    if not sum(of_above) or not sum(of_below):
+    """Return sum(above) / sum(of_above) - sum(below) / sum(of_below), all [seeds, prompts]; None of nothing."""
+    totals = [float(np.sum(measure)) for measure in (above, of_above, below, of_below)]
+    if not totals[1] or not totals[3]:
         return None
-    draws = Resamples(1, len(above))
-    sums = [draws.sums([measure]) for measure in (above, of_above, below, of_below)]
+    draws = Resamples(*np.shape(above))
+    sums = [draws.sums(measure) for measure in (above, of_above, below, of_below)]
     interval = draws.interval(quotient(sums[0], sums[1]) - quotient(sums[2], sums[3]))
-    return Estimate(sum(above) / sum(of_above) - sum(below) / sum(of_below), interval)
+    return Estimate(totals[0] / totals[1] - totals[2] / totals[3], interval, len(above))
 
 
 def speed_ratio(prompts: Prompts, above: str, below: str, more_seeds: Sequence[Prompts] = ()) -> Estimate | None:
@@ -153,13 +161,18 @@ def speed_ratio(prompts: Prompts, above: str, below: str, more_seeds: Sequence[P
     return Estimate(median_of_medians(ratios.tolist()) or 0.0, median_interval(ratios), len(seeds))
 
 
-def share_difference(above: Sequence[bool], below: Sequence[bool]) -> Estimate | None:
-    """Return how much larger one share of right answers is than another to the same questions; None of nothing."""
-    if not above or len(above) != len(below):
+def share_difference(above: Sequence[Sequence[bool]], below: Sequence[Sequence[bool]]) -> Estimate | None:
+    """Return how much larger one share of right answers is than another to the same questions; None of nothing.
+
+    Both: whether an answer is right, [seeds, questions].
+    """
+    if not np.size(above) or np.shape(above) != np.shape(below):
         return None
-    differences = [[float(mine) - float(its) for mine, its in zip(above, below, strict=True)]]
-    draws = Resamples(1, len(above))
-    return Estimate(float(np.mean(differences)), draws.interval(draws.sums(differences) / max(len(above) - 1, 1)))
+    differences = np.subtract(above, below, dtype=float)
+    seeds, questions = differences.shape
+    draws = Resamples(seeds, questions)
+    interval = draws.interval(draws.sums(differences) / max(questions - 1, 1))
+    return Estimate(float(np.mean(differences)), interval, seeds)
 
 
 def of_family(prompts: Prompts, family: str) -> Prompts:

@@ -10,7 +10,8 @@ from itertools import count
 from pathlib import Path
 
 from outrider_bench.core.report import without_places
-from outrider_bench.paper.measurement import Measurement
+from outrider_bench.paper.claims import Report
+from outrider_bench.paper.measurement import Measurement, Reports
 from outrider_bench.paper.trained import ABLATION, HEADS, HYDRA, SECOND, SECOND_TARGET, SHIPPED, trained_dir
 from outrider_bench.studies.drafters.comparison import drafter_label
 from outrider_models.core.embedded import EMBEDDED, shipped_drafters
@@ -115,6 +116,10 @@ class PaperSetup:
         """Return the name of the measurement with this seed's drafters."""
         return f"{name}-seed-{self.seed}" if self.seed else name
 
+    def reports_of_seeds(self, name: str, reports: Reports) -> list[tuple[PaperSetup, Report]]:
+        """Return the reports of a measurement, each with the setup of the seed that it is of."""
+        return [(one, reports[key]) for one in self.seeds if (key := one.measured_as(name)) in reports]
+
     @property
     def is_quick(self) -> bool:
         return self.extent is QUICK
@@ -123,6 +128,10 @@ class PaperSetup:
     def at_once(self) -> int:
         """How many measurements that are not timed run side by side; a larger target needs the memory and the cores."""
         return os.cpu_count() or 1 if self.is_embedded else 1
+
+    def source(self, role: str) -> str:
+        """Return the drafter of a role as reports name it."""
+        return without_places(self.roles.get(role, role))
 
     def label(self, role: str) -> str:
         """Return the name that a comparison has for the drafter of a role, `lookup` and `suffix` being their own."""

@@ -96,10 +96,16 @@ def test_the_list_says_of_how_many_seeds_a_claim_is_once_there_are_several():
 
 def test_shares_of_the_same_questions_are_subtracted():
     above, below = [True] * 30 + [False] * 70, [True] * 15 + [False] * 85
-    found = share_difference(above, below)
+    found = share_difference([above], [below])
     assert found.figure == pytest.approx(0.15)
     assert 0 < found.interval[0] < 0.15 < found.interval[1]
-    assert share_difference(above, below[:50]) is None
+    assert found.seeds == 1
+    assert share_difference([above], [below[:50]]) is None
+    assert share_difference([], []) is None
+    of_two = share_difference([above, below], [below, above])
+    assert (of_two.figure, of_two.seeds) == (0, 2)
+    assert of_two.interval[0] < -0.15
+    assert of_two.interval[1] > 0.15
 
 
 def test_the_list_of_claims_says_what_each_is_held_against():

@@ -70,7 +70,10 @@ def typical(*drafters, right=None, temperature=0.7):
         for step, rule in enumerate(rules):
             count = (right or {}).get(drafter, 12)
             answers = [
-                scored(JUDGED[drafter] + number % 3 - step, is_right=None if right is None else number < count)
+                scored(
+                    JUDGED[drafter.rpartition("/")[2]] + number % 3 - step,
+                    is_right=None if right is None else number < count,
+                )
                 for number in range(12)
             ]
             results.append(RuleResult(drafter, rule, [answers]))
@@ -166,6 +169,18 @@ def test_typical_acceptance_is_held_where_epsilon_makes_a_difference(tmp_path):
     for number, plot in enumerate(shown.plots):
         plot.draw(tmp_path / f"{number}.png")
         assert (tmp_path / f"{number}.png").stat().st_size > 10_000
+
+
+def test_typical_acceptance_is_held_against_the_heads_of_all_seeds():
+    setup = replace(setup_of(), more_seeds=[{"medusa": "1/medusa", "hydra": "1/hydra"}])
+    needed = [one.name for one in EXHIBITS["hydra-figure-6"].needs(setup)]
+    assert needed == [TYPICAL, TYPICAL_HOT, f"{TYPICAL_HOT}-seed-1"]
+    first = typical("medusa", "hydra", right={"medusa": 2, "hydra": 10}, temperature=2.5)
+    again = typical("1/medusa", "1/hydra", right={"1/medusa": 10, "1/hydra": 2}, temperature=2.5)
+    shown = EXHIBITS["hydra-figure-6"].show(setup, dict(zip(needed, (typical("medusa"), first, again), strict=True)))
+    assert len(shown.plots) == 2
+    assert {claim.measured.seeds for claim in shown.claims} == {2}
+    assert [claim.outcome for claim in shown.claims] == ["holds"] * (2 + len(EPSILONS)) + ["undecided"]
 
 
 @pytest.mark.parametrize("there", ["medusa", "hydra"])

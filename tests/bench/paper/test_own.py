@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -112,11 +112,15 @@ def test_a_drafter_is_as_often_right_as_it_says_or_not(setup):
     assert calibration_error([0] * 5 + [10] + [0] * 4, [0] * 5 + [5] + [0] * 4) == pytest.approx(0.05)
     assert calibration_error([0] * 10, [0] * 10) == 0
     report = as_json(ComparisonStudy, compared({"moa": 3.0, "eagle2": 2.0}))
+    report_of_moa = as_json(ComparisonStudy, compared({"moa": 2.5}))
     shown = SHOWN["own-calibration"](setup, {OWN_TREES: report})
     # 80 tokens of which none is accepted, 20 of which half are, 20 of which half are.
     assert shown.tables[0].rows[0][1:3] == (f"{(80 * 0.05 + 20 * 0.05 + 20 * 0.45) / 120:.3f}", "0.00")
     assert shown.tables[0].rows[0][3] == "-"
     assert [claim.outcome for claim in shown.claims] == ["holds", "holds"]
+    further = replace(setup, more_seeds=[{"moa": "1/moa"}])
+    both = SHOWN["own-calibration"](further, {OWN_TREES: report, f"{OWN_TREES}-seed-1": report_of_moa})
+    assert [claim.measured.seeds for claim in both.claims] == [2, 1]
     assert SHOWN["own-positions"](setup, {OWN_TREES: report}).tables[0].rows[0][2:] == ("0.90", "0.67", "0.83")
 
 

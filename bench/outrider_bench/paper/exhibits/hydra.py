@@ -134,40 +134,42 @@ def _relative_table(title: str, figures: Mapping[str, str]) -> ResultTable:
     return table(title, columns, [[name, *cells.split()] for name, cells in figures.items()])
 
 
-def _typical(setup: PaperSetup) -> tuple[Measurement, ...]:
-    """Return the measurements, the one that claims are held against last."""
-    extent, drafters = setup.extent, setup.present(*TYPICAL_DRAFTERS)
-    if not drafters:
+def _typical(setup: PaperSetup) -> Sequence[Measurement]:
+    """Return the measurements; those that claims are held against last, with the heads of all seeds."""
+    extent = setup.extent
+    if not setup.present(*TYPICAL_DRAFTERS):
         return ()
     is_sure = setup.is_embedded and not setup.is_quick
     # The checks of the corpus need whole answers.
     length = (2 if is_sure else 1) * extent.new_tokens
     counts = (
         "--per-family",
-        str(extent.per_family),
+        f"{extent.per_family}",
         "--max-new-tokens",
-        str(length),
+        f"{length}",
         "--seeds",
-        str(extent.repetitions),
+        f"{extent.repetitions}",
     )
-    temperatures = {TYPICAL: TEMPERATURE} | ({TYPICAL_HOT: HOT} if is_sure else {})
-    return tuple(
-        Measurement(
-            name,
-            ("typical", *setup.ask, *setup.drafters(drafters), "--temperature", temperature, *counts),
-            timed=False,
-        )
-        for name, temperature in temperatures.items()
-    )
+
+    def measure(name: str, temperature: str, one: PaperSetup, roles: Sequence[str]) -> Measurement:
+        asked = (*one.ask, *one.drafters(roles), "--temperature", temperature, *counts)
+        return Measurement(one.measured_as(name), ("typical", *asked), timed=False)
+
+    usual = setup.over_seeds(partial(measure, TYPICAL, TEMPERATURE), TYPICAL_DRAFTERS)
+    hot = setup.over_seeds(partial(measure, TYPICAL_HOT, HOT), TYPICAL_DRAFTERS)
+    return (usual[0], *hot) if is_sure else usual
 
 
 def _show_typical(setup: PaperSetup, reports: Reports) -> Shown:
-    read = [TypicalStudy.result.validate_python(report) for report in reports.values()]
-    right = [found for found in map(right_table, read) if found is not None]
+    names = [name for name in (TYPICAL, TYPICAL_HOT) if name in reports]
+    read = {name: TypicalStudy.result.validate_python(report) for name, report in reports.items()}
+    shown = [read[name] for name in names]
+    right = [found for found in map(right_table, shown) if found is not None]
+    held = [(one, read[one.measured_as(names[-1])]) for one, _ in setup.reports_of_seeds(names[-1], reports)]
     return Shown(
-        tables=[*map(rules_table, read), *right],
-        claims=_typical_claims(setup, read[-1]),
-        plots=[Plot(f"temperature {one.temperature:g}", partial(plot_typical, one)) for one in read],
+        tables=[*map(rules_table, shown), *right],
+        claims=_typical_claims(held),
+        plots=[Plot(f"temperature {one.temperature:g}", partial(plot_typical, one)) for one in shown],
         notes=[
             "The paper draws curves without numbers, tau from 2.6 to 4.0 and MT-Bench's score from 7.0 to 7.8. The "
             "score has no monotonic relation with epsilon; at 0.15 that of Hydra++ is comparable to random sampling's."
@@ -175,57 +177,61 @@ def _show_typical(setup: PaperSetup, reports: Reports) -> Shown:
     )
 
 
-def _typical_claims(setup: PaperSetup, report: TypicalReport) -> list[Claim]:
-    medusa, hydra = (report.of(setup.roles.get(role, role)) for role in TYPICAL_DRAFTERS)
+def _typical_claims(seeds: Sequence[tuple[PaperSetup, TypicalReport]]) -> list[Claim]:
+    medusa, hydra = ([report.of(one.source(role)) for one, report in seeds] for role in TYPICAL_DRAFTERS)
     low, high = (Rule("typical", epsilon) for epsilon in (EPSILONS[0], EPSILONS[-1]))
     papers = "a higher epsilon slightly decreases tau"
     above = "significantly higher at every epsilon"
-    at = f"temperature {report.temperature:g}"
+    at = f"temperature {seeds[0][1].temperature:g}"
     best = Rule("typical", BEST_EPSILON)
     return [
         *(
             Claim(
                 f"tau, {at}: {role} with epsilon {low.epsilon:g} > {high.epsilon:g}",
                 papers,
-                _tau_ratio(its.get(low), its.get(high)),
+                _tau_ratio(its, low, its, high),
             )
             for role, its in zip(TYPICAL_DRAFTERS, (medusa, hydra), strict=True)
         ),
         *(
-            Claim(
-                f"tau, {at}, epsilon {epsilon:g}: hydra > medusa",
-                above,
-                _tau_ratio(*(its.get(rule) for its in (hydra, medusa))),
-            )
-            for epsilon in EPSILONS
-            for rule in (Rule("typical", epsilon),)
+            Claim(f"tau, {at}, epsilon {rule.epsilon:g}: hydra > medusa", above, _tau_ratio(hydra, rule, medusa, rule))
+            for rule in (Rule("typical", epsilon) for epsilon in EPSILONS)
         ),
         Claim(
             f"right answers, {at}, epsilon {BEST_EPSILON:g}: hydra > medusa",
             "the better MT-Bench score",
-            _more_right(hydra.get(best), medusa.get(best)),
+            _more_right(hydra, medusa, best),
             bound=0.0,
         ),
     ]
 
 
-def _tau_ratio(above: RuleResult | None, below: RuleResult | None) -> Estimate | None:
-    if above is None or below is None:
-        return None
-    return ratio_of_ratios(
-        *(
-            [[getattr(answer, name) for answer in run] for run in one.runs]
-            for one in (above, below)
-            for name in ("judged", "verdicts")
-        )
+Results = Sequence[Mapping[Rule, RuleResult]]  # a drafter's, by training seed
+
+
+def _tau_ratio(above: Results, rule: Rule, below: Results, its_rule: Rule) -> Estimate | None:
+    both = _of_both(above, rule, below, its_rule)
+    measures = [
+        [[getattr(answer, name) for answer in run] for results in both for run in results[way].runs]
+        for way in (0, 1)
+        for name in ("judged", "verdicts")
+    ]
+    return ratio_of_ratios(*measures, seeds=len(both))
+
+
+def _more_right(above: Results, below: Results, rule: Rule) -> Estimate | None:
+    """Return how many more answers are right, as a share; None where nobody says which answer is right."""
+    both = [results for results in _of_both(above, rule, below, rule) if results[0].right() is not None]
+    return share_difference(
+        *([[bool(answer.is_right) for answer in results[way].runs[0]] for results in both] for way in (0, 1))
     )
 
 
-def _more_right(above: RuleResult | None, below: RuleResult | None) -> Estimate | None:
-    """Return how many more answers are right, as a share; None where nobody says which answer is right."""
-    if above is None or below is None or above.right() is None:
-        return None
-    return share_difference(*([bool(answer.is_right) for answer in one.runs[0]] for one in (above, below)))
+def _of_both(above: Results, rule: Rule, below: Results, its_rule: Rule) -> list[tuple[RuleResult, RuleResult]]:
+    """Return the results of both for each seed that has them."""
+    return [
+        (mine[rule], its[its_rule]) for mine, its in zip(above, below, strict=True) if rule in mine and its_rule in its
+    ]
 
 
 EXHIBITS = (

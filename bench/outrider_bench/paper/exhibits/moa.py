@@ -108,8 +108,7 @@ def _role_claims(
     name: str,
     pairs: Sequence[tuple[str, str, str]],
 ) -> list[Claim]:
-    names = [one.measured_as(name) for one in setup.seeds]
-    first, *more = (reports[each]["prompts"] for each in names if each in reports)
+    first, *more = (report["prompts"] for _, report in setup.reports_of_seeds(name, reports))
 
     def ratio(above: str, below: str) -> Estimate | None:
         # A seed's directory has the name of the recipe, so that a role has the same label in all of them.

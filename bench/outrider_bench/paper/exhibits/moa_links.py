@@ -31,15 +31,15 @@ BATCHES = "1,2,4,8"
 QUICK_LOAD = ("--per-family", "1", "--max-new-tokens", "16")  # the target answers all that clients may ask before
 
 
-def network(setup: PaperSetup) -> Measurement:
+def network(setup: PaperSetup, roles: Sequence[str]) -> Measurement:
     """Measure every drafter in the paper's mode and ours, with controls, over the paper's links and none."""
     extent = setup.extent
     profiles = PROFILES[-1:] if setup.is_quick else PROFILES
     links = tuple(option for profile in profiles for option in ("--profile", profile))
     modes = ("--mode", PAPERS_MODE, "--mode", OWN_MODE)
     counts = ("--prompts", str(extent.over_links), "--max-new-tokens", str(extent.new_tokens))
-    drafters = setup.drafters(setup.present(*ROLES) or list(setup.roles)[:4])
-    return Measurement(LINKS, ("network", *setup.ask, *links, *drafters, *modes, *counts))
+    drafters = setup.drafters(roles or list(setup.roles)[:4])
+    return Measurement(setup.measured_as(LINKS), ("network", *setup.ask, *links, *drafters, *modes, *counts))
 
 
 def _case(report: Report, source: str, profile: str) -> Mapping[str, Any] | None:  # Any: JSON
@@ -56,16 +56,16 @@ def _speeds(report: Report, source: str, profile: str, way: str) -> tuple[list[f
 
 
 def _faster(
-    setup: PaperSetup, report: Report, profile: str, above: tuple[str, str], below: tuple[str, str]
+    setup: PaperSetup, reports: Reports, profile: str, above: tuple[str, str], below: tuple[str, str]
 ) -> Estimate | None:
-    """Return how many times as fast one (role, way) is as another over a link, over the same prompts."""
-    if len(setup.present(above[0], below[0])) < 1 + (above[0] != below[0]):
-        return None
-    found = [_speeds(report, setup.roles[role], profile, way) for role, way in (above, below)]
-    if None in found:
-        return None
-    (tokens, ms), (its_tokens, its_ms) = (one for one in found if one is not None)
-    return ratio_of_ratios([tokens], [ms], [its_tokens], [its_ms])
+    """Return how many times as fast one (role, way) is as another over a link, over the same prompts and all seeds."""
+    measured = [
+        [_speeds(report, one.source(role), profile, way) for role, way in (above, below)]
+        for one, report in setup.reports_of_seeds(LINKS, reports)
+    ]
+    both = [(mine, its) for mine, its in measured if mine is not None and its is not None]
+    measures = [[seed[way][part] for seed in both] for way in (0, 1) for part in (0, 1)]
+    return ratio_of_ratios(*measures, seeds=len(both))
 
 
 def _links_table(report: Report) -> ResultTable:
@@ -116,7 +116,7 @@ def _show_links(setup: PaperSetup, reports: Reports) -> Shown:
         Claim(
             f"{link}, stop-and-wait: {above} > {below}",
             papers,
-            _faster(setup, report, link, (above, PAPERS_MODE), (below, PAPERS_MODE)),
+            _faster(setup, reports, link, (above, PAPERS_MODE), (below, PAPERS_MODE)),
         )
         for link, above, below, papers in (
             ("paper-5g", "moa", "eagle2", "34.1 > 24.3 tokens/s"),
@@ -131,7 +131,7 @@ def _show_links(setup: PaperSetup, reports: Reports) -> Shown:
         Claim(
             f"4G: the paper's mode with {role} > the target's own stream",
             "not compared",
-            _faster(setup, report, "paper-4g", (role, PAPERS_MODE), (role, "stream")),
+            _faster(setup, reports, "paper-4g", (role, PAPERS_MODE), (role, "stream")),
         )
         for role in first
     ]
@@ -139,7 +139,7 @@ def _show_links(setup: PaperSetup, reports: Reports) -> Shown:
         Claim(
             f"4G: mode auto with {role} > the target's own stream",
             "ours",
-            _faster(setup, report, "paper-4g", (role, OWN_MODE), (role, "stream")),
+            _faster(setup, reports, "paper-4g", (role, OWN_MODE), (role, "stream")),
         )
         for role in first
     ]
@@ -148,7 +148,7 @@ def _show_links(setup: PaperSetup, reports: Reports) -> Shown:
         ("way", "5G", "4G", "tau", "calls"),
         [[role, *cells.split()] for role, cells in TABLE_3.items()],
     )
-    wrong = report["mismatches"]
+    wrong = sum(one["mismatches"] for _, one in setup.reports_of_seeds(LINKS, reports))
     return Shown(
         [_links_table(report)],
         [papers],
@@ -269,7 +269,7 @@ EXHIBITS = (
         title="Table 3: speed over 5G and 4G",
         differs="the paper's links, emulated; drafter and target share this machine's cores. A pass of the embedded "
         "target is far shorter than a round trip, so that waiting for each verdict weighs more than in the paper.",
-        needs=lambda setup: (network(setup),),
+        needs=lambda setup: setup.over_seeds(network, ROLES),
         show=_show_links,
     ),
     Exhibit(

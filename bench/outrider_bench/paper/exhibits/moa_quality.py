@@ -35,16 +35,16 @@ TABLE_8 = (
 )
 
 
-def _quality(setup: PaperSetup) -> Measurement:
+def _quality(setup: PaperSetup, roles: Sequence[str]) -> Measurement:
     extent = setup.extent
     counts = ("--code", str(extent.code), "--per-family", str(max(extent.per_family, 2)), "--tau-per-family", "1")
     options = counts if setup.is_embedded else ()
     return Measurement(
-        QUALITY,
+        setup.measured_as(QUALITY),
         (
             "eval",
             *setup.ask,
-            *setup.drafters(setup.present(*ROLES)),
+            *setup.drafters(roles),
             *options,
             "--max-new-tokens",
             str(2 * extent.new_tokens),
@@ -63,12 +63,11 @@ def _show_outage(setup: PaperSetup, reports: Reports) -> Shown:
         [name, *(_percent(share, code) for share in by_cut.values()), _percent(alone, code)]
         for name, by_cut in shares.items()
     ]
-    passed = {name: one["passed"] for name, one in report["drafters"].items()} | {"stop": report["stopped"]}
     claims = [
         Claim(
             f"success after {cut} tokens: {above} > {below}",
             papers,
-            _more_right(setup, passed, cut, above, below),
+            _more_right(setup, reports, cut, above, below),
             bound=0.0,
         )
         for cut, above, below, papers in (
@@ -107,13 +106,14 @@ def _percent(share: float, of: int) -> str:
     return plus_minus(100 * share, None if interval is None else (100 * interval[0], 100 * interval[1]), 1)
 
 
-def _more_right(
-    setup: PaperSetup, passed: Mapping[str, Mapping[str, Sequence[bool]]], cut: str, above: str, below: str
-) -> Estimate | None:
-    names = [setup.roles.get(role, role) for role in (above, below)]
-    if not set(names) <= passed.keys():
-        return None
-    return share_difference(*(passed[name][cut] for name in names))
+def _more_right(setup: PaperSetup, reports: Reports, cut: str, above: str, below: str) -> Estimate | None:
+    """Return how many more answers are right that one role, or `stop`, ends than another does, over all seeds."""
+    measured = []
+    for one, report in setup.reports_of_seeds(QUALITY, reports):
+        passed = {name: drafter["passed"] for name, drafter in report["drafters"].items()} | {"stop": report["stopped"]}
+        measured.append([passed.get(one.source(role), {}).get(cut, ()) for role in (above, below)])
+    both = [(mine, its) for mine, its in measured if mine and its]
+    return share_difference([mine for mine, _ in both], [its for _, its in both])
 
 
 def _outage_plot(shares: Mapping[str, Mapping[str, float]], alone: float, path: Path) -> None:
@@ -170,7 +170,7 @@ EXHIBITS = (
         paper=PAPER,
         title="Table 4: right answers after the link has died",
         differs="the corpus' code instead of HumanEval; its answers are shorter: 40 tokens stand for the paper's 50.",
-        needs=lambda setup: (_quality(setup),) if setup.is_embedded else (),
+        needs=lambda setup: setup.over_seeds(_quality, ROLES) if setup.is_embedded else (),
         show=_show_outage,
     ),
     Exhibit(
@@ -179,7 +179,7 @@ EXHIBITS = (
         title="Table 8: quality",
         differs="answers are compared token for token, in float32, where the paper compares scores in float16; the "
         "corpus' families, of which programs, numbers, entities and wording are checked.",
-        needs=lambda setup: (_quality(setup), _exactness(setup)) if setup.is_embedded else (),
+        needs=lambda setup: (setup.over_seeds(_quality, ROLES)[0], _exactness(setup)) if setup.is_embedded else (),
         show=_show_quality,
     ),
 )

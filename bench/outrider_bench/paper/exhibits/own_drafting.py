@@ -84,7 +84,7 @@ def calibration_error(drafted: Sequence[int], accepted: Sequence[int]) -> float:
 
 
 def _show_calibration(setup: PaperSetup, reports: Reports) -> Shown:
-    prompts: Prompts = reports[OWN_TREES]["prompts"]
+    prompts, *more = (report["prompts"] for _, report in setup.reports_of_seeds(OWN_TREES, reports))
     counts = {way: calibration(prompts, way) for way in reports[OWN_TREES]["drafters"]}
     rows = [
         [
@@ -108,7 +108,7 @@ def _show_calibration(setup: PaperSetup, reports: Reports) -> Shown:
             Claim(
                 f"{way}: accepted tokens have the higher confidence",
                 "ours",
-                confidence_difference(prompts, way),
+                confidence_difference([prompts, *more], way),
                 bound=0.0,
             )
             for way in counts
@@ -193,7 +193,7 @@ EXHIBITS = (
         title="how often a drafter is right by its own account",
         differs="the routing report compares two means; lookup and suffix tree guess at their probabilities, and those "
         "of medusa are products of heads that do not know each other's tokens.",
-        needs=lambda setup: (setup.own_trees,),
+        needs=lambda setup: setup.own_trees_over_seeds,
         show=_show_calibration,
     ),
     Exhibit(

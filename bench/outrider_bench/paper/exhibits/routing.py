@@ -165,7 +165,7 @@ def _show_confidence(setup: PaperSetup, reports: Reports) -> Shown:
             Claim(
                 f"{system}, {way}: accepted tokens have the higher confidence",
                 papers,
-                confidence_difference(prompts, way),
+                confidence_difference([prompts], way),
                 bound=0.0,
             )
             for system, (report, prompts) in measured.items()
@@ -174,15 +174,18 @@ def _show_confidence(setup: PaperSetup, reports: Reports) -> Shown:
     )
 
 
-def confidence_difference(prompts: Prompts, way: str) -> Estimate | None:
-    """Return how much more probable a drafter takes accepted tokens to be than rejected ones; None without both."""
-    uses = [prompt["heads"][way] for prompt in prompts]
+def confidence_difference(seeds: Sequence[Prompts], way: str) -> Estimate | None:
+    """Return how much more probable a drafter takes accepted tokens to be than rejected ones; None without both.
+
+    `seeds`: the same prompts with drafters of several trainings; those without this one do not count.
+    """
+    uses = [[prompt["heads"][way] for prompt in prompts] for prompts in seeds if way in prompts[0]["heads"]]
     measures = [
         measure
         for kind in ("accepted", "rejected")
         for measure in (
-            [use["confidence"][kind] * use[f"{kind}_tokens"] for use in uses],
-            [use[f"{kind}_tokens"] for use in uses],
+            [[use["confidence"][kind] * use[f"{kind}_tokens"] for use in of_seed] for of_seed in uses],
+            [[use[f"{kind}_tokens"] for use in of_seed] for of_seed in uses],
         )
     ]
     return difference_of_ratios(*measures)
