@@ -57,8 +57,10 @@ def scored(right):
     return {"drafters": drafters, "stopped": passed(1), "stop": {"10": 0.02}, "target_alone": 1.0, "scores": scores}
 
 
-def found(exhibit, setup, reports, text):
-    return next(claim for claim in exhibit.show(setup, reports).claims if claim.text == text)
+def held(exhibit, setup, reports, text):
+    """The outcome of a claim, its figure, and over how many seeds it is."""
+    claim = next(claim for claim in exhibit.show(setup, reports).claims if claim.text == text)
+    return claim.outcome, claim.measured and (pytest.approx(claim.measured.figure), claim.measured.seeds)
 
 
 def test_both_ask_the_drafters_of_all_seeds_the_same(setup):
@@ -75,33 +77,28 @@ def test_both_ask_the_drafters_of_all_seeds_the_same(setup):
 
 
 def test_speeds_over_a_link_are_held_against_all_seeds(setup):
-    text = "paper-4g, stop-and-wait: moa > eagle2"
     reports = {"network": linked({"moa": 120, "eagle2": 100})}
-    alone = found(TABLE_3, setup, reports, text)
-    assert (alone.outcome, alone.measured.seeds) == ("holds", 1)
-    assert alone.measured.figure == pytest.approx(1.2)
-    reports["network-seed-1"] = linked({"~/trained/moa": 90, "~/trained/eagle2": 100}, mismatches=2)
-    both = found(TABLE_3, setup, reports, text)
-    assert (both.outcome, both.measured.seeds) == ("undecided", 2)
+    asked = (TABLE_3, setup, reports, "paper-4g, stop-and-wait: moa > eagle2")
+    assert held(*asked) == ("holds", (1.2, 1))
+    reports["network-seed-1"] = linked({"~/trained/moa": 80, "~/trained/eagle2": 100}, mismatches=2)
+    assert held(*asked) == ("undecided", (0.96, 2))
     assert TABLE_3.show(setup, reports).notes == ["2 answers differ from the target's own"]
-    reports["network-seed-1"] = linked({"~/trained/moa": 90})
-    assert found(TABLE_3, setup, reports, text) == alone
+    reports["network-seed-1"] = linked({"~/trained/moa": 80})
+    assert held(*asked) == ("holds", (1.2, 1))
 
 
 def test_right_answers_after_an_outage_are_held_against_all_seeds(setup):
-    text = "success after 10 tokens: moa > eagle2"
     reports = {"quality": scored({"moa": 30, "eagle2": 10})}
-    alone = found(TABLE_4, setup, reports, text)
-    assert (alone.outcome, alone.measured.seeds) == ("holds", 1)
-    assert alone.measured.figure == pytest.approx(0.4)
+
+    def after_ten(below):
+        return held(TABLE_4, setup, reports, f"success after 10 tokens: moa > {below}")
+
+    assert after_ten("eagle2") == ("holds", (0.4, 1))
     reports["quality-seed-1"] = scored({"~/trained/moa": 20, "~/trained/eagle2": 10})
-    both = found(TABLE_4, setup, reports, text)
-    assert (both.outcome, both.measured.seeds) == ("holds", 2)
-    assert both.measured.figure == pytest.approx(0.3)
-    stopped = found(TABLE_4, setup, reports, "success after 10 tokens: moa > stop")
-    assert (stopped.outcome, stopped.measured.seeds) == ("holds", 2)
+    assert after_ten("eagle2") == ("holds", (0.3, 2))
+    assert after_ten("stop") == ("holds", (0.48, 2))
     reports["quality-seed-1"] = scored({"~/trained/moa": 10, "~/trained/eagle2": 20})
-    assert found(TABLE_4, setup, reports, text).outcome == "undecided"
+    assert after_ten("eagle2") == ("undecided", (0.1, 2))
     reports["quality-seed-1"] = scored({"~/trained/moa": 20})
-    assert found(TABLE_4, setup, reports, text) == alone
-    assert found(TABLE_4, setup, reports, "success after 10 tokens: moa > independent").outcome == "not measured"
+    assert after_ten("eagle2") == ("holds", (0.4, 1))
+    assert after_ten("independent") == ("not measured", None)
