@@ -14,7 +14,7 @@ import numpy as np
 
 from outrider_bench.core.bootstrap import Interval, Resamples, median_interval, quotient
 from outrider_bench.core.stats import median_of_medians
-from outrider_bench.core.tables import ResultTable, plus_minus, table
+from outrider_bench.core.tables import ResultTable, table
 
 Outcome = Literal["holds", "fails", "undecided", "not measured"]
 Report = Mapping[str, Any]  # Any: JSON
@@ -77,7 +77,11 @@ def claims_table(claims: Sequence[tuple[str, Claim]]) -> ResultTable:
 
 
 def _cell(claim: Claim) -> str:
-    return "-" if claim.measured is None else plus_minus(claim.measured.figure, claim.measured.interval, 2)
+    """Format both ends: by the farther one alone, `1.09 ±0.09` would seem to leave undecided what holds."""
+    if claim.measured is None:
+        return "-"
+    figure, interval = f"{claim.measured.figure:.2f}", claim.measured.interval
+    return figure if interval is None else f"{figure} ({interval[0]:.2f} to {interval[1]:.2f})"
 
 
 Prompts = Sequence[Mapping[str, Any]]  # Any: JSON of PromptFigures
@@ -114,7 +118,7 @@ def ratio_of_ratios(
 ) -> Estimate | None:
     """Return (sum(above) / sum(of_above)) / (sum(below) / sum(of_below)), all [runs, prompts]; None of nothing.
 
-    `seeds`: how many runs are of drafters that were trained with another seed.
+    `seeds`: how often the drafters of these runs were trained.
     """
     totals = [float(np.sum(measure)) for measure in (above, of_above, below, of_below)]
     if not all(totals):

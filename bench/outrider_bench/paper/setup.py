@@ -47,7 +47,7 @@ class Extent:
         return math.ceil(self.per_family / 2)
 
 
-# With everything that `paper train` trains about an hour on two cores.
+# With everything that `paper train` trains, of one seed, 45 minutes on two cores.
 WHOLE = Extent(per_family=8, code=164, over_links=12, new_tokens=96, repetitions=1, seconds=12)
 OTHER = Extent(per_family=10, code=10, over_links=8, new_tokens=48, repetitions=1, seconds=15)  # of a larger target
 QUICK = Extent(

@@ -113,6 +113,6 @@ def test_the_list_of_claims_says_what_each_is_held_against():
         [("table-2", Claim("a > b", "2 > 1", Estimate(1.2, (1.1, 1.3)))), ("table-4", Claim("c", "", None, 0.0))]
     )
     assert made.rows == (
-        ("table-2", "a > b", "2 > 1", "1.20 ±0.10", "> 1", "holds"),
+        ("table-2", "a > b", "2 > 1", "1.20 (1.10 to 1.30)", "> 1", "holds"),
         ("table-4", "c", "", "-", "> 0", "not measured"),
     )
