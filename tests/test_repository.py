@@ -78,7 +78,8 @@ def test_hooks_run_the_pinned_ruff():
 def test_continuous_integration_runs_what_contributors_run():
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
     commands = [step.get("run") for step in jobs["check"]["steps"]]
-    assert {"make lint", "make test"} <= set(commands)
+    assert {"make lint", "make test-all"} <= set(commands)
+    assert (ROOT / ".ci" / "run").read_text().endswith("\nmake lint\nmake test-all\n")
     oldest = PROJECT["project"]["requires-python"].removeprefix(">=")
     assert oldest in jobs["check"]["strategy"]["matrix"]["python"]
 

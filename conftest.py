@@ -62,6 +62,8 @@ GROUPS = {
     "browser": "Chromium draws and animates in real time",
     "links": "they look over the whole machine's namespaces, devices and processes, and time packets",
 }
+# These folders hold the longest of the other modules.
+LONG = ("tests/client/wire/", "tests/client/gateway/", "tests/faults/", "tests/models/training/", "tests/examples/")
 LINKS = ("tests/netsim/namespaces/", "tests/netsim/engines/", "tests/netsim/probe/", "tests/netsim/cli/")
 
 
@@ -78,20 +80,23 @@ def group_of(item: pytest.Item) -> str:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    group = group_of(item)
+    item.add_marker(pytest.mark.xdist_group(group))
+    if group in ("kernel", "ray"):
+        item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the longest groups in a parallel run, or one worker is left with them at the end."""
     if hasattr(config, "workerinput"):
         slow = {group_of(item) for item in items if item.get_closest_marker("slow")} | GROUPS.keys()
-        items.sort(key=lambda item: group_of(item) not in slow)
+        items.sort(key=lambda item: (group_of(item) not in slow, not item.location[0].startswith(LONG)))
 
 
 @pytest.fixture(scope="session")
 def data() -> Path:
     """Folder of checked-in test data."""
-    return Path(__file__).parent / "data"
+    return Path(__file__).parent / "tests" / "data"
 
 
 @pytest.fixture(
