@@ -38,7 +38,6 @@ STUDIES = (
     StudyCommand("codec", options.CodecOptions, "studies.features.codec:CodecStudy"),
     StudyCommand("staleness", options.StalenessOptions, "studies.features.staleness:StalenessStudy"),
     StudyCommand("verify-cost", options.VerifyCostOptions, "studies.pair.verify_cost:VerifyCostStudy"),
-    StudyCommand("passes", options.PassesOptions, "studies.pair.passes:PassesStudy"),
     StudyCommand("gateway", options.GatewayOptions, "studies.serving.gateway_overhead:GatewayStudy"),
     StudyCommand("ray", options.RayOptions, "studies.serving.ray_load:RayStudy"),
     StudyCommand("load", LoadOptions, "load.study:LoadStudy", ACCESS_OPTIONS),

@@ -160,18 +160,6 @@ class VerifyCostOptions(TargetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PassesOptions(TargetOptions):
-    """Count what a pass over 1, 8 and 32 sessions asks of its host: operations, reads, Python's time. Needs no GPU.
-
-    Without --target in the shape of Llama-3-8B; of a target, only the config is read.
-    """
-
-    context: Annotated[int, typer.Option(help="Tokens of context of every session.")] = 256
-    repeats: Annotated[int, typer.Option(min=1, help="Timed passes of each kind.")] = 10
-    plain: PlainOption = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class FeatureOptions(DraftersOptions):
     """Options of both studies."""
 
