@@ -29,7 +29,6 @@ STUDIES = (
     StudyCommand("eval", options.EvalOptions, "studies.pair.evaluation:EvaluationStudy"),
     StudyCommand("exact", options.ExactOptions, "studies.pair.exact:ExactStudy"),
     StudyCommand("offline", options.OfflineOptions, "studies.pair.offline:OfflineStudy"),
-    StudyCommand("overhead", options.OverheadOptions, "studies.pair.overhead:OverheadStudy"),
     StudyCommand("drafters", of_drafters.ComparisonOptions, "studies.drafters.comparison:ComparisonStudy"),
     StudyCommand("depth-sweep", of_drafters.DepthSweepOptions, "studies.drafters.depth_sweep:DepthSweepStudy"),
     StudyCommand("routing", of_drafters.RoutingOptions, "studies.drafters.routing:RoutingStudy"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,13 +15,10 @@ from outrider_bench.harness.options import (
     LimitOption,
     NewTokensOption,
     PlotOption,
-    TargetDirOption,
     ThreadsOption,
-    drafters_of,
 )
 from outrider_bench.harness.study import DraftersOptions, StudyOptions, TargetOptions
-from outrider_models.core.embedded import PAIR, target_dir
-from outrider_proto.errors import UsageError
+from outrider_models.core.embedded import PAIR
 
 PairOption = Annotated[
     list[str] | None,
@@ -33,7 +28,6 @@ PairOption = Annotated[
         "embedded target, of others all that ship, or else lookup.",
     ),
 ]
-PromptsOption = Annotated[int, typer.Option("--prompts", min=1, help="Held-out prompts, spread over the families.")]
 PlainOption = Annotated[
     bool, typer.Option("--plain", help="Run transformers' own forward pass where the fused one would run.")
 ]
@@ -104,32 +98,6 @@ class OfflineOptions(DraftersOptions):
     ] = None
     cut_at: Annotated[int, typer.Option(min=1, help="Tokens of the answer after which the link dies.")] = 32
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens that the drafter writes from there on.")] = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ServedOptions(StudyOptions):
-    target: TargetDirOption = None
-    drafter: PairOption = None
-
-    @property
-    def directory(self) -> Path:
-        return self.target or target_dir()
-
-    @cached_property
-    def drafters(self) -> Mapping[str, Path]:
-        """Directories, by name. Raises UsageError for one without a config.json."""
-        found = drafters_of(self.drafter or list(PAIR))
-        for name, directory in found.items():
-            if not (directory / "config.json").is_file():
-                raise UsageError(f"drafter {name}: no config.json in {directory}")
-        return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class OverheadOptions(_ServedOptions):
-    """Measure where the time of a cycle goes over gRPC on loopback; medians in ms."""
-
-    prompts: PromptsOption = 30
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,11 +79,3 @@ def test_a_user_s_questions_have_acceptance_alone(tmp_path):
     assert (report["scores"], report["stop"], report["target_alone"]) == ({}, {}, None)
     accepted = report["drafters"]["lookup"]["acceptance"]["tree"]
     assert (list(accepted["by_family"]), accepted["by_group"], accepted["mismatches"]) == (["math"], {}, 0)
-
-
-def test_overhead_adds_up(tmp_path):
-    result, report = run(tmp_path, "overhead", "--prompts", 2, "--drafter", "moa")
-    assert result.exit_code == 0, result.output
-    parts = report["moa"]
-    assert parts["draft_forward"] <= parts["draft"] <= parts["total"]
-    assert parts["outside"] <= parts["total"] - parts["verify"]
