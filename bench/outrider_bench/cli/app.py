@@ -34,7 +34,6 @@ STUDIES = (
     StudyCommand("routing", of_drafters.RoutingOptions, "studies.drafters.routing:RoutingStudy"),
     StudyCommand("typical", of_drafters.TypicalOptions, "studies.drafters.typical:TypicalStudy"),
     StudyCommand("edge-weights", of_drafters.EdgeWeightsOptions, "studies.drafters.edge_weights:EdgeWeightsStudy"),
-    StudyCommand("codec", options.CodecOptions, "studies.features.codec:CodecStudy"),
     StudyCommand("staleness", options.StalenessOptions, "studies.features.staleness:StalenessStudy"),
     StudyCommand("verify-cost", options.VerifyCostOptions, "studies.pair.verify_cost:VerifyCostStudy"),
     StudyCommand("gateway", options.GatewayOptions, "studies.serving.gateway_overhead:GatewayStudy"),

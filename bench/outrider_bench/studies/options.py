@@ -31,8 +31,8 @@ PairOption = Annotated[
 PlainOption = Annotated[
     bool, typer.Option("--plain", help="Run transformers' own forward pass where the fused one would run.")
 ]
-CODEC_DRAFTERS = ("moa", "eagle2", "eagle3")
-STALENESS_DRAFTERS = (*CODEC_DRAFTERS, "independent")
+
+STALENESS_DRAFTERS = ("moa", "eagle2", "eagle3", "independent")
 
 
 def drafter_option(of_embedded: Sequence[str]) -> OptionInfo:
@@ -128,35 +128,21 @@ class VerifyCostOptions(TargetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureOptions(DraftersOptions):
-    """Options of both studies."""
+class StalenessOptions(DraftersOptions):
+    """Measure acceptance with late features and with coarse ones, for chains and trees."""
 
+    of_embedded = STALENESS_DRAFTERS
+    drafter: Annotated[list[str] | None, drafter_option(STALENESS_DRAFTERS)] = None
     per_family: Annotated[
         int | None, typer.Option(min=1, help="Questions per family; default: 80, of --questions all of a category.")
     ] = None
     max_new_tokens: NewTokensOption = 96
+    plot: PlotOption = None
 
     @property
     def count(self) -> int | None:
         """Questions per family; None: all."""
         return self.or_all(self.per_family, 80)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CodecOptions(FeatureOptions):
-    """Measure bytes, microseconds and acceptance of every feature codec, against the paper's."""
-
-    of_embedded = CODEC_DRAFTERS
-    drafter: Annotated[list[str] | None, drafter_option(CODEC_DRAFTERS)] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StalenessOptions(FeatureOptions):
-    """Measure acceptance with late features and with coarse ones, for chains and trees."""
-
-    of_embedded = STALENESS_DRAFTERS
-    drafter: Annotated[list[str] | None, drafter_option(STALENESS_DRAFTERS)] = None
-    plot: PlotOption = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,7 +126,6 @@ def test_what_is_wrong_is_said_and_reported_and_ends_with_1(tmp_path, capsys):
         ("verify-cost", ("--target", GOLDEN / "target_tiny", "--context", 9, "--repeats", 2), True),
         ("offline", OFFLINE, False),
         ("staleness", (*SHORT, "--drafter", "moa", "--drafter", "independent"), True),
-        ("codec", (*SHORT, "--drafter", "eagle2"), False),
         ("drafters", (*SHORT, "--drafter", "moa", "--repetitions", 2), True),
         ("eval", (*SHORT, "--code", 2, "--tau-per-family", 1, "--drafter", "eagle2"), True),
         ("depth-sweep", (*SHORT, "--drafter", "eagle2", "--levels", 2, "--repetitions", 1), True),
@@ -153,8 +152,8 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
     for content, options, said in (
         ("{", (), f"cannot read {path}"),
         ('{"made_by": {"command": "outrider-bench load"}}', (), "no report of a study: need one of trace, eval"),
-        ('{"made_by": {"study": "codec"}}', (), "no report of this version"),
-        ('{"made_by": {"study": "codec"}}', ("--plot", "x.png"), "--plot x.png: codec draws none"),
+        ('{"made_by": {"study": "offline"}}', (), "no report of this version"),
+        ('{"made_by": {"study": "offline"}}', ("--plot", "x.png"), "--plot x.png: offline draws none"),
     ):
         path.write_text(content)
         assert said in str(run("show", path, *options).exception)

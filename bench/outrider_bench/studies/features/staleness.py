@@ -24,7 +24,7 @@ from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, ta
 from outrider_bench.harness.study import Measured, Study
 from outrider_bench.studies.features.acceptance_replay import AcceptanceReplay, Lag
 from outrider_bench.studies.features.recorded_features import BITS, RecordedAnswer, codings, record
-from outrider_bench.studies.options import FeatureOptions, StalenessOptions
+from outrider_bench.studies.options import StalenessOptions
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.drafter import Drafter
@@ -154,7 +154,7 @@ class AnsweredPrompts:
     answers: Sequence[tuple[int, ...]]
 
     @classmethod
-    def ask(cls, options: FeatureOptions, step: Step) -> AnsweredPrompts:
+    def ask(cls, options: StalenessOptions, step: Step) -> AnsweredPrompts:
         """Ask the target the questions of the options."""
         directory, limit = options.directory, options.max_new_tokens
         models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
