@@ -87,7 +87,6 @@ bench: $(READY)
 	$(BIN)/outrider-bench eval --json out/eval.json --plot out/eval.png
 	$(BIN)/outrider-bench exact --json out/exact.json
 	$(BIN)/outrider-bench staleness --json out/staleness.json --plot out/staleness.png
-	$(BIN)/outrider-bench gateway --json out/gateway.json
 	$(BIN)/outrider-bench network $(addprefix --profile ,$(LINKS)) --pace paper $(addprefix --mode ,$(MODES)) \
 	    --json out/network.json --plot out/network.png
 	$(BIN)/outrider-bench record --tape out/tape.json.gz

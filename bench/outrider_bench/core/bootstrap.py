@@ -9,8 +9,7 @@ over them (Owen, "The pigeonhole bootstrap", 2007). Drawing one less than there 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -85,12 +84,6 @@ def median_interval(values: ArrayLike) -> Interval | None:
     measured = np.asarray(values, dtype=float)
     draws = Resamples(*measured.shape)
     return draws.interval(draws.medians(measured))
-
-
-def medians_ci95(measured: Mapping[str, Sequence[float]]) -> dict[str, Any]:  # Any: figures, and intervals or None
-    """Return the median of each measure over prompts under its name, and the 95 % interval under `NAME_ci95`."""
-    figures = {name: float(np.median(values)) for name, values in measured.items() if len(values)}
-    return figures | {f"{name}_ci95": median_interval([measured[name]]) for name in figures}
 
 
 def quotient(above: ArrayLike, below: ArrayLike) -> Floats:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
@@ -97,12 +96,6 @@ def plus_minuses(
 ) -> list[str]:
     """Format figures, each with the interval of its name."""
     return [plus_minus(figure, intervals.get(name), digits) for name, figure in figures.items()]
-
-
-def ci95_cells(figures: Mapping[str, Any], digits: int) -> dict[str, str]:  # Any: numbers, and intervals or None
-    """Format figures with the intervals that stand beside them as `NAME_ci95`."""
-    names = [name for name in figures if not name.endswith("_ci95")]
-    return {name: plus_minus(figures[name], figures.get(f"{name}_ci95"), digits) for name in names}
 
 
 def show(*tables: ResultTable) -> None:

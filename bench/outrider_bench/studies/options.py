@@ -146,18 +146,6 @@ class StalenessOptions(DraftersOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayOptions(StudyOptions):
-    """Measure what the gateway adds to a token of the embedded pair, and its time from start to first token."""
-
-    prompts: Annotated[int, typer.Option(min=1, help="Held-out prompts, spread over the families.")] = 60
-    mode: Annotated[
-        list[str] | None, typer.Option(help="Mode of the client; repeatable; default: stream and proactive.")
-    ] = None
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens per answer.")] = 64
-    cold_starts: Annotated[int, typer.Option(min=0, help="Gateways to start for the time to a first token.")] = 5
-
-
-@dataclass(frozen=True, kw_only=True)
 class RayOptions(StudyOptions):
     """Start the service on Ray, kill a replica under load, and compare every answer with `generate`'s."""
 
