@@ -36,7 +36,6 @@ STUDIES = (
     StudyCommand("edge-weights", of_drafters.EdgeWeightsOptions, "studies.drafters.edge_weights:EdgeWeightsStudy"),
     StudyCommand("staleness", options.StalenessOptions, "studies.features.staleness:StalenessStudy"),
     StudyCommand("verify-cost", options.VerifyCostOptions, "studies.pair.verify_cost:VerifyCostStudy"),
-    StudyCommand("ray", options.RayOptions, "studies.serving.ray_load:RayStudy"),
     StudyCommand("load", LoadOptions, "load.study:LoadStudy", ACCESS_OPTIONS),
     StudyCommand("network", NetworkOptions, "network.study:NetworkStudy"),
     StudyCommand("virtual", VirtualOptions, "virtual.study:VirtualStudy"),

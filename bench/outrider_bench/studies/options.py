@@ -17,7 +17,7 @@ from outrider_bench.harness.options import (
     PlotOption,
     ThreadsOption,
 )
-from outrider_bench.harness.study import DraftersOptions, StudyOptions, TargetOptions
+from outrider_bench.harness.study import DraftersOptions, TargetOptions
 from outrider_models.core.embedded import PAIR
 
 PairOption = Annotated[
@@ -143,14 +143,3 @@ class StalenessOptions(DraftersOptions):
     def count(self) -> int | None:
         """Questions per family; None: all."""
         return self.or_all(self.per_family, 80)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RayOptions(StudyOptions):
-    """Start the service on Ray, kill a replica under load, and compare every answer with `generate`'s."""
-
-    clients: Annotated[int, typer.Option(help="Clients that write at once.", min=1)] = 8
-    replicas: Annotated[int, typer.Option(help="Replicas of the service.", min=1)] = 2
-    kill: Annotated[bool, typer.Option(help="Kill a replica (SIGKILL) under load.")] = True
-    update: Annotated[bool, typer.Option(help="Replace all replicas under load.")] = False
-    max_new_tokens: LimitOption = 64

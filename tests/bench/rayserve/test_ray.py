@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import grpc
 import pytest
+from ray_load import RayLoad, kill_and_update
+from ray_process import RayProcess
 from typer.testing import CliRunner
 
 from outrider_bench.core.prompts import questions
-from outrider_bench.studies.pair.exact import generated
-from outrider_bench.studies.serving.ray_load import RayLoad, inject_faults
-from outrider_bench.studies.serving.ray_process import RayProcess
+from outrider_bench.core.reference_answers import generated
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.access import Access
 from outrider_client.connection.grpc_transport import GrpcTransport, translate_errors
@@ -175,7 +175,7 @@ async def test_plain_text_is_not_answered(ray):
 async def test_nothing_is_lost_when_replicas_are_killed_and_replaced(ray, config, models, work):
     load = RayLoad(config, models, *work)
     before = set(ray.replicas())
-    counters = await load.run(4, lambda: inject_faults(ray, 2, kill=True, update=True))
+    counters = await load.run(4, lambda: kill_and_update(ray, 2))
     assert counters.differing == 0
     assert counters.lost_links >= 4  # every stream was on a replica that is gone
     assert not before & set(ray.replicas())

@@ -10,10 +10,10 @@ import subprocess
 import sys
 
 import pytest
+from ray_process import RayProcess
 
 from outrider_bench.core.prompts import questions
-from outrider_bench.studies.pair.exact import generated
-from outrider_bench.studies.serving.ray_process import RayProcess
+from outrider_bench.core.reference_answers import generated
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.policy import Patience
 from outrider_client.models.local_models import LocalModels
