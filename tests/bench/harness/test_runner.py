@@ -130,7 +130,6 @@ def test_what_is_wrong_is_said_and_reported_and_ends_with_1(tmp_path, capsys):
         ("eval", (*SHORT, "--code", 2, "--tau-per-family", 1, "--drafter", "eagle2"), True),
         ("depth-sweep", (*SHORT, "--drafter", "eagle2", "--levels", 2, "--repetitions", 1), True),
         ("routing", (*SHORT, "--repetitions", 1), False),
-        ("edge-weights", ("--parts", "--drafter", "moa", "--weights", "int8"), False),
     ],
 )
 def test_a_report_shows_the_same_tables_and_plot_again(tmp_path, command, options, draws):

@@ -27,7 +27,6 @@ from outrider_bench.core.reference_answers import plain_answers
 from outrider_bench.core.stats import median_of_medians
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
 from outrider_bench.harness.study import Measured, Study
-from outrider_bench.studies.drafters.edge_parts import EdgeParts, edge_parts, edge_parts_table
 from outrider_bench.studies.drafters.options import EdgeWeightsOptions
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
@@ -38,7 +37,6 @@ from outrider_models.bundling import make_bundle, size_bytes
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
-PARTS_ROW = "parts"
 TIMED_TOKENS = 64  # of a prompt and its answer, before a level is timed
 REPEATS = 15
 
@@ -65,21 +63,16 @@ class EdgeWeights:
     verdicts: Sequence[int]
 
 
-_Row = list[EdgeWeights] | list[EdgeParts]
-EdgeReport = dict[Literal["edge_weights", "edge_parts"], _Row]
+EdgeReport = dict[Literal["edge_weights"], list[EdgeWeights]]
 
 
-class EdgeWeightsStudy(Study[EdgeWeightsOptions, _Row, EdgeReport]):
-    """Measures all types of weights of one drafter after the other; with --parts of all at once, as they take turns."""
+class EdgeWeightsStudy(Study[EdgeWeightsOptions, list[EdgeWeights], EdgeReport]):
+    """Measures all types of weights of one drafter after the other."""
 
-    async def run(self, taken: Mapping[str, _Row], step: Step) -> Measured[_Row]:
+    async def run(self, taken: Mapping[str, list[EdgeWeights]], step: Step) -> Measured[list[EdgeWeights]]:
         options = self.options
         drafters = options.drafters
         kinds = options.weights or list(get_args(Weights))
-        if options.parts:
-            if PARTS_ROW not in taken:
-                yield PARTS_ROW, edge_parts(options.directory, drafters, kinds)
-            return
         target = Target.load(str(options.directory))
         models = LocalModels.load(ClientConfig(target=options.directory, drafter=NO_DRAFTER))
         limit = options.max_new_tokens
@@ -90,25 +83,17 @@ class EdgeWeightsStudy(Study[EdgeWeightsOptions, _Row, EdgeReport]):
             if name not in taken:
                 yield name, await answered.measured(name, source, kinds, step)
 
-    def report(self, rows: Mapping[str, _Row]) -> EdgeReport:
-        if PARTS_ROW in rows:
-            return {"edge_parts": rows[PARTS_ROW]}
-        return {"edge_weights": [one for row in rows.values() for one in row if isinstance(one, EdgeWeights)]}
+    def report(self, rows: Mapping[str, list[EdgeWeights]]) -> EdgeReport:
+        return {"edge_weights": [one for row in rows.values() for one in row]}
 
     @staticmethod
     def tables(report: EdgeReport) -> list[ResultTable]:
-        weights, parts = _of_kind(report)
-        return [*([edge_weights_table(weights)] if weights else []), *([edge_parts_table(parts)] if parts else [])]
+        return [edge_weights_table(report["edge_weights"])]
 
     @staticmethod
     def failures(report: EdgeReport) -> list[str]:
-        wrong = [one for one in _of_kind(report)[0] if one.not_exact]
+        wrong = [one for one in report["edge_weights"] if one.not_exact]
         return [f"{one.drafter}, {one.weights}: {one.not_exact} answers are not the target's" for one in wrong]
-
-
-def _of_kind(report: EdgeReport) -> tuple[list[EdgeWeights], list[EdgeParts]]:
-    found = [one for row in report.values() for one in row]
-    return [one for one in found if isinstance(one, EdgeWeights)], [one for one in found if isinstance(one, EdgeParts)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,9 +237,3 @@ class EdgeWeightsOptions(DraftersOptions):
         int | None, typer.Option(min=1, help="Questions per family; default: 20, of --questions all of a category.")
     ] = None
     max_new_tokens: LimitOption = 192
-    parts: Annotated[
-        bool,
-        typer.Option(
-            "--parts", help="Time drafts by their parts in place of answers: attention, MLP, head, choice, the rest."
-        ),
-    ] = False
