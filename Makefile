@@ -95,11 +95,12 @@ bench: $(READY)
 # Leaves .venv (delete it by hand) and runs/, which holds checkpoints of trainings.
 clean:
 	rm -rf out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find proto netsim drafters models server client bench tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find proto netsim drafters models server client bench lab tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first and alone: a package index that prefers its CPU build then does so.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml lab/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) torch==2.13.0
 	$(PIP) -e ".[dev]"
+	$(PIP) --no-deps -e lab
 	touch $@

@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("proto", "netsim", "drafters", "models", "server", "client", "bench")
+ROOMS = ("proto", "netsim", "drafters", "models", "server", "client", "bench", "lab")
 MAX_MODULES = 15
 SMALL_LINES = 60
 

@@ -14,7 +14,7 @@ from .structure import ROOT
 
 APPS = {
     "outrider": "outrider_client.cli.app",
-    **{f"outrider-{room}": f"outrider_{room}.cli.app" for room in ("server", "netsim", "models", "bench")},
+    **{f"outrider-{room}": f"outrider_{room}.cli.app" for room in ("server", "netsim", "models", "bench", "lab")},
 }
 PAGES = (
     "README.md",

@@ -11,7 +11,7 @@ import yaml
 
 RUFF_HOOKS = "https://github.com/astral-sh/ruff-pre-commit"
 ROOT = Path(__file__).parent.parent
-ROOMS = ("proto", "netsim", "drafters", "models", "server", "client", "bench")
+ROOMS = ("proto", "netsim", "drafters", "models", "server", "client", "bench")  # those that ship; the lab is above them
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 
@@ -22,6 +22,13 @@ def test_every_room_is_a_typed_package_that_ships(room):
     assert (ROOT / package / "py.typed").is_file()
     assert package in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert Path(import_module(f"outrider_{room}").__file__).parent == ROOT / package
+
+
+def test_the_lab_is_a_typed_package_that_does_not_ship():
+    assert (ROOT / "lab" / "outrider_lab" / "py.typed").is_file()
+    assert not [place for place in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] if "lab" in place]
+    lab = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]
+    assert lab["version"] == PROJECT["project"]["version"]
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -35,15 +42,15 @@ def test_an_edge_device_installs_nothing_of_the_server():
     assert not names & {"grpcio-health-checking", "grpcio-reflection", "pyroute2", "ray"}
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", [*ROOMS, "lab"])
 def test_the_bare_folder_names_are_banned(room):
     banned = PROJECT["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
     assert banned[room]["msg"] == f"import outrider_{room}"
 
 
 def test_no_file_imports_a_folder():
-    bare = re.compile(rf"^\s*(?:from|import) ({'|'.join(ROOMS)})\b", re.MULTILINE)
-    sources = [path for top in (*ROOMS, "tests", "examples") for path in (ROOT / top).rglob("*.py")]
+    bare = re.compile(rf"^\s*(?:from|import) ({'|'.join((*ROOMS, 'lab'))})\b", re.MULTILINE)
+    sources = [path for top in (*ROOMS, "lab", "tests", "examples") for path in (ROOT / top).rglob("*.py")]
     assert not [str(path) for path in sources if bare.search(path.read_text())]
 
 

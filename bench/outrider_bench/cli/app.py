@@ -87,12 +87,17 @@ app.add_typer(paper_app, name="paper")
 
 def main() -> None:
     """Run the command; print every deliberate error as one line and exit with its code."""
+    run_app(app, "outrider-bench")
+
+
+def run_app(commands: typer.Typer, name: str) -> None:
+    """Run `commands` as the command `name`, with errors as in `main`."""
     # As for Ctrl-C: the default action would leave servers behind that a command has started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        app()
+        commands()
     except OutriderError as error:
-        typer.secho(f"outrider-bench: {error}", fg="red", err=True)
+        typer.secho(f"{name}: {error}", fg="red", err=True)
         raise SystemExit(_exit_code(error)) from None
 
 
