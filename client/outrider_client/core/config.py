@@ -30,8 +30,8 @@ _ALONE = 256  # tokens that the drafter writes alone where nobody asked for a nu
 NO_DRAFTER = "none"
 AUTO_LIMITS = TreeShape(breadth=8, levels=8, budget=32)  # of trees of automatic size, unless others are given
 
-_OF_RULES = {field.name for field in fields(TokenRules)} - {"answer_from"}
-_OF_SAMPLING = {field.name for field in fields(Sampling)}
+RULE_FIELDS = {field.name for field in fields(TokenRules)} - {"answer_from"}
+SAMPLING_FIELDS = {field.name for field in fields(Sampling)}
 _OF_ANSWER = {
     "mode",
     "shape",
@@ -164,10 +164,10 @@ class ClientConfig:
         Fields of Sampling and TokenRules may be named directly; `json_schema` may be what JSON holds, `logit_bias` a
         mapping. Raises UsageError for an unknown field, or one that is fixed for the client's lifetime.
         """
-        sampling = {name: overrides.pop(name) for name in _OF_SAMPLING & overrides.keys()}
-        rules = {name: overrides.pop(name) for name in _OF_RULES & overrides.keys()}
+        sampling = {name: overrides.pop(name) for name in SAMPLING_FIELDS & overrides.keys()}
+        rules = {name: overrides.pop(name) for name in RULE_FIELDS & overrides.keys()}
         for name in overrides.keys() - _OF_ANSWER:
-            choices = sorted(_OF_ANSWER | _OF_SAMPLING | _OF_RULES)
+            choices = sorted(_OF_ANSWER | SAMPLING_FIELDS | RULE_FIELDS)
             raise UsageError(f"{name}: an answer can choose {', '.join(choices)}")
         if not isinstance(schema := rules.get("json_schema", ""), str):
             rules["json_schema"] = json.dumps(schema)

@@ -131,8 +131,12 @@ class ChatMessage(RequestBody):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_no_ops(cls, given: Any) -> Any:  # Any: whatever JSON holds
-        return _message_without_no_ops(given)
+    def _drop_defaults(cls, message: Any) -> Any:  # Any: whatever JSON holds
+        if not isinstance(message, Mapping):
+            return message
+        effective = drop_defaults(message, _MESSAGE_HINTS, _MESSAGE_UNSUPPORTED)
+        # An answer may have had no text.
+        return {"content": ""} | effective if effective.get("role") == "assistant" else effective
 
 
 class JsonSchema(RequestBody):
@@ -215,8 +219,12 @@ class _Generation(RequestBody):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_no_ops(cls, given: Any) -> Any:  # Any: whatever JSON holds
-        return _without_no_ops(given)
+    def _drop_defaults(cls, body: Any) -> Any:  # Any: whatever JSON holds
+        if not isinstance(body, Mapping):
+            return body
+        choices = (("tools", "tool_choice"), ("functions", "function_call"))
+        unused = {tools for tools, choice in choices if body.get(choice) == "none"}
+        return drop_defaults(body, _HINTS | unused, _UNSUPPORTED)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -277,8 +285,7 @@ _Values = tuple[Any, ...]  # Any: whatever JSON holds
 
 # Their parameters that would change the answer, by why this gateway has none of them, with the values that change
 # nothing. Clients send some of those in every request.
-_NO_FUNCTIONS = "functions are called as tools"
-_UNSUPPORTED: Mapping[str, Mapping[str, _Values]] = {
+_UNSUPPORTED_BY_WHY: Mapping[str, Mapping[str, _Values]] = {
     "all answers are given, as they were written": {"best_of": (1,), "use_beam_search": (False,)},
     "answers are sampled with temperature, top_p, top_k, min_p, seed, three penalties and logit_bias alone": {
         "length_penalty": (1,),
@@ -301,7 +308,7 @@ _UNSUPPORTED: Mapping[str, Mapping[str, _Values]] = {
     },
     "log probabilities are of the answer's tokens": {"prompt_logprobs": ()},
     "answers have the form that response_format says": {"structured_outputs": ()},
-    _NO_FUNCTIONS: {"functions": ([],), "function_call": ("none", "auto")},
+    "functions are called as tools": {"functions": ([],), "function_call": ("none", "auto")},
     "the target's own chat template is used, without settings": {
         "chat_template": (),
         "chat_template_kwargs": ({},),
@@ -312,7 +319,7 @@ _UNSUPPORTED: Mapping[str, Mapping[str, _Values]] = {
     "the model reads and writes text only": {"modalities": (["text"],), "audio": ()},
     "this gateway offers no such service": {"web_search_options": (), "moderation": ()},
 }
-_MESSAGE_UNSUPPORTED: Mapping[str, Mapping[str, _Values]] = {
+_MESSAGE_UNSUPPORTED_BY_WHY: Mapping[str, Mapping[str, _Values]] = {
     "functions are called as tools": {"function_call": ()},
     "the chat template gets role and content only": {
         "refusal": ("",),
@@ -331,63 +338,27 @@ class _Unsupported:
     why: str
     no_ops: _Values
 
-    def is_no_op(self, given: Any) -> bool:
-        return any(_same(given, value) for value in self.no_ops)
-
-    @property
-    def message(self) -> str:
+    def check(self, name: str, value: Any) -> None:  # Any: whatever JSON holds
+        # Python holds True == 1: "n": true is not "n": 1.
+        if any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.no_ops):
+            return
         values = " or ".join(json.dumps(value) for value in self.no_ops)
-        return f"{self.why}: leave it out, or send {values}" if values else f"{self.why}: leave it out"
+        what = f"{self.why}: leave it out, or send {values}" if values else f"{self.why}: leave it out"
+        raise PydanticCustomError("unsupported_parameter", "{what}", {"name": name, "what": what})
 
 
-def _by_name(by_why: Mapping[str, Mapping[str, _Values]]) -> dict[str, _Unsupported]:
+def by_name(by_why: Mapping[str, Mapping[str, _Values]]) -> Mapping[str, _Unsupported]:
     return {name: _Unsupported(why, no_ops) for why, names in by_why.items() for name, no_ops in names.items()}
 
 
-_BY_NAME = _by_name(_UNSUPPORTED)
-_MESSAGE_BY_NAME = _by_name(_MESSAGE_UNSUPPORTED)
+_UNSUPPORTED, _MESSAGE_UNSUPPORTED = by_name(_UNSUPPORTED_BY_WHY), by_name(_MESSAGE_UNSUPPORTED_BY_WHY)
 
 
-def without_no_ops(
-    given: Any, hints: Container[str], unsupported: Mapping[str, Mapping[str, _Values]]
-) -> Any:  # Any: whatever JSON holds
+def drop_defaults(
+    body: Mapping[str, Any], hints: Container[str], unsupported: Mapping[str, _Unsupported]
+) -> dict[str, Any]:  # Any: whatever JSON holds
     """Drop hints, nulls, and unsupported parameters without effect; raise for any other unsupported one."""
-    return _without(given, hints, _by_name(unsupported)) if isinstance(given, Mapping) else given
-
-
-def _without_no_ops(given: Any) -> Any:
-    """Do so for the endpoints of chats and completions."""
-    if not isinstance(given, Mapping):
-        return given
-    unused = {
-        name
-        for name, choice in (("tools", "tool_choice"), ("functions", "function_call"))
-        if given.get(choice) == "none"
-    }
-    return _without(given, _HINTS | unused, _BY_NAME)
-
-
-def _message_without_no_ops(given: Any) -> Any:
-    """Do for a message what `_without_no_ops` does for a request. An answer may have had no text."""
-    if not isinstance(given, Mapping):
-        return given
-    kept = _without(given, _MESSAGE_HINTS, _MESSAGE_BY_NAME)
-    is_empty = kept.get("role") == "assistant" and kept.get("content") is None
-    return kept | {"content": ""} if is_empty else kept
-
-
-def _without(
-    given: Mapping[str, Any], hints: Container[str], unsupported: Mapping[str, _Unsupported]
-) -> dict[str, Any]:
-    kept = {name: value for name, value in given.items() if value is not None and name not in hints}
-    for name in kept.keys() & unsupported.keys():
-        if not unsupported[name].is_no_op(kept[name]):
-            raise PydanticCustomError(
-                "unsupported_parameter", "{what}", {"name": name, "what": unsupported[name].message}
-            )
-    return {name: value for name, value in kept.items() if name not in unsupported}
-
-
-def _same(one: Any, other: Any) -> bool:
-    # Python holds True == 1: "n": true is not "n": 1.
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+    effective = {name: value for name, value in body.items() if value is not None and name not in hints}
+    for name in effective.keys() & unsupported.keys():
+        unsupported[name].check(name, effective.pop(name))
+    return effective

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from outrider_client.core.config import RULE_FIELDS, SAMPLING_FIELDS
 from outrider_client.core.prompt import SYSTEM_ROLE, USER_ROLE, PromptMessage, is_private
 from outrider_client.core.prompt_segments import Segment, as_segments
 from outrider_client.gateway.errors import ApiError
@@ -139,10 +140,6 @@ def _generation_request(
         "logprobs": logprobs,
         "raw": isinstance(body, CompletionRequest),
         "json_schema": None if body.response_format is None else body.response_format.schema_text or None,
-        "frequency_penalty": body.frequency_penalty or None,
-        "presence_penalty": body.presence_penalty or None,
-        "repetition_penalty": body.repetition_penalty,
-        "logit_bias": _biases(body.logit_bias),
     }
     stream_options = body.stream_options
     if stream_options is not None and not body.stream:
@@ -164,15 +161,23 @@ def _generation_request(
 
 
 def _sampling(body: ChatRequest | CompletionRequest, defaults: Sampling) -> dict[str, Any]:
+    """Return the fields of Sampling and TokenRules that a body sets, None for the others."""
+    rules = {name: getattr(body, name) for name in RULE_FIELDS & body.model_fields_set}
+    rules["logit_bias"] = _biases(body.logit_bias)
     # At temperature 0 the other parameters have no effect; without them greedy requests all have the same sampling.
     temperature = defaults.temperature if body.temperature is None else body.temperature
     if temperature == 0:
-        return {"sampling": Sampling(rules=defaults.rules)}
-    # OpenAI's API draws another answer each time unless a seed is given.
-    # A seed may be negative there, but has 63 bits here.
-    seed = random.getrandbits(63) if body.seed is None else body.seed % 2**63
-    top_k = None if body.top_k is None else max(body.top_k, 0)
-    return {"temperature": temperature, "top_p": body.top_p, "top_k": top_k, "min_p": body.min_p, "seed": seed}
+        return {"sampling": Sampling(rules=defaults.rules), **rules}
+    sampling = {name: getattr(body, name) for name in SAMPLING_FIELDS & body.model_fields_set}
+    return {
+        **rules,
+        **sampling,
+        "temperature": temperature,
+        "top_k": None if body.top_k is None else max(body.top_k, 0),
+        # OpenAI's API draws another answer each time unless a seed is given.
+        # A seed may be negative there, but has 63 bits here.
+        "seed": random.getrandbits(63) if body.seed is None else body.seed % 2**63,
+    }
 
 
 def _biases(given: Mapping[str, float] | None) -> Mapping[int, float] | None:

@@ -26,35 +26,30 @@ from outrider_client.gateway.request_bodies import (
     OutriderOptions,
     RequestBody,
     SafeText,
-    without_no_ops,
+    by_name,
+    drop_defaults,
 )
 from outrider_client.gateway.response_bodies import Body, answer_extension, chunk_extension, text_of
 from outrider_client.gateway.text_stream import TextChunk
 from outrider_client.text.tool_calls import calls_in
 
-_HINTS = frozenset(
+# fmt: off
+_HINTS = frozenset({
+    "include", "metadata", "max_tool_calls", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention",
+    "reasoning", "safety_identifier", "service_tier", "store", "stream_options", "truncation", "user",
+})
+# fmt: on
+_UNSUPPORTED = by_name(
     {
-        "include",
-        "metadata",
-        "max_tool_calls",
-        "parallel_tool_calls",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "reasoning",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "stream_options",
-        "truncation",
-        "user",
+        "nothing is stored here: send the whole conversation as input": {
+            "previous_response_id": (),
+            "conversation": (),
+        },
+        "answers are given at once": {"background": (False,)},
+        "there are no stored prompts here": {"prompt": ()},
+        "log probabilities are those of /v1/chat/completions": {"top_logprobs": (0,)},
     }
 )
-_UNSUPPORTED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {  # Any: whatever JSON holds
-    "nothing is stored here: send the whole conversation as input": {"previous_response_id": (), "conversation": ()},
-    "answers are given at once": {"background": (False,)},
-    "there are no stored prompts here": {"prompt": ()},
-    "log probabilities are those of /v1/chat/completions": {"top_logprobs": (0,)},
-}
 
 
 class InputText(RequestBody):
@@ -126,8 +121,8 @@ class ResponsesRequest(RequestBody):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_no_ops(cls, given: Any) -> Any:  # Any: whatever JSON holds
-        return without_no_ops(given, _HINTS, _UNSUPPORTED)
+    def _drop_defaults(cls, body: Any) -> Any:  # Any: whatever JSON holds
+        return drop_defaults(body, _HINTS, _UNSUPPORTED) if isinstance(body, Mapping) else body
 
     def chat(self) -> ChatRequest:
         """Return the chat that asks for the same. Raises pydantic's ValidationError."""

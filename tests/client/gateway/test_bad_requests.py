@@ -152,7 +152,7 @@ def test_the_documentation_names_each_parameter():
     page = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text()
     fields = {name for body in (ChatRequest, CompletionRequest) for name in body.model_fields}
     ignored = request_bodies._HINTS | request_bodies._MESSAGE_HINTS
-    refused = request_bodies._BY_NAME.keys() | request_bodies._MESSAGE_BY_NAME.keys()
+    refused = request_bodies._UNSUPPORTED.keys() | request_bodies._MESSAGE_UNSUPPORTED.keys()
     assert [name for name in sorted(fields | ignored | refused) if f"`{name}`" not in page] == []
 
 
