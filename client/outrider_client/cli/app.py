@@ -32,8 +32,7 @@ from outrider_client.cli.interrupts import raise_on_interrupt
 from outrider_client.cli.options import PRIVACY_PANEL, client_config, with_client_options
 from outrider_client.cli.pull import EXIT_INTERRUPTED, can_offer_pull, pull_command, with_pull_offered
 from outrider_client.core.config import ClientConfig
-from outrider_client.display.error_reports import explaining, report_error
-from outrider_client.display.messages import print_message, printable
+from outrider_client.display.messages import explaining, print_message, printable, report_error
 from outrider_proto.errors import LinkError, OutriderError, Refusal, UsageError
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from outrider_client.cli.chat.input import is_interactive
 from outrider_client.cli.config_file import server_address
 from outrider_client.cli.interrupts import raise_on_interrupt
 from outrider_client.core.config import ClientConfig
-from outrider_client.display.error_reports import explaining
-from outrider_client.display.messages import print_message, printable
+from outrider_client.display.messages import explaining, print_message, printable
 from outrider_proto.errors import OutriderError, Reason, Refusal
 
 if TYPE_CHECKING:

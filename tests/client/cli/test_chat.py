@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -303,8 +303,7 @@ def test_numbers_are_set_for_the_next_answers(capsys):
     wrong = ("/set speed 9", "/set temperature warm", "/set temperature -1", "/set max-tokens 0")
     config = ClientConfig(max_new_tokens=UNLIMITED)
     chat(client, "hi", *settings, "hi", *wrong, "/set max-tokens all", "hi", config=config)
-    names = ("temperature", "top_k", "top_p", "seed", "max_new_tokens")
-    used = [tuple(overrides[name] for name in names) for _, overrides in client.asked]
+    used = [(*astuple(overrides["sampling"])[:4], overrides["max_new_tokens"]) for _, overrides in client.asked]
     assert used == [(0.0, 0, 1.0, 0, UNLIMITED), (0.7, 4, 0.9, 3, 5), (0.7, 4, 0.9, 3, UNLIMITED)]
     heard = capsys.readouterr()
     assert "temperature 0, top-k 0, top-p 1, min-p 0, seed 0, max-tokens all\n" in heard.out

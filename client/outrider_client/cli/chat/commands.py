@@ -1,9 +1,11 @@
-"""The chat's slash commands and their parser."""
+"""The chat's slash commands, their parser, and the settings of answers that they change."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
 
+from outrider_client.core.config import UNLIMITED, ClientConfig, Mode, Privacy
 from outrider_proto.errors import UsageError
 
 COMMANDS: dict[str, tuple[str, str]] = {  # name: its argument, what it does
@@ -29,6 +31,19 @@ COMMANDS: dict[str, tuple[str, str]] = {  # name: its argument, what it does
 LEAVING = ("quit", "bye")
 _ALIASES = {"?": "help"}
 
+View = Literal["markdown", "origins"]
+_LIMIT = "max_new_tokens"
+_CHOICES: dict[str, tuple[str, ...]] = {"mode": get_args(Mode), "privacy": get_args(Privacy), "view": get_args(View)}
+_NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {  # name: field, type
+    "temperature": ("temperature", float),
+    "top-k": ("top_k", int),
+    "top-p": ("top_p", float),
+    "min-p": ("min_p", float),
+    "seed": ("seed", int),
+    "max-tokens": (_LIMIT, int),
+}
+_ALL = "all"  # of max-tokens: as many as the context holds
+
 
 @dataclass(frozen=True, slots=True)
 class SlashCommand:
@@ -52,3 +67,50 @@ def parse_command(line: str) -> SlashCommand | None:
     if argument and not COMMANDS[name][0]:
         raise UsageError(f"/{name} takes nothing after it, but got {argument!r}")
     return SlashCommand(name, argument.strip())
+
+
+class AnswerSettings:
+    """The settings of the next answers: how they are written, how long they get, and how they look."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.config = config
+        self.view: View = "markdown"
+
+    @property
+    def overrides(self) -> dict[str, Any]:  # Any: as in ClientConfig.for_answer
+        """What to pass to Client.generate."""
+        return {name: getattr(self.config, name) for name in ("mode", "privacy", "sampling", _LIMIT)}
+
+    def choose(self, name: str, argument: str) -> str:
+        """Choose by one of the commands /mode, /privacy, /view; return what to print. Raises UsageError."""
+        choices = _CHOICES[name]
+        if not argument:
+            value = self.view if name == "view" else getattr(self.config, name)
+            return f"{name} {value}; choose from: {', '.join(choices)}"
+        if argument not in choices:
+            raise UsageError(f"/{name} {argument}: choose one of {', '.join(choices)}")
+        if name == "view":
+            self.view = cast(View, argument)
+        else:
+            self.config = self.config.for_answer(**{name: argument})
+        return ""
+
+    def set_number(self, argument: str) -> str:
+        """Change a number by /set NAME VALUE; return what to print. Raises UsageError."""
+        if not argument:
+            return ", ".join(f"{name} {self._shown(field)}" for name, (field, _) in _NUMBERS.items())
+        name, _, value = argument.removeprefix("parameter ").partition(" ")  # as Ollama has it
+        name = name.replace("_", "-")
+        if name not in _NUMBERS:
+            raise UsageError(f"/set {name}: choose one of {', '.join(_NUMBERS)}")
+        field, parse = _NUMBERS[name]
+        try:
+            number = UNLIMITED if (field, value) == (_LIMIT, _ALL) else parse(value)
+        except ValueError:
+            raise UsageError(f"/set {argument}: need a number, as in /set {name} 1") from None
+        self.config = self.config.for_answer(**{field: number})
+        return ""
+
+    def _shown(self, field: str) -> str:
+        number = getattr(self.config if field == _LIMIT else self.config.sampling, field)
+        return _ALL if (field, number) == (_LIMIT, UNLIMITED) else f"{number:g}"

@@ -7,18 +7,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from outrider_client.cli.chat.commands import LEAVING, SlashCommand, parse_command
+from outrider_client.cli.chat.commands import LEAVING, AnswerSettings, SlashCommand, parse_command
 from outrider_client.cli.chat.conversation import ChatConversation
 from outrider_client.cli.chat.information import greeting, help_lines, model_lines, statistics_table
 from outrider_client.cli.chat.link import ChatLink
-from outrider_client.cli.chat.settings import AnswerSettings
 from outrider_client.client import Client
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.statistics import Statistics
 from outrider_client.display.display import cut_remark, display_for, show_answer
-from outrider_client.display.error_reports import explained, report_error
-from outrider_client.display.messages import print_message, printable
+from outrider_client.display.messages import explained, print_message, printable, report_error
 from outrider_client.privacy.fences import private_kinds, read_private_file
 from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError
 from outrider_proto.files import write_atomically
@@ -88,9 +86,9 @@ class ChatRepl:
         try:
             finished = show_answer(self._client, self._conversation.prompt, display, **settings.overrides)
             self._statistics.append(finished.statistics)
-            if not self._as_json and (cut := cut_remark(finished, settings.max_new_tokens)):
+            if not self._as_json and (cut := cut_remark(finished, settings.config.max_new_tokens)):
                 print_message(cut)
-            if finished.reason == "unverified" and settings.mode != "offline":
+            if finished.reason == "unverified" and settings.config.mode != "offline":
                 print_message("the link did not come back: the end of this answer is unverified; /retry asks again")
         except KeyboardInterrupt:
             print_message("stopped")
@@ -98,7 +96,7 @@ class ChatRepl:
             # Unlike a stopped answer, a failed one leaves no trace: the next prompt would have two questions in a row.
             self._failed = self._conversation.remove_last()
             raise
-        private = self._conversation.is_private and settings.privacy == "local"
+        private = self._conversation.is_private and settings.config.privacy == "local"
         self._conversation.add_answer(display.written.text, private=private)
         self._keep()
 
@@ -180,7 +178,7 @@ class ChatRepl:
         """Tell what of the newest message was taken as private, and what follows for the answer."""
         if kinds := private_kinds(self._conversation.messages[-1:]):
             print_message(f"private: {', '.join(kinds)}")
-        if self._conversation.is_private and self._settings.privacy == "local":
+        if self._conversation.is_private and self._settings.config.privacy == "local":
             way_out = "/system -" if self._conversation.has_private_system else "/clear"
             print_message(f"this conversation holds private text: answered on this device alone, until {way_out}")
 

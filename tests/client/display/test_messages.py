@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from outrider_client.display.error_reports import explained, explaining, report_error
+from outrider_client.display.messages import explained, explaining, report_error
 from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError
 
 SAID = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote host: "
