@@ -15,15 +15,16 @@ from typing import Annotated
 
 import typer
 
+from outrider_proto.options.command import Program, with_options
+from outrider_proto.options.values import as_toml
 from outrider_server.checking.finding import Finding
 from outrider_server.cli.credentials import certs, keys_app
 from outrider_server.config.config import ServerConfig
-from outrider_server.config.file import as_toml
-from outrider_server.config.options import configured
+from outrider_server.config.file import load_config
 from outrider_server.rayserve.command import deploy
 
 _SHOWN = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Program, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> None:
@@ -44,7 +45,7 @@ def _server(
 
 
 @app.command()
-@configured
+@with_options(ServerConfig, load_config)
 def serve(
     config: ServerConfig,
     ready_file: Annotated[
@@ -62,7 +63,7 @@ def serve(
 
 
 @app.command()
-@configured
+@with_options(ServerConfig, load_config)
 def check(
     config: ServerConfig,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")] = False,
@@ -89,7 +90,7 @@ app.add_typer(keys_app, name="keys")
 
 
 @app.command("config")
-@configured
+@with_options(ServerConfig, load_config)
 def show(config: ServerConfig) -> None:
     """Print the configuration that these options and this file make, as a TOML file."""
     typer.echo(as_toml(config), nl=False)

@@ -11,8 +11,8 @@ from typing import Annotated, Literal, get_args
 
 from outrider_models.core.embedded import drafter_source
 from outrider_proto.errors import UsageError
+from outrider_proto.options.fields import Flag
 from outrider_proto.tree import MAX_NODES
-from outrider_server.config.schema import FORBID_EXTRA, Flag
 from outrider_server.config.security import SecurityConfig
 from outrider_server.config.telemetry import TelemetryConfig
 from outrider_server.kv.size import KVLayout, MemorySize
@@ -25,8 +25,6 @@ _CHUNK_TOKENS = 512
 @dataclass(frozen=True, slots=True)
 class LimitsConfig:
     """Limits of one server. Raises UsageError for values out of range."""
-
-    __pydantic_config__ = FORBID_EXTRA
 
     session_ttl_s: Annotated[float, Flag("Seconds a session is kept after its stream has ended.")] = 600.0
     max_sessions: Annotated[int, Flag("Largest number of sessions with a stream; idle ones make room for others.")] = 64
@@ -140,8 +138,6 @@ class ServerConfig:
     all drafters. `edge_bundle`: devices may fetch target and drafter from here, in `edge_weights` (empty: int8), built
     in `edge_cache`.
     """
-
-    __pydantic_config__ = FORBID_EXTRA
 
     target: Annotated[
         str,

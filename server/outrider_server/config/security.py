@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from outrider_proto.errors import UsageError
-from outrider_server.config.schema import FORBID_EXTRA, Flag
+from outrider_proto.options.fields import Flag
 
 _DAY_S = 86_400.0  # gRPC counts milliseconds in 32 bits: a longer time would overflow
 
@@ -18,8 +18,6 @@ class SecurityConfig:
 
     Limits by address apply to callers without a valid key; behind a proxy all clients have the proxy's address.
     """
-
-    __pydantic_config__ = FORBID_EXTRA
 
     tls_cert: Annotated[Path | None, Flag("PEM file with this server's certificate and its chain.")] = None
     tls_key: Annotated[Path | None, Flag("PEM file with the certificate's private key.")] = None

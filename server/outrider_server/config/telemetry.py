@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from outrider_proto.errors import UsageError
-from outrider_server.config.schema import FORBID_EXTRA, Flag
+from outrider_proto.options.fields import Flag
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -15,8 +15,6 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 @dataclass(frozen=True, slots=True)
 class TelemetryConfig:
     """Metrics, logs and traces. Raises UsageError."""
-
-    __pydantic_config__ = FORBID_EXTRA
 
     metrics_host: Annotated[str, Flag("Address on which metrics are served.")] = "127.0.0.1"
     metrics_port: Annotated[

@@ -18,15 +18,16 @@ import typer
 from outrider_proto.addresses import free_port, join_host_port
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
+from outrider_proto.options.command import with_options
 from outrider_server.config.config import ServerConfig
-from outrider_server.config.options import configured
+from outrider_server.config.file import load_config
 from outrider_server.rayserve.scale import Scale
 from outrider_server.security.address import check_exposure
 
 _DEFAULT = Scale()
 
 
-@configured
+@with_options(ServerConfig, load_config)
 def deploy(
     config: ServerConfig,
     replicas: Annotated[int, typer.Option(help="Number of verifiers, each with its own target.")] = _DEFAULT.replicas,
