@@ -37,8 +37,8 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
-    """What is trained, on what, and how."""
+class TrainingRun:
+    """The settings, texts, task and learning rates of a run."""
 
     config: TrainConfig
     source: TextSource
@@ -55,7 +55,7 @@ class Trainer:
 
     def __init__(
         self,
-        run: Run,
+        run: TrainingRun,
         directory: Path,
         reporter: ProgressReporter,
         parallel: DataParallel = SINGLE_PROCESS,

@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider_models.core.tables import need_at_least
 from outrider_models.training.core import losses
 from outrider_models.training.core.interfaces import Batch, TeacherOutput
-from outrider_models.training.core.losses import TargetAims, TextAims
+from outrider_models.training.core.losses import TargetLabels, TextLabels
 from outrider_proto.errors import UsageError
 
 
@@ -45,7 +45,7 @@ class BlockSlots:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotsCompared:
-    """BlockSlots against their aims."""
+    """The loss of BlockSlots, and how they compare with their labels."""
 
     total: Tensor  # []: all slots, each by its scale
     loss: Tensor  # [n] float32: of each slot, without its scale and without gradient
@@ -53,42 +53,42 @@ class SlotsCompared:
     accepted: Tensor  # [n] float32: 1 - |q - p| / 2, without gradient; 0 where the target's likeliest is not drafted
 
 
-class BlockAims:
+class BlockLabels:
     """The text's tokens and the target's distributions at trained positions."""
 
     def __init__(self, batch: Batch, target: TeacherOutput, weights: BlockLosses) -> None:
-        self.target = TargetAims(target, batch.loss_mask, shared=True)
-        self.text = TextAims(batch, target) if weights.text else None
+        self.target = TargetLabels(target, batch.loss_mask, shared=True)
+        self.text = TextLabels(batch, target) if weights.text else None
         self.weights, self.lm_head = weights, target.lm_head
 
     def of(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return weights of the cross-entropy and distributions, each [n, Vd], and likeliest tokens [n]."""
-        aim = self.target.of(numbers)
-        wanted = aim.weights * self.weights.divergence
+        soft = self.target.of(numbers)
+        wanted = soft.weights * self.weights.divergence
         if self.text is not None:
             wanted += self.text.of(numbers).weights * self.weights.text
-        return wanted, aim.weights, aim.likeliest
+        return wanted, soft.weights, soft.likeliest
 
     def hits(self, logits: Tensor, likeliest: Tensor) -> Tensor:
         drafted, tokens = logits.argmax(-1), self.target.draft_tokens
         return (drafted if tokens is None else tokens[drafted]) == likeliest
 
 
-def compare_slots(slots: BlockSlots, aims: BlockAims, numbers: Tensor) -> SlotsCompared:
-    """Compute the loss of slots against the aims of the trained positions `numbers` [n]."""
-    inputs = (slots.hidden, slots.z, slots.w2, slots.scales, aims, numbers)
+def compare_slots(slots: BlockSlots, labels: BlockLabels, numbers: Tensor) -> SlotsCompared:
+    """Compute the loss of slots against the labels of the trained positions `numbers` [n]."""
+    inputs = (slots.hidden, slots.z, slots.w2, slots.scales, labels, numbers)
     return SlotsCompared(*_SlotLoss.apply(*inputs))  # type: ignore[no-untyped-call]  # torch
 
 
-def compare_slots_plainly(slots: BlockSlots, aims: BlockAims, numbers: Tensor) -> SlotsCompared:
+def compare_slots_plainly(slots: BlockSlots, labels: BlockLabels, numbers: Tensor) -> SlotsCompared:
     """Compute the same as `compare_slots` with all logits at once and autograd: its oracle."""
-    logits = (F.linear(slots.hidden, aims.lm_head) + F.linear(slots.z, slots.w2)).float()
-    wanted, distribution, likeliest = aims.of(numbers)
+    logits = (F.linear(slots.hidden, labels.lm_head) + F.linear(slots.z, slots.w2)).float()
+    wanted, distribution, likeliest = labels.of(numbers)
     covered = distribution.sum(-1)
     apart = (logits.softmax(-1) - distribution).abs().sum(-1) * covered
-    loss = aims.weights.variation * apart - (wanted * logits.log_softmax(-1)).sum(-1)
+    loss = labels.weights.variation * apart - (wanted * logits.log_softmax(-1)).sum(-1)
     accepted = (covered - apart / 2).detach()
-    return SlotsCompared((loss * slots.scales).sum(), loss.detach(), aims.hits(logits, likeliest), accepted)
+    return SlotsCompared((loss * slots.scales).sum(), loss.detach(), labels.hits(logits, likeliest), accepted)
 
 
 class _SlotLoss(torch.autograd.Function):
@@ -101,12 +101,12 @@ class _SlotLoss(torch.autograd.Function):
         z: Tensor,
         w2: Tensor,
         scales: Tensor,
-        aims: BlockAims,
+        labels: BlockLabels,
         numbers: Tensor,
     ) -> tuple[Tensor, ...]:
         kind = hidden.device.type
         narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-        head, bias_head, variation = aims.lm_head.to(narrow), w2.to(narrow), aims.weights.variation
+        head, bias_head, variation = labels.lm_head.to(narrow), w2.to(narrow), labels.weights.variation
         loss, accepted = torch.empty(2, len(hidden), device=hidden.device)
         hits = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
         d_hidden, d_z, d_w2 = torch.empty_like(hidden), torch.empty_like(z), torch.zeros_like(w2)
@@ -116,9 +116,9 @@ class _SlotLoss(torch.autograd.Function):
             for first in range(0, len(hidden), num_rows):
                 some = slice(first, first + num_rows)
                 rows, low = hidden[some].to(narrow), z[some].to(narrow)
-                wanted, distribution, likeliest = aims.of(numbers[some])
+                wanted, distribution, likeliest = labels.of(numbers[some])
                 logits = (F.linear(rows, head) + F.linear(low, bias_head)).float()
-                hits[some] = aims.hits(logits, likeliest)
+                hits[some] = labels.hits(logits, likeliest)
                 chances, mass = logits.softmax(-1), wanted.sum(-1)
                 entropy = mass * logits.logsumexp(-1) - torch.linalg.vecdot(wanted, logits)
                 covered = distribution.sum(-1)

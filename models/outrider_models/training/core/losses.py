@@ -61,15 +61,15 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Aim:
-    """What some rows of logits aim at."""
+class SoftLabels:
+    """The label of some rows of logits: weights over the draft vocabulary."""
 
     weights: Tensor  # [n, Vd] float32: of the cross-entropy, 0 in rows without a loss
     likeliest: Tensor  # [n] int64: the target's likeliest token
 
 
-class Aims(ABC):
-    """What the drafter should say after each trained position, counted through a batch's loss mask."""
+class Labels(ABC):
+    """What the drafter learns at each trained position, counted through a batch's loss mask."""
 
     def __init__(self, mask: Tensor, draft_tokens: Tensor | None) -> None:
         self._mask, self._numbers = mask, mask.flatten().cumsum(0).view_as(mask) - 1
@@ -86,14 +86,14 @@ class Aims(ABC):
         return trained, self._numbers.gather(1, inside)[trained]
 
     @abstractmethod
-    def of(self, numbers: Tensor) -> Aim:
-        """Compute the aims of some positions."""
+    def of(self, numbers: Tensor) -> SoftLabels:
+        """Compute the labels of some positions."""
 
 
-class TargetAims(Aims):
+class TargetLabels(Labels):
     """The target's distributions, over the draft vocabulary; positions whose likeliest token it lacks have no loss.
 
-    `shared` keeps those of a whole batch, for drafters that aim at them several times; `reweigh` changes them once.
+    `shared` keeps those of a whole batch, for drafters that learn from them several times; `reweigh` changes them once.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class TargetAims(Aims):
         size = len(self._hidden) * len(self._lm_head)
         self._kept = self._made(torch.arange(len(self._hidden))) if shared and size <= MAX_SHARED else None
 
-    def of(self, numbers: Tensor) -> Aim:
+    def of(self, numbers: Tensor) -> SoftLabels:
         if self._kept is None:
             return self._made(numbers)
-        return Aim(self._kept.weights[numbers], self._kept.likeliest[numbers])
+        return SoftLabels(self._kept.weights[numbers], self._kept.likeliest[numbers])
 
-    def _made(self, numbers: Tensor) -> Aim:
+    def _made(self, numbers: Tensor) -> SoftLabels:
         numbers = numbers.to(self._hidden.device)
         weights = F.linear(self._hidden[numbers], self._lm_head).float().softmax(-1)
         likeliest = weights.argmax(-1) if self._likeliest is None else self._likeliest[numbers]
@@ -121,34 +121,34 @@ class TargetAims(Aims):
             weights = self._reweigh(weights)
         if self._covered is not None:
             weights.mul_(self._covered[numbers].unsqueeze(-1))
-        return Aim(weights, likeliest)
+        return SoftLabels(weights, likeliest)
 
 
-class TextAims(Aims):
+class TextLabels(Labels):
     """The text's own next tokens."""
 
     def __init__(self, batch: Batch, target: TeacherOutput) -> None:
         super().__init__(batch.loss_mask, target.draft_tokens)
         self._tokens, self._columns = batch.labels[batch.loss_mask], len(target.lm_head)
 
-    def of(self, numbers: Tensor) -> Aim:
+    def of(self, numbers: Tensor) -> SoftLabels:
         tokens = self._tokens[numbers]
         if self.draft_tokens is None:
-            return Aim(F.one_hot(tokens, self._columns).float(), tokens)
-        return Aim((tokens.unsqueeze(-1) == self.draft_tokens).float(), tokens)
+            return SoftLabels(F.one_hot(tokens, self._columns).float(), tokens)
+        return SoftLabels((tokens.unsqueeze(-1) == self.draft_tokens).float(), tokens)
 
 
 def compare(
     hidden: Tensor,  # [n, E]
     weight: Tensor,  # [Vd, E]
     bias: Tensor | None,  # [Vd]
-    aims: Aims,
+    labels: Labels,
     numbers: Tensor,  # [n] int64
     scales: Tensor | None = None,  # [n] float32: of each row's loss; None: 1
 ) -> Compared:
-    """Compute the cross-entropy of a drafter's output against the aims of the positions `numbers`."""
+    """Compute the cross-entropy of a drafter's output against the labels of the positions `numbers`."""
     scales = torch.ones(len(hidden), device=hidden.device) if scales is None else scales
-    total, loss, hits = _CrossEntropy.apply(hidden, weight, bias, aims, numbers, scales)  # type: ignore[no-untyped-call]  # torch
+    total, loss, hits = _CrossEntropy.apply(hidden, weight, bias, labels, numbers, scales)  # type: ignore[no-untyped-call]  # torch
     return Compared(total, loss, hits)
 
 
@@ -156,22 +156,22 @@ def compare_plainly(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    aims: Aims,
+    labels: Labels,
     numbers: Tensor,
     scales: Tensor | None = None,
 ) -> Compared:
     """Compute the same as `compare` with all logits at once and autograd: its oracle."""
-    logits, aim = F.linear(hidden, weight, bias).float(), aims.of(numbers)
-    loss = -(aim.weights * logits.log_softmax(-1)).sum(-1)
+    logits, soft = F.linear(hidden, weight, bias).float(), labels.of(numbers)
+    loss = -(soft.weights * logits.log_softmax(-1)).sum(-1)
     total = (loss if scales is None else loss * scales).sum()
-    return Compared(total, loss.detach(), _tokens(logits.argmax(-1), aims) == aim.likeliest)
+    return Compared(total, loss.detach(), _tokens(logits.argmax(-1), labels) == soft.likeliest)
 
 
 class _CrossEntropy(torch.autograd.Function):
     """Cross-entropy through an output layer, some rows at a time, whose gradients are computed with the loss.
 
-    Logits [n, V] are the largest tensors of training by far. Their gradient is softmax - aim, known at once, so no more
-    than a chunk of them is ever held, and none is computed twice (as in Liger's fused linear cross-entropy).
+    Logits [n, V] are the largest tensors of training by far. Their gradient is softmax - label, known at once, so no
+    more than a chunk of them is ever held, and none is computed twice (as in Liger's fused linear cross-entropy).
     """
 
     @staticmethod
@@ -180,7 +180,7 @@ class _CrossEntropy(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        aims: Aims,
+        labels: Labels,
         numbers: Tensor,
         scales: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,14 +198,14 @@ class _CrossEntropy(torch.autograd.Function):
         with torch.autocast(kind, enabled=False):
             for first in range(0, len(hidden), num_rows):
                 some = slice(first, first + num_rows)
-                rows, aim = hidden[some].to(narrow), aims.of(numbers[some])
+                rows, soft = hidden[some].to(narrow), labels.of(numbers[some])
                 logits = F.linear(rows, output, offset).float()
                 largest, chances = logits.max(-1, keepdim=True), logits.softmax(-1)
-                hits[some] = _tokens(largest.indices.squeeze(-1), aims) == aim.likeliest
+                hits[some] = _tokens(largest.indices.squeeze(-1), labels) == soft.likeliest
                 norm = largest.values - chances.gather(-1, largest.indices).log()  # logsumexp, in fewer passes
-                mass = aim.weights.sum(-1, keepdim=True)
-                losses[some] = (mass * norm).squeeze(-1) - torch.linalg.vecdot(aim.weights, logits)
-                gradient = chances.mul_(mass).sub_(aim.weights).mul_(scales[some].unsqueeze(-1))
+                mass = soft.weights.sum(-1, keepdim=True)
+                losses[some] = (mass * norm).squeeze(-1) - torch.linalg.vecdot(soft.weights, logits)
+                gradient = chances.mul_(mass).sub_(soft.weights).mul_(scales[some].unsqueeze(-1))
                 if d_bias is not None:
                     d_bias += gradient.sum(0)
                 gradient = gradient.to(narrow)
@@ -227,9 +227,9 @@ class _CrossEntropy(torch.autograd.Function):
         return (*gradients, None, None, None)
 
 
-def _tokens(likeliest: Tensor, aims: Aims) -> Tensor:
+def _tokens(likeliest: Tensor, labels: Labels) -> Tensor:
     """Return the target's ids [n] of a drafter's."""
-    return likeliest if aims.draft_tokens is None else aims.draft_tokens[likeliest]
+    return likeliest if labels.draft_tokens is None else labels.draft_tokens[likeliest]
 
 
 def add_top(weights: Tensor, divergence: float, top_k: int, top_weight: float) -> Tensor:

@@ -22,7 +22,13 @@ from outrider_drafters.families.dflash.layer_masks import LayerMask
 from outrider_drafters.families.dflash.layout import canonical, read_sizes
 from outrider_drafters.families.dflash.network import DFlash, DFlashSizes
 from outrider_models.core.tables import need_at_least
-from outrider_models.training.core.block_losses import BlockAims, BlockLosses, BlockSlots, SlotsCompared, compare_slots
+from outrider_models.training.core.block_losses import (
+    BlockLabels,
+    BlockLosses,
+    BlockSlots,
+    SlotsCompared,
+    compare_slots,
+)
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (
     Batch,
@@ -98,10 +104,10 @@ class TrainableDFlash(TrainableDrafter):
         self.network.sizes = replace(self.network.sizes, mask_token=mask_token)
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
-        blocks, aims = self._blocks(batch, target), BlockAims(batch, target, self._settings.losses)
+        blocks, labels = self._blocks(batch, target), BlockLabels(batch, target, self._settings.losses)
         places = self._places(blocks.anchors)
-        _, numbers = aims.target.at(places.masked_fill(~blocks.trained, batch.tokens.shape[1]).flatten(1))
-        total, compared = self._compared(batch, blocks, aims, numbers)
+        _, numbers = labels.target.at(places.masked_fill(~blocks.trained, batch.tokens.shape[1]).flatten(1))
+        total, compared = self._compared(batch, blocks, labels, numbers)
         first = blocks.trained.nonzero()[:, 2] == 0
         return LossOutput(total, compared.loss[first], compared.hits[first], rows_of(blocks.trained)[first])
 
@@ -110,12 +116,12 @@ class TrainableDFlash(TrainableDrafter):
         self.network.export(directory, self._target_sizes, torch.bfloat16)
 
     def _compared(
-        self, batch: Batch, blocks: TrainedBlocks, aims: BlockAims, numbers: Tensor
+        self, batch: Batch, blocks: TrainedBlocks, labels: BlockLabels, numbers: Tensor
     ) -> tuple[Tensor, SlotsCompared]:
-        """Return the loss of the trained slots, and the slots against their aims."""
+        """Return the loss of the trained slots, and the slots against their labels."""
         hidden = blocks.states[blocks.trained]
-        none = hidden.new_empty(len(hidden), 0), hidden.new_empty(len(aims.lm_head), 0)
-        compared = compare_slots(BlockSlots(hidden, *none, blocks.scales[blocks.trained]), aims, numbers)
+        none = hidden.new_empty(len(hidden), 0), hidden.new_empty(len(labels.lm_head), 0)
+        compared = compare_slots(BlockSlots(hidden, *none, blocks.scales[blocks.trained]), labels, numbers)
         return compared.total, compared
 
     def _blocks(self, batch: Batch, target: TeacherOutput) -> TrainedBlocks:

@@ -16,7 +16,13 @@ from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.families.dspark.network import DSpark, DSparkHeads, MarkovKind
 from outrider_drafters.families.eagle3.layout import T2D
 from outrider_models.core.tables import need_at_least
-from outrider_models.training.core.block_losses import BlockAims, BlockLosses, BlockSlots, SlotsCompared, compare_slots
+from outrider_models.training.core.block_losses import (
+    BlockLabels,
+    BlockLosses,
+    BlockSlots,
+    SlotsCompared,
+    compare_slots,
+)
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (
     Batch,
@@ -79,12 +85,12 @@ class TrainableDSpark(TrainableDFlash):
         self.draft_tokens = self.network.draft_tokens
 
     def _compared(
-        self, batch: Batch, blocks: TrainedBlocks, aims: BlockAims, numbers: Tensor
+        self, batch: Batch, blocks: TrainedBlocks, labels: BlockLabels, numbers: Tensor
     ) -> tuple[Tensor, SlotsCompared]:
         hidden, scales, head = blocks.states[blocks.trained], blocks.scales[blocks.trained], self.network.markov_head
         before, z = self._markov(batch, blocks)
-        w2 = hidden.new_empty(len(aims.lm_head), 0) if head is None else head.markov_w2.weight
-        compared = compare_slots(BlockSlots(hidden, z, w2, scales), aims, numbers)
+        w2 = hidden.new_empty(len(labels.lm_head), 0) if head is None else head.markov_w2.weight
+        compared = compare_slots(BlockSlots(hidden, z, w2, scales), labels, numbers)
         total, confidence = compared.total, self.network.confidence_head
         if confidence is not None:
             loss = F.binary_cross_entropy_with_logits(

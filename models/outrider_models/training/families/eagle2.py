@@ -27,7 +27,7 @@ from outrider_models.training.core.interfaces import (
     TrainableDrafter,
     rows_of,
 )
-from outrider_models.training.core.losses import PAPER, Losses, TargetAims, compare, feature_distance
+from outrider_models.training.core.losses import PAPER, Losses, TargetLabels, compare, feature_distance
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.families.target_start import start_from_target, start_request
 from outrider_proto.errors import UsageError
@@ -101,8 +101,8 @@ class TrainableEagle2(EaglePairs):
         drafted = self.network.forward_train(F.embedding(batch.tokens[:, 1:], target.embed), features)
         mask = batch.loss_mask[:, 1:]
         drafted_hidden, target_hidden = drafted[mask], hidden[:, 1:][mask]
-        aims = TargetAims(target, batch.loss_mask)
-        compared = compare(drafted_hidden, target.lm_head, None, aims, aims.ahead(1))
+        labels = TargetLabels(target, batch.loss_mask)
+        compared = compare(drafted_hidden, target.lm_head, None, labels, labels.ahead(1))
         feature = feature_distance(drafted_hidden, target_hidden, target.feature_scale if losses.in_units else 1.0)
         total = losses.divergence * compared.total + losses.feature * feature.sum()
         return LossOutput(total, compared.loss, compared.hits, rows_of(mask))

@@ -34,7 +34,7 @@ from outrider_models.training.core.interfaces import (
     most_frequent,
     rows_of,
 )
-from outrider_models.training.core.losses import HeadDecay, TargetAims, compare
+from outrider_models.training.core.losses import HeadDecay, TargetLabels, compare
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.families.eagle2 import EagleShape, Init, default_shape
 from outrider_models.training.families.eagle3_start import start_from_target, start_request
@@ -100,14 +100,14 @@ class TrainableEagle3(EagleHead):
         count = min(self._settings.steps.count, embeds.shape[1])
         rows = rows_that_teach(batch.loss_mask, count)
         steps = self.network.forward_train(embeds, self.network.fuse(states[:, :-1]), count, chosen=rows)
-        aims = TargetAims(target, batch.loss_mask, shared=True)
+        labels = TargetLabels(target, batch.loss_mask, shared=True)
         # Row t of step j predicts token t + 2 + j, as the target's position t + 1 + j does.
-        trained, numbers = zip(*(aims.at(rows + 1 + number) for number in range(count)), strict=True)
+        trained, numbers = zip(*(labels.at(rows + 1 + number) for number in range(count)), strict=True)
         drafted = [step.normed[mask] for step, mask in zip(steps, trained, strict=True)]
         weights = zip(self._settings.steps.weights, drafted, strict=False)
         scales = torch.cat([torch.full((len(part),), weight, device=part.device) for weight, part in weights])
         assert self.network.lm_head is not None
-        compared = compare(torch.cat(drafted), self.network.lm_head.weight, None, aims, torch.cat(numbers), scales)
+        compared = compare(torch.cat(drafted), self.network.lm_head.weight, None, labels, torch.cat(numbers), scales)
         first = len(drafted[0])
         return LossOutput(compared.total, compared.loss[:first], compared.hits[:first], rows_of(trained[0]))
 

@@ -33,7 +33,7 @@ from outrider_models.training.core.interfaces import (
     TrainableDrafter,
     rows_of,
 )
-from outrider_models.training.core.losses import PAPER, Losses, TargetAims, add_top, compare, feature_distance
+from outrider_models.training.core.losses import PAPER, Losses, TargetLabels, add_top, compare, feature_distance
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.families.eagle2 import EaglePairs, EagleShape, Init, default_shape, noisy
 
@@ -64,12 +64,12 @@ class TrainableHass(EaglePairs):
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         settings, losses = self._settings, self._settings.losses
         reweigh = partial(add_top, divergence=losses.divergence, top_k=settings.top_k, top_weight=settings.top_weight)
-        aims = TargetAims(target, batch.loss_mask, shared=True, reweigh=reweigh)
+        labels = TargetLabels(target, batch.loss_mask, shared=True, reweigh=reweigh)
         # Row t of a step aims at the feature of position t + 1 + step.
         masks = [batch.loss_mask[:, ahead:] for ahead in range(1, settings.steps + 1)]
         steps = [step[mask] for step, mask in zip(self._drafted(batch, target), masks, strict=False)]
-        drafted, numbers = torch.cat(steps), torch.cat([aims.ahead(ahead) for ahead in range(1, len(steps) + 1)])
-        compared = compare(drafted, target.lm_head, None, aims, numbers)
+        drafted, numbers = torch.cat(steps), torch.cat([labels.ahead(ahead) for ahead in range(1, len(steps) + 1)])
+        compared = compare(drafted, target.lm_head, None, labels, numbers)
         wanted = target.hidden[-1][batch.loss_mask][numbers]
         feature = feature_distance(drafted, wanted, target.feature_scale if losses.in_units else 1.0)
         first = len(steps[0])

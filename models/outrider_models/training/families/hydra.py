@@ -30,7 +30,7 @@ from outrider_models.training.core.interfaces import (
     chosen_rows,
     rows_of,
 )
-from outrider_models.training.core.losses import Aims, TargetAims, TextAims, compare
+from outrider_models.training.core.losses import Labels, TargetLabels, TextLabels, compare
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.families.eagle2 import EagleShape, default_shape
 from outrider_proto.errors import UsageError
@@ -78,9 +78,9 @@ class TrainableHydra(TrainableDrafter):
         features = hidden if self.network.prefix is None else self.network.prefix(hidden)
         embeds = F.embedding(batch.tokens, target.embed)
         distill = self._settings.distill
-        aims = TargetAims(target, batch.loss_mask, shared=True) if distill else TextAims(batch, target)
+        labels = TargetLabels(target, batch.loss_mask, shared=True) if distill else TextLabels(batch, target)
         outputs = [
-            self._loss_output(number, features, embeds, batch, target, aims) for number in range(self._settings.heads)
+            self._loss_output(number, features, embeds, batch, target, labels) for number in range(self._settings.heads)
         ]
         return LossOutput(
             torch.stack([one.total for one in outputs]).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows
@@ -91,7 +91,7 @@ class TrainableHydra(TrainableDrafter):
         self.network.export(directory, self._target_sizes, torch.bfloat16, self._base)
 
     def _loss_output(
-        self, number: int, features: Tensor, embeds: Tensor, batch: Batch, target: TeacherOutput, aims: Aims
+        self, number: int, features: Tensor, embeds: Tensor, batch: Batch, target: TeacherOutput, labels: Labels
     ) -> LossOutput:
         """Head i at row t reads tokens t + 1 .. t + 1 + i and predicts t + 2 + i, as position t + 1 + i does."""
         ahead = number + 1
@@ -104,7 +104,7 @@ class TrainableHydra(TrainableDrafter):
         _, output = self.network.heads[number]
         if output is not None:
             weight, bias = (chosen_rows(part, self.draft_tokens) for part in (output.weight, output.bias))
-        compared = compare(drafted, weight, bias, aims, aims.ahead(ahead))
+        compared = compare(drafted, weight, bias, labels, labels.ahead(ahead))
         return LossOutput(compared.total, compared.loss, compared.hits, rows_of(mask))
 
 

@@ -28,7 +28,7 @@ from outrider_models.training.core.interfaces import (
     chosen_rows,
     rows_of,
 )
-from outrider_models.training.core.losses import TargetAims, compare
+from outrider_models.training.core.losses import TargetLabels, compare
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_proto.errors import UsageError
 
@@ -87,9 +87,9 @@ class TrainableIndependent(TrainableDrafter):
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         drafted = self.network.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
-        mask, aims = batch.loss_mask, TargetAims(target, batch.loss_mask)
+        mask, labels = batch.loss_mask, TargetLabels(target, batch.loss_mask)
         weight = chosen_rows(self._output()[: self._facts.sizes.vocab], self.draft_tokens)
-        compared = compare(drafted[mask], weight, None, aims, aims.ahead(0))
+        compared = compare(drafted[mask], weight, None, labels, labels.ahead(0))
         return LossOutput(compared.total, compared.loss, compared.hits, rows_of(mask))
 
     def export(self, directory: Path) -> None:

@@ -24,7 +24,7 @@ from outrider_models.training.core.interfaces import (
     chosen_rows,
     rows_of,
 )
-from outrider_models.training.core.losses import Aims, HeadDecay, TargetAims, TextAims, compare
+from outrider_models.training.core.losses import HeadDecay, Labels, TargetLabels, TextLabels, compare
 from outrider_models.training.core.rates import Length, Schedule
 
 
@@ -57,8 +57,8 @@ class TrainableMedusa(TrainableDrafter):
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         mask, distill = batch.loss_mask, self._settings.distill
-        aims = TargetAims(target, mask, shared=True) if distill else TextAims(batch, target)
-        outputs = [self._loss_output(number, batch, target, aims) for number in range(self._settings.heads.count)]
+        labels = TargetLabels(target, mask, shared=True) if distill else TextLabels(batch, target)
+        outputs = [self._loss_output(number, batch, target, labels) for number in range(self._settings.heads.count)]
         weighted = [weight * one.total for weight, one in zip(self._settings.heads.weights, outputs, strict=True)]
         return LossOutput(torch.stack(weighted).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows)
 
@@ -66,7 +66,7 @@ class TrainableMedusa(TrainableDrafter):
         """Write the published v0.1 layout."""
         self.network.export(directory, self._target_sizes, torch.bfloat16, self._base)
 
-    def _loss_output(self, number: int, batch: Batch, target: TeacherOutput, aims: Aims) -> LossOutput:
+    def _loss_output(self, number: int, batch: Batch, target: TeacherOutput, labels: Labels) -> LossOutput:
         """Head i at row t predicts token t + 2 + i, the successor of position t + 1 + i."""
         ahead = number + 1
         head: nn.Module = self.network.heads[number]
@@ -79,7 +79,7 @@ class TrainableMedusa(TrainableDrafter):
             weight = chosen_rows(output.weight, self.draft_tokens)
         else:
             weight = target.lm_head
-        compared = compare(head(rows), weight, None, aims, aims.ahead(ahead))
+        compared = compare(head(rows), weight, None, labels, labels.ahead(ahead))
         return LossOutput(compared.total, compared.loss, compared.hits, rows_of(mask))
 
 

@@ -32,7 +32,7 @@ from outrider_models.training.core.interfaces import (
     TrainableDrafter,
     rows_of,
 )
-from outrider_models.training.core.losses import PAPER, Losses, TargetAims, compare, feature_distance, rms
+from outrider_models.training.core.losses import PAPER, Losses, TargetLabels, compare, feature_distance, rms
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_proto.errors import UsageError
 
@@ -92,8 +92,8 @@ class TrainableMoa(TrainableDrafter):
         mask, hidden = batch.loss_mask, target.hidden[-1]
         drafted, entering_distance = self._drafted(batch, target, progress)
         drafted_hidden, target_hidden = drafted[mask], hidden[mask]
-        aims = TargetAims(target, mask)
-        compared = compare(drafted_hidden, target.lm_head, None, aims, aims.ahead(0))
+        labels = TargetLabels(target, mask)
+        compared = compare(drafted_hidden, target.lm_head, None, labels, labels.ahead(0))
         losses = self._settings.losses
         feature = feature_distance(drafted_hidden, target_hidden, target.feature_scale if losses.in_units else 1.0)
         if entering_distance is not None:

@@ -30,7 +30,7 @@ from outrider_models.training.core.interfaces import (
     TrainableDrafter,
     rows_of,
 )
-from outrider_models.training.core.losses import TargetAims, compare
+from outrider_models.training.core.losses import TargetLabels, compare
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.families.dflash import RAREST
 from outrider_models.training.families.eagle2 import EagleShape, default_shape
@@ -101,10 +101,10 @@ class TrainablePEagle(EagleHead):
         )
         of_masks = (anchors + depths + 1).masked_fill(anchors < 0, batch.tokens.shape[1])
         of_text = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens) + 1
-        aims = TargetAims(target, batch.loss_mask, shared=True)
-        trained, numbers = aims.at(torch.cat((of_text, of_masks), dim=1))
+        labels = TargetLabels(target, batch.loss_mask, shared=True)
+        trained, numbers = labels.at(torch.cat((of_text, of_masks), dim=1))
         assert network.lm_head is not None
-        compared = compare(hidden[trained], network.lm_head.weight, None, aims, numbers)
+        compared = compare(hidden[trained], network.lm_head.weight, None, labels, numbers)
         first = trained.nonzero()[:, 1] < tokens.shape[1]
         return LossOutput(compared.total, compared.loss[first], compared.hits[first], rows_of(trained)[first])
 

@@ -288,14 +288,14 @@ def test_the_loss_and_its_gradients_are_those_of_all_logits_at_once(name, vocab,
 def test_the_loss_is_least_at_the_target_s_distribution(teacher):
     teacher.restrict(None)
     target = teacher.run(make_batch(40).tokens, TeacherRequest())
-    aims = losses.TargetAims(target, torch.ones(1, LENGTH, dtype=torch.bool))
+    labels = losses.TargetLabels(target, torch.ones(1, LENGTH, dtype=torch.bool))
     distribution = target.hidden[-1][0] @ target.lm_head.T
     entropy = torch.distributions.Categorical(logits=distribution).entropy()
     eye = torch.eye(distribution.shape[1])
-    least = losses.compare(distribution, eye, None, aims, aims.ahead(0))
+    least = losses.compare(distribution, eye, None, labels, labels.ahead(0))
     torch.testing.assert_close(least.loss, entropy, atol=1e-4, rtol=1e-4)
     assert least.hits.all()
-    other = losses.compare(distribution + torch.randn_like(distribution), eye, None, aims, aims.ahead(0))
+    other = losses.compare(distribution + torch.randn_like(distribution), eye, None, labels, labels.ahead(0))
     assert (other.loss > entropy).all()
 
 
