@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 
 from outrider_bench.core.oracle_drafter import OracleDrafting
-from outrider_bench.virtual.overhead import Overhead
 from outrider_bench.virtual.texts import TapedText, TapedTexts
 from outrider_client.drafting.drafting_thread import AheadCost, AheadDraft, PreDraftSpec, Ready
 from outrider_drafters.contracts.drafter import DraftState
@@ -42,10 +41,10 @@ class TapedDrafter:
 class TapedDrafting(OracleDrafting):
     """The client's Drafting from a tape.
 
-    Jobs run one after another, pass by pass, each pass as long as a level of Pace and Overhead.
+    Jobs run one after another, pass by pass, each pass as long as a level of Pace.
     """
 
-    def __init__(self, texts: TapedTexts, pace: Pace, overhead: Overhead) -> None:
+    def __init__(self, texts: TapedTexts, pace: Pace) -> None:
         super().__init__(texts.tape.tap, stale_tolerant=texts.tape.stale_tolerant)
         self.names = (texts.tape.drafter,)
         self.levels_per_pass = texts.tape.levels_per_pass
@@ -53,7 +52,6 @@ class TapedDrafting(OracleDrafting):
         self.current = 0
         self._texts = texts
         self._pace = pace
-        self._overhead = overhead
         self._drafter = asyncio.Lock()
 
     async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> RoutedDraft:
@@ -118,7 +116,7 @@ class TapedDrafting(OracleDrafting):
         await asyncio.sleep(self._pass_s(outcomes))
 
     def _pass_s(self, outcomes: int) -> float:
-        return self._overhead.drafting_s(self._pace, outcomes)
+        return self._pace.draft_level_ms * self._pace.level_factor(outcomes) / 1e3
 
 
 def _drafts_below(

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 PACE = "paper"
 MODES = ("stop-and-wait", "proactive", "pipelined")
-MAX_DEVIATION = 0.10  # of a virtual speed from the real one, as a share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +70,7 @@ class VirtualOptions(_ReplayOptions):
 
     profile: Annotated[
         list[str] | None,
-        typer.Option(help="Profile, or none; repeatable; default: those of --against, or paper-5g."),
+        typer.Option(help="Profile, or none; repeatable; default: paper-5g."),
     ] = None
     questions: Annotated[
         Path | None, typer.Option(help="Replay only the answers to the questions of this file; default: all.")
@@ -86,28 +85,9 @@ class VirtualOptions(_ReplayOptions):
         int, typer.Option(min=0, help="Lengthen prompts to at least this many tokens; the answers stay the same.")
     ] = 0
     thin: Annotated[float, typer.Option(help="Share of the answers' tokens that the drafter shall miss.")] = 0.0
-    overhead: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE[,case=PROFILE][,runs=odd|even|N+N...]|leave-one-out",
-            help="Report of `outrider-bench network` on which to fit the time that programs need beside link and pace; "
-            "repeatable: the mean. leave-one-out: on the other profiles of --against. Default: no such time.",
-        ),
-    ] = None
     runs: Annotated[
         int, typer.Option(min=1, help="Links with consecutive seeds to replay over; results are medians.")
     ] = 5
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE[,case=PROFILE][,runs=odd|even|N+N...]",
-            help="Report of `outrider-bench network` on the same prompts to compare with; repeatable; 1 when too far "
-            "off. Every row says whether the overhead was fitted on it (in sample).",
-        ),
-    ] = None
-    tolerance: Annotated[float, typer.Option(help="Largest deviation of a speed from that report, as a share.")] = (
-        MAX_DEVIATION
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,12 +105,6 @@ class SweepOptions(_ReplayOptions):
     rate: Annotated[float, typer.Option(min=0.001, help="Rate of the link in Mbit/s, each way.")] = 50.0
     max_new_tokens: NewTokensOption = 64
     rounds: Annotated[int, typer.Option(min=1, help="Times that all prompts are asked, in one session.")] = 1
-    auto_grid: Annotated[
-        bool,
-        typer.Option(
-            "--auto-grid", help="Compare auto with all modes at 12 points of its own; 1 where auto falls short."
-        ),
-    ] = False
 
     def numbers(self, name: str) -> Sequence[float]:
         """Return the numbers of an option. Raises UsageError."""

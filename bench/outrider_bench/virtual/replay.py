@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.network.link_endpoint import NO_LINK, PINGS_A_RUN, LinkTraffic, PingStats, profile_or_none
@@ -18,7 +18,6 @@ from outrider_bench.network.scenario_run import WARM_UP_TOKENS, ScenarioRun
 from outrider_bench.network.timed_answer import AnswerSlot, TimedAnswer, ask
 from outrider_bench.network.variants import ModeVariant
 from outrider_bench.virtual.drafting import TapedDrafter, TapedDrafting
-from outrider_bench.virtual.overhead import Overhead
 from outrider_bench.virtual.tape import TapedAnswer
 from outrider_bench.virtual.texts import TapedTexts
 from outrider_bench.virtual.transport import VirtualTransport, serve
@@ -58,7 +57,6 @@ class ReplaySetup:
     max_new_tokens: int = 128
     rounds: int = 1
     server_draft: bool = True
-    overhead: Overhead = field(default_factory=Overhead)
 
     def __post_init__(self) -> None:
         taped = min((recording.limit for recording in self.texts.tape.recordings), default=0)
@@ -98,13 +96,13 @@ def answers(
     setup: ReplaySetup, variant: ModeVariant, seed: int, step: Callable[[], None] = lambda: None
 ) -> list[TimedAnswer]:
     """Answer all taped prompts, one after the other over one connection, with pauses between them."""
-    link = VirtualLink(setup.overhead.on_link(setup.profile), seed)
+    link = VirtualLink(setup.profile, seed)
     return link.clock.run(_answers(setup, variant, link, step))
 
 
 def pings_ms(setup: ReplaySetup, seed: int) -> list[float]:
     """Return round trips of small frames over such a link."""
-    link = VirtualLink(setup.overhead.on_link(setup.profile), f"{seed}/pings")
+    link = VirtualLink(setup.profile, f"{seed}/pings")
     return link.clock.run(_pings_ms(setup, link))
 
 
@@ -117,7 +115,7 @@ def link_of(profile: str) -> Profile:
 async def replaying(setup: ReplaySetup, variant: ModeVariant, link: VirtualLink) -> AsyncIterator[AsyncClient]:
     """Yield a client that answers taped prompts over `link`, whose clock the program runs on."""
     async with _served(setup, link) as transport:
-        drafting = TapedDrafting(setup.texts, setup.pace, setup.overhead)
+        drafting = TapedDrafting(setup.texts, setup.pace)
         config, clock = variant.configured(setup.config), lambda: link.clock.now
         async with AsyncClient(
             config, models=setup.models, transport=transport, drafting=drafting, clock=clock
@@ -158,8 +156,7 @@ async def _pings_ms(setup: ReplaySetup, link: VirtualLink) -> list[float]:
 @contextlib.asynccontextmanager
 async def _served(setup: ReplaySetup, link: VirtualLink) -> AsyncIterator[VirtualTransport]:
     """Run a server at the far end while the context lasts. Raises what went wrong there."""
-    hardware, pause_ms = setup.overhead.on_server(setup.pace), setup.overhead.between_passes_ms
-    verifier = VirtualVerifier(setup.texts, hardware, server_draft=setup.server_draft, pause_ms=pause_ms)
+    verifier = VirtualVerifier(setup.texts, setup.pace, server_draft=setup.server_draft)
     serving = asyncio.create_task(serve(link, verifier))
     try:
         yield VirtualTransport(link, verifier)

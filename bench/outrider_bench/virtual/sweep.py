@@ -78,7 +78,6 @@ class SweepConditions:
     max_new_tokens: int = 64
     seed: int = 1
     rounds: int = 1  # of all taped prompts, in one session
-    server_draft: bool = True  # available
 
     def profile(self, rtt_ms: float) -> Profile:
         delay_ms = rtt_ms / 2
@@ -89,9 +88,7 @@ class SweepConditions:
 
     def setup(self, texts: TapedTexts, pace: Pace, rtt_ms: float) -> ReplaySetup:
         """Return the replay setup of one point."""
-        return ReplaySetup(
-            texts, self.profile(rtt_ms), pace, self.codec, self.max_new_tokens, self.rounds, self.server_draft
-        )
+        return ReplaySetup(texts, self.profile(rtt_ms), pace, self.codec, self.max_new_tokens, self.rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +158,7 @@ def sweep(
         run = replay(setup, variants, conditions.seed)
         points.append(_point(rtt_ms, verify_ms, share, run))
         where = {"nominal_rtt_ms": rtt_ms, "nominal_verify_ms": verify_ms, "thin": share}
-        offered = {"server_draft": conditions.server_draft}
-        keep([where | offered | row for row in rows_of(setup, run, conditions.seed)])
+        keep([where | row for row in rows_of(setup, run, conditions.seed)])
         step()
     return points
 

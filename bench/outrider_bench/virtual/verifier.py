@@ -56,19 +56,16 @@ class VirtualVerifier:
         limits: LimitsConfig | None = None,
         *,
         server_draft: bool = True,
-        pause_ms: float = 0.0,
     ) -> None:
         self.texts = texts
         self.pace = pace
         self.server_draft = server_draft
-        self.pause_ms = pause_ms  # between two passes
         self.chunk_tokens = (limits or LimitsConfig()).chunk_rows
         self.busy_s = 0.0
         self.num_passes = 0
         self.fault: OutriderError | None = None
         self.sessions: dict[str, _Sequence] = {}
         self._model = asyncio.Lock()
-        self._ready_at = 0.0
 
     def describe(self) -> ServerDescription:
         tape = self.texts.tape
@@ -108,10 +105,8 @@ class VirtualVerifier:
         draft_s, pass_s = drafting_ms / 1e3, self.pace.pass_s(num_rows) if num_rows else 0.0
         # asyncio.Lock is fair, which makes this first come, first served.
         async with self._model:
-            await asyncio.sleep(max(self._ready_at - loop.time(), 0.0))
             started = loop.time()
             await asyncio.sleep(draft_s + pass_s)
-            self._ready_at = loop.time() + self.pause_ms / 1e3
         self.busy_s += draft_s + pass_s
         self.num_passes += 1
         return started - asked_at, draft_s, pass_s

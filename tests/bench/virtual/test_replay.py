@@ -259,3 +259,11 @@ def test_trees_that_were_not_taped_are_refused_on_either_side(text):
 
 def test_the_prompt_is_of_the_tape():
     assert texts_of(recording_of(NEW)).of((*PROMPT, *answer_of(4))).recording.prompt == PROMPT
+
+
+def test_a_drafter_that_waits_for_features_need_not_wait_long_after_the_server_was_stopped():
+    texts = recording_of(NEW, prompt=(1, 2, 3) * 14), recording_of(NEW, name="hand-1", prompt=(3, 2, 1) * 14, salt=5)
+    slow = Profile.symmetric("20 ms", Direction(10.0, rate_bps=2e5))
+    on = ReplaySetup(texts_of(*texts), slow, PACE, max_new_tokens=NEW)
+    waiting, going_on = (speed(f"stop-and-wait,wait_for_features={wait}", on) for wait in ("true", "false"))
+    assert waiting > 0.8 * going_on

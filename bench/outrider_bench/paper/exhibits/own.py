@@ -90,7 +90,7 @@ def _show_modes(setup: PaperSetup, reports: Reports) -> Shown:
         plots=[
             Plot(
                 "the fastest mode, and how many times the stream; ~: not beyond the second's 95 % interval",
-                partial(plot_sweep, report.swept, "virtual time"),
+                partial(plot_sweep, report.points, "virtual time"),
             )
         ],
         notes=[*SweepStudy.notes(report), *(f"{line}: THIS IS A DEFECT" for line in SweepStudy.failures(report))],

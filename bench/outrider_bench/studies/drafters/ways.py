@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from outrider_bench.core.answer_record import AnswerRecord, gather
 from outrider_bench.core.pair import COLD, InProcessPair, in_process
@@ -18,11 +21,11 @@ from outrider_bench.core.tapped_transport import TappedTransport, WiredConnectio
 from outrider_bench.studies.drafters.comparison_report import (
     PLAIN,
 )
-from outrider_bench.studies.timed_drafter import TimedDrafter
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.draft_history import DraftHistory
-from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.contracts.drafter import Drafter, DraftState
+from outrider_drafters.contracts.drafter_wrapper import DrafterWrapper, StateWrapper
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.suffix.index import History
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
@@ -181,3 +184,35 @@ async def start_runs(
         pair = pairs[entry.config]
         runs[name] = DrafterRun(await pair.client(stack, entry.history), pair.drafter, shape=entry.plan, **how)
     return runs
+
+
+class TimedDrafter(DrafterWrapper):
+    """Adds up the time of its forward passes and of features, and counts drafted levels."""
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self.seconds = 0.0
+        self.num_levels = 0
+
+    def new_state(self) -> DraftState:
+        return _TimedState(self.inner.new_state(), self)
+
+    def around(self, run: Callable[[], Tensor]) -> Tensor:
+        """Run a forward pass and measure it."""
+        started = time.perf_counter()
+        logits = run()
+        self.num_levels += 1
+        self.seconds += time.perf_counter() - started
+        return logits
+
+
+class _TimedState(StateWrapper):
+    def __init__(self, inner: DraftState, drafter: TimedDrafter) -> None:
+        super().__init__(inner, drafter)
+        self._drafter = drafter
+
+    def add_features(self, first: int, rows: Tensor) -> None:
+        started = time.perf_counter()
+        # Some drafters run a forward pass over features, so it belongs to the time of drafting.
+        super().add_features(first, rows)
+        self._drafter.seconds += time.perf_counter() - started
