@@ -107,16 +107,6 @@ class LoadRun:
         return not (self.wrong or self.strays or self.lost)
 
 
-@dataclass(frozen=True, slots=True)
-class HogRun:
-    """A run beside a hog, and what that got in the meantime: verdicts, and refusals by reason."""
-
-    kind: str
-    run: LoadRun
-    verdicts: int
-    refusals: dict[str, int]
-
-
 def load_run(
     client_counters: Sequence[ClientCounters],
     seconds: float,

@@ -104,14 +104,6 @@ class LoadOptions(QuestionOptions):
     control: Annotated[
         bool, typer.Option(help="Also measure transformers' generate, and this server with clients that do not draft.")
     ] = True
-    limit: Annotated[bool, typer.Option(help="Also measure the limit of the hardware.")] = True
-    hogs: Annotated[
-        str | None,
-        typer.Option(
-            help="Also measure the clients beside each of these hogs, separated by commas: features, wide-drafts, "
-            "server-drafts, decode, prompts, silent, or all."
-        ),
-    ] = None
     soak: Annotated[
         bool,
         typer.Option("--soak", help="Soak test: watch memory and answers for --seconds, with faults; one --clients."),
@@ -137,7 +129,6 @@ class LoadOptions(QuestionOptions):
         """Raises UsageError."""
         from outrider_bench.load.clients.access_json import access_to_json
         from outrider_bench.load.clients.client import ClientBehavior, ClientKind
-        from outrider_bench.load.clients.hogs import hog_kinds
         from outrider_bench.load.plan import LoadPlan, client_counts, mix_of, options_of
         from outrider_client.core.config import Mode
 
@@ -166,7 +157,6 @@ class LoadOptions(QuestionOptions):
             dtype=self.dtype,
             device=self.device,
             access=access_to_json(self.access),
-            hogs=hog_kinds(self.hogs),
         )
 
     @property

@@ -12,7 +12,6 @@ from outrider_bench.core.prompts import QuestionSource
 from outrider_bench.load.clients.access_json import access_from_json
 from outrider_bench.load.clients.client import ClientBehavior, ClientKind
 from outrider_bench.load.clients.drafting import probability_for
-from outrider_bench.load.clients.hogs import HogAssignment, HogKind
 from outrider_bench.load.clients.texts import PromptMix
 from outrider_bench.load.clients.worker import Assignment
 from outrider_client.core.config import Mode
@@ -54,7 +53,6 @@ class LoadPlan:
     dtype: str
     device: str
     access: dict[str, Any]  # Any: each option of the connection has its own type
-    hogs: tuple[HogKind, ...] = ()  # beside which the clients are measured, too
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -71,8 +69,6 @@ class LoadPlan:
             raise UsageError(f"dtype={self.dtype}: need one of {', '.join(DTYPES)}")
         if self.habits.rate is not None and not self.habits.rate > 0:
             raise UsageError(f"rate={self.habits.rate}: need more than 0 requests a second")
-        if "server-drafts" in self.hogs and self.server is None and "--server-draft" not in self.server_options:
-            raise UsageError('hogs=server-drafts: the server must draft: --server-options "--server-draft"')
         if self.profile is not None:
             try:
                 profile_named(self.profile)
@@ -108,9 +104,6 @@ class LoadPlan:
             cores=tuple(cores),
             access=self.access,
         )
-
-    def hog(self, kind: HogKind, server: str, texts: Path, cores: Sequence[int]) -> HogAssignment:
-        return HogAssignment(kind, server, str(texts), tuple(cores), self.access)
 
 
 def client_counts(text: str) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.load.control import GenerateResult
-from outrider_bench.load.hardware_limit import HardwareLimit
 from outrider_bench.load.measures.memory_growth import MemorySample
 from outrider_bench.load.metrics import LoadRun
 
@@ -15,7 +14,6 @@ from outrider_bench.load.metrics import LoadRun
 def plot_load(
     title: str,
     runs: Sequence[LoadRun],
-    hardware_limits: Sequence[HardwareLimit],
     controls: Sequence[GenerateResult],
     streams: Sequence[LoadRun],
     path: Path,
@@ -24,18 +22,6 @@ def plot_load(
     with saved_figure(path, 1, 3, figsize=(15, 4.5)) as (figure, (left, middle, right)):
         clients = [run.num_clients for run in runs]
         left.plot(clients, [run.verifies_per_s for run in runs], "o-", color=COLORS[0], label="served")
-        if hardware_limits:
-            counts = [limit.num_sessions for limit in hardware_limits]
-            left.plot(
-                counts, [limit.engine_per_s for limit in hardware_limits], "x--", color=COLORS[1], label="engine alone"
-            )
-            left.plot(
-                counts,
-                [limit.linear_per_s for limit in hardware_limits],
-                "x:",
-                color="grey",
-                label="linear layers alone",
-            )
         left.set_ylabel("verifies a second")
         middle.plot(clients, [run.tokens_per_s for run in runs], "o-", color=COLORS[0], label="served")
         if streams:

@@ -1,4 +1,4 @@
-"""The runs of `outrider-bench load`: each number of clients in turn, the controls, the limits, the soak."""
+"""The runs of `outrider-bench load`: each number of clients in turn, the controls, the soak."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from typing import Any
 from outrider_bench.core.progress import Step
 from outrider_bench.load.clients.texts import LoadText
 from outrider_bench.load.clients.worker import Assignment
-from outrider_bench.load.clients.worker_pool import hog_process, worker_pool
+from outrider_bench.load.clients.worker_pool import worker_pool
 from outrider_bench.load.control import BatchOrder, GenerateControl, GenerateResult
-from outrider_bench.load.hardware_limit import HardwareLimit, hardware_limits
-from outrider_bench.load.measures.process_use import CoreShares, on_cores
-from outrider_bench.load.metrics import HogRun, LoadRun, ResourceUse, load_run
+from outrider_bench.load.measures.process_use import CoreShares
+from outrider_bench.load.metrics import LoadRun, ResourceUse, load_run
 from outrider_bench.load.plan import NO_LINK, LoadPlan
 from outrider_bench.load.server_under_test import ServerUnderTest, server_under_test
 from outrider_bench.load.soak import SoakPlan, SoakResult, soak
-from outrider_server.engine.target import Target
 
 WARM_UP_S = 1.5  # connections are made, and the first prompts read
 _CONTROL_PROMPTS = 16
@@ -29,15 +27,10 @@ _UNCACHED_PROMPTS = 4
 
 @dataclass(frozen=True, slots=True)
 class CountRuns:
-    """The runs of one number of clients: drafting, as a control without drafts, and beside hogs."""
+    """The runs of one number of clients: drafting, and as a control without drafts."""
 
     drafting: LoadRun
     stream: LoadRun | None
-    beside: tuple[HogRun, ...]
-
-    @property
-    def all(self) -> list[LoadRun]:
-        return [self.drafting, *([] if self.stream is None else [self.stream]), *(hog.run for hog in self.beside)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +38,6 @@ class Baselines:
     """What the clients' speed is held against."""
 
     controls: tuple[GenerateResult, ...]
-    limits: tuple[HardwareLimit, ...]
 
 
 async def measure_count(
@@ -60,21 +52,14 @@ async def measure_count(
     control: bool,
 ) -> CountRuns:
     """Load the server with `count` clients; as a control also with as many in mode `stream`."""
-    number, stream, beside = plan.clients.index(count), None, list[HogRun]()
+    number, stream = plan.clients.index(count), None
     step(f"{count} clients", number, len(plan.clients))
     assignment = plan.assignment(count, server.address, texts, shares.clients)
     drafting = await run_load(server, assignment, seconds, plan.workers)
     if control and plan.mode != "stream":
         step(f"{count} clients that do not draft", number, len(plan.clients))
         stream = await run_load(server, replace(assignment, mode="stream"), seconds, plan.workers)
-    for kind in plan.hogs:
-        step(f"{count} clients beside {kind}", number, len(plan.clients))
-        async with hog_process(plan.hog(kind, server.address, texts, shares.clients)) as hog:
-            run = await run_load(server, assignment, seconds, plan.workers)
-            hog.end_input()
-            got = await hog.receive("result")
-        beside.append(HogRun(kind, run, got["verdicts"], got["refusals"]))
-    return CountRuns(drafting, stream, tuple(beside))
+    return CountRuns(drafting, stream)
 
 
 async def run_load(server: ServerUnderTest, assignment: Assignment, seconds: float | None, num_workers: int) -> LoadRun:
@@ -123,14 +108,6 @@ def measure_controls(plan: LoadPlan, texts: Sequence[LoadText], shares: CoreShar
             for order in orders
         ),
     ]
-
-
-def measure_limits(plan: LoadPlan, texts: Sequence[LoadText], shares: CoreShares) -> list[HardwareLimit]:
-    context = sum(len(text.prompt) for text in texts) // len(texts)
-    with on_cores(shares.server):
-        return hardware_limits(
-            Target.load(str(plan.target), plan.dtype, plan.device), plan.clients, plan.shape.budget + 1, context
-        )
 
 
 def title_of(plan: Mapping[str, Any]) -> str:  # Any: JSON

@@ -12,10 +12,9 @@ from outrider_bench.core.tables import ResultTable, show_line
 from outrider_bench.harness.study import Measured, Study
 from outrider_bench.load.clients.texts import load_texts, read_texts
 from outrider_bench.load.control import GenerateResult
-from outrider_bench.load.hardware_limit import HardwareLimit
 from outrider_bench.load.measures.memory_growth import MemorySample
 from outrider_bench.load.measures.process_use import CoreShares
-from outrider_bench.load.metrics import HogRun, LoadRun
+from outrider_bench.load.metrics import LoadRun
 from outrider_bench.load.options import LoadOptions
 from outrider_bench.load.plot import plot_load, plot_memory
 from outrider_bench.load.run import (
@@ -23,7 +22,6 @@ from outrider_bench.load.run import (
     CountRuns,
     measure_controls,
     measure_count,
-    measure_limits,
     plan_as_dict,
     run_soak,
     title_of,
@@ -31,7 +29,6 @@ from outrider_bench.load.run import (
 from outrider_bench.load.server_under_test import server_under_test
 from outrider_bench.load.tables import (
     control_table,
-    hog_table,
     latency_table,
     soak_table,
     throughput_table,
@@ -59,8 +56,6 @@ class LoadReport:
     runs: tuple[LoadRun, ...] = ()
     controls: tuple[GenerateResult, ...] = ()
     streams: tuple[LoadRun, ...] = ()
-    beside: tuple[HogRun, ...] = ()
-    limits: tuple[HardwareLimit, ...] = ()
     soak: dict[str, Any] | None = None  # Any: JSON
 
 
@@ -85,8 +80,7 @@ class LoadStudy(Study[LoadOptions, Baselines | CountRuns | Soaked, LoadReport]):
         if _BASELINES not in taken:
             texts = read_texts(self._texts)
             controls = measure_controls(plan, texts, shares, step) if options.control else []
-            limits = measure_limits(plan, texts, shares) if options.limit else []
-            yield _BASELINES, Baselines(tuple(controls), tuple(limits))
+            yield _BASELINES, Baselines(tuple(controls))
         missing = [count for count in plan.clients if str(count) not in taken]
         if missing:
             async with server_under_test(plan.server, plan.serve_options, shares.server) as server:
@@ -105,8 +99,6 @@ class LoadStudy(Study[LoadOptions, Baselines | CountRuns | Soaked, LoadReport]):
             runs=tuple(one.drafting for one in counts),
             controls=baselines.controls if isinstance(baselines, Baselines) else (),
             streams=tuple(one.stream for one in counts if one.stream is not None),
-            beside=tuple(hog for one in counts for hog in one.beside),
-            limits=baselines.limits if isinstance(baselines, Baselines) else (),
             soak=soaked.soak if isinstance(soaked, Soaked) else None,
         )
 
@@ -116,20 +108,18 @@ class LoadStudy(Study[LoadOptions, Baselines | CountRuns | Soaked, LoadReport]):
         if report.soak is not None:
             yield soak_table(report.soak)
             return
-        yield throughput_table(title_of(report.plan), runs, report.limits, controls, streams)
+        yield throughput_table(title_of(report.plan), runs, controls, streams)
         yield latency_table(runs)
         yield use_table(runs)
         if controls:
             yield control_table(controls, streams)
-        if report.beside:
-            yield hog_table(runs, report.beside)
 
     @staticmethod
     def failures(report: LoadReport) -> Iterable[str]:
         if report.soak is not None:
             yield from (example for counters in report.soak["clients"] for example in counters["examples"])
             yield from (f"deviation: {deviation}" for deviation in report.soak["deviations"])
-        for run in (*report.runs, *report.streams, *(hog.run for hog in report.beside)):
+        for run in (*report.runs, *report.streams):
             yield from run.examples
             if not run.is_right:
                 counts = f"{run.wrong} wrong answers, {run.strays} verdicts twice or unasked, {run.lost} lost"
@@ -142,4 +132,4 @@ class LoadStudy(Study[LoadOptions, Baselines | CountRuns | Soaked, LoadReport]):
             samples = [MemorySample(**sample) for sample in report.soak["samples"]]
             plot_memory(title, samples, report.soak["warm_up_s"], path)
         else:
-            plot_load(title, report.runs, report.limits, report.controls, report.streams, path)
+            plot_load(title, report.runs, report.controls, report.streams, path)

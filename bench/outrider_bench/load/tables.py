@@ -7,9 +7,8 @@ from typing import Any
 
 from outrider_bench.core.tables import ResultTable, table
 from outrider_bench.load.control import GenerateResult
-from outrider_bench.load.hardware_limit import HardwareLimit
 from outrider_bench.load.measures.pass_samples import mean_of, share_of
-from outrider_bench.load.metrics import HogRun, LatencyPercentiles, LoadRun
+from outrider_bench.load.metrics import LatencyPercentiles, LoadRun
 
 _MIB = 2**20
 
@@ -17,12 +16,10 @@ _MIB = 2**20
 def throughput_table(
     title: str,
     runs: Sequence[LoadRun],
-    hardware_limits: Sequence[HardwareLimit],
     controls: Sequence[GenerateResult],
     streams: Sequence[LoadRun],
 ) -> ResultTable:
     """Build a row per number of clients; ratios are to the first, or to a control of as many clients."""
-    limit_of = {limit.num_sessions: limit for limit in hardware_limits}
     static_of = {c.batch: c.tokens_per_s for c in controls if c.use_cache and c.order != "sorted"}
     stream_of = {run.num_clients: run.tokens_per_s for run in streams}
     rows = [
@@ -34,7 +31,7 @@ def throughput_table(
             _ratio(run.tokens_per_s, runs[0].tokens_per_s),
             _ratio(run.tokens_per_s, static_of.get(run.num_clients)),
             _ratio(run.tokens_per_s, stream_of.get(run.num_clients)),
-            *_pass_cells(run, limit_of.get(run.num_clients)),
+            *_pass_cells(run),
         ]
         for run in runs
     ]
@@ -49,30 +46,6 @@ def latency_table(runs: Sequence[LoadRun]) -> ResultTable:
     ]
     columns = ("clients", "verdict", "of it queue", "of it verify", "first token", "request")
     return table("latency, ms: 50th, 95th, 99th percentile", columns, rows)
-
-
-def hog_table(runs: Sequence[LoadRun], beside: Sequence[HogRun]) -> ResultTable:
-    """Build a row per number of clients alone and beside each hog; ratios are to those clients alone."""
-    rows = []
-    for alone in runs:
-        hogs = [hog for hog in beside if hog.run.num_clients == alone.num_clients]
-        for hog, run in [(None, alone), *((hog, hog.run) for hog in hogs)]:
-            rows.append(
-                [
-                    str(run.num_clients),
-                    "nobody" if hog is None else hog.kind,
-                    _ms(run.verdict),
-                    _ratio(run.verdict.p99, alone.verdict.p99),
-                    _ms(run.first_token),
-                    f"{run.tokens_per_s:.1f}",
-                    _ratio(run.tokens_per_s, alone.tokens_per_s),
-                    str(run.wrong),
-                    *(("", "") if hog is None else (str(hog.verdicts), _counts(hog.refusals))),
-                ]
-            )
-    columns = ("clients", "beside", "verdict", "99th / alone", "first token", "tokens/s", "/ alone", "wrong")
-    title = "beside hogs; latency in ms: 50th, 95th, 99th percentile"
-    return table(title, (*columns, "its verdicts", "its refusals"), rows, keys=2)
 
 
 def use_table(runs: Sequence[LoadRun]) -> ResultTable:
@@ -124,18 +97,16 @@ def soak_table(soak: Mapping[str, Any]) -> ResultTable:  # Any: JSON
     return table("soak" + (", interrupted" if soak["interrupted"] else ""), ("what", "so many"), rows)
 
 
-_PASS_COLUMNS = ("tau", "nodes", "sessions/pass", "known", "engine", "linear", "p99 max/min", "Jain", "wrong")
+_PASS_COLUMNS = ("tau", "nodes", "sessions/pass", "known", "p99 max/min", "Jain", "wrong")
 
 
-def _pass_cells(run: LoadRun, limit: HardwareLimit | None) -> list[str]:
+def _pass_cells(run: LoadRun) -> list[str]:
     fairness = run.fairness
     return [
         f"{run.mean_acceptance_length:.2f}",
         f"{run.nodes_per_draft:.1f}",
         "-" if run.batches is None else f"{mean_of(run.batches, 'outrider_batch_sessions'):.1f}",
         "-" if run.batches is None else f"{_known(run.batches):.0%}",
-        "-" if limit is None else f"{limit.engine_per_s:.0f}",
-        "-" if limit is None else f"{limit.linear_per_s:.0f}",
         "-" if fairness.p99_ratio is None else f"{fairness.p99_ratio:.2f}",
         f"{fairness.jain:.3f}",
         str(run.wrong),

@@ -336,7 +336,7 @@ def folder(tmp_path_factory) -> Path:
 def found(folder) -> dict:
     """The report of one run with its controls."""
     report, plot = folder / "load.json", folder / "load.png"
-    counted = ["--clients", "2", "--requests", "2", "--no-limit", "--hogs", "prompts"]
+    counted = ["--clients", "2", "--requests", "2"]
     counted += ["--json", str(report), "--plot", str(plot)]
     result = runner.invoke(app, ["load", *SMALL, *counted], catch_exceptions=False)
     assert result.exit_code == 0
@@ -357,15 +357,6 @@ def test_two_clients_of_a_real_server(found):
     assert run["batches"]["outrider_prefix_cache_queries_total"] > 0
     assert run["batches"]["outrider_prefix_cache_hits_total"] == 0  # each prompt is as new as a user's
     assert "command" in found["made_by"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)  # several processes begin with torch: on a busy machine that takes minutes
-def test_the_same_clients_beside_a_hog(found):
-    (hog,) = found["beside"]
-    assert (hog["kind"], hog["refusals"]) == ("prompts", {})
-    assert hog["verdicts"] > 0
-    assert (hog["run"]["answers"], hog["run"]["wrong"], hog["run"]["errors"]) == (4, 0, {})
 
 
 @pytest.mark.slow
@@ -393,7 +384,7 @@ def test_a_report_is_shown_again(found, folder):
 @pytest.mark.timeout(900)  # several processes begin with torch: on a busy machine that takes minutes
 def test_an_interrupted_run_measures_what_it_lacks(folder, monkeypatch):
     report, run = folder / "two.json", study.measure_count
-    arguments = ["load", *SMALL, "--requests", "1", "--no-limit", "--no-control", "--json", str(report), "--clients"]
+    arguments = ["load", *SMALL, "--requests", "1", "--no-control", "--json", str(report), "--clients"]
 
     async def interrupted(plan, count, *rest, **others):
         counts.append(count)

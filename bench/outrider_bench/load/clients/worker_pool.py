@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from outrider_bench.load.clients.hogs import HogAssignment
 from outrider_bench.load.clients.worker import Assignment
 from outrider_bench.load.measures.counters import ClientCounters
 from outrider_bench.load.measures.process_use import ProcessUse
@@ -141,17 +140,6 @@ class WorkerPool:
     def use(self) -> ProcessUse:
         uses = [worker.use for worker in self.workers]
         return ProcessUse(sum(use.cpu_s for use in uses), sum(use.rss_bytes for use in uses))
-
-
-@asynccontextmanager
-async def hog_process(assignment: HogAssignment) -> AsyncIterator[WorkerProcess]:
-    """Start a hog and wait until it is at work."""
-    hog = await WorkerProcess.start("hogs", assignment.to_json())
-    try:
-        await hog.receive("ready")
-        yield hog
-    finally:
-        await hog.stop()
 
 
 @asynccontextmanager

@@ -212,7 +212,7 @@ def _show_messages(setup: PaperSetup, reports: Reports) -> Shown:
 def batches(setup: PaperSetup, role: str) -> Measurement:
     """Load a server with clients that draft with the drafter of a role; with the first role also with the stream."""
     clients = ("--clients", "2", *QUICK_LOAD) if setup.is_quick else ("--clients", BATCHES)
-    options = (*clients, "--clients-kind", "real", "--seconds", str(setup.extent.seconds), "--no-limit")
+    options = (*clients, "--clients-kind", "real", "--seconds", str(setup.extent.seconds))
     only_once = () if role == "moa" and not setup.is_quick else ("--no-control",)
     return Measurement(
         f"batches-{role}", ("load", *setup.ask, *options, *only_once, "--drafter", setup.roles[role], *PAPERS_CHAIN)

@@ -100,7 +100,7 @@ def _show_modes(setup: PaperSetup, reports: Reports) -> Shown:
 def _capacity(setup: PaperSetup) -> Measurement:
     """Load a server with clients that draft from the known answer, which costs next to nothing."""
     clients = ("1,2", *QUICK_LOAD) if setup.is_quick else ("1,2,4,8,16,32",)
-    options = ("--clients", *clients, "--seconds", str(setup.extent.seconds), "--no-limit", "--no-control")
+    options = ("--clients", *clients, "--seconds", str(setup.extent.seconds), "--no-control")
     return Measurement(CAPACITY, ("load", *setup.ask, *options))
 
 
