@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from outrider_bench.cli.paper import paper_app
 from outrider_bench.cli.record import record_command
 from outrider_bench.harness.options import PlotOption
 from outrider_bench.harness.runner import StudyCommand, show_report
@@ -82,7 +81,6 @@ for study in STUDIES:
     app.command(study.name)(study.callback)
 app.command("show")(show_command)
 app.command("record")(record_command)
-app.add_typer(paper_app, name="paper")
 
 
 def main() -> None:

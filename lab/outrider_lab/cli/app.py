@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from outrider_bench.cli.app import run_app
+from outrider_lab.cli.paper import paper_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -15,6 +16,9 @@ def _lab() -> None:
 
     Exit codes: 2 usage, 3 refusal, 4 link, 1 a check that failed.
     """
+
+
+app.add_typer(paper_app, name="paper")
 
 
 def main() -> None:

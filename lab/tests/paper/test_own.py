@@ -7,13 +7,6 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from outrider_bench.paper.claims import Estimate
-from outrider_bench.paper.exhibits import moa, own, own_drafting
-from outrider_bench.paper.exhibits.moa import OWN_TREES
-from outrider_bench.paper.exhibits.own import clients_within, pareto
-from outrider_bench.paper.exhibits.own_drafting import SAMPLED, calibration_error
-from outrider_bench.paper.measurement import KEPT, Measurement, MeasurementError, take_all
-from outrider_bench.paper.setup import paper_setup
 from outrider_bench.studies.drafters.comparison import ComparisonStudy
 from outrider_bench.studies.features.acceptance_replay import Lag
 from outrider_bench.studies.features.staleness import (
@@ -26,6 +19,13 @@ from outrider_bench.studies.features.staleness import (
     TauShare,
 )
 from outrider_bench.virtual.sweep import SweepPoint
+from outrider_lab.paper.claims import Estimate
+from outrider_lab.paper.exhibits import moa, own, own_drafting
+from outrider_lab.paper.exhibits.moa import OWN_TREES
+from outrider_lab.paper.exhibits.own import clients_within, pareto
+from outrider_lab.paper.exhibits.own_drafting import SAMPLED, calibration_error
+from outrider_lab.paper.measurement import KEPT, Measurement, MeasurementError, take_all
+from outrider_lab.paper.setup import paper_setup
 
 from .paper_reports import as_json, compared
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from outrider_bench.paper.exhibits.routing import EXHIBITS, TABLES_1_2
-from outrider_bench.paper.setup import PaperSetup, paper_setup
 from outrider_bench.studies.drafters.routing import RoutingCost, RoutingReport, RoutingStudy, routings
 from outrider_client.core.head_statistics import AcceptedMeans
+from outrider_lab.paper.exhibits.routing import EXHIBITS, TABLES_1_2
+from outrider_lab.paper.setup import PaperSetup, paper_setup
 
 from .paper_reports import as_json, compared
 

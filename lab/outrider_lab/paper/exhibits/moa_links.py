@@ -9,11 +9,11 @@ from typing import Any
 
 from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
-from outrider_bench.paper.claims import Claim, Estimate, Report, ratio_of_ratios
-from outrider_bench.paper.exhibit import Exhibit, Plot, Shown
-from outrider_bench.paper.exhibits.moa import PAPER
-from outrider_bench.paper.measurement import Measurement, Reports
-from outrider_bench.paper.setup import PAPERS_CHAIN, PaperSetup
+from outrider_lab.paper.claims import Claim, Estimate, Report, ratio_of_ratios
+from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
+from outrider_lab.paper.exhibits.moa import PAPER
+from outrider_lab.paper.measurement import Measurement, Reports
+from outrider_lab.paper.setup import PAPERS_CHAIN, PaperSetup
 
 LINKS, MESSAGES = "network", "messages"
 PROFILES = ("none", "paper-5g", "paper-4g")

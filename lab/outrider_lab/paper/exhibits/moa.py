@@ -8,11 +8,11 @@ from pathlib import Path
 
 from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
-from outrider_bench.paper.claims import Claim, Estimate, Prompts, Report, of_family, speed_ratio, tau_ratio
-from outrider_bench.paper.exhibit import Exhibit, Plot, Shown
-from outrider_bench.paper.measurement import Measurement, Reports
-from outrider_bench.paper.setup import OWN_TREES, PAPERS_CHAIN, PAPERS_TREE, PaperSetup
 from outrider_bench.studies.drafters.comparison_report import PLAIN
+from outrider_lab.paper.claims import Claim, Estimate, Prompts, Report, of_family, speed_ratio, tau_ratio
+from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
+from outrider_lab.paper.measurement import Measurement, Reports
+from outrider_lab.paper.setup import OWN_TREES, PAPERS_CHAIN, PAPERS_TREE, PaperSetup
 
 PAPER = "Mixture of Attentions"
 PAPERS_TREES, CHAINS, CODE = "drafters-papers-tree", "drafters-chain", "drafters-code"
@@ -328,7 +328,7 @@ TABLE_9_EXHIBIT = Exhibit(
     name="moa-table-9",
     paper=PAPER,
     title="Table 9: another target, whose queries, keys and values have a bias",
-    differs="a Qwen2 of the embedded target's size, trained on the same corpus (`outrider-bench paper train`).",
+    differs="a Qwen2 of the embedded target's size, trained on the same corpus (`outrider-lab paper train`).",
     needs=_second_target,
     show=_show_second,
 )

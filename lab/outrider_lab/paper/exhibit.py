@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider_bench.core.tables import ResultTable
-from outrider_bench.paper.claims import Claim
-from outrider_bench.paper.measurement import Measurement, Reports
-from outrider_bench.paper.setup import PaperSetup
+from outrider_lab.paper.claims import Claim
+from outrider_lab.paper.measurement import Measurement, Reports
+from outrider_lab.paper.setup import PaperSetup
 
 
 @dataclass(frozen=True, slots=True)

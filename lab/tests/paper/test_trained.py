@@ -9,11 +9,12 @@ import pytest
 from outrider_bench.core.answer_record import gather
 from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.prompts import warm_up_question
-from outrider_bench.paper import trained as module
-from outrider_bench.paper.exhibits import EXHIBITS
-from outrider_bench.paper.measurement import measured_arguments
-from outrider_bench.paper.setup import paper_setup
-from outrider_bench.paper.trained import (
+from outrider_drafters.checkpoints.fingerprint import target_fingerprint
+from outrider_lab.paper import trained as module
+from outrider_lab.paper.exhibits import EXHIBITS
+from outrider_lab.paper.measurement import measured_arguments
+from outrider_lab.paper.setup import paper_setup
+from outrider_lab.paper.trained import (
     ONCE,
     SECOND,
     SHIPPED,
@@ -24,7 +25,6 @@ from outrider_bench.paper.trained import (
     trained,
     training_cost,
 )
-from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_models.core.embedded import drafter_dir
 from outrider_models.training import config, train
 from outrider_models.training import target as target_training

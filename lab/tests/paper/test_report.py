@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from outrider_bench.cli.app import app
-from outrider_bench.paper.exhibits import EXHIBITS
-from outrider_bench.paper.measurement import Measurement, MeasurementError, take_all
-from outrider_bench.paper.setup import QUICK, WHOLE, paper_setup
+from outrider_lab.cli.app import app
+from outrider_lab.paper.exhibits import EXHIBITS
+from outrider_lab.paper.measurement import Measurement, MeasurementError, take_all
+from outrider_lab.paper.setup import QUICK, WHOLE, paper_setup
 from outrider_proto.errors import UsageError
 
-COMMAND = [sys.executable, "-c", "from outrider_bench.cli.app import main; main()"]
+COMMAND = [sys.executable, "-c", "from outrider_lab.cli.app import main; main()"]
 ONE_TABLE = ("paper", "--quick", "--table", "moa-a5", "--out")
 SHOWN = ("drafters", "--per-family", "1", "--repetitions", "1", "--max-new-tokens", "4", "--drafter", "lookup")
 

@@ -10,10 +10,10 @@ from itertools import count
 from pathlib import Path
 
 from outrider_bench.core.report import without_places
-from outrider_bench.paper.claims import Report
-from outrider_bench.paper.measurement import Measurement, Reports
-from outrider_bench.paper.trained import ABLATION, HEADS, HYDRA, SECOND, SECOND_TARGET, SHIPPED, trained_dir
 from outrider_bench.studies.drafters.comparison import drafter_label
+from outrider_lab.paper.claims import Report
+from outrider_lab.paper.measurement import Measurement, Reports
+from outrider_lab.paper.trained import ABLATION, HEADS, HYDRA, SECOND, SECOND_TARGET, SHIPPED, trained_dir
 from outrider_models.core.embedded import EMBEDDED, shipped_drafters
 from outrider_proto.errors import UsageError
 

@@ -11,13 +11,13 @@ import numpy as np
 from outrider_bench.core.bootstrap import ratio_interval
 from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.core.tables import OVER_PROMPTS, plus_minus, table
-from outrider_bench.paper.claims import Claim, Prompts, tau_ratio
-from outrider_bench.paper.exhibit import Exhibit, Plot, Shown
-from outrider_bench.paper.exhibits.own import PAPER
-from outrider_bench.paper.exhibits.routing import confidence_difference
-from outrider_bench.paper.measurement import Measurement, Reports
-from outrider_bench.paper.setup import OWN_TREES, PaperSetup
 from outrider_client.core.head_statistics import TENTHS
+from outrider_lab.paper.claims import Claim, Prompts, tau_ratio
+from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
+from outrider_lab.paper.exhibits.own import PAPER
+from outrider_lab.paper.exhibits.routing import confidence_difference
+from outrider_lab.paper.measurement import Measurement, Reports
+from outrider_lab.paper.setup import OWN_TREES, PaperSetup
 
 SAMPLED = "drafters-temperature-1"
 SAMPLED_ROLES = ("moa", "eagle2", "independent", "eagle3")

@@ -8,18 +8,6 @@ from pathlib import Path
 
 from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.core.tables import ResultTable, table
-from outrider_bench.paper.claims import (
-    Claim,
-    Estimate,
-    Prompts,
-    difference_of_ratios,
-    of_family,
-    speed_ratio,
-    tau_ratio,
-)
-from outrider_bench.paper.exhibit import Exhibit, Plot, Shown
-from outrider_bench.paper.measurement import Measurement, Reports, as_measured
-from outrider_bench.paper.setup import PaperSetup
 from outrider_bench.studies.drafters.routing import (
     RoutingReport,
     RoutingStudy,
@@ -29,6 +17,18 @@ from outrider_bench.studies.drafters.routing import (
     speed_table,
     tau_table,
 )
+from outrider_lab.paper.claims import (
+    Claim,
+    Estimate,
+    Prompts,
+    difference_of_ratios,
+    of_family,
+    speed_ratio,
+    tau_ratio,
+)
+from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
+from outrider_lab.paper.measurement import Measurement, Reports, as_measured
+from outrider_lab.paper.setup import PaperSetup
 
 PAPER = "Routing report"
 SYSTEMS = {"EAGLE": ("eagle2_math", "eagle2_chat"), "HASS": ("hass_math", "hass_chat")}  # the two heads' roles

@@ -1,6 +1,6 @@
 """All exhibits, in the order of the report."""
 
-from outrider_bench.paper.exhibits import eagle3, hydra, moa, moa_links, moa_quality, own, own_drafting, routing
+from outrider_lab.paper.exhibits import eagle3, hydra, moa, moa_links, moa_quality, own, own_drafting, routing
 
 EXHIBITS = {
     exhibit.name: exhibit

@@ -1,4 +1,4 @@
-"""The command `outrider-bench paper`. It ends with 1 when an answer was not the target's own."""
+"""The command `outrider-lab paper`. It ends with 1 when an answer was not the target's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider_bench.harness.options import QuestionsOption, TargetOption
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
-    from outrider_bench.paper.exhibit import Exhibit
+    from outrider_lab.paper.exhibit import Exhibit
 
 
 paper_app = typer.Typer(invoke_without_command=True)
@@ -52,7 +52,7 @@ def paper_command(
     """
     if context.invoked_subcommand is not None:
         return
-    from outrider_bench.paper.exhibits import EXHIBITS
+    from outrider_lab.paper.exhibits import EXHIBITS
 
     chosen = [EXHIBITS[_known(name, list(EXHIBITS))] for name in table] if table else list(EXHIBITS.values())
     if listed:
@@ -76,7 +76,7 @@ def train_command(
 
     Those that are there are not trained again; after an interruption the same command goes on.
     """
-    from outrider_bench.paper.trained import train_recipes
+    from outrider_lab.paper.trained import train_recipes
 
     for directory in train_recipes(recipe or (), seeds, tokens):
         show_line(str(directory))
@@ -91,10 +91,10 @@ def _report(
     *,
     quick: bool,
 ) -> None:
-    from outrider_bench.paper.claims import claims_table
-    from outrider_bench.paper.measurement import measured_arguments, take_all
-    from outrider_bench.paper.page import REPORT, write_page
-    from outrider_bench.paper.setup import paper_setup
+    from outrider_lab.paper.claims import claims_table
+    from outrider_lab.paper.measurement import measured_arguments, take_all
+    from outrider_lab.paper.page import REPORT, write_page
+    from outrider_lab.paper.setup import paper_setup
 
     kept = out / "json"
     setup = paper_setup(target, drafters, questions, quick=quick, measured=measured_arguments(kept))

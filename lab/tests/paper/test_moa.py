@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider_bench.paper.exhibits import EXHIBITS
-from outrider_bench.paper.setup import paper_setup
+from outrider_lab.paper.exhibits import EXHIBITS
+from outrider_lab.paper.setup import paper_setup
 
 TABLE_3, TABLE_4 = EXHIBITS["moa-table-3"], EXHIBITS["moa-table-4"]
 PROMPTS = 12

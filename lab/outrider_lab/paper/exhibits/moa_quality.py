@@ -9,12 +9,12 @@ from pathlib import Path
 from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.core.stats import share_interval
 from outrider_bench.core.tables import plus_minus, table
-from outrider_bench.paper.claims import Claim, Estimate, share_difference
-from outrider_bench.paper.exhibit import Exhibit, Plot, Shown
-from outrider_bench.paper.exhibits.moa import PAPER
-from outrider_bench.paper.exhibits.moa_links import ROLES
-from outrider_bench.paper.measurement import Measurement, Reports
-from outrider_bench.paper.setup import PaperSetup
+from outrider_lab.paper.claims import Claim, Estimate, share_difference
+from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
+from outrider_lab.paper.exhibits.moa import PAPER
+from outrider_lab.paper.exhibits.moa_links import ROLES
+from outrider_lab.paper.measurement import Measurement, Reports
+from outrider_lab.paper.setup import PaperSetup
 
 QUALITY, EXACT = "quality", "exact"
 TABLE_4 = {  # percent after 1, 10, 25, 50 and all tokens

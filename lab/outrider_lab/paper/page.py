@@ -13,10 +13,10 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from outrider_bench.core.tables import ResultTable
-from outrider_bench.paper.claims import Claim, claims_table
-from outrider_bench.paper.exhibit import Exhibit, Plot, Shown
-from outrider_bench.paper.measurement import Measurement, Reports
-from outrider_bench.paper.setup import PaperSetup
+from outrider_lab.paper.claims import Claim, claims_table
+from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
+from outrider_lab.paper.measurement import Measurement, Reports
+from outrider_lab.paper.setup import PaperSetup
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
 
@@ -47,7 +47,7 @@ def write_page(setup: PaperSetup, exhibits: Sequence[Exhibit], reports: Reports,
         name: one for section in sections for name, one in section.tables.items()
     }
     environment = Environment(
-        loader=PackageLoader("outrider_bench.paper", "."),
+        loader=PackageLoader("outrider_lab.paper", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

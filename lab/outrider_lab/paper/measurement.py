@@ -1,4 +1,4 @@
-"""What a report is made of: commands of `outrider-bench`, each with its JSON report, measured once.
+"""What a report is made of: commands of bench and lab, each with its JSON report, measured once.
 
     OUT/json/NAME.json      the report of `outrider-bench COMMAND ... --json OUT/json/NAME.json`
     OUT/json/NAME.*         what that command keeps to go on after an interruption, until it has ended
@@ -36,12 +36,12 @@ Process = ForkServerProcess | SpawnProcess
 ReportT = TypeVar("ReportT")
 _ABOUT = ("made_by", "paper_key", "paper_failed")  # what is added to a study's report
 _FAILED_CHECK = 1  # the exit code of a report that was written, and says what is wrong
-_MAIN = "outrider_bench.cli.app:main"  # by name: the commands are above this package, and are only run here
+_LAB: frozenset[str] = frozenset()  # the commands of outrider-lab; all others are outrider-bench's
 _STOP_S = 3.0  # Ctrl-C also reaches the command, which stops its servers then
 # All that a command imports, which takes seconds of a processor.
 _IMPORTED = (
-    "outrider_bench.paper.exhibits",
-    "outrider_bench.cli.app",
+    "outrider_lab.paper.exhibits",
+    "outrider_lab.cli.app",
     "outrider_bench.load.run",
     "outrider_bench.network.study",
 )
@@ -53,7 +53,7 @@ class MeasurementError(OutriderError):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A command of `outrider-bench` whose report `name` holds, and which goes on by itself when it was interrupted.
+    """A command whose report `name` holds, and which goes on by itself when it was interrupted.
 
     `first` is a command that has to run before. In both, KEPT stands for OUT/json/NAME, the beginning of the names of
     files that one writes for the other. `timed`: others that run beside it would change its figures.
@@ -67,7 +67,7 @@ class Measurement:
     @property
     def command(self) -> str:
         commands = [arguments for arguments in (self.first, self.arguments) if arguments]
-        return without_places(" && ".join(shlex.join(["outrider-bench", *arguments]) for arguments in commands))
+        return without_places(" && ".join(shlex.join([_program(arguments[0]), *arguments]) for arguments in commands))
 
     @property
     def key(self) -> str:
@@ -124,6 +124,10 @@ class Measurement:
         return directory / f"{self.name}.json"
 
 
+def _program(command: str) -> str:
+    return "outrider-lab" if command in _LAB else "outrider-bench"
+
+
 def _starting() -> ForkServerContext | SpawnContext:
     """Fork commands from one process that has imported everything."""
     if "forkserver" not in multiprocessing.get_all_start_methods():  # Windows
@@ -145,9 +149,11 @@ def _run_commands(commands: Sequence[Sequence[str]], log: Path | None, threads: 
         torch.set_num_threads(threads)
         os.environ["OMP_NUM_THREADS"] = str(threads)
     for arguments in commands:
-        sys.argv = ["outrider-bench", *arguments]
+        program = _program(arguments[0])
+        sys.argv = [program, *arguments]
         try:
-            resolve_name(_MAIN)()
+            # By name: the commands are above this package, and are only run here.
+            resolve_name(f"{program.replace('-', '_')}.cli.app:main")()
         except SystemExit as end:
             if end.code:
                 raise

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from outrider_bench.paper.claims import Claim, Estimate, claims_table, share_difference, speed_ratio, tau_ratio
+from outrider_lab.paper.claims import Claim, Estimate, claims_table, share_difference, speed_ratio, tau_ratio
 
 
 def prompts(count=40, better=1.2, seed=1):
