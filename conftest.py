@@ -101,7 +101,10 @@ def data() -> Path:
 
 @pytest.fixture(
     scope="session",
-    params=[pytest.param("kernel", marks=pytest.mark.root), pytest.param("tun", marks=pytest.mark.root), "proxy"],
+    params=[
+        *(pytest.param(engine, marks=(pytest.mark.root, pytest.mark.slow)) for engine in ("kernel", "tun")),
+        "proxy",
+    ],
 )
 def engine(request: pytest.FixtureRequest) -> str:
     """Every engine of a link that this machine allows, in turn."""

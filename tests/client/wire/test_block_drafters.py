@@ -22,6 +22,8 @@ from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
+from .answers import in_turn, slow
+
 NEW = 32
 PROMPT = tuple(range(10, 40))
 
@@ -42,27 +44,27 @@ async def drafted(golden, drafter, plain, mode="stop-and-wait") -> list[DraftTre
     return [one.request.tree for one in events if isinstance(one, Cycle) and isinstance(one.request, Draft)]
 
 
-@pytest.mark.parametrize("mode", ["stop-and-wait", "proactive", "pipelined"])
-@pytest.mark.parametrize(
-    ("case", "options", "branches"),
-    [
-        ("dflash_zlab", "", True),
-        ("dflash_zlab", ",ddtree=0", False),
-        ("peagle_speculators", "", False),
-        ("peagle_speculators", ",ddtree=12", True),
-        ("dspark_deepspec", "", True),
-        ("dspark_deepspec", ",ddtree=0", False),
-        ("dspark_deepspec", ",ddtree=0,confidence=0.4", False),
-        ("dspark_deepspec", ",ddtree=12,confidence=0.4", True),
-    ],
-)
-async def test_greedy_answers_are_the_plain_loops(case, options, branches, mode, golden, plain):
-    trees = await drafted(golden, f"{golden / case / 'drafter'}{options}", plain, mode)
+BRANCHES = {
+    "dflash_zlab": True,
+    "dflash_zlab,ddtree=0": False,
+    "peagle_speculators": False,
+    "peagle_speculators,ddtree=12": True,
+    "dspark_deepspec": True,
+    "dspark_deepspec,ddtree=0": False,
+    "dspark_deepspec,ddtree=0,confidence=0.4": False,
+    "dspark_deepspec,ddtree=12,confidence=0.4": True,
+}
+
+
+@pytest.mark.parametrize(("drafter", "mode"), in_turn(list(BRANCHES), ["stop-and-wait", "proactive", "pipelined"]))
+async def test_greedy_answers_are_the_plain_loops(drafter, mode, golden, plain):
+    case, comma, options = drafter.partition(",")
+    trees = await drafted(golden, f"{golden / case / 'drafter'}{comma}{options}", plain, mode)
     assert any(len(tree) for tree in trees)
-    assert any(len(set(tree.parents)) < len(tree) for tree in trees) == branches
+    assert any(len(set(tree.parents)) < len(tree) for tree in trees) == BRANCHES[drafter]
 
 
-@pytest.mark.parametrize("mode", ["proactive", "pipelined"])
+@pytest.mark.parametrize("mode", ["pipelined", *slow("proactive")])
 async def test_blocks_drafted_ahead_come_true_and_change_nothing(mode):
     """On a trained drafter, over a link on which its verdicts take a while."""
     config = ClientConfig(target=target_dir(), drafter=str(drafter_dir("dspark")), max_new_tokens=64, mode=mode)

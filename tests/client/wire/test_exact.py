@@ -10,10 +10,9 @@ import itertools
 import pytest
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.connection.link_state import LinkState
 from outrider_client.connection.policy import Patience
 from outrider_client.controller.mode_controller import ModeController
-from outrider_client.core.events import Committed, Cycle, LinkChanged, RolledBack, Unverified
+from outrider_client.core.events import Committed, Cycle, RolledBack, Unverified
 from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, write_draft_vocab
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
@@ -23,6 +22,8 @@ from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
+
+from .answers import is_offline, replayed, slow, through_an_outage
 
 NEW = 60
 PROMPTS = [(3, 7, 11, 2, 9), tuple(range(10, 50)), (200,)]
@@ -81,7 +82,7 @@ def at(config: ClientConfig, address: str) -> ClientConfig:
     return dataclasses.replace(config, server=address)
 
 
-@pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
+@pytest.mark.parametrize("mode", ["stop-and-wait", "auto", *slow("stream", "proactive", "pipelined")])
 async def test_greedy_answers_are_the_plain_loops(base_config, mode):
     async with server_for(base_config) as server, AsyncClient(at(base_config, server.address)) as client:
         for prompt in PROMPTS:
@@ -91,11 +92,12 @@ async def test_greedy_answers_are_the_plain_loops(base_config, mode):
             assert statistics.outages == 0
             assert statistics.bytes_up > 0
             assert statistics.rtt_ms > 0
-            assert (statistics.mean_acceptance_length > 1.2) == (mode == "stop-and-wait")
+            if mode != "auto":
+                assert (statistics.mean_acceptance_length > 1.2) == (mode != "stream")
             assert sum(dataclasses.astuple(statistics.split_ms)) > 0
 
 
-@pytest.mark.parametrize("mode", ["stop-and-wait", "proactive", "pipelined", "stream", "auto"])
+@pytest.mark.parametrize("mode", ["auto", *slow("stop-and-wait", "proactive", "pipelined", "stream")])
 async def test_another_sampling_costs_no_connection(moa_config, mode):
     """Each seed's text is the one of a stream that was opened with it, whatever was sampled before."""
     choices = [
@@ -126,7 +128,7 @@ async def test_late_features_change_nothing(base_config):
         assert completion.token_ids == plain(base_config, PROMPTS[0])
 
 
-@pytest.mark.parametrize("mode", ["stop-and-wait", "pipelined"])
+@pytest.mark.parametrize("mode", ["pipelined", *slow("stop-and-wait")])
 async def test_features_may_change_their_codec_amid_an_answer(moa_config, mode, monkeypatch):
     """Back and forth, every third time that somebody asks."""
     asked = itertools.count()
@@ -152,14 +154,14 @@ async def test_sampled_answers_do_not_depend_on_the_mode(base_config):
 
 async def test_a_draft_vocabulary_changes_no_answer(base_config, tmp_path):
     """Greedy or sampled, with every other token of the answer in it: those are drafted, the others come as bonus."""
-    drafted = sorted({token for prompt in PROMPTS for token in plain(base_config, prompt)})[::2]
+    drafted = sorted({token for prompt in PROMPTS[:2] for token in plain(base_config, prompt)})[::2]
     write_draft_vocab(tmp_path, drafted)
     source = f"{base_config.drafter},draft_vocab={tmp_path / DRAFT_VOCAB}"
     config = dataclasses.replace(base_config, drafter=source)
     sampling = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "seed": 5}
     accepted = 0.0
     async with server_for(config) as server, AsyncClient(at(config, server.address)) as client:
-        for prompt in PROMPTS:
+        for prompt in PROMPTS[:2]:
             events = [event async for event in client.generate(prompt, mode="stop-and-wait")]
             assert tuple(replayed(events)) == plain(config, prompt)
             trees = [event.request.tree for event in events if isinstance(event, Cycle) and event.request.tree]
@@ -172,8 +174,8 @@ async def test_a_draft_vocabulary_changes_no_answer(base_config, tmp_path):
     assert accepted > 0
 
 
-@pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
-@pytest.mark.parametrize("cut_at", [1, 10, 30])  # what is on its way by then leaves the drafter enough to write
+@pytest.mark.parametrize("mode", ["stop-and-wait", *slow("stream")])
+@pytest.mark.parametrize("cut_at", [10, *slow(1, 30)])  # what is on its way by then leaves the drafter enough to write
 async def test_verified_answer_survives_a_cut_link(moa_config, mode, cut_at, engine):
     async with (
         server_for(moa_config) as server,
@@ -181,23 +183,25 @@ async def test_verified_answer_survives_a_cut_link(moa_config, mode, cut_at, eng
         AsyncClient(at(moa_config, link.address)) as client,
     ):
         # As many tokens are left wherever it is cut: a stream is far ahead of what has come.
-        events, outage = await through_an_outage(client, link, cut_at, 5, mode=mode, max_new_tokens=NEW + cut_at)
+        whole = NEW + cut_at
+        events, outage = await through_an_outage(client, link, PROMPTS[0], cut_at, 5, mode=mode, max_new_tokens=whole)
         tokens = replayed(events)
-        assert tuple(tokens) == plain(moa_config, PROMPTS[0], NEW + cut_at)
+        assert tuple(tokens) == plain(moa_config, PROMPTS[0], whole)
         assert events[-1].reason == "limit"
         assert events[-1].statistics.unverified == 0
         assert outage == 1
         assert any(isinstance(event, Unverified) for event in events)
 
 
-@pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
+@pytest.mark.parametrize("mode", ["stop-and-wait", *slow("stream")])
 async def test_kept_tokens_stand(moa_config, mode):
     async with (
         server_for(moa_config) as server,
         Link(profile_named("paper-5g"), server.address, "proxy", seed=1) as link,
         AsyncClient(at(moa_config, link.address)) as client,
     ):
-        events, _ = await through_an_outage(client, link, 10, 10, mode=mode, on_reconnect="keep", offline_limit=12)
+        keeping = {"mode": mode, "on_reconnect": "keep", "offline_limit": 12}
+        events, _ = await through_an_outage(client, link, PROMPTS[0], 10, 10, **keeping)
         kept = [event.first for event in events if isinstance(event, Unverified)]
         assert len(kept) == events[-1].statistics.unverified == 12
         assert not any(isinstance(event, RolledBack) for event in events)
@@ -270,41 +274,3 @@ async def test_silence_is_noticed_in_about_two_round_trips(moa_config, engine):
                     noticed.append(client._clock() - cut)
                     link.restore()
         assert noticed[0] < 1.0  # R is 50 ms, but this machine may be busy
-
-
-def is_offline(event) -> bool:
-    return isinstance(event, LinkChanged) and event.state is LinkState.OFFLINE
-
-
-async def through_an_outage(client: AsyncClient, link: Link, cut_at: int, until: int, **overrides):
-    """All events of an answer whose link is cut after `cut_at` tokens, until the drafter has written `until`."""
-    events, num_outages = [], 0
-    async with contextlib.aclosing(client.generate(PROMPTS[0], **overrides)) as stream:
-        async for event in stream:
-            events.append(event)
-            if (
-                isinstance(event, Committed)
-                and event.first + len(event.tokens) >= cut_at
-                and not link.stats.connections > 1
-            ):
-                link.cut()
-            num_outages += is_offline(event)
-            if (
-                link.is_cut
-                and isinstance(event, Unverified)
-                and sum(isinstance(e, Unverified) for e in events) >= until
-            ):
-                link.restore()
-    return events, num_outages
-
-
-def replayed(events) -> list[int]:
-    tokens: list[int] = []
-    for event in events:
-        match event:
-            case Committed() | Unverified():
-                assert event.first == len(tokens)
-                tokens += event.tokens
-            case RolledBack():
-                del tokens[event.first :]
-    return tokens

@@ -27,6 +27,8 @@ from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier
 
+from .answers import slow
+
 NEW, VOCABULARY, WINDOW = 40, 64, 9
 PROMPT = tuple(range(10, 50))
 SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": WINDOW}
@@ -93,7 +95,7 @@ def plain(target_dir) -> tuple[int, ...]:
 
 @pytest.mark.parametrize(
     ("mode", "layout"),
-    [("stop-and-wait", "contiguous"), ("proactive", "paged"), ("pipelined", "contiguous"), ("stream", "paged")],
+    [("stop-and-wait", "contiguous"), *slow(("proactive", "paged"), ("pipelined", "contiguous"), ("stream", "paged"))],
 )
 async def test_greedy_answers_are_the_plain_loops(target_dir, assistant, plain, mode, layout):
     config = ClientConfig(

@@ -15,9 +15,10 @@ from outrider_client.core.events import Committed, RolledBack, Unverified
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
+from .answers import slow
+
 PROMPT = (1, 2, 3)
 NEW = 80
-NUM_KILLS = 20
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +39,8 @@ def undisturbed(pair) -> list[int]:
     return plain_greedy(Target.load(str(pair[0])), PROMPT, NEW)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
-async def test_killed_and_restarted(server, pair, undisturbed, mode):
+@pytest.mark.parametrize(("mode", "num_kills"), [("stop-and-wait", 2), *slow(("stop-and-wait", 20), ("stream", 20))])
+async def test_killed_and_restarted(server, pair, undisturbed, mode, num_kills):
     generator = random.Random(mode)
     target, drafter = pair
     patience = Patience(floor_s=1.0)
@@ -49,7 +49,7 @@ async def test_killed_and_restarted(server, pair, undisturbed, mode):
     )
     server.tell("start")
     async with AsyncClient(config) as client:
-        for _ in range(NUM_KILLS):
+        for _ in range(num_kills):
             tokens = await answer_with_a_kill(client, server, kill_at=generator.randrange(NEW - 1))
             assert tokens == undisturbed
     server.tell("kill")

@@ -16,6 +16,8 @@ from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
+from .answers import slow
+
 NEW = 24
 MODES = ["stop-and-wait", "stream", "proactive", "pipelined"]
 BEGINNING = tuple(range(20, 90))
@@ -62,8 +64,9 @@ async def answers(config: ClientConfig, server: Server, rounds: int) -> list[lis
         return came
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "paged"])
-@pytest.mark.parametrize("swap", ["0", "64MiB"])
+@pytest.mark.parametrize(
+    ("layout", "swap"), [("contiguous", "64MiB"), *slow(("contiguous", "0"), ("paged", "0"), ("paged", "64MiB"))]
+)
 async def test_more_clients_than_there_is_room_for(config, served, plain, layout, swap):
     target, tap = served
     row = target.kv.bytes_per_token + 4 * tap.info.width
@@ -76,7 +79,7 @@ async def test_more_clients_than_there_is_room_for(config, served, plain, layout
         assert memory.used_bytes <= memory.budget_bytes
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "paged"])
+@pytest.mark.parametrize("layout", ["paged", *slow("contiguous")])
 @pytest.mark.parametrize(("sharing", "hits"), [("payer", True), ("none", False)])
 async def test_a_common_beginning_changes_no_text(config, served, plain, sharing, hits, layout):
     target, tap = served

@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider_bench.core.pair import in_process
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.policy import Patience
-from outrider_client.core.events import Committed, RolledBack, Unverified
+from outrider_client.core.events import Unverified
 from outrider_drafters.load import load_tap
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_netsim import Link, profile_named
@@ -27,6 +27,8 @@ from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
+
+from .answers import in_turn, replayed, slow, through_an_outage
 
 NEW = 32
 PROMPTS = [tuple(range(300, 330)), (5, 900, 17, 33, 1200, 64, 7, 2)]
@@ -127,7 +129,9 @@ def config_of(source: str, **changes) -> ClientConfig:
     return ClientConfig(target=target_dir(), drafter=source, max_new_tokens=NEW, raw=True, **changes)
 
 
-@pytest.mark.parametrize("mode", ["stop-and-wait", "proactive", "pipelined"])
+@pytest.mark.parametrize(
+    ("source", "mode"), in_turn(list(HEADS), ["stop-and-wait", "proactive", "pipelined"]), indirect=["source"]
+)
 async def test_greedy_answers_are_the_plain_loops(source, mode, answers):
     config = config_of(source, mode=mode)
     async with in_process(config.target, config) as pair, pair.client() as client:
@@ -137,7 +141,8 @@ async def test_greedy_answers_are_the_plain_loops(source, mode, answers):
             assert completion.statistics.mean_acceptance_length > 1.2
 
 
-@pytest.mark.parametrize("wait", [True, False], ids=["features first", "features late"])
+@pytest.mark.parametrize("source", ["eagle3 layers", *slow(*list(HEADS)[1:])], indirect=True)
+@pytest.mark.parametrize("wait", [False, *slow(True)], ids=["features late", "features first"])
 async def test_late_features_change_nothing(source, wait, answers):
     config, sampling = config_of(source, mode="stop-and-wait"), {"temperature": 0.9, "top_k": 50, "seed": 5}
     prompt, expected = next(iter(answers.items()))
@@ -148,31 +153,17 @@ async def test_late_features_change_nothing(source, wait, answers):
     assert drafted.token_ids == streamed.token_ids != expected
 
 
+@pytest.mark.slow
 async def test_what_is_written_alone_is_checked_or_rolled_back(source, answers):
     """Features end where the link is cut; the head writes on without them, and again with them."""
     prompt, expected = next(iter(answers.items()))
     config = config_of(source, mode="stop-and-wait", wait_for_link_s=30, patience=Patience(floor_s=1.0))
     verifier = Verifier(Target.load(str(target_dir())), [load_tap(source, target_dir())])
-    events, written = [], 0
     async with (
         Server(verifier) as server,
         Link(profile_named("paper-5g"), server.address, "proxy", seed=1) as link,
         AsyncClient(replace(config, server=link.address)) as client,
     ):
-        async for event in client.generate(prompt):
-            events.append(event)
-            written += isinstance(event, Unverified)
-            if isinstance(event, Committed) and event.first > 8 and link.stats.connections <= 1:
-                link.cut()
-            if link.is_cut and written >= 2:
-                link.restore()
-    tokens: list[int] = []
-    for event in events:
-        match event:
-            case Committed() | Unverified():
-                assert event.first == len(tokens)
-                tokens += event.tokens
-            case RolledBack():
-                del tokens[event.first :]
-    assert tuple(tokens) == expected
-    assert written >= 2
+        events, _ = await through_an_outage(client, link, prompt, 9, 2)
+    assert tuple(replayed(events)) == expected
+    assert sum(isinstance(event, Unverified) for event in events) >= 2

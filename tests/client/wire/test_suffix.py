@@ -19,6 +19,8 @@ from outrider_proto.errors import UsageError
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
+from .answers import in_turn, slow
+
 NEW = 32
 PROMPTS = (tuple(range(10, 50)), (5, 6, 7, 8, 9, 5, 6, 7), tuple(range(10, 40)) * 2)
 DRAFTERS = ("suffix", "EAGLE,suffix=1", "EAGLE,copy=2,suffix=1", "EAGLE,copy=3")
@@ -49,7 +51,9 @@ async def client_of(pair: InProcessPair, folder: Path | None = None):
         yield client
 
 
-@pytest.mark.parametrize("mode", ["stop-and-wait", "proactive", "pipelined", "auto"])
+@pytest.mark.parametrize(
+    ("config", "mode"), in_turn(DRAFTERS, ["stop-and-wait", "proactive", "pipelined", "auto"]), indirect=["config"]
+)
 async def test_greedy_answers_are_the_plain_loops(config, mode, tmp_path):
     """Without a history, then twice with one that the same answers have filled."""
     target = Target.load(str(config.target))
@@ -62,6 +66,9 @@ async def test_greedy_answers_are_the_plain_loops(config, mode, tmp_path):
         assert history_in(tmp_path, pair.models).texts().tokens.tolist().count(-1) == 2 * len(PROMPTS)
 
 
+@pytest.mark.parametrize(
+    "config", ["EAGLE,copy=2,suffix=1", *slow("suffix", "EAGLE,suffix=1", "EAGLE,copy=3")], indirect=True
+)
 async def test_sampled_answers_are_those_that_the_target_streams(config, tmp_path):
     async with in_process(config.target, config) as pair:
         for _ in range(2):

@@ -33,7 +33,10 @@ from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
-MODES = [mode for mode in get_args(Mode) if mode != "offline"]
+from .answers import slow
+
+FAST = ("stop-and-wait", "auto")
+OTHERS = tuple(mode for mode in get_args(Mode) if mode not in (*FAST, "offline"))
 VOCAB = 2048
 NEW = {"json": 120, "penalties": 40, "bias": 30, "repetition": 40}  # the embedded model writes every blank that it may
 QUESTION = "Oscar has 10 melons. Later Oscar keeps half of them. Later Oscar makes 3 more. How many melons is that?"
@@ -152,10 +155,11 @@ def plain(rules: str, sampling: str) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("rules", RULES)
-async def test_the_answer_is_the_plain_loops_in_every_mode(rules, sampling):
+@pytest.mark.parametrize("modes", [FAST, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["fast", "others"])
+async def test_the_answer_is_the_plain_loops_in_every_mode(rules, sampling, modes):
     expected = plain(rules, sampling)
     async with new_server() as server, AsyncClient(at(server), models=models()) as client:
-        for mode in MODES:
+        for mode in modes:
             chosen = RULES[rules] | SAMPLINGS[sampling]
             completion = await client.complete(QUESTION, mode=mode, max_new_tokens=NEW[rules], **chosen)
             assert completion.token_ids == expected, mode
@@ -175,7 +179,7 @@ def at(server: Server, **changes) -> ClientConfig:
     return dataclasses.replace(config(**changes), server=server.address)
 
 
-@pytest.mark.parametrize("mode", ["stop-and-wait", "pipelined", "stream", "server-draft"])
+@pytest.mark.parametrize("mode", ["stop-and-wait", *slow("pipelined", "stream", "server-draft")])
 async def test_what_is_written_in_an_outage_keeps_to_the_schema(mode):
     """The drafter writes on within the schema; what the target would not have said is rolled back."""
     expected, states, written = plain("json", "greedy"), [], 0

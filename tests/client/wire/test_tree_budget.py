@@ -20,6 +20,8 @@ from outrider_server.rpc.server import Server
 from outrider_server.scheduling import tree_budget
 from outrider_server.sessions.verifier import Verifier
 
+from .answers import slow
+
 NEW = 60
 PROMPTS = [(3, 7, 11, 2, 9), tuple(range(10, 50)), (200,)]
 
@@ -75,7 +77,7 @@ def sizes(events: list) -> list[tuple[int, int]]:
 
 
 @pytest.mark.usefixtures("always_busy")
-@pytest.mark.parametrize("mode", ["stop-and-wait", "proactive", "pipelined", "auto"])
+@pytest.mark.parametrize("mode", ["stop-and-wait", "pipelined", *slow("proactive", "auto")])
 async def test_trees_shrink_and_the_text_stays(config, mode):
     async with server_for(config, batch_tokens=12) as server:
         answers = await asyncio.gather(*(written(config, server, prompt, mode) for prompt in PROMPTS))

@@ -1,0 +1,64 @@
+"""What the tests of this folder share: which modes run when, an answer through an outage, the text of its events."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import pytest
+
+from outrider_client import AsyncClient
+from outrider_client.connection.link_state import LinkState
+from outrider_client.core.events import Committed, LinkChanged, RolledBack, Unverified
+from outrider_netsim import Link
+
+
+def slow(*values) -> list:
+    """The values of a parameter that `make test` leaves out."""
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow) for value in values
+    ]
+
+
+def in_turn(cases: Sequence, modes: Sequence[str]) -> list:
+    """Every case in every mode; `make test` runs one mode a case."""
+    return [
+        pytest.param(case, mode, marks=() if number == turn % len(modes) else pytest.mark.slow, id=f"{case}-{mode}")
+        for turn, case in enumerate(cases)
+        for number, mode in enumerate(modes)
+    ]
+
+
+def replayed(events) -> list[int]:
+    tokens: list[int] = []
+    for event in events:
+        match event:
+            case Committed() | Unverified():
+                assert event.first == len(tokens)
+                tokens += event.tokens
+            case RolledBack():
+                del tokens[event.first :]
+    return tokens
+
+
+def is_offline(event) -> bool:
+    return isinstance(event, LinkChanged) and event.state is LinkState.OFFLINE
+
+
+async def through_an_outage(client: AsyncClient, link: Link, prompt, cut_at: int, until: int, **overrides):
+    """All events of an answer whose link is cut after `cut_at` tokens, until the drafter has written `until`."""
+    events, num_outages, num_unverified = [], 0, 0
+    async with contextlib.aclosing(client.generate(prompt, **overrides)) as stream:
+        async for event in stream:
+            events.append(event)
+            num_unverified += isinstance(event, Unverified)
+            num_outages += is_offline(event)
+            if (
+                isinstance(event, Committed)
+                and event.first + len(event.tokens) >= cut_at
+                and link.stats.connections < 2
+            ):
+                link.cut()
+            if link.is_cut and isinstance(event, Unverified) and num_unverified >= until:
+                link.restore()
+    return events, num_outages
