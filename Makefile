@@ -74,7 +74,7 @@ lint: $(READY)
 proto: $(READY)
 	$(call protoc,proto)
 
-# Of each decoder, and of whole sessions, for SECONDS; what they learn stays in out/fuzz (docs/fuzzing.md).
+# Of each decoder, and of whole sessions, for SECONDS; what they learn stays in out/fuzz (docs/faults.md).
 SECONDS ?= 600
 TARGETS ?=
 fuzz: $(READY)
