@@ -7,9 +7,7 @@ from typing import Literal
 EngineName = Literal["kernel", "tun", "proxy"]
 EngineChoice = Literal["auto", "kernel", "tun", "proxy"]
 ProbeEngine = Literal["auto", "kernel", "tun", "proxy", "virtual"]
-TransferEngine = Literal["kernel", "tun", "proxy", "virtual"]
 BEST_FIRST: tuple[EngineName, ...] = ("kernel", "tun", "proxy")
-TRANSFER_ENGINES: tuple[TransferEngine, ...] = ("kernel", "tun", "proxy", "virtual")
 WITH_NETWORK: tuple[EngineName, ...] = ("kernel", "tun")  # these put any command behind the link
 
 # Linux's default; kernel and tun may know more than the two that are modeled, such as bbr.

@@ -69,7 +69,8 @@ class DelayTable:
 class BurstLoss:
     """struct tc_netem_gemodel, in units of 1 / (2^32 - 1).
 
-    `h` is the share that passes in the bad state, `k1` the share lost in the good one.
+    `h` is the share that passes in the bad state, `k1` the share lost in the good one: `tc` takes both the
+    other way round.
     """
 
     p: int

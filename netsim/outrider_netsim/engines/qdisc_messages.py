@@ -1,7 +1,8 @@
 """Netlink messages for netem and tbf with what pyroute2's classes lack: newer attributes, delay tables, burst losses.
 
-The layouts are the kernel's (include/uapi/linux/pkt_sched.h); docs/pyroute2-netem.md says what is missing upstream.
-Nothing of pyroute2 is patched.
+The layouts are the kernel's (include/uapi/linux/pkt_sched.h). pyroute2 0.9.7 has `none` for netem's delay distribution and
+loss models, no LATENCY64, JITTER64, RATE64 and PRNG_SEED, and sends a `rate` of netem a second time as TCA_RATE, which
+the kernel refuses (ERANGE); its tbf has no RATE64 and no burst in bytes. Nothing of pyroute2 is patched.
 """
 
 from __future__ import annotations
@@ -172,6 +173,7 @@ def netem_message(index: int, netem: Netem, handle: int = NETEM_HANDLE, parent: 
         attributes.append(("TCA_NETEM_RATE64", netem.rate_bytes))
     if delay.entries:
         attributes.append(("TCA_NETEM_DELAY_DIST", delay.entries))
+    # The one thing that a change does not keep: without the attribute losses are independent again.
     if netem.bursts:
         attributes.append(("TCA_NETEM_LOSS", {"attrs": [("NETEM_LOSS_GE", _gemodel(netem.bursts))]}))
     return _message("netem", index, handle, parent, fields | {"attrs": attributes})
@@ -243,6 +245,7 @@ def root_message(index: int) -> QdiscMessage:
 
 
 def _netem_rate(rate_bytes: int) -> dict[str, int]:
+    # The larger of this and RATE64 counts.
     return {"rate": min(rate_bytes, U32_MAX), "packet_overhead": 0, "cell_size": 0, "cell_overhead": 0}
 
 

@@ -102,7 +102,8 @@ class ShapedPair:
         Raises EngineError. The old settings may then stay in part, which needs a machine out of memory.
         """
         client, index = self._clients[side], self._ends[side].index
-        # A qdisc with the same handle is changed in place, keeping its packets; any other is replaced.
+        # A qdisc with the same handle is changed in place, keeping its packets; any other is replaced. Without REPLACE a
+        # second try after a refusal would find its first request done (EEXIST).
         flags = NLM_F_CREATE | NLM_F_REPLACE
         with _explained_refusals("tbf"):
             client.request(tbf_message(index, shaping.tbf), RTM_NEWQDISC, flags)
@@ -168,6 +169,7 @@ class ShapedPair:
 
 
 def _counted(tbf: Any, netem: Any, buffer: Any) -> QdiscCounters:  # Any: pyroute2's messages
+    # Drops are netem's: tbf counts them again, as netem answers __NET_XMIT_BYPASS, and they cannot be told apart there.
     sent = tbf.get_attr("TCA_STATS2").get_attr("TCA_STATS_BASIC")
     waiting = tbf.get_attr("TCA_STATS2").get_attr("TCA_STATS_QUEUE")
     return QdiscCounters(
