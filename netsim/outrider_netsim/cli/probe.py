@@ -1,17 +1,15 @@
-"""`outrider-netsim probe`: measure a profile through an engine and compare."""
+"""`outrider-netsim probe`: measure what a link does to packets, beside its profile."""
 
 from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider_netsim.cli.link_options import (
     LINK_PANEL,
-    CongestionOption,
     DelayOption,
     DistributionOption,
     InOrderOption,
@@ -24,24 +22,15 @@ from outrider_netsim.cli.link_options import (
     SeedOption,
     link_profile,
 )
-from outrider_netsim.cli.terminal import console, errors, exit_on_error, write_whole
-from outrider_netsim.core.engine_names import (
-    DEFAULT_CONGESTION,
-    DEFAULT_LOSS_PACKETS,
-    DEFAULT_PROBE_PACKETS,
-    ProbeEngine,
-)
-from outrider_netsim.probe.samples import WAYS
+from outrider_netsim.cli.terminal import console, errors, exit_on_error
+from outrider_netsim.core.engine_names import DEFAULT_PROBE_PACKETS, ProbeEngine
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from outrider_netsim.probe.run import Figure, ProbeReport
 
-    from outrider_netsim.probe.report import DirectionReport
-    from outrider_netsim.probe.run import ProbeRun
-
-OFF_EXIT = 1
-COLORS = {"ok": "green", "unclear": "yellow", "off": "bold red", "n/a": "dim"}
+TITLES = {"mean_ms": "mean delay, ms", "deviation_ms": "standard deviation, ms", "p50_ms": "median, ms"}
+TITLES |= {"p99_ms": "99 % below, ms", "throughput_mbps": "throughput, Mbit/s"}
+SHARES = {"lost": "lost, %", "overtaken": "overtaken, %"}
 
 app = typer.Typer()
 
@@ -56,98 +45,53 @@ def probe(
     rate: RateOption = None,
     queue: QueueOption = None,
     in_order: InOrderOption = None,
-    congestion: CongestionOption = DEFAULT_CONGESTION,
     seed: SeedOption = None,
     engine: Annotated[
         ProbeEngine,
         typer.Option(
-            help="Engine of the link; auto takes the most realistic one that this machine allows.",
+            help="Engine of the link; auto takes kernel, or tun where this machine has no netem.",
             rich_help_panel=LINK_PANEL,
         ),
     ] = "auto",
-    packets: Annotated[int, typer.Option(help="Packets for delays, each way.")] = DEFAULT_PROBE_PACKETS,
-    loss_packets: Annotated[
-        int, typer.Option(help="Packets for loss and reordering, each way.")
-    ] = DEFAULT_LOSS_PACKETS,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print all figures as JSON, and the table to stderr.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write all figures to this file, as JSON.")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also plot the delays to a PNG, SVG or PDF file.")
-    ] = None,
-    check: Annotated[bool, typer.Option(help="Exit with status 1 if a figure is off.")] = True,
+    packets: Annotated[
+        int, typer.Option(help="Packets for delays, each way; ten times as many for loss and order.")
+    ] = DEFAULT_PROBE_PACKETS,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
-    """Measure delay, jitter, loss, order and throughput through an engine and compare them with the profile.
+    """Measure delay, jitter, loss, order and throughput of a link's packets, beside the values of its profile.
 
     Takes half a minute, or minutes for in-order profiles, whose packets must not wait for each other. Planned outages
-    are left out. A figure is off when chance does not explain it (99.99 %), unclear when more packets would tell.
+    are left out.
     """
     import asyncio
 
-    from outrider_netsim.probe.plot import check_plot_file, save_probe_plot
     from outrider_netsim.probe.run import probe_profile
 
     with exit_on_error():
         adjustments = LinkAdjustments(delay, jitter, distribution, loss, rate, queue, in_order)
         shaped = link_profile(profile, adjustments)
-        if plot is not None:
-            check_plot_file(plot)
-        run = asyncio.run(
-            probe_profile(
-                shaped,
-                engine,
-                packets=packets,
-                loss_packets=loss_packets,
-                seed=seed,
-                congestion=congestion,
-                say=_print,
-            )
-        )
-        text = json.dumps(run.as_json(), indent=1) + "\n"
-        if as_json:
-            sys.stdout.write(text)
-        if output is not None:
-            write_whole(text, output)
-        if plot is not None:
-            save_probe_plot(run, plot)
-    _show(run, errors if as_json else console)
-    if check and run.report.verdict == "off":
-        raise typer.Exit(OFF_EXIT)
+        report = asyncio.run(probe_profile(shaped, engine, packets=packets, seed=seed, say=_print))
+    if as_json:
+        sys.stdout.write(json.dumps(report.as_json(), indent=1) + "\n")
+    else:
+        _show(report)
 
 
 def _print(text: str) -> None:
     errors.print(text, soft_wrap=True, markup=False, style="dim")
 
 
-def _show(run: ProbeRun, out: Console) -> None:
-    from statistics import fmean
-
-    for way in WAYS:
-        out.print(_table(f"{run.profile.name} {way}, {run.engine}", run.report.ways[way]))
-    costs = [delay for times in run.seen.control.values() for delay in times.delays_ms]
-    if costs:
-        out.print(f"control: over bare sockets a packet took {fmean(costs):.3f} ms, at most {max(costs):.3f} ms")
-    if run.profile.outages:
-        out.print("planned outages were left out")
-    if run.report.verdict == "unclear":
-        out.print("unclear: chance may explain it; probe again with more --packets and --loss-packets")
-
-
-def _table(title: str, found: DirectionReport) -> Table:
-    from rich.box import SIMPLE_HEAD
+def _show(report: ProbeReport) -> None:
     from rich.table import Table
 
-    from outrider_netsim.probe.figure_text import HEADINGS, figure_note, figure_row
+    for way, figures in report.ways.items():
+        table = Table(f"{report.profile.name} {way}, {report.engine}", "measured", "profile")
+        for name, figure in figures.items():
+            table.add_row(TITLES.get(name) or SHARES[name], *_cells(name, figure))
+        console.print(table)
 
-    notes = [note for note in map(figure_note, found.figures) if note]
-    table = Table(title=title, title_justify="left", caption="\n".join(notes), box=SIMPLE_HEAD, pad_edge=False)
-    table.caption_justify = "left"
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for figure in found.figures:
-        *cells, verdict = figure_row(figure)
-        table.add_row(*cells, f"[{COLORS[figure.verdict]}]{verdict}[/]")
-    return table
+
+def _cells(name: str, figure: Figure) -> tuple[str, str]:
+    scale = 100 if name in SHARES else 1
+    measured, profile = ("" if value is None else f"{scale * value:.2f}" for value in (figure.measured, figure.profile))
+    return measured, profile

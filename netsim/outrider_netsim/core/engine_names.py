@@ -6,7 +6,7 @@ from typing import Literal
 
 EngineName = Literal["kernel", "tun", "proxy"]
 EngineChoice = Literal["auto", "kernel", "tun", "proxy"]
-ProbeEngine = Literal["auto", "kernel", "tun", "proxy", "virtual"]
+ProbeEngine = Literal["auto", "kernel", "tun", "virtual"]  # proxy carries streams, not packets
 BEST_FIRST: tuple[EngineName, ...] = ("kernel", "tun", "proxy")
 WITH_NETWORK: tuple[EngineName, ...] = ("kernel", "tun")  # these put any command behind the link
 
@@ -17,4 +17,3 @@ MODELED_CONGESTION = ("cubic", "reno")
 DEFAULT_UPSTREAM = "127.0.0.1:50051"
 PLACEHOLDER = "{link}"  # in a command: replaced by the address that leads through the link
 DEFAULT_PROBE_PACKETS = 2_000
-DEFAULT_LOSS_PACKETS = 20_000

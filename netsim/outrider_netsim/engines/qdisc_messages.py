@@ -1,8 +1,8 @@
 """Netlink messages for netem and tbf with what pyroute2's classes lack: newer attributes, delay tables, burst losses.
 
-The layouts are the kernel's (include/uapi/linux/pkt_sched.h). pyroute2 0.9.7 has `none` for netem's delay distribution and
-loss models, no LATENCY64, JITTER64, RATE64 and PRNG_SEED, and sends a `rate` of netem a second time as TCA_RATE, which
-the kernel refuses (ERANGE); its tbf has no RATE64 and no burst in bytes. Nothing of pyroute2 is patched.
+The layouts are the kernel's (include/uapi/linux/pkt_sched.h). pyroute2 0.9.7 has `none` for netem's delay distribution
+and loss models, no LATENCY64, JITTER64, RATE64 and PRNG_SEED, and sends a `rate` of netem a second time as TCA_RATE,
+which the kernel refuses (ERANGE); its tbf has no RATE64 and no burst in bytes. Nothing of pyroute2 is patched.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ class ShapedPair:
         Raises EngineError. The old settings may then stay in part, which needs a machine out of memory.
         """
         client, index = self._clients[side], self._ends[side].index
-        # A qdisc with the same handle is changed in place, keeping its packets; any other is replaced. Without REPLACE a
-        # second try after a refusal would find its first request done (EEXIST).
+        # A qdisc with the same handle is changed in place, keeping its packets; any other is replaced. Without REPLACE
+        # a second try after a refusal would find its first request done (EEXIST).
         flags = NLM_F_CREATE | NLM_F_REPLACE
         with _explained_refusals("tbf"):
             client.request(tbf_message(index, shaping.tbf), RTM_NEWQDISC, flags)

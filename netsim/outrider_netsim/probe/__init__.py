@@ -1,1 +1,1 @@
-"""Measuring a link through any engine, and judging it by its profile."""
+"""Measuring what a link does to packets, through any engine that carries them."""

@@ -83,8 +83,8 @@ async def lone_losses_s(engine, seed):
 async def recoveries_s(engine, cut_s=1.5, requests=8):
     """Times from a restore to the answers of requests that began during the cut, evenly over its first half.
 
-    TCP sends again after times that double, and the first half is one doubling: were all sent at once, a timeout that is
-    1 % longer could double the result.
+    TCP sends again after times that double, and the first half is one doubling: were all sent at once, a timeout that
+    is 1 % longer could double the result.
     """
     async with linked(engine, Profile.symmetric("steady", LINK), 1) as link, contextlib.AsyncExitStack() as stack:
         connections = [await stack.enter_async_context(connected(link.address)) for _ in range(requests)]
