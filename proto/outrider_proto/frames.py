@@ -157,15 +157,12 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class TapInfo:
-    """One kind of features that a server can send, named by `fingerprint`, of `width` values per token.
+    """One kind of features that a server can send."""
 
-    With `newest_only` the server sends only the last requested row, which is all that such a drafter reads.
-    """
-
-    fingerprint: str
+    fingerprint: str  # its name
     family: str
-    width: int
-    newest_only: bool = False
+    width: int  # values per token
+    newest_only: bool = False  # only the last requested row is sent, which is all that such a drafter reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,54 +183,41 @@ class ServerDescription:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The first frame of every stream. An empty `session_id` starts a session, any other resumes that one.
-
-    `committed_len` is the number of tokens that the client holds as committed (resume only). `tap` is the fingerprint
-    of the requested features, empty for none; `codec` is their encoding.
-    """
+    """The first frame of every stream."""
 
     protocol_version: int
     target_fingerprint: str
     tokenizer_fingerprint: str
-    tap: str = ""
-    codec: Codec = "int8"
+    tap: str = ""  # fingerprint of the requested features; empty for none
+    codec: Codec = "int8"  # their encoding
     sampling: Sampling = field(default_factory=Sampling)
-    session_id: str = ""
-    committed_len: int = 0
+    session_id: str = ""  # the session to resume; empty starts one
+    committed_len: int = 0  # tokens that the client holds as committed; for a resume only
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The reply to Open: the server's K/V covers the first `kept_len` tokens, whose hash is `kept_hash` (packing.py).
-
-    A client whose own tokens hash differently sends everything again. `resumed` is false for a session that the server
-    does not know, or no longer. `server_draft`: a Decode may ask the server to draft. `request_sampling`: a Draft or
-    Decode may change the stream's sampling. `token_rules`: those of a sampling and its min_p are applied.
-    """
+    """The reply to Open."""
 
     session_id: str
-    resumed: bool
-    kept_len: int
-    kept_hash: bytes
+    resumed: bool  # false for a session that the server does not know, or no longer
+    kept_len: int  # tokens that the server's K/V covers
+    kept_hash: bytes  # of these tokens (packing.py); a client whose own hash differently sends everything again
     max_context: int
     max_nodes: int
     eos_token_ids: tuple[int, ...]
-    server_draft: bool = False
-    request_sampling: bool = False
-    token_rules: bool = False
+    server_draft: bool = False  # a Decode may ask the server to draft
+    request_sampling: bool = False  # a Draft or Decode may change the stream's sampling
+    token_rules: bool = False  # those of a sampling, and its min_p, are applied
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A tree to verify. `features_from` is the first position whose features the client lacks.
+    """A tree to verify.
 
-    A non-empty `assumes` marks a draft sent ahead of the verdict that it builds on: the hash (packing.py) of all tokens
-    up to and including the root; `context` is empty then. Unless the server holds exactly `base_len` tokens, and they
-    with the bonus of the session's last verdict have this hash, the reply is a `stale` Verdict, nothing more.
-
-    With `logprobs` the verdict includes the log probabilities of its tokens and of that many likeliest alternatives
-    each. `codec` encodes this request's features; None means the session's. `sampling` is that of this request and all
-    later ones of the stream; None leaves it as it is.
+    A draft may be sent ahead of the verdict that it builds on: `assumes` is then the hash (packing.py) of all tokens up
+    to and including the root, and `context` is empty. Unless the server holds exactly `base_len` tokens, and they with
+    the bonus of the session's last verdict have this hash, the reply is a `stale` Verdict, nothing more.
     """
 
     seq: int
@@ -241,25 +225,24 @@ class Draft:
     context: tuple[int, ...]
     root: int
     tree: DraftTree
-    features_from: int = 0
+    features_from: int = 0  # first position whose features the client lacks
     assumes: bytes = b""
-    logprobs: int | None = None
-    codec: Codec | None = None
-    sampling: Sampling | None = None
+    logprobs: int | None = None  # likeliest alternatives whose log probabilities come with those of the verdict's tokens
+    codec: Codec | None = None  # of this request's features; None: the session's
+    sampling: Sampling | None = None  # from this request of the stream on; None: as before
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTree:
     """The shape of trees that a server grows itself, with TreeShape's names.
 
-    Neither breadth nor levels exceed the budget, and at most MAX_EXPANDED nodes are expanded for a tree. `auto`: these
-    are limits, and the server makes each tree as large as pays.
+    Neither breadth nor levels exceed the budget, and at most MAX_EXPANDED nodes are expanded for a tree.
     """
 
     breadth: int
     levels: int
     budget: int
-    auto: bool = False
+    auto: bool = False  # these are limits, and the server makes each tree as large as pays
 
     @property
     def most_expanded(self) -> int:
@@ -275,10 +258,9 @@ class ServerTree:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """A request to write `max_tokens` tokens with the target alone, or with a server-side drafter if `tree` is set.
+    """A request to write tokens with the target alone, or with a drafter on the server.
 
-    Each pass is answered by a Verdict with this seq. Features from `features_from` on are sent unless it is None.
-    `logprobs`, `codec` and `sampling` are as in Draft.
+    Each pass is answered by a Verdict with this seq. `logprobs`, `codec` and `sampling` are as in Draft.
     """
 
     seq: int
@@ -286,8 +268,8 @@ class Decode:
     context: tuple[int, ...]
     root: int
     max_tokens: int
-    features_from: int | None = None
-    tree: ServerTree | None = None
+    features_from: int | None = None  # as in Draft; None: no features
+    tree: ServerTree | None = None  # what the server's drafter grows; None: the target alone
     logprobs: int | None = None
     codec: Codec | None = None
     sampling: Sampling | None = None
@@ -319,12 +301,11 @@ class Close:
 class TokenLogprob:
     """ln p of a token under the target's raw softmax, before temperature, top-k and top-p.
 
-    `top` holds the likeliest tokens in its place with theirs, the likeliest first. Values are float32. Raises Violation
-    for one out of range.
+    Values are float32. Raises Violation for one out of range.
     """
 
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens in its place with theirs, the likeliest first
 
     def __post_init__(self) -> None:
         for value in (self.logprob, *(logprob for _, logprob in self.top)):
@@ -334,46 +315,34 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The reply to a Draft: accepted nodes in order, then the bonus token.
-
-    `bonus` is None only when `path` ends with EOS or a Decode was cancelled. The times are the server's: waiting for
-    the model, the target's forward pass, and drafting. `stale`: the draft's assumption was wrong and nothing was done.
-    `tokens`: accepted tokens of a tree that the server grew itself, of `draft_levels` levels; `path` is empty then.
-    `logprobs`: those of path (or tokens) and bonus, if requested. `tree_budget`: the most nodes that the next drafts
-    should have while the server is this busy; 0 means no limit.
-    """
+    """The reply to a Draft, or to a pass of a Decode."""
 
     seq: int
-    path: tuple[int, ...]
-    bonus: int | None
+    path: tuple[int, ...]  # accepted nodes in order; empty where the server grew the tree
+    bonus: int | None  # None only where `path` ends with EOS or a Decode was cancelled
     finish: Finish = Finish.NOT_YET
-    queue_us: int = 0
-    verify_us: int = 0
-    stale: bool = False
-    tokens: tuple[int, ...] = ()
-    draft_us: int = 0
-    logprobs: tuple[TokenLogprob, ...] = ()
-    tree_budget: int = 0
-    draft_levels: int = 0
+    queue_us: int = 0  # the request's wait for the model
+    verify_us: int = 0  # the target's forward pass
+    stale: bool = False  # what the draft assumed is wrong, and nothing was done
+    tokens: tuple[int, ...] = ()  # accepted tokens of a tree that the server grew
+    draft_us: int = 0  # the server's drafting
+    logprobs: tuple[TokenLogprob, ...] = ()  # of path (or tokens) and bonus, if requested
+    tree_budget: int = 0  # most nodes that the next drafts should have while the server is this busy; 0: no limit
+    draft_levels: int = 0  # of a tree that the server grew
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """Feature rows of positions first, first + 1, ...
-
-    `last` marks the last rows of `seq`, whose tap took `tap_us` microseconds. For emulation the frame is padded to the
-    size of rows of `padded_width` values, where that is more. `of_rows`: of how many rows these are a piece; not sent,
-    but it may change the coding. `codec`: None means the session's.
-    """
+    """Feature rows of positions first, first + 1, ..."""
 
     seq: int
     first: int
     rows: NDArray[np.float32]  # [n, width]
-    last: bool
-    tap_us: int = 0
-    padded_width: int = 0
-    of_rows: int = 0
-    codec: Codec | None = None
+    last: bool  # no more rows come for `seq`
+    tap_us: int = 0  # time that the tap took for the rows of `seq`
+    padded_width: int = 0  # for emulation: the frame gets the size of rows of so many values, where that is more
+    of_rows: int = 0  # rows that these are a piece of; not sent, but it may change the coding
+    codec: Codec | None = None  # None: the session's
 
 
 ClientFrame = Open | Draft | Decode | Cancel | Ping | Close
