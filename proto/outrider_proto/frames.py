@@ -227,7 +227,7 @@ class Draft:
     tree: DraftTree
     features_from: int = 0  # first position whose features the client lacks
     assumes: bytes = b""
-    logprobs: int | None = None  # likeliest alternatives whose log probabilities come with those of the verdict's tokens
+    logprobs: int | None = None  # alternatives whose log probabilities come with those of the verdict's tokens
     codec: Codec | None = None  # of this request's features; None: the session's
     sampling: Sampling | None = None  # from this request of the stream on; None: as before
 
