@@ -90,7 +90,7 @@ async def test_a_log_on_a_full_disk_costs_nobody_an_answer(monkeypatch):
     log.addHandler(handler)
     try:
         async with server() as running, client(running.address) as mine:
-            engine = running.verifier._engine_loop._engine
+            engine = running.verifier._engine_loop._passes._engine
             launch = engine.launch
             monkeypatch.setattr(engine, "launch", lambda inputs: 1 / 0)
             with pytest.raises(Refusal):

@@ -40,7 +40,7 @@ async def test_more_long_sessions_than_there_is_room_for_all_finish_exactly():
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
 async def test_an_allocation_that_fails_ends_one_session(monkeypatch, error):
     async with server() as running:
-        engine = running.verifier._engine_loop._engine
+        engine = running.verifier._engine_loop._passes._engine
         launch = engine.launch
 
         def short_of_memory(inputs):

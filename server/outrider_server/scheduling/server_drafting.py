@@ -21,7 +21,7 @@ from outrider_drafters.trees.tree_tuner import RowCost, RunningRatio, TreeTuner
 from outrider_server.engine.engine import Engine, StepResult
 from outrider_server.engine.server_drafter import SessionDrafter
 from outrider_server.scheduling.fault_handler import is_lost_device
-from outrider_server.scheduling.request import Request
+from outrider_server.scheduling.request import DecodeRequest, Request
 from outrider_server.scheduling.scheduler import Scheduler
 from outrider_server.scheduling.step_stats import StepStats
 
@@ -55,18 +55,18 @@ class ServerDrafting:
         bring their own drafts or none. Who got no level then runs without a tree, and goes first the next time. A tree
         has at most `tree_budget` nodes (0: any), and beside other clients its share of the rows that they can bear.
         """
-        wanting = [request for request in requests if request.needs_draft]
+        wanting = [request for request in requests if isinstance(request, DecodeRequest) and request.needs_draft]
         if not wanting:
             self._draft_s = 0.0
             return
-        others = [request.scheduling_request for request in requests if not request.needs_draft]
+        others = [request.scheduling_request for request in requests if request not in wanting]
         started = time.monotonic()
         rows = self._scheduler.rows_beside([request.scheduling_request for request in wanting], others, started)
         ends_at = started + (max(_DRAFT_S, pass_s) if rows is None else max(_DRAFT_BESIDE_S, pass_s / 2))
         if rows is not None and math.isfinite(rows):
             share = max(int(rows) // len(wanting) - 1, 1)
             tree_budget = min(tree_budget or share, share)
-        groups: dict[int, list[Request]] = {}  # that grow together
+        groups: dict[int, list[DecodeRequest]] = {}  # that grow together
         for request in sorted(wanting, key=_last_drafted):
             if not request.is_stopped and self._begin(request, tree_budget):
                 groups.setdefault(request.draft_group, []).append(request)
@@ -88,18 +88,20 @@ class ServerDrafting:
         """Learn from a pass how large trees should be, before its results are applied."""
         learning: set[DraftCosts] = set()
         for request, result in results:
-            if request.drafted is not None and request.tunes_trees and result.accepted is not None:
+            if not isinstance(request, DecodeRequest) or not request.tunes_trees:
+                continue
+            if request.drafted is not None and result.accepted is not None:
                 learning.add(self._costs_of(request))
                 self._tuner_of(request).record_tree(request.drafted, result.accepted.path)
         for costs in learning:
             costs.record_pass(StepStats.of([result for _, result in results], 0, 0.0, 0.0), self._draft_s)
 
-    def _costs_of(self, request: Request) -> DraftCosts:
+    def _costs_of(self, request: DecodeRequest) -> DraftCosts:
         assert request.sequence.drafter is not None
         drafter = request.sequence.drafter.drafter
         return self._costs.setdefault(drafter, DraftCosts(drafter.levels_per_pass))
 
-    def _tuner_of(self, request: Request) -> TreeTuner:
+    def _tuner_of(self, request: DecodeRequest) -> TreeTuner:
         drafter = request.sequence.drafter
         assert drafter is not None
         if drafter.tuner is None:
@@ -107,13 +109,13 @@ class ServerDrafting:
             drafter.tuner = TreeTuner(costs.row_cost, costs.levels_per_pass)
         return drafter.tuner
 
-    def _tuned(self, request: Request) -> Callable[[TreeShape], TreeShape] | None:
+    def _tuned(self, request: DecodeRequest) -> Callable[[TreeShape], TreeShape] | None:
         """Return what makes a shape of limits one as large as pays; None for a client that wants the shape itself."""
         if not request.tunes_trees:
             return None
         return partial(self._costs_of(request).shape, self._tuner_of(request))
 
-    def _begin(self, request: Request, tree_budget: int) -> bool:
+    def _begin(self, request: DecodeRequest, tree_budget: int) -> bool:
         """Draft the first level; return whether there may be another."""
         assert request.sequence.drafter is not None
         started = request.sequence.drafter.begun_at = time.monotonic()
@@ -125,7 +127,7 @@ class ServerDrafting:
             self._fail(request, error)
             return False
         finally:
-            request.add_draft_time(time.monotonic() - started)
+            request.times.draft_s += time.monotonic() - started
 
     def _use_state(self, drafter: SessionDrafter) -> None:
         """Clear the state that was not used for longest where there are too many."""
@@ -136,11 +138,11 @@ class ServerDrafting:
             del self._with_state[oldest]
             oldest.clear()
 
-    def _grow(self, group: abc.Sequence[Request], levels: int) -> list[Request]:
+    def _grow(self, group: abc.Sequence[DecodeRequest], levels: int) -> list[DecodeRequest]:
         """Draft one level more than `levels` for all of a group; return those that may have another."""
         started = time.monotonic()
         try:
-            has_more = Request.grow_drafts(group)
+            has_more = DecodeRequest.grow_drafts(group)
         except Exception as error:
             # It does not tell whose fault it is: these drafts end here, and the next ones run each alone.
             for request in group:
@@ -152,13 +154,13 @@ class ServerDrafting:
         finally:
             elapsed_s = time.monotonic() - started
             for request in group:
-                request.add_draft_time(elapsed_s)
+                request.times.draft_s += elapsed_s
         if any(has_more) and group[0].tunes_trees:
             self._costs_of(group[0]).record_level(elapsed_s, sum(has_more), levels)
         return [request for request, more in zip(group, has_more, strict=True) if more]
 
 
-def _last_drafted(request: Request) -> float:
+def _last_drafted(request: DecodeRequest) -> float:
     assert request.sequence.drafter is not None
     return request.sequence.drafter.begun_at
 

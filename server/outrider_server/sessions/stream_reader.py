@@ -33,10 +33,10 @@ from outrider_proto.frames import (
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.memory import KVMemory
-from outrider_server.scheduling.callback_queue import CallbackQueue
-from outrider_server.scheduling.engine_loop import PrefixInfo, PrefixQuery
 from outrider_server.scheduling.feature_feed import FeatureFeed
-from outrider_server.scheduling.request import Reply, Request
+from outrider_server.scheduling.reply_poster import ReplyPoster
+from outrider_server.scheduling.request import Reply, ReplyRoute, Request, new_request
+from outrider_server.scheduling.request_queues import PrefixInfo, PrefixQuery
 from outrider_server.security.principal import Principal, Scope
 from outrider_server.security.rate_limit import QuotaUsage, RateLimiter
 from outrider_server.sessions.frame_checks import check_drafting, check_open, check_tokens
@@ -51,7 +51,7 @@ class ServerContext:
     """State that all streams of a server share.
 
     `drafters` by the fingerprint of the features they read, `taps` by their own; `submit` hands to the engine thread,
-    whose replies come by `callbacks`.
+    whose replies come by `replies`.
     """
 
     description: ServerDescription
@@ -60,7 +60,7 @@ class ServerContext:
     memory: KVMemory
     sessions: SessionTable
     submit: Callable[[Request | PrefixQuery | FeatureFeed], None]
-    callbacks: CallbackQueue
+    replies: ReplyPoster
     clock: Callable[[], float]
     max_row_bytes: int  # of features that wait in one stream
     padded_width: int = 0  # of features, where a larger target is emulated
@@ -192,17 +192,16 @@ class StreamReader:
         return session
 
     async def _query_prefix(self, session: Session, limit: int) -> PrefixInfo:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[PrefixInfo] = loop.create_future()
+        answer: asyncio.Future[PrefixInfo] = asyncio.get_running_loop().create_future()
 
         def resolve(info: PrefixInfo) -> None:
             if not answer.done():  # the stream may have ended meanwhile
                 answer.set_result(info)
 
         def post(info: PrefixInfo) -> None:
-            loop.call_soon_threadsafe(resolve, info)
+            self._server.replies.post(partial(resolve, info))
 
-        # Asked in the engine thread, behind the session's earlier requests: a takeover never sees half a pass.
+        # The engine thread answers behind the session's earlier requests: a takeover never sees half a pass.
         self._server.submit(PrefixQuery(session.sequence, limit, post))
         return await answer
 
@@ -231,15 +230,13 @@ class StreamReader:
         assert stream.sampler is not None
 
         def post(answer: Reply) -> None:
-            server.callbacks.put(partial(self._deliver, frame.seq, answer))
+            server.replies.post(partial(self._deliver, frame.seq, answer))
 
         def is_behind() -> bool:
             return stream.is_unread or self._rate_limiter.is_short(frame.seq)
 
-        now, width = time.monotonic(), server.padded_width
-        request = Request(
-            session.sequence, frame, stream.sampler, post, now, width, is_behind, about.max_context, self._feed
-        )
+        route = ReplyRoute(post, is_behind, self._feed, server.padded_width, about.max_context)
+        request = new_request(session.sequence, frame, stream.sampler, route, time.monotonic())
         session.active_at, session.has_asked = server.clock(), True
         stream.start(frame.seq, request)
         stream.watch.asked(frame)
@@ -262,8 +259,8 @@ class StreamReader:
 
     def _new_feed(self, sequence: Sequence, num_sent: int) -> FeatureFeed:
         """Return the source of the stream's feature rows."""
-        put, stream = self._server.callbacks.put, self._stream
-        left, ended = partial(put, stream.rows_left), partial(put, stream.rows_ended)
+        post, stream = self._server.replies.post, self._stream
+        left, ended = partial(post, stream.rows_left), partial(post, stream.rows_ended)
         return FeatureFeed(sequence, num_sent, self._server.max_row_bytes, left, ended)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -23,8 +23,9 @@ from outrider_server.engine.target import Target
 from outrider_server.kv.budget import budget_bytes, fitting_context, swap_bytes
 from outrider_server.kv.eviction import EvictionPolicy
 from outrider_server.kv.memory import KVMemory
-from outrider_server.scheduling.callback_queue import CallbackQueue
-from outrider_server.scheduling.engine_loop import EngineLoop, PrefixQuery
+from outrider_server.scheduling.engine_loop import EngineLoop
+from outrider_server.scheduling.reply_poster import ReplyPoster
+from outrider_server.scheduling.request_queues import PrefixQuery
 from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.security.principal import ANONYMOUS, Principal
 from outrider_server.security.rate_limit import Quotas
@@ -89,7 +90,8 @@ class Verifier:
             layout=self._limits.kv_layout,
             swap_bytes=swap_bytes(self._limits.kv_swap, target.kv),
         )
-        self._engine_loop = EngineLoop(Engine(target, pace), self._limits, self._stepped, held=self._held)
+        self._replies = ReplyPoster()
+        self._engine_loop = EngineLoop(Engine(target, pace), self._limits, self._replies, self._stepped)
         if target.ranks is not None:
             target.ranks.broken.add_done_callback(lambda broken: self._engine_loop.give_up(broken.result()))
         self._streams: dict[StreamWriter, None] = {}  # the oldest first
@@ -138,7 +140,8 @@ class Verifier:
         return await asyncio.wrap_future(self._engine_loop.broken)
 
     async def start(self) -> None:
-        self._context = self._new_context(CallbackQueue(asyncio.get_running_loop()))
+        self._replies.attach(asyncio.get_running_loop())
+        self._context = self._new_context()
         self._engine_loop.start()
         self._sweeper = asyncio.create_task(self._sweep())
 
@@ -231,7 +234,7 @@ class Verifier:
                 return True
         return False
 
-    def _new_context(self, callbacks: CallbackQueue) -> ServerContext:
+    def _new_context(self) -> ServerContext:
         return ServerContext(
             description=self._description,
             taps=self._taps,
@@ -239,7 +242,7 @@ class Verifier:
             memory=self.memory,
             sessions=self._sessions,
             submit=self._engine_loop.submit,
-            callbacks=callbacks,
+            replies=self._replies,
             clock=self._clock,
             max_row_bytes=max_row_bytes(self._limits.max_sessions),
             padded_width=self.pace.feature_width if self.pace else 0,
@@ -250,9 +253,6 @@ class Verifier:
         """Take the report of a pass, in the engine thread."""
         self.memory.policy.learn(stats.rows, stats.sessions, stats.forward_s + stats.tap_s)
         self.observer.stepped(stats)
-
-    def _held(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._context is None else self._context.callbacks.held()
 
     def _release(self, session: Session) -> None:
         """Give back what a session holds, once its earlier requests have ended."""

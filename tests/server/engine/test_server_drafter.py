@@ -49,7 +49,7 @@ from outrider_server.engine.target import Target
 from outrider_server.kv.memory import KVMemory
 from outrider_server.scheduling import server_drafting
 from outrider_server.scheduling.engine_loop import EngineLoop
-from outrider_server.scheduling.request import Request, RequestDone
+from outrider_server.scheduling.request import ReplyRoute, RequestDone, new_request
 from outrider_server.scheduling.scheduler import FairScheduler
 from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.security.principal import ANONYMOUS, Principal, Quota
@@ -305,7 +305,7 @@ def decoded(prophet: Prophet, num_sessions: int, count: int, num_plain: int = 0)
         sequence = Sequence(memory, TAP, prophet)
         tree = SHAPE if number < num_sessions else None
         frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], count, tree=tree)
-        loop.submit(Request(sequence, frame, Sampler(Sampling()), partial(post, own), 0.0))
+        loop.submit(new_request(sequence, frame, Sampler(Sampling()), ReplyRoute(partial(post, own)), 0.0))
     loop.start()
     try:
         assert all(ended.acquire(timeout=60) for _ in replies)

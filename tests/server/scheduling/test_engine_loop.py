@@ -16,8 +16,9 @@ from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.memory import KVMemory
-from outrider_server.scheduling.engine_loop import EngineLoop, PrefixQuery
-from outrider_server.scheduling.request import Reply, Request, RequestDone
+from outrider_server.scheduling.engine_loop import EngineLoop
+from outrider_server.scheduling.request import Reply, ReplyRoute, Request, RequestDone, new_request
+from outrider_server.scheduling.request_queues import PrefixQuery
 from outrider_server.scheduling.tree_budget import NO_LIMIT
 from outrider_server.sessions.verifier import Verifier
 from outrider_server.telemetry.observer import ServerObserver
@@ -71,12 +72,14 @@ async def test_a_request_whose_answers_are_not_read_rests_while_others_run():
     await verifier.start()
     try:
         frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 12)
-        verifier._engine_loop.submit(Request(sequence, frame, Sampler(Sampling()), post, 0.0, 0, is_behind))
+        verifier._engine_loop.submit(
+            new_request(sequence, frame, Sampler(Sampling()), ReplyRoute(post, is_behind), 0.0)
+        )
         async with talking(verifier) as talk:
             await talk.open(verifier.describe())
             for _ in range(8):
                 assert [verdict.bonus for verdict in await talk.decode(0, PROMPT[:-1], PROMPT[-1], 4)] == truth[:4]
-        assert len(said) == 4  # three, and that of the pass that ran while the third left
+        assert len(said) == 3
         assert not any(report.waiting for report in steps.reports)  # it is no load
         assert sequence.status == "idle"  # its room is anybody's
         sequence.evict()  # nothing runs
@@ -96,7 +99,9 @@ async def test_a_request_that_rests_ends_when_it_is_stopped():
             ended.set()
 
     frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 12)
-    request = Request(Sequence(verifier.memory, None), frame, Sampler(Sampling()), post, 0.0, 0, lambda: True)
+    request = new_request(
+        Sequence(verifier.memory, None), frame, Sampler(Sampling()), ReplyRoute(post, lambda: True), 0.0
+    )
     await verifier.start()
     try:
         verifier._engine_loop.submit(request)
@@ -146,7 +151,7 @@ def decoding(
     sequence: Sequence, said: list[Reply], is_behind=lambda: False, features_from: int | None = None
 ) -> Request:
     frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 12, features_from=features_from)
-    return Request(sequence, frame, Sampler(Sampling()), said.append, 0.0, 0, is_behind)
+    return new_request(sequence, frame, Sampler(Sampling()), ReplyRoute(said.append, is_behind), 0.0)
 
 
 def test_a_request_that_is_abandoned_while_another_takes_its_room_does_not_run():
@@ -187,7 +192,7 @@ def test_of_a_draft_far_larger_than_was_asked_for_the_first_nodes_are_verified(m
     loop, said = by_hand(), []
     monkeypatch.setattr(loop._tree_budget, "_most", advice or loop._tree_budget._most)
     draft = Draft(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], DraftTree.chain(truth[:30]))
-    step(loop, Request(Sequence(target().kv, None), draft, Sampler(Sampling()), said.append, 0.0))
+    step(loop, new_request(Sequence(target().kv, None), draft, Sampler(Sampling()), ReplyRoute(said.append), 0.0))
     verdict, done = said
     assert verdict.path == tuple(range(verified))
     assert verdict.bonus == truth[verified]

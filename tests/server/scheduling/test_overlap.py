@@ -16,8 +16,9 @@ from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.memory import KVMemory
 from outrider_server.kv.prefix import BLOCK
-from outrider_server.scheduling.engine_loop import _DEFERRED_ROWS, EngineLoop
-from outrider_server.scheduling.request import Reply, Request, RequestDone
+from outrider_server.scheduling.engine_loop import EngineLoop
+from outrider_server.scheduling.pass_runner import _DEFERRED_ROWS
+from outrider_server.scheduling.request import Reply, ReplyRoute, Request, RequestDone, new_request
 
 PROMPT = random_tokens(np.random.default_rng(1), 12)
 LONG = random_tokens(np.random.default_rng(2), 2 * BLOCK)
@@ -53,7 +54,7 @@ def loop(overlap: bool) -> EngineLoop:
 
 
 def request(sequence: Sequence, frame: Decode | Draft, said: list[Reply]) -> Request:
-    return Request(sequence, frame, Sampler(Sampling()), said.append, 0.0)
+    return new_request(sequence, frame, Sampler(Sampling()), ReplyRoute(said.append), 0.0)
 
 
 def run(thread: EngineLoop, one: Request) -> None:
@@ -147,23 +148,36 @@ def test_a_verdict_that_waited_comes_before_the_refusal_of_the_next_pass(monkeyp
     for _ in range(2):
         thread._gather()
         thread._step()
-    monkeypatch.setattr(thread._engine, "launch", lambda inputs: 1 / 0)
+    monkeypatch.setattr(thread._passes._engine, "launch", lambda inputs: 1 / 0)
     thread._gather()
     thread._step()
     assert [type(reply) for reply in said] == [Verdict, Verdict, Refusal, RequestDone]
 
 
-def test_nothing_waits_where_no_pass_follows():
-    thread, said = loop(overlap=True), []
-    paused = False
-    frame = decode(20)
-    one = Request(
-        Sequence(KVMemory(target().kv), None), frame, Sampler(Sampling()), said.append, 0.0, is_behind=lambda: paused
-    )
-    thread.submit(one)
+class Waking:
+    """An event loop that counts how often it is woken."""
+
+    count = 0
+
+    def call_soon_threadsafe(self, callback) -> None:
+        self.count += 1
+        callback()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_event_loop_is_woken_before_the_next_pass_or_in_it(overlap):
+    waking, said, paused = Waking(), [], False
+    thread = loop(overlap)
+    thread._replies.attach(waking)
+    route = ReplyRoute(lambda reply: thread._replies.post(lambda: said.append(reply)), lambda: paused)
+    thread.submit(new_request(Sequence(KVMemory(target().kv), None), decode(20), Sampler(Sampling()), route, 0.0))
     thread._gather()
     thread._step()
-    assert said == []
-    paused = True
+    assert len(said) == (not overlap)
     thread._step()
-    assert len(said) == 1
+    assert len(said) >= 1
+    paused = True  # no pass follows
+    thread._step()
+    thread.stop()
+    assert [verdict.bonus for verdict in said] == plain_greedy(target(), PROMPT, 2)
+    assert waking.count <= 2

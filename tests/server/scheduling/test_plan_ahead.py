@@ -5,7 +5,6 @@ pass when launch() returns: whatever is done between launch() and finish() meets
 """
 
 import random
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -25,9 +24,10 @@ from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.kv.memory import KVMemory
 from outrider_server.kv.prefix import BLOCK
-from outrider_server.scheduling.engine_loop import EngineLoop, PrefixQuery
+from outrider_server.scheduling.engine_loop import EngineLoop
 from outrider_server.scheduling.feature_feed import FeatureFeed
-from outrider_server.scheduling.request import Reply, Request, RequestDone
+from outrider_server.scheduling.request import Reply, ReplyRoute, Request, RequestDone, new_request
+from outrider_server.scheduling.request_queues import PrefixQuery
 
 PROMPT = random_tokens(np.random.default_rng(1), 12)
 COMMON = random_tokens(np.random.default_rng(2), 2 * BLOCK)
@@ -41,7 +41,7 @@ class WatchedLoop(EngineLoop):
         super().__init__(Engine(on or target()), LimitsConfig(plan_ahead=plan_ahead, room_wait_s=60, **limits))
         self.during: Callable[[], None] = lambda: None
         self.before_read: Callable[[], None] = lambda: None
-        launch, finish = self._engine.launch, self._engine.finish
+        launch, finish = self._passes._engine.launch, self._passes._engine.finish
 
         def launched(inputs):
             one = launch(inputs)
@@ -52,7 +52,7 @@ class WatchedLoop(EngineLoop):
             self.before_read()
             return finish(one)
 
-        self._engine.launch, self._engine.finish = launched, finished
+        self._passes._engine.launch, self._passes._engine.finish = launched, finished
 
     def step(self, *items) -> None:
         for item in items:
@@ -65,7 +65,6 @@ class WatchedLoop(EngineLoop):
         self.step(*items)
         while not all(request.ended for request in requests):
             self.step()
-        self._post_verdicts()
 
 
 def session(memory: KVMemory | None = None, **more) -> Sequence:
@@ -76,7 +75,7 @@ def decode(
     sequence: Sequence, said: list[Reply], count: int = 4, prompt: list[int] = PROMPT, sampling=None, **more
 ) -> Request:
     frame = Decode(1, 0, tuple(prompt[:-1]), prompt[-1], count)
-    return Request(sequence, frame, Sampler(sampling or Sampling()), said.append, 0.0, **more)
+    return new_request(sequence, frame, Sampler(sampling or Sampling()), ReplyRoute(said.append, **more), 0.0)
 
 
 def tokens_of(said: list[Reply]) -> list[int]:
@@ -93,7 +92,7 @@ def test_the_host_prepares_the_next_pass_before_it_reads(plan_ahead):
     doomed.cancelled = True
     features = Sequence(memory, TAP)
     draft = Draft(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], DraftTree())
-    loop.step(Request(features, draft, Sampler(Sampling()), [].append, 0.0))
+    loop.step(new_request(features, draft, Sampler(Sampling()), ReplyRoute([].append), 0.0))
     feed = FeatureFeed(features)
     frame = Features(7, 0, np.empty((0, TAP.info.width), np.float32), last=True)
     feed._is_full = True  # as if its client had not read
@@ -150,7 +149,10 @@ class Texts:
             base = min(len(again) - 3, len(prompt) - 1)
             then = Draft(2, base, tuple(again[base:-1]), again[-1], DraftTree.chain([3, 4, 5]), **features)
             self.turns.append(
-                [Request(sequence, frame, Sampler(sampling), said.append, 0.0) for frame in (first, then)]
+                [
+                    new_request(sequence, frame, Sampler(sampling), ReplyRoute(said.append), 0.0)
+                    for frame in (first, then)
+                ]
             )
             self.said.append(said)
             self.prompts.append(prompt)
@@ -171,7 +173,6 @@ class Texts:
                 arrive()
                 continue
             self.loop.step()
-        self.loop._post_verdicts()
 
 
 @pytest.mark.parametrize("swap", [False, True])
@@ -256,7 +257,7 @@ def test_memory_that_ran_out_is_freed_after_the_pass():
 def test_of_a_pass_that_fails_only_the_session_at_fault_ends(plan_ahead, place, monkeypatch):
     loop, said = WatchedLoop(plan_ahead), {name: [] for name in ("good", "bad", "late")}
     bad, good, late = (decode(session(), said[name]) for name in ("bad", "good", "late"))
-    once = getattr(loop._engine, place)
+    once = getattr(loop._passes._engine, place)
 
     def failing(given):
         inputs = given if place == "launch" else given.inputs
@@ -264,7 +265,7 @@ def test_of_a_pass_that_fails_only_the_session_at_fault_ends(plan_ahead, place, 
             raise RuntimeError("broken")
         return once(given)
 
-    monkeypatch.setattr(loop._engine, place, failing)
+    monkeypatch.setattr(loop._passes._engine, place, failing)
     arrive = [late]
     loop.during = lambda: loop.submit(arrive.pop()) if arrive else None
     loop.run([bad, good, late], bad, good)
@@ -273,27 +274,6 @@ def test_of_a_pass_that_fails_only_the_session_at_fault_ends(plan_ahead, place, 
     for name in ("good", "late"):
         assert tokens_of(said[name]) == truth
         assert sum(isinstance(reply, RequestDone) for reply in said[name]) == 1
-
-
-def test_a_verdict_that_leaves_beside_the_pass_comes_before_what_is_said_during_it():
-    loop, said, overtakes = WatchedLoop(), [], threading.Event()
-    is_behind = False
-    first = decode(session(), said, count=9, is_behind=lambda: is_behind)
-
-    def post(reply: Reply) -> None:
-        if isinstance(reply, Verdict) and reply.finish is Finish.NOT_YET:
-            overtakes.wait(0.2)  # in a thread of its own, which may be slow
-        overtakes.set()
-        said.append(reply)
-
-    first.post = post
-    loop.step(first)
-    assert said == []  # it leaves with the next pass
-    is_behind = True
-    loop.during = lambda: setattr(first, "cancelled", True)
-    loop.step(decode(session(), [], count=9))
-    verdict, end, done = said
-    assert (verdict.finish, end.finish, done) == (Finish.NOT_YET, Finish.CANCELLED, RequestDone())
 
 
 @BOTH

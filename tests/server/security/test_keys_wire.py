@@ -240,7 +240,7 @@ async def test_a_decode_over_its_rate_pauses_and_goes_on_with_the_same_text(keys
 async def test_a_pass_whose_client_hangs_up_is_paid(keys_file, monkeypatch):
     key, clock = give(keys_file, "a", tokens_per_minute=60), Clock()  # 1 a second, 10 at once
     async with serving(keys_file, clock) as server:
-        engine, runs, may_end = server.verifier._engine_loop._engine, threading.Event(), threading.Event()
+        engine, runs, may_end = server.verifier._engine_loop._passes._engine, threading.Event(), threading.Event()
         launch = engine.launch
 
         def slowly(inputs):

@@ -80,7 +80,7 @@ WRONG = [
 @pytest.mark.parametrize("draft", [make for _, make in WRONG], ids=[name for name, _ in WRONG])
 async def test_a_wrong_assumption_is_answered_stale_and_changes_nothing(verifier, truth, draft, monkeypatch):
     passes = []
-    engine = verifier._engine_loop._engine
+    engine = verifier._engine_loop._passes._engine
     launch = engine.launch
     monkeypatch.setattr(engine, "launch", lambda inputs: passes.append(len(inputs)) or launch(inputs))
     async with talking(verifier) as talk:

@@ -24,7 +24,7 @@ from outrider_server.kv.budget import fitting_context
 from outrider_server.kv.memory import KVMemory
 from outrider_server.kv.prefix import BLOCK
 from outrider_server.kv.size import MemorySize, show_bytes
-from outrider_server.scheduling.engine_loop import PrefixQuery
+from outrider_server.scheduling.request_queues import PrefixQuery
 from outrider_server.security.principal import Principal
 from outrider_server.sessions import verifier as verifier_module
 from outrider_server.sessions.verifier import Verifier

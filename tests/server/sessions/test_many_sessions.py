@@ -63,7 +63,7 @@ async def test_passes_keep_to_the_budget(truths, monkeypatch):
     """But for a draft that is larger: its rows are the root, its tree and at most so short a context."""
     async with serving([], batch_tokens=40, chunk_tokens=30) as verifier:
         rows = []
-        engine = verifier._engine_loop._engine
+        engine = verifier._engine_loop._passes._engine
         launch = engine.launch
         monkeypatch.setattr(
             engine, "launch", lambda inputs: rows.append([w.num_rows for w in inputs]) or launch(inputs)
@@ -138,7 +138,7 @@ async def test_the_servers_own_drafts_obey_too(truths, monkeypatch):
     async with serving([Prophet(prompt + truth, errs=1000)]) as verifier, talking(verifier) as talk:
         verifier._engine_loop._tree_budget._most = 3
         sizes = []
-        engine = verifier._engine_loop._engine
+        engine = verifier._engine_loop._passes._engine
         launch = engine.launch
         monkeypatch.setattr(
             engine, "launch", lambda inputs: sizes.extend(len(w.tree) for w in inputs) or launch(inputs)

@@ -355,7 +355,7 @@ async def test_a_session_at_fault_is_forgotten_and_others_go_on(monkeypatch, tru
     async with serving() as verifier, talking(verifier) as bad, talking(verifier) as good:
         session = (await bad.open(verifier.describe())).session_id
         await good.open(verifier.describe())
-        engine = verifier._engine_loop._engine
+        engine = verifier._engine_loop._passes._engine
         launch = engine.launch
 
         def failing(inputs):
@@ -381,7 +381,7 @@ async def test_a_long_prompt_lets_others_through(monkeypatch):
         await slow.open(verifier.describe())
         await quick.open(verifier.describe())
         passes = []
-        engine = verifier._engine_loop._engine
+        engine = verifier._engine_loop._passes._engine
         launch = engine.launch
         monkeypatch.setattr(
             engine,

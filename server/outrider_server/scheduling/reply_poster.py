@@ -1,0 +1,58 @@
+"""Replies on their way from the engine thread to the event loop, in the order in which they were posted.
+
+Posting and waking are two steps. A wake-up writes to a socket, which hands over the interpreter lock: so one wake-up
+serves all that a pass posts, and where the next pass can begin at once, another thread writes it while the pass runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+
+class ReplyPoster:
+    """Runs on the event loop, in order, the callbacks that the engine thread posts."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._callbacks: deque[Callable[[], None]] = deque()
+        self._is_scheduled = False
+        self._waker = ThreadPoolExecutor(1, "outrider-replies")
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run callbacks on this loop. Until then they wait."""
+        self._loop = loop
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Have it run once the event loop is awake: call wake() or wake_alongside() afterwards."""
+        self._callbacks.append(callback)
+
+    def wake(self) -> None:
+        """Wake the event loop if anything waits for it. From any thread."""
+        if self._callbacks and not self._is_scheduled and self._loop is not None:
+            self._is_scheduled = True
+            self._loop.call_soon_threadsafe(self._run_all)
+
+    def wake_alongside(self) -> None:
+        """Have another thread wake the event loop, while this one goes on."""
+        if self._callbacks and not self._is_scheduled:
+            self._waker.submit(self.wake)
+
+    def stop(self) -> None:
+        """Wake the event loop for the last time. Safe to call twice."""
+        self.wake()
+        self._waker.shutdown()
+
+    def _run_all(self) -> None:
+        # Reset first: a callback that is posted while these run must be able to schedule the next run.
+        self._is_scheduled = False
+        try:
+            while self._callbacks:
+                self._callbacks.popleft()()
+        except BaseException:
+            # A callback that raises must not hold up those behind it until the next wake-up.
+            assert self._loop is not None
+            self._loop.call_soon(self._run_all)
+            raise
