@@ -59,6 +59,7 @@ def test_private_prompt(example, server, capsys):
         assert "zebra" not in line
 
 
+@pytest.mark.slow
 def test_json_answers(example, server, capsys):
     example("json_answers").main(2, "lan", "auto", 400, server)
     free, schema = capsys.readouterr().out.splitlines()
@@ -114,6 +115,7 @@ def test_a_missing_server_is_one_line(example, name, arguments, message):
     assert "\n" not in stop.value.code
 
 
+@pytest.mark.slow
 def test_openai_client_starts_what_it_needs():
     command = [sys.executable, str(EXAMPLES / "openai_client.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)

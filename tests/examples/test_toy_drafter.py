@@ -118,6 +118,7 @@ def asked(installed: Installed, address: str, drafter: str, mode: str) -> tuple[
     return text.strip(), end["statistics"]["mean_acceptance_length"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", ",strength=0.5", ",copy=3,draft_vocab=all"])
 def test_it_drafts_for_a_server_and_the_text_is_the_targets(installed, drafter, address, expected, options):
     text, tau = asked(installed, address, f"{drafter}{options}", "stop-and-wait")
@@ -125,6 +126,7 @@ def test_it_drafts_for_a_server_and_the_text_is_the_targets(installed, drafter, 
     assert tau > 1.1
 
 
+@pytest.mark.slow
 def test_it_is_listed_with_its_options(installed):
     said = installed.run("outrider-models", "families")
     assert said.startswith(
@@ -133,10 +135,12 @@ def test_it_is_listed_with_its_options(installed):
     )
 
 
+@pytest.mark.slow
 def test_the_server_drafts_with_it(installed, drafter, address, expected):
     assert asked(installed, address, str(drafter), "server-draft")[0] == expected
 
 
+@pytest.mark.slow
 def test_a_bundle_holds_it(installed, drafter, address, expected, tmp_path):
     bundle = str(tmp_path / "bundle")
     installed.run(
@@ -145,12 +149,14 @@ def test_a_bundle_holds_it(installed, drafter, address, expected, tmp_path):
     assert asked(installed, address, bundle, "stop-and-wait")[0] == expected
 
 
+@pytest.mark.slow
 def test_without_the_package_its_drafter_is_refused(drafter):
     refusal = "not a drafter directory .*OutriderToyDrafter"
     with pytest.raises(UsageError, match=refusal):
         load_drafter(drafter, TargetWeights.load(target_dir()))
 
 
+@pytest.mark.slow
 def test_an_option_that_it_does_not_have_is_refused(installed, drafter):
     for option, refusal in (("depth=1", "option depth: family toy takes strength (a number from 0 to 2), draft_vocab"),
                             ("strength=9", "drafter option 'strength=9': need a number from 0 to 2")):  # fmt: skip
@@ -161,6 +167,7 @@ def test_an_option_that_it_does_not_have_is_refused(installed, drafter):
         assert refusal in said
 
 
+@pytest.mark.slow
 def test_its_states_keep_the_contract(drafter, monkeypatch):
     monkeypatch.syspath_prepend(str(PACKAGE))
     family = importlib.import_module("outrider_toy.drafter").FAMILY
@@ -169,6 +176,7 @@ def test_its_states_keep_the_contract(drafter, monkeypatch):
         check_drafter(loaded)
 
 
+@pytest.mark.slow
 def test_help_of_the_commands_loads_no_package(installed, tmp_path):
     """A package that cannot be imported does not even warn where its family is not needed."""
     broken = Installed(tmp_path)

@@ -27,6 +27,7 @@ def hasty(monkeypatch):
     monkeypatch.setattr(server_module, "SERVER_OPTIONS", options)
 
 
+@pytest.mark.slow
 async def test_a_peer_that_vanished_frees_its_stream_and_keeps_its_session(hasty):
     """Behind a relay, which holds the TCP connection open on both sides."""
     async with server() as running:
@@ -65,6 +66,7 @@ async def test_a_server_that_stands_still_is_an_outage():
     assert LinkState.RESUMING in states
 
 
+@pytest.mark.slow
 async def test_a_client_that_stands_still_goes_on_and_one_that_is_killed_frees_its_stream():
     """SIGSTOP for longer than its own patience: that was not the link's silence, and others do not notice. kill -9: the
     stream goes at once, the session in time."""

@@ -17,6 +17,8 @@ from outrider_proto.status import DETAILS_KEY
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
+from ..marks import in_turn, slow
+
 SHORT = Timeouts(connect_s=60.0, reconnect_s=2.0, open_s=60.0, verdict_s=0.1, features_s=0.1)
 
 
@@ -134,8 +136,7 @@ async def lying(twist):
         yield running
 
 
-@pytest.mark.parametrize("mode", ["stop-and-wait", "pipelined"])
-@pytest.mark.parametrize("lie", list(HARMLESS))
+@pytest.mark.parametrize(("lie", "mode"), in_turn(list(HARMLESS), ["stop-and-wait", "pipelined"]))
 async def test_a_lie_that_changes_nothing(lie, mode):
     async with (
         lying(HARMLESS[lie]) as running,
@@ -146,8 +147,7 @@ async def test_a_lie_that_changes_nothing(lie, mode):
         assert await answer(mine, longer, mode=mode) == plain(longer)
 
 
-@pytest.mark.parametrize("mode", ["stop-and-wait", "pipelined", "stream"])
-@pytest.mark.parametrize("lie", list(REFUSED))
+@pytest.mark.parametrize(("lie", "mode"), in_turn(list(REFUSED), ["stop-and-wait", "pipelined", "stream"]))
 async def test_a_lie_that_is_refused(lie, mode):
     async with lying(REFUSED[lie]) as running, client(running.address) as mine:
         with pytest.raises(Refusal) as refused:
@@ -158,7 +158,11 @@ async def test_a_lie_that_is_refused(lie, mode):
 
 @pytest.mark.parametrize(
     ("lie", "mode"),
-    [*((lie, "stop-and-wait") for lie in FRUITLESS), ("no verdict ever", "pipelined"), ("no verdict ever", "stream")],
+    [
+        ("no verdict ever", "stop-and-wait"),
+        *slow(*((lie, "stop-and-wait") for lie in list(FRUITLESS)[1:])),
+        *slow(("no verdict ever", "pipelined"), ("no verdict ever", "stream")),
+    ],
 )
 async def test_a_link_that_comes_back_in_vain_is_given_up(lie, mode):
     patience, backoff = Patience(floor_s=1.0), Backoff(first_s=0.01, cap_s=0.05)

@@ -33,6 +33,7 @@ async def test_one_that_takes_a_frame_between_others_answers(running):
         assert tuple(bonuses) == plain()
 
 
+@pytest.mark.slow
 async def test_one_behind_a_link_of_256_kbit_s(running):
     """Others finish answers while its long prompt's features are under way."""
     lan = profile_named("lan")

@@ -21,6 +21,8 @@ from outrider_server.sessions.stream_writer import (
     StreamWriter,
 )
 
+from ..marks import slow
+
 NUM_FRAMES = 3000
 LONG = tuple(range(3, 203))
 SMALL_WINDOW = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
@@ -60,7 +62,7 @@ async def deaf(running):
         yield shout
 
 
-@pytest.mark.parametrize("kind", ["pings", "drafts", "decodes"])
+@pytest.mark.parametrize("kind", ["decodes", *slow("pings", "drafts")])
 async def test_a_client_that_never_reads_is_bounded_and_then_ended(kind):
     most = {"frames": 0, "bytes": 0, "requests": 0}
     async with server(stall_s=2.0) as running, deaf(running) as shout:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from fuzz_targets import NAMES
 
+from ..marks import slow
+
 pytest.importorskip("atheris", reason="atheris is not installed: it has no wheel for this system")
 HERE = Path(__file__).parent
 MOST_S = 2  # of fuzzing; whichever comes first, it ends well
@@ -15,9 +17,10 @@ RUNS = 5000
 # that once held 2 GB it would fail. A single allocation of as much is still a finding.
 MEMORY = ("-rss_limit_mb=0", "-malloc_limit_mb=2048")
 SLOW_TO_START = ("session", "bundle-file", "tokenizer-file", "gateway-body")  # torch, transformers and FastAPI
+OTHERS = [name for name in NAMES if name not in ("client-frame", *SLOW_TO_START)]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in SLOW_TO_START])
+@pytest.mark.parametrize("name", ["client-frame", *slow(*OTHERS)])
 def test_a_short_run_finds_nothing(name, tmp_path):
     options = [f"-runs={RUNS}", f"-max_total_time={MOST_S}", "-seed=1", "-timeout=120", *MEMORY]
     command = [sys.executable, str(HERE / "one.py"), name, *options, f"-artifact_prefix={tmp_path}/", str(tmp_path)]

@@ -17,6 +17,8 @@ from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
+from ...marks import slow
+
 QUESTION = "Write a function that adds two numbers."
 NEW = 60
 CHAIN = {"mode": "stop-and-wait"}
@@ -139,7 +141,7 @@ def test_a_whole_answer_through_an_outage(emulated, cut_link, plain):
     assert answer.usage.completion_tokens == len(tokens)
 
 
-@pytest.mark.parametrize("allowed_by", [None, "request", "gateway"])
+@pytest.mark.parametrize("allowed_by", [None, "gateway", *slow("request")])
 def test_the_answer_completes_without_the_link_where_unverified_text_is_allowed(start_gateway, server, allowed_by):
     config = GatewayConfig(unverified="keep" if allowed_by == "gateway" else "hold")
     wish = {"unverified": "keep"} if allowed_by == "request" else {}

@@ -6,6 +6,8 @@ import openai as openai_library
 import pytest
 from count_schema import SCHEMA
 
+from ...marks import slow
+
 QUESTION = "Oscar has 10 melons. Later Oscar keeps half of them. How many melons is that?"
 TOOL = {"type": "function", "name": "count_words", "description": "Count.", "parameters": SCHEMA, "strict": True}
 
@@ -79,7 +81,7 @@ def test_json_by_a_schema(openai):
     assert list(given) == ["word", "count"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [True, *slow(False)])
 def test_a_function_is_called_and_its_result_read(openai, stream):
     if stream:
         events = list(ask(openai, tools=[TOOL], tool_choice="required", stream=True))

@@ -1,32 +1,13 @@
-"""What the tests of this folder share: which modes run when, an answer through an outage, the text of its events."""
+"""What the tests of this folder share: an answer through an outage, and the text of its events."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-
-import pytest
 
 from outrider_client import AsyncClient
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.events import Committed, LinkChanged, RolledBack, Unverified
 from outrider_netsim import Link
-
-
-def slow(*values) -> list:
-    """The values of a parameter that `make test` leaves out."""
-    return [
-        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow) for value in values
-    ]
-
-
-def in_turn(cases: Sequence, modes: Sequence[str]) -> list:
-    """Every case in every mode; `make test` runs one mode a case."""
-    return [
-        pytest.param(case, mode, marks=() if number == turn % len(modes) else pytest.mark.slow, id=f"{case}-{mode}")
-        for turn, case in enumerate(cases)
-        for number, mode in enumerate(modes)
-    ]
 
 
 def replayed(events) -> list[int]:

@@ -22,7 +22,7 @@ from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
-from .answers import in_turn, slow
+from ...marks import in_turn, slow
 
 NEW = 32
 PROMPT = tuple(range(10, 40))

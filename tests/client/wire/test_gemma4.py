@@ -27,7 +27,7 @@ from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier
 
-from .answers import slow
+from ...marks import slow
 
 NEW, VOCABULARY, WINDOW = 40, 64, 9
 PROMPT = tuple(range(10, 50))

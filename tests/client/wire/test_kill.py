@@ -15,7 +15,7 @@ from outrider_client.core.events import Committed, RolledBack, Unverified
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
-from .answers import slow
+from ...marks import slow
 
 PROMPT = (1, 2, 3)
 NEW = 80

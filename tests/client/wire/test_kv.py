@@ -16,7 +16,7 @@ from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
-from .answers import slow
+from ...marks import slow
 
 NEW = 24
 MODES = ["stop-and-wait", "stream", "proactive", "pipelined"]

@@ -28,7 +28,8 @@ from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
-from .answers import in_turn, replayed, slow, through_an_outage
+from ...marks import in_turn, slow
+from .answers import replayed, through_an_outage
 
 NEW = 32
 PROMPTS = [tuple(range(300, 330)), (5, 900, 17, 33, 1200, 64, 7, 2)]

@@ -19,7 +19,7 @@ from outrider_proto.errors import UsageError
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
-from .answers import in_turn, slow
+from ...marks import in_turn, slow
 
 NEW = 32
 PROMPTS = (tuple(range(10, 50)), (5, 6, 7, 8, 9, 5, 6, 7), tuple(range(10, 40)) * 2)

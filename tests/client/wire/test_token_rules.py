@@ -33,7 +33,7 @@ from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
-from .answers import slow
+from ...marks import slow
 
 FAST = ("stop-and-wait", "auto")
 OTHERS = tuple(mode for mode in get_args(Mode) if mode not in (*FAST, "offline"))

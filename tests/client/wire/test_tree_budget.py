@@ -20,7 +20,7 @@ from outrider_server.rpc.server import Server
 from outrider_server.scheduling import tree_budget
 from outrider_server.sessions.verifier import Verifier
 
-from .answers import slow
+from ...marks import slow
 
 NEW = 60
 PROMPTS = [(3, 7, 11, 2, 9), tuple(range(10, 50)), (200,)]
