@@ -29,7 +29,7 @@ from outrider_models.training.data.tokens import load_chat_tokenizer
 from outrider_models.training.data_parallel import DataParallel, data_parallel, training_device
 from outrider_models.training.drafter import DrafterTask
 from outrider_models.training.target import TargetShape, TargetTask, target_tokenizer
-from outrider_models.training.trainer import Task, Trainer, TrainingRun
+from outrider_models.training.trainer import Task, Trainer, TrainingJob
 from outrider_proto.errors import UsageError
 
 FEATURES = "features"
@@ -82,7 +82,7 @@ def _finish(
     options: RecipeRunOptions | ChatRunOptions,
     stop_after_updates: int | None,
     parallel: DataParallel,
-    run: TrainingRun | None = None,
+    run: TrainingJob | None = None,
     console: Console | None = None,
 ) -> Trainer:
     run = run or _prepare(options)
@@ -108,7 +108,7 @@ def _finish(
     return trainer
 
 
-def _prepare(options: RecipeRunOptions | ChatRunOptions) -> TrainingRun:
+def _prepare(options: RecipeRunOptions | ChatRunOptions) -> TrainingJob:
     """Read everything and build what is trained. Raises UsageError."""
     if isinstance(options, RecipeRunOptions):
         config = read_recipe(options.recipe).varied(options.seed, options.tokens)
@@ -116,7 +116,7 @@ def _prepare(options: RecipeRunOptions | ChatRunOptions) -> TrainingRun:
     return chat_run(options)
 
 
-def recipe_run(config: TrainConfig, target_name: str | None = None, start_source: str | None = None) -> TrainingRun:
+def recipe_run(config: TrainConfig, target_name: str | None = None, start_source: str | None = None) -> TrainingJob:
     """Build what a recipe trains. Raises UsageError."""
     data, rates = config.data, config.schedule
     assert isinstance(data, CorpusSettings)
@@ -133,10 +133,10 @@ def recipe_run(config: TrainConfig, target_name: str | None = None, start_source
         source = CorpusSource(data, _corpus_tokenizer(target))
         task = DrafterTask(config, target, source, start)
     description = _description(config, target, start)
-    return TrainingRun(config, source, task, lambda _, progress: rates.factor(progress), description)
+    return TrainingJob(config, source, task, lambda _, progress: rates.factor(progress), description)
 
 
-def chat_run(options: ChatRunOptions) -> TrainingRun:
+def chat_run(options: ChatRunOptions) -> TrainingJob:
     """Read chats and build what is trained on them. Raises UsageError."""
     target = resolve_dir(target_source(options.target))
     config = make_train_config(options.family, target_facts(target), options.changes)
@@ -156,7 +156,7 @@ def chat_run(options: ChatRunOptions) -> TrainingRun:
     def factor(update: int, _: float) -> float:
         return schedule.rate(update, source.updates_an_epoch, source.num_updates) / schedule.peak
 
-    return TrainingRun(config, source, task, factor, description)
+    return TrainingJob(config, source, task, factor, description)
 
 
 def _initial_weights(source: str | None) -> DrafterFiles | None:
@@ -185,6 +185,6 @@ def _description(config: TrainConfig, target: Path | None, start: DrafterFiles |
     return description
 
 
-def _summary(run: TrainingRun, processes: int) -> str:
+def _summary(run: TrainingJob, processes: int) -> str:
     num_trained = sum(parameter.numel() for parameter in run.task.network.parameters() if parameter.requires_grad)
     return f"{num_trained:,} parameters are trained on {run.source}; processes: {processes}"

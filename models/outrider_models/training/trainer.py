@@ -37,7 +37,7 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TrainingRun:
+class TrainingJob:
     """The settings, texts, task and learning rates of a run."""
 
     config: TrainConfig
@@ -55,7 +55,7 @@ class Trainer:
 
     def __init__(
         self,
-        run: TrainingRun,
+        run: TrainingJob,
         directory: Path,
         reporter: ProgressReporter,
         parallel: DataParallel = SINGLE_PROCESS,
