@@ -76,7 +76,12 @@ def loss_of(run):
     return float(run.task.loss(make_batch(run.source.train, torch.device("cpu")), 1.0).total)
 
 
-@pytest.mark.parametrize("family", TRAINABLE_FAMILIES)
+def mostly_slow(families, *fast):
+    """Return the families to run a test on: those that are not named run in `make test-all` alone."""
+    return [pytest.param(name, marks=[] if name in fast else pytest.mark.slow) for name in families]
+
+
+@pytest.mark.parametrize("family", mostly_slow(TRAINABLE_FAMILIES, "moa", "eagle3", "hydra", "dspark", "independent"))
 def test_the_loss_falls_and_the_export_drafts(family, chats, target, tmp_path):
     before = loss_of(train(family, chats, target, tmp_path / "untrained", stop=0))
     run = train(family, chats, target, tmp_path / "out", "validation.every_updates=3", "length.epochs=1.5")
@@ -93,7 +98,10 @@ def test_the_loss_falls_and_the_export_drafts(family, chats, target, tmp_path):
     assert not list(tmp_path.glob("*/*.partial"))
 
 
-@pytest.mark.parametrize("run", ["moa", "hass", "independent", "eagle3 muon", "dflash", "dspark muon", "peagle muon"])
+RUNS = ["moa", "hass", "independent", "eagle3 muon", "dflash", "dspark muon", "peagle muon"]
+
+
+@pytest.mark.parametrize("run", mostly_slow(RUNS, "moa", "dspark muon"))
 def test_a_resumed_run_equals_an_undisturbed_one(run, chats, target, tmp_path):
     family, _, optimizer = run.partition(" ")
     sets = ("length.epochs=2.0", f"schedule.optimizer={optimizer or 'adamw'}")
@@ -150,7 +158,10 @@ def tensors_of(directory):
     return {name: checkpoint.read(name) for name in checkpoint.names}
 
 
-@pytest.mark.parametrize("family", [name for name in TRAINABLE_FAMILIES if name != "independent"])
+STARTING = [name for name in TRAINABLE_FAMILIES if name != "independent"]
+
+
+@pytest.mark.parametrize("family", mostly_slow(STARTING, "moa", "eagle3", "dflash"))
 def test_a_run_starts_from_given_weights(family, chats, target, tmp_path):
     train(family, chats, target, tmp_path / "given", "data.seed=7", stop=1)
     train(family, chats, target, tmp_path / "taken", start=tmp_path / "given", stop=0)

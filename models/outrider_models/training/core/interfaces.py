@@ -4,8 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Protocol, Self, cast
 
+import torch
 from torch import Tensor, nn
 
 from outrider_drafters.blocks.last_layers import LastLayers
@@ -112,6 +113,28 @@ class TrainableDrafter(nn.Module, ABC):
     @abstractmethod
     def export(self, directory: Path) -> None:
         """Write the family's published layout, in bfloat16."""
+
+
+class _ExportedNetwork(Protocol):
+    def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype, **details: Any) -> None: ...
+
+
+class NetworkDrafter(TrainableDrafter):
+    """A drafter whose network writes its own published layout: the base of Outrider's own families.
+
+    It drafts the `draft_vocab` most frequent tokens alone, 0: all.
+    """
+
+    export_details: Mapping[str, Any] = {}  # Any: what else the network's `export` takes, by name
+
+    def __init__(self, network: nn.Module, target: TargetFacts, frequencies: Frequencies, draft_vocab: int = 0) -> None:
+        super().__init__()
+        self.network, self._target_sizes = network, target.sizes
+        self.limited_to(draft_vocab, frequencies, target.sizes.vocab)
+
+    def export(self, directory: Path) -> None:
+        network = cast(_ExportedNetwork, self.network)
+        network.export(directory, self._target_sizes, torch.bfloat16, **self.export_details)
 
 
 def most_frequent(frequencies: Tensor, count: int) -> Tensor:

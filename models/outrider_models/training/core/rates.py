@@ -19,14 +19,14 @@ class Schedule:
     """The optimizer's settings and learning rate: from 0 up to `peak`, then down to `last`, where it stays."""
 
     peak: float
-    last: float
     warmup_updates: int
     decay: Decay
-    decay_epochs: float  # end of the decay; 0: the end of the run
-    beta1: float
-    beta2: float
-    weight_decay: float
-    clip_norm: float
+    last: float = 0.0
+    decay_epochs: float = 0.0  # end of the decay; 0: the end of the run
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    clip_norm: float = 1.0
     optimizer: OptimizerName = "adamw"
     muon_peak: float = 0.01  # muon: the rate of hidden matrices where that of all else, AdamW's, is `peak`
 

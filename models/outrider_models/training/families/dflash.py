@@ -8,15 +8,12 @@ since a refused token takes those after it along. Anchors are drawn anew in ever
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.dflash.drafter import LATE_ROWS
 from outrider_drafters.families.dflash.layer_masks import LayerMask
 from outrider_drafters.families.dflash.layout import canonical, read_sizes
@@ -34,29 +31,28 @@ from outrider_models.training.core.interfaces import (
     Batch,
     Frequencies,
     LossOutput,
+    NetworkDrafter,
     TargetFacts,
     TeacherOutput,
     TeacherRequest,
-    TrainableDrafter,
     rows_of,
 )
 from outrider_models.training.core.rates import Length, Schedule
+from outrider_models.training.core.shapes import RAREST, Init, LayerShape, check_target_layers, chosen_mask_token
 from outrider_models.training.families.block_start import start_from_target, start_request
-from outrider_models.training.families.eagle2 import EagleShape, Init, default_shape
 from outrider_proto.errors import UsageError
 
-RAREST = -1
 LATE_SHARE = 0.6  # of the blocks
 
 
 @dataclass(frozen=True, slots=True)
 class DFlashSettings:
-    shape: EagleShape
+    shape: LayerShape
     layers: int
     init: Init  # target: all but the first start as its last layers (block_start.py)
     target_layers: tuple[int, ...]  # as indices of Hugging Face's hidden_states
     block_size: int  # as published: with the root in DFlash, without it in DSpark
-    mask_token: int  # RAREST: the token that replies have least, of several the first
+    mask_token: int  # or RAREST
     anchors: int  # most blocks of a text
     late: int  # most features that a block lacks before its anchor; 0: all blocks have all
     gamma: float  # slots weigh exp(-k / gamma)
@@ -69,8 +65,7 @@ class DFlashSettings:
         need_at_least(self, RAREST, "mask_token")
         if not self.gamma > 0:
             raise UsageError(f"gamma={self.gamma}: need more than 0")
-        if not self.target_layers or len(set(self.target_layers)) != len(self.target_layers):
-            raise UsageError(f"target_layers={list(self.target_layers)}: need at least one, none twice")
+        check_target_layers(self.target_layers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,12 +78,16 @@ class TrainedBlocks:
     scales: Tensor  # [B, A, K] float32: how much each counts
 
 
-class TrainableDFlash(TrainableDrafter):
+class TrainableBlocks(NetworkDrafter):
+    """A drafter of blocks: DFlash's, and DSpark's on the same backbone."""
+
     network: DFlash
 
-    def __init__(self, settings: DFlashSettings, target: TargetFacts, network: DFlash) -> None:
-        super().__init__()
-        self._settings, self._target_sizes, self.network = settings, target.sizes, network
+    def __init__(
+        self, settings: DFlashSettings, target: TargetFacts, network: DFlash, frequencies: Frequencies, vocab: int = 0
+    ) -> None:
+        super().__init__(network, target, frequencies, vocab)
+        self._settings = settings
         self.teacher_request = TeacherRequest(hidden=(-1, *settings.target_layers))
         if settings.init == "target":
             self.start_request = start_request(settings.layers, settings.target_layers)
@@ -110,10 +109,6 @@ class TrainableDFlash(TrainableDrafter):
         total, compared = self._compared(batch, blocks, labels, numbers)
         first = blocks.trained.nonzero()[:, 2] == 0
         return LossOutput(total, compared.loss[first], compared.hits[first], rows_of(blocks.trained)[first])
-
-    def export(self, directory: Path) -> None:
-        """Write z-lab's layout."""
-        self.network.export(directory, self._target_sizes, torch.bfloat16)
 
     def _compared(
         self, batch: Batch, blocks: TrainedBlocks, labels: BlockLabels, numbers: Tensor
@@ -174,32 +169,15 @@ def sample_lacking(anchors: Tensor, most: int) -> Tensor:
 def block_sizes(settings: DFlashSettings, target: TargetFacts, frequencies: Frequencies) -> DFlashSizes:
     """Return the network's sizes. Raises UsageError."""
     sizes = target.sizes
-    if wrong := [layer for layer in settings.target_layers if not 0 <= layer < sizes.layers]:
-        raise UsageError(f"target_layers: {wrong[0]}: need 0 to {sizes.layers - 1}")
-    mask_token = settings.mask_token
-    if mask_token >= sizes.vocab:
-        raise UsageError(f"mask_token={mask_token}: need {RAREST} to {sizes.vocab - 1}")
+    check_target_layers(settings.target_layers, sizes)
     return DFlashSizes(
-        shape=_layer_shape(settings.shape, sizes),
+        shape=settings.shape.block(sizes, sizes.rope_theta, qk_norm=True),  # both layouts have Qwen3's layers
         layer_masks=(LayerMask(),) * settings.layers,
         taps=settings.target_layers,
         block=settings.block_size,
-        mask_token=int(frequencies().argmin()) if mask_token == RAREST else mask_token,
+        mask_token=chosen_mask_token(settings.mask_token, sizes, frequencies),
         vocab=sizes.vocab,
         late=settings.late,
-    )
-
-
-def _layer_shape(shape: EagleShape, target: TargetSizes) -> BlockShape:
-    return BlockShape(
-        width=target.hidden,
-        heads=target.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=target.head_dim,
-        mlp=shape.intermediate,
-        rope_theta=target.rope_theta,
-        eps=target.eps,
-        qk_norm=True,  # both layouts have Qwen3's layers
     )
 
 
@@ -210,16 +188,16 @@ def default_taps(layers: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(round(first + number * (last - first) / 4) for number in range(5)))
 
 
-def make_drafter(settings: DFlashSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
+def _make_drafter(settings: DFlashSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableBlocks:
     network = DFlash(block_sizes(settings, target, frequencies))
-    return TrainableDFlash(settings, target, network).limited_to(settings.draft_vocab, frequencies, target.sizes.vocab)
+    return TrainableBlocks(settings, target, network, frequencies, settings.draft_vocab)
 
 
 FAMILY = TrainableFamily(
     name="dflash",
     settings=DFlashSettings,
     defaults=lambda target: DFlashSettings(
-        shape=default_shape(target),
+        shape=LayerShape.like(target),
         layers=5,
         init="random",
         target_layers=default_taps(target.sizes.layers),
@@ -231,10 +209,7 @@ FAMILY = TrainableFamily(
         losses=BlockLosses(text=1.0, divergence=0.0, variation=0.0),
         draft_vocab=0,
     ),
-    make_drafter=make_drafter,
-    schedule=Schedule(
-        peak=6e-4, last=0.0, warmup_updates=1000, decay="cosine", decay_epochs=0,
-        beta1=0.9, beta2=0.95, weight_decay=0.0, clip_norm=1.0,
-    ),
+    make_drafter=_make_drafter,
+    schedule=Schedule(peak=6e-4, warmup_updates=1000, decay="cosine"),
     length=Length(batch=64, epochs=6),
-)  # fmt: skip
+)

@@ -6,7 +6,6 @@ rows, which stay as they are.
 """
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -24,24 +23,17 @@ from outrider_models.training.core.block_losses import (
     compare_slots,
 )
 from outrider_models.training.core.family import TrainableFamily
-from outrider_models.training.core.interfaces import (
-    Batch,
-    Frequencies,
-    TargetFacts,
-    TrainableDrafter,
-    chosen_rows,
-    most_frequent,
-)
-from outrider_models.training.core.rates import Length, Schedule
+from outrider_models.training.core.interfaces import Batch, Frequencies, TargetFacts, chosen_rows, most_frequent
+from outrider_models.training.core.rates import Length
+from outrider_models.training.core.shapes import RAREST, LayerShape
+from outrider_models.training.families.dflash import FAMILY as DFLASH
 from outrider_models.training.families.dflash import (
-    RAREST,
     DFlashSettings,
-    TrainableDFlash,
+    TrainableBlocks,
     TrainedBlocks,
     block_sizes,
     default_taps,
 )
-from outrider_models.training.families.eagle2 import default_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +56,22 @@ class DSparkSettings(DFlashSettings):
         need_at_least(self, 0, "confidence")
 
 
-class TrainableDSpark(TrainableDFlash):
+class TrainableDSpark(TrainableBlocks):
     untrained_tensors = frozenset({T2D})
     layout_has_draft_vocab = True
     network: DSpark
 
-    def __init__(self, settings: DSparkSettings, target: TargetFacts, network: DSpark) -> None:
-        super().__init__(settings, target, network)
-        self._confidence = settings.confidence
+    def __init__(self, settings: DSparkSettings, target: TargetFacts, frequencies: Frequencies) -> None:
+        vocab, tokens = target.sizes.vocab, None
+        if 0 < settings.draft_vocab < vocab:
+            # Sorted: d2t can express rising ids alone.
+            tokens = most_frequent(frequencies(), settings.draft_vocab).sort().values
+        rows, sizes = 0 if tokens is None else len(tokens), block_sizes(settings, target, frequencies)
+        network = DSpark(replace(sizes, from_root=True, head_rows=rows), _heads(settings))
+        super().__init__(settings, target, network, frequencies)
+        if tokens is not None:
+            network.set_draft_tokens(tokens)
+        self.draft_tokens, self._confidence = tokens, settings.confidence
         if network.lm_head is not None:
             network.lm_head.requires_grad_(False)
 
@@ -117,25 +117,6 @@ class TrainableDSpark(TrainableDFlash):
         z = torch.stack(made, dim=1).view_as(before)
         return before[blocks.trained], z[blocks.trained]
 
-    def export(self, directory: Path) -> None:
-        """Write speculators' layout."""
-        self.network.export(directory, self._target_sizes, torch.bfloat16)
-
-
-def make_drafter(settings: DSparkSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-    vocab, tokens = target.sizes.vocab, None
-    if 0 < settings.draft_vocab < vocab:
-        tokens = most_frequent(frequencies(), settings.draft_vocab).sort().values  # d2t can express rising ids alone
-    sizes = replace(
-        block_sizes(settings, target, frequencies), from_root=True, head_rows=0 if tokens is None else len(tokens)
-    )
-    network = DSpark(sizes, _heads(settings))
-    if tokens is not None:
-        network.set_draft_tokens(tokens)
-    drafter = TrainableDSpark(settings, target, network)
-    drafter.draft_tokens = tokens
-    return drafter
-
 
 def _heads(settings: DSparkSettings) -> DSparkHeads:
     rank, kind = settings.markov.rank, settings.markov.kind
@@ -148,7 +129,7 @@ FAMILY = TrainableFamily(
     name="dspark",
     settings=DSparkSettings,
     defaults=lambda target: DSparkSettings(
-        shape=default_shape(target),
+        shape=LayerShape.like(target),
         layers=5,
         init="random",
         target_layers=default_taps(target.sizes.layers),
@@ -162,10 +143,7 @@ FAMILY = TrainableFamily(
         markov=MarkovSettings(rank=256, kind="vanilla"),
         confidence=1.0,
     ),
-    make_drafter=make_drafter,
-    schedule=Schedule(
-        peak=6e-4, last=0.0, warmup_updates=1000, decay="cosine", decay_epochs=0,
-        beta1=0.9, beta2=0.95, weight_decay=0.0, clip_norm=1.0,
-    ),
+    make_drafter=TrainableDSpark,
+    schedule=DFLASH.schedule,
     length=Length(batch=512, epochs=10),
-)  # fmt: skip
+)

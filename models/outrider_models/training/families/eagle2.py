@@ -6,8 +6,6 @@ Row t sees embed(x_{t+1}) and the target's hidden state f_t with noise on it, an
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,31 +20,21 @@ from outrider_models.training.core.interfaces import (
     Batch,
     Frequencies,
     LossOutput,
+    NetworkDrafter,
     TargetFacts,
     TeacherOutput,
-    TrainableDrafter,
     rows_of,
 )
 from outrider_models.training.core.losses import PAPER, Losses, TargetLabels, compare, feature_distance
 from outrider_models.training.core.rates import Length, Schedule
+from outrider_models.training.core.shapes import Init, LayerShape
 from outrider_models.training.families.target_start import start_from_target, start_request
 from outrider_proto.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class EagleShape:
-    """Sizes of EAGLE-2's one layer."""
-
-    kv_heads: int
-    intermediate: int
-
-
-Init = Literal["random", "target"]
-
-
-@dataclass(frozen=True, slots=True)
 class Eagle2Settings:
-    shape: EagleShape
+    shape: LayerShape
     layers: int  # blocks; 1 in the paper and in published heads
     init: Init  # target: start as its last layers (target_start.py)
     losses: Losses
@@ -58,42 +46,20 @@ class Eagle2Settings:
         need_at_least(self, 0, "noise", "draft_vocab")
 
 
-def eagle_sizes(shape: EagleShape, layers: int, init: Init, target: TargetSizes) -> Eagle2Sizes:
-    return Eagle2Sizes(
-        hidden=target.hidden,
-        heads=target.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=target.head_dim,
-        mlp=shape.intermediate,
-        rope_theta=target.rope_theta,
-        eps=target.eps,
-        qkv_bias=init == "target" and target.model_type == "qwen2",
-        layers=layers,
-    )
-
-
-class EaglePairs(TrainableDrafter):
-    """EAGLE-1/2's network, which HASS trains too."""
-
+class TrainableEagle2(NetworkDrafter):
     untrained_tensors = frozenset({EMBEDDING})
     network: Eagle2
 
-    def __init__(self, shape: EagleShape, layers: int, init: Init, target: TargetFacts) -> None:
-        super().__init__()
-        if init == "target" and layers > target.sizes.layers:
-            raise UsageError(f"layers={layers}: the target, as which it starts, has {target.sizes.layers}")
-        self._target_sizes = target.sizes
-        self.network = Eagle2(eagle_sizes(shape, layers, init, target.sizes))
+    def __init__(self, settings: Eagle2Settings, target: TargetFacts, frequencies: Frequencies) -> None:
+        layers, init, sizes = settings.layers, settings.init, target.sizes
+        if init == "target" and layers > sizes.layers:
+            raise UsageError(f"layers={layers}: the target, as which it starts, has {sizes.layers}")
+        super().__init__(Eagle2(_eagle_sizes(settings, sizes)), target, frequencies, settings.draft_vocab)
+        self._settings = settings
         self.start_request = start_request(layers) if init == "target" else None
 
     def init_from_examples(self, examples: Iterable[tuple[Batch, TeacherOutput]]) -> None:
         start_from_target(self.network, examples)
-
-
-class TrainableEagle2(EaglePairs):
-    def __init__(self, settings: Eagle2Settings, target: TargetFacts) -> None:
-        super().__init__(settings.shape, settings.layers, settings.init, target)
-        self._settings = settings
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         losses, hidden = self._settings.losses, target.hidden[-1]
@@ -107,35 +73,25 @@ class TrainableEagle2(EaglePairs):
         total = losses.divergence * compared.total + losses.feature * feature.sum()
         return LossOutput(total, compared.loss, compared.hits, rows_of(mask))
 
-    def export(self, directory: Path) -> None:
-        """Write SafeAILab's layout, without a copy of the target's embedding."""
-        self.network.export(directory, self._target_sizes, torch.bfloat16)
-
 
 def noisy(features: Tensor, size: float) -> Tensor:
     """Add uniform noise of +- size to every value."""
     return features + (torch.rand_like(features) * 2 - 1) * size if size else features
 
 
-def default_shape(target: TargetFacts) -> EagleShape:
-    """Return the sizes of a layer like the target's."""
-    return EagleShape(kv_heads=target.sizes.kv_heads, intermediate=target.mlp)
-
-
-def make_drafter(settings: Eagle2Settings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-    return TrainableEagle2(settings, target).limited_to(settings.draft_vocab, frequencies, target.sizes.vocab)
+def _eagle_sizes(settings: Eagle2Settings, target: TargetSizes) -> Eagle2Sizes:
+    shape, bias = settings.shape, settings.init == "target" and target.model_type == "qwen2"
+    widths = target.hidden, target.heads, shape.kv_heads, target.head_dim, shape.intermediate
+    return Eagle2Sizes(*widths, target.rope_theta, target.eps, qkv_bias=bias, layers=settings.layers)
 
 
 FAMILY = TrainableFamily(
     name="eagle2",
     settings=Eagle2Settings,
     defaults=lambda target: Eagle2Settings(
-        default_shape(target), layers=1, init="random", losses=PAPER, noise=0.1, draft_vocab=0
+        LayerShape.like(target), layers=1, init="random", losses=PAPER, noise=0.1, draft_vocab=0
     ),
-    make_drafter=make_drafter,
-    schedule=Schedule(
-        peak=3e-5, last=0.0, warmup_updates=2000, decay="linear", decay_epochs=0,
-        beta1=0.9, beta2=0.95, weight_decay=0.01, clip_norm=0.5,
-    ),
+    make_drafter=TrainableEagle2,
+    schedule=Schedule(peak=3e-5, warmup_updates=2000, decay="linear", weight_decay=0.01, clip_norm=0.5),
     length=Length(batch=16, epochs=20),
-)  # fmt: skip
+)

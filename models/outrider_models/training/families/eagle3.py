@@ -9,13 +9,11 @@ with init=target the rest starts as the target's last layer.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.families.eagle3.layout import EMBEDDING, T2D, canonical
 from outrider_drafters.families.eagle3.network import Eagle3
@@ -27,23 +25,22 @@ from outrider_models.training.core.interfaces import (
     Batch,
     Frequencies,
     LossOutput,
+    NetworkDrafter,
     TargetFacts,
     TeacherOutput,
     TeacherRequest,
-    TrainableDrafter,
     most_frequent,
     rows_of,
 )
 from outrider_models.training.core.losses import HeadDecay, TargetLabels, compare
 from outrider_models.training.core.rates import Length, Schedule
-from outrider_models.training.families.eagle2 import EagleShape, Init, default_shape
+from outrider_models.training.core.shapes import Init, LayerShape, check_target_layers
 from outrider_models.training.families.eagle3_start import start_from_target, start_request
-from outrider_proto.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Settings:
-    shape: EagleShape
+    shape: LayerShape
     draft_vocab: int
     target_layers: tuple[int, ...]  # layers whose input it takes, as indices of Hugging Face's hidden_states
     steps: HeadDecay
@@ -52,11 +49,10 @@ class Eagle3Settings:
 
     def __post_init__(self) -> None:
         need_at_least(self, 1, "draft_vocab")
-        if not self.target_layers or len(set(self.target_layers)) != len(self.target_layers):
-            raise UsageError(f"target_layers={list(self.target_layers)}: need at least one, none twice")
+        check_target_layers(self.target_layers)
 
 
-class EagleHead(TrainableDrafter):
+class EagleHead(NetworkDrafter):
     """EAGLE-3's network, which P-EAGLE trains too: its lm_head starts as the target's rows of the draft vocabulary."""
 
     untrained_tensors = frozenset({EMBEDDING, T2D})
@@ -64,8 +60,8 @@ class EagleHead(TrainableDrafter):
     network: Eagle3
 
     def __init__(self, network: Eagle3, target: TargetFacts, frequencies: Frequencies) -> None:
-        super().__init__()
-        self.network, self._target_sizes, sizes = network, target.sizes, network.sizes
+        super().__init__(network, target, frequencies)
+        sizes = network.sizes
         self.teacher_request = TeacherRequest(hidden=(-1, *sizes.target_layers))
         if sizes.draft_vocab < sizes.vocab:
             # d2t can express rising ids alone.
@@ -87,7 +83,7 @@ class TrainableEagle3(EagleHead):
     def __init__(self, settings: Eagle3Settings, target: TargetFacts, frequencies: Frequencies) -> None:
         sizes = head_sizes(settings.shape, settings.draft_vocab, settings.target_layers, settings.rope_theta, target)
         super().__init__(Eagle3(sizes), target, frequencies)
-        self._settings = settings
+        self._settings, self.export_details = settings, {"steps": settings.steps.count}
         if settings.init == "target":
             self.start_request = start_request(settings.target_layers)
 
@@ -111,10 +107,6 @@ class TrainableEagle3(EagleHead):
         first = len(drafted[0])
         return LossOutput(compared.total, compared.loss[:first], compared.hits[:first], rows_of(trained[0]))
 
-    def export(self, directory: Path) -> None:
-        """Write SafeAILab's layout with d2t and t2d, without a copy of the target's embedding."""
-        self.network.export(directory, self._target_sizes, torch.bfloat16, self._settings.steps.count)
-
 
 def rows_that_teach(loss_mask: Tensor, steps: int) -> Tensor:
     """Return rows [B, R] int64 that hold all those from which one of the steps predicts a trained token."""
@@ -125,27 +117,14 @@ def rows_that_teach(loss_mask: Tensor, steps: int) -> Tensor:
     return order[:, : max(1, int(needed.sum(1).max()))]
 
 
-def make_drafter(settings: Eagle3Settings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-    return TrainableEagle3(settings, target, frequencies)
-
-
 def head_sizes(
-    shape: EagleShape, draft_vocab: int, target_layers: tuple[int, ...], rope_theta: float, target: TargetFacts
+    shape: LayerShape, draft_vocab: int, target_layers: tuple[int, ...], rope_theta: float, target: TargetFacts
 ) -> Eagle3Sizes:
     """Return the sizes of a head of one layer. Raises UsageError."""
     sizes = target.sizes
-    if wrong := [layer for layer in target_layers if not 0 <= layer < sizes.layers]:
-        raise UsageError(f"target_layers: {wrong[0]}: need 0 to {sizes.layers - 1}")
+    check_target_layers(target_layers, sizes)
     return Eagle3Sizes(
-        block=BlockShape(
-            width=sizes.hidden,
-            heads=sizes.heads,
-            kv_heads=shape.kv_heads,
-            head_dim=sizes.head_dim,
-            mlp=shape.intermediate,
-            rope_theta=rope_theta,
-            eps=sizes.eps,
-        ),
+        block=shape.block(sizes, rope_theta),
         vocab=sizes.vocab,
         draft_vocab=min(draft_vocab, sizes.vocab),
         target_hidden=sizes.hidden,
@@ -157,17 +136,14 @@ FAMILY = TrainableFamily(
     name="eagle3",
     settings=Eagle3Settings,
     defaults=lambda target: Eagle3Settings(
-        shape=default_shape(target),
+        shape=LayerShape.like(target),
         draft_vocab=min(32000, target.sizes.vocab),
         target_layers=default_layers(target.sizes.layers),
         steps=HeadDecay(count=7, decay=0.8),
         rope_theta=10000.0,  # of the published heads, not of the target
         init="random",
     ),
-    make_drafter=make_drafter,
-    schedule=Schedule(
-        peak=5e-5, last=0.0, warmup_updates=12000, decay="linear", decay_epochs=0,
-        beta1=0.9, beta2=0.95, weight_decay=0.0, clip_norm=0.5,
-    ),
+    make_drafter=TrainableEagle3,
+    schedule=Schedule(peak=5e-5, warmup_updates=12000, decay="linear", clip_norm=0.5),
     length=Length(batch=16, epochs=40),
-)  # fmt: skip
+)

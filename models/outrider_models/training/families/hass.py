@@ -16,7 +16,6 @@ Keys and values of all steps lie one after another: the mask is a triangle, then
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -30,36 +29,34 @@ from outrider_models.training.core.interfaces import (
     LossOutput,
     TargetFacts,
     TeacherOutput,
-    TrainableDrafter,
     rows_of,
 )
-from outrider_models.training.core.losses import PAPER, Losses, TargetLabels, add_top, compare, feature_distance
-from outrider_models.training.core.rates import Length, Schedule
-from outrider_models.training.families.eagle2 import EaglePairs, EagleShape, Init, default_shape, noisy
+from outrider_models.training.core.losses import PAPER, TargetLabels, add_top, compare, feature_distance
+from outrider_models.training.core.shapes import LayerShape
+from outrider_models.training.families.eagle2 import FAMILY as EAGLE2
+from outrider_models.training.families.eagle2 import Eagle2Settings, TrainableEagle2, noisy
 
 
 @dataclass(frozen=True, slots=True)
-class HassSettings:
-    shape: EagleShape
-    layers: int  # as in EAGLE
-    init: Init
-    losses: Losses
-    noise: float  # as in EAGLE
+class HassSettings(Eagle2Settings):
     steps: int
     detached: bool
     top_k: int
     top_weight: float
-    draft_vocab: int  # as in EAGLE
 
     def __post_init__(self) -> None:
-        need_at_least(self, 1, "layers", "steps", "top_k")
-        need_at_least(self, 0, "noise", "top_weight", "draft_vocab")
+        # Not super(): a dataclass with slots is made anew, and super() would look in the old one.
+        Eagle2Settings.__post_init__(self)
+        need_at_least(self, 1, "steps", "top_k")
+        need_at_least(self, 0, "top_weight")
 
 
-class TrainableHass(EaglePairs):
-    def __init__(self, settings: HassSettings, target: TargetFacts) -> None:
-        super().__init__(settings.shape, settings.layers, settings.init, target)
-        self._settings = settings
+class TrainableHass(TrainableEagle2):
+    _settings: HassSettings
+
+    def __init__(self, settings: HassSettings, target: TargetFacts, frequencies: Frequencies) -> None:
+        super().__init__(settings, target, frequencies)
+        self.export_details = {"steps": settings.steps}
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         settings, losses = self._settings, self._settings.losses
@@ -75,10 +72,6 @@ class TrainableHass(EaglePairs):
         first = len(steps[0])
         total = compared.total + losses.feature * feature.sum()
         return LossOutput(total, compared.loss[:first], compared.hits[:first], rows_of(masks[0]))
-
-    def export(self, directory: Path) -> None:
-        """Write SafeAILab's layout, which HASS uses too, without a copy of the target's embedding."""
-        self.network.export(directory, self._target_sizes, torch.bfloat16, self._settings.steps)
 
     def _drafted(self, batch: Batch, target: TeacherOutput) -> list[Tensor]:
         """Compute the hidden states [B, T - 1 - step, E] of every step."""
@@ -113,21 +106,14 @@ def joined(parts: list[Tensor], rows: int) -> Tensor:
     return torch.cat([part[:, :, :rows] for part in parts], dim=2)
 
 
-def make_drafter(settings: HassSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-    return TrainableHass(settings, target).limited_to(settings.draft_vocab, frequencies, target.sizes.vocab)
-
-
 FAMILY = TrainableFamily(
     name="hass",
     settings=HassSettings,
     defaults=lambda target: HassSettings(
-        default_shape(target), layers=1, init="random", losses=PAPER,
-        noise=0.1, steps=3, detached=True, top_k=10, top_weight=1.0, draft_vocab=0,
+        LayerShape.like(target), layers=1, init="random", losses=PAPER,
+        noise=0.1, draft_vocab=0, steps=3, detached=True, top_k=10, top_weight=1.0,
     ),
-    make_drafter=make_drafter,
-    schedule=Schedule(
-        peak=3e-5, last=0.0, warmup_updates=2000, decay="linear", decay_epochs=0,
-        beta1=0.9, beta2=0.95, weight_decay=0.01, clip_norm=0.5,
-    ),
-    length=Length(batch=16, epochs=20),
+    make_drafter=TrainableHass,
+    schedule=EAGLE2.schedule,
+    length=EAGLE2.length,
 )  # fmt: skip

@@ -7,13 +7,11 @@ it is the target's, and the files contain none: `outrider_own_output` in their c
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.families.hydra.family import EMBEDDINGS, ROPE_THETA, renumber_blocks
 from outrider_drafters.families.hydra.network import Hydra, HydraSizes
@@ -24,15 +22,15 @@ from outrider_models.training.core.interfaces import (
     Batch,
     Frequencies,
     LossOutput,
+    NetworkDrafter,
     TargetFacts,
     TeacherOutput,
-    TrainableDrafter,
     chosen_rows,
     rows_of,
 )
 from outrider_models.training.core.losses import Labels, TargetLabels, TextLabels, compare
 from outrider_models.training.core.rates import Length, Schedule
-from outrider_models.training.families.eagle2 import EagleShape, default_shape
+from outrider_models.training.core.shapes import LayerShape
 from outrider_proto.errors import UsageError
 
 
@@ -41,7 +39,7 @@ class HydraSettings:
     heads: int
     blocks: int
     prefix: bool  # Hydra++'s layer over the target's hidden states
-    shape: EagleShape  # of that layer
+    shape: LayerShape  # of that layer
     own_output: bool
     dropout: float
     distill: bool  # learn the target's distributions (the paper's teacher loss); false: the text's tokens
@@ -55,11 +53,12 @@ class HydraSettings:
             raise UsageError(f"dropout={self.dropout}: need at least 0 and less than 1")
 
 
-class TrainableHydra(TrainableDrafter):
-    def __init__(self, settings: HydraSettings, target: TargetFacts) -> None:
-        super().__init__()
-        self._settings, self._target_sizes, self._base = settings, target.sizes, target.directory.name
-        self.network: Hydra = Hydra(_sizes(settings, target))
+class TrainableHydra(NetworkDrafter):
+    network: Hydra
+
+    def __init__(self, settings: HydraSettings, target: TargetFacts, frequencies: Frequencies) -> None:
+        super().__init__(Hydra(_sizes(settings, target)), target, frequencies, settings.draft_vocab)
+        self._settings, self.export_details = settings, {"base": target.directory.name}
         # Of files with outputs that were never trained: they are the target's.
         unused = 0 if settings.own_output else settings.heads
         outputs = (f"hydra_lm_head.{head}.{part}" for head in range(unused) for part in ("weight", "bias"))
@@ -86,10 +85,6 @@ class TrainableHydra(TrainableDrafter):
             torch.stack([one.total for one in outputs]).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows
         )
 
-    def export(self, directory: Path) -> None:
-        """Write the published layout, without its copy of the embedding."""
-        self.network.export(directory, self._target_sizes, torch.bfloat16, self._base)
-
     def _loss_output(
         self, number: int, features: Tensor, embeds: Tensor, batch: Batch, target: TeacherOutput, labels: Labels
     ) -> LossOutput:
@@ -114,27 +109,14 @@ def noise_sizes(batch: Batch, width: int, alpha: float) -> Tensor:
     return alpha / (tokens * width).sqrt().view(-1, 1, 1)
 
 
-def make_drafter(settings: HydraSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-    return TrainableHydra(settings, target).limited_to(settings.draft_vocab, frequencies, target.sizes.vocab)
-
-
 def _sizes(settings: HydraSettings, target: TargetFacts) -> HydraSizes:
-    sizes, shape = target.sizes, settings.shape
-    prefix = BlockShape(
-        width=sizes.hidden,
-        heads=sizes.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=sizes.head_dim,
-        mlp=shape.intermediate,
-        rope_theta=ROPE_THETA,
-        eps=sizes.eps,
-    )
+    sizes = target.sizes
     return HydraSizes(
         hidden=sizes.hidden,
         vocab=sizes.vocab if settings.own_output else 0,
         heads=settings.heads,
         blocks=settings.blocks,
-        prefix=prefix if settings.prefix else None,
+        prefix=settings.shape.block(sizes, ROPE_THETA) if settings.prefix else None,
     )
 
 
@@ -142,13 +124,12 @@ FAMILY = TrainableFamily(
     name="hydra",
     settings=HydraSettings,
     defaults=lambda target: HydraSettings(
-        heads=4, blocks=4, prefix=True, shape=default_shape(target), own_output=False, dropout=0.2,
+        heads=4, blocks=4, prefix=True, shape=LayerShape.like(target), own_output=False, dropout=0.2,
         distill=True, noise=0.0, draft_vocab=0,
     ),
-    make_drafter=make_drafter,
+    make_drafter=TrainableHydra,
     schedule=Schedule(
-        peak=5e-4, last=1.65e-4, warmup_updates=100, decay="cosine", decay_epochs=0,
-        beta1=0.9, beta2=0.999, weight_decay=0.1, clip_norm=1.0,
+        peak=5e-4, warmup_updates=100, decay="cosine", last=1.65e-4, beta2=0.999, weight_decay=0.1
     ),
     length=Length(batch=32, epochs=10),
 )  # fmt: skip

@@ -57,7 +57,7 @@ class IndependentSettings:
 
 
 class TrainableIndependent(TrainableDrafter):
-    def __init__(self, settings: IndependentSettings, target: TargetFacts) -> None:
+    def __init__(self, settings: IndependentSettings, target: TargetFacts, frequencies: Frequencies) -> None:
         super().__init__()
         self._facts, self._init = target, "random" if settings.start else settings.init
         if self._init == "target" and settings.hidden > target.sizes.hidden:
@@ -68,6 +68,7 @@ class TrainableIndependent(TrainableDrafter):
         self.network: PreTrainedModel = _continued(settings.start) if settings.start else _fresh(settings, target)
         if (rows := len(self._output())) < target.sizes.vocab:
             raise UsageError(f"start={settings.start}: vocabulary of {rows}, but the target has {target.sizes.vocab}")
+        self.limited_to(settings.draft_vocab, frequencies, target.sizes.vocab)
 
     @torch.no_grad()
     def init_from_lm_head(self, lm_head: Tensor) -> None:
@@ -105,10 +106,6 @@ class TrainableIndependent(TrainableDrafter):
     def _output(self) -> Tensor:
         weight: Tensor = self.network.get_output_embeddings().weight  # type: ignore[no-untyped-call]  # transformers
         return weight
-
-
-def make_drafter(settings: IndependentSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-    return TrainableIndependent(settings, target).limited_to(settings.draft_vocab, frequencies, target.sizes.vocab)
 
 
 def default_settings(target: TargetFacts) -> IndependentSettings:
@@ -157,10 +154,7 @@ FAMILY = TrainableFamily(
     name="independent",
     settings=IndependentSettings,
     defaults=default_settings,
-    make_drafter=make_drafter,
-    schedule=Schedule(
-        peak=3e-4, last=3e-5, warmup_updates=500, decay="cosine", decay_epochs=0,
-        beta1=0.9, beta2=0.95, weight_decay=0.1, clip_norm=1.0,
-    ),
+    make_drafter=TrainableIndependent,
+    schedule=Schedule(peak=3e-4, warmup_updates=500, decay="cosine", last=3e-5, weight_decay=0.1),
     length=Length(batch=32, epochs=3),
-)  # fmt: skip
+)

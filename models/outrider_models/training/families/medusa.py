@@ -6,7 +6,6 @@ With `distill` (ours) they learn the target's distributions along the text inste
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,9 @@ from outrider_models.training.core.interfaces import (
     Batch,
     Frequencies,
     LossOutput,
+    NetworkDrafter,
     TargetFacts,
     TeacherOutput,
-    TrainableDrafter,
     chosen_rows,
     rows_of,
 )
@@ -42,14 +41,14 @@ class MedusaSettings:
         need_at_least(self, 0, "draft_vocab")
 
 
-class TrainableMedusa(TrainableDrafter):
-    def __init__(self, settings: MedusaSettings, target: TargetFacts) -> None:
-        super().__init__()
-        self._settings, self._target_sizes, self._base = settings, target.sizes, target.directory.name
+class TrainableMedusa(NetworkDrafter):
+    network: Medusa
+
+    def __init__(self, settings: MedusaSettings, target: TargetFacts, frequencies: Frequencies) -> None:
         rows = target.sizes.vocab if settings.own_output else 0
-        self.network: Medusa = Medusa(
-            MedusaSizes(target.sizes.hidden, rows, settings.heads.count, settings.blocks, tied=settings.tied)
-        )
+        sizes = MedusaSizes(target.sizes.hidden, rows, settings.heads.count, settings.blocks, tied=settings.tied)
+        super().__init__(Medusa(sizes), target, frequencies, settings.draft_vocab)
+        self._settings, self.export_details = settings, {"base": target.directory.name}
 
     def init_from_lm_head(self, lm_head: Tensor) -> None:
         if self._settings.own_output:
@@ -61,10 +60,6 @@ class TrainableMedusa(TrainableDrafter):
         outputs = [self._loss_output(number, batch, target, labels) for number in range(self._settings.heads.count)]
         weighted = [weight * one.total for weight, one in zip(self._settings.heads.weights, outputs, strict=True)]
         return LossOutput(torch.stack(weighted).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows)
-
-    def export(self, directory: Path) -> None:
-        """Write the published v0.1 layout."""
-        self.network.export(directory, self._target_sizes, torch.bfloat16, self._base)
 
     def _loss_output(self, number: int, batch: Batch, target: TeacherOutput, labels: Labels) -> LossOutput:
         """Head i at row t predicts token t + 2 + i, the successor of position t + 1 + i."""
@@ -83,20 +78,13 @@ class TrainableMedusa(TrainableDrafter):
         return LossOutput(compared.total, compared.loss, compared.hits, rows_of(mask))
 
 
-def make_drafter(settings: MedusaSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-    return TrainableMedusa(settings, target).limited_to(settings.draft_vocab, frequencies, target.sizes.vocab)
-
-
 FAMILY = TrainableFamily(
     name="medusa",
     settings=MedusaSettings,
     defaults=lambda target: MedusaSettings(
         HeadDecay(count=5, decay=0.8), blocks=1, tied=True, own_output=False, distill=False, draft_vocab=0
     ),
-    make_drafter=make_drafter,
-    schedule=Schedule(
-        peak=1e-3, last=0.0, warmup_updates=100, decay="cosine", decay_epochs=0,
-        beta1=0.9, beta2=0.999, weight_decay=0.0, clip_norm=1.0,
-    ),
+    make_drafter=TrainableMedusa,
+    schedule=Schedule(peak=1e-3, warmup_updates=100, decay="cosine", beta2=0.999),
     length=Length(batch=128, epochs=2),
-)  # fmt: skip
+)

@@ -10,7 +10,6 @@ features, in all rows at first, then in fewer and fewer.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -26,10 +25,10 @@ from outrider_models.training.core.interfaces import (
     Batch,
     Frequencies,
     LossOutput,
+    NetworkDrafter,
     TargetFacts,
     TeacherOutput,
     TeacherRequest,
-    TrainableDrafter,
     rows_of,
 )
 from outrider_models.training.core.losses import PAPER, Losses, TargetLabels, compare, feature_distance, rms
@@ -77,13 +76,14 @@ class MoaSettings:
         need_at_least(self, 0, "tli", "draft_vocab")
 
 
-class TrainableMoa(TrainableDrafter):
-    def __init__(self, settings: MoaSettings, target: TargetFacts) -> None:
-        super().__init__()
-        self._settings, self._target_sizes = settings, target.sizes
+class TrainableMoa(NetworkDrafter):
+    network: MoA
+
+    def __init__(self, settings: MoaSettings, target: TargetFacts, frequencies: Frequencies) -> None:
         if settings.tli > target.sizes.layers:
             raise UsageError(f"tli={settings.tli}: the target has {target.sizes.layers} layers")
-        self.network: MoA = MoA(_sizes(settings, target))
+        super().__init__(MoA(_sizes(settings, target)), target, frequencies, settings.draft_vocab)
+        self._settings = settings
         entering = (-1 - settings.tli,) if settings.tli else ()
         self.teacher_request = TeacherRequest(hidden=(-1, *entering), kv=settings.lsa, last_layers=settings.tli)
         self.options = DrafterOptions(tli=settings.tli)
@@ -125,10 +125,6 @@ class TrainableMoa(TrainableDrafter):
     def _stairs(self, rows: int, progress: float) -> Tensor:  # [rows] bool
         return torch.rand(rows) < 1 - 2 * progress if self.training else torch.zeros(rows, dtype=torch.bool)
 
-    def export(self, directory: Path) -> None:
-        """Write the published training layout."""
-        self.network.export(directory, self._target_sizes, torch.bfloat16)
-
 
 def sync_points(predicts_reply: Tensor, blocks: Blocks) -> Tensor:
     """Draw start(i) [rows, length] int64, the last position whose K/V query i may see.
@@ -165,10 +161,6 @@ def default_shape(target: TargetFacts) -> MoaShape:
     )
 
 
-def make_drafter(settings: MoaSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-    return TrainableMoa(settings, target).limited_to(settings.draft_vocab, frequencies, target.sizes.vocab)
-
-
 def _sizes(settings: MoaSettings, target: TargetFacts) -> MoASizes:
     shape, sizes = settings.shape, target.sizes
     return MoASizes(
@@ -197,10 +189,7 @@ FAMILY = TrainableFamily(
     defaults=lambda target: MoaSettings(
         default_shape(target), Blocks(5, 15, blind_share=0.0), PAPER, tli=0, lsa=True, staircase=False, draft_vocab=0
     ),
-    make_drafter=make_drafter,
-    schedule=Schedule(
-        peak=6e-4, last=3e-5, warmup_updates=50, decay="linear", decay_epochs=1.0,
-        beta1=0.9, beta2=0.95, weight_decay=0.0, clip_norm=1.0,
-    ),
+    make_drafter=TrainableMoa,
+    schedule=Schedule(peak=6e-4, warmup_updates=50, decay="linear", last=3e-5, decay_epochs=1.0),
     length=Length(batch=32, epochs=30),
-)  # fmt: skip
+)

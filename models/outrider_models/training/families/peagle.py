@@ -7,7 +7,6 @@ those whose masks of lesser depth are kept (COD sampling). All rows weigh the sa
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +26,11 @@ from outrider_models.training.core.interfaces import (
     TargetFacts,
     TeacherOutput,
     TeacherRequest,
-    TrainableDrafter,
     rows_of,
 )
 from outrider_models.training.core.losses import TargetLabels, compare
 from outrider_models.training.core.rates import Length, Schedule
-from outrider_models.training.families.dflash import RAREST
-from outrider_models.training.families.eagle2 import EagleShape, default_shape
+from outrider_models.training.core.shapes import RAREST, LayerShape, check_target_layers, chosen_mask_token
 from outrider_models.training.families.eagle3 import EagleHead, head_sizes
 from outrider_proto.errors import UsageError
 
@@ -52,19 +49,18 @@ class DepthSettings:
 
 @dataclass(frozen=True, slots=True)
 class PEagleSettings:
-    shape: EagleShape
+    shape: LayerShape
     layers: int
     draft_vocab: int
     target_layers: tuple[int, ...]  # layers whose input it takes, as indices of Hugging Face's hidden_states
-    mask_token: int  # RAREST: the token that replies have least, of several the first
+    mask_token: int  # or RAREST
     own_embedding: bool  # train a copy of the target's embedding, in which the mask has a row
     depths: DepthSettings
 
     def __post_init__(self) -> None:
         need_at_least(self, 1, "layers", "draft_vocab")
         need_at_least(self, RAREST, "mask_token")
-        if not self.target_layers or len(set(self.target_layers)) != len(self.target_layers):
-            raise UsageError(f"target_layers={list(self.target_layers)}: need at least one, none twice")
+        check_target_layers(self.target_layers)
 
 
 class TrainablePEagle(EagleHead):
@@ -108,10 +104,6 @@ class TrainablePEagle(EagleHead):
         first = trained.nonzero()[:, 1] < tokens.shape[1]
         return LossOutput(compared.total, compared.loss[first], compared.hits[first], rows_of(trained)[first])
 
-    def export(self, directory: Path) -> None:
-        """Write speculators' layout, without an embedding unless it was trained."""
-        self.network.export(directory, self._target_sizes, torch.bfloat16)
-
 
 def sample_masks(can: Tensor, depths: DepthSettings) -> tuple[Tensor, Tensor]:
     """Draw rows of masks for texts whose rows `can` [B, R] bool are trained (speculators, peagle/data.py).
@@ -132,19 +124,13 @@ def sample_masks(can: Tensor, depths: DepthSettings) -> tuple[Tensor, Tensor]:
     return (places % rows - made).masked_fill(~drawn.gather(1, places), -1), made
 
 
-def make_drafter(settings: PEagleSettings, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-    return TrainablePEagle(settings, target, frequencies)
-
-
 def _sizes(settings: PEagleSettings, target: TargetFacts, frequencies: Frequencies) -> PEagleSizes:
-    token, sizes = settings.mask_token, target.sizes
-    if token >= sizes.vocab:
-        raise UsageError(f"mask_token={token}: need {RAREST} to {sizes.vocab - 1}")
+    sizes = target.sizes
     layers = tuple(sorted(settings.target_layers))  # files of this layout are read so
     eagle = head_sizes(settings.shape, settings.draft_vocab, layers, sizes.rope_theta, target)
     return PEagleSizes(
         eagle=replace(eagle, own_embedding=settings.own_embedding, windows=(None,) * settings.layers),
-        mask_token=int(frequencies().argmin()) if token == RAREST else token,
+        mask_token=chosen_mask_token(settings.mask_token, sizes, frequencies),
         mask_shape=(1, 1, len(layers) * sizes.hidden),
         num_drafts=settings.depths.count,
     )
@@ -154,7 +140,7 @@ FAMILY = TrainableFamily(
     name="peagle",
     settings=PEagleSettings,
     defaults=lambda target: PEagleSettings(
-        shape=default_shape(target),
+        shape=LayerShape.like(target),
         layers=4,
         draft_vocab=min(32000, target.sizes.vocab),
         target_layers=default_layers(target.sizes.layers),
@@ -162,10 +148,7 @@ FAMILY = TrainableFamily(
         own_embedding=True,
         depths=DepthSettings(count=NUM_DRAFTS, ratio=0.7, least=0.2),
     ),
-    make_drafter=make_drafter,
-    schedule=Schedule(
-        peak=6e-4, last=0.0, warmup_updates=1000, decay="cosine", decay_epochs=0,
-        beta1=0.9, beta2=0.95, weight_decay=0.01, clip_norm=1.0,
-    ),
+    make_drafter=TrainablePEagle,
+    schedule=Schedule(peak=6e-4, warmup_updates=1000, decay="cosine", weight_decay=0.01),
     length=Length(batch=16, epochs=5),
-)  # fmt: skip
+)

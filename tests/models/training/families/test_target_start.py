@@ -10,12 +10,12 @@ from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_models.core.embedded import target_dir
 from outrider_models.corpus import generate
 from outrider_models.training.core.rates import Length
+from outrider_models.training.core.shapes import LayerShape
 from outrider_models.training.core.teacher import Teacher
 from outrider_models.training.data.chat_file import ChatSettings, ChatSource
 from outrider_models.training.data.texts import make_batch
 from outrider_models.training.data.tokens import load_chat_tokenizer
 from outrider_models.training.families import target_start, trainable_family
-from outrider_models.training.families.eagle2 import EagleShape
 from outrider_models.training.families.eagle3_start import start_from_target, start_request
 from outrider_proto.errors import UsageError
 
@@ -182,7 +182,7 @@ def test_blocks_of_another_shape_are_refused(teacher, batches):
     ("changes", "message"),
     [
         ({"rope_theta": 5.0}, "init=target: its layers have rope_theta=10000.0, the drafter's rope_theta=5.0"),
-        ({"shape": EagleShape(kv_heads=2, intermediate=512)}, "init=target: kv_heads=2: need 8, one for each head"),
+        ({"shape": LayerShape(kv_heads=2, intermediate=512)}, "init=target: kv_heads=2: need 8, one for each head"),
     ],
 )
 def test_an_eagle3_head_of_another_shape_is_refused(changes, message, teacher, batches):
@@ -194,8 +194,8 @@ def test_an_eagle3_head_of_another_shape_is_refused(changes, message, teacher, b
     ("changes", "message"),
     [
         ({"layers": 1}, "layers=1: need at least 2, of which the first gathers"),
-        ({"shape": EagleShape(kv_heads=2, intermediate=512)}, "kv_heads=2: need as many of both"),
-        ({"shape": EagleShape(kv_heads=8, intermediate=100)}, "init=target: its layers have mlp="),
+        ({"shape": LayerShape(kv_heads=2, intermediate=512)}, "kv_heads=2: need as many of both"),
+        ({"shape": LayerShape(kv_heads=8, intermediate=100)}, "init=target: its layers have mlp="),
     ],
 )
 def test_a_block_drafter_of_another_shape_is_refused(changes, message, teacher, batches):
