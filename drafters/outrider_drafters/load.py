@@ -1,18 +1,21 @@
 """Load a drafter's two halves from its source: the client's drafter and the server's tap. Knows all families.
 
 A directory belongs to the first family that recognizes it: those that installed packages add, by entry points of the
-group `outrider.drafters` and in the order of their names, then Outrider's own as listed here. The option `family`
-chooses another one.
+group `outrider.drafters` and in the order of their names, then Outrider's own, each package of `families` that has a
+module `family`. The option `family` chooses another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import torch
 
+from outrider_drafters import families
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles, join_names
 from outrider_drafters.checkpoints.fingerprint import TARGET_FINGERPRINT_KEY, target_fingerprint
@@ -21,44 +24,20 @@ from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights, target_sizes
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import Tap
-from outrider_drafters.families.dflash import family as dflash
-from outrider_drafters.families.dspark import family as dspark
-from outrider_drafters.families.eagle2 import family as eagle2
-from outrider_drafters.families.eagle3 import family as eagle3
 from outrider_drafters.families.family import Family, like
-from outrider_drafters.families.gemma4 import family as gemma4
-from outrider_drafters.families.hydra import family as hydra
-from outrider_drafters.families.independent import family as independent
-from outrider_drafters.families.lookup import family as lookup
-from outrider_drafters.families.medusa import family as medusa
-from outrider_drafters.families.mlp_speculator import family as mlp_speculator
-from outrider_drafters.families.moa import family as moa
-from outrider_drafters.families.mtp import family as mtp
-from outrider_drafters.families.peagle import family as peagle
-from outrider_drafters.families.suffix import family as suffix
 from outrider_drafters.families.suffix.hybrid import COPY_OPTION, SUFFIX_OPTION, with_candidates
 from outrider_drafters.plug_ins import PlugIns
 from outrider_proto.errors import UsageError
 
-# The order counts: the first family that recognizes a directory takes it. eagle2 (fc.*, layers.0.*) also recognizes
-# dflash, dspark and eagle3 in vLLM's layout, eagle3 also peagle, and independent any whole model, even one that also
-# holds heads or MTP layers.
-FAMILIES: tuple[Family, ...] = (
-    mtp.FAMILY,
-    gemma4.FAMILY,
-    dflash.FAMILY,
-    dspark.FAMILY,
-    hydra.FAMILY,
-    medusa.FAMILY,
-    mlp_speculator.FAMILY,
-    moa.FAMILY,
-    peagle.FAMILY,
-    eagle3.FAMILY,
-    eagle2.FAMILY,
-    lookup.FAMILY,
-    suffix.FAMILY,
-    independent.FAMILY,
-)
+
+def _own_families() -> tuple[Family, ...]:
+    """Return each package's `family.FAMILY`, in the order in which they are asked."""
+    names = [package.name for package in iter_modules(families.__path__) if package.ispkg]
+    found = [import_module(f"{families.__name__}.{name}.family").FAMILY for name in names]
+    return tuple(sorted(found, key=lambda family: (family.asked, family.name)))
+
+
+FAMILIES = _own_families()
 PLUG_INS = PlugIns("outrider.drafters", Family, lambda: [family.name for family in FAMILIES])
 
 
@@ -70,7 +49,8 @@ def load_drafter(source: str | Path | DrafterSource, target: TargetWeights) -> D
     with files.naming_errors(), PLUG_INS.blaming(family.name):
         tokens = draft_vocabulary(family, files, target.sizes.vocab)
         if tokens is not None:
-            # As the drafter's own weights: else the head's float32 rows are a third of a level on codes.
+            # Where the drafter's weights are int8 codes, so are the rows of the target's head that it uses: in float32
+            # these alone took a third of a level's time.
             target = target.drafting(tokens, int8=files.checkpoint.holds_codes)
         return with_candidates(family.drafter(files, target), files, target.embed.device)
 

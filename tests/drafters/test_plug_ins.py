@@ -174,7 +174,7 @@ def test_what_its_code_raises_names_the_package(site, directory, golden, target,
 
 def test_an_unknown_family_says_which_there_are(site, directory):
     site.install("odd-drafter", "odd", "raise RuntimeError")
-    with pytest.raises(UsageError, match=r"family=strange: need one of odd, mtp, .*, or the package that adds it"):
+    with pytest.raises(UsageError, match=r"family=strange: need one of odd, dflash, .*, or the package that adds it"):
         opened(f"{directory},family=strange")
 
 

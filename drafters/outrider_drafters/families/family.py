@@ -23,7 +23,8 @@ Trees = Literal["dynamic", "fixed choices", "chain"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family, declared in its own package and listed in load.FAMILIES, or by a package's entry point.
+    """One family, declared in its own package and found there by its name FAMILY, or by a package's entry
+    point.
 
     `features` says what it reads of the target, `offline` how it goes on without one, `trees` what it drafts unless
     told otherwise. `recognizes` looks at names and configuration only; it is not called for a family that needs no
@@ -32,7 +33,8 @@ class Family:
     `keep_unquantized` selects the tensors that an edge bundle must store as they are: those that the tap's fingerprint
     covers. `is_head` selects those with a row for every token: a bundle with a draft vocabulary stores its rows alone.
     `options` are those that it reads besides `family`; others are refused. One of options.SHARED may be given by its
-    name. A family whose heads TargetWeights.draft_tokens restricts has `draft_vocab` among them.
+    name. A family whose heads TargetWeights.draft_tokens restricts has `draft_vocab` among them. `asked` is its turn
+    among Outrider's own: one that also recognizes what belongs to another has a later one.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Family:
     keep_unquantized: Callable[[str], bool] = lambda name: False
     is_head: Callable[[str], bool] = lambda name: False
     options: tuple[DrafterOption[Any] | str, ...] = ()  # Any: each has values of its own type
+    asked: int = 0
 
     def __post_init__(self) -> None:
         names = [*OF_EVERY_DRAFTER, *(option if isinstance(option, str) else option.name for option in self.options)]

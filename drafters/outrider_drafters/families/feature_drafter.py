@@ -9,10 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from outrider_drafters.blocks.layers import Rope
 from outrider_drafters.blocks.row_buffer import AnyCache, JointCache, KVCache, RowBuffer
 from outrider_drafters.blocks.token_state import TokenState, WithTokenState
 from outrider_drafters.blocks.tree_mask import TreeMask
@@ -82,6 +85,51 @@ class FeatureDrafter(ABC):
 
     def new_state(self) -> FeatureState:
         return FeatureState(self)
+
+
+class HasRope(Protocol):
+    def rope(self, positions: Tensor) -> Rope: ...
+
+
+class PairBlock(Protocol):
+    """A decoder layer over pairs."""
+
+    @property
+    def shape(self) -> HasRope: ...
+
+    def new_cache(self) -> KVCache: ...
+
+    def run(self, x: Tensor, rope: Rope, cache: AnyCache, mask: Tensor | None = None) -> Tensor:
+        """Append pairs to the cache and return their outputs [n, E]; mask [n, all rows] bool, None: see all."""
+        ...
+
+    def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
+        """Append the pairs' keys and values to the cache without computing outputs."""
+        ...
+
+
+class PairDrafter(FeatureDrafter):
+    """A drafter whose step is a decoder layer: EAGLE-1/2 and EAGLE-3."""
+
+    block: PairBlock
+
+    @abstractmethod
+    def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:
+        """Fuse n tokens' embeddings and features, both [n, E], to the block's input."""
+
+    def step(self, rows: FeatureRows) -> Tensor:
+        assert rows.cache is not None
+        return self.block.run(self._inputs(rows), self.block.shape.rope(rows.positions), rows.cache, rows.mask)
+
+    def fill(self, rows: FeatureRows) -> None:
+        assert isinstance(rows.cache, KVCache)
+        self.block.append_kv(self._inputs(rows), self.block.shape.rope(rows.positions), rows.cache)
+
+    def new_cache(self) -> KVCache:
+        return self.block.new_cache()
+
+    def _inputs(self, rows: FeatureRows) -> Tensor:
+        return self.pairs(F.embedding(rows.tokens, self.embed), rows.features)
 
 
 class FeatureState(WithTokenState):

@@ -42,7 +42,7 @@ class ScoredTree:
     entropies: tuple[float, ...] | None = None
 
     def part(self, nodes: Sequence[int]) -> ScoredTree:
-        """Return these nodes alone, in order, with whom their parents must be."""
+        """Return the tree of these nodes alone, in this order; the parent of each must be among them."""
         if len(nodes) == len(self.tree):
             return self
         place = {ROOT: ROOT} | {node: number for number, node in enumerate(nodes)}

@@ -9,7 +9,7 @@ that of the node's whole path times that of the bonus, which is none of the node
      /        \\         level by level, as one tree below the one being judged
     2          x - ...
 
-A drafter of blocks runs one below every bonus, all in one pass (families/dflash/block_state.py).
+A drafter of blocks runs one below every bonus, all in one pass (families/block_state.py).
 
 Several outcomes side by side: Saguaro (arXiv 2603.03251); one bonus guess: SpecEdge (arXiv 2505.17052).
 """

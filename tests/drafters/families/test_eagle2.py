@@ -18,8 +18,8 @@ from outrider_drafters import (
 )
 from outrider_drafters.families import feature_drafter
 from outrider_drafters.families.eagle2.drafter import TOLERANT_STEPS, Eagle2Drafter
-from outrider_drafters.families.eagle2.network import STEPS
 from outrider_drafters.families.feature_drafter import FeatureState
+from outrider_drafters.families.shared_layout import STEPS
 from outrider_proto.tree import ROOT
 
 SETTINGS = [(24, 4, 6), (60, 7, 10), (5, 3, 1)]  # total_token, depth, top_k

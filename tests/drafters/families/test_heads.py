@@ -6,8 +6,7 @@ import torch
 from outrider_drafters import TreeShape, grow_tree
 from outrider_drafters.contracts.tap import Activations, LastHiddenTap
 from outrider_drafters.contracts.tree_choices import TreeChoices, shipped_choices
-from outrider_drafters.families.heads.state import default_choices
-from outrider_drafters.families.heads.tap import NewestHiddenTap, newest_hidden_info
+from outrider_drafters.families.heads import NewestHiddenTap, default_choices, newest_hidden_info
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter, load_tap, write_draft_vocab
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.families.heads.tap import newest_hidden_info
+from outrider_drafters.families.heads import newest_hidden_info
 from outrider_drafters.families.mlp_speculator.family import FAMILY
 from outrider_drafters.load import open_drafter
 from outrider_proto.errors import UsageError

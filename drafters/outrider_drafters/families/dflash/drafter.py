@@ -19,7 +19,7 @@ from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.checkpoints.draft_vocabulary import select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan, TreeShape
-from outrider_drafters.families.dflash.block_state import BlockState
+from outrider_drafters.families.block_state import BlockState
 from outrider_drafters.families.dflash.network import BlockRows, DFlash
 from outrider_drafters.families.dflash.tap import NAME, tap_info
 from outrider_proto.frames import TapInfo

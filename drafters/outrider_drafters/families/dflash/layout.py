@@ -18,13 +18,21 @@ from typing import Any, Literal
 from outrider_drafters.blocks.layers import QK_NORMS, WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.options import DDTREE_OPTION, TARGET_LAYERS_OPTION
+from outrider_drafters.checkpoints.options import TARGET_LAYERS_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.contracts.tap import BEFORE_NORM, LAST
-from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreeShape
+from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.families.dflash.layer_masks import layer_mask
 from outrider_drafters.families.dflash.network import LATE, DFlashSizes
-from outrider_drafters.families.eagle3.layout import D2T, EMBEDDING, LM_HEAD, VERIFIERS, stored_head
+from outrider_drafters.families.shared_layout import (
+    D2T,
+    EMBEDDING,
+    LM_HEAD,
+    VERIFIERS,
+    best_first_or_chain,
+    speculative_tokens,
+    stored_head,
+)
 from outrider_drafters.readers.config import KIND, NESTED, config_int, flattened
 
 Layout = Literal["z-lab", "DeepSpec", "speculators"]
@@ -109,13 +117,6 @@ def default_plan(files: DrafterFiles, num_drafts: int) -> TreeShape:
     return best_first_or_chain(files, min(num_drafts, speculative_tokens(files) or num_drafts), DDTREE)
 
 
-def best_first_or_chain(files: DrafterFiles, levels: int, default: int = 0) -> TreeShape:
-    """Return the best-first tree of as many nodes as the options say, else `default`; of 0 nodes, a chain of levels."""
-    levels, chosen = min(levels, MAX_LEVELS), files.options.get(DDTREE_OPTION)
-    budget = default if chosen is None else chosen
-    return TreeShape.best_first(levels, budget) if budget else TreeShape.chain(levels)
-
-
 def _refuse_others(files: DrafterFiles, layout: Layout) -> None:
     if any(part in name for name in files.names for part in SECOND):
         raise files.fault(f"DFlash 2 ({', '.join(SECOND)}): only DFlash 1 is supported")
@@ -186,14 +187,6 @@ def _own_embedding(files: DrafterFiles, target: TargetSizes) -> bool:
         return False
     files.need_equal(f"rows of {EMBEDDING}", files.checkpoint.matrix(EMBEDDING)[0], target.vocab)
     return True
-
-
-def speculative_tokens(files: DrafterFiles) -> int | None:
-    """Return how many tokens speculators' config proposes to draft, if it says so."""
-    proposals = files.config.get("speculators_config")
-    methods = proposals.get("proposal_methods") if isinstance(proposals, Mapping) else None
-    first = methods[0] if isinstance(methods, list) and methods else None
-    return config_int(first, "speculative_tokens") if isinstance(first, Mapping) else None
 
 
 def _mask_token(files: DrafterFiles, target: TargetSizes) -> int:

@@ -25,7 +25,7 @@ from outrider_drafters.families.dflash.network import DFlashSizes
 from outrider_drafters.families.dflash.tap import tap_info
 from outrider_drafters.families.dspark.drafter import NAME, DSparkDrafter
 from outrider_drafters.families.dspark.network import DSpark, DSparkHeads, MarkovKind
-from outrider_drafters.families.eagle3.layout import check_vocabulary
+from outrider_drafters.families.shared_layout import check_vocabulary
 
 CONFIDENCE = DrafterOption.number(
     "confidence", "end a draft where the confidence head gives less (0: draft whole blocks)", most=1

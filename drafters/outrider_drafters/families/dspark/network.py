@@ -23,6 +23,7 @@ from outrider_drafters.blocks.layers import INIT_STD
 from outrider_drafters.checkpoints.draft_vocabulary import membership, offsets
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.dflash.network import DFlash, DFlashSizes
+from outrider_drafters.families.shared_layout import proposing
 from outrider_drafters.readers.checkpoint import write_model
 
 MarkovKind = Literal["vanilla", "gated", "rnn"]
@@ -101,7 +102,6 @@ class DSpark(DFlash):
         sizes, heads, tensors = self.sizes, self.heads, self.state_dict()
         if (tokens := self.draft_tokens) is not None:
             tensors["t2d"] = membership(tokens, sizes.vocab)
-        proposal = {"proposal_type": "greedy", "speculative_tokens": sizes.num_drafts}
         config = {
             "architectures": ["DSparkDraftModel"],
             "speculators_model_type": "dspark",
@@ -116,11 +116,7 @@ class DSpark(DFlash):
             "markov_head_type": heads.kind,
             "enable_confidence_head": heads.confidence != "none",
             "confidence_head_with_markov": heads.confidence == "hidden and token",
-            "speculators_config": {
-                "algorithm": "dspark",
-                "default_proposal_method": "greedy",
-                "proposal_methods": [proposal],
-            },
+            "speculators_config": proposing("dspark", sizes.num_drafts),
         }
         write_model(directory, config | self._late_config(), tensors, dtype)
 

@@ -20,42 +20,31 @@ from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, EMBEDDING_
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import LastHiddenTap
 from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
-from outrider_drafters.families.eagle2.network import NAME, STEPS, Eagle2, Eagle2Sizes
+from outrider_drafters.families.eagle2.network import NAME, Eagle2, Eagle2Sizes
 from outrider_drafters.families.family import Family
+from outrider_drafters.families.shared_layout import EMBEDDING, STEPS
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_drafters.readers.config import KIND, NESTED, SPECULATORS_KEYS, Config, config_int, flattened
 from outrider_proto.errors import UsageError
 
 BLOCK = "layers.{}."
-
 FIRST = BLOCK.format(0)
-
-EMBEDDING = "embed_tokens.weight"  # a copy of the target's, which a file may have or not
-
 PARTS = ("fc.", FIRST)
-
 UNSAID_THETA = 10000.0
-
 SPECULATORS = "eagle"  # speculators' name for all three
-
 FUSION = "fusion_fc."
-
 EMBED_NORM, INPUT_NORM, OUTPUT_NORM = NORMS = (
     "embedding_layernorm.weight",
     FIRST + "input_layernorm.weight",
     "pre_lm_head_layernorm.weight",
 )
-
 RENAMED = {  # vllm-project/speculators, convert/eagle/eagle_converter.py until its pull request 672
     "embed_layernorm.weight": EMBED_NORM,
     "hidden_layernorm.weight": INPUT_NORM,
     "lm_head_layernorm.weight": OUTPUT_NORM,
 }
-
 SETTINGS = frozenset((*SPECULATORS_KEYS, "transformer_layer_architecture", "layernorms", "fusion_bias"))
-
 LAYERS = ("auto", "LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
-
 REQUIRED = frozenset({"fc.weight"} | {FIRST + name for name in WEIGHTS if name != "input_layernorm.weight"})
 
 
@@ -189,5 +178,6 @@ FAMILY = Family(
     recognizes=recognizes,
     drafter=_load_drafter,
     tap=_load_tap,
+    asked=2,  # fc.* and layers.0.* are also in DFlash, DSpark, and EAGLE-3 in vLLM's layout
     options=(ROPE_THETA_OPTION, EMBEDDING_OPTION, DRAFT_VOCAB_OPTION),
 )

@@ -19,14 +19,12 @@ from torch import Tensor, nn
 from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm, causal_mask
 from outrider_drafters.blocks.rope import RopeScaling
 from outrider_drafters.checkpoints.target_weights import TargetSizes
+from outrider_drafters.families.shared_layout import STEPS
 from outrider_drafters.readers.checkpoint import write_model
 from outrider_drafters.readers.config import Config
 from outrider_proto.errors import UsageError
 
 NAME = "eagle2"
-
-# Key of our config.json: number of steps of its own output that a head was trained over.
-STEPS = "outrider_steps"
 
 
 @dataclass(frozen=True, slots=True)

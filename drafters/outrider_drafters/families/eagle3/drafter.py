@@ -1,4 +1,4 @@
-"""The client half of EAGLE-3 and EAGLE 3.1: the layers and their head, on top of eagle2's PairDrafter."""
+"""The client half of EAGLE-3 and EAGLE 3.1: the layers and their head, over pairs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from outrider_drafters.blocks.layers import RMSNorm
 from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.families.eagle2.drafter import PairDrafter
 from outrider_drafters.families.eagle3.layer import FusedPairLayer
 from outrider_drafters.families.eagle3.network import Eagle3
 from outrider_drafters.families.eagle3.tap import NAME, tap_info
+from outrider_drafters.families.feature_drafter import PairDrafter
 from outrider_proto.frames import TapInfo
 
 PUBLISHED_STEPS = 7  # of its own output, that published heads were trained over

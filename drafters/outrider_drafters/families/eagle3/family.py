@@ -14,22 +14,12 @@ from outrider_drafters.checkpoints.options import (
 )
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import LastHiddenTap, Tap
-from outrider_drafters.families.eagle2.network import STEPS
 from outrider_drafters.families.eagle3.drafter import PUBLISHED_STEPS, Eagle3Drafter
-from outrider_drafters.families.eagle3.layout import (
-    D2T,
-    EMBEDDING,
-    NORM_OUTPUT,
-    SETTINGS,
-    T2D,
-    canonical,
-    check_vocabulary,
-    recognizes,
-    sizes_of,
-)
+from outrider_drafters.families.eagle3.layout import NORM_OUTPUT, SETTINGS, canonical, recognizes, sizes_of
 from outrider_drafters.families.eagle3.network import Eagle3
 from outrider_drafters.families.eagle3.tap import NAME, Eagle3Tap, tap_info
 from outrider_drafters.families.family import Family
+from outrider_drafters.families.shared_layout import D2T, EMBEDDING, STEPS, T2D, check_vocabulary
 from outrider_drafters.readers.config import NESTED, config_int
 
 _DEEPSPECS_STEPS = "ttt_length"  # DeepSpec's key for what STEPS says
@@ -76,5 +66,6 @@ FAMILY = Family(
     drafter=_load_drafter,
     tap=_load_tap,
     keep_unquantized=lambda name: name.startswith(("fc", "input_norm")),
+    asked=1,  # its tensors are also in P-EAGLE's files
     options=(ROPE_THETA_OPTION, NORM_OUTPUT, EMBEDDING_OPTION, TARGET_LAYERS_OPTION, DRAFT_VOCAB_OPTION),
 )

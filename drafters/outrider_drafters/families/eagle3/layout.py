@@ -17,7 +17,6 @@ from dataclasses import replace
 
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
-from outrider_drafters.checkpoints.draft_vocabulary import check_membership, draft_tokens
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.options import (
     EMBEDDING_OPTION,
@@ -28,23 +27,19 @@ from outrider_drafters.checkpoints.options import (
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 from outrider_drafters.families.eagle3.tap_layers import IDS, chosen_layers, is_deepspec, uses_layers
+from outrider_drafters.families.shared_layout import EMBEDDING, VERIFIERS, stored_head
 from outrider_drafters.readers.config import NESTED, SPECULATORS_KEYS, Config, config_int, flattened, is_sliding
 
 NORM_OUTPUT = DrafterOption.switch("norm_output", "feed back the output after the norm")
 
 LAYER = "midlayer."
 VLLM_LAYER = "layers.0."
-EMBEDDING = "embed_tokens.weight"
-LM_HEAD = "lm_head.weight"
-D2T, T2D = "d2t", "t2d"
 FUSING = ("fc.", "fc_norm.", "input_norm.")
 REQUIRED = frozenset({"norm.weight", f"{LAYER}hidden_norm.weight"} | {LAYER + name for name in WEIGHTS})
 SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "embed_requires_grad")
 VALUES = ("draft_vocab_size", "target_hidden_size", "eagle_config", IDS)
 SETTINGS = frozenset((*SPECULATORS_KEYS, *SWITCHES, *VALUES))  # of speculators' files
 LATER = re.compile(r"layers\.(\d+)\.")
-# Parts of the target that trainers keep for their losses and export along.
-VERIFIERS = ("verifier_norm.weight", "verifier_lm_head.weight", "verifier_embed_tokens.weight")
 
 
 def recognizes(files: DrafterFiles) -> bool:
@@ -88,24 +83,6 @@ def _sizes_of(files: DrafterFiles, target: TargetSizes) -> Eagle3Sizes:
         own_head=own_head,
         windows=_windows(files),
     )
-
-
-def check_vocabulary(files: DrafterFiles, draft_vocab: int, vocab: int) -> None:
-    """Raise UsageError if d2t or t2d contradict themselves or each other."""
-    if D2T not in files.names:
-        return
-    with files.naming_errors():
-        _check_maps(files, draft_vocab, vocab)
-
-
-def _check_maps(files: DrafterFiles, draft_vocab: int, vocab: int) -> None:
-    d2t = files.checkpoint.read(D2T)
-    if draft_vocab == vocab and not bool(d2t.any()):
-        # Without a draft vocabulary both maps may keep their initial values, which say nothing.
-        return
-    tokens = draft_tokens(d2t, vocab)
-    if T2D in files.names:
-        check_membership(files.checkpoint.read(T2D), tokens, vocab)
 
 
 def _canonical(name: str) -> str | None:
@@ -160,19 +137,6 @@ def _layers(files: DrafterFiles, target: TargetSizes) -> tuple[int, ...]:
     if columns % target.hidden:
         raise files.fault(f"fc.weight has {columns} columns: need a multiple of {target.hidden}, the target's width")
     return chosen_layers(files.config, files.options.get(TARGET_LAYERS_OPTION), target.layers, columns // target.hidden)
-
-
-def stored_head(files: DrafterFiles, target: TargetSizes) -> tuple[int, bool]:
-    """Return the size of the draft vocabulary, and true if lm_head is the file's own."""
-    # tie_word_embeddings is no guide: exporters copy it from the target.
-    if LM_HEAD in files.names:
-        rows = files.checkpoint.matrix(LM_HEAD)[0]
-        if rows != target.vocab and D2T not in files.names:
-            raise files.fault(f"lacks tensors {D2T}: {LM_HEAD} has {rows} rows, the target's vocabulary {target.vocab}")
-        return rows, True
-    if config_int(files.config, "draft_vocab_size", target.vocab) != target.vocab:
-        raise files.fault(f"lacks tensors {LM_HEAD}")
-    return target.vocab, False
 
 
 def _own_embedding(files: DrafterFiles, target: TargetSizes, width: int) -> bool:

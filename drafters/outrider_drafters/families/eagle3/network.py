@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from outrider_drafters.blocks.layers import INIT_STD, LlamaBlock, RMSNorm, Rope, causal_mask
 from outrider_drafters.checkpoints.draft_vocabulary import draft_tokens, membership, offsets
 from outrider_drafters.checkpoints.target_weights import TargetSizes
-from outrider_drafters.families.eagle2.network import STEPS
 from outrider_drafters.families.eagle3.layer import PairLayer, TrainStepCache, take_rows
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
+from outrider_drafters.families.shared_layout import STEPS
 from outrider_drafters.readers.checkpoint import write_model
 from outrider_proto.errors import UsageError
 

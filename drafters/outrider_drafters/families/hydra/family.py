@@ -20,7 +20,7 @@ from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, ROPE_THETA_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.families.family import Family
-from outrider_drafters.families.heads.tap import NewestHiddenTap
+from outrider_drafters.families.heads import NewestHiddenTap
 from outrider_drafters.families.hydra.drafter import NAME, HydraDrafter
 from outrider_drafters.families.hydra.network import OWN_OUTPUT, Hydra, HydraSizes
 from outrider_drafters.families.hydra.tap import HydraPrefixTap, tap_info

@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.checkpoints.fingerprint import tensors_fingerprint
 from outrider_drafters.contracts.tap import LAST, Activations
-from outrider_drafters.families.heads.tap import newest_hidden_info
+from outrider_drafters.families.heads import newest_hidden_info
 from outrider_drafters.families.hydra.network import Hydra, HydraPrefix
 from outrider_proto.frames import TapInfo
 

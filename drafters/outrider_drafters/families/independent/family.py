@@ -94,5 +94,6 @@ FAMILY = Family(
     recognizes=_recognizes,
     drafter=_load,
     tap=lambda files, target, like: None,
+    asked=3,  # any whole model, even one that also holds heads or MTP layers
     options=(TIE_TO_TARGET, DRAFT_VOCAB_OPTION),
 )

@@ -11,8 +11,7 @@ from torch import Tensor
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import TreePlan
-from outrider_drafters.families.heads.state import HeadsState, TokenPath, default_choices
-from outrider_drafters.families.heads.tap import newest_hidden_info
+from outrider_drafters.families.heads import HeadsState, TokenPath, default_choices, newest_hidden_info
 from outrider_drafters.families.medusa.network import NAME, Medusa, output_of
 
 

@@ -9,7 +9,7 @@ from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.families.family import Family
-from outrider_drafters.families.heads.tap import NewestHiddenTap
+from outrider_drafters.families.heads import NewestHiddenTap
 from outrider_drafters.families.medusa.drafter import MedusaDrafter
 from outrider_drafters.families.medusa.layout import (
     EXTRAS,

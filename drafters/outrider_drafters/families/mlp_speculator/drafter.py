@@ -11,8 +11,7 @@ from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import TreePlan
-from outrider_drafters.families.heads.state import HeadsState, TokenPath
-from outrider_drafters.families.heads.tap import newest_hidden_info
+from outrider_drafters.families.heads import HeadsState, TokenPath, newest_hidden_info
 from outrider_drafters.families.mlp_speculator.network import MLPSpeculator
 
 NAME = "mlp_speculator"

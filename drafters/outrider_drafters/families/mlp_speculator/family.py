@@ -17,7 +17,7 @@ from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tree_shape import MAX_BREADTH, MAX_LEVELS, TreeShape
 from outrider_drafters.families.family import Family
-from outrider_drafters.families.heads.tap import NewestHiddenTap
+from outrider_drafters.families.heads import NewestHiddenTap
 from outrider_drafters.families.mlp_speculator.drafter import NAME, MLPSpeculatorDrafter
 from outrider_drafters.families.mlp_speculator.network import MLPSpeculator, MLPSpeculatorSizes
 from outrider_drafters.readers.config import config_int

@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider_drafters.blocks.row_buffer import RowBuffer
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan, TreeShape
-from outrider_drafters.families.dflash.block_state import BlockState
+from outrider_drafters.families.block_state import BlockState
 from outrider_drafters.families.eagle3.drafter import drafting_head, fused_layers
 from outrider_drafters.families.eagle3.tap import tap_info
 from outrider_drafters.families.peagle.network import PEagle

@@ -27,22 +27,21 @@ from outrider_drafters.checkpoints.options import (
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import Tap
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS
-from outrider_drafters.families.dflash.layout import best_first_or_chain, speculative_tokens
 from outrider_drafters.families.eagle3.family import FAMILY as EAGLE3
 from outrider_drafters.families.eagle3.family import make_tap
-from outrider_drafters.families.eagle3.layout import (
-    D2T,
-    EMBEDDING,
-    SETTINGS,
-    T2D,
-    canonical,
-    check_vocabulary,
-    sizes_of,
-)
+from outrider_drafters.families.eagle3.layout import SETTINGS, canonical, sizes_of
 from outrider_drafters.families.eagle3.tap import tap_info
 from outrider_drafters.families.eagle3.tap_layers import IDS, config_value
 from outrider_drafters.families.peagle.drafter import NAME, PEagleDrafter
 from outrider_drafters.families.peagle.network import PEagle, PEagleSizes
+from outrider_drafters.families.shared_layout import (
+    D2T,
+    EMBEDDING,
+    T2D,
+    best_first_or_chain,
+    check_vocabulary,
+    speculative_tokens,
+)
 from outrider_drafters.readers.config import KIND, NESTED, config_int
 
 MASK_HIDDEN = "mask_hidden"
@@ -117,5 +116,6 @@ FAMILY = replace(
     recognizes=lambda files: files.config.get(KIND) == NAME or not files.names.isdisjoint(MASKS),
     drafter=_load_drafter,
     tap=_load_tap,
+    asked=0,  # before EAGLE-3, which also recognizes these files
     options=(ROPE_THETA_OPTION, EMBEDDING_OPTION, TARGET_LAYERS_OPTION, DRAFT_VOCAB_OPTION, DDTREE_OPTION, DRAFTS),
 )

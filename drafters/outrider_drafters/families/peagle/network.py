@@ -21,6 +21,7 @@ from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle3.layer import TrainStepCache
 from outrider_drafters.families.eagle3.network import Eagle3
 from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
+from outrider_drafters.families.shared_layout import proposing
 from outrider_drafters.readers.checkpoint import write_model
 
 
@@ -79,7 +80,6 @@ class PEagle(Eagle3):
         """Write speculators' layout, of a head without windows; `steps` say nothing here."""
         sizes = self.sizes
         rope = {"rope_theta": sizes.block.rope_theta, "rope_type": "default"}
-        proposal = {"proposal_type": "greedy", "speculative_tokens": self.num_drafts}
         config = {
             "architectures": ["PEagleSpeculator"],
             "speculators_model_type": "peagle",
@@ -93,11 +93,7 @@ class PEagle(Eagle3):
             "embed_requires_grad": sizes.own_embedding,
             "eagle_aux_hidden_state_layer_ids": list(sizes.target_layers),
             "mask_token_id": self.mask_token,
-            "speculators_config": {
-                "algorithm": "peagle",
-                "default_proposal_method": "greedy",
-                "proposal_methods": [proposal],
-            },
+            "speculators_config": proposing("peagle", self.num_drafts),
         }
         tensors = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in self._tensors().items()}
         write_model(directory, config, tensors, dtype)

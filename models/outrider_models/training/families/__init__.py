@@ -1,26 +1,19 @@
-"""Families that can be trained, by name: one module each, with its settings, its loss and the paper's values.
+"""Families that can be trained, by name: modules with a FAMILY, its settings, loss and the paper's values.
 
 An installed package adds others by entry points of the group `outrider.training`.
 """
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 from outrider_drafters.plug_ins import PlugIns
 from outrider_models.training.core.family import TrainableFamily
-from outrider_models.training.families import (
-    dflash,
-    dspark,
-    eagle2,
-    eagle3,
-    hass,
-    hydra,
-    independent,
-    medusa,
-    moa,
-    peagle,
-)
 from outrider_proto.errors import UsageError
 
-_ALL = (moa, eagle2, hass, eagle3, medusa, hydra, dflash, dspark, peagle, independent)
-TRAINABLE_FAMILIES: dict[str, TrainableFamily] = {family.FAMILY.name: family.FAMILY for family in _ALL}
+_MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+TRAINABLE_FAMILIES: dict[str, TrainableFamily] = {
+    module.FAMILY.name: module.FAMILY for module in _MODULES if hasattr(module, "FAMILY")
+}
 PLUG_INS = PlugIns("outrider.training", TrainableFamily, lambda: TRAINABLE_FAMILIES)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.families.dspark.network import DSpark, DSparkHeads, MarkovKind
-from outrider_drafters.families.eagle3.layout import T2D
+from outrider_drafters.families.shared_layout import T2D
 from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.block_losses import (
     BlockLabels,

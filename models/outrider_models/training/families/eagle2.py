@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.checkpoints.target_weights import TargetSizes
-from outrider_drafters.families.eagle2.family import EMBEDDING
 from outrider_drafters.families.eagle2.network import Eagle2, Eagle2Sizes
+from outrider_drafters.families.shared_layout import EMBEDDING
 from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.families.eagle3.layout import T2D, canonical
+from outrider_drafters.families.eagle3.layout import canonical
 from outrider_drafters.families.eagle3.tap_layers import default_layers
 from outrider_drafters.families.peagle.family import NUM_DRAFTS, mask_token
 from outrider_drafters.families.peagle.network import PEagle, PEagleSizes
+from outrider_drafters.families.shared_layout import T2D
 from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.families.eagle2.network import STEPS
+from outrider_drafters.families.shared_layout import STEPS
 from outrider_drafters.load import load_drafter, load_tap
 from outrider_models.training.core import block_losses, losses
 from outrider_models.training.core.interfaces import Batch, TeacherRequest, most_frequent
@@ -386,5 +386,5 @@ def test_an_independent_drafter_s_embedding_is_stored_once(teacher, tmp_path):
 
 
 def test_an_unknown_family():
-    with pytest.raises(UsageError, match="moa, eagle2, hass"):
+    with pytest.raises(UsageError, match="dflash, dspark, eagle2"):
         trainable_family("oracle")

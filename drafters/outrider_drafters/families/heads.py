@@ -1,4 +1,4 @@
-"""The draft state of Medusa and Hydra, whose heads each predict one token further ahead.
+"""What Medusa, Hydra and MLP speculators share: heads that each predict one token further ahead, and their tap.
 
 position     q        q+1      q+2      q+3      q+4            h: the newest feature, at position q
 token        x_q      x_q+1    x_q+2    ...                     x_q+1 is the root, unless features lag behind it
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from outrider_drafters.blocks.row_buffer import RowBuffer
 from outrider_drafters.contracts.drafter import tree_logits_by_level
+from outrider_drafters.contracts.tap import LAST, Activations, StatelessTap
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import TapInfo
@@ -182,3 +183,26 @@ def default_choices(num_heads: int) -> TreeChoices:
     if fitted is None:
         raise UsageError("a drafter of heads without a head")
     return fitted
+
+
+class NewestHiddenTap(StatelessTap):
+    """The target's hidden state `offset` layers before its last one; only the newest row is sent.
+
+    Offset 0 is after the final norm.
+    """
+
+    needs_kv = False
+
+    def __init__(self, width: int, offset: int = 0) -> None:
+        self.info = newest_hidden_info(width, offset)
+        self.hidden_layers = (LAST - offset,)
+
+    def rows(self, acts: Activations) -> Tensor:
+        return acts.hidden[self.hidden_layers[0]].float()
+
+
+def newest_hidden_info(width: int, offset: int = 0) -> TapInfo:
+    """Describe the features."""
+    # Not last_hidden_info's name, although the rows are the same: EAGLE needs every row, these only the newest.
+    place = f":{offset}" if offset else ""
+    return TapInfo(f"newest-hidden:{width}{place}", "newest-hidden", width, newest_only=True)

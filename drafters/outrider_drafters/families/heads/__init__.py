@@ -1,1 +1,0 @@
-"""Drafters that read the newest feature alone: Medusa, Hydra, Hydra++."""
