@@ -28,8 +28,8 @@ SMALL_LINES = 60
 BOUNDS = {
     "lines: proto": (2_300, 2_300),
     "lines: netsim": (15_271, 11_500),
-    "lines: drafters": (13_874, 12_500),
-    "lines: models": (8_305, 5_500),
+    "lines: drafters": (13_841, 12_500),
+    "lines: models": (8_187, 5_500),
     "lines: server": (13_397, 11_500),
     "lines: client": (14_885, 13_500),
     "lines: bench": (21_306, 8_500),
