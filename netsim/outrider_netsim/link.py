@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self, assert_never, cast
+from typing import TYPE_CHECKING, Self, assert_never, cast
 
-from outrider_netsim.core.addresses import CLIENT_VARIABLE, Address, check_port, parse_address
+from outrider_netsim.core.addresses import CLIENT_VARIABLE, Address, parse_address
 from outrider_netsim.core.async_resource import AsyncResource
 from outrider_netsim.core.engine_names import (
     BEST_FIRST,
@@ -23,58 +22,15 @@ from outrider_netsim.core.engine_names import (
     EngineName,
 )
 from outrider_netsim.core.errors import EngineError, ProfileError
+from outrider_netsim.engines.engine_link import EngineLink, LinkPlan
 from outrider_netsim.impairments.path import LinkStats
 from outrider_netsim.profiles.profile import Profile
-from outrider_netsim.recording.recorder import NO_RECORDING, RecordingFiles
+from outrider_netsim.recording.recorder import RecordingFiles
 
 if TYPE_CHECKING:
     from outrider_netsim.namespaces.namespaces import Namespaces  # Linux only
 
 LOOPBACK = "127.0.0.1"
-
-
-class EngineLink(Protocol):
-    """The interface of every engine.
-
-    `start` raises EngineError, or OSError when it cannot listen at the address.
-    """
-
-    profile: Profile
-
-    @property
-    def engine(self) -> str: ...
-    @property
-    def address(self) -> str:
-        """HOST:PORT where clients in this process's network reach the upstream through the link."""
-
-    @property
-    def is_cut(self) -> bool:
-        """True between `cut` and `restore`; planned outages do not count."""
-
-    @property
-    def stats(self) -> LinkStats: ...
-    def cut(self) -> None: ...
-    def restore(self) -> None: ...
-    def set(self, profile: Profile) -> None: ...
-    async def start(self) -> object: ...
-    async def aclose(self) -> None: ...
-
-    async def run(
-        self, argv: Sequence[str], upstreams: Sequence[Address], environments: Sequence[Mapping[str, str]]
-    ) -> list[int]:
-        """Run a command behind the link, once for each environment; return the exit statuses."""
-
-
-@dataclass(frozen=True, slots=True)
-class LinkPlan:
-    """The arguments that every engine is built from."""
-
-    profile: Profile
-    upstream: Address
-    seed: int
-    listen: Address
-    congestion: str = DEFAULT_CONGESTION
-    recording: RecordingFiles = NO_RECORDING
 
 
 class Link(AsyncResource):
@@ -107,8 +63,6 @@ class Link(AsyncResource):
         packet_log: str | Path | None = None,
     ) -> None:
         server = parse_address("upstream", upstream)
-        check_port("upstream port", server.port)
-        check_port("port", port, least=0)
         self._candidates = candidates(engine)
         seed = profile.seed if seed is None else seed
         recording = RecordingFiles(*(None if file is None else str(file) for file in (pcap, packet_log)))
@@ -151,7 +105,7 @@ class Link(AsyncResource):
     @property
     def seed_is_honoured(self) -> bool:
         """False with the kernel engine before Linux 6.6, where every run is different."""
-        return getattr(self._started, "seed_is_honoured", True)
+        return self._started.seed_is_honoured
 
     @property
     def congestion(self) -> str:
@@ -175,7 +129,7 @@ class Link(AsyncResource):
     @property
     def namespaces(self) -> Namespaces | None:
         """The namespaces of the link's two ends; None with the proxy engine, which has none."""
-        return getattr(self._started, "namespaces", None)
+        return self._started.namespaces
 
     @property
     def is_cut(self) -> bool:
@@ -258,32 +212,10 @@ def build_engine(name: EngineName, plan: LinkPlan) -> EngineLink:
         kind = _class_of(name)
     except ModuleNotFoundError as error:
         raise EngineError(f"{error.name} is not installed: pip install 'outrider[netsim]'") from None
-    return kind(
-        plan.profile,
-        plan.upstream,
-        plan.seed,
-        listen=plan.listen,
-        congestion=plan.congestion,
-        recording=plan.recording,
-    )
+    return kind(plan)
 
 
-class _Engine(Protocol):
-    """The constructor of every engine."""
-
-    def __call__(
-        self,
-        profile: Profile,
-        upstream: Address,
-        seed: int,
-        *,
-        listen: Address,
-        congestion: str,
-        recording: RecordingFiles,
-    ) -> EngineLink: ...
-
-
-def _class_of(name: EngineName) -> _Engine:
+def _class_of(name: EngineName) -> type[EngineLink]:
     match name:
         case "kernel":
             from outrider_netsim.engines.kernel import KernelLink

@@ -11,7 +11,7 @@ from outrider_netsim.cli.terminal import console, errors, exit_on_error
 
 if TYPE_CHECKING:
     from outrider_netsim.fitting.comparison import Row
-    from outrider_netsim.fitting.fit import Fit, FitOptions
+    from outrider_netsim.fitting.fit import Fit
 
 app = typer.Typer()
 
@@ -29,17 +29,6 @@ def fit(
     up: Annotated[
         Path | None, typer.Option(metavar="TRACE", help="Trace of the way up; without it, both ways have the same.")
     ] = None,
-    model: Annotated[
-        bool,
-        typer.Option(
-            "--model",
-            help="Replace traces: Mahimahi's by a made one with the same rates in another order, FILE.csv by its means "
-            "and a distribution of its delays.",
-        ),
-    ] = False,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the profile.  [default: that of the file]", show_default=False)
-    ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE.toml", help="File for the profile, in place of standard output.")
     ] = None,
@@ -51,20 +40,17 @@ def fit(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed of a made trace.")] = 0,
 ) -> None:
     """Fit a profile to recordings of a link, and show how near it is.
 
     A ping gives base, mean, deviation, distribution and coherence of the delay, loss and its bursts, and outages; half
     of each round trip counts for each way. A trace gives the rate, and is referred to.
     """
-    from outrider_netsim.fitting.fit import fit_profile
     from outrider_netsim.profiles.profile_files import profile_text
 
     with exit_on_error():
-        fitted = fit_profile(_options(recordings, up, model, name, output, interval, seed))
+        fitted = _fitted(recordings, up, output, interval)
         _describe(fitted)
-        _write(fitted)
         text = profile_text(fitted.profile)
         if output is None:
             console.print(text, end="", markup=False, soft_wrap=True)
@@ -73,19 +59,10 @@ def fit(
             errors.print(f"{output} written", markup=False, soft_wrap=True)
 
 
-def _options(
-    recordings: list[Path],
-    up: Path | None,
-    model: bool,
-    name: str | None,
-    output: Path | None,
-    interval_s: float | None,
-    seed: int,
-) -> FitOptions:
+def _fitted(recordings: list[Path], up: Path | None, output: Path | None, interval_s: float | None) -> Fit:
     from outrider_netsim.core.errors import ProfileError
-    from outrider_netsim.fitting.fit import FitOptions, sort_recordings
+    from outrider_netsim.fitting.fit import fit_profile, sort_recordings
     from outrider_netsim.fitting.recordings import RoundTrips, load_recording
-    from outrider_netsim.profiles.traces import DeliveryTrace
 
     if output is not None and output.suffix != ".toml":
         raise ProfileError(f"--output {output}: need a name that ends in .toml")
@@ -95,21 +72,17 @@ def _options(
     trace = load_recording(up) if up is not None else None
     if isinstance(trace, RoundTrips):
         raise ProfileError(f"--up {up}: a ping has both ways in it: give it without --up")
-    if model and output is None and any(isinstance(one, DeliveryTrace) for one in (down, trace)):
-        raise ProfileError("--model: need --output FILE.toml, to write the made trace beside it")
-    usual_name = (output or recordings[0]).stem
-    return FitOptions(name or usual_name, pings, down, trace, model, seed, output)
+    return fit_profile((output or recordings[0]).stem, pings, down, trace)
 
 
 def _describe(fitted: Fit) -> None:
     for title, rows in fitted.tables.items():
         errors.print(_table(title, rows))
-    for what, fits in fitted.delays.items():
-        distances = ", ".join(f"{one.distribution} {one.distance_ms:.3g} ms ({one.largest_gap:.3f})" for one in fits)
-        errors.print(f"{what}, mean distance of quantiles (largest gap of shares): {distances}", soft_wrap=True)
-    if "round trip" in fitted.tables:
+    if fitted.delays:
+        distances = ", ".join(f"{one.distribution} {one.distance_ms:.3g} ms" for one in fitted.delays)
+        errors.print(f"round trip, mean distance of quantiles: {distances}", soft_wrap=True)
         errors.print("half of a round trip each way: a ping cannot tell the two apart", soft_wrap=True)
-    if not fitted.delays:
+    else:
         errors.print("delay and loss are not in the recording: edit base_ms, or add a ping", soft_wrap=True)
 
 
@@ -118,16 +91,8 @@ def _table(title: str, rows: list[Row]) -> object:
 
     table = Table(title, "recorded", "fitted")
     for row in rows:
-        table.add_row(row.name, f"{row.recorded:.4g}", f"{row.fitted:.4g}")
+        table.add_row(row.name, *("" if value is None else f"{value:.4g}" for value in (row.recorded, row.fitted)))
     return table
-
-
-def _write(fitted: Fit) -> None:
-    from outrider_netsim.profiles.trace_files import save_trace
-
-    for file, trace in fitted.made.items():
-        save_trace(trace, file)
-        errors.print(f"{file} written", markup=False, soft_wrap=True)
 
 
 def _save(file: Path, text: str) -> None:

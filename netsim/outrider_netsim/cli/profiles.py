@@ -44,9 +44,6 @@ def list_profiles() -> None:
 @app.command()
 def show(
     profile: Annotated[str, typer.Argument(help="A built-in name, FILE.toml, or FILE.toml:NAME.")],
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also plot its delays to a PNG, SVG or PDF file.")
-    ] = None,
     toml: Annotated[bool, typer.Option("--toml", help="Print it as TOML, as a start for a file of your own.")] = False,
 ) -> None:
     """Describe a profile: delay, rate, loss, queue and order each way."""
@@ -55,10 +52,6 @@ def show(
 
     with exit_on_error():
         shown = profile_named(profile)
-        if plot is not None:
-            from outrider_netsim.cli.delay_plot import save_plot
-
-            save_plot(shown, plot)
     if toml:
         console.print(profile_text(shown), end="", markup=False, soft_wrap=True)
         return

@@ -14,67 +14,41 @@ import random
 import time
 from dataclasses import replace
 from itertools import count
-from typing import Final
 
-from outrider_netsim.core.addresses import FREE_PORT, Address
-from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
 from outrider_netsim.core.errors import EngineError
+from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.kernel_support import kernel_support
 from outrider_netsim.engines.namespace_link import NamespaceLink
 from outrider_netsim.engines.netem import QdiscConfig, qdisc_config
 from outrider_netsim.engines.shaped_pair import SIDES, QdiscCounters, ShapedPair
-from outrider_netsim.engines.veth import MIRROR_INTERFACE
 from outrider_netsim.impairments import DelayDraws
 from outrider_netsim.impairments.path import LinkStats, PathStats, direction_in_row
 from outrider_netsim.namespaces.interfaces import Side
 from outrider_netsim.profiles.outages import run_outages
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
-from outrider_netsim.recording.packet_tap import TapProcess
-from outrider_netsim.recording.recorder import NO_RECORDING, RecordingFiles
 
 STEPS_SHARE = 1 / 20  # of the coherence, for which a delay holds
 LEAST_STEP_S = 0.002
 
 
 class KernelLink(NamespaceLink):
-    """A link in front of the server at `upstream`; clients connect to `address` instead.
+    """A link through netem, which takes a seed since Linux 6.6 (`seed_is_honoured`); before that every run differs."""
 
-    async with KernelLink(profile_named("paper-5g"), Address("127.0.0.1", 50051), seed=1) as link:
-        ...                     # connect to link.address
-        link.cut()              # packets are lost both ways; TCP retransmits by its own timers
-        link.restore()
+    engine = "kernel"
 
-    netem takes a seed since Linux 6.6 (`seed_is_honoured`); before that every run is different.
-    """
-
-    engine: Final = "kernel"
-
-    def __init__(
-        self,
-        profile: Profile,
-        upstream: Address,
-        seed: int = 0,
-        *,
-        listen: Address = FREE_PORT,
-        congestion: str = DEFAULT_CONGESTION,
-        recording: RecordingFiles = NO_RECORDING,
-    ) -> None:
-        super().__init__(upstream, listen, congestion)
-        self.profile = profile
-        self.is_cut = False
+    def __init__(self, plan: LinkPlan) -> None:
+        if plan.recording:
+            raise EngineError("netem does not say what becomes of a packet: to record it, use --engine tun")
+        super().__init__(plan)
         self._in_outage = False
-        self._seed = seed
-        holds = any(outage.hold for outage in profile.outages)
-        self._lanes = tuple(KernelLane(side, seed, holds=holds) for side in SIDES)
+        holds = any(outage.hold for outage in self.profile.outages)
+        self._lanes = tuple(KernelLane(side, plan.seed, holds=holds) for side in SIDES)
         self._pair: ShapedPair | None = None
-        self._recording = recording
-        self._tap: TapProcess | None = None
         self._plans: list[asyncio.Task[None]] = []
         self._followers: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Start the link. Raises EngineError, or OSError when it cannot listen; nothing is left behind then."""
         if reason := kernel_support():
             raise EngineError(reason)
         check_traces(self.profile)
@@ -86,9 +60,6 @@ class KernelLink(NamespaceLink):
         await _end(self._plans)
         await _end(self._followers)
         await self._bridge.aclose()
-        if self._tap is not None:
-            await self._tap.aclose()
-            self._tap = None
         if self._pair is not None:
             self._pair.close()
             self._pair = None
@@ -133,10 +104,6 @@ class KernelLink(NamespaceLink):
     async def _make_link(self) -> None:
         shapings = await asyncio.to_thread(self._shapings, self.profile)
         self._pair = await ShapedPair.make(self.namespaces, *shapings)
-        if self._recording:
-            self._pair.mirror()
-            comment = f"{self.profile.name}, seed {self._seed}, engine kernel"
-            self._tap = await TapProcess.start(self.namespaces, MIRROR_INTERFACE, self._recording, comment)
 
     def _shapings(self, profile: Profile) -> tuple[QdiscConfig, QdiscConfig]:
         """Return the qdiscs of both directions. Raises EngineError before either is changed."""

@@ -11,12 +11,12 @@ import socket
 import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Literal
 
-from outrider_netsim.core.addresses import ADDRESS_VARIABLE, FREE_PORT, Address, check_port
-from outrider_netsim.core.async_resource import AsyncResource, close_server
-from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
+from outrider_netsim.core.addresses import ADDRESS_VARIABLE, Address
+from outrider_netsim.core.async_resource import close_server
 from outrider_netsim.core.errors import EngineError, ProfileError
+from outrider_netsim.engines.engine_link import EngineLink, LinkPlan
 from outrider_netsim.engines.link_clock import LinkClock
 from outrider_netsim.engines.relay import PayloadStats, relay
 from outrider_netsim.impairments.path import LinkStats
@@ -24,7 +24,7 @@ from outrider_netsim.namespaces.blackhole import accept_connections, ignore_conn
 from outrider_netsim.namespaces.command import run_copies
 from outrider_netsim.profiles.outages import run_outages
 from outrider_netsim.profiles.profile import Profile
-from outrider_netsim.recording.recorder import NO_RECORDING, FileRecorder, RecordingFiles
+from outrider_netsim.recording.recorder import FileRecorder
 from outrider_netsim.virtual.link import VirtualLink
 
 BACKLOG = 128
@@ -32,54 +32,33 @@ BACKLOG = 128
 CutReason = Literal["hand", "plan"]
 
 
-class ProxyLink(AsyncResource):
-    """A link in front of the server at `upstream`; clients connect to `address` instead.
+class ProxyLink(EngineLink):
+    """A link whose connections are modeled ones, between two real ones on this machine.
 
-        async with ProxyLink(profile_named("paper-5g"), Address("127.0.0.1", 7401), seed=1) as link:
-            ...                     # connect to link.address
-            link.cut()              # packets are lost; connections stall and new ones hang
-            link.restore()          # TCP, as modeled, delivers with its next retransmission
-
-    The seed fixes delay and loss of the n-th packet of each direction. Which bytes it carries depends on the timing of
-    the programs at both ends. The profile's outages count from the start. Raises EngineError for a congestion control
-    that is not modeled.
+    Raises EngineError for a capture, which needs packets, and a congestion control that is not modeled.
     """
 
-    engine: Final = "proxy"
+    engine = "proxy"
 
-    def __init__(
-        self,
-        profile: Profile,
-        upstream: Address,
-        seed: int = 0,
-        *,
-        listen: Address = FREE_PORT,
-        congestion: str = DEFAULT_CONGESTION,
-        recording: RecordingFiles = NO_RECORDING,
-    ) -> None:
-        if recording.pcap:
+    def __init__(self, plan: LinkPlan) -> None:
+        if plan.recording.pcap:
             raise EngineError("a relay has no packets to capture: use --engine tun, or --packet-log for their times")
-        self.profile = profile
-        check_port("upstream port", upstream.port)
-        check_port("port", listen.port, least=0)
-        self._upstream = upstream
-        self._listen = listen
+        super().__init__(plan)
         self._clock = LinkClock()
-        self._link = VirtualLink(profile, seed, self._clock, congestion=congestion)
+        self._link = VirtualLink(plan.profile, plan.seed, self._clock, congestion=plan.congestion)
         self._payload = PayloadStats(), PayloadStats()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._cut_reasons: set[CutReason] = set()
-        self._recording = recording
         self._recorder: FileRecorder | None = None
-        self._comment = f"{profile.name}, seed {seed}, engine proxy"
 
     async def start(self) -> None:
         """Listen for clients. Raises OSError when it cannot."""
-        if self._recording:
-            self._recorder = FileRecorder(self._recording, self._clock.now, self._comment)
+        if self.plan.recording:
+            comment = f"{self.profile.name}, seed {self.plan.seed}, engine proxy"
+            self._recorder = FileRecorder(self.plan.recording, self._clock.now, comment)
             self._link.record_with(self._recorder)
-        self._server = await asyncio.start_server(self._accept, *self._listen, backlog=BACKLOG)
+        self._server = await asyncio.start_server(self._accept, *self.plan.listen, backlog=BACKLOG)
         self._clock.start()
         if outages := [outage for outage in self.profile.outages if not outage.hold]:
             self._own(asyncio.get_running_loop().create_task(run_outages(_ListenerSwitch(self), outages)))
@@ -100,7 +79,6 @@ class ProxyLink(AsyncResource):
 
     @property
     def address(self) -> str:
-        """HOST:PORT for clients."""
         return str(Address(*self._listener.getsockname()[:2]))
 
     @property
@@ -113,11 +91,6 @@ class ProxyLink(AsyncResource):
         """Payload that came out of the link, up and down."""
         return self._payload
 
-    @property
-    def is_cut(self) -> bool:
-        """True between `cut` and `restore`; planned outages do not count."""
-        return self._link.is_cut
-
     def cut(self) -> None:
         """Cut the link: packets are lost both ways, and connections stall.
 
@@ -126,27 +99,27 @@ class ProxyLink(AsyncResource):
         self._ignore("hand")
         with self._clock.present():
             self._link.cut()
+        self.is_cut = True
 
     def restore(self) -> None:
-        """Undo `cut`; planned outages stay. Waiting bytes continue with the next retransmission."""
         self._heed("hand")
         with self._clock.present():
             self._link.restore()
+        self.is_cut = False
 
     def set(self, profile: Profile) -> None:
-        """Change the link for packets that enter from now on. Planned outages stay those of the start."""
         self.profile = profile
         with self._clock.present():
             self._link.set(profile)
 
     async def run(
-        self, argv: Sequence[str], upstreams: Sequence[Address], environments: Sequence[Mapping[str, str]]
+        self, argv: Sequence[str], upstreams: Sequence[Address] = (), environments: Sequence[Mapping[str, str]] = ({},)
     ) -> list[int]:
         """Run a command that connects to OUTRIDER_LINK_ADDRESS, once for each environment; return the exit statuses.
 
         Raises ProfileError for any upstream but the relay's, OSError when the command cannot be executed.
         """
-        if tuple(upstreams) != (self._upstream,):
+        if tuple(upstreams or [self.plan.upstream]) != (self.plan.upstream,):
             raise ProfileError(f"{len(upstreams)} upstreams: a relay has one server behind it; use --engine tun")
         return await run_copies(argv, [{ADDRESS_VARIABLE: self.address, **env} for env in environments])
 
@@ -161,7 +134,7 @@ class ProxyLink(AsyncResource):
 
     def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(
-            relay((reader, writer), self._upstream, self._link, self._clock, self._payload)
+            relay((reader, writer), self.plan.upstream, self._link, self._clock, self._payload)
         )
         self._own(task)
         # Not in relay() alone: a task cancelled before its first step never runs its `finally`.

@@ -45,7 +45,6 @@ MODULES = {
     "plug": "sch_plug",
     "codel": "sch_codel",
     "fq_codel": "sch_fq_codel",
-    "a mirror of packets": "-a dummy sch_ingress cls_matchall act_mirred",
 }
 
 
@@ -134,12 +133,6 @@ class ShapedPair:
         """Change the delay of the first netem of `side`, which is constant. Raises EngineError."""
         with _explained_refusals("netem"):
             self._clients[side].request(netem_delay_message(self._ends[side].index, netem), RTM_NEWQDISC)
-
-    def mirror(self) -> None:
-        """Copy packets to MIRROR_INTERFACE of the side that they enter at, before the qdiscs. Raises EngineError."""
-        with _explained_refusals("a mirror of packets"):
-            for side in SIDES:
-                veth.mirror(self._ends[side], self._clients[side])
 
     def count(self, side: Side) -> QdiscCounters:
         """Return the counters of the qdiscs of `side`."""

@@ -14,44 +14,25 @@ import subprocess
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Final
 
-from outrider_netsim.core.addresses import FREE_PORT, Address
-from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
 from outrider_netsim.core.errors import EngineError
+from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.messages import Cut, PumpRequest, PumpStats, Report, Restore, Set, Start
 from outrider_netsim.engines.namespace_link import NamespaceLink
 from outrider_netsim.impairments.path import LinkStats, check_aqm
 from outrider_netsim.namespaces.namespaces import ended, readable, start_module
 from outrider_netsim.profiles.profile import Profile
-from outrider_netsim.recording.recorder import NO_RECORDING, RecordingFiles
 
 ANSWER_TIMEOUT_S = 30.0
 
 
 class TunLink(NamespaceLink):
-    """A link in front of the server at `upstream`; it listens at `listen` in this process's own namespace.
+    """A link whose packets pass through two Paths in a process of their own."""
 
-    The seed fixes the fate of the n-th packet of each direction; real time decides which packet that is.
-    """
+    engine = "tun"
 
-    engine: Final = "tun"
-
-    def __init__(
-        self,
-        profile: Profile,
-        upstream: Address,
-        seed: int = 0,
-        *,
-        listen: Address = FREE_PORT,
-        congestion: str = DEFAULT_CONGESTION,
-        recording: RecordingFiles = NO_RECORDING,
-    ) -> None:
-        super().__init__(upstream, listen, congestion)
-        self.profile = profile
-        self.is_cut = False
-        self._seed = seed
-        self._recording = recording
+    def __init__(self, plan: LinkPlan) -> None:
+        super().__init__(plan)
         self._pump: subprocess.Popen[bytes] | None = None
         self._channel: Connection | None = None
 
@@ -64,19 +45,16 @@ class TunLink(NamespaceLink):
             await self.namespaces.aclose()
 
     def cut(self) -> None:
-        """Drop packets both ways; new connections hang."""
         self._send(Cut())
         self._bridge.cut()
         self.is_cut = True
 
     def restore(self) -> None:
-        """Undo `cut`; TCP delivers with its next retransmission."""
         self._send(Restore())
         self._bridge.restore()
         self.is_cut = False
 
     def set(self, profile: Profile) -> None:
-        """Change the link for packets that enter from now on."""
         _check(profile)
         self._send(Set(profile.up, profile.down))
         self.profile = profile
@@ -102,7 +80,7 @@ class TunLink(NamespaceLink):
             # Our copies of the pump's descriptors must go, or neither side would notice the other's end.
             ours.enter_context(theirs)
             self._pump = start_module("outrider_netsim.engines.packet_pump", theirs.fileno(), *devices)
-        self._channel.send(Start(self.profile, self._seed, self._recording))
+        self._channel.send(Start(self.profile, self.plan.seed, self.plan.recording))
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 await readable(self._channel.fileno())

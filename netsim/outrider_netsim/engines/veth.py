@@ -14,16 +14,11 @@ from pathlib import Path
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.ndmsg import ndmsg
-from pyroute2.netlink.rtnl.tcmsg import cls_matchall, tcmsg
 
 from outrider_netsim.engines.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkClient
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, LINK_INTERFACE, MTU_BYTES, Side
 
 RTM_NEWLINK, RTM_DELLINK, RTM_NEWADDR, RTM_NEWNEIGH = 16, 17, 20, 28  # linux/rtnetlink.h
-RTM_NEWQDISC, RTM_NEWTFILTER = 36, 44
-CLSACT, CLSACT_EGRESS = 0xFFFF_FFF1, 0xFFFF_FFF3  # linux/pkt_sched.h: TC_H_CLSACT, and with TC_H_MIN_EGRESS
-ETH_P_ALL = 0x0003
-MIRROR_INTERFACE = "outrider1"  # its name in both namespaces
 IFF_UP = 1
 IN6_ADDR_GEN_MODE_NONE = 1
 NUD_PERMANENT = 0x80
@@ -76,34 +71,6 @@ def bring_up(end: VethEnd, client: NetlinkClient) -> None:
     neighbor["family"], neighbor["ifindex"], neighbor["state"] = socket.AF_INET, end.index, NUD_PERMANENT
     neighbor["attrs"] = [("NDA_DST", LINK_ADDRESSES[other]), ("NDA_LLADDR", MACS[other])]
     client.request(neighbor, RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE)
-
-
-def mirror(end: VethEnd, client: NetlinkClient) -> None:
-    """Copy what is sent on an end to a dummy interface, before any qdisc of the end sees it.
-
-    A packet socket on the end itself would see packets only when netem has let them go. Raises NetlinkError where the
-    kernel lacks the module dummy, sch_ingress, cls_matchall or act_mirred.
-    """
-    dummy = ifinfmsg()
-    dummy["flags"], dummy["change"] = IFF_UP, IFF_UP
-    # As large as any packet: mirred drops copies that do not fit.
-    dummy["attrs"] = [
-        ("IFLA_IFNAME", MIRROR_INTERFACE),
-        ("IFLA_MTU", MTU_BYTES),
-        ("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", "dummy")]}),
-    ]
-    client.request(dummy, RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL)
-    hook = tcmsg()
-    hook["index"], hook["handle"], hook["parent"] = end.index, CLSACT & 0xFFFF_0000, CLSACT
-    hook["attrs"] = [("TCA_KIND", "clsact")]
-    client.request(hook, RTM_NEWQDISC, NLM_F_CREATE | NLM_F_EXCL)
-    index = client.interface_index(MIRROR_INTERFACE)
-    action = {"kind": "mirred", "direction": "egress", "action": "mirror", "ifindex": index}
-    every = tcmsg()
-    every["index"], every["parent"] = end.index, CLSACT_EGRESS
-    every["info"] = 1 << 16 | socket.htons(ETH_P_ALL)  # priority and protocol
-    every["attrs"] = [("TCA_KIND", "matchall"), ("TCA_OPTIONS", cls_matchall.get_parameters({"action": action}))]
-    client.request(every, RTM_NEWTFILTER, NLM_F_CREATE | NLM_F_EXCL)
 
 
 def remove_pair(end: VethEnd, client: NetlinkClient) -> None:

@@ -26,7 +26,7 @@ class Row:
 
     name: str
     recorded: float
-    fitted: float
+    fitted: float | None = None  # None where the profile refers to the recording
 
 
 def round_trip_rows(recordings: Sequence[RoundTrips], profile: Profile) -> list[Row]:
@@ -35,28 +35,19 @@ def round_trip_rows(recordings: Sequence[RoundTrips], profile: Profile) -> list[
     return list(_round_trip_rows(round_trips.figures(recordings), round_trips.figures([fitted])))
 
 
-def rate_rows(recorded: RateFigures, fitted: RateFigures) -> list[Row]:
-    names = [f"{share:.0%} of {recorded.step_s:.2g}-s steps are below, Mbit/s" for share in RATE_QUANTILES]
-    quantiles = zip(names, recorded.quantiles_bps, fitted.quantiles_bps, strict=True)
-    return [
-        Row("mean rate, Mbit/s", recorded.mean_bps / 1e6, fitted.mean_bps / 1e6),
-        Row("deviation, Mbit/s", recorded.deviation_bps / 1e6, fitted.deviation_bps / 1e6),
-        *(Row(name, one / 1e6, other / 1e6) for name, one, other in quantiles),
-        Row("coherence, s", recorded.coherence_s, fitted.coherence_s),
-        Row("stalls", recorded.stalls, fitted.stalls),
-        Row("time in stalls, %", 100 * recorded.stall_share, 100 * fitted.stall_share),
-        Row("longest stall, s", recorded.longest_stall_s, fitted.longest_stall_s),
-    ]
-
-
-def delay_rows(samples_ms: round_trips.Array, direction: Direction) -> list[Row]:
-    """Compare recorded one-way delays with a direction's own figures."""
-    recorded = zip(round_trips.QUANTILES.tolist(), np.quantile(samples_ms, round_trips.QUANTILES), strict=True)
-    return [
-        Row("mean, ms", float(samples_ms.mean()), direction.mean_delay_ms),
-        Row("deviation, ms", float(samples_ms.std()), direction.delay_deviation_ms),
-        *(Row(f"p{100 * share:.0f}, ms", float(ms), 1000 * direction.quantile_s(share)) for share, ms in recorded),
-    ]
+def rate_rows(figures: RateFigures) -> list[Row]:
+    """Describe a recorded trace, to which the profile refers."""
+    shares = zip(RATE_QUANTILES, figures.quantiles_bps, strict=True)
+    values = {
+        "mean rate, Mbit/s": figures.mean_bps / 1e6,
+        "deviation, Mbit/s": figures.deviation_bps / 1e6,
+        **{f"{share:.0%} of {figures.step_s:.2g}-s steps are below, Mbit/s": bps / 1e6 for share, bps in shares},
+        "coherence, s": figures.coherence_s,
+        "stalls": figures.stalls,
+        "time in stalls, %": 100 * figures.stall_share,
+        "longest stall, s": figures.longest_stall_s,
+    }
+    return [Row(name, value) for name, value in values.items()]
 
 
 def simulate(profile: Profile, interval_s: float, count: int, seed: int = 0) -> RoundTrips:

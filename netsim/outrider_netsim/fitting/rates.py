@@ -1,11 +1,4 @@
-"""Measure the rate of a delivery trace, and make another trace like it. Pure.
-
-    z(t + 1) = rho z(t) + sqrt(1 - rho^2) N(0, 1), rho = exp(-step / coherence)     the k-th largest z of the made trace
-                                                                                    gets the k-th largest recorded rate
-
-The made trace has exactly the recorded rates in steps of `step_s`, in a random order that keeps the time in which their
-correlation falls to 1/e. What else a recording has, such as a day's course or the place of a stall, it has not.
-"""
+"""Measure the rate of a delivery trace. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +10,6 @@ from numpy.typing import NDArray
 
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.fitting.round_trips import CHANCE, normal_scores
-from outrider_netsim.profiles.synthetic import deliveries_of
 from outrider_netsim.profiles.traces import OPPORTUNITY_BYTES, DeliveryTrace
 
 Array = NDArray[np.float64]
@@ -31,7 +23,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 @dataclass(frozen=True, slots=True)
 class RateFigures:
-    """What a recorded and a made trace are compared by."""
+    """What is said of a recorded trace."""
 
     step_s: float
     mean_bps: float
@@ -43,7 +35,7 @@ class RateFigures:
     longest_stall_s: float
 
 
-def step_of(trace: DeliveryTrace) -> float:
+def _step_of(trace: DeliveryTrace) -> float:
     """Return the length of the steps that this trace's rate is measured in. Raises ProfileError if it is too short."""
     duration_s = trace.period_ms / 1000
     step_s = max(LEAST_STEP_S, STEP_OPPORTUNITIES * duration_s / len(trace.at_ms))
@@ -55,7 +47,9 @@ def step_of(trace: DeliveryTrace) -> float:
     return step_s
 
 
-def rate_figures(trace: DeliveryTrace, step_s: float) -> RateFigures:
+def rate_figures(trace: DeliveryTrace) -> RateFigures:
+    """Raises ProfileError if the trace is too short."""
+    step_s = _step_of(trace)
     rates = _rates_bps(trace, step_s)
     gaps_s = np.diff(np.array(trace.at_ms, dtype=np.float64), prepend=0.0) / 1000
     stalls = gaps_s[gaps_s >= max(STALL_S, 10 * float(gaps_s.mean()))]
@@ -69,19 +63,6 @@ def rate_figures(trace: DeliveryTrace, step_s: float) -> RateFigures:
         float(stalls.sum()) * 1000 / trace.period_ms,
         float(stalls.max(initial=0.0)),
     )
-
-
-def trace_like(trace: DeliveryTrace, step_s: float, seed: int) -> DeliveryTrace:
-    """Return a made trace as long as this one, to the step. The seed fixes all of it."""
-    rates = _rates_bps(trace, step_s)
-    coherence_s = _coherence_s(normal_scores(rates), step_s)
-    rho = math.exp(-step_s / coherence_s) if coherence_s else 0.0
-    scores = np.random.default_rng(seed).standard_normal(len(rates))
-    for n in range(1, len(scores)):
-        scores[n] = rho * scores[n - 1] + math.sqrt(1 - rho * rho) * scores[n]
-    ordered = np.empty(len(rates))
-    ordered[np.argsort(scores)] = np.sort(rates)
-    return deliveries_of(ordered, step_s, len(rates) * step_s)
 
 
 def _rates_bps(trace: DeliveryTrace, step_s: float) -> Array:

@@ -48,18 +48,13 @@ _QUARTILES = 2 * NormalDist().inv_cdf(0.75)  # distance of a normal variable's q
 
 @dataclass(frozen=True, slots=True)
 class DelayFit:
-    """One way's delay, and how far its round trips are from the recorded ones.
-
-    `distance_ms` is the mean distance of their quantiles, `largest_gap` that of their cumulative shares (the statistic
-    of Kolmogorov and Smirnov).
-    """
+    """One way's delay, and how far its round trips are from the recorded ones."""
 
     distribution: NamedDistribution
     base_ms: float
     delay_ms: float
     jitter_ms: float
-    distance_ms: float
-    largest_gap: float
+    distance_ms: float  # mean, of their quantiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,27 +214,26 @@ def coherence_of(pairs: Callable[[int], tuple[Array, Array]], interval_s: float)
     return coherence_ms
 
 
-def fit_delays(samples_ms: Array, ways: int = 2) -> tuple[DelayFit, ...]:
-    """Fit every distribution to samples that are the sum of `ways` equal and independent delays, the nearest first."""
+def fit_delays(samples_ms: Array) -> tuple[DelayFit, ...]:
+    """Fit every distribution to samples that are the sum of two equal and independent delays, the nearest first."""
     samples = np.sort(samples_ms)
-    base, mean = float(samples[0]) / ways, float(samples.mean()) / ways
-    deviation = float(samples.std()) / np.sqrt(ways)
+    base, mean = float(samples[0]) / 2, float(samples.mean()) / 2
+    deviation = float(samples.std()) / np.sqrt(2)
     if deviation < _MIN_JITTER_MS:
-        return (DelayFit("constant", _short(mean), 0.0, 0.0, 0.0, 0.0),)
+        return (DelayFit("constant", _short(mean), 0.0, 0.0, 0.0),)
     shapes: list[NamedDistribution] = [name for name in DISTRIBUTIONS if name != "constant"]
-    fits = [_Search(name, samples, base, ways).nearest(mean - base, deviation) for name in shapes]
+    fits = [_Search(name, samples, base).nearest(mean - base, deviation) for name in shapes]
     return tuple(sorted(fits, key=lambda fit: fit.distance_ms))
 
 
 class _Search:
     """Finds mean and deviation of a distribution whose samples are nearest to the recorded ones."""
 
-    def __init__(self, distribution: NamedDistribution, samples: Array, base_ms: float, ways: int) -> None:
+    def __init__(self, distribution: NamedDistribution, samples: Array, base_ms: float) -> None:
         self._distribution = distribution
         self._samples = samples
         self._base_ms = base_ms
-        self._ways = ways
-        shares = (np.arange(len(_GRID) ** ways) + 0.5) / len(_GRID) ** ways
+        shares = (np.arange(len(_GRID) ** 2) + 0.5) / len(_GRID) ** 2
         self._recorded = np.quantile(samples, shares)
 
     def nearest(self, mean_ms: float, deviation_ms: float) -> DelayFit:
@@ -254,22 +248,18 @@ class _Search:
             else:
                 step /= 2
         mean, deviation = (_short(float(value)) for value in at)
-        return DelayFit(self._distribution, _short(self._base_ms), mean, deviation, best, self._largest_gap(at))
+        return DelayFit(self._distribution, _short(self._base_ms), mean, deviation, best)
 
     def _distance(self, at: Array) -> float:
         if at[0] < 0 or at[1] <= 0:
             return float("inf")
         return float(np.abs(self._sums(at) - self._recorded).mean())
 
-    def _largest_gap(self, at: Array) -> float:
-        shares = np.searchsorted(self._samples, self._sums(at), side="right") / len(self._samples)
-        return float(np.abs(shares - (np.arange(len(shares)) + 0.5) / len(shares)).max())
-
     def _sums(self, at: Array) -> Array:
-        """Return the quantiles of the sum of all ways, in rising order."""
+        """Return the quantiles of the sum of both ways, in rising order."""
         one = np.array([delays.quantile(self._distribution, float(at[0]), float(at[1]), float(u)) for u in _GRID])
         one += self._base_ms
-        return one if self._ways == 1 else np.sort(np.add.outer(one, one), axis=None)
+        return np.sort(np.add.outer(one, one), axis=None)
 
 
 def _count_losses(recordings: Sequence[RoundTrips]) -> tuple[int, int, int]:

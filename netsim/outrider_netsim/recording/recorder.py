@@ -25,7 +25,7 @@ from outrider_netsim.impairments import DropReason, Packet
 from outrider_netsim.recording.pcapng import CLIENT_SIDE, INBOUND, OUTBOUND, SERVER_SIDE, file_start, packet_block
 
 Way = Literal["up", "down"]
-Fate = Literal["arrived", "corrupted", "duplicate", "under way", "missing"] | DropReason
+Fate = Literal["arrived", "corrupted", "duplicate", "under way"] | DropReason
 
 LOG_HEADER = b"number,direction,bytes,entered_s,left_s,fate\n"
 WRITE_EVERY_S = 0.1
@@ -72,10 +72,10 @@ class PacketRecorder:
         self.up = _LaneRecorder("up", write_capture, write_log, started_at)
         self.down = _LaneRecorder("down", write_capture, write_log, started_at)
 
-    def finish(self, fate: Fate = "under way") -> None:
-        """Log the packets that have not left yet, with `fate`."""
-        self.up.finish(fate)
-        self.down.finish(fate)
+    def finish(self) -> None:
+        """Log the packets that have not left yet."""
+        self.up.finish()
+        self.down.finish()
 
 
 class _LaneRecorder:
@@ -124,9 +124,9 @@ class _LaneRecorder:
             _, number, entered_at = found
             self._log(number, packet, entered_at, None, reason)
 
-    def finish(self, fate: Fate) -> None:
+    def finish(self) -> None:
         for packet, number, entered_at in self._under_way.values():
-            self._log(number, packet, entered_at, None, fate)
+            self._log(number, packet, entered_at, None, "under way")
         self._under_way.clear()
 
     def _capture(self, interface: int, flags: int, packet: Packet, number: int, now: float) -> None:
@@ -158,9 +158,9 @@ class FileRecorder(PacketRecorder):
             comment,
         )
 
-    def close(self, fate: Fate = "under way") -> list[str]:
+    def close(self) -> list[str]:
         """Write what is left; return a message for each file that is incomplete."""
-        self.finish(fate)
+        self.finish()
         return [error for file in (self._capture, self._packet_log) if file and (error := file.close())]
 
 

@@ -56,19 +56,11 @@ def test_a_ping_becomes_a_profile_on_standard_output(ping, tmp_path):
 
 def test_a_ping_and_a_trace_go_to_a_file(ping, trace, tmp_path):
     output = tmp_path / "mine.toml"
-    assert fit(ping, trace, "--name", "ours", "--output", output).exit_code == 0
+    assert fit(ping, trace, "--output", output).exit_code == 0
     profile = load_profile(output)
-    assert profile.name == "ours"
+    assert profile.name == "mine"
     assert profile.down.trace.at_ms == load_trace(trace).at_ms
     assert profile.up.mean_delay_ms == pytest.approx(20, rel=0.02)
-
-
-def test_a_model_is_written_beside_the_profile(trace, tmp_path):
-    output = tmp_path / "mine.toml"
-    result = fit(trace, "--up", trace, "--model", "--seed", "3", "--output", output)
-    assert result.exit_code == 0
-    assert "delay and loss are not in the recording" in result.stderr
-    assert load_profile(output).up.trace.at_ms == load_trace(tmp_path / "mine.up.trace").at_ms
 
 
 @pytest.mark.parametrize(
@@ -77,7 +69,6 @@ def test_a_model_is_written_beside_the_profile(trace, tmp_path):
         (["ping", "--output", "x.txt"], "--output x.txt: need a name that ends in .toml"),
         (["ping", "--interval", "0"], "--interval 0: need more than 0 and at most 3600 seconds"),
         (["ping", "--up", "ping"], "a ping has both ways in it: give it without --up"),
-        (["trace", "--model"], "--model: need --output FILE.toml"),
         (["trace", "trace"], "a second trace: give the one of the way up with --up"),
         (["missing"], "missing: cannot be read: No such file"),
         (["ping", "--output", "no/x.toml"], "no/x.toml: cannot be written"),

@@ -48,12 +48,6 @@ def test_show_describes_outages_bursts_and_traces(tmp_path):
         assert expected in shown
 
 
-@pytest.mark.parametrize("name", ["paper-4g", "lan", "satellite"])
-def test_show_draws_a_picture(tmp_path, name):
-    assert listed("show", name, "--plot", tmp_path / "x.png").exit_code == 0
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_show_prints_a_file_to_start_from(tmp_path):
     (tmp_path / "x.toml").write_text(listed("show", "train", "--toml").output)
     assert load_profile(tmp_path / "x.toml") == PROFILES["train"]
@@ -64,8 +58,6 @@ def test_show_prints_a_file_to_start_from(tmp_path):
     [
         (["6g"], "choose one of paper-5g"),
         (["no.toml"], "no.toml: cannot be read"),
-        (["lan", "--plot", "x.txt"], "x.txt: need a name that ends in .png"),
-        (["lan", "--plot", "/no/x.png"], "/no/x.png: cannot be written: No such file"),
     ],
 )
 def test_what_cannot_be_shown_ends_with_2_and_a_remedy(arguments, message):

@@ -11,6 +11,7 @@ import vm
 
 from outrider_netsim.core.addresses import Address
 from outrider_netsim.core.errors import EngineError
+from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.kernel import KernelLane, KernelLink
 from outrider_netsim.engines.kernel_support import kernel_support
 from outrider_netsim.engines.shaped_pair import QdiscCounters
@@ -67,7 +68,7 @@ def test_without_a_folder_of_modules_only_trying_tells(tmp_path):
 @ON_LINUX
 async def test_a_mahimahi_trace_is_refused_before_anything_is_made():
     direction = Direction(trace=DeliveryTrace("subway", (1, 2, 3)))
-    link = KernelLink(Profile.symmetric("subway", direction), UPSTREAM)
+    link = KernelLink(LinkPlan(Profile.symmetric("subway", direction), UPSTREAM))
     if kernel_support() is not None:
         pytest.skip("this kernel refuses earlier: it has no netem")
     with pytest.raises(EngineError, match=r"up\.trace 'subway': .*use --engine tun"):
@@ -76,13 +77,13 @@ async def test_a_mahimahi_trace_is_refused_before_anything_is_made():
 
 @ON_LINUX
 async def test_where_it_cannot_start_it_says_why_and_leaves_nothing():
-    link = KernelLink(profile_named("paper-4g"), UPSTREAM)
+    link = KernelLink(LinkPlan(profile_named("paper-4g"), UPSTREAM))
     try:
         await link.start()
     except EngineError as error:
         assert "use --engine" in str(error)  # noqa: PT017 - it may also start
     with pytest.raises(RuntimeError, match="not started"):
-        _ = KernelLink(profile_named("paper-4g"), UPSTREAM).stats
+        _ = KernelLink(LinkPlan(profile_named("paper-4g"), UPSTREAM)).stats
     await link.aclose()
     await link.aclose()
 

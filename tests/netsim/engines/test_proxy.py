@@ -12,6 +12,7 @@ from echoing import connected, echo, serving
 
 from outrider_netsim.core.addresses import Address
 from outrider_netsim.core.errors import ProfileError
+from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.proxy import ProxyLink
 from outrider_netsim.profiles.builtin import profile_named
 from outrider_netsim.profiles.outages import Outage
@@ -24,7 +25,7 @@ SILENCE_S = 0.1  # long against FAST
 @contextlib.asynccontextmanager
 async def linked(profile=FAST, handler=echo, seed=1):
     """A server with `handler` behind a ProxyLink."""
-    async with asyncio.timeout(20), serving(handler) as server, ProxyLink(profile, server, seed) as link:
+    async with asyncio.timeout(20), serving(handler) as server, ProxyLink(LinkPlan(profile, server, seed)) as link:
         yield link
 
 
@@ -162,7 +163,7 @@ async def test_a_reset_by_the_server_reaches_the_client():
 
 async def test_a_dead_server_resets_and_the_link_serves_on():
     async with linked() as link:
-        async with ProxyLink(FAST, Address("127.0.0.1", 1)) as dead, connected(dead.address) as (reader, _):
+        async with ProxyLink(LinkPlan(FAST, Address("127.0.0.1", 1))) as dead, connected(dead.address) as (reader, _):
             with pytest.raises(ConnectionResetError):
                 await reader.read()
         assert await one_echo(link) == b"x"
@@ -171,7 +172,7 @@ async def test_a_dead_server_resets_and_the_link_serves_on():
 async def test_closing_with_connections_open_leaves_no_task():
     async with serving() as server:
         before = asyncio.all_tasks()
-        link = ProxyLink(FAST, server)
+        link = ProxyLink(LinkPlan(FAST, server))
         await link.start()
         async with connected(link.address) as (reader, writer):
             writer.write(b"x")
@@ -201,12 +202,12 @@ async def test_who_connects_while_it_closes_is_not_left_hanging(iterations):
 @pytest.mark.parametrize(("upstream", "port"), [(0, 0), (70_000, 0), (1, -1)])
 def test_impossible_ports_are_refused(upstream, port):
     with pytest.raises(ProfileError, match="port="):
-        ProxyLink(FAST, Address("127.0.0.1", upstream), listen=Address("127.0.0.1", port))
+        ProxyLink(LinkPlan(FAST, Address("127.0.0.1", upstream), listen=Address("127.0.0.1", port)))
 
 
 def test_a_link_that_was_not_started_is_reported():
     with pytest.raises(RuntimeError, match="not started"):
-        ProxyLink(FAST, Address("127.0.0.1", 1)).cut()
+        ProxyLink(LinkPlan(FAST, Address("127.0.0.1", 1))).cut()
 
 
 async def test_planned_outages_hold_bytes_back_and_end_by_themselves():

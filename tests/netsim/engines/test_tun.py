@@ -17,6 +17,7 @@ from pcapng_reader import read_pcapng
 
 from outrider_netsim.core.addresses import Address
 from outrider_netsim.core.errors import EngineError, ProfileError
+from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.tun import TunLink
 from outrider_netsim.link import Link
 from outrider_netsim.namespaces import namespace_bridge
@@ -36,7 +37,7 @@ SILENCE_S = 0.1  # long against FAST
 async def linked(profile=FAST, seed=1, **options):
     """An echo server behind a TunLink."""
     async with asyncio.timeout(60), serving() as server:
-        link = TunLink(profile, server, seed, **options)
+        link = TunLink(LinkPlan(profile, server, seed, **options))
         try:
             try:
                 await link.start()
@@ -147,16 +148,16 @@ assert server.recv(1) == b"x"
 
 async def test_a_command_reaches_the_server_at_its_own_address():
     async with linked() as link:
-        assert await link.run([sys.executable, "-c", ASK_THE_SERVER, str(link._upstream)]) == [0]
+        assert await link.run([sys.executable, "-c", ASK_THE_SERVER, str(link.plan.upstream)]) == [0]
         assert link.stats.connections == 1
         assert await link.run(["sh", "-c", "exit 5"]) == [5]
         with pytest.raises(ProfileError, match="tells servers apart by their ports"):
-            await link.run(["true"], [Address("127.0.0.2", link._upstream.port)])
+            await link.run(["true"], [Address("127.0.0.2", link.plan.upstream.port)])
 
 
 async def test_a_server_that_is_not_there_resets():
     async with linked() as link:
-        nowhere = TunLink(FAST, NOWHERE)
+        nowhere = TunLink(LinkPlan(FAST, NOWHERE))
         async with nowhere, connected(nowhere.address) as (reader, _):
             with pytest.raises(ConnectionResetError):
                 await reader.read(-1)
@@ -222,7 +223,7 @@ async def test_it_starts_and_ends_again_and_leaves_nothing():
         async with linked() as link:
             assert await one_echo(link) == b"x"
             with pytest.raises(OSError, match="in use"):
-                await TunLink(FAST, NOWHERE, listen=Address(*link._address)).start()
+                await TunLink(LinkPlan(FAST, NOWHERE, listen=Address(*link._address))).start()
             await link.aclose()
             await link.aclose()
     await asyncio.gather(*(asyncio.all_tasks() - before))
@@ -231,11 +232,11 @@ async def test_it_starts_and_ends_again_and_leaves_nothing():
 @pytest.mark.parametrize(("upstream", "port"), [(0, 0), (70_000, 0), (1, -1)])
 def test_impossible_ports_are_refused(upstream, port):
     with pytest.raises(ProfileError, match="port="):
-        TunLink(FAST, Address("127.0.0.1", upstream), listen=Address("127.0.0.1", port))
+        TunLink(LinkPlan(FAST, Address("127.0.0.1", upstream), listen=Address("127.0.0.1", port)))
 
 
 def test_a_link_that_was_not_started_is_reported():
-    link = TunLink(FAST, NOWHERE)
+    link = TunLink(LinkPlan(FAST, NOWHERE))
     for use in (link.cut, lambda: link.address, lambda: link.stats):
         with pytest.raises(RuntimeError, match="not started"):
             use()
@@ -270,7 +271,7 @@ async def test_connections_over_the_link_have_the_congestion_control_asked_for(m
 
 async def test_a_congestion_control_that_the_kernel_lacks_is_refused_with_those_it_has():
     with pytest.raises(EngineError, match=r"congestion 'vegan': the kernel has .*cubic.*modprobe tcp_vegan"):
-        async with TunLink(FAST, NOWHERE, congestion="vegan"):
+        async with TunLink(LinkPlan(FAST, NOWHERE, congestion="vegan")):
             pass
 
 

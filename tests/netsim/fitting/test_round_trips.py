@@ -49,7 +49,6 @@ def test_the_distribution_of_the_delay_is_found(distribution):
     found = Direction(fits[0].delay_ms, fits[0].jitter_ms, fits[0].distribution, base_ms=fits[0].base_ms)
     assert found.mean_delay_ms == pytest.approx(made.mean_delay_ms, rel=0.01)
     assert found.delay_deviation_ms == pytest.approx(made.delay_deviation_ms, rel=0.03)
-    assert fits[0].largest_gap < 0.02
 
 
 def test_a_delay_that_is_cut_at_0_is_found_too():
@@ -60,14 +59,6 @@ def test_a_delay_that_is_cut_at_0_is_found_too():
     assert found.base_ms == pytest.approx(4.5, abs=0.1)
     assert found.mean_delay_ms == pytest.approx(made.mean_delay_ms, rel=0.02)
     assert found.delay_deviation_ms == pytest.approx(made.delay_deviation_ms, rel=0.03)
-
-
-def test_one_way_samples_need_no_halving():
-    rng = np.random.default_rng(1)
-    fits = fit_delays(rng.normal(50, 5, 5000), ways=1)
-    assert fits[0].distribution == "normal"
-    assert fits[0].base_ms + fits[0].delay_ms == pytest.approx(50, rel=0.01)
-    assert fits[0].jitter_ms == pytest.approx(5, rel=0.05)
 
 
 def test_a_delay_without_jitter_is_constant():

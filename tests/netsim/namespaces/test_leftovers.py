@@ -23,7 +23,7 @@ from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.engines.tun import TunLink
 
 async def main():
-    async with TunLink(Profile.symmetric("any", Direction(delay_ms=1)), Address("127.0.0.1", 1)) as link:
+    async with TunLink(LinkPlan(Profile.symmetric("any", Direction(delay_ms=1)), Address("127.0.0.1", 1))) as link:
         await link.run(["sh", "-c", "sleep 1001 & setsid sh -c 'echo ready; exec sleep 1000' & wait"])
 try:
     asyncio.run(main())

@@ -210,8 +210,6 @@ async def main():
         connection = await namespaces.socket("A", congestion="cubic")
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"cubic")
         connection.close()
-        open_tap = "outrider_netsim.recording.packet_tap:open_tap"
-        os.close(await namespaces.call("A", open_tap, name="lo", everything=True))
         if os.access("/dev/net/tun", os.W_OK):
             os.close(await namespaces.tun("A"))
 try:

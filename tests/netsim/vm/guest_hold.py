@@ -15,6 +15,7 @@ from typing import Any
 import guest_kernel
 
 from outrider_netsim.core.addresses import Address
+from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.kernel import KernelLink
 from outrider_netsim.impairments import Packet
 from outrider_netsim.impairments.path import Path
@@ -29,7 +30,7 @@ def main(arguments: dict[str, Any]) -> dict[str, Any]:
 async def _measure(direction: Direction, arguments: dict[str, Any]) -> dict[str, Any]:
     hold = Outage(arguments["hold_s"], arguments["start_s"], hold=True)
     profile = Profile.symmetric("held", direction, outages=(hold,))
-    async with KernelLink(profile, Address("127.0.0.1", 9), seed=1) as link:
+    async with KernelLink(LinkPlan(profile, Address("127.0.0.1", 9), seed=1)) as link:
         source, sink = await guest_kernel.udp_pair(link)
         packets, spacing_s = arguments["packets"], arguments["spacing_s"]
         # In a thread: the hold itself happens on the event loop.

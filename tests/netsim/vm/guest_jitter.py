@@ -14,6 +14,7 @@ from typing import Any
 import guest_kernel
 
 from outrider_netsim.core.addresses import Address
+from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.kernel import KernelLink
 from outrider_netsim.profiles.profile import Bursts, Direction, Profile
 
@@ -24,7 +25,7 @@ def main(arguments: dict[str, Any]) -> dict[str, Any]:
 
 async def _measure(arguments: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    async with KernelLink(Profile.symmetric("none", Direction()), Address("127.0.0.1", 9), seed=1) as link:
+    async with KernelLink(LinkPlan(Profile.symmetric("none", Direction()), Address("127.0.0.1", 9), seed=1)) as link:
         source, sink = await guest_kernel.udp_pair(link)
         for name, keys in arguments["directions"].items():
             if "bursts" in keys:

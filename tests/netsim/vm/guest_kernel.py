@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from outrider_netsim.core.addresses import Address
+from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.kernel import KernelLink
 from outrider_netsim.profiles.builtin import profile_named
 from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
@@ -40,7 +41,7 @@ async def _measure(arguments: dict[str, Any]) -> dict[str, Any]:
     profile = profile_named(arguments.get("profile", "paper-4g"))
     server = await asyncio.start_server(_echo, "127.0.0.1", 0)
     upstream = Address("127.0.0.1", server.sockets[0].getsockname()[1])
-    async with KernelLink(profile, upstream, seed=1) as link:
+    async with KernelLink(LinkPlan(profile, upstream, seed=1)) as link:
         pair = await udp_pair(link)
         found: dict[str, Any] = {"seed_is_honoured": link.seed_is_honoured, "address": link.address}
         for way, (source, sink) in (("up", pair), ("down", pair[::-1])):
@@ -125,7 +126,7 @@ async def _trace(link: KernelLink, pair: tuple[socket.socket, socket.socket]) ->
 async def _outage() -> dict[str, Any]:
     """A planned outage from 0.5 s to 0.8 s: which of 100 packets, one every 10 ms, do not come."""
     profile = Profile.symmetric("gap", Direction(1), outages=(Outage(0.3, 0.5),))
-    async with KernelLink(profile, Address("127.0.0.1", 9)) as link:
+    async with KernelLink(LinkPlan(profile, Address("127.0.0.1", 9))) as link:
         pair = await udp_pair(link)
         _, received = await asyncio.to_thread(send, *pair, 100, 0.01, SMALL_BYTES)
         missing = sorted(set(range(100)) - set(received))

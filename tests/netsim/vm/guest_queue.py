@@ -16,6 +16,7 @@ from typing import Any
 import guest_kernel
 
 from outrider_netsim.core.addresses import Address
+from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.kernel import KernelLink
 from outrider_netsim.impairments import Packet
 from outrider_netsim.impairments.path import Path
@@ -30,7 +31,7 @@ async def _measure(arguments: dict[str, Any]) -> dict[str, Any]:
     directions = {name: Direction(**keys) for name, keys in arguments["directions"].items()}
     profiles = [Profile.symmetric(name, direction) for name, direction in directions.items()]
     found: dict[str, Any] = {}
-    async with KernelLink(profiles[0], Address("127.0.0.1", 9), seed=1) as link:
+    async with KernelLink(LinkPlan(profiles[0], Address("127.0.0.1", 9), seed=1)) as link:
         source, sink = await guest_kernel.udp_pair(link)
         for profile in profiles:
             link.set(profile)

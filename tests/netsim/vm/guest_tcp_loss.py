@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from outrider_netsim.core.addresses import Address
+from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.link import EngineLink
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES
 from outrider_netsim.namespaces.namespaces import Namespaces
@@ -45,10 +46,10 @@ def engine_link(engine: str, profile: Profile) -> EngineLink:
     if engine == "kernel":
         from outrider_netsim.engines.kernel import KernelLink
 
-        return KernelLink(profile, upstream)
+        return KernelLink(LinkPlan(profile, upstream))
     from outrider_netsim.engines.tun import TunLink
 
-    return TunLink(profile, upstream)
+    return TunLink(LinkPlan(profile, upstream))
 
 
 async def goodput_bps(link: EngineLink, seconds: float) -> float:
