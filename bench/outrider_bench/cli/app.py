@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from outrider_bench.cli.record import record_command
 from outrider_bench.harness.options import PlotOption
 from outrider_bench.harness.runner import StudyCommand, show_report
 from outrider_bench.load.options import LoadOptions
@@ -19,26 +18,16 @@ from outrider_bench.network.options import NetworkOptions
 from outrider_bench.spec.options import SpecOptions
 from outrider_bench.studies import options
 from outrider_bench.studies.drafters import options as of_drafters
-from outrider_bench.virtual.options import SweepOptions, VirtualOptions
 from outrider_client.cli.access_options import ACCESS_OPTIONS
 from outrider_proto.errors import LinkError, OutriderError, Refusal
 
 STUDIES = (
     StudyCommand("trace", of_drafters.TraceOptions, "studies.drafters.trace:TraceStudy"),
-    StudyCommand("eval", options.EvalOptions, "studies.pair.evaluation:EvaluationStudy"),
     StudyCommand("exact", options.ExactOptions, "studies.pair.exact:ExactStudy"),
-    StudyCommand("offline", options.OfflineOptions, "studies.pair.offline:OfflineStudy"),
     StudyCommand("drafters", of_drafters.ComparisonOptions, "studies.drafters.comparison:ComparisonStudy"),
-    StudyCommand("depth-sweep", of_drafters.DepthSweepOptions, "studies.drafters.depth_sweep:DepthSweepStudy"),
-    StudyCommand("routing", of_drafters.RoutingOptions, "studies.drafters.routing:RoutingStudy"),
-    StudyCommand("typical", of_drafters.TypicalOptions, "studies.drafters.typical:TypicalStudy"),
-    StudyCommand("edge-weights", of_drafters.EdgeWeightsOptions, "studies.drafters.edge_weights:EdgeWeightsStudy"),
-    StudyCommand("staleness", options.StalenessOptions, "studies.features.staleness:StalenessStudy"),
     StudyCommand("verify-cost", options.VerifyCostOptions, "studies.pair.verify_cost:VerifyCostStudy"),
     StudyCommand("load", LoadOptions, "load.study:LoadStudy", ACCESS_OPTIONS),
     StudyCommand("network", NetworkOptions, "network.study:NetworkStudy"),
-    StudyCommand("virtual", VirtualOptions, "virtual.study:VirtualStudy"),
-    StudyCommand("sweep", SweepOptions, "virtual.study:SweepStudy"),
     StudyCommand("spec", SpecOptions, "spec.study:SpecStudy"),
 )
 
@@ -80,7 +69,6 @@ def show_command(
 for study in STUDIES:
     app.command(study.name)(study.callback)
 app.command("show")(show_command)
-app.command("record")(record_command)
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ _Study = AnyStudy[Any, Any, Any]  # Any: each has its own options, rows and repo
 
 @dataclass(frozen=True, slots=True)
 class StudyCommand:
-    """A study's command. `place` is MODULE:CLASS, imported when it runs: most of them load torch.
+    """A study's command. `place` is MODULE:CLASS in `package`, imported when it runs: most of them load torch.
 
     `access`: options of several commands, whose values the field of that name gets.
     """
@@ -42,10 +42,11 @@ class StudyCommand:
     options: type[StudyOptions]
     place: str
     access: Mapping[str, inspect.Parameter] = field(default_factory=dict)
+    package: str = "outrider_bench"
 
     @property
     def study(self) -> type[_Study]:
-        found: type[_Study] = resolve_name(f"outrider_bench.{self.place}")
+        found: type[_Study] = resolve_name(f"{self.package}.{self.place}")
         return found
 
     @property

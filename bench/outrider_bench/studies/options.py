@@ -13,7 +13,6 @@ from outrider_bench.harness.options import (
     DeviceOption,
     DtypeOption,
     LimitOption,
-    NewTokensOption,
     PlotOption,
     ThreadsOption,
 )
@@ -32,8 +31,6 @@ PlainOption = Annotated[
     bool, typer.Option("--plain", help="Run transformers' own forward pass where the fused one would run.")
 ]
 
-STALENESS_DRAFTERS = ("moa", "eagle2", "eagle3", "independent")
-
 
 def drafter_option(of_embedded: Sequence[str]) -> OptionInfo:
     """Return the option of the drafters of a study, by default `of_embedded`, or all that ship for another target."""
@@ -46,32 +43,13 @@ def drafter_option(of_embedded: Sequence[str]) -> OptionInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _PairOptions(DraftersOptions):
+class PairOptions(DraftersOptions):
     of_embedded = PAIR
     drafter: PairOption = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions(_PairOptions):
-    """Score the target, measure the drafters' acceptance, and score code written after the link has died.
-
-    With --questions only acceptance: nobody says there which answer is right.
-    """
-
-    per_family: Annotated[int, typer.Option(min=1, help="Questions per family of the corpus, code excepted.")] = 100
-    code: Annotated[int, typer.Option(min=1, help="Questions of the corpus' code family.")] = 164
-    tau_per_family: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Questions per family for the mean acceptance lengths; default: 30, or all of --questions."
-        ),
-    ] = None
-    max_new_tokens: LimitOption = 192
-    plot: PlotOption = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExactOptions(_PairOptions):
+class ExactOptions(PairOptions):
     """Compare answers in process and over gRPC, token for token, with transformers' generate.
 
     In bfloat16 and float16 with the plain loop, and an answer may depart from it where two tokens are a near-tie.
@@ -87,17 +65,6 @@ class ExactOptions(_PairOptions):
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="Serve with --batch-invariant: then no answer may differ.")
     ] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfflineOptions(DraftersOptions):
-    """Measure what drafters write when the link dies: how long it stays readable, and what the target keeps of it."""
-
-    prompts: Annotated[
-        int | None, typer.Option(min=1, help="Questions, the families in turn; default: 60, or all of --questions.")
-    ] = None
-    cut_at: Annotated[int, typer.Option(min=1, help="Tokens of the answer after which the link dies.")] = 32
-    tokens: Annotated[int, typer.Option(min=1, help="Most tokens that the drafter writes from there on.")] = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,21 +92,3 @@ class VerifyCostOptions(TargetOptions):
         ),
     ] = False
     plot: PlotOption = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StalenessOptions(DraftersOptions):
-    """Measure acceptance with late features and with coarse ones, for chains and trees."""
-
-    of_embedded = STALENESS_DRAFTERS
-    drafter: Annotated[list[str] | None, drafter_option(STALENESS_DRAFTERS)] = None
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Questions per family; default: 80, of --questions all of a category.")
-    ] = None
-    max_new_tokens: NewTokensOption = 96
-    plot: PlotOption = None
-
-    @property
-    def count(self) -> int | None:
-        """Questions per family; None: all."""
-        return self.or_all(self.per_family, 80)

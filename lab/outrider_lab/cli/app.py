@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 from outrider_bench.cli.app import run_app
+from outrider_bench.harness.options import PlotOption
+from outrider_bench.harness.runner import StudyCommand, show_report
 from outrider_lab.cli.paper import paper_app
+from outrider_lab.cli.record import record_command
+from outrider_lab.studies import options
+from outrider_lab.virtual.options import SweepOptions, VirtualOptions
 
+_Study = partial(StudyCommand, package="outrider_lab")
+STUDIES = (
+    _Study("eval", options.EvalOptions, "studies.evaluation:EvaluationStudy"),
+    _Study("offline", options.OfflineOptions, "studies.offline:OfflineStudy"),
+    _Study("depth-sweep", options.DepthSweepOptions, "studies.depth_sweep:DepthSweepStudy"),
+    _Study("routing", options.RoutingOptions, "studies.routing:RoutingStudy"),
+    _Study("typical", options.TypicalOptions, "studies.typical:TypicalStudy"),
+    _Study("edge-weights", options.EdgeWeightsOptions, "studies.edge_weights:EdgeWeightsStudy"),
+    _Study("staleness", options.StalenessOptions, "studies.staleness:StalenessStudy"),
+    _Study("virtual", VirtualOptions, "virtual.study:VirtualStudy"),
+    _Study("sweep", SweepOptions, "virtual.study:SweepStudy"),
+)
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -18,6 +39,18 @@ def _lab() -> None:
     """
 
 
+def show_command(
+    report: Annotated[Path, typer.Argument(help="Report that a study of the lab has written with --json.")],
+    plot: PlotOption = None,
+) -> None:
+    """Show the report of a study again: its tables, and its plot with --plot."""
+    show_report(report, plot, {study.name: study for study in STUDIES})
+
+
+for study in STUDIES:
+    app.command(study.name)(study.callback)
+app.command("show")(show_command)
+app.command("record")(record_command)
 app.add_typer(paper_app, name="paper")
 
 

@@ -36,7 +36,8 @@ Process = ForkServerProcess | SpawnProcess
 ReportT = TypeVar("ReportT")
 _ABOUT = ("made_by", "paper_key", "paper_failed")  # what is added to a study's report
 _FAILED_CHECK = 1  # the exit code of a report that was written, and says what is wrong
-_LAB: frozenset[str] = frozenset()  # the commands of outrider-lab; all others are outrider-bench's
+# The commands of outrider-lab; all others are outrider-bench's.
+_LAB = ("depth-sweep", "edge-weights", "eval", "record", "routing", "staleness", "sweep", "typical")
 _STOP_S = 3.0  # Ctrl-C also reaches the command, which stops its servers then
 # All that a command imports, which takes seconds of a processor.
 _IMPORTED = (

@@ -42,7 +42,7 @@ _OTHER_RATE = 2500
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingRun:
+class RecipeRun:
     """A recipe, or one for the second target, with `seed` added to the recipe's own, on `tokens` (None: its own)."""
 
     name: str
@@ -54,9 +54,9 @@ class TrainingRun:
         return SECOND.get(self.name, self.name)
 
     @property
-    def target(self) -> TrainingRun | None:
+    def target(self) -> RecipeRun | None:
         """The run that trains its target; None: the embedded one. All seeds of a drafter have the same."""
-        return TrainingRun(SECOND_TARGET, tokens=self.tokens) if self.name in SECOND else None
+        return RecipeRun(SECOND_TARGET, tokens=self.tokens) if self.name in SECOND else None
 
     @property
     def ships(self) -> bool:
@@ -123,7 +123,7 @@ def trained_dir(name: str, seed: int = 0, tokens: int | None = None) -> Path:
 
     Seed 0 of a drafter that ships is that one. Raises UsageError for an unknown recipe.
     """
-    run = TrainingRun(name, seed, tokens)
+    run = RecipeRun(name, seed, tokens)
     return drafter_dir(name) if run.ships else run.directory
 
 
@@ -133,15 +133,15 @@ def trained(name: str, seed: int = 0, tokens: int | None = None) -> Path | None:
     return directory if directory.is_dir() else None
 
 
-def missing_runs(names: Sequence[str] = (), seeds: int = 1, tokens: int | None = None) -> list[TrainingRun]:
+def missing_runs(names: Sequence[str] = (), seeds: int = 1, tokens: int | None = None) -> list[RecipeRun]:
     """Return what is to be trained, targets first. Without names TRAINED, and with several seeds SHIPPED too."""
     chosen = names or (*TRAINED, *(SHIPPED if seeds > 1 else ()))
     runs = dict.fromkeys(run for name in chosen for seed in range(seeds) for run in _with_target(name, seed, tokens))
     return [run for run in runs if trained(run.name, run.seed, run.tokens) is None]
 
 
-def _with_target(name: str, seed: int, tokens: int | None) -> Iterator[TrainingRun]:
-    run = TrainingRun(name, seed, tokens)
+def _with_target(name: str, seed: int, tokens: int | None) -> Iterator[RecipeRun]:
+    run = RecipeRun(name, seed, tokens)
     if run.target is not None:
         yield run.target
     if seed == 0 or name not in ONCE:
@@ -165,7 +165,7 @@ def train_recipes(names: Sequence[str] = (), seeds: int = 1, tokens: int | None 
     return made
 
 
-def training_cost(runs: Sequence[TrainingRun]) -> str:
+def training_cost(runs: Sequence[RecipeRun]) -> str:
     """Return a line that says what the runs take."""
     if not runs:
         return "nothing is left to train"

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from outrider_bench.studies.drafters.comparison import ComparisonStudy
-from outrider_bench.studies.drafters.depth_sweep import DepthSweep, DepthSweepStudy
-from outrider_bench.studies.drafters.edge_weights import EdgeWeights, EdgeWeightsStudy
 from outrider_bench.studies.pair.verify_cost import VerifyCost, VerifyCostReport, VerifyCostStudy
 from outrider_lab.paper.exhibits.eagle3 import DEPTHS, EXHIBITS, PASSES, VOCABULARY, WEIGHTS
 from outrider_lab.paper.setup import paper_setup
+from outrider_lab.studies.depth_sweep import DepthSweep, DepthSweepStudy
+from outrider_lab.studies.edge_weights import EdgeWeights, EdgeWeightsStudy
 
 from .paper_reports import as_json, compared
 

@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from outrider_bench.studies.drafters.options import EPSILONS
-from outrider_bench.studies.drafters.typical import TypicalStudy
-from outrider_bench.studies.drafters.typical_report import (
+from outrider_lab.paper.exhibits import EXHIBITS
+from outrider_lab.paper.exhibits.hydra import SMALL_TREES, TYPICAL, TYPICAL_HOT
+from outrider_lab.paper.setup import HYDRA_ROLES, OWN_TREES, paper_setup
+from outrider_lab.studies.options import EPSILONS
+from outrider_lab.studies.typical import TypicalStudy
+from outrider_lab.studies.typical_report import (
     GREEDY,
     SAMPLING,
     TARGET,
@@ -15,9 +18,6 @@ from outrider_bench.studies.drafters.typical_report import (
     ScoredAnswer,
     TypicalReport,
 )
-from outrider_lab.paper.exhibits import EXHIBITS
-from outrider_lab.paper.exhibits.hydra import SMALL_TREES, TYPICAL, TYPICAL_HOT
-from outrider_lab.paper.setup import HYDRA_ROLES, OWN_TREES, paper_setup
 
 TRAINED = tuple(f"{role}=trained/{role}" for role in HYDRA_ROLES if role not in ("medusa", "hydra"))
 # Tokens of 10 verdicts on every prompt, and its seconds.

@@ -8,8 +8,15 @@ from dataclasses import asdict, replace
 import pytest
 
 from outrider_bench.studies.drafters.comparison import ComparisonStudy
-from outrider_bench.studies.features.acceptance_replay import Lag
-from outrider_bench.studies.features.staleness import (
+from outrider_lab.paper.claims import Estimate
+from outrider_lab.paper.exhibits import moa, own, own_drafting
+from outrider_lab.paper.exhibits.moa import OWN_TREES
+from outrider_lab.paper.exhibits.own import clients_within, pareto
+from outrider_lab.paper.exhibits.own_drafting import SAMPLED, calibration_error
+from outrider_lab.paper.measurement import KEPT, Measurement, MeasurementError, take_all
+from outrider_lab.paper.setup import paper_setup
+from outrider_lab.studies.acceptance_replay import Lag
+from outrider_lab.studies.staleness import (
     EXACT,
     LATE,
     Degradation,
@@ -18,14 +25,7 @@ from outrider_bench.studies.features.staleness import (
     StalenessStudy,
     TauShare,
 )
-from outrider_bench.virtual.sweep import SweepPoint
-from outrider_lab.paper.claims import Estimate
-from outrider_lab.paper.exhibits import moa, own, own_drafting
-from outrider_lab.paper.exhibits.moa import OWN_TREES
-from outrider_lab.paper.exhibits.own import clients_within, pareto
-from outrider_lab.paper.exhibits.own_drafting import SAMPLED, calibration_error
-from outrider_lab.paper.measurement import KEPT, Measurement, MeasurementError, take_all
-from outrider_lab.paper.setup import paper_setup
+from outrider_lab.virtual.sweep import SweepPoint
 
 from .paper_reports import as_json, compared
 
@@ -160,8 +160,8 @@ def test_what_a_measurement_needs_is_made_first_and_found_by_it(tmp_path):
     report = take_all([measurement], tmp_path)["modes"]
     assert [point["rtt_ms"] for point in report["points"]] == [5]
     assert [path.name for path in tmp_path.iterdir()] == ["modes.json"]  # the tape is gone: it is large
-    assert measurement.command.startswith("outrider-bench record --tape")
-    assert " && outrider-bench sweep --tape" in measurement.command
+    assert measurement.command.startswith("outrider-lab record --tape")
+    assert " && outrider-lab sweep --tape" in measurement.command
     assert measurement.taken(tmp_path) is not None
     with pytest.raises(MeasurementError, match="ended with 2"):
         take_all([Measurement("modes", swept, first=(*recorded, "--nonsense"))], tmp_path)

@@ -1,11 +1,11 @@
-"""The routing report's tables from a small report of `outrider-bench routing`."""
+"""The routing report's tables from a small report of `outrider-lab routing`."""
 
 import pytest
 
-from outrider_bench.studies.drafters.routing import RoutingCost, RoutingReport, RoutingStudy, routings
 from outrider_client.core.head_statistics import AcceptedMeans
 from outrider_lab.paper.exhibits.routing import EXHIBITS, TABLES_1_2
 from outrider_lab.paper.setup import PaperSetup, paper_setup
+from outrider_lab.studies.routing import RoutingCost, RoutingReport, RoutingStudy, routings
 
 from .paper_reports import as_json, compared
 
@@ -29,7 +29,7 @@ def reports(setup, routed_on_math=4.9, routed_on_chat=3.9, own_speed=1.5):
 
 def test_both_heads_of_a_system_are_needed(setup):
     (measurement,) = ACCEPTANCE.needs(setup)
-    assert measurement.command.startswith("outrider-bench routing --heads eagle2_math eagle2_chat --per-family 4 ")
+    assert measurement.command.startswith("outrider-lab routing --heads eagle2_math eagle2_chat --per-family 4 ")
     both = paper_setup(None, ("hass_math=one", "hass_chat=other"), None, quick=False)
     assert [one.name for one in SPEED.needs(both)] == ["routing-eagle", "routing-hass"]
     assert not ACCEPTANCE.needs(PaperSetup("smollm2", {}, None, setup.extent))

@@ -19,7 +19,7 @@ from outrider_lab.paper.trained import (
     SECOND,
     SHIPPED,
     TRAINED,
-    TrainingRun,
+    RecipeRun,
     missing_runs,
     train_recipes,
     trained,
@@ -60,7 +60,7 @@ def test_what_is_trained_is_kept_and_found(tmp_path, capsys):
 
 
 def test_an_interrupted_run_goes_on(monkeypatch):
-    run = TrainingRun("eagle2_deep", 1, 3 * TOKENS)
+    run = RecipeRun("eagle2_deep", 1, 3 * TOKENS)
     partial = run.directory.with_name(f"{run.directory.name}.partial")
     whole = train.train
 
@@ -127,14 +127,14 @@ def test_what_is_trained_takes_its_role_in_the_tables(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert "moa_nolsa" not in paper_setup(None, (), None, quick=False).roles
     assert not EXHIBITS["moa-table-9"].needs(paper_setup(None, (), None, quick=False))
-    shutil.copytree(TrainingRun("target_bias", tokens=TOKENS).train(), TrainingRun("target_bias").directory)
+    shutil.copytree(RecipeRun("target_bias", tokens=TOKENS).train(), RecipeRun("target_bias").directory)
     for name in ("moa_nolsa", "moa_bias", "eagle2_bias"):
-        TrainingRun(name).directory.mkdir(parents=True)
+        RecipeRun(name).directory.mkdir(parents=True)
     setup = paper_setup(None, (), None, quick=False)
-    assert setup.roles["moa_nolsa"] == str(TrainingRun("moa_nolsa").directory)
+    assert setup.roles["moa_nolsa"] == str(RecipeRun("moa_nolsa").directory)
     (measurement,) = EXHIBITS["moa-table-9"].needs(setup)
-    assert measurement.arguments[:3] == ("drafters", "--target", str(TrainingRun("target_bias").directory))
-    assert str(TrainingRun("eagle2_bias").directory) in measurement.arguments
+    assert measurement.arguments[:3] == ("drafters", "--target", str(RecipeRun("target_bias").directory))
+    assert str(RecipeRun("eagle2_bias").directory) in measurement.arguments
     assert paper_setup("smollm2", (), tmp_path, quick=False).second is None
 
 
@@ -149,7 +149,7 @@ def test_a_report_is_written_again_where_its_models_are_not(tmp_path, monkeypatc
 
     monkeypatch.setenv("HOME", str(tmp_path / "one"))
     for name in ("moa_nolsa", "moa_tli3", "target_bias", "moa_bias", "eagle2_bias"):
-        TrainingRun(name).directory.mkdir(parents=True)
+        RecipeRun(name).directory.mkdir(parents=True)
     there = needed("one")
     assert all(" ~/.cache/outrider/trained/" in one.command for one in there)
     assert str(tmp_path) not in "".join(one.key for one in there)
@@ -168,7 +168,7 @@ def test_further_seeds_are_measured_with_the_same_questions_where_there_are_two_
         return [one.name for one in EXHIBITS[exhibit].needs(paper_setup(None, named, None, quick=quick))]
 
     assert names("moa-table-5") == ["drafters-chain"]
-    runs = [TrainingRun(name, seed) for name, seed in (("moa", 1), ("moa_nolsa", 1), ("moa_nolsa", 2), ("moa", 4))]
+    runs = [RecipeRun(name, seed) for name, seed in (("moa", 1), ("moa_nolsa", 1), ("moa_nolsa", 2), ("moa", 4))]
     for run in runs:
         run.directory.mkdir(parents=True)
     assert [set(one.roles) for one in paper_setup(None, (), None, quick=False).seeds[1:]] == [

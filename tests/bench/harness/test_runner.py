@@ -20,7 +20,6 @@ from outrider_bench.harness.study import Study, StudyOptions
 from outrider_proto.errors import UsageError
 
 SHORT = ("--per-family", 1, "--max-new-tokens", 3)
-OFFLINE = ("--prompts", 2, "--cut-at", 6, "--tokens", 10, "--drafter", "lookup", "--drafter", "moa")
 COMMAND = [sys.executable, "-c", "from outrider_bench.cli.app import main; main()"]
 
 
@@ -124,12 +123,7 @@ def test_what_is_wrong_is_said_and_reported_and_ends_with_1(tmp_path, capsys):
     ("command", "options", "draws"),
     [
         ("verify-cost", ("--target", GOLDEN / "target_tiny", "--context", 9, "--repeats", 2), True),
-        ("offline", OFFLINE, False),
-        ("staleness", (*SHORT, "--drafter", "moa", "--drafter", "independent"), True),
         ("drafters", (*SHORT, "--drafter", "moa", "--repetitions", 2), True),
-        ("eval", (*SHORT, "--code", 2, "--tau-per-family", 1, "--drafter", "eagle2"), True),
-        ("depth-sweep", (*SHORT, "--drafter", "eagle2", "--levels", 2, "--repetitions", 1), True),
-        ("routing", (*SHORT, "--repetitions", 1), False),
     ],
 )
 def test_a_report_shows_the_same_tables_and_plot_again(tmp_path, command, options, draws):
@@ -150,9 +144,9 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
     path = tmp_path / "report.json"
     for content, options, said in (
         ("{", (), f"cannot read {path}"),
-        ('{"made_by": {"command": "outrider-bench load"}}', (), "no report of a study: need one of trace, eval"),
-        ('{"made_by": {"study": "offline"}}', (), "no report of this version"),
-        ('{"made_by": {"study": "offline"}}', ("--plot", "x.png"), "--plot x.png: offline draws none"),
+        ('{"made_by": {"command": "outrider-bench load"}}', (), "no report of a study: need one of trace, exact"),
+        ('{"made_by": {"study": "exact"}}', (), "no report of this version"),
+        ('{"made_by": {"study": "exact"}}', ("--plot", "x.png"), "--plot x.png: exact draws none"),
     ):
         path.write_text(content)
         assert said in str(run("show", path, *options).exception)
@@ -174,11 +168,8 @@ def counted(report: object) -> object:
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("offline", OFFLINE),
         ("exact", ("--prompts", 2, "--max-new-tokens", 12, "--drafter", "lookup", "--drafter", "eagle2")),
-        ("eval", (*SHORT, "--code", 2, "--tau-per-family", 1, "--drafter", "eagle2", "--drafter", "moa")),
         ("drafters", (*SHORT, "--drafter", "moa", "--repetitions", 3)),
-        ("depth-sweep", (*SHORT, "--drafter", "medusa", "--levels", 2, "--repetitions", 2)),
     ],
 )
 def test_a_killed_study_goes_on_and_reports_as_an_undisturbed_one(tmp_path, command, options):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,16 +15,12 @@ from outrider_bench.harness.options import (
     JsonOption,
     LevelsOption,
     LimitOption,
-    NewTokensOption,
     OrderSeedOption,
     PlotOption,
     QuestionsOption,
-    drafter_for,
 )
-from outrider_bench.harness.study import DraftersOptions, QuestionOptions, StudyOptions
-from outrider_bench.studies.options import drafter_option
+from outrider_bench.harness.study import QuestionOptions, StudyOptions
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_models.core.embedded import PAIR
 from outrider_proto.frames import Sampling
 
 _TREE = TreeShape()
@@ -33,8 +28,6 @@ _SAMPLING = Sampling()
 ChoicesOption = Annotated[
     str | None, typer.Option(help="Fixed trees for all drafters: the name of a shipped set, or a file.")
 ]
-TYPICAL_DRAFTERS = ("medusa", "hydra")
-EPSILONS = (0.05, 0.1, 0.15, 0.2, 0.25)  # of the Hydra paper, 7.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,109 +124,3 @@ class ComparisonOptions(ComparedOptions):
     budget: BudgetOption = None
     choices: ChoicesOption = None
     plot: PlotOption = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TypicalOptions(DraftersOptions):
-    """Measure typical acceptance by epsilon: tokens a verdict, and quality, beside exact sampling and greedy answers.
-
-    Alpha is the square root of epsilon, as in the Hydra paper.
-    """
-
-    of_embedded = TYPICAL_DRAFTERS
-    drafter: Annotated[list[str] | None, drafter_option(TYPICAL_DRAFTERS)] = None
-    epsilon: Annotated[
-        list[float] | None,
-        typer.Option(
-            help=f"A token of this probability is accepted; repeatable; default: {', '.join(map(str, EPSILONS))}."
-        ),
-    ] = None
-    temperature: Annotated[float, typer.Option(help="Temperature for typical acceptance and exact sampling.")] = 0.7
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Questions per family; default: 10, of --questions all of a category.")
-    ] = None
-    seeds: Annotated[int, typer.Option(min=1, help="Random seeds for exact sampling, each asked everything.")] = 2
-    max_new_tokens: NewTokensOption = 192
-    breadth: BreadthOption = None
-    levels: LevelsOption = None
-    budget: BudgetOption = None
-    choices: ChoicesOption = None
-    plot: PlotOption = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DepthSweepOptions(ComparedOptions):
-    """Measure how acceptance and speed of drafters depend on the depth of their chains, or trees.
-
-    1/n is what a chain of n tokens reaches of which only the first one is ever accepted.
-    """
-
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drafter",
-            help="Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: the best that ships "
-            "for the target, or else lookup.",
-        ),
-    ] = None
-    levels: Annotated[int, typer.Option(min=1, max=32, help="Draft 1 to this many levels.")] = 8
-    breadth: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"Nodes expanded per level; default: 1, a chain, or with --budget {_TREE.breadth}."),
-    ] = None
-    budget: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help=f"Nodes of a draft tree; default: as many as levels, a chain, or with --breadth {_TREE.budget}."
-        ),
-    ] = None
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Questions per family; default: 5, of --questions all of a category.")
-    ] = None
-    plot: PlotOption = None
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the drafters."""
-        return self.drafter or [drafter_for(self.directory, None)]
-
-    @property
-    def are_chains(self) -> bool:
-        return self.breadth is None and self.budget is None
-
-    def shape(self, levels: int) -> TreeShape:
-        """Return that of so many levels. Raises UsageError."""
-        if self.are_chains:
-            return TreeShape.chain(levels)
-        return TreeShape(breadth=self.breadth or _TREE.breadth, levels=levels, budget=self.budget or _TREE.budget)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoutingOptions(ComparedOptions):
-    """Measure two drafters, each alone and routed as heads: acceptance, speed, and what the second head costs."""
-
-    heads: Annotated[
-        tuple[str, str],
-        typer.Option(help="Two drafters for one target; default: the embedded heads for math and for chat."),
-    ] = ("eagle2_math", "eagle2_chat")
-    gate: Annotated[
-        float, typer.Option(help="Probability of the first head's draft from which the second head is skipped.")
-    ] = 0.8
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Questions per family; default: 10, of --questions all of a category.")
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EdgeWeightsOptions(DraftersOptions):
-    """Measure bytes, draft time and mean acceptance length of edge bundles, by type of weights."""
-
-    of_embedded = PAIR
-    drafter: Annotated[list[str] | None, drafter_option(PAIR)] = None
-    weights: Annotated[
-        list[str] | None, typer.Option("--weights", help="float32, bfloat16, int8 or int4; repeatable; default: all.")
-    ] = None
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Questions per family; default: 20, of --questions all of a category.")
-    ] = None
-    max_new_tokens: LimitOption = 192

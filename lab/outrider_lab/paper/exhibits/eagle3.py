@@ -9,8 +9,6 @@ from typing import Any
 from outrider_bench.core.bootstrap import ratio_interval
 from outrider_bench.core.tables import ResultTable, table
 from outrider_bench.studies.drafters.comparison_report import PLAIN
-from outrider_bench.studies.drafters.depth_sweep import DepthSweepStudy, depth_table
-from outrider_bench.studies.drafters.edge_weights import EdgeWeightsStudy
 from outrider_bench.studies.pair.verify_cost import VerifyCostStudy
 from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB
 from outrider_drafters.readers.config import read_json
@@ -19,6 +17,8 @@ from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
 from outrider_lab.paper.exhibits.moa import by_family_table
 from outrider_lab.paper.measurement import Measurement, Reports, as_measured
 from outrider_lab.paper.setup import PaperSetup
+from outrider_lab.studies.depth_sweep import DepthSweepStudy, depth_table
+from outrider_lab.studies.edge_weights import EdgeWeightsStudy
 from outrider_models.core.embedded import drafter_dir, shipped_drafters, target_dir
 
 NOTES, BUG_HUNT = "EAGLE-3 notes", "EAGLE-3 bug hunt"

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
-from outrider_bench.studies.drafters.options import EPSILONS, TYPICAL_DRAFTERS
-from outrider_bench.studies.drafters.typical import TypicalStudy
-from outrider_bench.studies.drafters.typical_report import (
+from outrider_lab.paper.claims import Claim, Estimate, ratio_of_ratios, share_difference
+from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
+from outrider_lab.paper.exhibits.moa import speed_claims, tau_claims, tau_plot
+from outrider_lab.paper.measurement import Measurement, Reports
+from outrider_lab.paper.setup import HYDRA_ROLES, OWN_TREES, PaperSetup
+from outrider_lab.studies.options import EPSILONS, TYPICAL_DRAFTERS
+from outrider_lab.studies.typical import TypicalStudy
+from outrider_lab.studies.typical_report import (
     Rule,
     RuleResult,
     TypicalReport,
@@ -17,11 +22,6 @@ from outrider_bench.studies.drafters.typical_report import (
     right_table,
     rules_table,
 )
-from outrider_lab.paper.claims import Claim, Estimate, ratio_of_ratios, share_difference
-from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
-from outrider_lab.paper.exhibits.moa import speed_claims, tau_claims, tau_plot
-from outrider_lab.paper.measurement import Measurement, Reports
-from outrider_lab.paper.setup import HYDRA_ROLES, OWN_TREES, PaperSetup
 
 PAPER = "Hydra"
 SMALL_TREES, TYPICAL, TYPICAL_HOT = "drafters-small-trees", "typical", "typical-hot"

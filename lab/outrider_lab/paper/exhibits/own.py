@@ -9,14 +9,14 @@ from typing import Any
 
 from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
-from outrider_bench.studies.features.staleness import EXACT, StalenessStudy
-from outrider_bench.virtual.study import SweepStudy
-from outrider_bench.virtual.sweep import plot_sweep
 from outrider_lab.paper.claims import Claim, Estimate, Report
 from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
 from outrider_lab.paper.exhibits.moa_links import LINKS, PROFILES, QUICK_LOAD, ROLES, all_batches, network
 from outrider_lab.paper.measurement import KEPT, Measurement, Reports, as_measured
 from outrider_lab.paper.setup import PaperSetup
+from outrider_lab.studies.staleness import EXACT, StalenessStudy
+from outrider_lab.virtual.study import SweepStudy
+from outrider_lab.virtual.sweep import plot_sweep
 
 PAPER = "Ours"
 STALENESS, MODES, CAPACITY = "staleness", "modes", "clients"

@@ -8,15 +8,6 @@ from pathlib import Path
 
 from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.core.tables import ResultTable, table
-from outrider_bench.studies.drafters.routing import (
-    RoutingReport,
-    RoutingStudy,
-    confidence_table,
-    cost_table,
-    routings,
-    speed_table,
-    tau_table,
-)
 from outrider_lab.paper.claims import (
     Claim,
     Estimate,
@@ -29,6 +20,15 @@ from outrider_lab.paper.claims import (
 from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
 from outrider_lab.paper.measurement import Measurement, Reports, as_measured
 from outrider_lab.paper.setup import PaperSetup
+from outrider_lab.studies.routing import (
+    RoutingReport,
+    RoutingStudy,
+    confidence_table,
+    cost_table,
+    routings,
+    speed_table,
+    tau_table,
+)
 
 PAPER = "Routing report"
 SYSTEMS = {"EAGLE": ("eagle2_math", "eagle2_chat"), "HASS": ("hass_math", "hass_chat")}  # the two heads' roles

@@ -1,1 +1,0 @@
-"""The cost of coarse and late features."""

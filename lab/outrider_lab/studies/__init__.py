@@ -1,0 +1,1 @@
+"""Studies that reproduce what papers measure, or watch over the embedded pair."""

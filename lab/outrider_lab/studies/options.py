@@ -1,0 +1,183 @@
+"""Options of the lab's studies; the commands are made of them before any study is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from outrider_bench.harness.options import (
+    BreadthOption,
+    BudgetOption,
+    LevelsOption,
+    LimitOption,
+    NewTokensOption,
+    PlotOption,
+    drafter_for,
+)
+from outrider_bench.harness.study import DraftersOptions
+from outrider_bench.studies.drafters.options import ChoicesOption, ComparedOptions
+from outrider_bench.studies.options import PairOptions, drafter_option
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_models.core.embedded import PAIR
+
+_TREE = TreeShape()
+STALENESS_DRAFTERS = ("moa", "eagle2", "eagle3", "independent")
+TYPICAL_DRAFTERS = ("medusa", "hydra")
+EPSILONS = (0.05, 0.1, 0.15, 0.2, 0.25)  # of the Hydra paper, 7.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions(PairOptions):
+    """Score the target, measure the drafters' acceptance, and score code written after the link has died.
+
+    With --questions only acceptance: nobody says there which answer is right.
+    """
+
+    per_family: Annotated[int, typer.Option(min=1, help="Questions per family of the corpus, code excepted.")] = 100
+    code: Annotated[int, typer.Option(min=1, help="Questions of the corpus' code family.")] = 164
+    tau_per_family: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Questions per family for the mean acceptance lengths; default: 30, or all of --questions."
+        ),
+    ] = None
+    max_new_tokens: LimitOption = 192
+    plot: PlotOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineOptions(DraftersOptions):
+    """Measure what drafters write when the link dies: how long it stays readable, and what the target keeps of it."""
+
+    prompts: Annotated[
+        int | None, typer.Option(min=1, help="Questions, the families in turn; default: 60, or all of --questions.")
+    ] = None
+    cut_at: Annotated[int, typer.Option(min=1, help="Tokens of the answer after which the link dies.")] = 32
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens that the drafter writes from there on.")] = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class StalenessOptions(DraftersOptions):
+    """Measure acceptance with late features and with coarse ones, for chains and trees."""
+
+    of_embedded = STALENESS_DRAFTERS
+    drafter: Annotated[list[str] | None, drafter_option(STALENESS_DRAFTERS)] = None
+    per_family: Annotated[
+        int | None, typer.Option(min=1, help="Questions per family; default: 80, of --questions all of a category.")
+    ] = None
+    max_new_tokens: NewTokensOption = 96
+    plot: PlotOption = None
+
+    @property
+    def count(self) -> int | None:
+        """Questions per family; None: all."""
+        return self.or_all(self.per_family, 80)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypicalOptions(DraftersOptions):
+    """Measure typical acceptance by epsilon: tokens a verdict, and quality, beside exact sampling and greedy answers.
+
+    Alpha is the square root of epsilon, as in the Hydra paper.
+    """
+
+    of_embedded = TYPICAL_DRAFTERS
+    drafter: Annotated[list[str] | None, drafter_option(TYPICAL_DRAFTERS)] = None
+    epsilon: Annotated[
+        list[float] | None,
+        typer.Option(
+            help=f"A token of this probability is accepted; repeatable; default: {', '.join(map(str, EPSILONS))}."
+        ),
+    ] = None
+    temperature: Annotated[float, typer.Option(help="Temperature for typical acceptance and exact sampling.")] = 0.7
+    per_family: Annotated[
+        int | None, typer.Option(min=1, help="Questions per family; default: 10, of --questions all of a category.")
+    ] = None
+    seeds: Annotated[int, typer.Option(min=1, help="Random seeds for exact sampling, each asked everything.")] = 2
+    max_new_tokens: NewTokensOption = 192
+    breadth: BreadthOption = None
+    levels: LevelsOption = None
+    budget: BudgetOption = None
+    choices: ChoicesOption = None
+    plot: PlotOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthSweepOptions(ComparedOptions):
+    """Measure how acceptance and speed of drafters depend on the depth of their chains, or trees.
+
+    1/n is what a chain of n tokens reaches of which only the first one is ever accepted.
+    """
+
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drafter",
+            help="Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: the best that ships "
+            "for the target, or else lookup.",
+        ),
+    ] = None
+    levels: Annotated[int, typer.Option(min=1, max=32, help="Draft 1 to this many levels.")] = 8
+    breadth: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"Nodes expanded per level; default: 1, a chain, or with --budget {_TREE.breadth}."),
+    ] = None
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"Nodes of a draft tree; default: as many as levels, a chain, or with --breadth {_TREE.budget}."
+        ),
+    ] = None
+    per_family: Annotated[
+        int | None, typer.Option(min=1, help="Questions per family; default: 5, of --questions all of a category.")
+    ] = None
+    plot: PlotOption = None
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the drafters."""
+        return self.drafter or [drafter_for(self.directory, None)]
+
+    @property
+    def are_chains(self) -> bool:
+        return self.breadth is None and self.budget is None
+
+    def shape(self, levels: int) -> TreeShape:
+        """Return that of so many levels. Raises UsageError."""
+        if self.are_chains:
+            return TreeShape.chain(levels)
+        return TreeShape(breadth=self.breadth or _TREE.breadth, levels=levels, budget=self.budget or _TREE.budget)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingOptions(ComparedOptions):
+    """Measure two drafters, each alone and routed as heads: acceptance, speed, and what the second head costs."""
+
+    heads: Annotated[
+        tuple[str, str],
+        typer.Option(help="Two drafters for one target; default: the embedded heads for math and for chat."),
+    ] = ("eagle2_math", "eagle2_chat")
+    gate: Annotated[
+        float, typer.Option(help="Probability of the first head's draft from which the second head is skipped.")
+    ] = 0.8
+    per_family: Annotated[
+        int | None, typer.Option(min=1, help="Questions per family; default: 10, of --questions all of a category.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeWeightsOptions(DraftersOptions):
+    """Measure bytes, draft time and mean acceptance length of edge bundles, by type of weights."""
+
+    of_embedded = PAIR
+    drafter: Annotated[list[str] | None, drafter_option(PAIR)] = None
+    weights: Annotated[
+        list[str] | None, typer.Option("--weights", help="float32, bfloat16, int8 or int4; repeatable; default: all.")
+    ] = None
+    per_family: Annotated[
+        int | None, typer.Option(min=1, help="Questions per family; default: 20, of --questions all of a category.")
+    ] = None
+    max_new_tokens: LimitOption = 192

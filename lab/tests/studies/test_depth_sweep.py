@@ -1,0 +1,57 @@
+"""Drafters by the depth of their chains and trees, on the embedded pair."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_lab.cli.app import app
+from outrider_proto.errors import UsageError
+
+
+def swept(path, *options) -> dict:
+    command = ["depth-sweep", "--per-family", "1", "--max-new-tokens", "12", "--repetitions", "1", *options]
+    result = CliRunner().invoke(app, [*command, "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    return json.loads(path.read_text())
+
+
+def test_deeper_chains_are_longer_and_draft_what_shorter_ones_do(tmp_path):
+    plot = tmp_path / "depths.png"
+    options = ("--drafter", "eagle2", "--drafter", "medusa", "--levels", "5", "--plot", str(plot))
+    report = swept(tmp_path / "report.json", *options)
+    assert (report["breadth"], report["budget"]) == (None, None)
+    for drafter, deepest in (("eagle2", 5), ("medusa", 4)):  # Medusa has four heads
+        drafted = [report["comparison"]["drafters"][report["ways"][drafter][f"{n}"]] for n in range(1, 6)]
+        assert [len(one["positions"]["reached"]) for one in drafted] == [min(n, deepest) for n in range(1, 6)]
+        tau = [one["overall"] for one in drafted]
+        assert 1 < tau[0] <= 2
+        assert tau[0] < tau[1] < tau[2] < tau[3]
+        assert all(one["mismatches"] == 0 for one in drafted)
+    assert report["comparison"]["speeds"].keys() > {"plain loop", "generate", "eagle2, 1", "medusa, 5"}
+    assert plot.stat().st_size > 10_000
+
+
+def test_trees_have_the_size_that_is_asked_for(tmp_path):
+    chains = swept(tmp_path / "chains.json", "--drafter", "medusa", "--levels", "3")
+    trees = swept(tmp_path / "trees.json", "--drafter", "medusa", "--levels", "3", "--breadth", "3")
+    assert (trees["breadth"], trees["budget"]) == (3, 16)
+    chain, tree = (report["comparison"]["drafters"]["medusa, 3"] for report in (chains, trees))
+    assert tree["overall"] > chain["overall"]
+    assert len(tree["positions"]["reached"]) == 3
+    # Three levels of at most 3, 9 and 9 children, of which 16 are kept: more is drafted, and less of it accepted.
+    assert tree["positions"]["rate"] < chain["positions"]["rate"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--breadth", "65"), "breadth=65: need 1 to 64"),
+        (("--drafter", "nowhere"), "nowhere"),
+        (("--target", "nowhere"), "nowhere"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused(options, said):
+    result = CliRunner().invoke(app, ["depth-sweep", *options])
+    assert isinstance(result.exception, UsageError)
+    assert said in str(result.exception)

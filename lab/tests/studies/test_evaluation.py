@@ -1,0 +1,50 @@
+"""The embedded pair's scores and acceptance, and what is left of them when the server is killed."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_lab.cli.app import app
+from outrider_models.core.embedded import PAIR
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def run(tmp_path, *arguments):
+    report = tmp_path / "report.json"
+    result = CliRunner().invoke(app, [*map(str, arguments), "--json", str(report)])
+    return result, json.loads(report.read_text())
+
+
+def test_evaluation_of_a_drafter_that_reads_no_features(tmp_path):
+    """It was waited for features that nobody sends."""
+    few = ("--families", "code", "--code", 1, "--tau-per-family", 1, "--max-new-tokens", 48)
+    result, report = run(tmp_path, "eval", "--drafter", "independent", *few)
+    assert result.exit_code == 0, result.output
+    passed = report["drafters"]["independent"]["passed"]
+    assert {cut: len(each) for cut, each in passed.items()} == {"1": 1, "10": 1, "25": 1, "40": 1}
+
+
+def test_evaluation_of_a_few(tmp_path):
+    picture = tmp_path / "evaluation.png"
+    few = ("--per-family", 1, "--code", 2, "--tau-per-family", 1)
+    result, report = run(tmp_path, "eval", *few, "--plot", picture)
+    assert result.exit_code == 0, result.output
+    assert picture.stat().st_size > 10_000
+    assert set(report["drafters"]) == set(PAIR)
+    for drafter in report["drafters"].values():
+        for accepted in drafter["acceptance"].values():
+            assert accepted["mismatches"] == 0
+            assert 1 <= accepted["overall"] <= 6
+    assert report["made_by"]["command"]
+
+
+def test_a_user_s_questions_have_acceptance_alone(tmp_path):
+    (tmp_path / "asked.jsonl").write_text(json.dumps({"category": "math", "turns": ["1 + 1?", "And 2?"]}))
+    options = ("--questions", tmp_path / "asked.jsonl", "--max-new-tokens", 4, "--plot", tmp_path / "evaluation.png")
+    result, report = run(tmp_path, "eval", "--drafter", "lookup", *options)
+    assert result.exit_code == 0, result.output
+    assert (report["scores"], report["stop"], report["target_alone"]) == ({}, {}, None)
+    accepted = report["drafters"]["lookup"]["acceptance"]["tree"]
+    assert (list(accepted["by_family"]), accepted["by_group"], accepted["mismatches"]) == (["math"], {}, 0)

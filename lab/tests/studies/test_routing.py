@@ -1,0 +1,88 @@
+"""Routing measured on the embedded pair."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_client.core.head_statistics import AcceptedMeans, HeadUse
+from outrider_client.core.statistics import Statistics
+from outrider_lab.cli.app import app
+from outrider_lab.studies.routing import RoutingCost, RoutingStudy, routings, speed_table, tau_table
+from outrider_proto.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> dict:
+    path = tmp_path_factory.mktemp("routing") / "report.json"
+    command = ["routing", "--per-family", "1", "--max-new-tokens", "12", "--gate", "0.5", "--repetitions", "2"]
+    result = CliRunner().invoke(app, [*command, "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    return json.loads(path.read_text())
+
+
+def test_every_way_is_exact(measured):
+    drafters = measured["comparison"]["drafters"]
+    assert list(drafters) == ["head 1: eagle2_math", "head 2: eagle2_chat", *routings(0.5)]
+    assert all(way["mismatches"] == 0 and way["overall"] > 1 for way in drafters.values())
+
+
+def test_what_the_second_head_costs(measured):
+    first, second, apart, batch, _, gated, gated_batch = measured["costs"].values()
+    assert first["extra_drafts"] == second["extra_drafts"] == 0.0
+    assert apart["extra_drafts"] == batch["extra_drafts"] == 1.0  # the routing report's +100 %
+    assert apart["passes_per_1000_tokens"] == pytest.approx(2 * batch["passes_per_1000_tokens"])
+    assert 0 < gated["skipped"] == pytest.approx(1 - gated["extra_drafts"])
+    assert gated_batch["extra_drafts"] == gated["extra_drafts"]
+    assert apart["shares"].keys() == {"eagle2_math", "eagle2_chat"}
+    assert sum(apart["shares"].values()) == pytest.approx(1)
+    assert all(cost["confidence"]["accepted"] > cost["confidence"]["rejected"] for cost in (first, apart, gated))
+
+
+def test_each_head_knows_its_own_text_and_the_router_both(measured):
+    drafters = measured["comparison"]["drafters"]
+    math, chat, apart, batch, *_ = (way["tau"] for way in drafters.values())
+    assert math["math"] > 2 * chat["math"]
+    assert chat["chat"] > 2 * math["chat"]
+    assert apart == batch
+    assert min(batch["math"], batch["chat"]) > 3
+
+
+def test_the_tables_are_those_of_the_report(measured):
+    report = RoutingStudy.result.validate_python(measured)
+    plain, first, *_ = speed_table(report).rows
+    (prompt,) = (prompt for prompt in report.comparison.prompts if prompt.family == "math")
+    rates = [prompt.tokens / seconds for seconds in prompt.seconds[first[0]]]
+    assert (plain[0], plain[-1]) == ("plain loop", "1.00")
+    assert first[2] == f"{sum(rates) / 2:.0f}"  # the median of two
+    *_, difference = tau_table(report).rows
+    chat = [report.comparison.drafters[way].tau["chat"] for way in ("confidence, one after another", *report.alone)]
+    assert difference[3] == f"{chat[0] - max(chat[1:]):+.2f}"
+
+
+def use(cycles: int, accepted: int, rejected: int, confidence: AcceptedMeans) -> HeadUse:
+    return HeadUse(
+        drafts=cycles,
+        cycles={"a": cycles},
+        accepted_tokens=accepted,
+        rejected_tokens=rejected,
+        confidence=confidence,
+    )
+
+
+def test_means_are_over_tokens_not_over_answers():
+    class Record:
+        def __init__(self, heads: HeadUse) -> None:
+            self.token_ids, self.statistics = (1, 2), Statistics(heads=heads)
+
+    uses = use(1, 1, 3, AcceptedMeans(0.9, 0.1)), use(3, 3, 1, AcceptedMeans(0.5, 0.3))
+    cost = RoutingCost.of([Record(one) for one in uses])
+    assert cost.confidence.accepted == pytest.approx(0.6)
+    assert cost.confidence.rejected == pytest.approx(0.15)
+    assert cost.drafts_per_1000_tokens == 1000
+
+
+def test_missing_heads_are_refused():
+    result = CliRunner().invoke(app, ["routing", "--heads", "/nowhere", "/neither"])
+    assert isinstance(result.exception, UsageError)
+    assert "/nowhere" in str(result.exception)

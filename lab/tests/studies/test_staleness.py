@@ -1,0 +1,170 @@
+"""Acceptance with late and coarse features: the replay counts what the real loop counts, and less without them."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from outrider_bench.core.acceptance import SHAPES, measure_acceptance
+from outrider_bench.core.pair import in_process, stop_and_wait_config
+from outrider_bench.core.prompts import questions
+from outrider_bench.core.reference_answers import plain_answers
+from outrider_drafters import TargetWeights, load_drafter
+from outrider_lab.cli.app import app
+from outrider_lab.studies.acceptance_replay import AcceptanceReplay, Lag, accepted
+from outrider_lab.studies.recorded_features import RecordedAnswer, codings, record
+from outrider_lab.studies.staleness import (
+    CODED,
+    LAGS,
+    LATE,
+    Degradation,
+    degradations,
+    label,
+    measure,
+    tau_share,
+)
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_proto.tree import DraftTree
+from outrider_server.engine.target import Target
+
+TREE = DraftTree(tokens=(7, 8, 9, 7), parents=(-1, -1, 0, 2))
+
+
+@pytest.mark.parametrize(("truth", "length"), [((7, 9, 7, 7), 3), ((7, 9), 2), ((8, 9), 1), ((9,), 0), ((), 0)])
+def test_the_truth_takes_its_path_through_the_tree(truth, length):
+    assert accepted(TREE, truth) == length
+
+
+@pytest.mark.parametrize(
+    ("lag", "there"),
+    [
+        (Lag(), 17),
+        (Lag(tokens=2), 15),
+        (Lag(tokens=9), 10),
+        (Lag(verdicts=1), 14),
+        (Lag(verdicts=2), 11),
+        (Lag(verdicts=9), 11),
+    ],
+)
+def test_what_is_there_with_a_prompt_of_ten(lag, there):
+    """Drafts 0, 1 and 2 could have had 11, 14 and 17; the prompt's are never missing."""
+    assert lag.num_features([11, 14, 17], prompt=10) == there
+
+
+def test_shares_of_counts():
+    whole = np.array([[8, 2], [6, 3], [9, 3]])
+    assert (tau_share(whole, whole).share, tau_share(whole, whole).low, tau_share(whole, whole).high) == (1, 1, 1)
+    less = tau_share(np.array([[8, 4], [6, 3], [9, 4]]), whole)
+    assert (less.tau, less.share) == (pytest.approx(23 / 11), pytest.approx(8 / 11))
+    assert less.low < less.share < less.high <= 1
+
+
+def test_the_share_of_answers_without_verdicts():
+    assert tau_share(np.zeros((2, 2), np.int64), np.zeros((2, 2), np.int64)).share == 1
+
+
+class Idle:
+    def new_state(self):
+        return None  # no draft is to be made
+
+
+def test_an_answer_of_one_token_needs_no_draft():
+    recording = RecordedAnswer((1, 2), (3,), torch.zeros(3, 1))
+    assert AcceptanceReplay(Idle(), recording, SHAPES["chain"]).committed_by_verdict(Lag()) == ()
+
+
+def test_coded_rows_are_what_a_client_decodes():
+    recording = RecordedAnswer((1,) * 40, (2,) * 6, torch.randn(46, 64, generator=torch.Generator().manual_seed(0)))
+    exact, lean = (recording.coded(codings()[name]).features for name in ("float32", "lean"))
+    assert torch.equal(exact, recording.features)
+    noise = (lean - recording.features).square().mean(1).sqrt()
+    assert noise[:40].mean() > 1.4 * noise[40:].mean()  # a prompt's rows are coarser than a reply's
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target.load(str(target_dir()))
+
+
+@pytest.fixture(scope="module")
+def record_features(target):
+    """EAGLE-2, which waits for its features, on six answers; and what the real loop counts."""
+    return asyncio.run(record_and_count(target))
+
+
+async def record_and_count(target):
+    config = stop_and_wait_config(target=target_dir(), drafter=drafter_dir("eagle2"), codec="float32")
+    async with in_process(target_dir(), config, target) as pair:
+        asked = questions(pair.models, lambda family: 2 if family in ("math", "qa", "instruct") else 0)
+    answers = plain_answers(target, asked, 96, lambda *_: None)
+    async with in_process(target_dir(), config, target) as pair:
+        loop = {name: await measure_acceptance(pair, shape, asked, answers) for name, shape in SHAPES.items()}
+        return pair.models.drafter, await record(pair, asked, answers), loop
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_replay_counts_what_the_real_loop_counts(record_features, shape):
+    drafter, recordings, loop = record_features
+    (fresh,) = measure(drafter, recordings, {}, SHAPES[shape], [Degradation()])
+    assert loop[shape].mismatches == 0
+    assert fresh.overall.tau == pytest.approx(loop[shape].overall)
+
+
+def test_less_is_accepted_where_features_lack(record_features):
+    drafter, recordings, _ = record_features
+    chosen = [Degradation(), Degradation(LATE), Degradation(coding="2 bits")]
+    families = {"first": [0, 1], "others": [2, 3, 4, 5]}
+    fresh, *short = measure(drafter, recordings, families, SHAPES["chain"], chosen)
+    assert fresh.overall.share == 1
+    assert all(one.overall.share < 1 for one in short)
+    assert set(fresh.by_family) == set(families)
+
+
+def test_eagle2_taught_for_late_features_loses_little_by_them(record_features):
+    drafter, recordings, _ = record_features
+    taught = load_drafter(drafter_dir("eagle2_late"), TargetWeights.load(target_dir()))
+    assert taught.tap == drafter.tap  # so the recordings serve both
+    assert (taught.stale_tolerant, drafter.stale_tolerant) == (True, False)
+    chosen = [Degradation(), Degradation(LATE)]
+    (untaught_fresh, untaught_late), (fresh, late) = (
+        [one.overall for one in measure(which, recordings, {}, SHAPES["tree"], chosen)] for which in (drafter, taught)
+    )
+    assert fresh.tau > untaught_fresh.tau
+    assert late.share > 0.9 > untaught_late.share
+
+
+@pytest.mark.parametrize(("name", "tolerant"), [("dspark", False), ("dspark_late", True)])
+def test_the_shipped_block_drafters_say_how_they_were_trained(name, tolerant):
+    assert load_drafter(drafter_dir(name), TargetWeights.load(target_dir())).stale_tolerant is tolerant
+
+
+def test_degradations():
+    assert [cell.lag for cell in degradations(has_features=True)[: len(LAGS)]] == list(LAGS)
+    assert {Degradation(LATE, coding) for coding in CODED} <= set(degradations(has_features=True))
+    assert label(Degradation(LATE, "lean")) == "lean, 1 verdict late"
+    assert label(Degradation(Lag(tokens=3))) == "3 tokens late"
+    assert label(Degradation()) == "all there"
+
+
+def test_the_command(tmp_path):
+    few = ["--per-family", "1", "--max-new-tokens", "3", "--drafter", "moa", "--drafter", "independent"]
+    picture, path = tmp_path / "picture.png", tmp_path / "report.json"
+    result = CliRunner().invoke(app, ["staleness", *few, "--json", str(path), "--plot", str(picture)])
+    assert result.exit_code == 0, result.output
+    assert picture.stat().st_size > 10_000
+    report = json.loads(path.read_text())["drafters"]
+    assert len(report["moa"]["tree"]) == len(degradations(has_features=True))
+    assert all(measured["overall"]["share"] == 1 for measured in report["independent"]["chain"])
+
+
+def test_a_user_s_questions_are_answered_first(tmp_path):
+    asked, path = tmp_path / "asked.jsonl", tmp_path / "report.json"
+    asked.write_text(json.dumps({"question_id": 1, "category": "math", "turns": ["1 + 1?", "And 2 + 2?"]}))
+    few = ["--questions", str(asked), "--max-new-tokens", "3", "--drafter", "eagle2,copy=0"]
+    result = CliRunner().invoke(app, ["staleness", *few, "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    report = json.loads(path.read_text())["drafters"]
+    assert report["eagle2,copy=0"]["chain"][0]["by_family"].keys() == {"math"}

@@ -1,0 +1,180 @@
+"""Typical acceptance on the embedded pair, and what its report says."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from outrider_bench.core.answer_record import gather
+from outrider_bench.core.reference_answers import LEAST_MARGIN
+from outrider_lab.cli.app import app
+from outrider_lab.studies import typical
+from outrider_lab.studies.typical import TypicalStudy
+from outrider_lab.studies.typical_report import (
+    GREEDY,
+    SAMPLING,
+    TARGET,
+    Rule,
+    RuleResult,
+    ScoredAnswer,
+    TypicalReport,
+    right_table,
+    rules_table,
+)
+from outrider_proto.errors import UsageError
+
+LOOSE = Rule("typical", 0.05)
+HOT = ("--temperature", 3, "--epsilon", 0.001, "--epsilon", 0.9)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["typical", *map(str, arguments)])
+
+
+def answer(tokens, verdicts=2, judged=6, nats=1.0, is_right=True, family="math"):
+    return ScoredAnswer(family, tuple(tokens), verdicts, judged, -nats, is_right)
+
+
+def test_figures_are_of_all_tokens_not_means_of_answers():
+    few, many = answer([1] * 2, verdicts=1, judged=1, nats=4.0), answer([1] * 6, verdicts=3, judged=11, nats=4.0)
+    figures = RuleResult("hydra", GREEDY, [[few, many]]).figures
+    assert (figures["tau"], figures["tokens"], figures["perplexity"]) == (3.0, 4.0, pytest.approx(math.e))
+    low, high = figures["perplexity_ci95"]
+    assert low < math.e < high
+
+
+def test_seeds_add_no_questions_to_the_interval_of_right_answers():
+    run_of = [answer([1], is_right=number < 8) for number in range(10)]
+    once, thrice = (RuleResult("hydra", SAMPLING, [run_of] * times).right() for times in (1, 3))
+    assert once == thrice
+    assert once[0] == 0.8
+    assert RuleResult("hydra", SAMPLING, [run_of]).right("code") is None
+
+
+def test_answers_that_nobody_judges_have_no_share_and_no_table():
+    report = TypicalReport(0.7, [RuleResult(TARGET, GREEDY, [[answer([1], verdicts=0, judged=0, is_right=None)]])])
+    assert not {"right", "tau"} & report.results[0].figures.keys()
+    assert right_table(report) is None
+    assert rules_table(report).rows[0][2:] == ("-", "1.0", "2.718", "-", "-")
+
+
+def test_only_lossless_rules_are_held_against_the_target_s_own_answers():
+    own, other = [[answer([1, 2]), answer([3])]], [[answer([1, 2]), answer([4])]]
+    report = TypicalReport(
+        0.7, [RuleResult(TARGET, GREEDY, own), RuleResult("hydra", GREEDY, other), RuleResult("hydra", LOOSE, other)]
+    )
+    assert [report.mismatches(one) for one in report.results] == [None, 1, None]
+    assert TypicalStudy.failures(report) == ["hydra, greedy: 1 answers are not the target's own"]
+
+
+@pytest.mark.parametrize("rounded", [0, 1, 2])
+def test_every_departure_that_rounding_does_not_explain_fails(rounded):
+    own, drawn = ([answer([other if number < 2 else number]) for number in range(30)] for other in (98, 99))
+    hydra = RuleResult("hydra", SAMPLING, [drawn], rounded)
+    report = TypicalReport(2.5, [RuleResult(TARGET, SAMPLING, [own]), hydra])
+    assert report.mismatches(hydra) == 2 - rounded
+    wrong = [f"hydra, sampling: {2 - rounded} answers are not the target's own"]
+    assert TypicalStudy.failures(report) == ([] if rounded == 2 else wrong)
+    told = [line.split(" where ")[0] for line in TypicalStudy.notes(report)]
+    assert told == [f"hydra, sampling: {rounded} answers depart from the plain loop's"] * (rounded > 0)
+
+
+@pytest.mark.parametrize("is_border", [True, False])
+def test_one_departing_answer_of_many_is_looked_at(is_border, tmp_path, monkeypatch):
+    changed = []
+
+    async def one_other(client, prompt, *, sampling, **how):
+        record = await gather(client, prompt, sampling=sampling, **how)
+        if changed or not sampling.draws or sampling.acceptance != "exact":
+            return record
+        first, *others = record.token_ids
+        changed.append(first)
+        return replace(record, token_ids=((first + 1024) % 2048, *others))
+
+    monkeypatch.setattr(typical, "gather", one_other)
+    if is_border:
+        monkeypatch.setitem(LEAST_MARGIN, "float32", 1.0)
+    out = tmp_path / "report.json"
+    asked = ("--drafter", "hydra", "--epsilon", 0.9, "--per-family", 1, "--max-new-tokens", 4, "--budget", 8)
+    result = run(*asked, "--json", out)
+    assert result.exit_code == (0 if is_border else 1), result.output
+    drafted = figures(json.loads(out.read_text()), "hydra", "sampling")
+    assert len(changed) == 1
+    assert sum(map(len, drafted["runs"])) == 12
+    assert (drafted["rounded"], drafted["mismatches"]) == ((1, 0) if is_border else (0, 1))
+    told = "1 answers depart from the plain loop's" if is_border else "1 answers are not the target's own"
+    assert f"hydra, sampling: {told}" in " ".join(result.output.split())
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("typical")
+    files = ("--json", directory / "report.json", "--plot", directory / "report.png")
+    result = run("--drafter", "hydra", *HOT, "--per-family", 1, "--max-new-tokens", 16, "--budget", 8, *files)
+    assert result.exit_code == 0, result.output
+    assert (directory / "report.png").stat().st_size > 10_000
+    return json.loads((directory / "report.json").read_text())
+
+
+def figures(report, drafter, name, epsilon=None):
+    return next(
+        one
+        for one in report["results"]
+        if one["drafter"] == drafter and one["rule"] == {"name": name, "epsilon": epsilon}
+    )
+
+
+def test_the_controls_write_what_the_target_writes_alone(report):
+    for name, runs in (("greedy", 1), ("sampling", 2)):
+        alone, drafted = (figures(report, drafter, name) for drafter in (TARGET, "hydra"))
+        assert len(drafted["runs"]) == runs
+        assert drafted["mismatches"] == 0
+        # At this temperature rounding may turn a draw, in a processor's own way.
+        assert drafted["rounded"] <= (0 if name == "greedy" else 1)
+        if not drafted["rounded"]:
+            assert drafted["perplexity"] == pytest.approx(alone["perplexity"])
+            assert (drafted["tokens"], drafted["right"]) == (alone["tokens"], alone["right"])
+        assert drafted["tau"] > 1
+        assert "tau" not in alone
+
+
+def test_a_lower_epsilon_accepts_more_and_less_likely_tokens(report):
+    loose, strict = (figures(report, "hydra", "typical", epsilon) for epsilon in (0.001, 0.9))
+    assert loose["tau"] > strict["tau"]
+    assert loose["perplexity"] > strict["perplexity"]
+    assert figures(report, TARGET, "sampling")["perplexity"] > loose["perplexity"]  # at temperature 3
+    assert loose["mismatches"] is None
+    low, high = loose["tau_ci95"]
+    assert low <= loose["tau"] <= high
+
+
+def test_a_user_s_questions_have_perplexity_alone(tmp_path):
+    asked, out = tmp_path / "asked.jsonl", tmp_path / "report.json"
+    asked.write_text('{"prompt": "Who are you?"}\n')
+    files = ("--json", out, "--plot", tmp_path / "plot.png")
+    result = run(
+        "--questions", asked, "--drafter", "medusa", "--epsilon", 0.1, "--seeds", 1, "--max-new-tokens", 8, *files
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_text())["results"]
+    assert [one["rule"]["name"] for one in found] == ["greedy", "sampling", "greedy", "sampling", "typical"]
+    assert all(one["perplexity"] >= 1 and "right" not in one for one in found)
+    again = CliRunner().invoke(app, ["show", str(out)])
+    assert again.exit_code == 0
+    assert "typical 0.1" in again.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--epsilon", -1), "epsilon=-1"),
+        (("--epsilon", 0), "typical acceptance needs more than 0"),
+        (("--temperature", 0), "typical acceptance needs more"),
+    ],
+)
+def test_what_is_no_typical_acceptance_is_refused(options, message):
+    result = run("--drafter", "medusa", "--per-family", 1, *options)
+    assert isinstance(result.exception, UsageError)
+    assert message in str(result.exception)

@@ -1,0 +1,72 @@
+"""Long prompts, and how answers to them begin."""
+
+import pytest
+
+from outrider_bench.core.prompts import lengthened, questions
+from outrider_bench.network.metrics import FirstToken
+from outrider_bench.network.timed_answer import Arrival, TimedAnswer
+from outrider_bench.network.variants import ModeVariant
+from outrider_client.core.config import ClientConfig
+from outrider_client.core.statistics import Statistics
+from outrider_client.models.local_models import LocalModels
+from outrider_lab.virtual.tape import lengthened as lengthened_tape
+from outrider_proto.errors import UsageError
+
+from .tapes import recording_of, tape_of
+
+
+def arrived(*arrivals: tuple[float, int]) -> TimedAnswer:
+    came = tuple(Arrival(at_ms, tokens) for at_ms, tokens in arrivals)
+    return TimedAnswer(tuple(range(sum(one.tokens for one in came))), came, (), Statistics())
+
+
+@pytest.fixture(scope="module")
+def models() -> LocalModels:
+    return LocalModels.load(ClientConfig(drafter="none"))
+
+
+def test_a_token_comes_with_its_arrival():
+    record = arrived((50, 1), (90, 4))
+    assert [record.ms_to_token(number) for number in (1, 2, 5, 6)] == [50, 90, 90, None]
+
+
+def test_ratios_are_of_the_same_prompt_and_need_the_token_in_both():
+    mine = [arrived((100, 1), (400, 40)), arrived((90, 1), (100, 2))]
+    its = [arrived((50, 1), (800, 40)), arrived((60, 1), (900, 40))]
+    begun = FirstToken.of(mine, its)
+    assert begun.ttft_ratios == (2.0, 1.5)
+    assert begun.to_32nd_ratios == (0.5,)
+
+
+def test_a_question_is_asked_after_others_that_no_other_prompt_has(models):
+    asked = questions(models, lambda family: 2 * (family in ("code", "math")))
+    late = lengthened(asked, models, 300)
+    for before, after in zip(asked, late, strict=True):
+        assert 300 <= len(after.prompt) < 600
+        assert after.sample.messages[-1] == before.sample.messages[-1]
+        assert after.sample.check == before.sample.check
+    openings = {after.sample.messages[0].content for after in late}
+    assert len(openings) == len(late)
+    assert lengthened(asked, models, 300) == late
+
+
+def test_prompts_that_are_long_enough_stay(models):
+    asked = questions(models, lambda family: family == "math")
+    assert lengthened(asked, models, 1) == asked
+
+
+def test_the_opening_can_be_left_out():
+    variant = ModeVariant.parse("stop-and-wait,opening=false", {})
+    assert variant.configured(ClientConfig()).opening is False
+
+
+def test_a_tape_s_answers_are_the_same_after_longer_prompts():
+    tape = tape_of(recording_of(20), recording_of(20, name="hand-1", prompt=(3, 2, 1)))
+    long = lengthened_tape(tape, 50)
+    for before, after in zip(tape.recordings, long.recordings, strict=True):
+        assert len(after.prompt) == 50
+        assert after.prompt[-len(before.prompt) :] == before.prompt
+        assert after.answer == before.answer
+    assert long.recordings[0].prompt[0] != long.recordings[1].prompt[0]
+    with pytest.raises(UsageError, match="leave room for"):
+        lengthened_tape(tape, 500)

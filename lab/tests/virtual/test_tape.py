@@ -1,0 +1,180 @@
+"""Tapes: written and read again, grown from, thinned, recorded from real models."""
+
+from dataclasses import replace
+
+import pytest
+
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.trees.predraft import TreeOutcome
+from outrider_lab.virtual.tape import Guess, Tape, TapedPosition, Thinning, only, thinned
+from outrider_lab.virtual.texts import TapedTexts
+from outrider_models.core.questions import UserQuestion
+from outrider_proto.errors import UsageError
+from outrider_proto.tree import ROOT, DraftTree
+
+from .tapes import BELIEVED, LEVELS, NEVER, PROMPT, RIGHT, SECOND, guess, recording_of, tape_of, texts_of
+
+CHAIN = TreeShape.chain(LEVELS)
+
+
+@pytest.mark.parametrize("name", ["tape.json", "tape.json.gz"])
+def test_a_tape_is_read_as_it_was_written(tmp_path, name):
+    late = {5: recording_of(10, lambda number: SECOND).positions}
+    recordings = replace(recording_of(10), late=late), recording_of(10, name="hand-1", prompt=(9, 9), salt=3)
+    tape = tape_of(*recordings, levels_per_pass=3)
+    tape.save(tmp_path / name)
+    assert Tape.load(tmp_path / name) == tape
+
+
+def test_a_tape_without_the_levels_of_a_pass_has_one_each(tmp_path):
+    tape = tape_of(recording_of(10))
+    tape.save(path := tmp_path / "tape.json")
+    path.write_text(path.read_text().replace('"levels_per_pass":1,', ""))
+    assert Tape.load(path) == tape
+
+
+def test_the_answers_to_some_questions_are_taken_from_a_tape(tmp_path):
+    named = {"81.1": "writing", "81.2": "writing", "7": "qa", "x.2": "qa"}
+    recordings = (replace(recording_of(10, name=name), category=category) for name, category in named.items())
+    tape_of(*recordings).save(tmp_path / "tape.json")
+    tape = Tape.load(tmp_path / "tape.json")
+
+    def names(questions, families):
+        return [recording.name for recording in only(tape, questions, families).recordings]
+
+    asked = [UserQuestion(81, "writing", ("a", "b")), UserQuestion("x.2", "qa", ("c",))]
+    assert names(asked, None) == ["81.1", "81.2", "x.2"]
+    assert names(asked, ["qa"]) == ["x.2"]
+    assert names(None, ["qa"]) == ["7", "x.2"]
+    assert [recording.family for recording in tape.recordings] == ["writing", "writing", "qa", "qa"]
+    with pytest.raises(UsageError, match="the tape has none of them"):
+        names([UserQuestion(81, "roleplay", ("a",))], None)
+    with pytest.raises(UsageError, match="families='rag': the tape has qa, writing"):
+        names(None, ["rag"])
+    with pytest.raises(UsageError, match="the tape has none of them"):
+        only(tape_of(recording_of(10)), [UserQuestion("hand-0", "hand", ("a",))], None)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"format": 1}', b"\x1f\x8b"])
+def test_a_file_that_is_no_tape_is_refused_with_the_remedy(tmp_path, content):
+    path = tmp_path / "tape.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="outrider-lab record"):
+        Tape.load(path)
+
+
+def test_a_missing_tape_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="cannot read"):
+        Tape.load(tmp_path / "none.json")
+
+
+def test_a_draft_grows_level_by_level_as_it_was_taped():
+    recording = recording_of(10)
+    text = texts_of(recording).of(PROMPT)
+    drafts = text.drafts(len(PROMPT) + 3, CHAIN)  # the root is the answer's third token
+    assert [drafted.tree.tokens for drafted in drafts] == [recording.answer[3 : 4 + n] for n in range(LEVELS)]
+
+
+def test_a_draft_is_grown_from_the_taped_lag_nearest_to_what_is_missing():
+    late = {5: recording_of(10, lambda number: SECOND).positions}
+    recording, num_tokens = replace(recording_of(10), late=late), len(PROMPT) + 6
+    text = texts_of(recording).of(PROMPT)
+
+    def first(missing):
+        return text.drafts(num_tokens, CHAIN, num_tokens - 1 - missing)[0].tree.tokens[0]
+
+    right = recording.answer[6]
+    assert [first(missing) == right for missing in (0, 2, 3, 5, 20)] == [True, True, False, False, False]
+    tree = DraftTree()
+    assert text.outcomes(num_tokens, tree, 1)[0][0] == TreeOutcome(ROOT, right)
+    assert text.outcomes(num_tokens, tree, 1, num_tokens - 6)[0][0] != TreeOutcome(ROOT, right)
+
+
+def test_smaller_trees_grow_from_a_wider_tape():
+    recording = recording_of(10)
+    text = texts_of(recording).of(PROMPT)
+    drafted = text.drafts(len(PROMPT) + 1, TreeShape(breadth=2, levels=2, budget=3))[-1]
+    assert len(drafted.tree) == 3
+    assert drafted.tree.child(ROOT, recording.answer[1]) is not None
+
+
+@pytest.mark.parametrize("shape", [TreeShape(5, 2, 4), TreeShape(1, LEVELS + 1, 4)])
+def test_larger_trees_than_taped_are_refused(shape):
+    with pytest.raises(UsageError, match="the tape has"):
+        texts_of(recording_of(10)).of(PROMPT).drafts(len(PROMPT) + 1, shape)
+
+
+def test_the_likeliest_outcome_of_a_sure_chain_is_that_all_of_it_stands():
+    recording = recording_of(10, lambda number: SECOND if number == 1 + LEVELS else RIGHT)
+    text = texts_of(recording).of(PROMPT)
+    answer = recording.answer
+    scored = text.outcomes(len(PROMPT) + 1, DraftTree.chain(answer[1 : 1 + LEVELS]), 8)
+    outcomes, scores = zip(*scored, strict=True)
+    assert outcomes[0] == TreeOutcome(LEVELS - 1, guess(answer[1 + LEVELS], SECOND).tokens[0])
+    assert outcomes[1].node == ROOT
+    assert TreeOutcome(LEVELS - 1, answer[1 + LEVELS]) in outcomes
+    assert list(scores) == sorted(scores, reverse=True)
+    assert scores[0] == pytest.approx((LEVELS + 1) * BELIEVED, abs=0.01)
+
+
+def test_a_branch_that_the_drafter_has_ended_is_not_drafted_on():
+    """As copying does, which knows one continuation alone."""
+    recording = recording_of(10)
+    ended = {path: Guess((), ()) if len(path) == 2 else found for path, found in recording.positions[1].guesses.items()}
+    positions = (recording.positions[0], TapedPosition(ended), *recording.positions[2:])
+    tape = thinned(tape_of(replace(recording, positions=positions)), Thinning(0.1, seed=3))
+    text = TapedTexts(tape).of(PROMPT)
+    drafts = text.drafts(len(PROMPT) + 2, CHAIN)
+    assert len(drafts[-1].tree) == 2
+    outcomes = [outcome for outcome, _ in text.outcomes(len(PROMPT) + 2, drafts[-1].tree, 8)]
+    assert outcomes
+    assert all(outcome.node < 1 for outcome in outcomes)
+    nothing = replace(recording, positions=(TapedPosition({(): Guess((), ())}),) * len(recording.positions))
+    assert texts_of(nothing).of(PROMPT).likeliest(len(PROMPT) + 2) is None
+    assert not texts_of(nothing).of(PROMPT).drafts(len(PROMPT) + 2, CHAIN)[-1].tree.tokens
+
+
+def test_a_text_of_no_recording_is_refused():
+    with pytest.raises(UsageError, match="no prompt of the tape"):
+        texts_of(recording_of(10)).of((8, 8, 8))
+
+
+def test_thinning_moves_tokens_below_all_that_is_drafted():
+    tape = tape_of(recording_of(40))
+    recording = thinned(tape, Thinning(1.0, seed=3)).recordings[0]
+    for root, position in enumerate(recording.positions[:-1]):
+        following = recording.answer[root + 1]
+        assert following in position.guesses[()].tokens
+        assert following not in position.guesses[()].tokens[: tape.breadth]
+
+
+def test_a_hard_token_is_hard_in_every_draft_and_the_share_is_kept():
+    tape = tape_of(recording_of(400))
+    recording = thinned(tape, Thinning(0.3, seed=3)).recordings[0]
+    answer = recording.answer
+    hard = [
+        recording.positions[number - 1].guesses[()].tokens[0] != answer[number] for number in range(1, len(answer) - 1)
+    ]
+    assert sum(hard) / len(hard) == pytest.approx(0.3, abs=0.08)
+    for number in range(2, len(answer) - 1):
+        from_before = recording.positions[number - 2].guesses[(answer[number - 1],)]
+        assert (from_before.tokens[0] != answer[number]) == hard[number - 1]
+
+
+def test_thinning_is_fixed_by_its_seed_and_none_changes_nothing():
+    tape = tape_of(recording_of(40))
+    assert thinned(tape, Thinning(0.3, seed=1)) == thinned(tape, Thinning(0.3, seed=1))
+    assert thinned(tape, Thinning(0.3, seed=1)) != thinned(tape, Thinning(0.3, seed=2))
+    assert thinned(tape, Thinning(0.0, seed=1)) is tape
+    assert replace(tape, recordings=()) != tape
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_share_is_a_share(share):
+    with pytest.raises(UsageError, match="0 to 1"):
+        Thinning(share)
+
+
+def test_what_was_never_guessed_stays_unguessed():
+    tape = tape_of(recording_of(40, lambda number: NEVER))
+    assert thinned(tape, Thinning(1.0)) == tape
