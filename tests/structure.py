@@ -40,8 +40,8 @@ BOUNDS = {
     "options: outrider generate": (60, 25),
     "options: outrider chat": (55, 25),
     "options: outrider gateway": (60, 30),
-    "options: outrider-server serve": (51, 30),
-    "options: outrider-server deploy": (59, 9),  # the file that serve takes, and eight of its own
+    "options: outrider-server serve": (29, 30),
+    "options: outrider-server deploy": (9, 9),  # the file that serve takes, and eight of its own
     "options: all commands": (915, 350),
     "words: documents": (97_163, 48_000),
     "lines: CHANGELOG.md": (410, 80),

@@ -46,7 +46,7 @@ class RayProcess:
     def __enter__(self) -> Self:
         ready_file = Path(self._directory.name) / "ready.json"
         log = Path(self._directory.name) / "log"
-        command = [*self._command, "--port", "0", "--ray-http-port", "0", "--ready-file", str(ready_file)]
+        command = [*self._command, "--set", "port=0", "--set", "http-port=0", "--ready-file", str(ready_file)]
         with log.open("wb") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=output, env=self._environment)
         give_up_at = time.monotonic() + _START_TIMEOUT_S
@@ -76,7 +76,7 @@ class RayProcess:
 
     def update(self, options: Sequence[str] = ()) -> None:
         """Replace every replica by one with other options, and wait until that is done."""
-        ports = ["--port", str(port_of(self.address)), "--ray-http-port", str(self._ready["http_port"])]
+        ports = ["--set", f"port={port_of(self.address)}", "--set", f"http-port={self._ready['http_port']}"]
         command = [*self._command, *options, *ports, "--ray-address", self._ready["ray"]]
         done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
         if done.returncode != 0:

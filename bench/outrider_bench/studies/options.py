@@ -63,7 +63,7 @@ class ExactOptions(PairOptions):
     dtype: DtypeOption = "float32"
     device: DeviceOption = "cpu"
     batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="Serve with --batch-invariant: then no answer may differ.")
+        bool, typer.Option("--batch-invariant", help="Serve with batch-invariant: then no answer may differ.")
     ] = False
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING
+from dataclasses import MISSING, replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -50,13 +50,16 @@ def exit_code(error: OutriderError) -> int:
 
 
 def with_options(
-    kind: type[_Config], load: Callable[[Path | None, Table], _Config] | None = None
+    kind: type[_Config],
+    load: Callable[[Path | None, Table], _Config] | None = None,
+    shown: Callable[[Option], bool] = lambda option: not option.flag.expert,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of a dataclass; its first parameter gets the value that they make.
 
-    `load`: makes it from a file, which --config then names, and from what was given. Raises UsageError.
+    `load`: makes it from a file, which --config then names, and from what was given. Raises UsageError. `shown`: which
+    options this command has on its command line; --set takes all others.
     """
-    options = list(options_of(kind))
+    options = [replace(each, flag=replace(each.flag, expert=not shown(each))) for each in options_of(kind)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         first, *own = inspect.signature(command, eval_str=True).parameters.values()

@@ -101,14 +101,15 @@ def as_toml(config: object) -> str:
 
 def _parsed(option: Option, text: str) -> Any:  # Any: as Table
     """Read a value as TOML would have it, but for text, which needs no quotes here."""
+    is_list = get_origin(option.type) is tuple
     members = (option.type, *get_args(option.type))
-    if str in members or Path in members:
-        return text
+    if (str in members or Path in members) and not (is_list and text.startswith("[")):
+        return [text] if is_list else text
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    return [value] if get_origin(option.type) is tuple and not isinstance(value, list) else value
+    return [value] if is_list and not isinstance(value, list) else value
 
 
 def _refuse_unknown(kind: Any, table: Mapping[str, Any], path: tuple[str, ...]) -> None:  # Any: a dataclass; as Table

@@ -63,7 +63,7 @@ def serve(
 
 
 @app.command()
-@with_options(ServerConfig, load_config)
+@with_options(ServerConfig, load_config, shown=lambda _: False)
 def check(
     config: ServerConfig,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")] = False,
@@ -90,9 +90,9 @@ app.add_typer(keys_app, name="keys")
 
 
 @app.command("config")
-@with_options(ServerConfig, load_config)
+@with_options(ServerConfig, load_config, shown=lambda _: False)
 def show(config: ServerConfig) -> None:
-    """Print the configuration that these options and this file make, as a TOML file."""
+    """Print the configuration that this file makes, with every key and its meaning, as a TOML file."""
     typer.echo(as_toml(config), nl=False)
 
 

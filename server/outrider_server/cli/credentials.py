@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from outrider_proto.errors import OutriderError, UsageError
+from outrider_proto.errors import UsageError
 from outrider_server.security.keys import Key, digest_of, new_secret, parse_scopes, read_keys, utc_now, write_keys
 from outrider_server.security.principal import Quota, Scope
 
@@ -21,22 +19,7 @@ KeysFile = Annotated[Path, Option("--keys", help="Key file, as given to serve.")
 _DAYS_OF_AUTHORITY = 10  # times what it signs
 
 
-def _in_one_line(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn our errors into one line and exit code 2."""
-
-    @wraps(command)
-    def wrapped(*args: Any, **options: Any) -> None:  # Any: each option has its own type
-        try:
-            command(*args, **options)
-        except OutriderError as error:
-            typer.echo(f"outrider-server: {error}", err=True)
-            raise SystemExit(2) from error
-
-    return wrapped
-
-
 @keys_app.command()
-@_in_one_line
 def add(
     name: Annotated[str, Argument(help="Name of the key, for logs and `keys revoke`: letters, digits, _ and -.")],
     keys: KeysFile = _KEYS,
@@ -70,7 +53,6 @@ def add(
 
 
 @keys_app.command("list")
-@_in_one_line
 def list_keys(keys: KeysFile = _KEYS) -> None:
     """List names, scopes, quotas and expiry of the keys in a file; never the keys."""
     now = utc_now()
@@ -85,7 +67,6 @@ def list_keys(keys: KeysFile = _KEYS) -> None:
 
 
 @keys_app.command()
-@_in_one_line
 def revoke(name: Annotated[str, Argument(help="Name of the key.")], keys: KeysFile = _KEYS) -> None:
     """Remove a key from the file: a server that uses it ends the key's streams within seconds."""
     known = read_keys(keys)
@@ -95,7 +76,6 @@ def revoke(name: Annotated[str, Argument(help="Name of the key.")], keys: KeysFi
     typer.echo(f"outrider-server: key {name} revoked", err=True)
 
 
-@_in_one_line
 def certs(
     host: Annotated[
         list[str] | None, Option(help="DNS name or address by which clients reach the server; repeatable.")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from outrider_drafters.checkpoints.catalog import CATALOG
 from outrider_drafters.checkpoints.source import source_beside
@@ -13,32 +13,32 @@ from outrider_proto.errors import UsageError
 from outrider_proto.options.values import Table, build, load_table, read_toml
 from outrider_server.config.config import ServerConfig
 
-_SECTIONS = ("limits", "security", "telemetry")
 _NAMES_OR_PATHS = ("target", "drafters", "draft_vocab", "pace")  # may name a model or hardware, else a path
 _ANY_TARGET = {"target": ""}
+_Config = TypeVar("_Config", bound=ServerConfig)
 
 
-def load_config(file: Path | None, given: Table) -> ServerConfig:
+def load_config(file: Path | None, given: Table, kind: type[_Config] = ServerConfig) -> _Config:  # type: ignore[assignment] # the default is one
     """Read `file` and override it with `given`, which has the same form.
 
     Raises UsageError, which names the file if the fault is the file's.
     """
     if file is None:
-        return _with_models(build(ServerConfig, {**_ANY_TARGET, **given}))
-    table = _anchored(read_toml(file), file.absolute().parent)
-    return _with_models(load_table(ServerConfig, file, table, given, _ANY_TARGET))
+        return _with_models(build(kind, {**_ANY_TARGET, **given}))
+    table = _anchored(read_toml(file), file.absolute().parent, kind)
+    return _with_models(load_table(kind, file, table, given, _ANY_TARGET))
 
 
-def _anchored(table: Table, folder: Path, of: Any = ServerConfig) -> Table:  # Any: a dataclass
+def _anchored(table: Table, folder: Path, of: Any) -> Table:  # Any: a dataclass
     """Return the values with relative paths made absolute."""
     hints = get_type_hints(of)
     result = dict(table)
     for key, value in table.items():
-        if isinstance(value, dict) and key in _SECTIONS:
+        if isinstance(value, dict) and is_dataclass(hints.get(key)):
             result[key] = _anchored(value, folder, hints[key])
-        elif key in _NAMES_OR_PATHS and of is ServerConfig:
+        elif key in _NAMES_OR_PATHS:
             result[key] = [_beside(v, folder) for v in value] if isinstance(value, list) else _beside(value, folder)
-        elif key in hints and hints[key] in (Path, Path | None) and isinstance(value, str):
+        elif hints.get(key) in (Path, Path | None) and isinstance(value, str):
             result[key] = str(folder / Path(value).expanduser())
     return result
 
@@ -47,7 +47,7 @@ def _beside(value: object, folder: Path) -> object:
     return source_beside(value, folder) if isinstance(value, str) else value  # checked later
 
 
-def _with_models(config: ServerConfig) -> ServerConfig:
+def _with_models(config: _Config) -> _Config:
     """Fill in the default target, the drafters that ship for it, and their draft vocabulary. Raises UsageError."""
     filled = _with_pair(config)
     if filled.server_draft and not filled.drafters:
@@ -58,7 +58,7 @@ def _with_models(config: ServerConfig) -> ServerConfig:
     return replace(filled, drafters=tuple(drafter + chosen for drafter in filled.drafters), draft_vocab=None)
 
 
-def _with_pair(config: ServerConfig) -> ServerConfig:
+def _with_pair(config: _Config) -> _Config:
     name = config.target or default_target(config.drafters)
     if name != EMBEDDED:
         shipped = shipped_drafters(name) if name in CATALOG else ()

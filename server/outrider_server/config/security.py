@@ -12,6 +12,14 @@ from outrider_proto.options.fields import Flag
 _DAY_S = 86_400.0  # gRPC counts milliseconds in 32 bits: a longer time would overflow
 
 
+def at_least(config: object, bound: float, *names: str) -> None:
+    """Raise UsageError where a field is less than `bound`, or no number; None is none of its business."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value >= bound:
+            raise UsageError(f"{name}={value}: need at least {bound:g}")
+
+
 @dataclass(frozen=True, slots=True)
 class SecurityConfig:
     """PEM files and the key file; None for none. Raises UsageError.
@@ -26,14 +34,16 @@ class SecurityConfig:
     open_to_network: Annotated[
         bool, Flag("Allow listening beyond loopback without TLS or without keys: anyone on the network can connect.")
     ] = False
-    failures_per_minute: Annotated[int, Flag("Wrong keys that one address may try per minute.")] = 20
+    failures_per_minute: Annotated[int, Flag("Wrong keys that one address may try per minute.", expert=True)] = 20
     streams_per_minute: Annotated[
-        int, Flag("Streams that one address may begin per minute without a key; loopback has no limit.")
+        int, Flag("Streams that one address may begin per minute without a key; loopback has no limit.", expert=True)
     ] = 600
-    unopened_streams: Annotated[int, Flag("Streams of one address that have not sent Open yet.")] = 128
-    handshake_s: Annotated[float, Flag("Seconds a new connection has to complete TLS and HTTP/2 setup.")] = 10.0
+    unopened_streams: Annotated[int, Flag("Streams of one address that have not sent Open yet.", expert=True)] = 128
+    handshake_s: Annotated[
+        float, Flag("Seconds a new connection has to complete TLS and HTTP/2 setup.", expert=True)
+    ] = 10.0
     longest_wait_s: Annotated[
-        float, Flag("Seconds a request over its key's rate may be delayed; beyond that it is refused.")
+        float, Flag("Seconds a request over its key's rate may be delayed; beyond that it is refused.", expert=True)
     ] = 30.0
 
     def __post_init__(self) -> None:
@@ -41,13 +51,10 @@ class SecurityConfig:
             raise UsageError("tls_cert and tls_key go together: give both or neither")
         if self.client_ca is not None and self.tls_cert is None:
             raise UsageError("client_ca needs TLS: give tls_cert and tls_key too")
-        for name in ("failures_per_minute", "streams_per_minute", "unopened_streams"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}: need at least 1")
+        at_least(self, 1, "failures_per_minute", "streams_per_minute", "unopened_streams")
+        at_least(self, 0, "longest_wait_s")
         if not 0 < self.handshake_s <= _DAY_S:
             raise UsageError(f"handshake_s={self.handshake_s}: need more than 0 seconds, and no more than a day")
-        if not self.longest_wait_s >= 0:
-            raise UsageError(f"longest_wait_s={self.longest_wait_s}: need 0 seconds or more")
 
     @property
     def authenticates_clients(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from outrider_proto.errors import UsageError
 from outrider_proto.options.fields import Flag
@@ -16,7 +16,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 class TelemetryConfig:
     """Metrics, logs and traces. Raises UsageError."""
 
-    metrics_host: Annotated[str, Flag("Address on which metrics are served.")] = "127.0.0.1"
+    metrics_host: Annotated[str, Flag("Address on which metrics are served.", expert=True)] = "127.0.0.1"
     metrics_port: Annotated[
         int | None, Flag("Port for Prometheus metrics; 0 picks a free one. Default: no metrics.")
     ] = None
@@ -31,9 +31,5 @@ class TelemetryConfig:
     def __post_init__(self) -> None:
         if self.metrics_port is not None and not 0 <= self.metrics_port < 2**16:
             raise UsageError(f"metrics_port={self.metrics_port}: need 0 (a free one) to {2**16 - 1}")
-        if self.log_format not in get_args(LogFormat):
-            raise UsageError(f"log_format={self.log_format!r}: need one of {', '.join(get_args(LogFormat))}")
-        if self.log_level not in get_args(LogLevel):
-            raise UsageError(f"log_level={self.log_level!r}: need one of {', '.join(get_args(LogLevel))}")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise UsageError(f"otlp_endpoint={self.otlp_endpoint}: need http://HOST:PORT, or https:// for TLS")

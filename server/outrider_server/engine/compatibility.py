@@ -144,7 +144,7 @@ def check_invariance(model: PreTrainedModel, kv: KVShape, max_context: int) -> N
     if not torch.equal(together, torch.cat(alone).float()):
         raise UsageError(
             f"{model.config.model_type}: its passes cannot be made batch-invariant here: logits depend on how many rows"
-            " a pass has; leave --batch-invariant out"
+            " a pass has; leave batch-invariant out"
         )
 
 

@@ -189,7 +189,7 @@ def eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 class BatchInvariance(TorchFunctionMode):
-    """While it is entered, passes do not depend on what else they compute: the switch `--batch-invariant`.
+    """While it is entered, passes do not depend on what else they compute: the switch `batch_invariant`.
 
     In bfloat16 and float16 a product over 17 rows adds up in another order than one over a single row, rounds another
     way, and where two tokens are about equally likely the argmax may change: drafted, batched and plain answers then

@@ -1,4 +1,4 @@
-"""Tensor parallelism: one target divided among processes of this machine (`--tensor-parallel`).
+"""Tensor parallelism: one target divided among processes of this machine (`tensor_parallel`).
 
 transformers divides the weights, and every process runs every pass. Rank 0 is the server; it alone holds K/V, and the
 others know no sessions.

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -19,40 +20,22 @@ from outrider_proto.addresses import free_port, join_host_port
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
 from outrider_proto.options.command import with_options
-from outrider_server.config.config import ServerConfig
 from outrider_server.config.file import load_config
-from outrider_server.rayserve.scale import Scale
+from outrider_server.rayserve.scale import DeployConfig
 from outrider_server.security.address import check_exposure
 
-_DEFAULT = Scale()
 
-
-@with_options(ServerConfig, load_config)
+@with_options(
+    DeployConfig,
+    partial(load_config, kind=DeployConfig),
+    shown=lambda option: option.path[0] == "deploy" and not option.flag.expert,
+)
 def deploy(
-    config: ServerConfig,
-    replicas: Annotated[int, typer.Option(help="Number of verifiers, each with its own target.")] = _DEFAULT.replicas,
-    max_replicas: Annotated[
-        int | None,
-        typer.Option(help="Scale up to so many replicas with the number of streams. Default: a fixed number."),
-    ] = None,
-    streams_per_replica: Annotated[
-        float, typer.Option(help="Streams per replica that scaling aims at.")
-    ] = _DEFAULT.streams,
-    surge: Annotated[
-        bool,
-        typer.Option(
-            "--surge", help="Start new replicas before old ones end on updates; needs room for twice as many."
-        ),
-    ] = False,
-    cpus: Annotated[float, typer.Option(help="CPUs of one replica, as Ray counts them.")] = _DEFAULT.cpus,
-    gpus: Annotated[float, typer.Option(help="GPUs of one replica, as Ray counts them.")] = _DEFAULT.gpus,
+    config: DeployConfig,
     ray_address: Annotated[
         str | None,
         typer.Option(help="Deploy to or update this cluster (auto: the one on this machine), and return."),
     ] = None,
-    ray_http_port: Annotated[
-        int, typer.Option(help="Port of Ray's health page on loopback; 0 picks a free one.")
-    ] = _DEFAULT.http_port,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the service from the cluster.")] = False,
     ready_file: Annotated[
         Path | None, typer.Option(help="File to write the addresses to, as JSON, once ready.")
@@ -64,12 +47,12 @@ def deploy(
     check_exposure(config.host, config.security)
     if config.telemetry.metrics_port is not None:
         typer.echo("outrider-server: metrics_port has no effect here: replicas serve Ray's metrics", err=True)
-    config = replace(config, port=config.port or free_port())
-    http_port = ray_http_port or free_port()
-    scale = Scale(replicas, max_replicas, streams_per_replica, surge, cpus, gpus, http_port)
-    _need_ray()
+    if find_spec("ray") is None:
+        raise UsageError('Ray is not installed: pip install "outrider[deploy]"')
+    scale = replace(config.deploy, http_port=config.deploy.http_port or free_port())
+    config = replace(config, port=config.port or free_port(), deploy=scale)
     if ray_address is None:
-        _run_here(config, scale, ready_file)
+        _run_here(config, ready_file)
     else:
         from outrider_server.rayserve.launch import connect
         from outrider_server.rayserve.launch import remove as take_away
@@ -78,53 +61,49 @@ def deploy(
         if remove:
             take_away()
         else:
-            _launch(config, scale, ready_file)
+            _launch(config, ready_file)
 
 
-def _run_here(config: ServerConfig, scale: Scale, ready_file: Path | None) -> None:
+def _run_here(config: DeployConfig, ready_file: Path | None) -> None:
     """Run on a local cluster that ends with this command."""
     from outrider_drafters.checkpoints.target_weights import resolve_dir  # torch: only where there is work for it
 
     # Fail here and now: a replica that cannot find its target would be started again and again.
     resolve_dir(config.target)
-    for host, port in ((config.host.strip("[]"), config.port), ("127.0.0.1", scale.http_port)):
+    for host, port in ((config.host.strip("[]"), config.port), ("127.0.0.1", config.deploy.http_port)):
         _check_free(host, port)
     import ray
 
     from outrider_server.rayserve.launch import connect, remove
 
+    scale = config.deploy
     connect(None, num_cpus=max(os.cpu_count() or 1, math.ceil(scale.most_replicas * scale.cpus)))
     try:
         stop = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
-        _launch(config, scale, ready_file)
+        _launch(config, ready_file)
         stop.wait()
         remove()
     finally:
         ray.shutdown()
 
 
-def _launch(config: ServerConfig, scale: Scale, ready_file: Path | None) -> None:
+def _launch(config: DeployConfig, ready_file: Path | None) -> None:
     import ray
 
     from outrider_server.rayserve.launch import launch
 
-    limits, machines = config.limits, max(sum(node["Alive"] for node in ray.nodes()), 1)
+    scale, limits, machines = config.deploy, config.limits, max(sum(node["Alive"] for node in ray.nodes()), 1)
     kv_memory, kv_swap = limits.kv_memory or scale.kv_memory(machines), limits.kv_swap or scale.kv_swap(machines)
     config = replace(config, limits=replace(limits, kv_memory=kv_memory, kv_swap=kv_swap))
-    launch(config, scale)
+    launch(config)
     address = join_host_port(config.host, config.port)
     if ready_file is not None:
         ready = {"address": address, "ray": ray.get_runtime_context().gcs_address, "http_port": scale.http_port}
         write_atomically(ready_file, json.dumps(ready) + "\n")  # a script may be waiting for the file
     number = scale.replicas if scale.max_replicas is None else f"{scale.replicas} to {scale.max_replicas}"
     typer.echo(f"outrider-server: ready on {address}, replicas: {number}; Ray listens on ports of its own", err=True)
-
-
-def _need_ray() -> None:
-    if find_spec("ray") is None:
-        raise UsageError('Ray is not installed: pip install "outrider[deploy]"')
 
 
 def _check_free(host: str, port: int) -> None:

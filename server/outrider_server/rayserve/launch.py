@@ -14,7 +14,7 @@ from outrider_proto.wire import MAX_FRAME_BYTES
 from outrider_server.config.config import ServerConfig
 from outrider_server.rayserve import ingress
 from outrider_server.rayserve.ingress import Ingress
-from outrider_server.rayserve.scale import Scale
+from outrider_server.rayserve.scale import DeployConfig
 
 APPLICATION = "outrider"
 DEPLOYMENT = "verifier"
@@ -39,7 +39,7 @@ def connect(address: str | None, **options: Any) -> None:  # Any: as ray.init ha
         raise UsageError(f"ray_address={address}: {error}") from error
 
 
-def launch(config: ServerConfig, scale: Scale) -> None:
+def launch(config: DeployConfig) -> None:
     """Deploy, or replace what is deployed replica by replica; return once it serves. Raises UsageError."""
     from ray import serve
 
@@ -47,14 +47,14 @@ def launch(config: ServerConfig, scale: Scale) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         serve.start(
-            http_options={"host": "127.0.0.1", "port": scale.http_port},
+            http_options={"host": "127.0.0.1", "port": config.deploy.http_port},
             grpc_options={"port": config.port, "grpc_servicer_functions": [f"{ingress.__name__}.add_services"]},
             controller_options={"runtime_env": {"env_vars": _environment(config)}},
         )
-        serve.run(_application(config, scale), name=APPLICATION, route_prefix="/")
+        serve.run(_application(config), name=APPLICATION, route_prefix="/")
     except (RuntimeError, TimeoutError) as error:
         raise UsageError(f"Ray could not deploy: {_cause() or error}") from error
-    _wait_for_routes(scale.http_port)
+    _wait_for_routes(config.deploy.http_port)
 
 
 def remove() -> None:
@@ -73,17 +73,18 @@ def _environment(config: ServerConfig) -> dict[str, str]:
     }
 
 
-def _application(config: ServerConfig, scale: Scale) -> Any:  # Any: ray.serve.Application
+def _application(config: DeployConfig) -> Any:  # Any: ray.serve.Application
     from ray import serve
 
     from outrider_server.rayserve.replica import Replica
     from outrider_server.rayserve.routing import SessionRouter
 
+    scale = config.deploy
     if scale.max_replicas is None:
         number: dict[str, Any] = {"num_replicas": scale.replicas}  # Any: as Ray has them
     else:
         bounds = {"min_replicas": scale.replicas, "max_replicas": scale.max_replicas}
-        number = {"autoscaling_config": {**bounds, "target_ongoing_requests": scale.streams}}
+        number = {"autoscaling_config": {**bounds, "target_ongoing_requests": scale.streams_per_replica}}
     deployment = serve.deployment(
         Replica,
         name=DEPLOYMENT,

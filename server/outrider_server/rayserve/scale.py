@@ -4,33 +4,42 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from outrider_proto.errors import UsageError
+from outrider_proto.options.fields import Flag
+from outrider_server.config.config import ServerConfig
+from outrider_server.config.security import at_least
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Raises UsageError. With `max_replicas` Ray keeps about `streams` streams a replica, between both numbers."""
+    """Raises UsageError. With `max_replicas` Ray keeps about `streams_per_replica` streams each, between both numbers.
 
-    replicas: int = 1
-    max_replicas: int | None = None  # None: always as many as `replicas`
-    streams: float = 16.0
-    surge: bool = False  # an update starts new replicas before old ones end, which needs room for both
-    cpus: float = 1.0  # of each replica, as Ray counts them
-    gpus: float = 0.0
-    http_port: int = 8000  # of Ray's own health page, /-/healthz, on loopback
+    `http_port`: of Ray's own health page, /-/healthz, on loopback.
+    """
+
+    replicas: Annotated[int, Flag("Number of verifiers, each with its own target.")] = 1
+    max_replicas: Annotated[
+        int | None, Flag("Scale up to so many replicas with the number of streams. Default: a fixed number.")
+    ] = None
+    streams_per_replica: Annotated[float, Flag("Streams per replica that scaling aims at.", expert=True)] = 16.0
+    surge: Annotated[
+        bool, Flag("Start new replicas before old ones end on updates; needs room for twice as many.", expert=True)
+    ] = False
+    cpus: Annotated[float, Flag("CPUs of one replica, as Ray counts them.")] = 1.0
+    gpus: Annotated[float, Flag("GPUs of one replica, as Ray counts them.")] = 0.0
+    http_port: Annotated[int, Flag("Port of Ray's health page on loopback; 0 picks a free one.", expert=True)] = 8000
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise UsageError(f"replicas={self.replicas}: need at least 1")
+        at_least(self, 1, "replicas")
+        at_least(self, 0, "cpus", "gpus")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise UsageError(f"max_replicas={self.max_replicas}: need at least replicas={self.replicas}")
-        if not self.streams > 0:
-            raise UsageError(f"streams_per_replica={self.streams}: need more than 0")
-        if not (self.cpus >= 0 and self.gpus >= 0):
-            raise UsageError(f"cpus={self.cpus}, gpus={self.gpus}: need 0 or more")
-        if not 0 < self.http_port < 2**16:
-            raise UsageError(f"http_port={self.http_port}: need 1 to {2**16 - 1}")
+        if not self.streams_per_replica > 0:
+            raise UsageError(f"streams_per_replica={self.streams_per_replica}: need more than 0")
+        if not 0 <= self.http_port < 2**16:
+            raise UsageError(f"http_port={self.http_port}: need 0 (a free one) to {2**16 - 1}")
 
     @property
     def most_replicas(self) -> int:
@@ -53,3 +62,10 @@ class Scale:
 
     def _together(self, num_machines: int) -> int:
         return math.ceil(self.most_replicas / num_machines)
+
+
+@dataclass(frozen=True, slots=True)
+class DeployConfig(ServerConfig):
+    """What every replica serves, as `serve` has it, and how many there are: the file's section [deploy]."""
+
+    deploy: Scale = Scale()

@@ -52,9 +52,13 @@ def access(tmp_path_factory) -> Access:
 @pytest.fixture(scope="module")
 def ray(access):
     folder = access.ca.parent
-    tls = ["--tls-cert", str(folder / "server.pem"), "--tls-key", str(folder / "server.key")]
-    scale = ["--replicas", "2", "--cpus", "0.5", "--drain", "1", "--no-edge-bundle"]
-    with RayProcess([*scale, *tls, "--keys", str(folder / "keys.toml")]) as ray:
+    (folder / "outrider.toml").write_text("""
+        edge_bundle = false
+        limits = { drain_s = 1 }
+        security = { tls_cert = "server.pem", tls_key = "server.key", keys = "keys.toml" }
+        deploy = { replicas = 2, cpus = 0.5 }
+    """)
+    with RayProcess(["--config", str(folder / "outrider.toml")]) as ray:
         yield ray
 
 

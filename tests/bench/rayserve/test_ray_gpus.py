@@ -28,7 +28,9 @@ NEW = 8
 @pytest.fixture
 def ray(monkeypatch):
     monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"GPU": 2}))
-    with RayProcess(["--replicas", "3", "--gpus", "0.5", "--cpus", "0.1", "--drain", "1", "--no-edge-bundle"]) as ray:
+    with RayProcess(
+        ["--replicas", "3", "--gpus", "0.5", "--cpus", "0.1", "--set", "drain=1", "--set", "edge-bundle=false"]
+    ) as ray:
         yield ray
 
 

@@ -18,13 +18,20 @@ from outrider_server.config.config import ServerConfig
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
-GOOD = ["--target", str(TARGET), "--drafter", str(DRAFTER), "--port", "0"]
+GOOD = {"target": str(TARGET), "drafters": [str(DRAFTER)], "port": 0}
 NOW = datetime.now(UTC)
 
 
-def check(*options: str) -> tuple[int, dict[str, list[dict]]]:
+def invoke(*options: str, **settings):
+    pairs = (
+        f"--set={name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in settings.items()
+    )
+    return CliRunner().invoke(app, ["check", *options, *pairs])
+
+
+def check(**settings) -> tuple[int, dict[str, list[dict]]]:
     """Exit code, and findings by subject."""
-    result = CliRunner().invoke(app, ["check", "--json", *options])
+    result = invoke("--json", **settings)
     told = json.loads(result.stdout)
     assert told["ok"] == (result.exit_code == 0)
     by_subject: dict[str, list[dict]] = {}
@@ -51,7 +58,7 @@ def certificate(folder, name: str, begins=NOW - timedelta(days=1), ends=NOW + ti
 
 
 def test_a_pair_that_fits():
-    result = CliRunner().invoke(app, ["check", *GOOD])
+    result = invoke(**GOOD)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert all(line.startswith(("ok ", "warning ")) for line in lines)
@@ -60,14 +67,14 @@ def test_a_pair_that_fits():
 
 
 def test_every_family_of_drafter_is_tried():
-    code, found = check("--target", str(TARGET), "--drafter", "lookup", "--drafter", str(DRAFTER), "--port", "0")
+    code, found = check(**GOOD | {"drafters": ["lookup", str(DRAFTER)]})
     assert code == 0
     assert "no features" in found["drafter lookup"][0]["text"] or "features of" in found["drafter lookup"][0]["text"]
 
 
 def test_a_drafter_of_another_target_and_one_that_is_none(golden, tmp_path):
     other = golden / "eagle3" / "drafter"
-    code, found = check(*GOOD, "--drafter", str(tmp_path), "--drafter", str(other))
+    code, found = check(**GOOD | {"drafters": [str(DRAFTER), str(tmp_path), str(other)]})
     assert code == 2
     assert verdicts(found[f"drafter {tmp_path}"]) == ["error"]
     assert verdicts(found[f"drafter {DRAFTER}"]) == ["ok"]  # the others are tried all the same
@@ -77,8 +84,8 @@ def test_everything_wrong_is_told_at_once(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = str(taken.getsockname()[1])
-        code, found = check("--target", "/nowhere", "--port", port, "--metrics-port", port, "--keys", "/no.json")
+        port = taken.getsockname()[1]
+        code, found = check(target="/nowhere", port=port, metrics_port=port, keys="/no.json")
     assert code == 2
     assert {subject for subject, of in found.items() if "error" in verdicts(of)} == {
         "address",
@@ -107,15 +114,15 @@ async def test_an_ipv6_address_with_and_without_brackets(host):
 
 
 def test_a_server_is_not_open_to_the_network_by_accident():
-    code, found = check(*GOOD, "--host", "0.0.0.0")
+    code, found = check(**GOOD, host="0.0.0.0")
     assert code == 2
     assert "--open-to-network" in found["exposure"][0]["text"]
-    assert check(*GOOD, "--host", "0.0.0.0", "--open-to-network")[0] == 0
+    assert check(**GOOD, host="0.0.0.0", open_to_network=True)[0] == 0
 
 
 def test_certificates(tmp_path):
     cert, key = certificate(tmp_path, "good")
-    code, found = check(*GOOD, "--tls-cert", cert, "--tls-key", key)
+    code, found = check(**GOOD, tls_cert=cert, tls_key=key)
     assert (code, verdicts(found["tls"]), verdicts(found["tls_cert"])) == (0, ["ok"], ["ok"])
     assert "CN=good, valid until" in found["tls_cert"][0]["text"]
 
@@ -123,7 +130,7 @@ def test_certificates(tmp_path):
 def test_a_key_of_another_certificate(tmp_path):
     cert, _ = certificate(tmp_path, "one")
     _, key = certificate(tmp_path, "two")
-    code, found = check(*GOOD, "--tls-cert", cert, "--tls-key", key)
+    code, found = check(**GOOD, tls_cert=cert, tls_key=key)
     assert (code, verdicts(found["tls"])) == (2, ["error"])
     assert "the key is not the certificate's" in found["tls"][0]["text"]
 
@@ -138,7 +145,7 @@ def test_a_key_of_another_certificate(tmp_path):
 )
 def test_certificates_that_are_not_valid_now(tmp_path, begins, ends, verdict, text):
     cert, key = certificate(tmp_path, "cert", NOW + timedelta(days=begins), NOW + timedelta(days=ends))
-    code, found = check("--target", "/nowhere", "--port", "0", "--tls-cert", cert, "--tls-key", key)
+    code, found = check(target="/nowhere", port=0, tls_cert=cert, tls_key=key)
     assert code == 2
     assert verdicts(found["tls_cert"]) == [verdict]
     assert text in found["tls_cert"][0]["text"]
@@ -147,5 +154,5 @@ def test_certificates_that_are_not_valid_now(tmp_path, begins, ends, verdict, te
 def test_a_bad_configuration_is_one_line(tmp_path):
     path = tmp_path / "outrider.toml"
     path.write_text("prot = 1")
-    result = CliRunner().invoke(app, ["check", "--config", str(path)])
+    result = invoke("--config", str(path))
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)

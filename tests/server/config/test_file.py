@@ -16,6 +16,7 @@ from outrider_server.config.config import LimitsConfig, ServerConfig
 from outrider_server.config.file import load_config
 from outrider_server.config.security import SecurityConfig
 from outrider_server.config.telemetry import TelemetryConfig
+from outrider_server.rayserve.scale import DeployConfig, Scale
 
 ROOT = Path(__file__).parents[3]
 
@@ -111,7 +112,7 @@ def test_without_a_target_it_is_the_embedded_one(file):
         ("prot = 1", "prot: no such key; did you mean port?"),
         ("[limits]\nmax_session = 1", "[limits] max_session: no such key; did you mean max_sessions?"),
         ("[limits]\nmax_sessions = 0", "[limits] max_sessions=0: need at least 1"),
-        ("[limits]\nsession_ttl_s = nan", "[limits] session_ttl=nan: need 0 seconds or more"),
+        ("[limits]\nsession_ttl_s = nan", "[limits] session_ttl_s=nan: need at least 0"),
         ("limits = 3", "limits: need a section, [limits]"),
         ("[security]\ntls_key = 'k.pem'", "[security] tls_cert and tls_key go together"),
         ("[telemetry]\nlog_format = 'xml'", "[telemetry] log_format=\"xml\": input should be 'text' or 'json'"),
@@ -179,14 +180,22 @@ def test_what_config_prints_is_read_as_the_same(tmp_path):
 
 def test_the_commands_options_and_file(file):
     path = file('target = "a"\nport = 3\n[limits]\nmax_sessions = 7')
-    options = ["--config", str(path), "--session-ttl", "2", "--server-draft", "--drafter", "x", "--drafter", "y"]
-    result = CliRunner().invoke(app, ["config", *options, "--no-edge-bundle", "--edge-cache", "here"])
+    settings = ("session-ttl=2", "server-draft=true", 'drafters=["x", "y"]', "edge_bundle=false", "stall=9")
+    result = CliRunner().invoke(app, ["config", "--config", str(path), *(f"--set={each}" for each in settings)])
     assert result.exit_code == 0, result.stderr
     told = tomllib.loads(result.stdout)
     assert (told["target"], told["port"], told["drafters"]) == ("a", 3, ["x", "y"])
     assert (told["server_draft"], told["edge_bundle"]) == (True, False)
-    assert told["edge_cache"] == str(Path.cwd() / "here")
-    assert (told["limits"]["max_sessions"], told["limits"]["session_ttl_s"]) == (7, 2.0)
+    limits = told["limits"]
+    assert (limits["max_sessions"], limits["session_ttl_s"], limits["stall_s"]) == (7, 2.0, 9.0)
+
+
+def test_a_deployment_has_a_section_of_its_own(file):
+    config = load_config(
+        file('target = "a"\n[deploy]\nreplicas = 2\nsurge = true\n[security]\nkeys = "k"'), {}, DeployConfig
+    )
+    assert config.deploy == Scale(2, surge=True)
+    assert config.security.keys.is_absolute()
 
 
 def test_a_bad_file_is_one_line_and_exit_code_2(file):

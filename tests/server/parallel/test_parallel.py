@@ -156,7 +156,18 @@ async def test_sessions_features_and_drafting_on_the_server(pair):
 def serving(target: Path, *options: str):
     """A server's process, the line that it is ready with, and the process of its other rank."""
     need_cpu()
-    arguments = ["serve", "--target", str(target), "--port", "0", "--threads", "1", "--tensor-parallel", "2", *options]
+    arguments = [
+        "serve",
+        "--target",
+        str(target),
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--set",
+        "tensor-parallel=2",
+        *options,
+    ]
     with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True) as process:
         try:
             while "ready on" not in (ready := process.stderr.readline()):  # libraries may have warned of this machine

@@ -9,8 +9,8 @@ from outrider_server.rayserve.scale import Scale
     [
         ({"replicas": 0}, "replicas=0: need at least 1"),
         ({"replicas": 3, "max_replicas": 2}, "max_replicas=2: need at least replicas=3"),
-        ({"streams": 0.0}, "streams_per_replica=0.0: need more than 0"),
-        ({"streams": float("nan")}, "streams_per_replica=nan"),
+        ({"streams_per_replica": 0.0}, "streams_per_replica=0.0: need more than 0"),
+        ({"streams_per_replica": float("nan")}, "streams_per_replica=nan"),
         ({"cpus": -1.0}, "cpus=-1.0"),
         ({"http_port": 70000}, "http_port=70000"),
     ],

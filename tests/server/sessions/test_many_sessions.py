@@ -153,7 +153,6 @@ async def test_the_servers_own_drafts_obey_too(truths, monkeypatch):
     ("limits", "message"),
     [
         ({"batch_tokens": 0}, "batch_tokens=0"),
-        ({"scheduler": "quick"}, "scheduler=quick: need one of fair, plain"),
         ({"batch_tokens": 16, "chunk_tokens": 17}, "chunk_tokens=17: need at most batch_tokens=16"),
     ],
 )

@@ -141,7 +141,7 @@ class ExactStudy(Study[ExactOptions, _Row, Exactness]):
         options = self.options
         drafters = [option for source in options.drafters.values() for option in ("--drafter", source)]
         placed = ["--dtype", options.dtype, "--device", options.device]
-        invariant = ["--batch-invariant"] if options.batch_invariant else []
+        invariant = ["--set", "batch-invariant=true"] if options.batch_invariant else []
         memory = ["--kv-memory", _KV_MEMORY, "--no-edge-bundle"]
         return ["--target", str(options.directory), *drafters, *placed, *invariant, *memory]
 
