@@ -43,9 +43,9 @@ BOUNDS = {
     "options: outrider-server serve": (29, 30),
     "options: outrider-server deploy": (9, 9),  # the file that serve takes, and eight of its own
     "options: all commands": (915, 350),
-    "words: documents": (97_163, 48_000),
-    "lines: CHANGELOG.md": (410, 80),
-    "longest line: README.md": (299, 160),
+    "words: documents": (51_200, 48_000),
+    "lines: CHANGELOG.md": (80, 80),
+    "longest line: README.md": (160, 160),
 }
 
 # Modules under SMALL_LINES lines with one importer that stay apart, each with its reason.
