@@ -20,7 +20,8 @@ PAGES = (
     "README.md",
     "CONTRIBUTING.md",
     "examples/README.md",
-    *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md")),
+    "models/data/smollm2/README.md",
+    *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")),
 )
 SHELL = re.compile(r"^ *```sh\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 ENDS = ("|", "&&", ";", "&", ">", "--")

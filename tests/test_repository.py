@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = ("proto", "netsim", "drafters", "models", "server", "client", "bench")  # those that ship; the lab is above them
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
+PAGES = [*ROOT.glob("*.md"), *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("*/README.md"))]
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -89,6 +90,24 @@ def test_continuous_integration_runs_what_contributors_run():
     assert (ROOT / ".ci" / "run").read_text().endswith("\nmake lint\nmake test-all\n")
     oldest = PROJECT["project"]["requires-python"].removeprefix(">=")
     assert oldest in jobs["check"]["strategy"]["matrix"]["python"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(page):
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        file, _, heading = link.partition("#")
+        path = page.parent / file if file else page
+        if "://" not in link and not (path.exists() and (not heading or heading in headings(path))):
+            broken.append(link)
+    assert broken == []
+
+
+def headings(page: Path) -> set[str]:
+    """Return the headings of a Markdown file as links name them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_the_readme_stays_short():
