@@ -112,7 +112,7 @@ def coarse(piece) -> bytes:
 
 
 def test_a_reply_of_four_tokens_weighs_half_and_a_prompt_a_third_of_the_papers():
-    """On Gaussian rows; docs/features.md has real ones."""
+    """On Gaussian rows; docs/results/features.md has real ones."""
     reply, prompt = gaussian(4, 2048), gaussian(256, 2048)
     assert len(encode_rows(reply, "int4-grouped")) < 0.5 * len(zlib.compress(bytes(2 * 4) + paper(reply)))
     assert len(encode_rows(reply, "lean")) < 0.5 * len(zlib.compress(bytes(2 * 4) + paper(reply)))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # gRPC's own reconnecting waits for up to two minutes and shares that wait between channels. So each connection gets a
 # subchannel of its own, fails at the first refusal and is thrown away.
-# Defaults kept after measuring (docs/operations.md): TCP_NODELAY, bdp_probe, windows. No keepalive: it stops after two
+# Defaults, kept after measuring: TCP_NODELAY, bdp_probe, windows. No keepalive: it stops after two
 # pings without data, and heartbeat.py is quicker.
 CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),

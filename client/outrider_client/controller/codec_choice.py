@@ -15,7 +15,7 @@ from outrider_proto.frames import Codec
 
 FINEST: Codec = "lean"
 COARSEST: Codec = "leaner"
-SIZE_VS_FINEST: Mapping[Codec, float] = {FINEST: 1.0, COARSEST: 0.74}  # bytes of a row in a reply: docs/features.md
+SIZE_VS_FINEST: Mapping[Codec, float] = {FINEST: 1.0, COARSEST: 0.74}  # bytes of a row: docs/results/features.md
 # Two thresholds: with one, a switch changes the load itself and would be undone at once.
 _FULL, _ROOMY = 0.75, 0.6
 

@@ -42,7 +42,7 @@ class DFlashDrafter:
         self.tap = tap_info(network) if tap is None else tap
         self.vocab_size = target.sizes.vocab
         self.num_drafts = self.levels_per_pass = network.sizes.num_drafts
-        # Trained with blocks that lack a whole block's verdict: docs/drafters.md, "Ahead of a verdict".
+        # Trained with blocks that lack a whole block's verdict: docs/results/drafters.md, "Ahead of a verdict".
         self.stale_tolerant = network.sizes.late > self.num_drafts
         self.plan = TreeShape.chain(min(self.num_drafts, MAX_LEVELS)) if plan is None else plan
         self.embed = target.embed if network.embed_tokens is None else network.embed_tokens.weight.detach()

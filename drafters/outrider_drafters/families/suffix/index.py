@@ -31,7 +31,7 @@ MAX_NODES = 32  # of a candidate tree
 _PER_TOKEN = 2  # nodes for each token of the pattern: the paper's alpha (section 4.2), there 1 to 4
 LEAST = 0.1  # probability of a path, as in ArcticInference's suffix decoding
 # Occurrences that what was not seen yet counts as, behind a pattern of one token; behind p tokens 1/p of that. Chosen
-# so that in trees with a head's guesses the probabilities came to what was accepted (SmolLM2, docs/drafters.md).
+# so that in trees with a head's guesses the probabilities came to what was accepted (SmolLM2).
 _OPEN = 2.0
 _COUNTED = 1024  # newest places of a pattern of which the next token is counted
 _SEPARATOR = -1  # between the texts of a history; no token
