@@ -1,5 +1,5 @@
-"""kill -9 of the server at random moments, under several clients at once in different modes: every answer is the
-undisturbed one's."""
+"""kill -9 of the server at random moments, under clients in different modes, each of which writes on alone meanwhile:
+the server that comes back knows nothing, and every answer is the undisturbed one's."""
 
 import asyncio
 import random
@@ -9,28 +9,33 @@ import pytest
 from mortal import MortalServer
 from stage import ANSWER_S, PROMPT, client, plain
 
-NUM_KILLS = 4
+from outrider_client.core.events import Unverified
+
+from ..marks import slow
+
 NEW = 40
-MODES = ("stop-and-wait", "pipelined", "stream", "auto")
 
 
-@pytest.mark.slow
-async def test_killed_again_and_again_under_several_clients():
+@pytest.mark.parametrize(
+    ("modes", "num_kills"), [(["stop-and-wait"], 2), *slow((["stop-and-wait", "pipelined", "stream", "auto"], 12))]
+)
+async def test_killed_again_and_again(modes, num_kills):
     generator = random.Random(7)
     heard = Heard()
     async with MortalServer() as mortal:
         await mortal.tell("start")
-        clients = [client(mortal.address, mode=mode, max_new_tokens=NEW) for mode in MODES]
-        prompts = [(*PROMPT, number) for number in range(len(MODES))]
+        clients = [client(mortal.address, mode=mode, max_new_tokens=NEW) for mode in modes]
+        prompts = [(*PROMPT, number) for number in range(len(modes))]
         writing = [asyncio.create_task(write_on(*each, heard)) for each in zip(clients, prompts, strict=True)]
         try:
             async with asyncio.timeout(2 * ANSWER_S):
-                for _ in range(NUM_KILLS):
+                for _ in range(num_kills):
                     await heard.more(generator.randrange(1, 2 * NEW))
                     await mortal.tell("kill")
+                    await heard.more(3, alone=True)
                     await mortal.tell("start")
                 heard.enough = True
-                assert sum(await asyncio.gather(*writing)) >= len(MODES)
+                assert sum(await asyncio.gather(*writing)) >= len(modes)
         finally:
             for task in writing:
                 task.cancel()
@@ -39,20 +44,20 @@ async def test_killed_again_and_again_under_several_clients():
 
 
 class Heard:
-    """Tokens that came, over all clients."""
+    """Tokens that came, over all clients, and those among them that a drafter wrote alone."""
 
     def __init__(self) -> None:
         self.enough = False
-        self._count = 0
+        self._counts = {False: 0, True: 0}
         self._came = asyncio.Event()
 
-    def take(self, num_tokens: int) -> None:
-        self._count += num_tokens
+    def take(self, num_tokens: int, *, alone: bool) -> None:
+        self._counts[alone] += num_tokens
         self._came.set()
 
-    async def more(self, num_tokens: int) -> None:
-        wanted = self._count + num_tokens
-        while self._count < wanted:
+    async def more(self, num_tokens: int, *, alone: bool = False) -> None:
+        wanted = self._counts[alone] + num_tokens
+        while self._counts[alone] < wanted:
             self._came.clear()
             await self._came.wait()
 
@@ -62,7 +67,7 @@ async def write_on(mine, prompt: tuple[int, ...], heard: Heard) -> int:
     for count in range(1, 1000):
         async with aclosing(mine.generate(prompt)) as events:
             async for event in events:
-                heard.take(len(getattr(event, "tokens", ())))
+                heard.take(len(getattr(event, "tokens", ())), alone=isinstance(event, Unverified))
         assert tuple(mine.tokens[len(prompt) :]) == plain(prompt, NEW)
         if heard.enough:
             return count

@@ -1,0 +1,133 @@
+"""Drafters of every family and layout through the client's own loop and the real server: the plain loop's text."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gguf_dflash import DFlashWriter
+
+from outrider_bench.core.pair import in_process
+from outrider_bench.core.prompts import spread_questions
+from outrider_client import AsyncClient, ClientConfig
+from outrider_client.core.events import Cycle, Unverified
+from outrider_client.models.local_models import LocalModels
+from outrider_drafters.load import load_tap
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_netsim import Link, profile_named
+from outrider_proto.frames import Draft
+from outrider_proto.tree import DraftTree
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+from outrider_server.rpc.server import Server
+from outrider_server.sessions.verifier import Verifier
+
+from ...marks import in_turn, slow
+from .answers import replayed
+
+NEW = 32
+PROMPT = tuple(range(10, 50))
+SAMPLED = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "seed": 5}
+LAYOUTS = {  # of the drafters there: their target, and whether their trees branch
+    "eagle3_llama": ("target_l8", True),
+    "deepspec_eagle3_3taps": ("target_l8", True),
+    "medusa_v01": ("target_vicuna_tiny", True),
+    "hydra_mlp": ("target_vicuna_tiny", True),
+    "dflash_zlab": ("target_l8", True),
+    "dflash_zlab,ddtree=0": ("target_l8", False),
+    "peagle_speculators": ("target_l8", False),
+    "peagle_speculators,ddtree=12": ("target_l8", True),
+    "dspark_deepspec": ("target_l8", True),
+    "dspark_deepspec,ddtree=0": ("target_l8", False),
+    "dspark_deepspec,ddtree=0,confidence=0.4": ("target_l8", False),
+    "dspark_deepspec,ddtree=12,confidence=0.4": ("target_l8", True),
+    "lookup": ("target_tiny", False),
+    "lookup,ngram=2": ("target_tiny", False),
+    "independent": ("target_tiny", True),
+}
+
+
+def drafter_named(golden: Path, name: str) -> str:
+    case, comma, options = name.partition(",")
+    places = {"lookup": "lookup", "independent": golden / "target_vicuna_tiny"}
+    return f"{places.get(case, golden / case / 'drafter')}{comma}{options}"
+
+
+@functools.cache
+def plain(target: Path) -> tuple[int, ...]:
+    return tuple(plain_greedy(Target.load(str(target)), PROMPT, NEW))
+
+
+async def drafted(target: Path, drafter: str | Path, mode: str = "stop-and-wait") -> list[DraftTree]:
+    """The trees of an answer, whose text has to be the plain loop's; a sampled one has to be the streamed one."""
+    config = ClientConfig(target=target, drafter=str(drafter), max_new_tokens=NEW, mode=mode)
+    async with in_process(target, config) as pair, pair.client() as client:
+        events = [event async for event in client.generate(PROMPT)]
+        late = await client.complete(PROMPT, wait_for_features=False)
+        sampled = await client.complete(PROMPT, **SAMPLED)
+        streamed = await client.complete(PROMPT, mode="stream", **SAMPLED)
+    assert tuple(replayed(events)) == late.token_ids == plain(target)
+    assert sampled.token_ids == streamed.token_ids
+    return [one.request.tree for one in events if isinstance(one, Cycle) and isinstance(one.request, Draft)]
+
+
+@pytest.mark.parametrize(("drafter", "mode"), in_turn(list(LAYOUTS), ["stop-and-wait", "proactive", "pipelined"]))
+async def test_greedy_answers_are_the_plain_loops(drafter, mode, golden):
+    target, branches = LAYOUTS[drafter]
+    trees = await drafted(golden / target, drafter_named(golden, drafter), mode)
+    assert any(len(tree) for tree in trees)
+    assert any(len(set(tree.parents)) < len(tree) for tree in trees) == branches
+
+
+@pytest.mark.parametrize("mode", ["pipelined", *slow("proactive")])
+async def test_blocks_drafted_ahead_come_true_and_change_nothing(mode):
+    """On a trained drafter, over a link on which its verdicts take a while."""
+    config = ClientConfig(target=target_dir(), drafter=str(drafter_dir("dspark")), max_new_tokens=64, mode=mode)
+    target, sampling = Target.load(str(target_dir())), {"temperature": 2.0, "seed": 5}
+    prompt = spread_questions(LocalModels.load(config), 1)[0].prompt
+    expected = tuple(plain_greedy(Target.load(str(target_dir())), prompt, 64))
+    async with (
+        Server(Verifier(target, [load_tap(str(drafter_dir("dspark")), target_dir())])) as server,
+        Link(profile_named("paper-5g"), server.address, "proxy", seed=1) as link,
+        AsyncClient(replace(config, server=link.address)) as client,
+    ):
+        completion = await client.complete(prompt)
+        sampled = await client.complete(prompt, **sampling)
+        streamed = await client.complete(prompt, mode="stream", **sampling)
+    assert completion.token_ids == expected
+    assert completion.statistics.forecasts > 0
+    assert completion.statistics.hit_rate > 0
+    assert sampled.token_ids == streamed.token_ids != expected
+
+
+async def test_a_gguf_file_drafts_as_the_directory_it_was_made_from(golden, tmp_path):
+    directory = golden / "dflash_zlab" / "drafter"
+    trees = await drafted(golden / "target_l8", DFlashWriter(directory, tmp_path / "drafter.gguf").write())
+    assert any(len(tree) for tree in trees)
+    assert trees == await drafted(golden / "target_l8", directory)
+
+
+async def test_no_features_are_asked_for_and_none_come(golden):
+    config = ClientConfig(target=golden / "target_tiny", drafter="lookup", max_new_tokens=NEW, mode="stop-and-wait")
+    async with in_process(config.target, config) as pair:
+        assert pair.models.open_frame().tap == ""
+        assert [tap.family for tap in pair.verifier.describe().taps] == ["last-hidden"]
+        async with pair.client() as client:
+            requests = [event.request async for event in client.generate(PROMPT) if isinstance(event, Cycle)]
+    assert all(isinstance(request, Draft) for request in requests)
+    assert any(len(request.tree) for request in requests)
+
+
+@pytest.mark.parametrize("name", ["lookup", "independent"])
+async def test_writes_alone_without_a_link(name, golden):
+    drafter = golden / "target_vicuna_tiny" if name == "independent" else name
+    config = ClientConfig(target=golden / "target_tiny", drafter=drafter, max_new_tokens=8, mode="offline", raw=True)
+    prompt = (5, 6, 7, 8, 9, 5, 6)
+    async with in_process(config.target, config) as pair, pair.client() as client:
+        events = [event async for event in client.generate(prompt)]
+    written = [token for event in events if isinstance(event, Unverified) for token in event.tokens]
+    assert written
+    if name == "lookup":
+        assert written[:6] == [7, 8, 9, 5, 6, 7]
