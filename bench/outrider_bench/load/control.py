@@ -1,10 +1,8 @@
 """The control: transformers' `generate` on the server's cores, prompt by prompt and in static batches.
 
 A static batch is computed from left-padded prompts until the longest of its answers ends. It has no arrivals to wait
-for; but a row whose answer has ended runs on, so its tokens beyond that end are not counted.
-
-    drawn     the prompts of a batch are drawn at random, as clients draw theirs
-    sorted    prompts with answers of like length share a batch: the least waste, for which the answers must be known
+for; but a row whose answer has ended runs on, so its tokens beyond that end are not counted. The prompts of a batch are
+drawn at random, as clients draw theirs.
 """
 
 from __future__ import annotations
@@ -14,33 +12,27 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.load.clients.texts import LoadText
-from outrider_bench.load.measures.process_use import on_cores
+from outrider_bench.load.process_use import on_cores
 from outrider_server.engine.hf_model import DTYPES, eos_token_ids
 
-BatchOrder: TypeAlias = Literal["drawn", "sorted"]
 _MOST_PROMPTS = 64  # in batches of one size, unless one batch alone takes more
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateResult:
-    """Greedy results; `wrong` counts answers that differ from the expected ones.
+    """Greedy results with batches of one size."""
 
-    `tokens_per_s` counts the tokens up to each answer's end. `order` is None for prompts one by one.
-    """
-
-    use_cache: bool
     prompts: int
-    tokens_per_s: float
-    wrong: int
+    tokens_per_s: float  # up to each answer's end
+    wrong: int  # answers that differ from the expected ones
     batch: int = 1
-    order: BatchOrder | None = None
 
 
 class GenerateControl:
@@ -55,61 +47,37 @@ class GenerateControl:
         self._device = device
         self._cores = cores
 
-    def measure(self, texts: Sequence[LoadText], limit: int, step: Step, *, use_cache: bool) -> GenerateResult:
-        """Answer the texts one by one, after one that is not counted."""
-        what = "generate" if use_cache else "generate without a cache"
-        tokens_per_s, wrong = self._measure([[text] for text in texts], limit, step, what, use_cache=use_cache)
-        return GenerateResult(use_cache, len(texts), tokens_per_s, wrong)
-
-    def measure_batches(
-        self, texts: Sequence[LoadText], limit: int, step: Step, batch: int, order: BatchOrder, seed: int
-    ) -> GenerateResult:
-        """Answer the texts in static batches, after one that is not counted."""
-        batches = static_batches(texts, limit, batch, order, seed)
-        tokens_per_s, wrong = self._measure(batches, limit, step, f"generate, batches of {batch}", use_cache=True)
-        return GenerateResult(True, sum(map(len, batches)), tokens_per_s, wrong, batch, order)
-
-    def _measure(
-        self, batches: Sequence[Sequence[LoadText]], limit: int, step: Step, what: str, *, use_cache: bool
-    ) -> tuple[float, int]:
-        """Return tokens per second and the number of wrong answers."""
-        counter = ProgressCounter(step, what, len(batches))
+    def measure(self, batches: Sequence[Sequence[LoadText]], limit: int, step: Step) -> GenerateResult:
+        """Answer the batches one by one, after one that is not counted."""
+        size = len(batches[0])
+        counter = ProgressCounter(step, "generate" if size == 1 else f"generate, batches of {size}", len(batches))
         tokens, seconds, wrong = 0, 0.0, 0
         with on_cores(self._cores):
-            self._answers(batches[0], limit, use_cache)
+            self._answers(batches[0], limit)
             for texts in batches:
                 started = time.perf_counter()
-                answers = self._answers(texts, limit, use_cache)
+                answers = self._answers(texts, limit)
                 seconds += time.perf_counter() - started
                 tokens += sum(map(len, answers))
                 wrong += sum(own != text.answer[:limit] for own, text in zip(answers, texts, strict=True))
                 counter()
-        return tokens / seconds, wrong
+        return GenerateResult(sum(map(len, batches)), tokens / seconds, wrong, size)
 
     @torch.inference_mode()
-    def _answers(self, texts: Sequence[LoadText], limit: int, use_cache: bool) -> list[tuple[int, ...]]:
+    def _answers(self, texts: Sequence[LoadText], limit: int) -> list[tuple[int, ...]]:
         ids, mask = left_padded([text.prompt for text in texts])
         # Without a mask, generate infers one from the pad token, which may occur in a prompt.
         made = self._model.generate(
-            ids.to(self._device),
-            attention_mask=mask.to(self._device),
-            do_sample=False,
-            max_new_tokens=limit,
-            use_cache=use_cache,
+            ids.to(self._device), attention_mask=mask.to(self._device), do_sample=False, max_new_tokens=limit
         )
         return [answer_of(row, self._eos) for row in made[:, ids.shape[1] :].tolist()]
 
 
-def static_batches(
-    texts: Sequence[LoadText], limit: int, batch: int, order: BatchOrder, seed: int
-) -> list[list[LoadText]]:
+def static_batches(texts: Sequence[LoadText], batch: int, seed: int) -> list[list[LoadText]]:
     """Return full batches; texts are repeated where they are too few for that."""
     drawn = random.Random(seed).sample(texts, len(texts))
     count = -(-min(_MOST_PROMPTS, len(texts)) // batch) * batch
-    # The same texts for either order, so that their results can be compared.
     chosen = [drawn[number % len(drawn)] for number in range(count)]
-    if order == "sorted":
-        chosen.sort(key=lambda text: len(text.answer[:limit]))
     return [chosen[first : first + batch] for first in range(0, count, batch)]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from outrider_bench.load.measures.counters import ClientCounters
-from outrider_bench.load.measures.histogram import Histogram
-from outrider_bench.load.measures.process_use import ProcessUse
+from outrider_bench.load.clients.counters import ClientCounters, Histogram
+from outrider_bench.load.process_use import ProcessUse
 
 ENOUGH_VERDICTS = 100  # of a client, for a 99th percentile that means something
 
@@ -22,8 +22,10 @@ class LatencyPercentiles:
     p99: float
 
     @classmethod
-    def of(cls, histogram: Histogram) -> LatencyPercentiles:
-        return cls(*(histogram.percentile_ms(percent) for percent in (50, 95, 99)))
+    def of(cls, client_counters: Sequence[ClientCounters], name: str) -> LatencyPercentiles:
+        """Compute those of all clients' times of that name."""
+        merged = Histogram.merged(getattr(counters, name) for counters in client_counters)
+        return cls(*(merged.percentile_ms(percent) for percent in (50, 95, 99)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,9 @@ class Fairness:
 
     @classmethod
     def of(cls, client_counters: Sequence[ClientCounters]) -> Fairness:
-        on_verdict = [
-            counters.verdict_s.percentile_ms(99)
-            for counters in client_counters
-            if counters.verdict_s.count >= ENOUGH_VERDICTS
-        ]
-        ratio = max(on_verdict) / min(on_verdict) if len(on_verdict) > 1 else None
-        return cls(ratio, len(on_verdict), jain_index([counters.tokens for counters in client_counters]))
+        judged = [one.verdict_s.percentile_ms(99) for one in client_counters if one.verdict_s.count >= ENOUGH_VERDICTS]
+        ratio = max(judged) / min(judged) if len(judged) > 1 else None
+        return cls(ratio, len(judged), jain_index([counters.tokens for counters in client_counters]))
 
 
 def jain_index(shares: Sequence[float]) -> float:
@@ -70,25 +68,20 @@ class ResourceUse:
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """The metrics of one number of clients.
-
-    `verdict` is the latency of drafts, `first_verdict` that of prompts, as the client sees it; `queue` and `verify` are
-    parts of both, as the server reports them; `request` begins when the request is due, which in an open loop may be
-    before the client is free. `verifies_per_s` counts all verdicts.
-    """
+    """The metrics of one number of clients."""
 
     num_clients: int
     seconds: float
-    verifies_per_s: float
+    verifies_per_s: float  # all verdicts
     tokens_per_s: float
     mean_acceptance_length: float
     nodes_per_draft: float
-    verdict: LatencyPercentiles
-    first_verdict: LatencyPercentiles
-    queue: LatencyPercentiles
-    verify: LatencyPercentiles
+    verdict: LatencyPercentiles  # of drafts, as the client sees it
+    first_verdict: LatencyPercentiles  # of prompts
+    queue: LatencyPercentiles  # a part of both, as the server reports it
+    verify: LatencyPercentiles  # the same
     first_token: LatencyPercentiles
-    request: LatencyPercentiles
+    request: LatencyPercentiles  # since it was due, which in an open loop may be before the client is free
     fairness: Fairness
     server: ResourceUse
     clients: ResourceUse
@@ -98,13 +91,17 @@ class LoadRun:
     strays: int
     lost: int
     outages: int
-    errors: dict[str, int]
-    examples: tuple[str, ...]
-    batches: dict[str, float] | None = None  # the server's own metrics of its passes
+    errors: Mapping[str, int]
+    examples: Sequence[str]
+    batches: Mapping[str, float] | None = None  # the server's own metrics of its passes
 
     @property
     def is_right(self) -> bool:
         return not (self.wrong or self.strays or self.lost)
+
+
+_TIMES = ("verdict", "first_verdict", "queue", "verify", "first_token", "request")
+_TOTALS = ("answers", "checked", "wrong", "strays", "lost", "outages")
 
 
 def load_run(
@@ -112,39 +109,27 @@ def load_run(
     seconds: float,
     server: ResourceUse,
     clients: ResourceUse,
-    batches: dict[str, float] | None = None,
+    batches: Mapping[str, float] | None = None,
 ) -> LoadRun:
-    drafts = sum(counters.drafts for counters in client_counters)
-
-    def percentiles(name: str) -> LatencyPercentiles:
-        return LatencyPercentiles.of(Histogram.merged(getattr(counters, name) for counters in client_counters))
-
     def total(name: str) -> int:
         return sum(getattr(counters, name) for counters in client_counters)
 
+    drafts = total("drafts")
+    # Any: of the field's type
+    by_name: dict[str, Any] = {name: LatencyPercentiles.of(client_counters, f"{name}_s") for name in _TIMES}
+    by_name |= {name: total(name) for name in _TOTALS}
     return LoadRun(
+        **by_name,
         num_clients=len(client_counters),
         seconds=seconds,
-        verifies_per_s=sum(counters.verdicts for counters in client_counters) / seconds,
-        tokens_per_s=sum(counters.tokens for counters in client_counters) / seconds,
-        mean_acceptance_length=1 + sum(counters.accepted for counters in client_counters) / drafts if drafts else 0.0,
-        nodes_per_draft=sum(counters.nodes for counters in client_counters) / drafts if drafts else 0.0,
+        verifies_per_s=total("verdicts") / seconds,
+        tokens_per_s=total("tokens") / seconds,
+        mean_acceptance_length=1 + total("accepted") / drafts if drafts else 0.0,
+        nodes_per_draft=total("nodes") / drafts if drafts else 0.0,
         fairness=Fairness.of(client_counters),
         server=server,
         clients=clients,
-        errors=dict(sum((counters.errors for counters in client_counters), Counter())),
-        examples=tuple(example for counters in client_counters for example in counters.examples),
+        errors=sum((counters.errors for counters in client_counters), Counter()),
+        examples=[example for counters in client_counters for example in counters.examples],
         batches=batches,
-        verdict=percentiles("verdict_s"),
-        first_verdict=percentiles("first_verdict_s"),
-        queue=percentiles("queue_s"),
-        verify=percentiles("verify_s"),
-        first_token=percentiles("first_token_s"),
-        request=percentiles("request_s"),
-        answers=total("answers"),
-        checked=total("checked"),
-        wrong=total("wrong"),
-        strays=total("strays"),
-        lost=total("lost"),
-        outages=total("outages"),
     )

@@ -20,14 +20,18 @@ from outrider_bench.harness.options import (
 from outrider_bench.harness.study import QuestionOptions
 from outrider_client.connection.policy import Patience
 from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
-    from outrider_bench.load.measures.process_use import CoreShares
+    from outrider_bench.load.clients.settings import ClientKind
+    from outrider_bench.load.clients.texts import PromptMix
     from outrider_bench.load.plan import LoadPlan
-    from outrider_bench.load.soak import SoakPlan
+    from outrider_bench.load.process_use import CoreShares
+    from outrider_client.core.config import Mode
 
 _TREE = TreeShape()
 NO_LINK = "none"
+DEFAULT_LONG_SHARE, DEFAULT_PER_FAMILY = 0.25, 8  # of prompts of the corpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,22 +41,17 @@ class LoadOptions(QuestionOptions):
     clients: Annotated[
         str, typer.Option(help="Numbers of concurrent clients, separated by commas; one run for each.")
     ] = "1,4,16,64"
-    seconds: Annotated[
-        float | None, typer.Option(help="Seconds per run; default: 10, in a soak as long as its faults take.")
-    ] = None
+    seconds: Annotated[float, typer.Option(help="Seconds per run.")] = 10.0
     requests: Annotated[
         int | None, typer.Option(min=1, help="Requests per client, instead of a time; default: no limit.")
     ] = None
-    think: Annotated[
-        float | None,
-        typer.Option(help="Mean seconds between an answer and the next request; default: 0, in a soak 10."),
-    ] = None
+    think: Annotated[float, typer.Option(help="Mean seconds between an answer and the next request.")] = 0.0
     rate: Annotated[
         float | None, typer.Option(help="Open loop: requests per second over all clients; default: closed loop.")
     ] = None
     stay: Annotated[
         float | None,
-        typer.Option(help="Mean number of answers before a client opens a new session; default: never, in a soak 5."),
+        typer.Option(help="Mean number of answers before a client opens a new session; default: never."),
     ] = None
     clients_kind: Annotated[
         str, typer.Option(help="replay (clients draft from the known answer) or real (with a real drafter).")
@@ -63,9 +62,8 @@ class LoadOptions(QuestionOptions):
     breadth: Annotated[int, typer.Option(help="Nodes expanded per level of a draft tree.")] = _TREE.breadth
     levels: Annotated[int, typer.Option(help="Levels of a draft tree.")] = _TREE.levels
     budget: Annotated[int, typer.Option(help="Nodes of a draft tree.")] = _TREE.budget
-    prompt_mix: Annotated[
-        str | None,
-        typer.Option(help="Weights of short and long prompts; default: short:3,long:1; --questions are as they are."),
+    long_share: Annotated[
+        float | None, typer.Option(help="Share of long prompts; default: 0.25, of --questions none.")
     ] = None
     long_tokens: Annotated[int, typer.Option(min=1, help="Least number of tokens of a long prompt.")] = 384
     per_family: Annotated[
@@ -85,9 +83,8 @@ class LoadOptions(QuestionOptions):
         str, typer.Option(help="More options for the `outrider-server serve` that is started, e.g. '--threads 2'.")
     ] = ""
     shared_prefixes: Annotated[
-        str | None,
-        typer.Option(help="The server's --shared-prefixes; default: none (every prompt is computed), in a soak payer."),
-    ] = None
+        str, typer.Option(help="The server's --shared-prefixes; none: every prompt is computed.")
+    ] = "none"
     drafter: Annotated[
         str | None,
         typer.Option(
@@ -104,76 +101,69 @@ class LoadOptions(QuestionOptions):
     control: Annotated[
         bool, typer.Option(help="Also measure transformers' generate, and this server with clients that do not draft.")
     ] = True
-    soak: Annotated[
-        bool,
-        typer.Option("--soak", help="Soak test: watch memory and answers for --seconds, with faults; one --clients."),
-    ] = False
-    cuts: Annotated[int, typer.Option(help="Soak: connections to shut down.")] = 0
-    outages: Annotated[int, typer.Option(help="Soak: silences of the link of 0.5 to 4 s; needs --profile.")] = 0
-    kills: Annotated[int, typer.Option(help="Soak: kills (SIGKILL) and restarts of the server.")] = 0
-    warm_up: Annotated[
-        float | None,
-        typer.Option(help="Soak: seconds before memory growth is measured; default: a quarter, at most 600."),
-    ] = None
-    sample_every: Annotated[float, typer.Option(min=0.1, help="Soak: seconds between memory samples.")] = 10.0
     seed: Annotated[int, typer.Option(help="Random seed of prompts, drafts, moments and faults.")] = 1
     plot: PlotOption = None
     access: Mapping[str, Any] = field(default_factory=dict)  # Any: each option of the connection has its own type
 
     @property
     def settings(self) -> dict[str, Any]:  # Any: JSON
-        return super().settings | {"access": self.plan.access}
+        from outrider_bench.load.plan import access_as_dict
+
+        return super().settings | {"access": access_as_dict(self.access)}
 
     @cached_property
     def plan(self) -> LoadPlan:
         """Raises UsageError."""
-        from outrider_bench.load.clients.access_json import access_to_json
-        from outrider_bench.load.clients.client import ClientBehavior, ClientKind
-        from outrider_bench.load.plan import LoadPlan, client_counts, mix_of, options_of
-        from outrider_client.core.config import Mode
+        from outrider_bench.load.clients.settings import ClientBehavior, ClientSettings
+        from outrider_bench.load.plan import LoadPlan, client_counts, words_of
 
-        think_s = (10.0 if self.soak else 0.0) if self.think is None else self.think
         named = drafter_for(self.directory, self.drafter)
         return LoadPlan(
-            target=self.directory,
-            drafter=sources_of([named])[named],
-            clients=client_counts(self.clients),
-            mix=mix_of(self.prompt_mix, self.source, self.per_family, self.long_tokens, self.max_new_tokens),
-            habits=ClientBehavior(
-                think_s, self.rate, self.requests, 5.0 if self.soak and self.stay is None else self.stay
+            settings=ClientSettings(
+                target=self.directory,
+                drafter=sources_of([named])[named],
+                habits=ClientBehavior(self.think, self.rate, self.requests, self.stay),
+                kind=cast("ClientKind", self.clients_kind),
+                mode=cast("Mode", self.mode),
+                shape=TreeShape(self.breadth, self.levels, self.budget),
+                tau=self.tau,
+                draft_s=self.draft_ms / 1e3,
+                limit=self.max_new_tokens,
+                profile=None if self.profile == NO_LINK else self.profile,
+                link_floor_s=self.link_floor_ms / 1e3,
+                seed=self.seed,
+                access=self.access,
             ),
-            kind=cast(ClientKind, self.clients_kind),
-            mode=cast(Mode, self.mode),
-            shape=TreeShape(self.breadth, self.levels, self.budget),
-            tau=self.tau,
-            draft_s=self.draft_ms / 1e3,
-            profile=None if self.profile == NO_LINK else self.profile,
-            link_floor_s=self.link_floor_ms / 1e3,
+            clients=client_counts(self.clients),
+            mix=self.mix,
             workers=self.workers,
-            seed=self.seed,
             server=self.server,
-            server_options=options_of(self.server_options),
-            shared_prefixes=self.shared_prefixes or ("payer" if self.soak else "none"),
+            server_options=words_of(self.server_options),
+            shared_prefixes=self.shared_prefixes,
             dtype=self.dtype,
             device=self.device,
-            access=access_to_json(self.access),
         )
 
     @property
-    def soak_plan(self) -> SoakPlan:
+    def mix(self) -> PromptMix:
         """Raises UsageError."""
-        from outrider_bench.load.soak import plan_soak
+        from outrider_bench.load.clients.texts import PromptMix
 
-        faults = self.cuts, self.outages, self.kills
-        return plan_soak(self.plan, self.seconds, *faults, self.warm_up, self.sample_every)
+        source, of_corpus = self.source, self.questions is None
+        if not of_corpus and self.long_share is not None:
+            raise UsageError(f"long_share={self.long_share:g}: --questions are asked as they are: leave one out")
+        share = (DEFAULT_LONG_SHARE if of_corpus else 0.0) if self.long_share is None else self.long_share
+        count = self.or_all(self.per_family, DEFAULT_PER_FAMILY)
+        own = None if of_corpus else source
+        return PromptMix(tuple(source.families), count, share, self.long_tokens, self.max_new_tokens, own)
 
     @cached_property
     def cores(self) -> CoreShares:
-        from outrider_bench.load.measures.process_use import CoreShares
+        from outrider_bench.load.process_use import CoreShares
 
         return CoreShares.apart(self.workers) if self.own_cores and self.server is None else CoreShares()
 
     @property
     def counted_s(self) -> float | None:
         """Seconds of a run; None: until the clients have made their requests."""
-        return None if self.requests is not None else self.seconds or 10.0
+        return None if self.requests is not None else self.seconds

@@ -1,60 +1,42 @@
-"""The server under load: one that is started and can be killed, or one that runs already."""
+"""The server under load, one that is started or one that runs already, and what its metrics say of its passes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 
 from outrider_bench.core.processes import ServerProcess
-from outrider_bench.load.measures.pass_samples import PassSamples, scrape
-from outrider_bench.load.measures.process_use import ProcessUse, on_cores
-from outrider_proto.errors import UsageError
+from outrider_bench.load.process_use import ProcessUse, on_cores
 
-PASS_METRICS = (
+_PASS_METRICS = (
     "outrider_iteration_tokens_total",
     "outrider_batch_sessions",
     "outrider_pass_seconds",
     "outrider_prefix_cache",
 )
+_SCRAPE_TIMEOUT_S = 5.0
 
 
 class ServerUnderTest:
     """The server under load; `process` is None for one that runs already."""
 
-    def __init__(self, address: str, process: ServerProcess | None, cores: Sequence[int] = ()) -> None:
+    def __init__(self, address: str, process: ServerProcess | None) -> None:
         self.address = address
-        self.num_starts = 1
-        self._process = process
-        self._cores = cores
-
-    @property
-    def pid(self) -> int | None:
-        """The process id; None for a server that runs already."""
-        return None if self._process is None else self._process.pid
+        self.process = process
 
     @property
     def use(self) -> ProcessUse:
         """Resource use; zeros for a server that runs already."""
-        return ProcessUse() if self._process is None else ProcessUse.of(self._process.pid)
+        return ProcessUse() if self.process is None else ProcessUse.of(self.process.pid)
 
-    async def passes(self) -> PassSamples:
-        """Scrape its metrics, if it has any."""
-        return await scrape(None if self._process is None else self._process.metrics, PASS_METRICS)
-
-    async def kill(self) -> None:
-        """Kill the server with SIGKILL, restart it at the same address, and wait until it serves."""
-        if self._process is None:
-            raise UsageError("kills: only a server that this command started can be killed; leave --server out")
-        # In a thread, since starting a server takes seconds and the clients' answers arrive meanwhile.
-        await asyncio.to_thread(self._restart, self._process)
-        self.num_starts += 1
-
-    def _restart(self, process: ServerProcess) -> None:
-        process.kill()
-        with on_cores(self._cores):
-            process.start()
-        process.wait_ready()
+    async def passes(self) -> dict[str, float]:
+        """Scrape its metrics of passes; a server that runs already has none."""
+        if self.process is None or self.process.metrics is None:
+            return {}
+        return parse(await asyncio.to_thread(_fetch, self.process.metrics), _PASS_METRICS)
 
 
 @asynccontextmanager
@@ -72,4 +54,23 @@ async def server_under_test(
         with on_cores(cores):
             process.start()
         await asyncio.to_thread(process.wait_ready)
-        yield ServerUnderTest(process.address, process, cores)
+        yield ServerUnderTest(process.address, process)
+
+
+def parse(text: str, names: tuple[str, ...]) -> dict[str, float]:
+    """Return the samples whose names begin with one of `names`, `_created` excepted."""
+    # `_created` is a time of day: a difference of two means nothing.
+    lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in lines if name.startswith(names) and "_created" not in name}
+
+
+def difference(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    return {name: value - before.get(name, 0.0) for name, value in after.items()}
+
+
+def _fetch(address: str) -> str:
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=_SCRAPE_TIMEOUT_S) as answer:
+            return str(answer.read().decode())
+    except (urllib.error.URLError, OSError):
+        return ""

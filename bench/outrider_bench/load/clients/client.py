@@ -8,13 +8,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal
 
 from outrider_bench.core.tapped_transport import TappedTransport
+from outrider_bench.load.clients.counters import ClientCounters
 from outrider_bench.load.clients.drafting import ReplayDrafting
+from outrider_bench.load.clients.settings import ClientBehavior
 from outrider_bench.load.clients.texts import LoadText
 from outrider_bench.load.clients.verdict_observer import ObservedConnection
-from outrider_bench.load.measures.counters import ClientCounters
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_client.connection.link_state import LinkState
@@ -24,24 +24,7 @@ from outrider_client.models.local_models import LocalModels
 from outrider_proto.errors import LinkError, Refusal
 from outrider_proto.frames import Draft, Verdict
 
-ClientKind = Literal["replay", "real"]
 _AGAIN_S = 0.5  # after an error
-
-
-@dataclass(frozen=True, slots=True)
-class ClientBehavior:
-    """Behavior of all clients.
-
-    Closed loop: a client asks again after its last answer and a think time, exponentially distributed with mean
-    `think_s`. With `rate`, an open loop: requests arrive at that rate, whether the client is free or not. `requests`
-    per client; None: until the time is up. `stay`: mean number of answers before a client opens a new session; None: it
-    keeps its session.
-    """
-
-    think_s: float = 0.0
-    rate: float | None = None
-    requests: int | None = None
-    stay: float | None = None
 
 
 @dataclass(slots=True)

@@ -1,1 +1,0 @@
-"""Counters, histograms and resource use of a load run."""
