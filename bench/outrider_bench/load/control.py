@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider_bench.core.processes import on_cores
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.load.clients.texts import LoadText
-from outrider_bench.load.process_use import on_cores
 from outrider_server.engine.hf_model import DTYPES, eos_token_ids
 
 _MOST_PROMPTS = 64  # in batches of one size, unless one batch alone takes more

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outrider_bench.core.processes import ProcessUse
 from outrider_bench.load.clients.counters import ClientCounters, Histogram
-from outrider_bench.load.process_use import ProcessUse
 
 ENOUGH_VERDICTS = 100  # of a client, for a 99th percentile that means something
 

@@ -23,10 +23,10 @@ from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
+    from outrider_bench.core.processes import CoreShares
     from outrider_bench.load.clients.settings import ClientKind
     from outrider_bench.load.clients.texts import PromptMix
     from outrider_bench.load.plan import LoadPlan
-    from outrider_bench.load.process_use import CoreShares
     from outrider_client.core.config import Mode
 
 _TREE = TreeShape()
@@ -159,7 +159,7 @@ class LoadOptions(QuestionOptions):
 
     @cached_property
     def cores(self) -> CoreShares:
-        from outrider_bench.load.process_use import CoreShares
+        from outrider_bench.core.processes import CoreShares
 
         return CoreShares.apart(self.workers) if self.own_cores and self.server is None else CoreShares()
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from outrider_bench.core.processes import CoreShares
 from outrider_bench.core.progress import Step
 from outrider_bench.load.clients.client import CountingWindow
 from outrider_bench.load.clients.texts import LoadText
@@ -16,7 +17,6 @@ from outrider_bench.load.clients.worker_pool import worker_pool
 from outrider_bench.load.control import GenerateControl, GenerateResult, static_batches
 from outrider_bench.load.metrics import LoadRun, ResourceUse, load_run
 from outrider_bench.load.plan import LoadPlan
-from outrider_bench.load.process_use import CoreShares
 from outrider_bench.load.server_under_test import ServerUnderTest, difference
 
 WARM_UP_S = 1.5  # connections are made, and the first prompts read

@@ -8,8 +8,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 
-from outrider_bench.core.processes import ServerProcess
-from outrider_bench.load.process_use import ProcessUse, on_cores
+from outrider_bench.core.processes import ProcessUse, ServerProcess, on_cores
 
 _PASS_METRICS = (
     "outrider_iteration_tokens_total",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider_bench.core.processes import CoreShares
 from outrider_bench.core.progress import Step
 from outrider_bench.core.tables import ResultTable
 from outrider_bench.harness.study import Measured, Study
@@ -14,7 +15,6 @@ from outrider_bench.load.clients.texts import load_texts, read_texts
 from outrider_bench.load.control import GenerateResult
 from outrider_bench.load.metrics import LoadRun
 from outrider_bench.load.options import NO_LINK, LoadOptions
-from outrider_bench.load.process_use import CoreShares
 from outrider_bench.load.report import (
     control_table,
     latency_table,

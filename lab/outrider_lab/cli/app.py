@@ -13,6 +13,7 @@ from outrider_bench.harness.options import PlotOption
 from outrider_bench.harness.runner import StudyCommand, show_report
 from outrider_lab.cli.paper import paper_app
 from outrider_lab.cli.record import record_command
+from outrider_lab.soak.options import SoakOptions
 from outrider_lab.studies import options
 from outrider_lab.virtual.options import SweepOptions, VirtualOptions
 
@@ -25,6 +26,7 @@ STUDIES = (
     _Study("typical", options.TypicalOptions, "studies.typical:TypicalStudy"),
     _Study("edge-weights", options.EdgeWeightsOptions, "studies.edge_weights:EdgeWeightsStudy"),
     _Study("staleness", options.StalenessOptions, "studies.staleness:StalenessStudy"),
+    _Study("soak", SoakOptions, "soak.study:SoakStudy"),
     _Study("virtual", VirtualOptions, "virtual.study:VirtualStudy"),
     _Study("sweep", SweepOptions, "virtual.study:SweepStudy"),
 )

@@ -9,19 +9,19 @@ import random
 import signal
 import socket
 import stat
+import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from outrider_bench.core.processes import on_cores
 from outrider_bench.load.clients.client import CountingWindow
 from outrider_bench.load.clients.counters import ClientCounters
 from outrider_bench.load.clients.worker_pool import WorkerPool
-from outrider_bench.load.process_use import on_cores
 from outrider_bench.load.server_under_test import ServerUnderTest
-from outrider_lab.soak.memory_growth import MemoryGrowth, MemorySample, memory_growths
 from outrider_netsim import Link
 from outrider_proto.addresses import port_of
 from outrider_proto.errors import UsageError
@@ -30,6 +30,7 @@ MAX_GROWTH = 0.02
 _LOG_INTERVAL_S = 60.0
 _RECOVERY_TIMEOUT_S = 180.0
 _POLL_S = 0.25
+LEAST_SAMPLES = 9
 _CUT_TRIALS = 40
 _SILENCE_S = (0.5, 4.0)
 _FAULT_S = 3.0  # between two of them, where no time is given
@@ -75,6 +76,52 @@ class SoakPlan:
         moments = sorted(generator.uniform(0.02 * span, 0.95 * span) for _ in kinds)
         generator.shuffle(kinds)
         return list(zip(moments, kinds, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySample:
+    """Resident memory at `at_s` seconds after the start; `who` names one life of a process."""
+
+    at_s: float
+    who: str
+    rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGrowth:
+    """Medians of the first and the last third of one process's samples, and the least-squares slope."""
+
+    who: str
+    first_bytes: float
+    last_bytes: float
+    bytes_per_hour: float
+
+    @property
+    def share(self) -> float:
+        return self.last_bytes / self.first_bytes - 1
+
+
+def memory_growths(samples: Sequence[MemorySample], warm_up_s: float) -> list[MemoryGrowth]:
+    """Measure every process with enough samples after `warm_up_s` of its own life."""
+    by_process: dict[str, list[MemorySample]] = {}
+    for sample in samples:
+        by_process.setdefault(sample.who, []).append(sample)
+    found = []
+    for who, own in by_process.items():
+        kept = [sample for sample in own if sample.at_s - own[0].at_s >= warm_up_s]
+        if len(kept) >= LEAST_SAMPLES:
+            found.append(_growth(who, kept))
+    return found
+
+
+def _growth(who: str, kept: Sequence[MemorySample]) -> MemoryGrowth:
+    third = len(kept) // 3
+    first = statistics.median(sample.rss_bytes for sample in kept[:third])
+    last = statistics.median(sample.rss_bytes for sample in kept[-third:])
+    times, sizes = [sample.at_s for sample in kept], [float(sample.rss_bytes) for sample in kept]
+    # linear_regression raises for samples of a single moment.
+    slope = statistics.linear_regression(times, sizes).slope if times[0] != times[-1] else 0.0
+    return MemoryGrowth(who, first, last, slope * 3600)
 
 
 @dataclass(slots=True)

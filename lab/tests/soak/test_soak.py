@@ -8,8 +8,7 @@ from typer.testing import CliRunner
 
 from outrider_bench.load.clients.counters import ClientCounters
 from outrider_lab.cli.app import app
-from outrider_lab.soak.memory_growth import LEAST_SAMPLES, MemorySample, memory_growths
-from outrider_lab.soak.run import SoakPlan, SoakResult
+from outrider_lab.soak.run import LEAST_SAMPLES, MemorySample, SoakPlan, SoakResult, memory_growths
 from outrider_proto.errors import UsageError
 
 SMALL = ["--families", "chat", "--per-family", "4", "--max-new-tokens", "12", "--any-cores"]

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from outrider_bench.core.processes import ProcessUse
 from outrider_bench.load.clients.client import CountingWindow
 from outrider_bench.load.clients.counters import ClientCounters
 from outrider_bench.load.clients.worker import Assignment, work
-from outrider_bench.load.process_use import ProcessUse
 from outrider_proto.errors import UsageError
 
 _READY_TIMEOUT_S = 120.0
