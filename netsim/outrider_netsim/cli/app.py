@@ -13,9 +13,9 @@ from outrider_netsim.cli import profiles as cli_profiles
 from outrider_netsim.cli import proxy as cli_proxy
 from outrider_netsim.cli import run as cli_run
 from outrider_netsim.cli import trace as cli_trace
-from outrider_netsim.cli.terminal import ENGINE_EXIT, console
+from outrider_netsim.cli.terminal import ENGINE_EXIT, LinkProgram, console
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(cls=LinkProgram, no_args_is_help=True, add_completion=False)
 for group in (cli_profiles, cli_run, cli_proxy, cli_trace, cli_fit, cli_probe):
     app.add_typer(group.app)
 

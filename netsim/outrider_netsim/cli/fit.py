@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_netsim.cli.terminal import console, errors, exit_on_error
+from outrider_netsim.cli.terminal import console, errors
 
 if TYPE_CHECKING:
     from outrider_netsim.fitting.comparison import Row
@@ -48,15 +48,14 @@ def fit(
     """
     from outrider_netsim.profiles.profile_files import profile_text
 
-    with exit_on_error():
-        fitted = _fitted(recordings, up, output, interval)
-        _describe(fitted)
-        text = profile_text(fitted.profile)
-        if output is None:
-            console.print(text, end="", markup=False, soft_wrap=True)
-        else:
-            _save(output, text)
-            errors.print(f"{output} written", markup=False, soft_wrap=True)
+    fitted = _fitted(recordings, up, output, interval)
+    _describe(fitted)
+    text = profile_text(fitted.profile)
+    if output is None:
+        console.print(text, end="", markup=False, soft_wrap=True)
+    else:
+        _save(output, text)
+        errors.print(f"{output} written", markup=False, soft_wrap=True)
 
 
 def _fitted(recordings: list[Path], up: Path | None, output: Path | None, interval_s: float | None) -> Fit:

@@ -6,16 +6,18 @@ Values are written as for tc, with their units. Each holds for both directions, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import typer
-
+from outrider_netsim.core.engine_names import DEFAULT_CONGESTION, EngineChoice
 from outrider_netsim.core.errors import ProfileError
+from outrider_proto.options.fields import Flag
 
 if TYPE_CHECKING:
+    from outrider_netsim.impairments.path import LinkStats, PathStats
+    from outrider_netsim.link import Link
     from outrider_netsim.profiles.profile import Direction, Profile
     from outrider_netsim.profiles.traces import Trace
 
@@ -29,141 +31,160 @@ _RATE_BPS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SIZE_BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "kib": 1024.0, "mib": 1024.0**2}
 _NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)\s*([a-z%]*)", re.IGNORECASE)
 
-ProfileOption = Annotated[
-    str | None,
-    typer.Option(
-        help="A name from `outrider-netsim list`, FILE.toml, or FILE.toml:NAME; the options below adjust it. "
-        "Without it a link does nothing else.",
-        rich_help_panel=LINK_PANEL,
-    ),
-]
-SeedOption = Annotated[
-    int | None,
-    typer.Option(help="Random seed for delays and losses, instead of the profile's.", rich_help_panel=LINK_PANEL),
-]
-OutageOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="DURATION@START",
-        help="Planned outage such as 3s@10s, or 1s@5s/30s for a recurring one; 50ms@7s/20s+hold keeps packets and "
-        "forwards them afterwards; repeatable.",
-        rich_help_panel=LINK_PANEL,
-    ),
-]
-CongestionOption = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="Congestion control of the connections over the link, such as cubic, reno or bbr; proxy models cubic "
-        "and reno.",
-        rich_help_panel=LINK_PANEL,
-    ),
-]
-DelayOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME",
-        help="One-way delay, such as 40ms: added in each direction, so a round trip takes twice as long. 40ms/10ms "
-        "for 40 up and 10 down, as in the options below.",
-        rich_help_panel=LINK_PANEL,
-    ),
-]
-JitterOption = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Standard deviation of the delay, such as 10ms.", rich_help_panel=LINK_PANEL),
-]
-DistributionOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Shape of the jitter: normal, pareto, paretonormal, uniform or FILE.dist. By default the profile's, or "
-        "normal.",
-        rich_help_panel=LINK_PANEL,
-    ),
-]
-LossOption = Annotated[
-    str | None,
-    typer.Option(metavar="SHARE", help="Share of lost packets, such as 1% or 0.01.", rich_help_panel=LINK_PANEL),
-]
-RateOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="RATE",
-        help="Rate in kbit, mbit or gbit a second, such as 20mbit or 5mbit/20mbit (up/down); or unlimited.",
-        rich_help_panel=LINK_PANEL,
-    ),
-]
-QueueOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE",
-        help="Room of the queue before the rate: 300ms, 100kB, or 1000p (packets, with those in the delay).",
-        rich_help_panel=LINK_PANEL,
-    ),
-]
-InOrderOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--in-order/--reorder",
-        help="Whether packets keep their order, or jitter lets them overtake; else as in the profile.",
-        rich_help_panel=LINK_PANEL,
-    ),
-]
-PcapOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Capture the link's packets for Wireshark or tcpdump (pcapng), where they enter and where they leave.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
-PacketLogOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.csv",
-        help="Log every packet: when it entered and left, or what became of it.",
-        rich_help_panel=OUTPUT_PANEL,
-    ),
-]
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOptions:
+    """A profile, and what adjusts it; None for what is not given."""
 
-@dataclass(frozen=True, slots=True)
-class LinkAdjustments:
-    """The texts of these options; None for those not given."""
-
-    delay: str | None = None
-    jitter: str | None = None
-    distribution: str | None = None
-    loss: str | None = None
-    rate: str | None = None
-    queue: str | None = None
-    in_order: bool | None = None
+    profile: Annotated[
+        str | None,
+        Flag(
+            "A name from `outrider-netsim list`, FILE.toml, or FILE.toml:NAME; the options below adjust it. "
+            "Without it a link does nothing else.",
+            panel=LINK_PANEL,
+        ),
+    ] = None
+    delay: Annotated[
+        str | None,
+        Flag(
+            "One-way delay, such as 40ms: added in each direction, so a round trip takes twice as long. 40ms/10ms "
+            "for 40 up and 10 down, as in the options below.",
+            panel=LINK_PANEL,
+            metavar="TIME",
+        ),
+    ] = None
+    jitter: Annotated[
+        str | None, Flag("Standard deviation of the delay, such as 10ms.", panel=LINK_PANEL, metavar="TIME")
+    ] = None
+    distribution: Annotated[
+        str | None,
+        Flag(
+            "Shape of the jitter: normal, pareto, paretonormal, uniform or FILE.dist. By default the profile's, or "
+            "normal.",
+            expert=True,
+        ),
+    ] = None
+    loss: Annotated[
+        str | None, Flag("Share of lost packets, such as 1% or 0.01.", panel=LINK_PANEL, metavar="SHARE")
+    ] = None
+    rate: Annotated[
+        str | None,
+        Flag(
+            "Rate in kbit, mbit or gbit a second, such as 20mbit or 5mbit/20mbit (up/down); or unlimited.",
+            panel=LINK_PANEL,
+            metavar="RATE",
+        ),
+    ] = None
+    queue: Annotated[
+        str | None,
+        Flag(
+            "Room of the queue before the rate: 300ms, 100kB, or 1000p (packets, with those in the delay).", expert=True
+        ),
+    ] = None
+    in_order: Annotated[
+        bool | None,
+        Flag(
+            "true: packets keep their order; false: jitter lets them overtake. By default as in the profile.",
+            expert=True,
+        ),
+    ] = None
+    seed: Annotated[
+        int | None, Flag("Random seed for delays and losses, instead of the profile's.", panel=LINK_PANEL)
+    ] = None
 
     @property
-    def given(self) -> dict[str, str | bool]:
-        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+    def adjustments(self) -> dict[str, str | bool]:
+        """What is given of the options that adjust a profile."""
+        names = ("delay", "jitter", "distribution", "loss", "rate", "queue", "in_order")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
-def link_profile(name: str | None, adjustments: LinkAdjustments, outages: list[str] | None = None) -> Profile:
-    """Return the profile called `name` with these adjustments. Raises ProfileError."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLinkOptions(LinkOptions):
+    """A link that programs use."""
+
+    outage: Annotated[
+        tuple[str, ...],
+        Flag(
+            "Planned outage such as 3s@10s, or 1s@5s/30s for a recurring one; 50ms@7s/20s+hold keeps packets and "
+            "forwards them afterwards; repeatable.",
+            panel=LINK_PANEL,
+            metavar="DURATION@START",
+        ),
+    ] = ()
+    engine: Annotated[
+        EngineChoice,
+        Flag(
+            "Engine of the link: kernel and tun carry real packets, proxy needs no privileges; auto takes the most "
+            "realistic one that this machine allows.",
+            panel=LINK_PANEL,
+        ),
+    ] = "auto"
+    congestion: Annotated[
+        str,
+        Flag(
+            "Congestion control of the connections over the link, such as cubic, reno or bbr; proxy models cubic and "
+            "reno.",
+            expert=True,
+        ),
+    ] = DEFAULT_CONGESTION
+    pcap: Annotated[
+        Path | None,
+        Flag(
+            "Capture the link's packets for Wireshark or tcpdump (pcapng), where they enter and where they leave.",
+            panel=OUTPUT_PANEL,
+            metavar="FILE",
+        ),
+    ] = None
+    packet_log: Annotated[
+        Path | None,
+        Flag("CSV file with a line for every packet: when it entered and left, or what became of it.", expert=True),
+    ] = None
+
+
+def link_profile(options: LinkOptions, outages: Sequence[str] = ()) -> Profile:
+    """Return the profile that the options describe. Raises ProfileError."""
     from outrider_netsim.profiles.builtin import profile_named
     from outrider_netsim.profiles.outages import in_order, parse_outage
     from outrider_netsim.profiles.profile import Direction, Profile
 
-    given = adjustments.given
-    if name is None and not given and not outages:
+    given = options.adjustments
+    if options.profile is None and not given and not outages:
         raise ProfileError("need --profile NAME, or a link described by --delay, --jitter, --loss, --rate or --outage")
-    profile = Profile.symmetric("plain", Direction()) if name is None else profile_named(name)
-    planned = in_order([*profile.outages, *map(parse_outage, outages or [])])
+    profile = Profile.symmetric("plain", Direction()) if options.profile is None else profile_named(options.profile)
+    planned = in_order([*profile.outages, *map(parse_outage, outages)])
     profile = replace(profile, outages=tuple(planned))
     if not given:
         return profile
     return replace(
         profile,
         name=f"{profile.name} with {', '.join(_described(*option) for option in given.items())}",
-        up=_adjusted(profile.up, adjustments, 0),
-        down=_adjusted(profile.down, adjustments, 1),
+        up=_adjusted(profile.up, options, 0),
+        down=_adjusted(profile.down, options, 1),
     )
+
+
+def introduction(link: Link) -> str:
+    """Describe a started link in one line."""
+    from outrider_netsim.link import seed_text
+
+    seed = seed_text(link.seed, link.seed_is_honoured)
+    return (
+        f"{link.profile.name}, mean round trip {link.profile.round_trip_ms:.1f} ms; {seed}, {link.congestion}; "
+        f"engine {link.engine}: {link.why}"
+    )
+
+
+def totals(stats: LinkStats) -> str:
+    """Return a link's counters in words."""
+    return f"{stats.connections} connections; up {_counted(stats.up)}; down {_counted(stats.down)}"
+
+
+def _counted(path: PathStats) -> str:
+    gone = {"lost": path.lost, "in outages": path.dropped_by_outage, "by the full queue": path.dropped_by_queue}
+    gone |= {"duplicated": path.duplicated, "corrupted": path.corrupted}
+    losses = "".join(f", {number:,} {how}" for how, number in gone.items() if number)
+    return f"{path.bytes_out:,} bytes in {path.packets_out:,} packets{losses}"
 
 
 def _described(name: str, value: str | bool) -> str:
@@ -172,28 +193,28 @@ def _described(name: str, value: str | bool) -> str:
     return f"{name} {value}"
 
 
-def _adjusted(direction: Direction, adjustments: LinkAdjustments, way: int) -> Direction:
+def _adjusted(direction: Direction, options: LinkOptions, way: int) -> Direction:
     """Apply the adjustments of one direction, the `way`-th of a value UP/DOWN."""
     changes: dict[str, Any] = {}  # Any: the fields of Direction
     from_trace: set[str] = set()
-    if adjustments.delay is not None:
+    if options.delay is not None:
         # All of the delay, also the constant part.
-        changes |= {"base_ms": 0.0, "delay_ms": _parsed("delay", adjustments.delay, way, _milliseconds)}
+        changes |= {"base_ms": 0.0, "delay_ms": _parsed("delay", options.delay, way, _milliseconds)}
         from_trace.add("delay_ms")
-    if adjustments.jitter is not None:
-        changes |= _jitter(direction, _parsed("jitter", adjustments.jitter, way, _milliseconds)) | changes
-    if adjustments.distribution is not None:
-        changes["distribution"] = adjustments.distribution
-    if adjustments.loss is not None:
-        changes |= {"loss": _parsed("loss", adjustments.loss, way, _share), "bursts": None}
+    if options.jitter is not None:
+        changes |= _jitter(direction, _parsed("jitter", options.jitter, way, _milliseconds)) | changes
+    if options.distribution is not None:
+        changes["distribution"] = options.distribution
+    if options.loss is not None:
+        changes |= {"loss": _parsed("loss", options.loss, way, _share), "bursts": None}
         from_trace.add("loss")
-    if adjustments.rate is not None:
-        changes["rate_bps"] = _parsed("rate", adjustments.rate, way, _bits_per_second)
+    if options.rate is not None:
+        changes["rate_bps"] = _parsed("rate", options.rate, way, _bits_per_second)
         from_trace.add("rate_bps")
-    if adjustments.queue is not None:
-        changes |= _parsed("queue", adjustments.queue, way, _queue)
-    if adjustments.in_order is not None:
-        changes["in_order"] = adjustments.in_order
+    if options.queue is not None:
+        changes |= _parsed("queue", options.queue, way, _queue)
+    if options.in_order is not None:
+        changes["in_order"] = options.in_order
     if from_trace:
         changes["trace"] = _without(direction.trace, from_trace)
     return replace(direction, **changes)

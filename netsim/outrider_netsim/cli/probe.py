@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_netsim.cli.link_options import (
-    LINK_PANEL,
-    DelayOption,
-    DistributionOption,
-    InOrderOption,
-    JitterOption,
-    LinkAdjustments,
-    LossOption,
-    ProfileOption,
-    QueueOption,
-    RateOption,
-    SeedOption,
-    link_profile,
-)
-from outrider_netsim.cli.terminal import console, errors, exit_on_error
+from outrider_netsim.cli.link_options import LINK_PANEL, OUTPUT_PANEL, LinkOptions, link_profile
+from outrider_netsim.cli.terminal import console, errors
 from outrider_netsim.core.engine_names import DEFAULT_PROBE_PACKETS, ProbeEngine
+from outrider_proto.options.command import with_options
+from outrider_proto.options.fields import Flag
 
 if TYPE_CHECKING:
     from outrider_netsim.probe.run import Figure, ProbeReport
@@ -35,29 +25,23 @@ SHARES = {"lost": "lost, %", "overtaken": "overtaken, %"}
 app = typer.Typer()
 
 
-@app.command()
-def probe(
-    profile: ProfileOption = None,
-    delay: DelayOption = None,
-    jitter: JitterOption = None,
-    distribution: DistributionOption = None,
-    loss: LossOption = None,
-    rate: RateOption = None,
-    queue: QueueOption = None,
-    in_order: InOrderOption = None,
-    seed: SeedOption = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOptions(LinkOptions):
+    """The link, and how to measure it."""
+
     engine: Annotated[
         ProbeEngine,
-        typer.Option(
-            help="Engine of the link; auto takes kernel, or tun where this machine has no netem.",
-            rich_help_panel=LINK_PANEL,
-        ),
-    ] = "auto",
+        Flag("Engine of the link; auto takes kernel, or tun where this machine has no netem.", panel=LINK_PANEL),
+    ] = "auto"
     packets: Annotated[
-        int, typer.Option(help="Packets for delays, each way; ten times as many for loss and order.")
-    ] = DEFAULT_PROBE_PACKETS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
-) -> None:
+        int, Flag("Packets for delays, each way; ten times as many for loss and order.", expert=True)
+    ] = DEFAULT_PROBE_PACKETS
+    as_json: Annotated[bool, Flag("Print all figures as JSON.", name="json", panel=OUTPUT_PANEL)] = False
+
+
+@app.command(no_args_is_help=True)
+@with_options(ProbeOptions)
+def probe(options: ProbeOptions) -> None:
     """Measure delay, jitter, loss, order and throughput of a link's packets, beside the values of its profile.
 
     Takes half a minute, or minutes for in-order profiles, whose packets must not wait for each other. Planned outages
@@ -67,11 +51,9 @@ def probe(
 
     from outrider_netsim.probe.run import probe_profile
 
-    with exit_on_error():
-        adjustments = LinkAdjustments(delay, jitter, distribution, loss, rate, queue, in_order)
-        shaped = link_profile(profile, adjustments)
-        report = asyncio.run(probe_profile(shaped, engine, packets=packets, seed=seed, say=_print))
-    if as_json:
+    profile = link_profile(options)
+    report = asyncio.run(probe_profile(profile, options.engine, packets=options.packets, seed=options.seed, say=_print))
+    if options.as_json:
         sys.stdout.write(json.dumps(report.as_json(), indent=1) + "\n")
     else:
         _show(report)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_netsim.cli.terminal import console, exit_on_error
+from outrider_netsim.cli.terminal import console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,8 +50,7 @@ def show(
     from outrider_netsim.profiles.builtin import profile_named
     from outrider_netsim.profiles.profile_files import profile_text
 
-    with exit_on_error():
-        shown = profile_named(profile)
+    shown = profile_named(profile)
     if toml:
         console.print(profile_text(shown), end="", markup=False, soft_wrap=True)
         return

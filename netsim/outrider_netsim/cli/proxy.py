@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_netsim.cli.link_lines import introduction, totals
 from outrider_netsim.cli.link_options import (
     LINK_PANEL,
     TRAFFIC_PANEL,
-    CongestionOption,
-    DelayOption,
-    DistributionOption,
-    InOrderOption,
-    JitterOption,
-    LinkAdjustments,
-    LossOption,
-    OutageOption,
-    PacketLogOption,
-    PcapOption,
-    ProfileOption,
-    QueueOption,
-    RateOption,
-    SeedOption,
+    OpenLinkOptions,
+    introduction,
     link_profile,
+    totals,
 )
-from outrider_netsim.cli.terminal import console, exit_on_error, fail
+from outrider_netsim.cli.terminal import console, fail
 from outrider_netsim.core.addresses import parse_address
-from outrider_netsim.core.engine_names import DEFAULT_CONGESTION, EngineChoice
+from outrider_netsim.core.engine_names import EngineChoice
+from outrider_proto.options.command import with_options
+from outrider_proto.options.fields import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,41 +32,28 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-@app.command()
-def proxy(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyOptions(OpenLinkOptions):
+    """The link, and the addresses at its ends."""
+
     listen: Annotated[
         str,
-        typer.Option(
+        Flag(
+            "Address for clients to connect to; port 0 picks a free one, 0.0.0.0 lets other machines in.",
+            panel=TRAFFIC_PANEL,
             metavar="HOST:PORT",
-            help="Address for clients to connect to; port 0 picks a free one, 0.0.0.0 lets other machines in.",
-            rich_help_panel=TRAFFIC_PANEL,
         ),
-    ],
-    upstream: Annotated[
-        str,
-        typer.Option(metavar="HOST:PORT", help="Address of the server behind the link.", rich_help_panel=TRAFFIC_PANEL),
-    ],
-    profile: ProfileOption = None,
-    delay: DelayOption = None,
-    jitter: JitterOption = None,
-    distribution: DistributionOption = None,
-    loss: LossOption = None,
-    rate: RateOption = None,
-    queue: QueueOption = None,
-    in_order: InOrderOption = None,
-    outage: OutageOption = None,
-    congestion: CongestionOption = DEFAULT_CONGESTION,
-    seed: SeedOption = None,
+    ]
+    upstream: Annotated[str, Flag("Address of the server behind the link.", panel=TRAFFIC_PANEL, metavar="HOST:PORT")]
     engine: Annotated[
         EngineChoice,
-        typer.Option(
-            help="Engine of the link: proxy needs no privileges; kernel and tun carry real packets.",
-            rich_help_panel=LINK_PANEL,
-        ),
-    ] = "proxy",
-    pcap: PcapOption = None,
-    packet_log: PacketLogOption = None,
-) -> None:
+        Flag("Engine of the link: proxy needs no privileges, kernel and tun carry real packets.", panel=LINK_PANEL),
+    ] = "proxy"
+
+
+@app.command(no_args_is_help=True)
+@with_options(ProxyOptions)
+def proxy(options: ProxyOptions) -> None:
     """Relay TCP through an emulated link until Ctrl-C; in a terminal, Enter cuts and restores it.
 
     All clients share the one link, its rate and its queue.
@@ -85,27 +63,24 @@ def proxy(
     from outrider_netsim.cli.link_controls import without_cuts
     from outrider_netsim.link import Link
 
-    with exit_on_error():
-        at = parse_address("--listen", listen)
-        parse_address("--upstream", upstream)
-        adjustments = LinkAdjustments(delay, jitter, distribution, loss, rate, queue, in_order)
-        shaped = link_profile(profile, adjustments, outage)
-        started = without_cuts(shaped)
-        link = Link(
-            started,
-            upstream,
-            engine,
-            seed,
-            host=at.host,
-            port=at.port,
-            congestion=congestion,
-            pcap=pcap,
-            packet_log=packet_log,
-        )
-        try:
-            asyncio.run(_run(link, upstream, shaped.outages))
-        except OSError as error:
-            fail(f"cannot listen on {listen}: {error.strerror or error}. Choose another port, or 0 for a free one.")
+    at = parse_address("--listen", options.listen)
+    parse_address("--upstream", options.upstream)
+    profile = link_profile(options, options.outage)
+    link = Link(
+        without_cuts(profile),
+        options.upstream,
+        options.engine,
+        options.seed,
+        host=at.host,
+        port=at.port,
+        congestion=options.congestion,
+        pcap=options.pcap,
+        packet_log=options.packet_log,
+    )
+    try:
+        asyncio.run(_run(link, options.upstream, profile.outages))
+    except OSError as error:
+        fail(f"cannot listen on {options.listen}: {error.strerror or error}. Choose another port, or 0 for a free one.")
 
 
 async def _run(link: Link, upstream: str, outages: Sequence[Outage]) -> None:

@@ -4,113 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_netsim.cli.link_lines import introduction, totals
 from outrider_netsim.cli.link_options import (
-    LINK_PANEL,
     OUTPUT_PANEL,
     TRAFFIC_PANEL,
-    CongestionOption,
-    DelayOption,
-    DistributionOption,
-    InOrderOption,
-    JitterOption,
-    LinkAdjustments,
-    LossOption,
-    OutageOption,
-    PacketLogOption,
-    PcapOption,
-    ProfileOption,
-    QueueOption,
-    RateOption,
-    SeedOption,
+    OpenLinkOptions,
+    introduction,
     link_profile,
+    totals,
 )
-from outrider_netsim.cli.terminal import errors, exit_on_error
+from outrider_netsim.cli.terminal import errors
 from outrider_netsim.core.addresses import Address, check_port, parse_address
-from outrider_netsim.core.engine_names import (
-    DEFAULT_CONGESTION,
-    DEFAULT_UPSTREAM,
-    PLACEHOLDER,
-    WITH_NETWORK,
-    EngineChoice,
-    EngineName,
-)
-from outrider_netsim.core.errors import EngineError
+from outrider_netsim.core.engine_names import DEFAULT_UPSTREAM, PLACEHOLDER, WITH_NETWORK, EngineChoice, EngineName
+from outrider_netsim.core.errors import EngineError, ProfileError
+from outrider_proto.options.command import with_options
+from outrider_proto.options.fields import Flag
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from outrider_netsim.link import Link
-    from outrider_netsim.profiles.profile import Profile
 
 NOT_EXECUTABLE_EXIT, NOT_FOUND_EXIT = 126, 127  # as in shells
 
 app = typer.Typer()
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """The command and the link to run it behind."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(OpenLinkOptions):
+    """The link, what is behind it, and how often the command runs."""
 
-    profile: Profile
-    engines: tuple[EngineName, ...]
-    upstreams: tuple[Address, ...]
-    seed: int | None
-    congestion: str
-    clients: int
-    pcap: Path | None
-    packet_log: Path | None
-    command: tuple[str, ...]
+    upstream: Annotated[
+        tuple[str, ...],
+        Flag(
+            f"Address of a server behind the link; repeatable. Default: {DEFAULT_UPSTREAM}.",
+            panel=TRAFFIC_PANEL,
+            metavar="HOST:PORT",
+        ),
+    ] = ()
+    clients: Annotated[
+        int,
+        Flag(
+            "How often to run COMMAND, all at once over the one link; OUTRIDER_CLIENT tells each its number.",
+            panel=TRAFFIC_PANEL,
+        ),
+    ] = 1
+    quiet: Annotated[bool, Flag("Print nothing about the link.", panel=OUTPUT_PANEL)] = False
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise ProfileError(f"clients={self.clients}: need at least 1")
 
 
 @app.command(no_args_is_help=True, context_settings={"allow_interspersed_args": False})
+@with_options(RunOptions)
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Command to run, with its arguments.")],
-    profile: ProfileOption = None,
-    delay: DelayOption = None,
-    jitter: JitterOption = None,
-    distribution: DistributionOption = None,
-    loss: LossOption = None,
-    rate: RateOption = None,
-    queue: QueueOption = None,
-    in_order: InOrderOption = None,
-    outage: OutageOption = None,
-    congestion: CongestionOption = DEFAULT_CONGESTION,
-    seed: SeedOption = None,
-    engine: Annotated[
-        EngineChoice,
-        typer.Option(
-            help="Engine of the link; auto takes the most realistic one that this machine allows.",
-            rich_help_panel=LINK_PANEL,
-        ),
-    ] = "auto",
-    upstream: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help=f"Address of a server behind the link; repeatable.  [default: {DEFAULT_UPSTREAM}]",
-            show_default=False,
-            rich_help_panel=TRAFFIC_PANEL,
-        ),
+    options: RunOptions,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND", help="Command to run, with its arguments.")
     ] = None,
-    clients: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="How often to run COMMAND, all at once over the one link; OUTRIDER_CLIENT tells each its number.",
-            rich_help_panel=TRAFFIC_PANEL,
-        ),
-    ] = 1,
-    pcap: PcapOption = None,
-    packet_log: PacketLogOption = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print nothing about the link.", rich_help_panel=OUTPUT_PANEL)
-    ] = False,
 ) -> None:
     """Run COMMAND behind an emulated link and exit with its status.
 
@@ -122,32 +77,22 @@ def run(
 
     from rich.console import Console
 
-    with exit_on_error():
-        adjustments = LinkAdjustments(delay, jitter, distribution, loss, rate, queue, in_order)
-        options = RunOptions(
-            link_profile(profile, adjustments, outage),
-            _engines(engine, command),
-            tuple(_server(text) for text in upstream or [DEFAULT_UPSTREAM]),
-            seed,
-            congestion,
-            clients,
-            pcap,
-            packet_log,
-            tuple(command),
-        )
-        status = asyncio.run(_run(options, Console(quiet=True) if quiet else errors))
-    raise typer.Exit(status)
+    if not command:
+        raise ProfileError("COMMAND is missing: write it after --")
+    raise typer.Exit(asyncio.run(_run(options, command, Console(quiet=True) if options.quiet else errors)))
 
 
-async def _run(options: RunOptions, console: Console) -> int:
+async def _run(options: RunOptions, command: Sequence[str], console: Console) -> int:
     from outrider_netsim.cli.link_controls import LinkControls, announced_outages, without_cuts
     from outrider_netsim.link import Link
 
-    profile, upstream = without_cuts(options.profile), str(options.upstreams[0])
+    profile = link_profile(options, options.outage)
+    upstreams = [_server(text) for text in options.upstream or [DEFAULT_UPSTREAM]]
+    engines = _engines(options.engine, command)
     link = Link(
-        profile,
-        upstream,
-        options.engines,
+        without_cuts(profile),
+        str(upstreams[0]),
+        engines,
         options.seed,
         congestion=options.congestion,
         pcap=options.pcap,
@@ -156,22 +101,22 @@ async def _run(options: RunOptions, console: Console) -> int:
     try:
         await link.start()
     except EngineError as error:
-        raise _with_remedy(error, options) from None
+        raise _with_remedy(error, engines) from None
     try:
-        _introduce(link, options, console)
-        async with announced_outages(LinkControls(link, console), options.profile.outages):
-            status = await link.run(options.command, options.upstreams, clients=options.clients)
+        _introduce(link, command, console)
+        async with announced_outages(LinkControls(link, console), profile.outages):
+            status = await link.run(command, upstreams, clients=options.clients)
         _print(console, totals(link.stats))
     except OSError as error:
-        status = _not_executed(options.command[0], error)
+        status = _not_executed(command[0], error)
     finally:
         await link.aclose()
     return status
 
 
-def _introduce(link: Link, options: RunOptions, console: Console) -> None:
+def _introduce(link: Link, command: Sequence[str], console: Console) -> None:
     _print(console, introduction(link))
-    if link.engine == "proxy" and not _names_link(options.command):
+    if link.engine == "proxy" and not _names_link(command):
         _print(console, f"only what connects to {link.address} (OUTRIDER_LINK_ADDRESS) goes through the link")
 
 
@@ -195,8 +140,8 @@ def _server(text: str) -> Address:
     return server
 
 
-def _with_remedy(error: EngineError, options: RunOptions) -> EngineError:
-    if options.engines != WITH_NETWORK:
+def _with_remedy(error: EngineError, engines: tuple[EngineName, ...]) -> EngineError:
+    if engines != WITH_NETWORK:
         return error
     return EngineError(
         f"{error}. Or write {PLACEHOLDER} where COMMAND takes the server's address: then the proxy engine will do"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_netsim.cli.terminal import console, exit_on_error
+from outrider_netsim.cli.terminal import console
 
 if TYPE_CHECKING:
     from outrider_netsim.profiles.traces import Trace
@@ -38,10 +38,9 @@ def generate(
     from outrider_netsim.profiles.synthetic import Cellular
     from outrider_netsim.profiles.trace_files import is_csv, save_trace
 
-    with exit_on_error():
-        cellular = Cellular(mbps * 1e6, delay_ms, handover_every, handover_ms / 1000)
-        trace = (cellular.conditions if is_csv(file) else cellular.deliveries)(seconds, seed)
-        save_trace(trace, file)
+    cellular = Cellular(mbps * 1e6, delay_ms, handover_every, handover_ms / 1000)
+    trace = (cellular.conditions if is_csv(file) else cellular.deliveries)(seconds, seed)
+    save_trace(trace, file)
     _print(f"{file} (seed {seed})", trace)
 
 
@@ -52,8 +51,7 @@ def check(
     """Read traces and print a summary; the exit status is 2 if one is invalid."""
     from outrider_netsim.profiles.trace_files import load_trace
 
-    with exit_on_error():
-        traces = {str(file): load_trace(file) for file in files}
+    traces = {str(file): load_trace(file) for file in files}
     for name, trace in traces.items():
         _print(name, trace)
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from outrider_netsim.cli.link_options import LinkAdjustments, link_profile
+from outrider_netsim.cli.link_options import LinkOptions, link_profile
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.builtin import PROFILES
 from outrider_netsim.profiles.profile import Bursts, Direction
 
 
 def described(profile=None, **options):
-    return link_profile(profile, LinkAdjustments(**options))
+    return link_profile(LinkOptions(profile=profile, **options))
 
 
 def test_a_link_needs_no_profile():

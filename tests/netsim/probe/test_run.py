@@ -104,7 +104,19 @@ async def test_absurd_numbers_of_packets_are_refused():
 
 
 def test_the_command_prints_a_table_or_json():
-    asked = ["probe", "--profile", "paper-4g", "--loss", "0", "--engine", "virtual", "--packets", "50", "--seed", "3"]
+    asked = [
+        "probe",
+        "--profile",
+        "paper-4g",
+        "--loss",
+        "0",
+        "--engine",
+        "virtual",
+        "--set",
+        "packets=50",
+        "--seed",
+        "3",
+    ]
     shown = CliRunner().invoke(app, asked)
     assert shown.exit_code == 0
     for expected in ("mean delay, ms", "26.83", "lost, %", "throughput, Mbit/s", "20.00"):
