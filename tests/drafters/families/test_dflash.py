@@ -256,61 +256,6 @@ def test_option_names_the_tapped_layers(directory):
     directory.refused("taps hidden state 7, the target has 0 to 6", ",target_layers=0-1-7")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"mask_token_id": 23}, "mask_token_id=23: need a row of the target's embedding, 0 to 22"),
-        ({"mask_token_id": None}, "mask_token_id=None: need a row"),
-        ({"target_layer_ids": [1, 3, 6]}, "taps hidden state 7, the target has 0 to 6: made for another target"),
-        ({"target_layer_ids": [1, 3]}, "width of fc is 48, the target's 32: made for another target"),
-        ({"block_size": 1}, "block_size=1: need at least 2"),
-        ({"output_multiplier": "x"}, "output_multiplier=x: need a number"),
-        ({"num_candidates": 4}, "dflash_config: num_candidates=4 is not understood"),
-    ],
-)
-def test_settings_are_checked(directory, changes, message):
-    directory.config["dflash_config"] |= changes
-    directory.refused(message)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"vocab_size": 30}, "vocab_size is 30, the target's 23"),
-        ({"num_target_layers": 8}, "num_target_layers is 8, the target's 6"),
-        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries: layer 1 has none"),
-        ({"num_attention_heads": 5}, "do not make 5 heads"),
-        ({"num_hidden_layers": 3}, "holds 2 layers: config.json says num_hidden_layers=3"),
-        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer 1 is chunked_attention: need full_attention"),
-        ({"sample_from_anchor": 1}, "sample_from_anchor=1: need true or false"),
-    ],
-)
-def test_config_is_checked(directory, changes, message):
-    directory.config |= changes
-    directory.refused(message)
-
-
-def test_other_versions_are_refused_by_name(directory):
-    extra = {
-        "layers.0.attention_conv.base_kernel": r"DFlash 2 \(attention_conv",
-        "candidate_selector.hidden_projection.weight": "only DFlash 1",
-        "lm_head.weight": r"lm_head\.weight of its own, but config\.json is that of no layout which has such: need",
-        "layers.0.pre_feedforward_layernorm.weight": "blocks of Gemma's kind are not supported",
-        "layers.0.self_attn.o_proj.bias": r"holds unknown tensors layers\.0\.self_attn\.o_proj\.bias",
-    }
-    whole = directory.tensors
-    for name, message in extra.items():
-        directory.tensors = whole | {name: torch.zeros(2)}
-        directory.refused(message)
-
-
-def test_every_missing_tensor_is_named(directory):
-    whole = directory.tensors
-    for name in whole:
-        directory.tensors = {other: tensor for other, tensor in whole.items() if other != name}
-        directory.refused(f"lacks tensors .*{name}")
-
-
 def test_a_drafter_of_another_width_is_refused(directory, frozen):
     files = directory.files()
     with pytest.raises(UsageError, match="hidden size is 16, the target's 32"):

@@ -20,7 +20,6 @@ from outrider_drafters.families import feature_drafter
 from outrider_drafters.families.eagle2.drafter import TOLERANT_STEPS, Eagle2Drafter
 from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_drafters.families.shared_layout import STEPS
-from outrider_proto.tree import ROOT
 
 SETTINGS = [(24, 4, 6), (60, 7, 10), (5, 3, 1)]  # total_token, depth, top_k
 
@@ -128,24 +127,6 @@ def test_generation_is_identical(eagle_case, target_l4, generate):
     made.state.root_logits()
     close(made.state._cache.keys, arrays["final_drafter_k"])
     close(made.state._cache.values, arrays["final_drafter_v"])
-
-
-def test_stale_rows_run_on_the_drafters_own_output(state, eagle_case):
-    """A missing feature is replaced by the row before's output: the same as expanding that token as a draft."""
-    state.root_logits()
-    drafted = state.expand([5], [ROOT])
-    deeper = state.expand([9], [0])
-    state.append([5])
-    close(state.root_logits(), drafted[0])
-    state.append([9])
-    close(state.root_logits(), deeper[0])
-
-
-def test_drafts_without_any_feature(eagle_case):
-    state = eagle_case.drafter.new_state()
-    state.append([3])
-    assert state.root_logits().isfinite().all()
-    assert len(grow_tree(state, TreeShape())) == 16
 
 
 @pytest.mark.parametrize("fc_bias", [True, False])

@@ -127,24 +127,6 @@ def test_generation_is_identical(case, target_l8, generate):
     close(made.state._cache.values, arrays["final_drafter_v"])
 
 
-def test_stale_rows_run_on_the_heads_own_output(case):
-    """A missing feature is replaced by the row before's output: the same as expanding that token as a draft."""
-    state = case.prompted()
-    state.root_logits()
-    drafted = state.expand([5], [ROOT])
-    deeper = state.expand([9], [0])
-    state.append([5])
-    torch.testing.assert_close(state.root_logits(), drafted[0])
-    state.append([9])
-    torch.testing.assert_close(state.root_logits(), deeper[0])
-
-
-def test_drafts_without_any_feature(case):
-    state = case.drafter.new_state()
-    state.append([3])
-    assert len(grow_tree(state, TreeShape())) == 16
-
-
 def test_never_drafts_outside_its_vocabulary(case):
     """More asked for than it can name."""
     tree = grow_tree(case.prompted(), TreeShape(breadth=64, levels=3, budget=255))

@@ -1,11 +1,9 @@
 """Drafters that read a feature of every token: what features do to their drafts."""
 
-import pytest
 import torch
 
 from outrider_drafters import DraftState, FeatureDrafter, check_drafter
 from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
-from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
 
@@ -49,22 +47,6 @@ def test_drafting_equals_appending(drafter):
     state.append([6])
     standing.append(state.root_logits())
     torch.testing.assert_close(torch.stack(standing), torch.cat(drafted), atol=1e-4, rtol=1e-4)
-
-
-def test_misuse_is_refused(drafter):
-    state, width = drafter.new_state(), drafter.tap.width
-    with pytest.raises(UsageError, match="nothing to draft from"):
-        state.root_logits()
-    state.append([1, 2, 3])
-    with pytest.raises(UsageError, match="features from position 1: there are 0"):
-        state.add_features(1, torch.zeros(1, width))
-    with pytest.raises(UsageError, match="features up to position 3: there are 3 tokens"):
-        state.add_features(0, torch.zeros(4, width))
-    with pytest.raises(UsageError, match=rf"features of shape \[2, {width + 1}\]: need \[n, {width}\]"):
-        state.add_features(0, torch.zeros(2, width + 1))
-    with pytest.raises(UsageError, match="rollback to 4 tokens: there are 3"):
-        state.rollback(4)
-    assert (state.num_tokens, state.num_features) == (3, 0)
 
 
 def test_a_step_alone_is_enough_for_a_long_prompt(tiny_drafters, monkeypatch):

@@ -20,11 +20,10 @@ from heads_place import close
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.gemma4 import Gemma4ForCausalLM, Gemma4TextConfig
 
-from outrider_drafters import Activations, Drafter, Tap, TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
+from outrider_drafters import Activations, Drafter, Tap, TargetWeights, load_drafter, load_tap
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_drafters.families.gemma4.drafter import AssistantDrafter, AssistantState
-from outrider_drafters.trees.grow import TreeGrowth
-from outrider_drafters.trees.predraft import can_predraft, predraft
+from outrider_drafters.trees.predraft import can_predraft
 from outrider_models.bundling import make_bundle
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
@@ -356,47 +355,3 @@ def test_a_bundle_has_all_that_an_assistant_needs(place, pair, ordered, tmp_path
         close(mine, theirs)
     else:
         assert torch.corrcoef(torch.stack([mine, theirs]))[0, 1] > 0.9
-
-
-def test_trees_grow_from_it(pair):
-    drafter, tap = pair
-    acts, _ = random_activations(9)
-    tree = grow_tree(told(drafter, tap, acts, list(range(10)), 9), TreeShape(3, 4, 12))
-    assert len(tree) == 12
-    assert max(tree.depths()) > 1
-
-
-def test_trees_of_several_texts_grow_in_one_pass(pair):
-    drafter, tap = pair
-    acts, _ = random_activations(12)
-    lengths, shapes = (3, 9, 12), (TreeShape(3, 4, 10), TreeShape(2, 3, 6), TreeShape(4, 4, 12))
-
-    def growths() -> list[TreeGrowth]:
-        states = [told(drafter, tap, acts, list(range(length + 1)), length) for length in lengths]
-        return [TreeGrowth(state, shape) for state, shape in zip(states, shapes, strict=True)]
-
-    alone, together = growths(), growths()
-    for growth in alone:
-        while growth.step():
-            pass
-    assert together[0].can_step_together
-    while any(TreeGrowth.step_together(together)):
-        pass
-    for one, other in zip(alone, together, strict=True):
-        assert one.drafted().tree == other.drafted().tree
-        assert one.drafted().scores == pytest.approx(other.drafted().scores, abs=1e-4)
-
-
-def test_drafts_ahead_are_those_of_a_state_that_knows_the_outcome(pair):
-    drafter, tap = pair
-    acts, _ = random_activations(9)
-    text, plan = list(range(10)), TreeShape(3, 3, 8)
-    tree = grow_tree(told(drafter, tap, acts, text, 9), plan)
-    ahead = predraft(told(drafter, tap, acts, text, 9), tree, plan, 5, ())
-    assert len(ahead) == 5
-    for one in ahead:
-        path = [
-            node for node in range(len(tree)) if one.outcome.node != ROOT and tree.ancestors()[one.outcome.node, node]
-        ]
-        known = told(drafter, tap, acts, [*text, *tree.path_tokens(path), one.outcome.bonus], 9)
-        assert one.drafted.tree == grow_tree(known, plan)

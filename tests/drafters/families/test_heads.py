@@ -106,18 +106,6 @@ def test_a_level_beyond_the_last_head_is_refused(drafter, rows):
         state.expand([1], [drafter.num_heads - 2])
 
 
-def test_misuse_is_refused(drafter):
-    state = drafter.new_state()
-    state.append([1, 2, 3])
-    with pytest.raises(UsageError, match="features of positions 2 to 3: there are 3 tokens"):
-        state.add_features(2, torch.zeros(2, 16))
-    with pytest.raises(UsageError, match=r"features of shape \[2, 17\]: need \[n, 16\]"):
-        state.add_features(0, torch.zeros(2, 17))
-    with pytest.raises(UsageError, match="rollback to 4 tokens: there are 3"):
-        state.rollback(4)
-    assert (state.num_tokens, state.num_features) == (3, 0)
-
-
 @pytest.mark.parametrize(("num_heads", "num_paths"), [(1, 10), (2, 38), (3, 61), (4, 63), (5, 63)])
 def test_default_choices_end_with_the_heads(num_heads, num_paths):
     choices = default_choices(num_heads)

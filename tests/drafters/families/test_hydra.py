@@ -144,50 +144,6 @@ def test_a_hidden_state_from_deeper_is_asked_for(place, tensors, target):
     assert state.max_levels == 0  # not what lm_head reads: the root's own feature waits
 
 
-@pytest.mark.parametrize("kind", ["cross-attn", "eagle-attn", "new"])
-def test_other_kinds_are_refused_by_name(place, kind):
-    place.write({"attn.q_proj.weight": torch.zeros(2), "fc.weight": torch.zeros(2, 4)}, {"hydra_head_arch": kind})
-    place.refused(f"hydra_head_arch={kind}: Hydra heads of this kind are not supported")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"hydra_mlp.1.0.linear.bias": None}, "lacks tensors hydra_mlp.1.0.linear.bias"),
-        ({"hydra_mlp.2.0.res_connection.weight": None}, "lacks tensors hydra_mlp.2.0.res_connection.weight"),
-        ({"hydra_mlp.0.0.linear.weight": None}, "lacks tensors hydra_mlp.0.0.linear.weight"),
-        ({"hydra_lm_head.2.bias": None}, "lacks tensors hydra_lm_head.2.bias"),
-        (
-            {"hydra_lm_head.2.1.bias": torch.zeros(256)},
-            "hydra_lm_head.2.1.bias and hydra_lm_head.2.bias are the same one",
-        ),
-        ({"hydra_mlp.0.7.linear.weight": torch.zeros(64, 64)}, "lacks tensors hydra_mlp.0.1.linear.bias"),
-        ({"hydra_mlp.0.0.linear.weight": torch.zeros(64, 192)}, r"has shape \[64, 192\]: need \[64, 128\]"),
-        ({"hydra_mlp.extra": torch.zeros(1)}, "holds unknown tensors hydra_mlp.extra"),
-        ({"input_embed_fn.weight": torch.zeros(300, 64)}, "rows of input_embed_fn.weight is 300, the target's 256"),
-        ({"input_embed_fn.weight": torch.zeros(256, 32)}, "width of input_embed_fn.weight is 32, the target's 64"),
-        ({"hydra_lm_head.0.weight": torch.zeros(300, 64)}, "rows of hydra_lm_head.0.weight is 300, the target's 256"),
-        ({"hydra_lm_head.0.weight": torch.zeros(256, 32)}, "hidden size is 32, the target's 64"),
-        ({"prefix_embeding_layer.norm.weight": torch.zeros(64)}, "lacks tensors prefix_embeding_layer.layers.0"),
-    ],
-)
-def test_every_wrong_tensor_is_named(place, tensors, change, message):
-    place.write(tensors | change).refused(message)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"hidden_state_offset": 9}, "hidden_state_offset=9: need 0 to"),
-        ({"hidden_state_offset": "1"}, "hidden_state_offset=1: need 0 to"),
-        ({"vocab_size": 300}, "vocab_size is 300, the target's 256"),
-        ({"hydra_head_arch": "prefix-mlp"}, "lacks tensors prefix_embeding_layer.layers.0"),
-    ],
-)
-def test_a_configuration_that_does_not_fit_is_refused(place, tensors, config, message):
-    place.write(tensors, config).refused(message)
-
-
 @pytest.mark.parametrize("prefix", [None, BlockShape(64, 4, 4, 16, 40, eps=1e-6)])
 @pytest.mark.parametrize("grounded", [True, False])
 def test_export_loads_again(tmp_path, frozen, arrays, prefix, grounded):

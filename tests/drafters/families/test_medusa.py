@@ -225,32 +225,6 @@ def test_what_is_no_token_map_is_refused(place, tensors, token_map, config, mess
     place.write(vllm(tensors) | {"token_map": token_map}, VLLM_CONFIG | config).refused(message)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"2.0.linear.weight": None}, "lacks tensors 2.0.linear.weight"),
-        ({"2.0.linear.bias": None}, "lacks tensors 2.0.linear.bias"),
-        ({"3.1.weight": None}, "lacks tensors 3.1.weight"),
-        ({"1.0.linear.weight": torch.zeros(64, 63)}, r"tensor 1.0.linear.weight has shape \[64, 63\]"),
-        ({"5.0.linear.weight": torch.zeros(64, 64)}, "lacks tensors 4."),
-        ({"0.1.bias": torch.zeros(256)}, "holds unknown tensors 0.1.bias"),
-        ({"medusa.extra": torch.zeros(1)}, "holds unknown tensors medusa.extra"),
-        ({"1.1.weight": torch.zeros(250, 64)}, r"tensor 1.1.weight has shape \[250, 64\]: need \[256, 64\]"),
-    ],
-)
-def test_every_wrong_tensor_is_named(place, tensors, change, message):
-    changed = {name: tensor for name, tensor in (tensors | change).items() if tensor is not None}
-    place.write(changed).refused(message)
-
-
-def test_heads_for_another_target_are_refused(place, tensors):
-    place.write({name: tensor[:32, :32] if tensor.ndim == 2 else tensor[:32] for name, tensor in tensors.items()})
-    place.refused("hidden size is 32, the target's 64")
-    grown = {n: torch.zeros(300, 64) if n.endswith(".1.weight") else tensor for n, tensor in tensors.items()}
-    place.write(grown).refused("rows of 0.1.weight is 300, the target's 256")
-    place.write(tensors, {"vocab_size": 300}).refused("vocab_size is 300, the target's 256")
-
-
 def test_a_pickle_with_code_is_refused(place, tensors, capsys):
     class Bomb:
         def __reduce__(self):

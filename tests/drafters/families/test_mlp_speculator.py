@@ -166,22 +166,6 @@ def test_agrees_with_its_formulas(heads, lag, frozen, golden):
         nodes = [(first + number, path) for number, (_, path) in enumerate(below)]
 
 
-def test_the_feature_of_the_root_itself_gives_the_targets_logits(heads, frozen):
-    state = load_drafter(heads.path, frozen).new_state()
-    state.append(TEXT)
-    state.add_features(len(TEXT) - 1, FEATURE)
-    assert state.max_levels == 4
-    close(state.root_logits(), frozen.lm_head @ FEATURE[0])
-    close(state.expand([9], [ROOT])[0], heads.expected(FEATURE[0], [9]))
-
-
-def test_tokens_are_read(heads, frozen):
-    state = fed(heads, frozen)
-    state.root_logits()
-    both = state.expand([7, 9], [ROOT, ROOT])
-    assert not torch.allclose(both[0], both[1], atol=1e-2)
-
-
 @pytest.mark.parametrize("heads", ["plain", "tied, all copies", "a config that says little"], indirect=True)
 def test_drafts_as_many_paths_as_its_config_says(heads, frozen):
     count = heads.form.heads
@@ -255,8 +239,3 @@ def test_of_tied_heads_the_config_must_say_how_many(heads, frozen, golden):
     for number in (1, 65):
         heads.config["n_predict"] = number
         heads.refused(f"n_predict={number}: need 2 to 64", frozen, golden / "target_tiny")
-
-
-def test_options_that_do_not_fit_are_refused(heads, frozen):
-    with pytest.raises(UsageError, match="option ddtree: family mlp_speculator takes draft_vocab"):
-        load_drafter(f"{heads.path},ddtree=3", frozen)

@@ -28,7 +28,6 @@ from outrider_drafters import (
     Tap,
     TargetWeights,
     TreeShape,
-    grow_tree,
     load_drafter,
     load_tap,
 )
@@ -258,12 +257,6 @@ def test_the_option_overrides_what_the_file_says(tmp_path):
         load_drafter(f"{source},tli=5", frozen)
     with pytest.raises(UsageError, match="tli=5: the target has 4 layers"):
         load_tap(f"{source},tli=5", tmp_path / "target")
-
-
-def test_trees_grow_on_it(case):
-    state = case.drafter.new_state()
-    state.append(TEXT)
-    assert len(grow_tree(state, TreeShape(4, 6, 30))) == 30
 
 
 @torch.no_grad()

@@ -1,0 +1,332 @@
+"""What of a published head is refused, whatever its family, and by which name."""
+
+import re
+
+import pytest
+import torch
+from spoiled import GOLDEN, GONE, HEADS, SpoiledHead
+
+from outrider_proto.errors import UsageError
+
+WITH_LAYERS = [name for name in HEADS if name not in ("medusa", "hydra")]
+OPTIONAL = {"fc.bias", "embed_tokens.weight", "t2d", "lm_head.weight", "d2t", "confidence_head.proj.bias"}
+OPTIONAL |= {"fusion_fc.bias"}
+
+
+@pytest.fixture
+def head(request, tmp_path, golden) -> SpoiledHead:
+    return SpoiledHead(tmp_path / "head", golden, request.param)
+
+
+@pytest.mark.parametrize("head", HEADS, indirect=True)
+def test_unchanged_they_load(head):
+    head.load()
+
+
+@pytest.mark.parametrize("head", WITH_LAYERS, indirect=True)
+def test_every_missing_tensor_is_named(head):
+    whole = head.tensors
+    for name in whole.keys() - OPTIONAL:
+        head.tensors = {other: tensor for other, tensor in whole.items() if other != name}
+        known_by = {"transformer.": "layers.0.", "fusion_fc.": "fc."}
+        for ours, theirs in known_by.items():
+            name = name.replace(ours, theirs)
+        other = name.replace("layers.0.", "midlayer.")
+        # Without one of these it is a head of another kind, to which something else is unknown.
+        unknown = "|holds unknown" if re.search("[qk]_norm|hidden_norm", name) else ""
+        head.refused(rf"lacks tensors (.*({re.escape(name)}|{re.escape(other)})|d2t){unknown}")
+
+
+def one_of(head: SpoiledHead, ending: str) -> str:
+    return next(name for name in head.tensors if name.endswith(ending))
+
+
+NUMBERS = "self_attn.o_proj.weight"
+SPOILED_TENSORS = {
+    "a value that is no number": (NUMBERS, lambda t: t.index_fill(0, torch.tensor([0]), torch.nan), "no numbers"),
+    "a vector for a matrix": ("q_proj.weight", lambda t: t[0], r"has shape \[\d+\]: need a matrix"),
+    "a norm of another width": ("post_attention_layernorm.weight", lambda t: t[:3], r"has shape \[3\]: need \[\d+\]"),
+    "whole numbers": ("mlp.down_proj.weight", lambda t: t.long(), "is of type torch.int64"),
+}
+
+
+@pytest.mark.parametrize("head", WITH_LAYERS, indirect=True)
+@pytest.mark.parametrize("fault", SPOILED_TENSORS)
+def test_a_tensor_that_does_not_fit_is_named(head, fault):
+    ending, spoil, message = SPOILED_TENSORS[fault]
+    name = one_of(head, ending)
+    head.tensors[name] = spoil(head.tensors[name])
+    known_by = name.replace("transformer.", "layers.0.")
+    head.refused(f"tensor ({known_by}|{known_by.replace('layers.0', 'midlayer')}) .*{message}")
+
+
+@pytest.mark.parametrize("head", HEADS, indirect=True)
+def test_an_unknown_tensor_is_named(head):
+    head.tensors["norms.extra"] = torch.zeros(2)
+    head.refused(r"holds unknown tensors norms\.extra")
+
+
+OTHER_LAYERS = [
+    ({"num_attention_heads": 7}, "do not make 7 heads"),
+    ({"num_attention_heads": GONE}, "num_attention_heads=None: need a whole number"),
+    ({"num_attention_heads": "eight"}, "config.json: num_attention_heads=eight"),
+    ({"vocab_size": 300}, "vocab_size is 300, the target's 256"),
+    ({"hidden_act": "gelu"}, "hidden_act=gelu: need silu"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5: need 1"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor=0.25: need 1"),
+    ({"embedding_multiplier": 12}, "embedding_multiplier=12: need 1"),
+    ({"residual_multiplier": 0.22}, "residual_multiplier=0.22: need 1"),
+    ({"attention_multiplier": 0.0078125}, "attention_multiplier=0.0078125: need 0."),
+    ({"rope_scaling": {"rope_type": "longrope"}, "rope_parameters": None}, "rope_scaling of type longrope"),
+]
+
+
+@pytest.mark.parametrize("head", WITH_LAYERS, indirect=True)
+@pytest.mark.parametrize(("changes", "message"), OTHER_LAYERS, ids=str)
+def test_layers_of_another_kind_are_refused(head, changes, message):
+    head.llama.update(changes)
+    if GONE in changes.values():
+        del head.llama["num_attention_heads"]
+    head.refused(re.escape(message))
+
+
+@pytest.mark.parametrize("head", ["moa", "eagle2", "eagle3"], indirect=True)
+def test_a_base_by_kind_of_layer_is_refused(head):
+    head.config["rope_parameters"] = {"full_attention": {"rope_theta": 1e6}}
+    head.refused(r"differs by layers \(full_attention\)")
+
+
+@pytest.mark.parametrize("head", WITH_LAYERS, indirect=True)
+def test_settings_that_change_nothing_are_fine(head):
+    head.llama.update({"hidden_act": "silu", "partial_rotary_factor": 1.0, "residual_multiplier": 1.0})
+    head.config |= {"dropped_layers": [], "dtype": "float32", "outrider_copy": 3}
+    head.load()
+
+
+ANOTHER_TARGET = "made for another target"
+REST = (64,)
+PROPOSING = {"speculators_config": {"proposal_methods": [{"speculative_tokens": 0}]}}
+REFUSED = {  # of a head: tensors, settings and options that are changed, and what the refusal says
+    "moa": [
+        ({}, {"disable_LSA": True}, "", r"says disable_LSA, but it holds Ekv2E\.bias, Ekv2E\.weight, layer"),
+        ({}, {"target_layer_inference": -1}, "", "target_layer_inference=-1: need 0 or more"),
+        ({}, {"target_layer_inference": 5}, "", "tli=5: the target has 4 layers"),
+        ({}, {}, ",rope_theta=5", "option rope_theta: family moa takes tli"),
+    ],
+    "eagle2": [
+        ({"layers.1.mlp.up_proj.weight": (2,)}, {}, "", r"unknown tensors layers\.1\.mlp\.up_proj\.weight"),
+        ({f"layers.{i}.x": (1,) for i in range(1, 12)}, {}, "", "and 3 more"),
+        ({"embed_tokens.weight": (300, 64)}, {}, "", r"rows of embed_tokens\.weight is 300, the target's 256"),
+        ({"layers.0.self_attn.q_proj.bias": REST}, {}, "", r"lacks tensors layers\.0\.self_attn\.k_proj\.bias"),
+        *(({}, {"rope_scaling": {"type": kind, "factor": 2.0}}, "", f"rope_scaling of type {kind}")
+          for kind in ("dynamic", "llama3", "yarn")),
+        ({}, {}, ",target_layers=1-2", r"eagle2 takes rope_theta \(a number above 0\), emb"),
+        ({}, {}, ",family=moa", "family eagle2, not moa"),
+    ],
+    "eagle2, speculators": [
+        ({}, {"fusion_bias": False}, "", r"fusion_bias=False: it holds fc\.bias"),
+        ({}, {"layernorms": False}, "", r"layernorms=False: it holds pre_lm_head_layernorm\.weight"),
+        ({}, {"fusion_bias": "no"}, "", "fusion_bias=no: need true or false"),
+        ({}, {"fusion_norm": True}, "", "fusion_norm=True is not understood: need one of fusion_bias, layernorms"),
+        ({}, {"layernorms": 1}, "", "layernorms=1: need true or false"),
+        ({}, {"transformer_layer_architecture": "Gemma2DecoderLayer"}, "", "=Gemma2DecoderLayer: need one of auto, L"),
+    ],
+    "eagle3": [
+        ({"d2t": GONE}, {}, "", r"lacks tensors d2t: lm_head\.weight has 128 rows"),
+        ({"lm_head.weight": GONE}, {}, "", r"lacks tensors lm_head\.weight"),
+        ({"layers.1.mlp.up_proj.weight": (128, 64)}, {}, "", r"lacks tensors layers\.1\.input_layernorm\.weight"),
+        ({"layers.2.mlp.up_proj.weight": (128, 64)}, {}, "", r"lacks tensors layers\.1\.input_layernorm\.weight"),
+        ({"layers.0.hidden_norm.weight": REST}, {}, "", r"layers\.0\.hidden_norm\.weight and midlayer\.hidden_norm"),
+        ({f"midlayer.self_attn.{x}_proj.weight": (32 if x != "q" else 64, 64) for x in "qkv"}, {}, "",
+         "q_proj has 64 columns: need 128"),
+        ({"fc.weight": (64, 190)}, {}, "", r"fc\.weight has 190 columns: need a multiple of 64"),
+        ({"fc.weight": (64, 256)}, {}, "", "takes 4 hidden states, but the layers are 2-4-5; name 4 of the target"),
+        ({f"fc_norm.{i}.weight": REST for i in range(3)} | {"input_norm.weight": (192,)}, {}, "", "one or the other"),
+        ({"t2d": torch.ones(255, dtype=torch.bool)}, {}, "", r"t2d has shape \[255\]: need \[256\]"),
+        ({"d2t": torch.arange(128) * 2}, {}, "", "d2t leads to token 0 to 381: need 0 to 255"),  # ids, not offsets
+        ({"d2t": torch.zeros(128).long() - 1}, {}, "", "d2t leads to token -1"),
+        ({"d2t": torch.where(torch.arange(128) == 5, 1, 0)}, {}, "", "must rise"),
+        ({"d2t": torch.zeros(128).long()}, {}, "", "t2d and d2t contradict each other"),
+        ({"embed_tokens.weight": (250, 64)}, {}, "", r"rows of embed_tokens\.weight is 250, the target's 256"),
+        ({"embed_tokens.weight": (256, 48)}, {}, "", r"embed_tokens\.weight has 48 columns: need 64"),
+        ({"embed_tokens.weight": (256, 48)}, {}, ",embedding=own", r"embed_tokens\.weight has 48 columns: need 64"),
+        ({}, {"target_hidden_size": 32}, "", "target_hidden_size is 32, the target's 64"),
+        ({}, {"norm_before_fc": True}, "", r"lacks tensors input_norm\.weight"),
+        ({}, {"fc_norm": True}, "", r"lacks tensors fc_norm\.0\.weight, fc_norm\.1\.weight, fc_norm\.2\.weight"),
+        ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4]}, "", "takes 3 hidden states, but the layers are 2-4; name 3"),
+        ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "", "2-4-9: 9 is not within 0 to 8"),
+        ({}, {"eagle_aux_hidden_state_layer_ids": "2"}, "", "need a list of layers"),
+        ({}, {}, ",embedding=own", r"lacks tensors embed_tokens\.weight"),
+        ({}, {}, ",target_layers=2-4", "takes 3 hidden states, but the layers are 2-4"),
+        ({}, {}, ",family=moa", "a drafter of family eagle3, not moa"),
+    ],
+    "eagle3, speculators": [({}, {"norm_after_fc": True}, "", "norm_after_fc=True is not understood: need one of dra")],
+    "dflash": [
+        ({}, {"vocab_size": 300}, "", "vocab_size is 300, the target's 256"),
+        ({}, {"num_target_layers": 6}, "", "num_target_layers is 6, the target's 8"),
+        ({}, {"layer_types": ["full_attention"]}, "", "layer_types has 1 entries: layer 1 has none"),
+        ({}, {"layer_types": ["full_attention", "chunked_attention"]}, "", "layer 1 is chunked_attention: need full_a"),
+        ({}, {"num_hidden_layers": 4}, "", r"holds 3 layers: config\.json says num_hidden_layers=4"),
+        ({}, {"sample_from_anchor": 1}, "", "sample_from_anchor=1: need true or false"),
+        ({}, {"dflash_config": {"mask_token_id": 256, "target_layer_ids": [0, 4, 6]}}, "", "=256: need a row of the t"),
+        ({}, {"dflash_config": {"target_layer_ids": [0, 4, 6]}}, "", "mask_token_id=None: need a row"),
+        ({}, {"dflash_config": {"mask_token_id": 255}}, "", "target_layer_ids=None: need the target's layers; give ta"),
+        ({}, {"dflash_config": {"mask_token_id": 255, "target_layer_ids": [1, 8]}}, "",
+         f"taps hidden state 9, the target has 0 to 8: {ANOTHER_TARGET}"),
+        ({}, {"dflash_config": {"mask_token_id": 255, "target_layer_ids": [1, 3]}}, "",
+         f"width of fc is 192, the target's 128: {ANOTHER_TARGET}"),
+        ({}, {"block_size": 1}, "", "block_size=1: need at least 2"),
+        ({}, {"output_multiplier": "x"}, "", "output_multiplier=x: need a number"),
+        ({}, {"dflash_config": {"num_candidates": 4}}, "", "dflash_config: num_candidates=4 is not understood"),
+        ({"layers.0.attention_conv.base_kernel": (2,)}, {}, "", r"DFlash 2 \(attention_conv"),
+        ({"candidate_selector.hidden_projection.weight": (2,)}, {}, "", "only DFlash 1"),
+        ({"lm_head.weight": (2,)}, {}, "", r"lm_head\.weight of its own, but config\.json is that of no layout which"),
+        ({"layers.0.pre_feedforward_layernorm.weight": (2,)}, {}, "", "blocks of Gemma's kind are not supported"),
+        ({}, {}, ",target_layers=0-1", "width of fc is 192, the target's 128"),
+        ({}, {}, ",target_layers=0-1-9", "taps hidden state 9, the target has 0 to 8"),
+        ({}, {}, ",confidence=0.5", "option confidence: family dflash takes"),
+    ],
+    "dspark": [
+        ({}, {"target_layer_ids": [1, 3, 8]}, "", "taps hidden state 9, the target has 0 to 8"),
+        ({}, {"block_size": None}, "", "block_size=None: need a whole number"),
+        ({}, {"mask_token_id": None}, "", "mask_token_id=None: need a row"),
+        ({}, {"markov_rank": 4}, "", r"markov_rank=4: markov_head\.markov_w1\.weight has 16 columns"),
+        ({}, {"markov_head_type": "sum"}, "", "markov_head_type=sum: need one of vanilla, gated, rnn"),
+        ({}, {"markov_head_type": "gated"}, "", r"lacks tensors markov_head\.gate_proj\.bias, markov_head\.gate_proj"),
+        ({"markov_head.joint_proj.bias": (9,)}, {}, "", r"holds unknown tensors markov_head\.joint_proj\.bias"),
+        ({}, {"confidence_head_with_markov": False}, "", r"has 80 columns: need 64, confidence_head_with_markov=False"),
+        ({}, {"layer_types": ["sliding_attention"] * 3}, "", "layer 0 is sliding_attention, of which DeepSpec's code"),
+        ({}, {"is_causal": True}, "", "is_causal=True: blocks of DeepSpec are not causal"),
+        ({}, {"markov_rank": GONE}, "", r"embed_tokens\.weight, lm_head\.weight of its own, but config\.json is that "),
+        ({"embed_tokens.weight": GONE, "lm_head.weight": GONE}, {"markov_rank": GONE}, "",
+         r"DSpark's heads, but config\.json has no markov_rank"),
+    ],
+    "dspark, speculators": [
+        ({}, {"aux_hidden_state_layer_ids": None}, "", "aux_hidden_state_layer_ids=None: need the target's layers"),
+        ({}, {"draft_vocab_size": 11}, "", r"lm_head\.weight has 128 rows: config\.json says draft_vocab_size=11"),
+        ({}, {"target_hidden_size": 32}, "", "target_hidden_size is 32, the target's 64"),
+        ({}, {"dflash_config": {"top_k": 3}}, "", "dflash_config: top_k=3 is not understood"),
+        ({}, {"is_causal": True}, "", "is_causal=True: blocks of speculators are not causal"),
+        ({"t2d": torch.arange(256) % 2 == 1}, {}, "", "t2d and d2t contradict each other"),
+    ],
+    "peagle": [
+        ({"mask_hidden": (1, 1, 64)}, {}, "", r"tensor mask_hidden has shape \[1, 1, 64\]: need 192 values, as fc tak"),
+        ({"norm.weight": (3,)}, {}, "", r"tensor norm\.weight has shape \[3\]: need \[64\]"),
+        ({"mask_embed": (2,)}, {}, "", "holds unknown tensors mask_embed"),
+        ({}, {"mask_token_id": None}, "", "mask_token_id=None: need a row of the embedding, 0 to 255"),
+        ({}, {"mask_token_id": 256}, "", "mask_token_id=256: need a row of the embedding, 0 to 255"),
+        ({}, {"mask_token_id": True}, "", "mask_token_id=True: need a row"),
+        ({}, {"norm_before_fc": True}, "", r"one or the other|lacks tensors input_norm\.weight"),
+        ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4]}, "", "takes 3 hidden states, but the layers are 2-4"),
+        ({}, {"eagle_aux_hidden_state_layer_ids": "2"}, "", "need a list of layers"),
+        ({}, {"target_hidden_size": 32}, "", "target_hidden_size is 32, the target's 64"),
+        ({}, {"norm_after_fc": True}, "", "norm_after_fc=True is not understood: need one of down_sample_ratio"),
+        ({}, PROPOSING, "", "speculative_tokens=0: need a whole number"),
+        ({}, {}, ",drafts=0", "'drafts=0': need a whole number of at least 1"),
+        ({}, {}, ",norm_output=true", r"option norm_output: family peagle takes rope_theta .*ddtree"),
+    ],
+    "medusa": [
+        ({"2.0.linear.weight": GONE}, {}, "", r"lacks tensors 2\.0\.linear\.weight"),
+        ({"2.0.linear.bias": GONE}, {}, "", r"lacks tensors 2\.0\.linear\.bias"),
+        ({"3.1.weight": GONE}, {}, "", r"lacks tensors 3\.1\.weight"),
+        ({"1.0.linear.weight": (64, 63)}, {}, "", r"tensor 1\.0\.linear\.weight has shape \[64, 63\]"),
+        ({"5.0.linear.weight": (64, 64)}, {}, "", r"lacks tensors 4\."),
+        ({"0.1.bias": (256,)}, {}, "", r"holds unknown tensors 0\.1\.bias"),
+        ({"1.1.weight": (250, 64)}, {}, "", r"tensor 1\.1\.weight has shape \[250, 64\]: need \[256, 64\]"),
+        ({f"{i}.1.weight": (300, 64) for i in range(4)}, {}, "", r"rows of 0\.1\.weight is 300, the target's 256"),
+        ({"0.0.linear.weight": (32, 32)}, {}, "", "hidden size is 32, the target's 64"),
+        ({}, {"vocab_size": 300}, "", "vocab_size is 300, the target's 256"),
+        ({}, {}, ",tli=1", "medusa takes draft_vocab"),
+    ],
+    "hydra": [
+        ({"hydra_mlp.1.0.linear.bias": GONE}, {}, "", r"lacks tensors hydra_mlp\.1\.0\.linear\.bias"),
+        ({"hydra_mlp.2.0.res_connection.weight": GONE}, {}, "", r"lacks tensors hydra_mlp\.2\.0\.res_connection\.weig"),
+        ({"hydra_mlp.0.0.linear.weight": GONE}, {}, "", r"lacks tensors hydra_mlp\.0\.0\.linear\.weight"),
+        ({"hydra_lm_head.2.bias": GONE}, {}, "", r"lacks tensors hydra_lm_head\.2\.bias"),
+        ({"hydra_lm_head.2.1.bias": (256,)}, {}, "", r"hydra_lm_head\.2\.1\.bias and hydra_lm_head\.2\.bias are the s"),
+        ({"hydra_mlp.0.7.linear.weight": (64, 64)}, {}, "", r"lacks tensors hydra_mlp\.0\.1\.linear\.bias"),
+        ({"hydra_mlp.0.0.linear.weight": (64, 192)}, {}, "", r"has shape \[64, 192\]: need \[64, 128\]"),
+        ({"input_embed_fn.weight": (300, 64)}, {}, "", r"rows of input_embed_fn\.weight is 300, the target's 256"),
+        ({"input_embed_fn.weight": (256, 32)}, {}, "", r"width of input_embed_fn\.weight is 32, the target's 64"),
+        ({"hydra_lm_head.0.weight": (300, 64)}, {}, "", r"rows of hydra_lm_head\.0\.weight is 300, the target's 256"),
+        ({"hydra_lm_head.0.weight": (256, 32)}, {}, "", "hidden size is 32, the target's 64"),
+        ({"prefix_embeding_layer.norm.weight": REST}, {"hydra_head_arch": GONE}, "", r"lacks tensors prefix_embeding_"),
+        ({}, {"hydra_head_arch": "prefix-mlp"}, "", r"lacks tensors prefix_embeding_layer\.layers\.0"),
+        ({}, {"hidden_state_offset": 9}, "", "hidden_state_offset=9: need 0 to"),
+        ({}, {"hidden_state_offset": "1"}, "", "hidden_state_offset=1: need 0 to"),
+        ({}, {"vocab_size": 300}, "", "vocab_size is 300, the target's 256"),
+        *(({}, {"hydra_head_arch": kind}, "", f"hydra_head_arch={kind}: Hydra heads of this kind are not supported")
+          for kind in ("cross-attn", "eagle-attn", "new")),
+        ({}, {}, ",embedding=own", "family hydra takes rope_theta"),
+    ],
+}  # fmt: skip
+ROWS = [(head, *row) for head, rows in REFUSED.items() for row in rows]
+
+
+@pytest.mark.parametrize(("head", "tensors", "config", "options", "message"), ROWS, indirect=["head"],
+                         ids=[f"{row[0]}: {row[-1]}" for row in ROWS])  # fmt: skip
+def test_it_is_refused_by_name(head, tensors, config, options, message):
+    head.change(tensors, config)
+    head.refused(message, options)
+
+
+SIZES = {"kv_hidden_size": 16, "hidden_size": 32, "head_dim": 16, "self_attention_num_key_value_heads": 4}
+SIZES |= {"cross_attention_intermediate_size": 2, "layer_self_attention_intermediate_size": 2}
+
+
+@pytest.mark.parametrize("head", ["moa"], indirect=True)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_size_that_contradicts_moas_tensors_is_refused(head, size):
+    head.config[size] = SIZES[size]
+    head.refused(f"says {size}={SIZES[size]}, but its tensors make it")
+
+
+LAYERS_OF_SPECULATORS = [
+    ({"num_hidden_layers": 4}, r"holds \d layers: config\.json says num_hidden_layers=4"),
+    ({"sliding_window": 8, "use_sliding_window": True, "layer_types": []}, "layer_types has 0 entries: layer 0 has"),
+    ({"sliding_window": 8, "use_sliding_window": True, "layer_types": ["chunked_attention"] * 3},
+     "layer 0 is chunked_attention: need full"),
+    ({"sliding_window": 0, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 3},
+     "sliding_window=0: need a whole number"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("head", ["eagle3, speculators", "peagle", "dspark, speculators"], indirect=True)
+@pytest.mark.parametrize(("changes", "message"), LAYERS_OF_SPECULATORS, ids=str)
+def test_speculators_layers_are_as_its_config_says(head, changes, message):
+    head.llama.update(changes)
+    head.refused(message)
+
+
+@pytest.mark.parametrize("head", ["eagle3"], indirect=True)
+@pytest.mark.parametrize("part", ["self_attn.q_proj", "mlp.up_proj", "input_layernorm"])
+def test_a_later_layer_must_be_whole_and_takes_no_pairs(head, part):
+    first = {name: tensor for name, tensor in head.tensors.items() if name.startswith("midlayer.")}
+    narrow = {name: tensor[:, :64] if "self_attn" in name and "o_proj" not in name else tensor
+              for name, tensor in first.items()}  # fmt: skip
+    head.tensors |= {name.replace("midlayer", "layers.1"): tensor.clone() for name, tensor in narrow.items()}
+    head.refused(r"holds unknown tensors layers\.1\.hidden_norm\.weight")
+    del head.tensors["layers.1.hidden_norm.weight"]
+    head.load()
+    tensor = head.tensors.pop(f"layers.1.{part}.weight")
+    head.refused(rf"lacks tensors layers\.1\.{part}\.weight")
+    head.tensors[f"layers.1.{part}.weight"] = tensor[..., :5].clone()
+    head.refused(rf"tensor layers\.1\.{part}\.weight has shape")
+
+
+@pytest.mark.parametrize("head", ["dspark"], indirect=True)
+def test_a_threshold_needs_a_confidence_head(head):
+    head.change(
+        {f"confidence_head.proj.{name}": GONE for name in ("weight", "bias")}, {"enable_confidence_head": False}
+    )
+    head.load()
+    with pytest.raises(UsageError, match=r"confidence=0\.5: it has no confidence head"):
+        head.load(",confidence=0.5")
+
+
+@pytest.mark.parametrize("head", GOLDEN, indirect=True)
+def test_a_corrupt_file_is_named(head):
+    (file,) = head.path.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:2000])
+    head.save = lambda: None
+    head.refused(r"safetensors: not a readable safetensors file")
