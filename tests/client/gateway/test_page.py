@@ -1,12 +1,16 @@
-"""The page in a real Chromium, with a real gateway and a real server: conversations, private text, settings, keys."""
+"""The page in a real Chromium, with a real gateway and a real server: answers, outage, private text, Markdown, axe."""
 
 from __future__ import annotations
 
-from visitor import BROWSER, QUESTION, WAIT_MS
+import re
 
-from outrider_client.gateway.gateway import GatewayConfig
+import pytest
+from visitor import BROWSER, DESK, QUESTION, SMALL_PHONE, html
+
 from outrider_client.privacy.fences import parse_fences
 from outrider_proto.errors import UsageError
+
+from ...marks import slow
 
 pytestmark = BROWSER
 
@@ -18,6 +22,7 @@ def test_an_answer_is_the_targets_and_is_kept(behind_link, visit, plain):
     visitor.wait_for_answers(1)
     assert visitor.written == plain(QUESTION, 256)[1]
     assert visitor.origins == {"accepted", "bonus"}
+    assert all(request.url.startswith(behind_link.url) for request in visitor.requests)
     shown = visitor.answer.inner_text()
     page.click(".turn summary")
     assert page.locator(".turn details td").first.inner_text().isdecimal()
@@ -31,94 +36,36 @@ def test_an_answer_is_the_targets_and_is_kept(behind_link, visit, plain):
     assert page.locator("#conversations li").count() == 0
 
 
-def test_who_opens_another_conversation_mixes_nothing(behind_link, visit):
+def test_a_cut_and_restored_link_is_shown(behind_link, visit, plain):
+    """Words written offline are ghosts, a banner tells of the outage; the final text is the target's."""
     visitor = visit(behind_link)
     page = visitor.page
+    assert page.is_hidden("#banner")
     visitor.begin(QUESTION)
-    page.click("#open-history")
-    page.click("#new-conversation")
-    page.wait_for_selector("#stop", state="hidden")
-    assert page.locator(".turn").count() == 0
-    visitor.ask("Who am I?")
+    visitor.change_link()
+    page.wait_for_selector(".turn.assistant [data-origin=unverified]")
+    page.wait_for_selector("#link-pill[data-state=offline]")
+    page.wait_for_selector("#banner-restore")
+    assert page.get_attribute("#cut", "aria-pressed") == "true"
+    assert page.inner_text("#link-word") == "Offline"
+    assert page.inner_text("#link-rtt") == ""
+    assert "your device writes alone" in page.inner_text("#banner")
+    page.click("#banner-restore")
     visitor.wait_for_answers(1)
-    assert [body["messages"][0]["content"] for body in visitor.bodies()] == [QUESTION, "Who am I?"]
-    assert [len(body["messages"]) for body in visitor.bodies()] == [1, 1]
-    page.click("#conversations li button >> nth=2")
-    assert page.locator(".turn.user .text").all_inner_texts() == [QUESTION]
-    assert visitor.answer.inner_text()
-    assert visitor.remarks == ["Stopped."]
-    page.click("#conversations li button >> nth=0")
-    assert page.locator(".turn.user .text").all_inner_texts() == ["Who am I?"]
-
-
-def test_a_reload_in_mid_answer_loses_nothing(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
-    visitor.begin(QUESTION)
-    written = visitor.answer.inner_text()
+    assert visitor.written == plain(QUESTION, 256)[1]
+    assert "unverified" not in visitor.origins
+    assert " s offline" in page.inner_text(".chip")
+    page.wait_for_selector("#link-pill[data-state=online]")
+    assert page.is_hidden("#banner")
+    assert page.inner_text("#link-rtt").endswith(" ms")
+    kept = visitor.kept()[0]["turns"][-1]
+    told = page.inner_text(".chip")
     page.reload()
     page.click("#open-history")
     page.click("#conversations li button >> nth=0")
-    assert page.locator(".turn.user .text").all_inner_texts() == [QUESTION]
-    assert visitor.answer.inner_text().startswith(written)
-    assert "Interrupted" in visitor.remarks[0]
-    with page.expect_request("**/v1/chat/completions") as asked:  # the interrupted turn looks answered, too
-        visitor.ask("Go on.")
-    roles = [message["role"] for message in asked.value.post_data_json["messages"]]
-    assert roles == ["user", "assistant", "user"]
-
-
-def test_a_conversation_that_is_forgotten_while_it_is_answered_stays_so(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
-    visitor.begin(QUESTION)
-    page.click("#open-history")
-    page.click("#conversations li button[aria-label^=Forget]")
-    page.wait_for_selector("#stop", state="hidden")
-    page.reload()
-    page.click("#open-history")
-    assert page.locator("#conversations li").count() == 0
-
-
-def test_a_page_out_of_sight_asks_nothing(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
-    hide = """hidden => {
-        Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
-        document.dispatchEvent(new Event("visibilitychange"));
-    }"""
-    with page.expect_event("requestfailed", lambda request: request.url.endswith("/outrider/link")):
-        page.evaluate(hide, True)
-    asked = len(visitor.requests)
-    page.wait_for_timeout(2500)
-    assert len(visitor.requests) == asked
-    with page.expect_request("**/outrider/link"):
-        page.evaluate(hide, False)
-
-
-def test_the_page_calls_only_the_gateway(behind_link, visit):
-    visitor = visit(behind_link)
-    visitor.ask("Who am I?")
-    visitor.wait_for_answers(1)
-    assert {request.url.removeprefix(behind_link.url)[0] for request in visitor.requests} == {"/"}
-    assert all(request.url.startswith(behind_link.url) for request in visitor.requests)
-
-
-def test_copied_text_is_plain_by_default(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
-    visitor.ask("Who am I?")
-    visitor.wait_for_answers(1)
-    copied = """select => {
-        getSelection().selectAllChildren(document.querySelector(".turn.assistant .text"));
-        const event = new ClipboardEvent("copy", {clipboardData: new DataTransfer(), bubbles: true, cancelable: true});
-        const prevented = !document.dispatchEvent(event);
-        return [prevented, event.clipboardData.getData("text/plain"), event.clipboardData.getData("text/html")];
-    }"""
-    assert page.evaluate(copied) == [True, visitor.answer.inner_text(), ""]
-    page.click("#open-panel")
-    page.check("#copy-tint")
-    assert page.evaluate(copied)[0] is False  # the browser copies what it shows
+    assert page.inner_text(".chip") == told
+    assert page.locator("del").count() == len(kept["taken"])
+    assert all(page.locator("del").nth(index).is_hidden() for index in range(len(kept["taken"])))
 
 
 def test_private_text_is_marked_and_stays(behind_link, visit):
@@ -158,40 +105,6 @@ def test_private_text_is_marked_and_stays(behind_link, visit):
     history = visitor.bodies()[1]["messages"]
     assert history[1]["role"] == "assistant"
     assert all(part["private"] for part in history[1]["content"])  # it may repeat what it was written from
-
-
-def test_a_cut_answer_says_so_and_none_is_cut_unasked(behind_link, visit):
-    visitor = visit(behind_link)
-    visitor.ask("Who am I?")
-    visitor.wait_for_answers(1)
-    visitor.set(max_tokens="3")
-    visitor.ask("Who am I?")
-    visitor.wait_for_answers(2)
-    assert [body.get("max_tokens") for body in visitor.bodies()] == [None, 3]
-    assert visitor.remarks == ["Stopped at the token limit."]
-
-
-def test_a_marker_that_does_not_close_is_not_sent(behind_link, visit):
-    visitor = visit(behind_link)
-    visitor.page.fill("#message", "Greet <<private: Ann")
-    visitor.page.press("#message", "Enter")
-    assert "does not close" in visitor.page.inner_text("#problem")
-    assert visitor.page.input_value("#message") == "Greet <<private: Ann"
-    assert visitor.bodies() == []
-    visitor.page.press("#message", "!")
-    assert visitor.page.inner_text("#problem") == ""
-
-
-def test_code_is_sent_as_it_is_and_unlabelled_markers_are_not(behind_link, visit):
-    visitor = visit(behind_link)
-    visitor.ask("Who am <<I>>?")
-    assert "write <<private: ...>>" in visitor.page.inner_text("#problem")
-    assert visitor.bodies() == []
-    code = "what is (1 << 4) and 256 >> 2 ?"
-    visitor.ask(code)
-    visitor.wait_for_answers(1)
-    assert "private" not in visitor.origins
-    assert visitor.bodies()[0]["messages"] == [{"role": "user", "content": code}]
 
 
 FENCED = [
@@ -240,37 +153,136 @@ def test_the_page_reads_markers_as_the_library_does(behind_link, visit):
         assert got == expected, text
 
 
-def test_keys_alone_are_enough(behind_link, visit):
+MARKDOWN = {
+    "plain\nlines": "<p>plain\nlines</p>",
+    "# One\n\n### Three\ntext": "<h3>One</h3><h4>Three</h4><p>text</p>",
+    "**bold** *it* _it_ `co*d*e` ***both***": (
+        "<p><strong>bold</strong> <em>it</em> <em>it</em> <code>co*d*e</code> <strong><em>both</em></strong></p>"
+    ),
+    "2 * 3 * 4, snake_case_name, \\*": "<p>2 * 3 * 4, snake_case_name, *</p>",
+    "- a\n- b\n  - c\n\nend": "<ul><li><p>a</p></li><li><p>b</p><ul><li><p>c</p></li></ul></li></ul><p>end</p>",
+    "3. a\n\n4. b\n   ```\n   x\n   ```": (
+        '<ol start="3"><li><p>a</p></li><li><p>b</p><div><pre><code>x</code></pre></div></li></ol>'
+    ),
+    "> q\n> > r": "<blockquote><p>q</p><blockquote><p>r</p></blockquote></blockquote>",
+    "a\n\n---\nb": "<p>a</p><hr><p>b</p>",
+    "```py\n  <b>\n\n# no\n```\nz": "<div><pre><code>  &lt;b&gt;\n\n# no</code></pre></div><p>z</p>",
+    "| a | b |\n|--|:-:|\n| 1 | `2` |": (
+        "<div><table><thead><tr><th>a</th><th>b</th></tr></thead>"
+        "<tbody><tr><td>1</td><td><code>2</code></td></tr></tbody></table></div>"
+    ),
+    "[a](https://b.c/d) <mailto:a@b.c> https://e.f/g_(h).": (
+        '<p><a href="https://b.c/d">a</a> <a href="mailto:a@b.c">mailto:a@b.c</a>'
+        ' <a href="https://e.f/g_(h)">https://e.f/g_(h)</a>.</p>'
+    ),
+    # hostile
+    "<img src=x onerror=alert(1)><script>alert(1)</script>": (
+        "<p>&lt;img src=x onerror=alert(1)&gt;&lt;script&gt;alert(1)&lt;/script&gt;</p>"
+    ),
+    "[a](javascript:alert(1)) [b](data:text/html,x) [c](/v1/models) [d](JaVaScRiPt:x)": (
+        "<p>[a](javascript:alert(1)) [b](data:text/html,x) [c](/v1/models) [d](JaVaScRiPt:x)</p>"
+    ),
+    "![pixel](https://evil.example/p.png)": '<p><a href="https://evil.example/p.png">pixel</a></p>',
+    '```"><img src=x>\nx\n```': "<div><pre><code>x</code></pre></div>",
+    "**unclosed `and [open](": "<p>**unclosed `and [open](</p>",
+}
+
+
+def test_markdown_becomes_elements_and_html_stays_text(behind_link, visit):
     visitor = visit(behind_link)
+    assert {text: html(visitor, text) for text in MARKDOWN} == MARKDOWN
+    assert {request.url.removeprefix(behind_link.url)[0] for request in visitor.requests} == {"/"}
+
+
+HALF = {
+    "```py\nx = 1": "<div><pre><code>x = 1</code></pre></div>",
+    "```py\nx\n``": "<div><pre><code>x</code></pre></div>",
+    "a **bold": "<p>a <strong>bold</strong></p>",
+    "a `co": "<p>a <code>co</code></p>",
+    "a\n-": "<p>a</p>",
+    "1. a\n2. **b": "<ol><li><p>a</p></li><li><p><strong>b</strong></p></li></ol>",
+}
+
+
+def test_half_an_answer_is_drawn_as_what_it_will_be(behind_link, visit):
+    visitor = visit(behind_link)
+    assert {text: html(visitor, text, is_open=True).replace(' start="1"', "") for text in HALF} == HALF
+
+
+def test_every_beginning_of_an_answer_is_drawn_as_the_whole_one_would_be(behind_link, visit):
+    """Token by token, or at once: the same elements in the end."""
+    visitor = visit(behind_link)
+    text = "\n".join([*MARKDOWN, *HALF])
+    whole = html(visitor, text)
+    visitor.page.evaluate("document.getElementById('turns').replaceChildren()")
+    drawn = visitor.page.evaluate(
+        """async (text) => {
+            const { AnswerText } = await import("./answer.js");
+            const { AnswerView } = await import("./render.js");
+            const draw = (container, ends) => {
+                const answer = new AnswerText(), view = new AnswerView(container);
+                let start = 0;
+                for (const end of ends) {
+                    answer.take(text.slice(start, end), { origin: "bonus" });
+                    view.show(answer, end < text.length);
+                    start = end;
+                }
+                return container.innerHTML;
+            };
+            const step = draw(document.createElement("div"), Array.from({length: text.length}, (_, i) => i + 1));
+            return [step, draw(document.createElement("div"), [text.length])];
+        }""",
+        text,
+    )
+    assert drawn[0] == drawn[1]
+    assert whole.count("<li>") == drawn[1].count("<li>") > 3
+
+
+def set_up(visitor, scene: str) -> None:
     page = visitor.page
-    page.keyboard.press("Tab")
-    page.keyboard.press("Enter")  # the link that skips to the message
-    page.wait_for_url("**#message")
-    page.keyboard.press("Tab")
-    while page.evaluate("document.activeElement.id") != "message":
-        page.keyboard.press("Shift+Tab")
-    page.keyboard.type(QUESTION)
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".turn.assistant [data-origin]")
-    page.keyboard.press("Escape")
-    page.wait_for_selector("#stop", state="hidden")
-    remarks = visitor.remarks
-    assert remarks in (["Stopped."], [])  # none where the answer was quicker than the key
+    if scene != "empty":
+        visitor.draw([("Try *this*:\n\n```py\nx = 1\n```\n\n| a |\n|-|\n| https://b.c |\n\n", {"origin": "accepted"})])
+        visitor.draw([("1. drafted ", {"origin": "accepted"}), ("and not checked", {"origin": "unverified"})])
+        visitor.draw([("a ", {"origin": "bonus"}), ("b c", {"origin": "unverified"}), ("", {"rollback_to": 2})])
+        page.evaluate("document.getElementById('greeting').hidden = true")
+    match scene:
+        case "asked":
+            visitor.ask("Who am <<private: I>>?")
+            page.locator(".turn summary").wait_for()
+            page.click(".turn summary")
+            page.click("#open-history")
+        case "origins":
+            page.click("#who-wrote")
+            page.hover(".assistant [data-origin]")
+        case "offline":
+            visitor.change_link()
+            page.wait_for_selector("#banner:not([hidden])")
+        case "drawer":
+            page.click("#open-panel")
+        case "link":
+            page.click("#link-pill")
+        case "key":
+            page.evaluate("document.getElementById('key-dialog').showModal()")
 
 
-def test_a_key_is_asked_for(start_gateway, server, browser):
-    with start_gateway(server, GatewayConfig(api_key="sesame")) as closed:
-        page = browser.new_page()
-        page.set_default_timeout(WAIT_MS)
-        page.goto(closed.url)
-        page.fill("#key", "open")
-        page.press("#key", "Enter")
-        page.wait_for_selector("#key-problem:not(:empty)")
-        assert "key" in page.inner_text("#key-problem")
-        page.fill("#key", "sesame")
-        page.press("#key", "Enter")
-        page.wait_for_selector("#link-pill[data-state=online]")
-        page.click("#link-pill")
-        assert page.is_visible("#real-link")
-        assert page.is_hidden("#emulation")
-        page.close()
+@pytest.fixture
+def online(behind_link):
+    yield behind_link
+    behind_link.order(cut=False)
+    behind_link.wait_for_link("online")
+
+
+@pytest.mark.parametrize("size", [DESK, *slow(SMALL_PHONE)], ids=["desk", "small"])
+@pytest.mark.parametrize("scene", ["asked", "offline", *slow("empty", "origins", "drawer", "link", "key")])
+def test_no_accessibility_finding(online, visit, size, scene):
+    """axe-core finds nothing at all, in light and dark."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    visitor = visit(online, viewport=size, reduced_motion="reduce")
+    set_up(visitor, scene)
+    for scheme in ("light", "dark"):
+        visitor.page.emulate_media(color_scheme=scheme)
+        findings = Axe().run(visitor.page).response["violations"]
+        assert [f"{each['id']} ({each['impact']}): {each['nodes'][0]['html']}" for each in findings] == [], scheme
+    assert not visitor.sticks_out
+    assert not re.search(r"undefined|NaN|null", visitor.page.inner_text("body"))

@@ -114,3 +114,17 @@ class Visitor:
             }""",
             [list(chunks), is_open],
         )
+
+
+def html(visitor, text: str, *, is_open: bool = False) -> str:
+    """The answer's elements without what tells origins."""
+    visitor.page.evaluate("document.getElementById('turns').replaceChildren()")
+    visitor.draw([(text, {"origin": "bonus"})], is_open=is_open)
+    return visitor.answer.evaluate("""text => {
+        const copy = text.cloneNode(true);
+        copy.querySelectorAll(".bar").forEach((bar) => bar.remove());
+        copy.querySelectorAll("[data-origin]").forEach((span) => span.replaceWith(...span.childNodes));
+        const others = (element) => element.getAttributeNames().filter((name) => name !== "href" && name !== "start");
+        copy.querySelectorAll("*").forEach((each) => others(each).forEach((name) => each.removeAttribute(name)));
+        return copy.innerHTML;
+    }""")
