@@ -26,20 +26,20 @@ SMALL_LINES = 60
 # What no row of the table may exceed, and the goal. A bound falls with what is reached: whoever makes a room smaller
 # lowers its row in the same change. Only a capability raises one.
 BOUNDS = {
-    "lines: proto": (2_300, 2_300),
+    "lines: proto": (2_362, 2_300),
     "lines: netsim": (12_000, 11_500),
-    "lines: drafters": (13_841, 12_500),
+    "lines: drafters": (13_858, 12_500),
     "lines: models": (8_187, 5_500),
     "lines: server": (13_397, 11_500),
-    "lines: client": (14_885, 13_500),
+    "lines: client": (14_517, 13_500),
     "lines: bench": (10479, 8_500),
     "lines: product": (75476, 66_000),
     "lines: lab": (11_000, 11_000),
     "lines: tests": (66_750, 48_000),
     "lines: tests of the lab": (6_000, 6_000),
-    "options: outrider generate": (60, 25),
-    "options: outrider chat": (55, 25),
-    "options: outrider gateway": (60, 30),
+    "options: outrider generate": (25, 25),
+    "options: outrider chat": (20, 25),
+    "options: outrider gateway": (27, 30),
     "options: outrider-server serve": (29, 30),
     "options: outrider-server deploy": (9, 9),  # the file that serve takes, and eight of its own
     "options: all commands": (915, 350),

@@ -21,9 +21,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from outrider_proto.errors import Reason, Violation
+from outrider_proto.flag import Flag
 from outrider_proto.tree import DraftTree
 
 if TYPE_CHECKING:  # every command line imports this module, and numpy takes half of its time to --help
@@ -43,6 +44,7 @@ MAX_EXPANDED = 256  # nodes that a server's drafter runs for a tree, the root co
 MAX_LOGIT_BIASES = 1024
 MAX_SCHEMA_CHARS = 65536
 MIN_LOGPROB = -9999.0  # stands for everything less likely
+_PANEL = "Sampling"
 
 
 class Finish(Enum):
@@ -71,7 +73,10 @@ class TokenRules:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    repetition_penalty: float = 1.0
+    repetition_penalty: Annotated[
+        float,
+        Flag("Make tokens that prompt and answer have already less likely: above 1, at most 2; 1 is off.", expert=True),
+    ] = 1.0
     answer_from: int = 0
 
     def __post_init__(self) -> None:
@@ -100,24 +105,34 @@ class TokenRules:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The target's choice of tokens; temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 switch the filter off.
+    """The target's choice of tokens. Raises Violation (BAD_SAMPLING) for values out of range.
 
-    `min_p`: tokens need this share of the likeliest one's probability.
-
-    `acceptance` decides which drafted tokens are accepted. `exact`: those that the target chooses itself. `typical`:
-    those with probability above min(epsilon, alpha * exp(-entropy)), while the target's own tokens are argmaxes; this
-    is lossy: the text is not the target's. `rules` change the logits before all that.
-    Raises Violation (BAD_SAMPLING) for values out of range.
+    Typical acceptance takes tokens with probability above min(epsilon, alpha * exp(-entropy)), while the target's own
+    are argmaxes. `rules` change the logits before all that.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    acceptance: Acceptance = "exact"
-    epsilon: float = 0.09
-    alpha: float = 0.3
-    min_p: float = 0.0
+    temperature: Annotated[float, Flag("Sampling temperature; 0 is greedy.", panel=_PANEL)] = 0.0
+    top_k: Annotated[int, Flag("Sample from this many of the likeliest tokens; 0 is off.", expert=True)] = 0
+    top_p: Annotated[
+        float, Flag("Sample from the likeliest tokens that have this probability together; 1 is off.", panel=_PANEL)
+    ] = 1.0
+    seed: Annotated[int, Flag("Random seed for sampling.", panel=_PANEL)] = 0
+    acceptance: Annotated[
+        Acceptance,
+        Flag(
+            "Which drafted tokens are accepted. exact: text as the target alone would write it. typical: any token that"
+            " is likely enough; faster, but no longer the target's text.",
+            expert=True,
+        ),
+    ] = "exact"
+    epsilon: Annotated[float, Flag("Of typical acceptance: a probability that is always enough.", expert=True)] = 0.09
+    alpha: Annotated[
+        float, Flag("Of typical acceptance: this many times exp(-entropy) is enough, too.", expert=True)
+    ] = 0.3
+    min_p: Annotated[
+        float,
+        Flag("Sample from tokens with this share (0 to 1) of the likeliest one's probability; 0 is off.", expert=True),
+    ] = 0.0
     rules: TokenRules = TokenRules()
 
     def __post_init__(self) -> None:

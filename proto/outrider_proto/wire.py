@@ -11,9 +11,9 @@ from typing import assert_never
 
 from outrider_proto import frames as f
 from outrider_proto import verifier_pb2 as pb
+from outrider_proto.description import check_limits, check_size, check_texts, malformed
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.feature_codec import decode_rows, encode_rows, padding, rows_per_frame
-from outrider_proto.fields import check_limits, check_size, check_texts, malformed
 from outrider_proto.packing import (
     HASH_BYTES,
     TOKEN_BYTES,

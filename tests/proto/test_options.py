@@ -75,7 +75,7 @@ def test_help_shows_what_is_no_experts_and_set_lists_the_rest():
     assert listed.splitlines() == [
         "order: Order. Default: fair.",
         "sizes: Sizes.",
-        "limits.stall_s: Patience. Default: 60.0.",
+        "stall: Patience. Default: 60.0.",
     ]
 
 

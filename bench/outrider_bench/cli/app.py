@@ -18,7 +18,7 @@ from outrider_bench.network.options import NetworkOptions
 from outrider_bench.spec.options import SpecOptions
 from outrider_bench.studies import options
 from outrider_bench.studies.drafters import options as of_drafters
-from outrider_client.cli.access_options import ACCESS_OPTIONS
+from outrider_client.cli.options import ACCESS_OPTIONS
 from outrider_proto.errors import LinkError, OutriderError, Refusal
 
 STUDIES = (

@@ -11,35 +11,28 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
-from outrider_client.cli.access_options import (
-    DEFAULT_SERVER,
-    ServerOption,
-    access_from,
-    with_access_options,
-    with_port,
-)
 from outrider_client.cli.chat_command import chat_command
-from outrider_client.cli.config_file import FileCommand, config_command
 from outrider_client.cli.gateway import gateway_command
 from outrider_client.cli.interrupts import raise_on_interrupt
-from outrider_client.cli.options import PRIVACY_PANEL, client_config, with_client_options
+from outrider_client.cli.options import CONNECTION, OPTIONS, SERVER, ClientOptions, with_client_options, with_models
 from outrider_client.cli.pull import EXIT_INTERRUPTED, can_offer_pull, pull_command, with_pull_offered
-from outrider_client.core.config import ClientConfig
+from outrider_client.connection.access import KEY_VARIABLE
+from outrider_client.core.config import PRIVACY_PANEL, UNLIMITED, ClientConfig
 from outrider_client.display.messages import explaining, print_message, printable, report_error
-from outrider_proto.errors import LinkError, OutriderError, Refusal, UsageError
+from outrider_proto.errors import LinkError, OutriderError, UsageError
+from outrider_proto.options.command import exit_code
 
 if TYPE_CHECKING:
     from outrider_client.models.local_models import Prompt
 
 JSON_OPTION = "--json"
-EXIT_USAGE, EXIT_REFUSAL, EXIT_LINK = 2, 3, 4
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -64,9 +57,10 @@ def _outrider(
 ) -> None: ...
 
 
-@app.command(cls=FileCommand)
-@with_client_options
+@app.command()
+@with_client_options()
 def generate(
+    options: ClientOptions,
     prompt: Annotated[
         str | None, Argument(help="Prompt text. Without it, or with -, the prompt is read from standard input.")
     ] = None,
@@ -100,7 +94,6 @@ def generate(
         ),
     ] = False,
     as_json: Annotated[bool, Option(JSON_OPTION, help="Print one JSON object per event, and of an error.")] = False,
-    **options: Any,  # the shared ones
 ) -> None:
     """Answer one prompt."""
     from outrider_client.cli.prompt_input import read_prompt, read_schema
@@ -117,17 +110,14 @@ def generate(
         fences=fences,
         detect=detect_pii,
     )
-    schema = None if json_schema is None else read_schema(json_schema)
-
-    def config() -> ClientConfig:
-        made = client_config(options, raw=raw or prompt_ids is not None)
-        return made if schema is None else made.for_answer(json_schema=schema)
+    rules = {} if json_schema is None else {"json_schema": read_schema(json_schema)}
+    config = options.config().for_answer(raw=raw or prompt_ids is not None, **rules)
 
     def answer(config: ClientConfig) -> None:
         _answer(config, parsed, stop or (), as_json=as_json)
 
-    if as_json or not can_offer_pull(options):
-        answer(config())
+    if as_json or not can_offer_pull(config):
+        answer(with_models(config))
     else:
         with_pull_offered(config, answer)
 
@@ -157,23 +147,21 @@ def _answer(config: ClientConfig, prompt: Prompt, stops: Sequence[str], *, as_js
         raise LinkError(f"{config.server}: the link broke and did not come back in time")
 
 
-app.command("chat", cls=FileCommand)(with_client_options(chat_command))
-app.command("gateway", cls=FileCommand)(with_client_options(gateway_command))
+app.command("chat")(with_client_options(max_new_tokens=UNLIMITED)(chat_command))
+app.command("gateway")(with_client_options(max_new_tokens=UNLIMITED, wait_for_link_s=10.0)(gateway_command))
 
 
-@app.command(cls=FileCommand)
-@with_access_options
+@app.command()
+@with_client_options(CONNECTION)
 def describe(
-    server: ServerOption = DEFAULT_SERVER,
-    as_json: Annotated[bool, Option(JSON_OPTION, help="Print one JSON object.")] = False,
-    **options: Any,  # how the server is reached
+    options: ClientOptions, as_json: Annotated[bool, Option(JSON_OPTION, help="Print one JSON object.")] = False
 ) -> None:
     """Show which model and drafters a server offers."""
     from outrider_client.client import Client
 
-    server = with_port(server)
+    config = options.config()
     raise_on_interrupt()
-    with Client(ClientConfig(server=server, access=access_from(options))) as client, explaining(server):
+    with Client(ClientConfig(config.server, access=config.access)) as client, explaining(config.server):
         description = asdict(client.describe())
     if as_json:
         print(json.dumps(description))
@@ -204,8 +192,25 @@ def draft_history(
         print("deleted")
 
 
-app.command("pull", cls=FileCommand)(with_access_options(pull_command))
-app.command("config", cls=FileCommand)(with_client_options(config_command))
+app.command("pull")(
+    with_client_options([replace(SERVER, flag=replace(SERVER.flag, positional=True)), *CONNECTION[1:]])(pull_command)
+)
+
+
+@app.command("config")
+@with_client_options(
+    [each if each in CONNECTION else replace(each, flag=replace(each.flag, expert=True)) for each in OPTIONS]
+)
+def show_config(options: ClientOptions, context: typer.Context) -> None:
+    """Show the configuration file, its servers, and where values come from that are not the defaults."""
+    file = options.file
+    print(f"{file.path}{'' if file.path.exists() else ': there is no such file'}")
+    for name, table in file.servers.items():
+        print(f"  server {name}: {table['server']}")
+    for name, value, source in options.sources(context):
+        print(f"{name} = {value}  ({source})")
+    if os.environ.get(KEY_VARIABLE) and not options.says("key_file"):
+        print("key = not shown  (environment)")
 
 
 def main() -> None:
@@ -230,19 +235,7 @@ def main() -> None:
     except OutriderError as error:
         # Not the command's own value: an error may end a command before it has one.
         report_error(error, as_json=JSON_OPTION in sys.argv[1:])
-        sys.exit(_exit_code(error))
-
-
-def _exit_code(error: OutriderError) -> int:
-    match error:
-        case UsageError():
-            return EXIT_USAGE
-        case Refusal():
-            return EXIT_REFUSAL
-        case LinkError():
-            return EXIT_LINK
-        case _:
-            return 1
+        sys.exit(exit_code(error))
 
 
 if __name__ == "__main__":

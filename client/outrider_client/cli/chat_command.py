@@ -6,21 +6,22 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
 from outrider_client.cli.chat.conversation import ChatConversation
 from outrider_client.cli.chat.input import is_interactive, read_lines
 from outrider_client.cli.interrupts import raise_on_interrupt
-from outrider_client.cli.options import PRIVACY_PANEL, client_config
+from outrider_client.cli.options import ClientOptions, with_models
 from outrider_client.cli.pull import can_offer_pull, check_target, with_pull_offered
-from outrider_client.core.config import UNLIMITED, ClientConfig
+from outrider_client.core.config import PRIVACY_PANEL, ClientConfig
 from outrider_client.display.messages import print_message
 from outrider_client.privacy.fences import read_private_file
 
 
 def chat_command(
+    options: ClientOptions,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per event, and of an error.")] = False,
     system: Annotated[str | None, Option(help="System message: how the model is to answer.")] = None,
     private: Annotated[
@@ -31,36 +32,28 @@ def chat_command(
         str | None,
         Option(help="Emulate a link of this profile (paper-4g, ...) to the server; /link can then cut and change it."),
     ] = None,
-    max_new_tokens: Annotated[
-        int | None, Option(help="Largest number of tokens in an answer. Default: as many as the context holds.")
-    ] = None,
     history: Annotated[
         bool,
         Option(
             help="Keep the lines typed for the arrow keys in later chats, and the last chat for /load; no private text."
         ),
     ] = True,
-    **options: Any,  # the shared ones
 ) -> None:
     """Chat with the model. /help lists commands; <<private: ...>> stays here; Ctrl-C stops an answer, Ctrl-D leaves."""
     folder = _state_folder() if history and is_interactive() and not as_json else None
+    config = options.config()
     chat = _Chat(
         ChatConversation("" if private is None else read_private_file(private), system or ""),
         read_lines(None if folder is None else folder / "chat_history"),
         None if folder is None else folder / "last_chat.json",
         profile,
         as_json=as_json,
-        asks=can_offer_pull(options) and not as_json,
+        asks=can_offer_pull(config) and not as_json,
     )
-    limit = UNLIMITED if max_new_tokens is None else max_new_tokens
-
-    def config() -> ClientConfig:
-        return client_config(options | {"max_new_tokens": limit})
-
     if chat.asks:
         with_pull_offered(config, chat.run)
     else:
-        chat.run(config())
+        chat.run(with_models(config))
 
 
 @dataclass(frozen=True, slots=True)

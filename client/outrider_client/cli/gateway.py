@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from typer import Context, Option
+from typer import Option
 
 from outrider_client.cli.interrupts import raise_on_interrupt
-from outrider_client.cli.options import client_config
-from outrider_client.core.config import OnReconnect
+from outrider_client.cli.options import ClientOptions, with_models
+from outrider_client.core.config import UNLIMITED
 from outrider_proto.errors import UsageError
 
 KEY_VARIABLE = "OUTRIDER_API_KEY"
 
 
 def gateway_command(
-    context: Context,
+    options: ClientOptions,
     host: Annotated[str, Option(help="Address to listen on. Any but loopback needs an API key.")] = "127.0.0.1",
     port: Annotated[int, Option(help="Port to listen on; 0 picks a free one.")] = 8000,
     api_key: Annotated[
@@ -40,10 +40,6 @@ def gateway_command(
     ] = None,
     sessions: Annotated[int, Option(help="Largest number of answers written at once.")] = 4,
     queue: Annotated[int, Option(help="Largest number of requests that wait; more are refused.")] = 16,
-    max_new_tokens: Annotated[
-        int | None,
-        Option(help="Tokens of an answer where the request sets no limit. Default: as many as the context holds."),
-    ] = None,
     generation_config: Annotated[
         bool,
         Option(
@@ -51,9 +47,6 @@ def gateway_command(
             " generation_config.json says."
         ),
     ] = True,
-    wait_for_link: Annotated[
-        float, Option(help="Seconds to wait for a broken link once the drafter has nothing left to write.")
-    ] = 10.0,
     unverified: Annotated[
         Literal["hold", "keep", "stream"],
         Option(
@@ -68,12 +61,8 @@ def gateway_command(
     engine: Annotated[
         Literal["auto", "kernel", "tun", "proxy"], Option(help="What emulates the link; proxy needs no privileges.")
     ] = "auto",
-    on_reconnect: Annotated[OnReconnect | None, Option(hidden=True)] = None,
-    logprobs: Annotated[int | None, Option(hidden=True)] = None,
-    **options: Any,  # the shared ones
 ) -> None:
     """Serve OpenAI's API on this device: /v1/chat/completions, /v1/completions, /v1/models; a chat page at /."""
-    _refuse_per_request_options(on_reconnect, logprobs)
     try:
         from outrider_client.gateway.gateway import GatewayConfig
         from outrider_client.gateway.serving import ServingConfig, serve
@@ -81,28 +70,20 @@ def gateway_command(
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'outrider[gateway]'") from error
     key = _api_key(api_key, api_key_file)
-    client = client_config(options | {"wait_for_link": wait_for_link, "max_new_tokens": 1})  # each request sets its own
+    client = with_models(options.config())
+    max_tokens = client.max_new_tokens
     if generation_config:
-        known = recommended_sampling(client.target)
-        max_new_tokens = known.pop("max_new_tokens", None) if max_new_tokens is None else max_new_tokens
-        client = client.for_answer(**{name: value for name, value in known.items() if _is_default(context, name)})
+        recommended = recommended_sampling(client.target)
+        used = {name: value for name, value in recommended.items() if not options.says(name)}
+        max_tokens = used.pop("max_new_tokens", max_tokens)
+        client = client.for_answer(**used)
+    # Each request sets its own.
+    client = client.for_answer(max_new_tokens=1, on_reconnect="verify", logprobs=None)
     names = tuple(model_name or GatewayConfig().names)
-    config = GatewayConfig(names, sessions, queue, max_new_tokens, unverified, key, tuple(allow_origin or ()))
+    limit = None if max_tokens == UNLIMITED else max_tokens
+    config = GatewayConfig(names, sessions, queue, limit, unverified, key, tuple(allow_origin or ()))
     raise_on_interrupt()
     serve(ServingConfig(client, config, host, port, profile, engine))
-
-
-def _is_default(context: Context, option: str) -> bool:
-    source = context.get_parameter_source(option)
-    return source is None or source.name == "DEFAULT"
-
-
-def _refuse_per_request_options(on_reconnect: OnReconnect | None, logprobs: int | None) -> None:
-    """Raise UsageError for options that each request sets itself."""
-    if on_reconnect is not None:
-        raise UsageError('on-reconnect: each request sets it itself, with "outrider": {"unverified": ...}')
-    if logprobs is not None:
-        raise UsageError("logprobs: each request sets them itself, with OpenAI's logprobs and top_logprobs")
 
 
 def _api_key(key: str | None, file: Path | None) -> str | None:

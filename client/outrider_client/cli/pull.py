@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
-from outrider_client.cli.access_options import DEFAULT_SERVER, SERVER_HELP, SERVER_VARIABLE, access_from, with_port
 from outrider_client.cli.chat.input import is_interactive
-from outrider_client.cli.config_file import server_address
 from outrider_client.cli.interrupts import raise_on_interrupt
+from outrider_client.cli.options import ClientOptions, with_models
 from outrider_client.core.config import ClientConfig
 from outrider_client.display.messages import explaining, print_message, printable
 from outrider_proto.errors import OutriderError, Reason, Refusal
@@ -28,9 +27,7 @@ _CURED_BY_PULL = (Reason.TARGET_MISMATCH, Reason.TOKENIZER_MISMATCH)
 
 
 def pull_command(
-    server: Annotated[
-        str, Argument(envvar=SERVER_VARIABLE, help=SERVER_HELP, is_eager=True, callback=server_address)
-    ] = DEFAULT_SERVER,
+    options: ClientOptions,
     out: Annotated[
         Path | None,
         Option(help="Directory for the bundle. Default: in the user's data directory, where other commands find it."),
@@ -43,40 +40,38 @@ def pull_command(
         float, Option(help="Seconds without a new byte after which to give up, once the server was reached.")
     ] = 60.0,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per event, and of an error.")] = False,
-    **options: Any,  # how the server is reached
 ) -> None:
     """Download what this device needs of a server's model and drafter. Resumes where it was interrupted."""
     from outrider_client.pull.pull import PullConfig
 
-    server = with_port(server)
-    config = PullConfig(server, out, drafter, weights, retry, access=access_from(options))
+    client = options.config()
+    config = PullConfig(client.server, out, drafter, weights, retry, access=client.access)
     pulled = _pull(config, as_json=as_json)
     if not as_json:
         target = "" if out is None else f" --target {pulled.directory}"
-        print(f"use it with: outrider generate --server {server}{target} PROMPT")
+        print(f"use it with: outrider generate --server {client.server}{target} PROMPT")
 
 
-def with_pull_offered(make_config: Callable[[], ClientConfig], run: Callable[[ClientConfig], None]) -> None:
-    """Run with a configuration; once it is refused for its models, offer to pull the server's and run with those.
+def with_pull_offered(config: ClientConfig, run: Callable[[ClientConfig], None]) -> None:
+    """Run with a configuration and its models; once those are refused, offer to pull the server's and run with them.
 
-    `make_config` takes what was pulled from its server, if anything was. Raises what `run` does.
+    Raises what `run` does.
     """
-    config = make_config()
+    filled = with_models(config)
     try:
-        run(config)
+        run(filled)
     except Refusal as refusal:
-        if refusal.reason not in _CURED_BY_PULL or not _is_wanted(config):
+        if refusal.reason not in _CURED_BY_PULL or not _is_wanted(filled):
             raise
         from outrider_client.pull.pull import PullConfig
 
-        _pull(PullConfig(config.server, access=config.access))
-        run(make_config())
+        _pull(PullConfig(filled.server, access=filled.access))
+        run(with_models(config))
 
 
-def can_offer_pull(options: Mapping[str, Any]) -> bool:  # Any: each option has its own type
-    """Tell whether somebody is there to be asked, and has not chosen the models."""
-    names_no_model = options["target"] is None and not options["drafter"]
-    return names_no_model and is_interactive()
+def can_offer_pull(config: ClientConfig) -> bool:
+    """Return whether somebody is there to be asked, and has not chosen the models."""
+    return config.target is None and config.drafter is None and is_interactive()
 
 
 def check_target(client: Client, config: ClientConfig) -> None:

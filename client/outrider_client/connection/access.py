@@ -5,15 +5,18 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from outrider_proto.addresses import host_of, is_loopback_host
 from outrider_proto.errors import UsageError
+from outrider_proto.flag import Flag
 
 if TYPE_CHECKING:
     import grpc
 
+KEY_VARIABLE = "OUTRIDER_KEY"
 MAX_KEY_LENGTH = 256
+_PANEL = "Encryption and key"
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -26,14 +29,36 @@ class Access:
     `key_unencrypted` allows sending the key over an unencrypted network, where others can read it.
     """
 
-    tls: bool = False
-    ca: Path | None = None
-    client_cert: Path | None = None
-    client_key: Path | None = None
-    server_name: str | None = None
+    tls: Annotated[bool, Flag("Use TLS and trust the system's certificate authorities.", panel=_PANEL)] = False
+    ca: Annotated[
+        Path | None,
+        Flag("PEM file of the certificate authority to trust instead. Implies --tls.", panel=_PANEL),
+    ] = None
+    client_cert: Annotated[Path | None, Flag("PEM file of this client's certificate. Implies --tls.", expert=True)] = (
+        None
+    )
+    client_key: Annotated[Path | None, Flag("PEM file of the private key to client-cert.", expert=True)] = None
+    server_name: Annotated[
+        str | None,
+        Flag("Name in the server's certificate. Implies --tls. Default: the host of --server.", expert=True),
+    ] = None
     key: str | None = field(default=None, repr=False)
-    key_file: Path | None = None
-    key_unencrypted: bool = False
+    key_file: Annotated[
+        Path | None,
+        Flag(
+            f"File with the key that the server asks for. The key itself can stand in ${KEY_VARIABLE}.",
+            panel=_PANEL,
+            envvar="OUTRIDER_KEY_FILE",
+        ),
+    ] = None
+    key_unencrypted: Annotated[
+        bool,
+        Flag(
+            "Send the key over a network without TLS, where others can read it.",
+            name="send-key-unencrypted",
+            expert=True,
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         if (self.client_cert is None) != (self.client_key is None):
@@ -55,7 +80,7 @@ class Access:
         """Raise UsageError if the key would go to `server` unencrypted."""
         is_private = self.is_encrypted or is_loopback_host(host_of(server))
         if self.has_key and not is_private and not self.key_unencrypted:
-            remedy = "give --tls or --ca FILE, or --send-key-unencrypted to allow it"
+            remedy = "give --tls or --ca FILE, or --set send-key-unencrypted=true to allow it"
             raise UsageError(f"server={server}: the key would be sent unencrypted; {remedy}")
 
     def through(self, server: str) -> Self:

@@ -18,8 +18,8 @@ _LOOK_S = 2.0
 _SAID = (
     ("certificate has expired", "its certificate has expired"),
     ("certificate is not yet valid", "its certificate is not valid yet: is this device's clock right?"),
-    ("Hostname Verification", "its certificate is for another name: use that name, or give --server-name"),
-    ("WRONG_VERSION_NUMBER", "it does not speak TLS: leave out --tls, --ca and --client-cert"),
+    ("Hostname Verification", "its certificate is for another name: use that name, or --set server-name=NAME"),
+    ("WRONG_VERSION_NUMBER", "it does not speak TLS: leave out --tls, --ca and client-cert"),
     ("CERTIFICATE_VERIFY_FAILED", "its certificate is signed by an authority that is not trusted here: give --ca FILE"),
     ("handshake failed", "the TLS handshake failed"),
 )
@@ -52,7 +52,7 @@ async def _diagnose(server: str, access: Access) -> str | None:
     if not hangs_up:
         return None
     if access.client_cert is None:
-        return "it closes the connection after the TLS handshake: it may want --client-cert and --client-key"
+        return "it closes the connection after the TLS handshake: it may want --set client-cert=FILE, client-key=FILE"
     return "it closes the connection after the TLS handshake: it may not accept this client's certificate"
 
 

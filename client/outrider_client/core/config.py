@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from outrider_client.connection.access import PLAIN, Access
 from outrider_client.connection.policy import Backoff, Patience, Timeouts
@@ -16,6 +16,7 @@ from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_drafters.routing.keywords import Keywords
 from outrider_drafters.routing.rules import Routing
 from outrider_proto.errors import UsageError, Violation
+from outrider_proto.flag import Flag
 from outrider_proto.frames import MAX_TOP_LOGPROBS, Codec, Sampling, TokenRules
 
 Mode = Literal["auto", "stop-and-wait", "proactive", "pipelined", "server-draft", "stream", "offline"]
@@ -28,6 +29,8 @@ OnFullContext = Literal["drop", "error"]
 UNLIMITED = 2**31 - 1  # max_new_tokens: as many as the context holds
 _ALONE = 256  # tokens that the drafter writes alone where nobody asked for a number: it may never end by itself
 NO_DRAFTER = "none"
+PRIVACY_PANEL = "Private text"
+_MODELS = "Target and drafter"
 AUTO_LIMITS = TreeShape(breadth=8, levels=8, budget=32)  # of trees of automatic size, unless others are given
 
 RULE_FIELDS = {field.name for field in fields(TokenRules)} - {"answer_from"}
@@ -58,48 +61,165 @@ class ClientConfig:
     """All settings of a client. Raises UsageError.
 
     `target` and `drafter` are directories, hub names or names of ours (smollm2, smollm2/moa). None takes the pair that
-    `outrider-models get` has installed, else the embedded one; the drafter "none" means no drafter at all. The fields
-    from `mode` on can be overridden for each answer.
+    `outrider-models get` has installed, else the embedded one; the drafter "none" means no drafter at all. A field with
+    a Flag is an option of the commands; `for_answer` tells which ones can be overridden for each answer.
     """
 
-    server: str = "127.0.0.1:50051"
-    target: str | Path | None = None
+    server: Annotated[
+        str,
+        Flag(
+            "Server address, HOST or HOST:PORT, or a server's name in the configuration file.", envvar="OUTRIDER_SERVER"
+        ),
+    ] = "127.0.0.1:50051"
+    target: Annotated[
+        str | Path | None,
+        Flag(
+            "Target, of which embedding, output layer and tokenizer are read: directory, GGUF file, hub name, or name"
+            " got with outrider-models. Default: the bundle pulled from the server, else what outrider-models got, else"
+            " the embedded target.",
+            panel=_MODELS,
+        ),
+    ] = None
     drafter: str | Path | DrafterSource | None = None  # may carry options: see DrafterSource
     other_heads: tuple[str | Path | DrafterSource, ...] = ()  # further drafters that run as heads next to the first
-    draft_vocab: str | None = None  # tokens that every drafter may draft: a file, or how many of those in its own
+    mode: Annotated[
+        Mode,
+        Flag(
+            "How text is generated. stop-and-wait, proactive, pipelined: the drafter drafts, the target verifies."
+            " server-draft: the server does both. stream: the target alone. offline: the drafter alone. auto: whichever"
+            " is fastest.",
+            metavar="MODE",
+        ),
+    ] = "auto"
+    max_new_tokens: Annotated[int, Flag("Largest number of tokens in an answer.")] = 256
+    draft_vocab: Annotated[
+        str | None,
+        Flag(
+            "Tokens that are drafted: a file that `outrider-models draft-vocab` made, the first N of the drafter's own,"
+            " or all. Default: the drafter's own, else all.",
+            expert=True,
+        ),
+    ] = None
+    # Its text is kept per server, and never what was written on private text.
+    draft_history_mb: Annotated[
+        int,
+        Flag(
+            "Megabytes of answers to keep on this device, for the drafter suffix and those with suffix=N to draft from"
+            " in later chats with this server; none that were written on private text. See `outrider draft-history`. 0:"
+            " keep and read none.",
+            name="draft-history",
+            metavar="MB",
+            panel=_MODELS,
+        ),
+    ] = 0
     routing: Routing = field(default_factory=Routing)  # how to route between the heads
     keywords: Keywords | None = None  # for route=keywords: words by head name
-    drafter_dtype: DrafterType | None = None  # None: float32, or what the bundle's weights are
-    threads: int | None = None  # CPU threads of the drafter; None: one for a small drafter, else torch's choice
-    # MB of open answers that are kept on this device for `suffix` to draft from; 0: none are kept, and none are read.
-    draft_history_mb: int = 0
+    drafter_dtype: Annotated[
+        DrafterType | None,
+        Flag(
+            "Data type of the drafter's weights; bfloat16 is faster on processors that compute in it. Default: float32,"
+            " or that of the bundle.",
+            expert=True,
+        ),
+    ] = None
+    threads: Annotated[
+        int | None,
+        Flag("CPU threads of the drafter. Default: 1 for a small drafter, else PyTorch's choice.", expert=True),
+    ] = None
+    pace: Annotated[
+        str | Path | None,
+        Flag(
+            "Slow the drafter down to the speed of other hardware: paper, or a TOML file of times. Default: off.",
+            expert=True,
+        ),
+    ] = None
     served_as: str | None = None  # the server where `server` is but a way to it; whose answers a history holds
-    pace: str | Path | None = None  # slow the drafter down to the speed of named hardware
-    codec: Codec = "lean"
-    offline_start: bool = False  # write offline if the server cannot be reached at the start
+    codec: Annotated[Codec, Flag("Encoding of the features that the server sends.", metavar="CODEC", expert=True)] = (
+        "lean"
+    )
+    sampling: Sampling = field(default_factory=Sampling)
+    logprobs: Annotated[
+        int | None,
+        Flag(
+            "With --json: add the log probability of each token, and of this many likeliest alternatives (0 to"
+            f" {MAX_TOP_LOGPROBS}). Default: off.",
+            expert=True,
+        ),
+    ] = None
+    on_full_context: Annotated[
+        OnFullContext,
+        Flag(
+            "What becomes of a chat too long for the context. drop: its oldest turns are left out, and you are told;"
+            " system messages and the newest turn stay. error: it is refused.",
+            expert=True,
+        ),
+    ] = "drop"
+    wait_for_link_s: Annotated[
+        float,
+        Flag("Seconds to wait for a broken link once the drafter has nothing left to write.", panel="Outages"),
+    ] = 0.0
+    on_reconnect: Annotated[
+        OnReconnect,
+        Flag("What becomes of the text of an outage: keep it unverified, or have the target verify it.", expert=True),
+    ] = "verify"
+    offline_limit: Annotated[
+        int | None,
+        Flag(
+            "Largest number of tokens the drafter writes in an outage. Default: --max-new-tokens, or 256.", expert=True
+        ),
+    ] = None
+    last_resort: Annotated[
+        LastResort,
+        Flag(
+            "What writes offline where the drafter cannot: lookup copies from the text so far, none stops.", expert=True
+        ),
+    ] = "lookup"
+    offline_start: Annotated[
+        bool, Flag("Start even if the server cannot be reached; the drafter then writes.", expert=True)
+    ] = False
+    privacy: Annotated[
+        Privacy,
+        Flag(
+            "How private text is kept from the server. local: the drafter answers alone. placeholder: the server gets a"
+            " placeholder for it.",
+            panel=PRIVACY_PANEL,
+        ),
+    ] = "local"
     access: Access = PLAIN  # TLS and the server's access key
     timeouts: Timeouts = field(default_factory=Timeouts)
     patience: Patience = field(default_factory=Patience)
     backoff: Backoff = field(default_factory=Backoff)
-    mode: Mode = "auto"
     shape: TreePlan | None = None  # of draft trees; None: what the drafter was made for, else TreeShape()
-    # auto: nodes and levels as far as they pay, within `shape`. None: auto in mode auto, for a drafter without trees of
-    # its own and without `shape`; else fixed.
-    tree: TreeSize | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    max_new_tokens: int = 256
-    on_full_context: OnFullContext = "drop"  # of a chat too long for the context: leave out the oldest turns, or raise
-    on_reconnect: OnReconnect = "verify"
-    offline_limit: int | None = None  # tokens written in one outage; None: up to max_new_tokens, if that is a limit
-    last_resort: LastResort = "lookup"  # fallback offline where no drafter can write: copy from the text, or stop
-    wait_for_link_s: float = 0.0  # how long to wait for the link once the drafter is exhausted
-    wait_for_features: bool | None = None  # before the next draft; None: if the drafter needs the newest ones
-    opening: bool = True  # let the server decode alone while a long prompt's features are on their way
-    in_flight: int = 2  # drafts in flight at once (pipelined)
-    outcomes: int | None = None  # outcomes to draft for ahead of a verdict; None: as many as cost little together
+    tree: Annotated[
+        TreeSize | None,
+        Flag(
+            "Size of draft trees. fixed: as given here, or the drafter's own. auto: as many nodes and levels as pay by"
+            f" measured costs and acceptance, within breadth={AUTO_LIMITS.breadth} levels={AUTO_LIMITS.levels}"
+            f" budget={AUTO_LIMITS.budget}, or all those given. Default: auto in mode auto where neither these options"
+            " nor the drafter say how large, else fixed.",
+            expert=True,
+        ),
+    ] = None
+    in_flight: Annotated[int, Flag("Drafts in flight at once in mode pipelined.", expert=True)] = 2
+    outcomes: Annotated[
+        int | None,
+        Flag(
+            "Possible outcomes of a draft in flight to draft ahead for. Default: as many as are cheap together.",
+            expert=True,
+        ),
+    ] = None
+    wait_for_features: Annotated[
+        bool | None,
+        Flag(
+            "Wait for the target's newest features before the next draft. Default: where the drafter needs them.",
+            expert=True,
+        ),
+    ] = None
+    opening: Annotated[
+        bool,
+        Flag("Let the server write alone while the features of a long prompt are on their way.", expert=True),
+    ] = True
     raw: bool = False  # the prompt is text to go on with, not a chat: no template, and a lookup may begin the answer
-    privacy: Privacy = "local"  # of private segments: answered by the drafter alone, or replaced by placeholders
-    logprobs: int | None = None  # log probabilities of the tokens, and of so many likeliest ones at each position
 
     def __post_init__(self) -> None:
         closed = (

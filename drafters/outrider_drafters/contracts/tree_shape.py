@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_proto.errors import UsageError
+from outrider_proto.flag import Flag
 from outrider_proto.tree import MAX_NODES
 
 MAX_BREADTH = 64
@@ -16,17 +18,19 @@ MAX_LEVELS = 64
 class TreeShape:
     """Limits of a dynamic tree: `breadth` nodes expanded per level, `levels` levels, the best `budget` nodes kept.
 
-    The budget does not count the root. Nodes whose path is less likely than `min_probability` are left out, and no
-    level is expanded whose nodes are together less likely than `min_level_probability`, unless the pass that gave its
-    nodes has given their successors, too: of `levels_per_pass` levels only the last is so limited. `certainty`: the
+    No level is expanded whose nodes are together less likely than `min_level_probability`, unless the pass that gave
+    its nodes has given their successors, too: of `levels_per_pass` levels only the last is so limited. `certainty`: the
     probability of a node of which the drafter says 1, as copies do; scores stay the drafter's own.
     EAGLE's total_token/depth/top_k T/D/k is breadth k, levels D + 1, budget T - 1. Raises UsageError.
     """
 
-    breadth: int = 4
-    levels: int = 5
-    budget: int = 16
-    min_probability: float = 0.0
+    breadth: Annotated[int, Flag("Nodes of the draft tree that are expanded per level.", expert=True)] = 4
+    levels: Annotated[int, Flag("Levels of the draft tree.", expert=True)] = 5
+    budget: Annotated[int, Flag("Nodes of the draft tree without its root.", expert=True)] = 16
+    min_probability: Annotated[
+        float,
+        Flag("Leave out nodes whose path from the root is less likely than this (0 to 1).", expert=True),
+    ] = 0.0
     min_level_probability: float = 0.0
     levels_per_pass: int = 1
     certainty: float = 1.0

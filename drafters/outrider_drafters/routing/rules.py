@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, assert_never, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, assert_never, get_args
 
 from outrider_proto.errors import UsageError
+from outrider_proto.flag import Flag
 
 if TYPE_CHECKING:  # which imports torch, as the client's command line must not
     from outrider_drafters.routing.confidence import Confidence
@@ -24,15 +25,27 @@ Route = Literal["mean-confidence", "entropy", "keywords"]
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Options of routing. Raises UsageError.
+    """Options of routing. Raises UsageError."""
 
-    `gate`: first-token probability from which the current head drafts alone; None: always compare all heads.
-    `batched`: draft all heads in one batch if their weights can be stacked.
-    """
-
-    route: Route = "mean-confidence"
-    gate: float | None = None
-    batched: bool = True
+    route: Annotated[
+        Route,
+        Flag(
+            "With several heads: whose draft is sent. mean-confidence, entropy: the surest head's by that measure."
+            " keywords: that of the head whose keywords occur.",
+            expert=True,
+        ),
+    ] = "mean-confidence"
+    gate: Annotated[
+        float | None,
+        Flag(
+            "With several heads: let the others rest while the current one gives its first token at least this"
+            " probability (0 to 1). Default: off.",
+            expert=True,
+        ),
+    ] = None
+    batched: Annotated[
+        bool, Flag("With several heads: run those of one kind and size as one batch.", name="batch-heads", expert=True)
+    ] = True
 
     def __post_init__(self) -> None:
         if self.route not in get_args(Route):

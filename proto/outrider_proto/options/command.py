@@ -115,7 +115,7 @@ def list_settings(options: Iterable[Option]) -> None:
     """Print what --set takes and the command line does not."""
     for option in options:
         if option.flag.expert:
-            typer.echo(f"{'.'.join(option.path)}: {option.flag.help}{_shown(option.default)}")
+            typer.echo(f"{option.name}: {option.flag.help}{_shown(option.default)}")
 
 
 def _keyword(name: str, kind: Any, option: Any) -> inspect.Parameter:  # Any: a type hint; typer's OptionInfo
@@ -145,7 +145,10 @@ def _parameter(option: Option, is_negatable: bool) -> inspect.Parameter:
         "help": flag.help + _shown(option.default),
         "rich_help_panel": flag.panel or None,
     }
-    told |= {"metavar": flag.metavar or _choices(option.type), "envvar": flag.envvar or None}
+    choices = _choices(option.type)
+    told |= {"metavar": flag.metavar or "|".join(choices) or None, "envvar": flag.envvar or None}
+    if choices:
+        told["autocompletion"] = lambda: list(choices)
     if flag.positional:
         return _keyword(option.key, plain, typer.Argument(**told))
     form = f"--{option.name}"
@@ -166,11 +169,11 @@ def _plain(kind: Any) -> Any:  # Any: a type hint
     return kind
 
 
-def _choices(kind: Any) -> str | None:  # Any: a type hint
-    """Return the closed choices of a type as help shows them."""
+def _choices(kind: Any) -> tuple[str, ...]:  # Any: a type hint
+    """Return the closed choices of a type; none for any other."""
     if get_origin(kind) in (Union, types.UnionType):
-        return next((each for member in get_args(kind) if (each := _choices(member))), None)
-    return "|".join(map(str, get_args(kind))) if get_origin(kind) is Literal else None
+        return next((each for member in get_args(kind) if (each := _choices(member))), ())
+    return tuple(map(str, get_args(kind))) if get_origin(kind) is Literal else ()
 
 
 def _shown(default: Any) -> str:  # Any: of the field's type

@@ -14,19 +14,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from outrider_proto.errors import UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """What --help says of a field, and how."""
-
-    help: str = ""
-    name: str = ""  # without dashes; replaces the field's own name, less a unit `_s`
-    panel: str = ""  # heading in --help
-    metavar: str = ""
-    envvar: str = ""
-    expert: bool = False  # not on the command line, but for --set; in the file as all others
-    positional: bool = False
+from outrider_proto.flag import Flag as Flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +51,15 @@ def options_of(kind: type, section: tuple[str, ...] = ()) -> Iterator[Option]:
 
 def find_option(options: Iterable[Option], name: str) -> Option:
     """Return the option that is called `name`: max-nodes, max_nodes or limits.max_nodes. Raises UsageError."""
-    names = {spelling: each for each in options for spelling in (".".join(each.path), each.path[-1], each.name)}
-    if (option := names.get(name) or names.get(name.replace("-", "_"))) is not None:
+    known = list(options)
+    spellings = {
+        spelling.replace("-", "_"): each
+        for each in known
+        for spelling in (".".join(each.path), each.path[-1], each.name)
+    }
+    if (option := spellings.get(name.replace("-", "_"))) is not None:
         return option
-    raise UsageError(f"{name}: no such option; {nearest(name, names)}")
+    raise UsageError(f"{name}: no such option; {nearest(name.replace('_', '-'), (each.name for each in known))}")
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -60,6 +60,18 @@ def parse_settings(options: Iterable[Option], pairs: Iterable[str]) -> Table:
     return table
 
 
+def checked(option: Option, value: Any) -> Any:  # Any: as Table; of the option's type
+    """Return a value as the option's type has it. Raises UsageError for one of another type."""
+    from pydantic import TypeAdapter, ValidationError
+
+    if get_origin(option.type) is tuple and isinstance(value, str):
+        value = [value]
+    try:
+        return TypeAdapter(option.type).validate_json(json.dumps(value, default=str), strict=True)
+    except ValidationError as error:
+        raise UsageError(_wrong_value(option.name, error.errors(include_url=False)[0])) from error
+
+
 def build(kind: type[_Made], table: Mapping[str, Any]) -> _Made:  # Any: as Table
     """Build the dataclass. Raises UsageError for unknown keys, wrong types and values out of range."""
     from pydantic import TypeAdapter, ValidationError
@@ -141,8 +153,12 @@ def _explained(kind: Any, fault: Any) -> str:  # Any: a dataclass; pydantic's Er
     key = f"{section}{fault['loc'][len(sections)]}"
     if fault["type"] == "missing":
         return f"{key}: missing"
+    return _wrong_value(key, fault)
+
+
+def _wrong_value(name: str, fault: Any) -> str:  # Any: as above
     message = str(fault["msg"])
-    return f"{key}={json.dumps(fault['input'], default=str)}: {message[:1].lower()}{message[1:]}"
+    return f"{name}={json.dumps(fault['input'], default=str)}: {message[:1].lower()}{message[1:]}"
 
 
 def _toml_lines(config: Any) -> Iterator[str]:  # Any: a dataclass

@@ -509,7 +509,7 @@ def test_a_conversation_on_a_real_terminal(tmp_path):
     """The embedded drafter alone: this is about the terminal."""
     command = [sys.executable, "-m", "outrider_client.cli.app", "chat", "--mode", "offline", "--max-new-tokens", "12"]
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "100"}
-    terminal = Terminal([*command, "--offline-start"], environment)
+    terminal = Terminal([*command, "--set", "offline-start=true"], environment)
     seen = terminal.until(">", terminal.until("embedded, drafter"))
     for line, wanted in (("Who am I?", "●"), ("/stats", "last answer"), ("Greet <<private: Ann>>.", "●")):
         terminal.type(f"{line}\r")

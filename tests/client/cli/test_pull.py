@@ -21,7 +21,7 @@ def command(server, tmp_path):
     environment |= {"TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "200"}
 
     def line(*arguments: str) -> tuple[list[str], dict[str, str]]:
-        options = ("--server", server.address, "--max-new-tokens", "5", "--link-floor-ms", "5000")
+        options = ("--server", server.address, "--max-new-tokens", "5", "--set", "link-floor-ms=5000")
         return [sys.executable, "-m", "outrider_client.cli.app", *arguments, *options], environment
 
     return line

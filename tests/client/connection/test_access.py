@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_client import Access, ClientConfig
-from outrider_client.cli.access_options import access_from
 from outrider_client.cli.app import app
+from outrider_client.cli.options import access_from
 from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_proto.errors import OutriderError, UsageError
 

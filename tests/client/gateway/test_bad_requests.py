@@ -408,8 +408,6 @@ def test_the_command_checks_before_it_loads():
         (["--host", "0.0.0.0"], "api-key"),
         (["--sessions", "0"], "sessions=0"),
         (["--allow-origin", "*"], "allow-origin=*"),
-        (["--on-reconnect", "verify"], "on-reconnect: each request"),
-        (["--logprobs", "2"], "logprobs: each request"),
     ):
         failed = CliRunner().invoke(app, ["gateway", *options]).exception
         assert isinstance(failed, UsageError)

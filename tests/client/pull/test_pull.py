@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.cli import app as cli
-from outrider_client.cli.options import client_config
+from outrider_client.cli.options import with_models
 from outrider_client.connection.policy import Backoff
 from outrider_client.models.pulled import pulled_dir
 from outrider_client.pull.pull import BytesPulled, FilePulled, PullConfig, PullStarted, PullWaiting, pull_bundle
@@ -531,21 +531,12 @@ def test_where_a_servers_bundle_lies(monkeypatch, tmp_path, made):
     places = [pulled_dir(a) for a in ("host:1", "host:2", "[::1]:1", "../..:1", "a/../b:1")]
     assert len(set(places)) == 5
     assert {place.parent for place in places} == {tmp_path / "outrider/bundles"}
-    options = {name: p.default for name, p in _shared().items()}
-    assert client_config(options | {"server": "host:1"}).target == "embedded"
+    assert with_models(ClientConfig("host:1")).target == "embedded"
     shutil.copytree(made["moa"], places[0])
-    assert client_config(options | {"server": "host:1"}).target == places[0]
-    assert client_config(options | {"server": "host:2"}).target == "embedded"
-    assert client_config(options | {"server": "host:1", "drafter": ["eagle2"]}).target == "embedded"
-    assert client_config(options | {"server": "host:1", "target": "here"}).target == "here"
-
-
-def _shared():
-    import inspect
-
-    from outrider_client.cli import options
-
-    return inspect.signature(options._options).parameters
+    assert with_models(ClientConfig("host:1")).target == places[0]
+    assert with_models(ClientConfig("host:2")).target == "embedded"
+    assert with_models(ClientConfig("host:1", drafter="eagle2")).target == "embedded"
+    assert with_models(ClientConfig("host:1", target="here")).target == "here"
 
 
 def run(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.cli.options import client_config, with_client_options
 from outrider_client.connection.policy import Backoff, Patience
 from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.answer_text import AnswerText
@@ -211,20 +210,6 @@ async def test_in_json_and_as_an_option(config):
     assert all(one["logprob"] <= 0 and len(one["top"]) == 3 for one in answer["logprobs"])
     committed = [one for line in lines if line["event"] == "committed" for one in line["logprobs"]]
     assert committed == answer["logprobs"]
-
-
-def test_the_option_of_the_command_line():
-    """`outrider generate --logprobs N`."""
-    defaults = {}
-
-    @with_client_options
-    def command(**options):
-        pass
-
-    for name, parameter in command.__signature__.parameters.items():
-        defaults[name] = parameter.default
-    assert client_config(defaults).logprobs is None
-    assert client_config(defaults | {"logprobs": 4}).logprobs == 4
 
 
 @pytest.mark.parametrize("wrong", [-1, 21])

@@ -133,7 +133,7 @@ CASES = {  # the server's certificate, whether it wants one of clients; the clie
     "plaintext to TLS": ("ca-server", False, {}, "it speaks TLS: give --tls, or --ca"),
     "plaintext to mutual TLS": ("ca-server", True, {}, "it speaks TLS: give --tls, or --ca"),
     "TLS to plaintext": (None, False, {"ca": "ca"}, "does not speak TLS"),
-    "no client certificate": ("ca-server", True, {"ca": "ca"}, "may want --client-cert"),
+    "no client certificate": ("ca-server", True, {"ca": "ca"}, "may want --set client-cert"),
     "another's client certificate": (
         "ca-server",
         True,

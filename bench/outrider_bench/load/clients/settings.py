@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outrider_bench.load.clients.drafting import probability_for
-from outrider_client.cli.access_options import access_from
+from outrider_client.cli.options import access_from
 from outrider_client.core.config import Mode
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_netsim import ProfileError, profile_named

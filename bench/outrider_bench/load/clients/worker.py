@@ -25,7 +25,7 @@ from outrider_bench.load.clients.counters import ClientCounters
 from outrider_bench.load.clients.drafting import ReplayDrafter, ReplayDrafting, probability_for
 from outrider_bench.load.clients.settings import ClientSettings
 from outrider_bench.load.clients.texts import read_texts
-from outrider_client.cli.access_options import access_from
+from outrider_client.cli.options import access_from
 from outrider_client.connection.policy import Patience, Timeouts
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
