@@ -6,7 +6,6 @@ Its slots k = 0, 1, ... predict the tokens after the anchor, as far as the reply
 since a refused token takes those after it along. Anchors are drawn anew in every pass.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,8 +37,7 @@ from outrider_models.training.core.interfaces import (
     rows_of,
 )
 from outrider_models.training.core.rates import Length, Schedule
-from outrider_models.training.core.shapes import RAREST, Init, LayerShape, check_target_layers, chosen_mask_token
-from outrider_models.training.families.block_start import start_from_target, start_request
+from outrider_models.training.core.shapes import RAREST, LayerShape, check_target_layers, chosen_mask_token
 from outrider_proto.errors import UsageError
 
 LATE_SHARE = 0.6  # of the blocks
@@ -49,7 +47,6 @@ LATE_SHARE = 0.6  # of the blocks
 class DFlashSettings:
     shape: LayerShape
     layers: int
-    init: Init  # target: all but the first start as its last layers (block_start.py)
     target_layers: tuple[int, ...]  # as indices of Hugging Face's hidden_states
     block_size: int  # as published: with the root in DFlash, without it in DSpark
     mask_token: int  # or RAREST
@@ -89,11 +86,6 @@ class TrainableBlocks(NetworkDrafter):
         super().__init__(network, target, frequencies, vocab)
         self._settings = settings
         self.teacher_request = TeacherRequest(hidden=(-1, *settings.target_layers))
-        if settings.init == "target":
-            self.start_request = start_request(settings.layers, settings.target_layers)
-
-    def init_from_examples(self, examples: Iterable[tuple[Batch, TeacherOutput]]) -> None:
-        start_from_target(self.network, examples)
 
     def load_weights(self, files: DrafterFiles) -> None:
         files = canonical(files)
@@ -199,7 +191,6 @@ FAMILY = TrainableFamily(
     defaults=lambda target: DFlashSettings(
         shape=LayerShape.like(target),
         layers=5,
-        init="random",
         target_layers=default_taps(target.sizes.layers),
         block_size=16,
         mask_token=RAREST,

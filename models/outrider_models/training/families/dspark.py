@@ -131,7 +131,6 @@ FAMILY = TrainableFamily(
     defaults=lambda target: DSparkSettings(
         shape=LayerShape.like(target),
         layers=5,
-        init="random",
         target_layers=default_taps(target.sizes.layers),
         block_size=7,
         mask_token=RAREST,
