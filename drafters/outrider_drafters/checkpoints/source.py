@@ -31,7 +31,7 @@ class DrafterSource:
         return cls(name, DrafterOptions(**{name: text for name, _, text in parts}))
 
     def with_draft_vocab(self, chosen: str | None) -> DrafterSource:
-        """Return this source with a command's --draft-vocab in place of its own; None: as it is. Raises UsageError."""
+        """Return this source with a command's draft-vocab in place of its own; None: as it is. Raises UsageError."""
         if chosen is None:
             return self
         options = self.options.but(draft_vocab=chosen)
