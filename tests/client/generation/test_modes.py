@@ -12,7 +12,7 @@ import pytest
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.policy import Patience
 from outrider_client.controller.mode_controller import ModeController
-from outrider_client.core.events import Committed, Cycle, RolledBack, Unverified
+from outrider_client.core.events import Committed, Cycle, Unverified
 from outrider_client.generation.modes import decode_during_prefill
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
@@ -22,6 +22,9 @@ from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
+
+from ...marks import slow
+from ..answers import replayed
 
 NEW = 40
 PROMPTS = (tuple(range(10, 160)), tuple(range(20, 150)), tuple(range(5, 150)))
@@ -70,7 +73,7 @@ async def test_an_answer_that_ends_meanwhile():
     assert answer.calls == ["ask", "stop"]
 
 
-@pytest.fixture(params=list(DRAFTERS))
+@pytest.fixture(params=["moa", *slow("eagle2")])
 def config(golden, request) -> ClientConfig:
     target, drafter = DRAFTERS[request.param]
     return ClientConfig(
@@ -111,7 +114,7 @@ def let_features_come_soon(monkeypatch, *, after: int) -> None:
     monkeypatch.setattr(ModeController, "arrive_within_rtt", lambda *_: next(asked) >= after)
 
 
-@pytest.mark.parametrize("mode", ["stop-and-wait", "proactive"])
+@pytest.mark.parametrize("mode", ["proactive", *slow("stop-and-wait")])
 async def test_the_text_is_the_plain_loops(config, mode, monkeypatch):
     """The server is stopped before its first token, after a few, and once the features are there."""
     async with running(config) as (client, _):
@@ -122,7 +125,7 @@ async def test_the_text_is_the_plain_loops(config, mode, monkeypatch):
             assert isinstance(events_of(Cycle, events)[0].request, Decode)
 
 
-@pytest.mark.parametrize("after", [2, 999])
+@pytest.mark.parametrize("after", [2, *slow(999)])
 async def test_an_outage_amid_a_prompts_features(config, after, monkeypatch):
     """It finds the server writing, or about to be stopped."""
     let_features_come_soon(monkeypatch, after=after)
@@ -142,15 +145,3 @@ async def test_an_outage_amid_a_prompts_features(config, after, monkeypatch):
 
 def events_of(kind: type, events: list) -> list:
     return [event for event in events if isinstance(event, kind)]
-
-
-def replayed(events) -> list[int]:
-    tokens: list[int] = []
-    for event in events:
-        match event:
-            case Committed() | Unverified():
-                assert event.first == len(tokens)
-                tokens += event.tokens
-            case RolledBack():
-                del tokens[event.first :]
-    return tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import random
 
 import pytest
 
@@ -16,14 +15,13 @@ from outrider_client.controller.hysteresis import ModeSelector
 from outrider_client.core.config import UNLIMITED
 from outrider_client.core.events import Committed, Finished, LinkChanged, RolledBack, Unverified, Verified, Warned
 from outrider_client.generation.requests import RequestTracker
-from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 from outrider_proto.frames import Sampling
 
+from ..answers import is_offline, replayed
 from ..conftest import EOS, MAX_CONTEXT, fake_models
 
 PROMPT = [5, 9, 12, 3]
-MAX_PROMPT = 120  # of a context of 200
 MODES = ["auto", "stop-and-wait", "proactive", "pipelined", "server-draft", "stream"]
 
 
@@ -36,24 +34,6 @@ async def collect(client, prompt=PROMPT, when_offline=lambda: None, **overrides)
                 when_offline()
             events.append(event)
     return events
-
-
-def is_offline(event) -> bool:
-    return isinstance(event, LinkChanged) and event.state is LinkState.OFFLINE
-
-
-def replayed(events) -> list[int]:
-    """The answer as a listener of events builds it."""
-    tokens: list[int] = []
-    for event in events:
-        match event:
-            case Committed() | Unverified():
-                assert event.first == len(tokens)
-                tokens += event.tokens
-            case RolledBack():
-                assert len(tokens) - event.count == event.first
-                del tokens[event.first :]
-    return tokens
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -385,46 +365,6 @@ async def test_closing_says_goodbye(connect, verifier):
     await client.close()
     await client.close()
     assert not verifier.sessions
-
-
-@pytest.mark.parametrize("seed", range(40))
-async def test_whatever_happens_the_verified_text_is_the_targets(connect, verifier, language, fast, seed):
-    """Turns of a chat, with links cut, sessions forgotten, servers away and answers abandoned at random."""
-    draw = random.Random(seed)
-    language.eos_at = draw.choice([-1, 20, 33])
-    client = connect()
-    prompt = list(PROMPT)
-    for _ in range(4):
-        upcoming = range(verifier.num_verdicts, verifier.num_verdicts + 12)
-        verifier.cut_before = {n for n in upcoming if draw.random() < 0.1}
-        verifier.cut_after = {n for n in upcoming if draw.random() < 0.1}
-        choices = {
-            "mode": draw.choice(MODES),
-            "wait_for_features": draw.random() < 0.5,
-            "offline_limit": draw.choice([None, 0, 2, 5]),
-            "shape": TreeShape(draw.randint(1, 3), draw.randint(1, 5), draw.randint(1, 9)),
-        }
-        if draw.random() < 0.3:
-            await abandon(client, prompt, after=draw.randint(1, 15), **choices)
-
-        def misfortune():
-            verifier.down_for = draw.choice([0, 1, 20])
-            if draw.random() < 0.5:
-                verifier.sessions.clear()
-
-        events = await collect(client, prompt, when_offline=misfortune, **choices)
-        answer = replayed(events)
-        assert answer == list(language.answer(prompt, 40))
-        assert sum(isinstance(event, Finished) for event in events) == 1
-        prompt = [*prompt, *answer[: draw.randint(1, 40)], draw.randint(1, 60)][:MAX_PROMPT]
-
-
-async def abandon(client, prompt, after: int, **choices) -> None:
-    async with contextlib.aclosing(client.generate(prompt, **choices)) as events:
-        async for _ in events:
-            after -= 1
-            if after == 0:
-                return
 
 
 async def test_a_chat_goes_on_when_its_context_is_full(connect, language):

@@ -24,7 +24,7 @@ from outrider_client.core.config import ClientConfig, Mode
 from outrider_client.core.events import Committed, LinkChanged, RolledBack, Unverified
 from outrider_client.drafting.worker_thread import WorkerThread
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_netsim import Profile
+from outrider_netsim import Profile, profile_named
 from outrider_netsim.profiles.profile import Bursts, Direction, Outage
 from outrider_netsim.virtual.clock import VirtualClock
 from outrider_netsim.virtual.link import VirtualLink
@@ -158,11 +158,22 @@ async def answered(scenario, link, verifier, models):
         ) as client:
             prompt = tuple(draw.randint(1, 60) for _ in range(draw.choice([4, 4, 30, 150])))
             for choices in scenario.choices:
+                if draw.random() < 0.2:
+                    await leave(client, prompt, draw.randint(1, 15), choices)
                 tokens, states = await replayed(client, prompt, choices)
                 turns.append((prompt, choices["max_new_tokens"], tokens, states))
                 prompt = (*prompt, *tokens[: draw.randint(1, NEW)], draw.randint(1, 60))[: CONTEXT - 20]
         far.cancel()
     return turns
+
+
+async def leave(client, prompt, after, choices):
+    """Ask, and lose interest after so many events."""
+    async with contextlib.aclosing(client.generate(prompt, **choices)) as events:
+        async for _ in events:
+            after -= 1
+            if after == 0:
+                return
 
 
 async def replayed(client, prompt, choices):
@@ -200,6 +211,17 @@ def mode_run(monkeypatch, scenario, language, verifier, models):
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_text_is_the_targets_own(monkeypatch, seed, language, verifier, models):
     mode_run(monkeypatch, Scenario.drawn(seed), language, verifier, models)
+
+
+@pytest.mark.parametrize(
+    ("name", "at_s"), [("paper-5g", 2.0), ("paper-4g", 2.0), ("lte-edge", 2.0), ("satellite", 8.0)]
+)
+def test_so_it_is_through_an_outage_of_a_named_link(monkeypatch, name, at_s, language, verifier, models):
+    profile = dataclasses.replace(profile_named(name), outages=(Outage(20.0, at_s),))
+    choices = {"mode": "stop-and-wait", "max_new_tokens": 120}
+    scenario = Scenario(0, profile, 0.06, 0.005, forgets=False, eos_at=-1, choices=(choices,))
+    ((_, _, _, states),) = mode_run(monkeypatch, scenario, language, verifier, models)
+    assert LinkState.OFFLINE in states
 
 
 @pytest.mark.parametrize("seed", range(SWITCHING_SEEDS))

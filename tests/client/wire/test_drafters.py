@@ -25,7 +25,7 @@ from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
 from ...marks import in_turn, slow
-from .answers import replayed
+from ..answers import replayed
 
 NEW = 32
 PROMPT = tuple(range(10, 50))

@@ -24,7 +24,7 @@ from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
 from ...marks import slow
-from .answers import is_offline, replayed, through_an_outage
+from ..answers import is_offline, replayed, through_an_outage
 
 NEW = 60
 PROMPTS = [(3, 7, 11, 2, 9), tuple(range(10, 50)), (200,)]

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: an answer through an outage, and the text of its events."""
+"""What the tests of answers share: the text of their events, and an answer through an outage."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from outrider_netsim import Link
 
 
 def replayed(events) -> list[int]:
+    """The answer as a listener of events builds it."""
     tokens: list[int] = []
     for event in events:
         match event:
@@ -18,6 +19,7 @@ def replayed(events) -> list[int]:
                 assert event.first == len(tokens)
                 tokens += event.tokens
             case RolledBack():
+                assert len(tokens) - event.count == event.first
                 del tokens[event.first :]
     return tokens
 
