@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -45,87 +46,97 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type":
 
 
 def message(**fields) -> dict:
-    return GOOD | {"messages": [{"role": "user", "content": SECRET} | fields]}
+    return {"messages": [{"role": "user", "content": SECRET} | fields]}
+
+
+def schema(given: dict) -> dict:
+    return {"response_format": {"type": "json_schema", "json_schema": given}}
+
+
+CALL = {"type": "function", "function": {"name": SECRET}}
+BAD = [  # a part of a request and what the error begins with: the name of its parameter
+    ({"messages": []}, "messages: need at least 1"),
+    ({"messages": SECRET}, "messages: "),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: need text or a list"),
+    ({"wibble": 1}, "wibble: "),
+    ({"n": 0}, "n: Input should be greater than or equal to 1"),
+    ({"n": 33}, "n: "),
+    ({"n": True}, "n: "),
+    ({"best_of": 2}, "best_of: all answers are given, as they were written: leave it out, or send 1"),
+    ({"audio": {}}, "audio: the model reads and writes text only: leave it out"),
+    ({"presence_penalty": 2.5}, "presence_penalty: "),
+    ({"logit_bias": {"five": 1}}, "logit_bias: "),
+    ({"logit_bias": {"2048": 1}}, "logit_bias has token 2048: the vocabulary has 2048"),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5: "),
+    ({"tools": [{}]}, "tools.0.type: Field required"),
+    ({"tools": [{"type": "function"}]}, "tools.0.function: "),
+    ({"tools": TOOLS, "tool_choice": CALL}, "tool_choice: "),
+    ({"tool_choice": "must"}, "tool_choice: Input should be 'none', 'auto' or 'required'"),
+    ({"tool_choice": "required"}, "tool_choice: there is no such function in tools"),
+    ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format: "),
+    ({"response_format": {"type": "json_schema"}}, "response_format: type json_schema and a json_schema go together"),
+    (schema({"name": "x"}), "response_format.json_schema.schema: "),
+    (schema({"schema": {"type": "foo"}}), "response_format: "),
+    ({"temperature": 3}, "temperature: "),
+    ({"temperature": "hot"}, "temperature: "),
+    ({"top_p": 0}, "top_p: "),
+    ({"min_p": 1.1}, "min_p: "),
+    ({"repetition_penalty": 0}, "repetition_penalty: "),
+    ({"max_tokens": 0}, "max_tokens: "),
+    ({"max_tokens": [SECRET]}, "max_tokens: "),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop: at most 4 are allowed, not 5"),
+    ({"stop": ["a", 5]}, "stop.1: Input should be a valid string"),
+    ({"stop": 5}, "stop: need text or a list"),
+    ({"stop": ""}, "stop: "),
+    ({"stop": [""]}, "stop.0: String should have at least 1 character"),
+    ({"top_logprobs": 2}, "top_logprobs: "),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: "),
+    ({"stream_options": {"include_usage": True}}, "stream_options: "),
+    ({"functions": [{"name": "f"}]}, "functions: "),
+    ({"ignore_eos": True}, "ignore_eos: "),
+    ({"echo": True}, "echo: "),
+    ({"chat_template_kwargs": {"a": SECRET}}, "chat_template_kwargs: "),
+    (message(role="function"), "messages.0.role: "),
+    (message(role="assistant", tool_calls=[{"id": SECRET}]), "messages.0.tool_calls.0.function: "),
+    (message(content=None), "messages.0.content: "),
+    (message(content=[{"type": "input_audio"}]), "messages.0.content.0.type: the model reads text only"),
+    (message(content=[{"type": "text", "text": 5}]), "messages.0.content.0.text: Input should be a valid string"),
+    (message(content=f"{SECRET}\ud800"), "messages.0.content: "),
+    (message(content=[{"type": "text", "text": f"{SECRET}\ud800"}]), "messages.0.content.0.text: "),
+    ({"outrider": {"mode": "fast"}}, "outrider.mode: "),
+    ({"outrider": {"wibble": 1}}, "outrider.wibble: "),
+    ({"outrider": {"drafter": "eagle"}}, "outrider.drafter: "),
+]
+UNSUPPORTED = ("best_of", "audio", "functions", "ignore_eos", "chat_template_kwargs")
+
+
+@pytest.mark.parametrize(("fields", "expected"), BAD)
+def test_a_bad_parameter_is_named(gateway, fields, expected):
+    status, error = post(gateway, GOOD | fields)
+    name = re.match(r"[\w.]+", expected)[0]
+    kind = "unknown_parameter" if "wibble" in name else "unsupported_parameter" if name in UNSUPPORTED else None
+    assert (status, error["param"], error["code"]) == (400, name, kind)
+    assert error["message"].startswith(expected)
+    assert error["type"] == "invalid_request_error"
+    assert SECRET not in json.dumps(error)
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "param", "code"),
+    ("body", "status", "code"),
     [
-        (b'{"model": ', 400, None, None),
-        (b"\xff\xfe", 400, None, None),
-        ([GOOD], 400, None, None),
-        (GOOD | {"model": "gpt-5"}, 404, "model", "model_not_found"),
-        ({"messages": GOOD["messages"]}, 400, "model", None),
-        (GOOD | {"messages": []}, 400, "messages", None),
-        (GOOD | {"wibble": 1}, 400, "wibble", "unknown_parameter"),
-        (GOOD | {"n": 33}, 400, "n", None),
-        (GOOD | {"n": True}, 400, "n", None),
-        (GOOD | {"best_of": 2}, 400, "best_of", "unsupported_parameter"),
-        (GOOD | {"presence_penalty": 2.5}, 400, "presence_penalty", None),
-        (GOOD | {"logit_bias": {"five": 1}}, 400, "logit_bias", None),
-        (GOOD | {"logit_bias": {"2048": 1}}, 400, "logit_bias", None),
-        (GOOD | {"logit_bias": {"5": 101}}, 400, "logit_bias.5", None),
-        (GOOD | {"tools": [{"type": "function"}]}, 400, "tools.0.function", None),
-        (
-            GOOD | {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": SECRET}}},
-            400,
-            "tool_choice",
-            None,
-        ),
-        (GOOD | {"tools": TOOLS, "response_format": {"type": "json_object"}}, 400, "response_format", None),
-        (GOOD | {"response_format": {"type": "json_schema"}}, 400, "response_format", None),
-        (
-            GOOD | {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
-            400,
-            "response_format.json_schema.schema",
-            None,
-        ),
-        (
-            GOOD | {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "foo"}}}},
-            400,
-            "response_format",
-            None,
-        ),
-        (GOOD | {"temperature": 3}, 400, "temperature", None),
-        (GOOD | {"temperature": "hot"}, 400, "temperature", None),
-        (GOOD | {"top_p": 0}, 400, "top_p", None),
-        (GOOD | {"max_tokens": 0}, 400, "max_tokens", None),
-        (GOOD | {"stop": ["a", "b", "c", "d", "e"]}, 400, "stop", None),
-        (GOOD | {"stop": ""}, 400, "stop", None),
-        (GOOD | {"top_logprobs": 2}, 400, "top_logprobs", None),
-        (GOOD | {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs", None),
-        (GOOD | {"stream_options": {"include_usage": True}}, 400, "stream_options", None),
-        (GOOD | {"tool_choice": "required"}, 400, "tool_choice", None),
-        (GOOD | {"functions": [{"name": "f"}]}, 400, "functions", "unsupported_parameter"),
-        (GOOD | {"ignore_eos": True}, 400, "ignore_eos", "unsupported_parameter"),
-        (GOOD | {"min_p": 1.1}, 400, "min_p", None),
-        (GOOD | {"repetition_penalty": 0}, 400, "repetition_penalty", None),
-        (GOOD | {"echo": True}, 400, "echo", None),
-        (GOOD | {"chat_template_kwargs": {"a": SECRET}}, 400, "chat_template_kwargs", "unsupported_parameter"),
-        (GOOD | {"max_tokens": [SECRET]}, 400, "max_tokens", None),
-        (GOOD | {"messages": SECRET}, 400, "messages", None),
-        (message(role="function"), 400, "messages.0.role", None),
-        (message(role="assistant", tool_calls=[{"id": SECRET}]), 400, "messages.0.tool_calls.0.function", None),
-        (message(content=None), 400, "messages.0.content", None),
-        (message(content=[{"type": "image_url", "image_url": {}}]), 400, "messages.0.content.0.type", None),
-        (message(content=f"{SECRET}\ud800"), 400, "messages.0.content", None),
-        (message(content=[{"type": "text", "text": f"{SECRET}\ud800"}]), 400, "messages.0.content.0.text", None),
-        (message(content=SECRET * 400), 400, "messages", "context_length_exceeded"),
-        (GOOD | {"outrider": {"mode": "fast"}}, 400, "outrider.mode", None),
-        (GOOD | {"outrider": {"wibble": 1}}, 400, "outrider.wibble", "unknown_parameter"),
-        (GOOD | {"outrider": {"drafter": "eagle"}}, 400, "outrider.drafter", None),
-        (message(content=f"call <<private: {SECRET}") | {"outrider": {"fences": True}}, 400, None, None),
-        (message(content=[{"type": "text", "text": SECRET, "private": True, "kind": "e-mail"}]), 400, None, None),
+        (b'{"model": ', 400, None),
+        (b"\xff\xfe", 400, None),
+        ([GOOD], 400, None),
+        (GOOD | {"model": "gpt-5"}, 404, "model_not_found"),
+        ({"messages": GOOD["messages"]}, 400, None),
+        (GOOD | message(content=SECRET * 400), 400, "context_length_exceeded"),
+        (GOOD | message(content=f"call <<private: {SECRET}") | {"outrider": {"fences": True}}, 400, None),
+        (GOOD | message(content=[{"type": "text", "text": SECRET, "private": True, "kind": "e-mail"}]), 400, None),
     ],
 )
-def test_bad_bodies(gateway, body, status, param, code):
+def test_bad_bodies(gateway, body, status, code):
     got, error = post(gateway, body)
-    assert got == status, error
-    assert error["code"] == code
-    if param is not None:
-        assert error["param"] == param
-        assert param in error["message"] or code == "context_length_exceeded"
-    assert error["type"] == "invalid_request_error"
+    assert (got, error["code"], error["type"]) == (status, code, "invalid_request_error")
     assert SECRET not in json.dumps(error)
 
 
@@ -166,40 +177,6 @@ def test_what_is_accepted_without_effect_has_none(gateway):
     assert tokens(user | {"name": "Ann"}, tools=[{"type": "function"}], tool_choice="none") == tokens(user)
     for said in ({"content": None}, {"content": None, "refusal": None, "tool_calls": []}, {}):
         assert tokens(user, {"role": "assistant"} | said, user) == tokens(user, nothing, user)
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"stop": ["a", "b", "c", "d", "e"]}, "stop: at most 4 are allowed, not 5"),
-        ({"stop": ["a", 5]}, "stop.1: Input should be a valid string"),
-        ({"stop": 5}, "stop: need text or a list"),
-        ({"stop": [""]}, "stop.0: String should have at least 1 character"),
-        ({"messages": []}, "messages: need at least 1"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: need text or a list"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
-            "messages.0.content.0.text: Input should be a valid string",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
-            "messages.0.content.0.type: the model reads text only",
-        ),
-        ({"tools": [{}]}, "tools.0.type: Field required"),
-        ({"tool_choice": "must"}, "tool_choice: Input should be 'none', 'auto' or 'required'"),
-        ({"tool_choice": "required"}, "tool_choice: there is no such function in tools"),
-        ({"n": 0}, "n: Input should be greater than or equal to 1"),
-        ({"best_of": 2}, "best_of: all answers are given, as they were written: leave it out, or send 1"),
-        ({"audio": {}}, "audio: the model reads and writes text only: leave it out"),
-        (
-            {"response_format": {"type": "json_schema"}},
-            "response_format: type json_schema and a json_schema go together",
-        ),
-    ],
-)
-def test_errors_say_what_is_wrong(gateway, given, expected):
-    status, error = post(gateway, GOOD | given)
-    assert (status, error["message"]) == (400, expected)
 
 
 @pytest.mark.parametrize(
@@ -282,8 +259,8 @@ def test_a_prompt_of_megabytes_is_refused_by_its_length(gateway, models, monkeyp
     monkeypatch.setattr(models.text, "encode", None)
     huge = "y" * (7 * 2**20)
     for body, path in (
-        (message(content=huge), "/v1/chat/completions"),
-        (message(content=[{"type": "text", "text": huge, "private": True}]), "/v1/chat/completions"),
+        (GOOD | message(content=huge), "/v1/chat/completions"),
+        (GOOD | message(content=[{"type": "text", "text": huge, "private": True}]), "/v1/chat/completions"),
         ({"model": "outrider", "prompt": huge}, "/v1/completions"),
     ):
         status, error = post(gateway, body, path)
@@ -322,7 +299,7 @@ def test_private_text_is_tokenized_in_a_thread(gateway, models, monkeypatch, pri
     monkeypatch.setattr(models.text, "encode_part", record(split))
     monkeypatch.setattr(models.text, "render", record(encode))
     private = {"type": "text", "text": SECRET, "private": True}
-    assert post(gateway, message(content=[private]) | {"outrider": {"privacy": privacy}})[0] == 200
+    assert post(gateway, GOOD | message(content=[private]) | {"outrider": {"privacy": privacy}})[0] == 200
     assert len(threads) >= 4  # first for the choice of the session
     assert [name for name in threads if not name.startswith("asyncio_")] == []
 
