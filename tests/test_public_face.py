@@ -35,10 +35,9 @@ PUBLIC = {
         Profile ProfileError VirtualClock VirtualLink parse_outage probe_profile profile_named run_outages
     """,
     "outrider_models": """
-        Batch ChatRunOptions DRAFTERS FAMILIES Frequencies Length LossOutput PAIR RecipeRunOptions Sample
-        Schedule Score TargetFacts TeacherOutput TrainableDrafter TrainableFamily UserQuestion default_target
-        drafter_dir drafter_source exercises generate get_model make_bundle read_questions score score_all
-        score_by_family shipped_drafters target_dir train
+        Batch ChatRunOptions DRAFTERS FAMILIES Frequencies Length LossOutput PAIR Sample Schedule TargetFacts
+        TeacherOutput TrainableDrafter TrainableFamily UserQuestion default_target drafter_dir drafter_source
+        get_model held_out make_bundle read_questions shipped_drafters target_dir train
     """,
 }
 HEAVY = ("torch", "transformers", "grpc", "numpy", "scipy", "matplotlib", "presidio_analyzer")

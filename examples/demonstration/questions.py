@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider_client import PromptMessage
-from outrider_models import FAMILIES, generate, read_questions
+from outrider_models import FAMILIES, held_out, read_questions
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,13 @@ class Question:
 
 
 def questions_of(file: Path | None, count: int, seed: int) -> list[Question]:
-    """Read the first questions of a file, without later turns; None draws held-out prompts for the embedded target."""
+    """Read the first questions of a file, without later turns; None draws held-out prompts of the embedded target."""
     if file is not None:
         return [
             Question(each.category, each.turns[0], (PromptMessage(role="user", content=each.turns[0]),))
             for each in read_questions(file)[:count]
         ]
-    drawn = [generate(family, "test", seed, -(-count // len(FAMILIES))) for family in FAMILIES]
+    drawn = [held_out(family, -(-count // len(FAMILIES)), seed) for family in FAMILIES]
     return [
         Question(
             sample.family,

@@ -7,16 +7,11 @@ from .core.embedded import drafter_dir as drafter_dir
 from .core.embedded import drafter_source as drafter_source
 from .core.embedded import shipped_drafters as shipped_drafters
 from .core.embedded import target_dir as target_dir
+from .core.held_out import FAMILIES as FAMILIES
+from .core.held_out import Sample as Sample
+from .core.held_out import held_out as held_out
 from .core.questions import UserQuestion as UserQuestion
 from .core.questions import read_questions as read_questions
-from .corpus import FAMILIES as FAMILIES
-from .corpus import Sample as Sample
-from .corpus import exercises as exercises
-from .corpus import generate as generate
-from .corpus.check import Score as Score
-from .corpus.check import score as score
-from .corpus.check import score_all as score_all
-from .corpus.check import score_by_family as score_by_family
 from .training.core.family import TrainableFamily as TrainableFamily
 from .training.core.interfaces import Batch as Batch
 from .training.core.interfaces import Frequencies as Frequencies
@@ -27,7 +22,6 @@ from .training.core.interfaces import TrainableDrafter as TrainableDrafter
 from .training.core.rates import Length as Length
 from .training.core.rates import Schedule as Schedule
 from .training.train import ChatRunOptions as ChatRunOptions
-from .training.train import RecipeRunOptions as RecipeRunOptions
 from .training.train import train as train
 
 __all__ = [
@@ -39,10 +33,8 @@ __all__ = [
     "Frequencies",
     "Length",
     "LossOutput",
-    "RecipeRunOptions",
     "Sample",
     "Schedule",
-    "Score",
     "TargetFacts",
     "TeacherOutput",
     "TrainableDrafter",
@@ -51,14 +43,10 @@ __all__ = [
     "default_target",
     "drafter_dir",
     "drafter_source",
-    "exercises",
-    "generate",
     "get_model",
+    "held_out",
     "make_bundle",
     "read_questions",
-    "score",
-    "score_all",
-    "score_by_family",
     "shipped_drafters",
     "target_dir",
     "train",

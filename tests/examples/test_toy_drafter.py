@@ -14,7 +14,7 @@ import torch
 
 from outrider_client import ClientConfig, LocalModels
 from outrider_drafters import DrafterFiles, DrafterSource, TargetWeights, check_drafter, load_drafter
-from outrider_models import generate, target_dir
+from outrider_models import held_out, target_dir
 from outrider_proto.errors import UsageError
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
@@ -68,7 +68,7 @@ def installed(tmp_path_factory) -> Installed:
 def drafter(installed, tmp_path_factory) -> Path:
     """A drafter trained by the command on a few chats of the embedded target's corpus."""
     folder = tmp_path_factory.mktemp("trained")
-    samples = [sample for family in ("math", "chat") for sample in generate(family, "train", 3, 60)]
+    samples = [sample for family in ("math", "chat") for sample in held_out(family, 60)]
     chats = [[{"role": m.role, "content": m.content} for m in sample.conversation()] for sample in samples]
     data = folder / "chats.jsonl"
     data.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in chats))

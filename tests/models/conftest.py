@@ -1,50 +1,31 @@
-"""A tokenizer and a recipe small enough to train in a second."""
+"""A target small enough to train drafters for in a second."""
 
+import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from outrider_models.core.tokenizer import corpus_texts, train_tokenizer
-from outrider_models.training.config import read_recipe
-from outrider_models.training.target import TargetTask, target_tokenizer
+from outrider_models.core.embedded import target_dir
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "drafters"))  # for what writes GGUF files
 
 
 @pytest.fixture(scope="session")
-def tokenizer():
-    return train_tokenizer(corpus_texts(seed=1, per_family=60), vocab_size=512)
-
-
-@pytest.fixture(scope="session")
-def tiny_recipe():
-    recipe = read_recipe("target")
-    return replace(
-        recipe,
-        drafter=replace(
-            recipe.drafter, vocab_size=512, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48,
-            tokenizer_samples=40,
-        ),
-        data=replace(recipe.data, shard_samples=48, batch_tokens=512, total_tokens=20_000),
+def tiny_target(tmp_path_factory):
+    """Directory of a tiny target with random weights and the embedded target's tokenizer."""
+    directory = tmp_path_factory.mktemp("target")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(target_dir() / name, directory)
+    embedded = LlamaConfig.from_pretrained(target_dir())
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(
+        **sizes, intermediate_size=48, initializer_range=0.2, tie_word_embeddings=True, vocab_size=embedded.vocab_size,
+        max_position_embeddings=embedded.max_position_embeddings, bos_token_id=embedded.bos_token_id,
+        eos_token_id=embedded.eos_token_id, pad_token_id=embedded.pad_token_id,
     )  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def tiny_task(tiny_recipe):
-    """Make a target of the tiny recipe with random weights."""
-    tokenizer, data = target_tokenizer(tiny_recipe.drafter, tiny_recipe.data.seed), tiny_recipe.data
-    return lambda: TargetTask(tiny_recipe.drafter, tokenizer, data.seed, data.prompt_weight)
-
-
-@pytest.fixture(scope="session")
-def tiny_target(tiny_task, tmp_path_factory):
-    """Directory of a tiny target whose layers do something."""
-    directory, task = tmp_path_factory.mktemp("target"), tiny_task()
-    with torch.no_grad():
-        for parameter in task.network.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)  # at the start layers add nothing
-    task.export(directory)
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).bfloat16().save_pretrained(directory)
     return directory

@@ -21,8 +21,8 @@ from typing import Self, cast
 from outrider_bench.core.tables import show_line
 from outrider_client.models.local_models import LocalModels
 from outrider_models.core.embedded import target_dir
+from outrider_models.core.held_out import FAMILIES, WARM_UP_SEED, Family, Sample, SampleMessage, held_out, prefixes
 from outrider_models.core.questions import UserQuestion, read_questions
-from outrider_models.corpus import FAMILIES, Family, Sample, SampleMessage, generate
 from outrider_proto.errors import UsageError
 
 # Text whose tau is high because it is nearly deterministic for the embedded pair, and the rest: figures of the one must
@@ -31,10 +31,7 @@ TEXT_GROUPS: Mapping[str, tuple[Family, ...]] = {
     "easy": ("code", "math"),
     "hard": ("chat", "summary", "qa", "instruct"),
 }
-SEED = 2026  # of the test split, fixed so that results can be compared
 WARM_UP_TOKENS = 8
-# Prompts are lengthened with other questions than those asked: a session would remember its own.
-_FIRST_PREFIX_SEED = SEED + 2
 Answer = Callable[[Sequence[int], int], Sequence[int]]  # the target's greedy answer to a prompt, of at most n tokens
 ALL = "all"  # in tables
 WARM_UP = UserQuestion("warm-up", "warm-up", ("Hello! Who are you?",))
@@ -82,13 +79,15 @@ class AskedPrompts:
         return [list(values[first : first + count]) for first in range(0, len(values), count)]
 
 
-def questions(models: LocalModels, count: Callable[[Family], int] | int, seed: int = SEED) -> list[CorpusQuestion]:
+def questions(
+    models: LocalModels, count: Callable[[Family], int] | int, seed: int | None = None
+) -> list[CorpusQuestion]:
     """Return `count` questions per family, from compositions that are never trained on.
 
     `count` may depend on the family.
     """
     of_family = count if callable(count) else lambda family: count
-    samples = [sample for family in FAMILIES for sample in generate(family, "test", seed, of_family(family))]
+    samples = [sample for family in FAMILIES for sample in held_out(family, of_family(family), seed)]
     return [
         CorpusQuestion(sample.family, _encode(models, sample.messages), f"{sample.family}-{number}", sample)
         for number, sample in enumerate(samples)
@@ -113,7 +112,7 @@ def by_group(asked: Sequence[Question]) -> dict[str, list[int]]:
 
 def warm_up_question(models: LocalModels, family: Family = FAMILIES[0]) -> CorpusQuestion:
     """Return a question of another seed than those asked, to be answered before anything is timed."""
-    return questions(models, lambda one: int(one == family), SEED + 1)[0]
+    return questions(models, lambda one: int(one == family), WARM_UP_SEED)[0]
 
 
 def spread_questions(models: LocalModels, count: int, families: Sequence[str] = FAMILIES) -> list[CorpusQuestion]:
@@ -125,11 +124,11 @@ def spread_questions(models: LocalModels, count: int, families: Sequence[str] = 
 
 def lengthened(asked: Sequence[CorpusQuestion], models: LocalModels, least: int) -> list[CorpusQuestion]:
     """Put other questions and their answers before each one, until its prompt has at least `least` tokens."""
-    return [_lengthened(question, _FIRST_PREFIX_SEED + number, models, least) for number, question in enumerate(asked)]
+    return [_lengthened(question, number, models, least) for number, question in enumerate(asked)]
 
 
-def _lengthened(question: CorpusQuestion, seed: int, models: LocalModels, least: int) -> CorpusQuestion:
-    before = generate(cast(Family, question.family), "test", seed, least)
+def _lengthened(question: CorpusQuestion, number: int, models: LocalModels, least: int) -> CorpusQuestion:
+    before = prefixes(cast(Family, question.family), number)
     messages, prompt = question.sample.messages, question.prompt
     while len(prompt) < least:
         messages = (*next(before).conversation(), *messages)
@@ -178,7 +177,7 @@ class QuestionSource:
         return list(rounds)[:count]
 
     def per_family(
-        self, models: LocalModels, count: int | None, limit: int, answer: Answer, seed: int = SEED
+        self, models: LocalModels, count: int | None, limit: int, answer: Answer, seed: int | None = None
     ) -> list[Question]:
         """Return the first `count` questions of each family (None: all of a file, ten of the corpus)."""
         if self.file is None:

@@ -11,6 +11,7 @@ import typer
 from outrider_bench.cli.app import run_app
 from outrider_bench.harness.options import PlotOption
 from outrider_bench.harness.runner import StudyCommand, show_report
+from outrider_lab.cli.models import corpus_command, train_command
 from outrider_lab.cli.paper import paper_app
 from outrider_lab.cli.record import record_command
 from outrider_lab.soak.options import SoakOptions
@@ -53,6 +54,8 @@ for study in STUDIES:
     app.command(study.name)(study.callback)
 app.command("show")(show_command)
 app.command("record")(record_command)
+app.command("train")(train_command)
+app.command("corpus")(corpus_command)
 app.add_typer(paper_app, name="paper")
 
 

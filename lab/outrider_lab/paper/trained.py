@@ -66,11 +66,11 @@ class RecipeRun:
     def key(self) -> str:
         """Depends on all that the result does, but for the code. Raises UsageError for an unknown recipe."""
         from outrider_drafters.checkpoints.fingerprint import target_fingerprint
+        from outrider_lab.training.recipe import read_recipe, varied
         from outrider_models.core.embedded import target_dir
-        from outrider_models.training.config import read_recipe
 
         target = target_fingerprint(target_dir()) if self.target is None else self.target.key
-        content = [_FORMAT, read_recipe(self.recipe).varied(self.seed, self.tokens).description(), target]
+        content = [_FORMAT, varied(read_recipe(self.recipe), self.seed, self.tokens).description(), target]
         return blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
 
     @property
@@ -81,9 +81,10 @@ class RecipeRun:
 
     @property
     def num_tokens(self) -> int:
-        from outrider_models.training.config import read_recipe
+        from outrider_lab.training.recipe import read_recipe, varied
 
-        return read_recipe(self.recipe).varied(self.seed, self.tokens).data.total_tokens  # type: ignore[union-attr]
+        tokens: int = varied(read_recipe(self.recipe), self.seed, self.tokens).data.total_tokens
+        return tokens
 
     @property
     def about_s(self) -> float:
@@ -95,8 +96,8 @@ class RecipeRun:
         """Train the model, or go on with it, unless it is there already. Raises UsageError, OutriderError."""
         from filelock import FileLock
 
+        from outrider_lab.training.recipe import RecipeOptions, train_recipe
         from outrider_models.training.checkpoint import has_run, remove_checkpoint
-        from outrider_models.training.train import RecipeRunOptions, train
 
         directory = self.directory
         partial = directory.with_name(f"{directory.name}.partial")
@@ -111,8 +112,8 @@ class RecipeRun:
             begun = has_run(partial)
             if not begun:
                 shutil.rmtree(partial, ignore_errors=True)
-            options = RecipeRunOptions(self.recipe, partial, target, seed=self.seed, tokens=self.tokens)
-            train(options, resume=begun)
+            options = RecipeOptions(self.recipe, partial, target, seed=self.seed, tokens=self.tokens)
+            train_recipe(options, resume=begun)
             remove_checkpoint(partial)
             partial.rename(directory)
         return directory

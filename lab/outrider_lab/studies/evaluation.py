@@ -19,9 +19,10 @@ from outrider_bench.core.stats import share_interval
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, plus_minuses, table
 from outrider_bench.harness.study import Measured, Study
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
+from outrider_lab.corpus.check import Score, score_by_family
+from outrider_lab.corpus.held_out import with_checks
 from outrider_lab.studies.options import EvalOptions
 from outrider_lab.studies.outage import CUTS, outage_scores, stop_scores
-from outrider_models.corpus.check import Score, score_by_family
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
@@ -167,7 +168,7 @@ def _scores(pair: InProcessPair, asked: Sequence[Question], expected: Sequence[t
     """Return the scores of the corpus' questions."""
     samples = [question.sample for question in asked if isinstance(question, CorpusQuestion)]
     texts = [pair.models.decode(tokens) for tokens in expected]
-    return score_by_family(samples, texts) if samples else {}
+    return score_by_family(with_checks(samples), texts) if samples else {}
 
 
 def _config(target: Path, drafter: Path | str) -> ClientConfig:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from outrider_bench.core.pair import InProcessPair
 from outrider_bench.core.prompts import CorpusQuestion
 from outrider_drafters.contracts.drafter import Drafter
-from outrider_models.corpus.check import score_all
+from outrider_lab.corpus.check import score_all
+from outrider_lab.corpus.held_out import with_checks
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.frames import Draft, Features, Open, TapInfo
 from outrider_proto.tree import DraftTree
@@ -43,7 +44,7 @@ async def outage_scores(
             )
         texts.append(pair.models.decode(answer))
         step()
-    return score_all([question.sample for question in asked], texts)
+    return score_all(with_checks([question.sample for question in asked]), texts)
 
 
 def stop_scores(
@@ -51,7 +52,7 @@ def stop_scores(
 ) -> list[bool]:
     """Return which answers are right when nothing follows the first `cut` tokens."""
     texts = [pair.models.decode(tokens[:cut]) for tokens in expected]
-    return score_all([question.sample for question in asked], texts)
+    return score_all(with_checks([question.sample for question in asked]), texts)
 
 
 @torch.inference_mode()

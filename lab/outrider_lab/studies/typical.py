@@ -30,6 +30,8 @@ from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.core.statistics import Statistics
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_lab.corpus.check import score_all
+from outrider_lab.corpus.held_out import with_checks
 from outrider_lab.studies.options import EPSILONS, TypicalOptions
 from outrider_lab.studies.typical_report import (
     GREEDY,
@@ -43,7 +45,6 @@ from outrider_lab.studies.typical_report import (
     right_table,
     rules_table,
 )
-from outrider_models.corpus.check import score_all
 from outrider_proto.frames import Sampling
 from outrider_server.engine.reference_decode import plain_decode, plain_greedy, plain_logits
 from outrider_server.engine.target import Target
@@ -88,7 +89,7 @@ class AnswerScorer:
         samples = [question.sample for question in self.asked if isinstance(question, CorpusQuestion)]
         if not samples:  # a user's questions
             return [None] * len(answers)
-        return score_all(samples, [self.decode(answer.token_ids) for answer in answers])
+        return score_all(with_checks(samples), [self.decode(answer.token_ids) for answer in answers])
 
     def _log_likelihood(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
         logits = plain_logits(self.target, (*prompt, *answer[:-1]), len(answer))

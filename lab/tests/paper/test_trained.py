@@ -25,10 +25,10 @@ from outrider_lab.paper.trained import (
     trained,
     training_cost,
 )
+from outrider_lab.training import target as target_training
+from outrider_lab.training.recipe import shipped_recipes
 from outrider_models.core.embedded import drafter_dir
 from outrider_models.training import config, train
-from outrider_models.training import target as target_training
-from outrider_models.training.config import shipped_recipes
 from outrider_proto.errors import UsageError
 from outrider_server.engine.reference_decode import plain_greedy
 

@@ -3,13 +3,11 @@
 import json
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
-from outrider_models.corpus import FAMILIES, SPLITS, Family, Sample, generate
 from outrider_proto.errors import OutriderError, UsageError
 
 # Commands import what they need when they run: torch takes seconds, and --help must not wait for it.
@@ -34,76 +32,34 @@ def _models(
 
 
 @app.command()
-def corpus(
-    family: Annotated[str, typer.Option(help=f"Family of samples: {', '.join(FAMILIES)}, or all.")] = "all",
-    split: Annotated[str, typer.Option(help=f"Split of the corpus: {' or '.join(SPLITS)}.")] = "train",
-    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same samples.")] = 0,
-    count: Annotated[int, typer.Option(help="Number of samples of each family.", min=1)] = 3,
-    out: Annotated[Path | None, typer.Option(help="Write JSON lines to this file; show nothing.")] = None,
-) -> None:
-    """Show generated samples, or write them as JSON lines."""
-    if family not in (*FAMILIES, "all"):
-        raise UsageError(f"--family {family}: choose one of {', '.join(FAMILIES)}, all")
-    if split not in SPLITS:
-        raise UsageError(f"--split {split}: choose one of {', '.join(SPLITS)}")
-    chosen = FAMILIES if family == "all" else (cast(Family, family),)
-    samples = (s for name in chosen for s in generate(name, split, seed, count))
-    if out:
-        _write(samples, out)
-    else:
-        _show(samples)
-
-
-@app.command()
 def train(
     out: Annotated[Path, typer.Option(help="Directory for the model, its log and its checkpoint.")],
-    recipe: Annotated[str | None, typer.Option(help="Shipped recipe or .toml file; trains on the corpus.")] = None,
-    family: Annotated[str | None, typer.Option(help="Family of the drafter to train on --data.")] = None,
-    data: Annotated[Path | None, typer.Option(help="With --family: chats, as a file of JSON lines.")] = None,
+    family: Annotated[str, typer.Option(help="Family of the drafter: see `outrider-models families`.")],
+    data: Annotated[Path, typer.Option(help="Chats, as a file of JSON lines.")],
     target: Annotated[
         str | None,
         typer.Option(
             help="Target to draft for: directory, GGUF file, hub name or name got with get; default: the embedded one."
         ),
     ] = None,
-    settings: Annotated[Path | None, typer.Option(help="With --family: .toml file of changed settings.")] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="With --family: TABLE.KEY=VALUE; repeatable."),
-    ] = None,
+    settings: Annotated[Path | None, typer.Option(help=".toml file of changed settings.")] = None,
+    change: Annotated[list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE; repeatable.")] = None,
     start: Annotated[
         str | None,
         typer.Option(help="Start from a drafter's weights: directory, hub name, or name of one that ships."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in --out.")] = False,
-    minutes: Annotated[float | None, typer.Option(help="With --recipe: time limit, decay included.")] = None,
-    processes: Annotated[int, typer.Option(help="With --recipe: number of processes that share the work.", min=1)] = 1,
 ) -> None:
-    """Train a target or a drafter from a recipe, or a drafter of any family on your own chats."""
+    """Train a drafter of any family on your own chats; on several GPUs with `accelerate launch`."""
     from outrider_models.core.embedded import drafter_source
     from outrider_models.core.tables import merged, parse_changes, read_toml
 
-    if (recipe is None) == (family is None):
-        raise UsageError("train: need either --recipe NAME, or --family F and --data FILE")
-    if recipe is not None and (data or settings or change):
-        raise UsageError("--data, --settings and --set belong to --family; a recipe holds all of its settings")
-    if family is not None and data is None:
-        raise UsageError(f"--family {family}: needs --data FILE, chats as JSON lines")
-    if family is not None and (minutes is not None or processes != 1):
-        raise UsageError("--minutes and --processes belong to --recipe; for several GPUs use `accelerate launch`")
-    if minutes is not None and minutes <= 0:
-        raise UsageError(f"--minutes {minutes}: need more than 0")
     table = merged(read_toml(settings) if settings else {}, parse_changes(change or []))
     start = start and drafter_source(start)
-    from outrider_models.training.train import ChatRunOptions, RecipeRunOptions
+    from outrider_models.training.train import ChatRunOptions
     from outrider_models.training.train import train as run
 
-    options = (
-        ChatRunOptions(family, data, out, target, table, start)
-        if family is not None and data is not None
-        else RecipeRunOptions(str(recipe), out, target, start, minutes)
-    )
-    run(options, resume=resume, processes=processes)
+    run(ChatRunOptions(family, data, out, target, table, start), resume=resume)
 
 
 @app.command()
@@ -316,26 +272,6 @@ def _scores() -> dict[str, dict[str, dict[str, int]]]:
 
     path = scores_file()
     return json.loads(path.read_text()) if path.is_file() else {}
-
-
-def _write(samples: Iterator[Sample], out: Path) -> None:
-    try:
-        with out.open("w") as file:
-            for sample in samples:
-                file.write(json.dumps(sample.as_dict()) + "\n")
-    except OSError as error:
-        raise UsageError(f"--out {out}: {error.strerror}") from None
-
-
-def _show(samples: Iterator[Sample]) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    for sample in samples:
-        console.rule(sample.key, align="left")
-        for message in sample.conversation():
-            console.print(f"[bold]{message.role}[/]", end=": ")
-            console.print(message.content, markup=False)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """The order in which prompts are answered: random, seeded, and complete."""
 
 from outrider_bench.core.prompts import AskedPrompts, CorpusQuestion, Question, by_group
-from outrider_models.corpus import FAMILIES, Sample, generate
+from outrider_models.core.held_out import FAMILIES, held_out
 
 WAYS = ("a", "b", "c", "d")
 
 
 def asked() -> list[Question]:
-    samples: list[Sample] = [sample for family in FAMILIES for sample in generate(family, "test", 1, 2)]
-    return [CorpusQuestion(sample.family, (1, 2), sample.key, sample) for sample in samples]
+    samples = [sample for family in FAMILIES for sample in held_out(family, 2)]
+    return [CorpusQuestion(sample.family, (1, 2), f"{number}", sample) for number, sample in enumerate(samples)]
 
 
 def test_all_ways_answer_a_prompt_before_the_next_in_an_order_that_the_seed_decides():

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tokenizers import Tokenizer
 
 from outrider_bench.core.reference_answers import (
     LEAST_MARGIN,
@@ -12,10 +11,12 @@ from outrider_bench.core.reference_answers import (
     departure,
     is_on_a_border,
 )
+from outrider_client.core.config import NO_DRAFTER, ClientConfig
+from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.token_draw import distribution, uniforms
 from outrider_models.bundling import make_bundle
 from outrider_models.core.embedded import drafter_dir, target_dir
-from outrider_models.training.data.corpus import held_out_samples, prompt_ids
+from outrider_models.core.held_out import held_out
 from outrider_proto.frames import Sampling
 from outrider_server.engine.reference_decode import plain_decode, plain_greedy, plain_logits
 from outrider_server.engine.target import Target
@@ -81,7 +82,8 @@ def test_no_rounding_explains_another_greedy_token():
 def test_a_bundle_s_int8_drafter_assists_generate(tmp_path):
     make_bundle(target_dir(), drafter_dir("independent"), "int8", tmp_path / "bundle")
     target, assistant = GenerateModel.load(target_dir()), GenerateModel.load(tmp_path / "bundle/drafter")
-    prompt = prompt_ids(Tokenizer.from_file(str(target_dir() / "tokenizer.json")), held_out_samples(1)[0])
+    asked = [message.as_dict() for message in held_out("code", 1)[0].messages]
+    prompt = LocalModels.load(ClientConfig(drafter=NO_DRAFTER)).encode(asked, raw=False)
     alone = target.answer(prompt, 32)
     helped = target.answer(prompt, 32, **target.with_assistant(assistant))
     assert helped.token_ids == alone.token_ids

@@ -11,7 +11,7 @@ from outrider_bench.core.prompts import QuestionSource, by_group
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_models.core.embedded import target_dir
-from outrider_models.corpus import FAMILIES
+from outrider_models.core.held_out import FAMILIES
 from outrider_proto.errors import UsageError
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "questions.jsonl"

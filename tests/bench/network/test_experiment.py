@@ -7,7 +7,7 @@ import pytest
 from outrider_bench.network.experiment import planned
 from outrider_bench.network.records import CaseKey
 from outrider_drafters.emulation.pace import Pace
-from outrider_models.corpus import FAMILIES
+from outrider_models.core.held_out import FAMILIES
 from outrider_proto.errors import UsageError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "network.toml"

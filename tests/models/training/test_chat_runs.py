@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights
@@ -18,13 +18,12 @@ from outrider_drafters.load import load_drafter
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_drafters.trees.grow import grow_tree
 from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_models.core.held_out import FAMILIES, held_out
 from outrider_models.core.tables import merged, parse_changes
-from outrider_models.corpus import generate
 from outrider_models.training.config import ValidationSettings
 from outrider_models.training.core.features import FeatureStore
 from outrider_models.training.core.interfaces import TeacherRequest
 from outrider_models.training.core.teacher import Teacher
-from outrider_models.training.data.corpus import held_out_samples, prompt_ids
 from outrider_models.training.data.texts import make_batch
 from outrider_models.training.drafter import DrafterTask
 from outrider_models.training.families import TRAINABLE_FAMILIES
@@ -52,7 +51,7 @@ def target(tiny_target):
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "chats.jsonl"
-    samples = [sample for family in ("chat", "math") for sample in generate(family, "train", 3, 12)]
+    samples = [sample for family in ("chat", "math") for sample in held_out(family, 12)]
     lines = [[{"role": m.role, "content": m.content} for m in sample.conversation()] for sample in samples]
     path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in lines))
     return path
@@ -394,8 +393,9 @@ def test_tau_is_counted_as_verdicts_would():
 
 def test_the_shipped_drafter_scores_as_in_the_benchmark():
     teacher = Teacher.load(target_dir(), torch.float32)
-    tokenizer = Tokenizer.from_file(str(target_dir() / "tokenizer.json"))
-    prompts = [prompt_ids(tokenizer, sample) for sample in held_out_samples(1)[:3]]
+    tokenizer = AutoTokenizer.from_pretrained(target_dir())
+    asked = [[message.as_dict() for message in held_out(family, 1)[0].messages] for family in FAMILIES[:3]]
+    prompts = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
     found = Validator(teacher, prompts, ValidationSettings(every_updates=0, new_tokens=40, levels=4)).validate(
         DrafterSource(str(drafter_dir("moa")))
     )

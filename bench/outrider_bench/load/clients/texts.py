@@ -22,7 +22,7 @@ from outrider_bench.core.prompts import Answer, Question, QuestionSource, length
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
-from outrider_models.corpus import FAMILIES
+from outrider_models.core.held_out import FAMILIES
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
 

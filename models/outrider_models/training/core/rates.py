@@ -1,4 +1,4 @@
-"""Optimizers, their learning rates, and lengths of runs: schedules of papers for chats, a trapezoid for recipes."""
+"""Optimizers, their learning rates, and lengths of runs: schedules of papers."""
 
 import math
 from dataclasses import dataclass
@@ -52,32 +52,6 @@ class Schedule:
             network, self.muon_peak, self.peak, self.weight_decay, (self.beta1, self.beta2),
             muon=self.optimizer == "muon",
         )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Muon and AdamW of a recipe; learning rates are those of the flat part."""
-
-    muon_lr: float
-    adamw_lr: float
-    weight_decay: float
-    clip_norm: float
-    warmup: float  # share of the run
-    decay: float  # share of the run, at its end
-
-    def __post_init__(self) -> None:
-        if self.warmup < 0 or self.decay < 0 or self.warmup + self.decay > 1:
-            raise UsageError(f"warmup={self.warmup} and decay={self.decay}: need shares that are together at most 1")
-
-    def factor(self, progress: float) -> float:
-        """Return the share of the full rates at `progress`: a trapezoid that ends at 0."""
-        # Above 0 from the start, or the first step would be wasted.
-        rising = progress / self.warmup + 1e-3 if self.warmup else 1.0
-        falling = (1 - progress) / self.decay if self.decay else 1.0
-        return max(0.0, min(1.0, rising, falling))
-
-    def make_optimizer(self, network: nn.Module) -> Optimizer:
-        return Optimizer(network, self.muon_lr, self.adamw_lr, self.weight_decay)
 
 
 @dataclass(frozen=True, slots=True)

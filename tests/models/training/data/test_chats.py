@@ -10,7 +10,6 @@ import torch
 from transformers import AutoTokenizer
 
 from outrider_models.core.embedded import target_dir
-from outrider_models.core.tokenizer import EOS
 from outrider_models.training.core.rates import Length
 from outrider_models.training.data.chat_file import ChatSettings, ChatSource
 from outrider_models.training.data.chats import Chat, ChatTurn, read_chats
@@ -38,6 +37,8 @@ THINKING = (  # shows a reply's thoughts in the last turn only, as Qwen3's templ
     "{% else %}<|user|>{{ message.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>hmm{% endif %}"
 )
+
+EOS = "<|eos|>"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 
 from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_models.core.embedded import target_dir
-from outrider_models.corpus import generate
+from outrider_models.core.held_out import held_out
 from outrider_models.training.core.rates import Length
 from outrider_models.training.core.shapes import LayerShape
 from outrider_models.training.core.teacher import Teacher
@@ -29,7 +29,7 @@ def teacher():
 def batches(tmp_path_factory):
     """Texts to start from, and other ones."""
     path = tmp_path_factory.mktemp("data") / "chats.jsonl"
-    samples = [sample for family in ("chat", "qa", "summary") for sample in generate(family, "train", 5, 24)]
+    samples = [sample for family in ("chat", "qa", "summary") for sample in held_out(family, 24)]
     chats = [[{"role": m.role, "content": m.content} for m in sample.conversation()] for sample in samples]
     path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     settings = ChatSettings(max_length=256, held_out=0, seed=0, limit=0, questions=False)

@@ -1,0 +1,179 @@
+"""Drafter training: masks, what counts, equal sizes, resume, and files that the drafters room loads."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+from tokenizers import Tokenizer, models
+
+from outrider_drafters.checkpoints.target_weights import TargetWeights
+from outrider_drafters.contracts.tree_shape import TreeShape
+from outrider_drafters.load import load_drafter, load_tap
+from outrider_drafters.readers.checkpoint import Checkpoint
+from outrider_drafters.trees.grow import grow_tree
+from outrider_lab.training.corpus_source import encoded, held_out_samples
+from outrider_lab.training.recipe import RecipeOptions, read_recipe, recipe_job, shipped_recipes, train_recipe
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_models.training.core.interfaces import TeacherRequest
+from outrider_models.training.core.progress import ProgressReporter
+from outrider_models.training.data.texts import make_batch
+from outrider_models.training.families.moa import Blocks, sync_points
+from outrider_models.training.trainer import Trainer
+from outrider_proto.errors import UsageError
+
+KINDS = ("moa", "eagle2")
+
+
+def small(kind):
+    recipe = read_recipe(kind)
+    return replace(
+        recipe,
+        data=replace(recipe.data, shard_samples=60, batch_tokens=512, total_tokens=6000),
+        validation=replace(recipe.validation, new_tokens=2),
+    )
+
+
+def trainer_of(kind, target, directory, stop=None):
+    directory.mkdir(exist_ok=True)
+    reporter = ProgressReporter(directory, "test", Console(quiet=True))
+    return Trainer(recipe_job(small(kind), target), directory, reporter, stop_after_updates=stop, clock=lambda: 0.0)
+
+
+def batch_of(trainer, samples):
+    return make_batch(encoded(trainer.source._tokenizer, samples), "cpu")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_falls_and_acceptance_is_measured(kind, tiny_target, tmp_path):
+    trainer = trainer_of(kind, tiny_target, tmp_path)
+    held_out = batch_of(trainer, held_out_samples(1))
+    before = float(trainer.task.loss(held_out).total.detach())
+    trainer.finish()
+    assert float(trainer.task.loss(held_out).total.detach()) < before
+    entry = json.loads((tmp_path / "log.jsonl").read_text())
+    assert 1 <= entry["tau"] <= 6
+    assert entry["loss_by_kind"].keys() == {"code", "math", "chat", "summary", "qa", "instruct"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_is_bit_identical(kind, tiny_target, tmp_path):
+    trainer_of(kind, tiny_target, tmp_path / "whole", 4).finish()
+    trainer_of(kind, tiny_target, tmp_path / "parts", 2).finish()
+    trainer_of(kind, tiny_target, tmp_path / "parts", 2).finish()
+    whole, parts = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))
+    assert whole == parts
+
+
+def test_a_recipe_starts_from_given_weights():
+    task = recipe_job(small("hass"), None, str(drafter_dir("eagle2"))).task
+    given = Checkpoint(drafter_dir("eagle2"))
+    assert all(torch.equal(tensor, given.read(name).float()) for name, tensor in task.network.state_dict().items())
+
+
+def test_a_target_with_another_tokenizer_is_one_line(tiny_target, tmp_path):
+    words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((tiny_target / name).read_bytes())
+    words.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UsageError, match=r"embedded tokenizer .*use --family"):
+        train_recipe(RecipeOptions("moa", tmp_path / "out", str(tmp_path)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_target_stays_as_it_is(tiny_target, tmp_path):
+    trainer = trainer_of("moa", tiny_target, tmp_path, 2)
+    before = [parameter.clone() for parameter in trainer.task.teacher.model.parameters()]
+    trainer.finish()
+    assert all(torch.equal(a, b) for a, b in zip(before, trainer.task.teacher.model.parameters(), strict=True))
+
+
+HEADS = [name for name in shipped_recipes() if name != "target"]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_shipped_recipe_takes_a_step_and_its_drafter_drafts(name, tmp_path):
+    trainer_of(name, None, tmp_path, 1).finish()
+    drafter = load_drafter(tmp_path, TargetWeights.load(target_dir()))
+    state = drafter.new_state()
+    state.append([5, 6, 7])
+    if drafter.tap.width:
+        state.add_features(0, torch.zeros(2, drafter.tap.width))
+    assert len(grow_tree(state, TreeShape.chain(3)).tokens) == 3
+
+
+def test_the_shipped_recipes_train_equally_many_parameters_on_the_same_batches():
+    recipes = {name: read_recipe(name) for name in HEADS if name not in ("eagle2_wide", "target_bias")}
+    sizes = {
+        name: sum(p.numel() for p in recipe_job(small(name)).task.network.parameters() if p.requires_grad)
+        for name in recipes
+    }
+    # Hydra's fourth head alone reads five rows.
+    larger = [sizes.pop(name) for name in recipes if name.startswith("hydra")]
+    assert max(sizes.values()) / min(sizes.values()) < 1.05
+    assert max(larger) < 3 * min(sizes.values())
+    for late in ("eagle2_late", "dspark_late"):
+        del recipes[late]  # it starts from the shipped one, for half as long
+    streams = {name: replace(recipe.data, family_weights={"code": 1.0}) for name, recipe in recipes.items()}
+    assert len(set(map(str, streams.values()))) == 1
+    assert len({str(recipe.schedule) for recipe in recipes.values()}) == 1
+    same = [recipe.data for name, recipe in recipes.items() if not name.endswith(("_math", "_chat"))]
+    assert all(stream == same[0] for stream in same)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafting_continues_what_training_saw(kind, tiny_target, tmp_path):
+    """Root logits of a loaded drafter equal the teacher-forced row that predicts the same token."""
+    trainer = trainer_of(kind, tiny_target, tmp_path)
+    task = trainer.task
+    task.export(tmp_path)
+    tokens = batch_of(trainer, held_out_samples(1)[:1]).tokens
+    n = tokens.shape[1]
+    state = load_drafter(tmp_path, TargetWeights.load(tiny_target)).new_state()
+    state.append(tokens[0].tolist())
+    acts = task.teacher.activations(tokens[:, :-1], needs_kv=True, hidden_layers=(-1,))
+    state.add_features(0, load_tap(tmp_path, tiny_target).rows(acts))
+    task.network.load_state_dict({k: v.bfloat16().float() for k, v in task.network.state_dict().items()})
+    output = task.teacher.run(tokens, TeacherRequest(kv=True))
+    embeds = torch.nn.functional.embedding(tokens, output.embed)
+    with torch.no_grad():
+        if kind == "moa":
+            starts = torch.full((1, n), n - 2)
+            drafted = task.network.forward_train(embeds, output.packed_kv, starts)
+        else:
+            drafted = task.network.forward_train(embeds[:, 1:], output.hidden[-1][:, :-1])
+        wanted = drafted[0, -1] @ output.lm_head.T
+    torch.testing.assert_close(state.root_logits(), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_eagle_counts_all_tokens_of_a_reply(tiny_target, tmp_path):
+    trainer = trainer_of("eagle2", tiny_target, tmp_path)
+    batch = batch_of(trainer, held_out_samples(1)[:1])
+    assert len(trainer.task.loss(batch).main) == int(batch.loss_mask.sum())
+    # Row t predicts token t + 2; a prompt is longer than one token, so no reply token falls off the front.
+
+
+PROMPT, REPLY = 6, 40
+
+
+def predicts_reply(rows):
+    return torch.tensor([[False] * (PROMPT - 1) + [True] * (REPLY + 1)] * rows)
+
+
+def test_prompt_positions_sync_and_replies_do_every_n_tokens():
+    starts = sync_points(predicts_reply(50), Blocks(5, 15, 0.0))
+    positions = torch.arange(PROMPT + REPLY)
+    assert torch.equal(starts[:, :PROMPT], positions[:PROMPT].expand(50, -1))
+    assert (starts <= positions).all()
+    assert (positions - starts).max() == 14  # the last before a sync, at the longest block
+    gaps = {int(n) for row in starts for n in row.unique()[PROMPT + 1 :].diff()}
+    assert gaps == set(range(5, 16))
+
+
+def test_a_blind_row_never_syncs_again():
+    starts = sync_points(predicts_reply(200), Blocks(5, 5, 1.0))
+    last = starts[:, -1]
+    assert (starts == torch.minimum(starts, last[:, None])).all()
+    assert 0.15 < (last < PROMPT + 5).float().mean() < 0.3  # those that die in the first of eight blocks, or just after
+    assert not (sync_points(predicts_reply(200), Blocks(5, 5, 0.0))[:, -1] < PROMPT + REPLY - 5).any()
