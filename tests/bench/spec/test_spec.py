@@ -108,6 +108,7 @@ def test_the_summary_is_what_speed_py_computes_from_the_files(out):
     assert spec("--summarize", out)["ways"] == summary["ways"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_it_was_interrupted(out, tmp_path, monkeypatch):
     (tmp_path / "question.jsonl").write_text((out.parent / "question.jsonl").read_text())
     answered, ask = [], spec_run._ask

@@ -99,6 +99,7 @@ def test_questions_and_answers_of_its_own(writer, tmp_path):
     assert len(read_chats(wanted.out)) == len(lines(wanted.out))  # as training reads them
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(writer, tmp_path):
     wanted = options(tmp_path, tokens=60)
     Distillation(writer, wanted).run()
