@@ -298,7 +298,7 @@ def test_undo_drops_the_last_question_and_its_answer(capsys):
 
 def test_numbers_are_set_for_the_next_answers(capsys):
     client = Scripted("one", "two", "three")
-    numbers = ("temperature 0.7", "max-tokens 5", "parameter top_k 4", "top-p 0.9", "seed 3")
+    numbers = ("temperature 0.7", "max-tokens 5", "parameter top_k 4", "top-p 0.9", "seed 3", "repetition-penalty 1.1")
     settings = ("/set", *(f"/set {number}" for number in numbers), "/set")
     wrong = ("/set speed 9", "/set temperature warm", "/set temperature -1", "/set max-tokens 0")
     config = ClientConfig(max_new_tokens=UNLIMITED)
@@ -306,9 +306,9 @@ def test_numbers_are_set_for_the_next_answers(capsys):
     used = [(*astuple(overrides["sampling"])[:4], overrides["max_new_tokens"]) for _, overrides in client.asked]
     assert used == [(0.0, 0, 1.0, 0, UNLIMITED), (0.7, 4, 0.9, 3, 5), (0.7, 4, 0.9, 3, UNLIMITED)]
     heard = capsys.readouterr()
-    assert "temperature 0, top-k 0, top-p 1, min-p 0, seed 0, max-tokens all\n" in heard.out
-    assert "temperature 0.7, top-k 4, top-p 0.9, min-p 0, seed 3, max-tokens 5\n" in heard.out
-    expected = ["/set speed: choose one of", "temperature warm: need a number", "temperature=-1", "max_new_tokens=0"]
+    assert "temperature 0, top-k 0, top-p 1, seed 0, epsilon 0.09, " in heard.out
+    assert "repetition-penalty 1.1, max-tokens 5\n" in heard.out
+    expected = ["/set speed: choose from", "temperature warm: need a number", "temperature=-1", "max_new_tokens=0"]
     assert all(part in line for part, line in zip(expected, heard.err.splitlines(), strict=True))
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal, cast, get_args
 
 from outrider_client.core.config import UNLIMITED, ClientConfig, Mode, Privacy
 from outrider_proto.errors import UsageError
+from outrider_proto.frames import Sampling
+from outrider_proto.options.fields import nearest, options_of
 
 COMMANDS: dict[str, tuple[str, str]] = {  # name: its argument, what it does
     "help": ("", "list the commands"),
     "system": ("[TEXT|-]", "show or change the system message, which tells the model how to answer; - removes it"),
-    "set": ("[NAME VALUE]", "show or change temperature, top-k, top-p, seed and max-tokens of the answers"),
+    "set": ("[NAME VALUE]", "show or change numbers of the answers, such as temperature and max-tokens"),
     "model": ("", "show the models here and on the server"),
     "stats": ("", "show what the last answer and all together cost"),
     "mode": ("[MODE]", "show or change how text is generated"),
@@ -34,13 +37,9 @@ _ALIASES = {"?": "help"}
 View = Literal["markdown", "origins"]
 _LIMIT = "max_new_tokens"
 _CHOICES: dict[str, tuple[str, ...]] = {"mode": get_args(Mode), "privacy": get_args(Privacy), "view": get_args(View)}
-_NUMBERS: dict[str, tuple[str, type[int] | type[float]]] = {  # name: field, type
-    "temperature": ("temperature", float),
-    "top-k": ("top_k", int),
-    "top-p": ("top_p", float),
-    "min-p": ("min_p", float),
-    "seed": ("seed", int),
-    "max-tokens": (_LIMIT, int),
+_NUMBERS: dict[str, tuple[tuple[str, ...], type[int] | type[float]]] = {  # name: place in ClientConfig, type
+    **{each.name: (each.path, each.type) for each in options_of(Sampling, ("sampling",)) if each.type in (int, float)},
+    "max-tokens": ((_LIMIT,), int),
 }
 _ALL = "all"  # of max-tokens: as many as the context holds
 
@@ -98,19 +97,19 @@ class AnswerSettings:
     def set_number(self, argument: str) -> str:
         """Change a number by /set NAME VALUE; return what to print. Raises UsageError."""
         if not argument:
-            return ", ".join(f"{name} {self._shown(field)}" for name, (field, _) in _NUMBERS.items())
+            return ", ".join(f"{name} {self._shown(path)}" for name, (path, _) in _NUMBERS.items())
         name, _, value = argument.removeprefix("parameter ").partition(" ")  # as Ollama has it
         name = name.replace("_", "-")
         if name not in _NUMBERS:
-            raise UsageError(f"/set {name}: choose one of {', '.join(_NUMBERS)}")
-        field, parse = _NUMBERS[name]
+            raise UsageError(f"/set {name}: {nearest(name, _NUMBERS)}")
+        path, parse = _NUMBERS[name]
         try:
-            number = UNLIMITED if (field, value) == (_LIMIT, _ALL) else parse(value)
+            number = UNLIMITED if (path, value) == ((_LIMIT,), _ALL) else parse(value)
         except ValueError:
             raise UsageError(f"/set {argument}: need a number, as in /set {name} 1") from None
-        self.config = self.config.for_answer(**{field: number})
+        self.config = self.config.for_answer(**{path[-1]: number})
         return ""
 
-    def _shown(self, field: str) -> str:
-        number = getattr(self.config if field == _LIMIT else self.config.sampling, field)
-        return _ALL if (field, number) == (_LIMIT, UNLIMITED) else f"{number:g}"
+    def _shown(self, path: tuple[str, ...]) -> str:
+        number = attrgetter(".".join(path))(self.config)
+        return _ALL if (path, number) == ((_LIMIT,), UNLIMITED) else f"{number:g}"
