@@ -55,27 +55,21 @@ def plain(models):
     return answer
 
 
-def test_text_on_a_pipe(outrider, plain):
-    code, out, err = outrider("generate", "hello", "--max-new-tokens", "30")
-    assert (code, err) == (0, "outrider: the answer is cut after 30 tokens (--max-new-tokens)\n")
-    assert out.removesuffix("\n") == plain("u:hello;a:", 30)[0].removesuffix("\n")
-
-
-def test_raw_text_from_standard_input(outrider, plain):
-    code, out, _ = outrider("generate", "-", "--raw", "--max-new-tokens", "30", typed="hello")
-    assert code == 0
-    assert out.removesuffix("\n") == plain("hello", 30)[0].removesuffix("\n")
-
-
-def test_piped_text_and_a_file_under_a_system_message(outrider, plain, tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "typed", "prompt"),
+    [
+        (["hello"], "", "u:hello;a:"),
+        (["-", "--raw"], "hello", "hello"),
+        (["--raw"], "hello", "hello"),
+        (["-", "--file", "FILE", "--system", "be"], "hello", "s:be;u:hello\n\nmore;a:"),
+    ],
+)
+def test_text_on_a_pipe(outrider, plain, tmp_path, arguments, typed, prompt):
     (tmp_path / "file").write_text("more")
-    arguments = ("--file", str(tmp_path / "file"), "--system", "be", "--max-new-tokens", "20")
-    code, out, _ = outrider("generate", "-", *arguments, typed="hello")
-    assert code == 0
-    assert out.removesuffix("\n") == plain("s:be;u:hello\n\nmore;a:", 20)[0].removesuffix("\n")
-    code, out, _ = outrider("generate", "--raw", "--max-new-tokens", "20", typed="hello")
-    assert code == 0
-    assert out.removesuffix("\n") == plain("hello", 20)[0].removesuffix("\n")
+    given = [str(tmp_path / "file") if each == "FILE" else each for each in arguments]
+    code, out, err = outrider("generate", *given, "--max-new-tokens", "20", typed=typed)
+    assert (code, err) == (0, "outrider: the answer is cut after 20 tokens (--max-new-tokens)\n")
+    assert out.removesuffix("\n") == plain(prompt, 20)[0].removesuffix("\n")
 
 
 @pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
@@ -149,15 +143,8 @@ def test_heads_share_the_drafting(outrider, models, plain):
     """Two copies of one head write the target's text, and the first is always chosen."""
     heads = ("--target", str(models[0]), "--drafter", str(models[1]), "--drafter", f"{models[1]},tli=0")
     arguments = (
-        "--prompt-ids",
-        "1,2,3",
-        "--json",
-        "--max-new-tokens",
-        "20",
-        "--set",
-        "route=entropy",
-        "--mode",
-        "stop-and-wait",
+        *("--prompt-ids", "1,2,3", "--json", "--max-new-tokens", "20", "--mode", "stop-and-wait"),
+        *("--set", "route=entropy"),
     )
     code, out, _ = outrider("generate", *arguments, *heads, options=False)
     assert code == 0
@@ -276,6 +263,37 @@ def test_the_shell_completes_commands_and_modes():
     assert "stop-and-wait" in completed("outrider generate --mode ")
 
 
+def test_a_server_by_name_for_every_command(server, models, outrider, tmp_path, monkeypatch):
+    text = f'''
+        server = "home"
+        target = {str(models[0])!r}
+        drafter = {str(models[1])!r}
+        link-floor-ms = 5000
+        max-new-tokens = 5
+        [servers.home]
+        address = "{server.address}"
+        mode = "stop-and-wait"
+    '''
+    monkeypatch.setenv("OUTRIDER_CONFIG", str(tmp_path / "file.toml"))
+    (tmp_path / "file.toml").write_text(text)
+    code, out, err = outrider("generate", "hi", "--json", options=False, address="home")
+    assert (code, err) == (0, "")
+    assert '"new_tokens": 5' in out
+    assert "target name" in outrider("describe", options=False, address="home")[1]
+    (tmp_path / "file.toml").write_text(text.replace("[servers.home]", "[servers.box]"))
+    code, _, err = outrider("describe", options=False, address="home")
+    assert (code, "cannot reach home:50051" in err) == (4, True)
+
+
+def test_nobody_is_asked_to_pull_where_nobody_types_or_the_model_was_named(outrider, server, monkeypatch):
+    refusal = f"they must be the same: `outrider pull {server.address}` fetches what fits"
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: pytest.fail("somebody was asked"))
+    for is_there, options in ((False, []), (True, ["--json"]), (True, ["--target", "embedded"])):
+        monkeypatch.setattr("outrider_client.cli.pull.is_interactive", lambda there=is_there: there)
+        code, out, err = outrider("generate", "hi", *options, options=False)
+        assert (code, refusal in out + err) == (3, True)
+
+
 def test_tokens_without_text_are_reported(outrider, golden):
     """The golden target's directory has no tokenizer."""
     pair = ("--target", str(golden / "target_tiny"), "--drafter", "none", "--mode", "offline")
@@ -304,12 +322,16 @@ def test_server_without_our_drafter(outrider, server, golden):
     assert f"must be the same: `outrider pull {server.address}` fetches what fits" in err
 
 
-@pytest.mark.parametrize("arguments", ["config", "generate hi --mode offline --target embedded --max-new-tokens 3"])
-def test_standard_output_that_cannot_be_written(arguments):
-    command = f"{sys.executable} -m outrider_client.cli.app {arguments}"
+def test_standard_output_that_cannot_be_written():
+    command = f"{sys.executable} -m outrider_client.cli.app"
     full = "outrider: standard output: cannot be written (No space left on device)\n"
-    for redirected, code, said in ((">/dev/full", 1, full), (">&-", 0, ""), ("| true; exit ${PIPESTATUS[0]}", 1, "")):
-        done = subprocess.run(["bash", "-c", f"{command} {redirected}"], stderr=subprocess.PIPE, text=True, timeout=120)
+    for arguments, code, said in (
+        ("config >/dev/full", 1, full),
+        ("config >&-", 0, ""),
+        ("config | true; exit ${PIPESTATUS[0]}", 1, ""),
+        ("generate hi --mode offline --target embedded --max-new-tokens 3 >/dev/full", 1, full),
+    ):
+        done = subprocess.run(["bash", "-c", f"{command} {arguments}"], stderr=subprocess.PIPE, text=True, timeout=120)
         cut = done.stderr.replace("outrider: the answer is cut after 3 tokens (--max-new-tokens)\n", "")
         assert (done.returncode, cut) == (code, said)
 

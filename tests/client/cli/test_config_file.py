@@ -204,23 +204,3 @@ def test_a_bare_host_gets_the_default_port(given, expected):
 def test_a_url_is_no_address():
     with pytest.raises(UsageError, match=r"^server=https://edge:1: need HOST or HOST:PORT, without https://$"):
         with_port("https://edge:1")
-
-
-def test_a_server_by_name_for_every_command(server, models, outrider):
-    text = f'''
-        server = "home"
-        target = {str(models[0])!r}
-        drafter = {str(models[1])!r}
-        link-floor-ms = 5000
-        max-new-tokens = 5
-        [servers.home]
-        address = "{server.address}"
-        mode = "stop-and-wait"
-    '''
-    for command in (["generate", "hi"], ["generate", "hi", "--server", "home"]):
-        code, out, err = outrider(text, *command, "--json")
-        assert (code, err) == (0, "")
-        assert '"new_tokens": 5' in out
-    assert "target name" in outrider(text, "describe")[1]
-    code, _, err = outrider(text.replace("[servers.home]", "[servers.box]"), "describe")
-    assert (code, "cannot reach home:50051" in err) == (4, True)

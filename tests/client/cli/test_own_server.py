@@ -23,6 +23,7 @@ def test_it_serves_the_chats_pair_and_ends_with_it():
         socket.create_connection(("127.0.0.1", port_of(address)))
 
 
+@pytest.mark.slow
 def test_one_that_does_not_start_says_why():
     refused = pytest.raises(LinkError, match=r"one for this chat does not start: .*smollm2: not installed")
     with refused, own_server(ClientConfig(target="smollm2", drafter="lookup")):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
 
 from .terminal import Terminal
+
+pytestmark = pytest.mark.slow
 
 OFFER = ", which is not on this device. Pull it now ("
 REFUSAL = "they must be the same: `outrider pull"
@@ -27,7 +28,6 @@ def command(server, tmp_path):
     return line
 
 
-@pytest.mark.slow
 def test_generate_offers_to_pull_and_goes_on(command, server, tmp_path):
     pulled = tmp_path / "outrider" / "bundles"
     for answer in ("n\r", "\x04"):
@@ -45,7 +45,6 @@ def test_generate_offers_to_pull_and_goes_on(command, server, tmp_path):
     assert [path.name for path in pulled.iterdir()] == [server.address.replace(":", "_")]
 
 
-@pytest.mark.slow
 def test_a_chat_offers_it_before_the_first_question(command):
     terminal = Terminal(*command("chat"))
     terminal.until(OFFER)
@@ -55,14 +54,3 @@ def test_a_chat_offers_it_before_the_first_question(command):
     seen = terminal.until("the answer is cut after 5 tokens", seen)
     terminal.type("/bye\r")
     assert terminal.ended() == 0
-
-
-def test_nobody_is_asked_where_nobody_types_or_the_model_was_named(command, models):
-    line, environment = command("generate", "hi")
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
-    assert (done.returncode, done.stdout) == (3, "")
-    assert REFUSAL in done.stderr
-    for arguments in (["--json"], ["--target", "embedded"]):
-        terminal = Terminal(*command("generate", "hi", *arguments))
-        terminal.until(REFUSAL)
-        assert terminal.ended() == 3
