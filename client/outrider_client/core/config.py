@@ -35,25 +35,26 @@ AUTO_LIMITS = TreeShape(breadth=8, levels=8, budget=32)  # of trees of automatic
 
 RULE_FIELDS = {field.name for field in fields(TokenRules)} - {"answer_from"}
 SAMPLING_FIELDS = {field.name for field in fields(Sampling)}
+# fmt: off
 _OF_ANSWER = {
-    "mode",
-    "shape",
-    "tree",
-    "sampling",
-    "max_new_tokens",
-    "on_reconnect",
-    "offline_limit",
-    "last_resort",
-    "wait_for_link_s",
-    "wait_for_features",
-    "opening",
-    "on_full_context",
-    "in_flight",
-    "outcomes",
-    "raw",
-    "privacy",
+    "mode", "shape", "tree", "sampling", "max_new_tokens", "on_reconnect", "offline_limit", "last_resort",
+    "wait_for_link_s", "wait_for_features", "opening", "on_full_context", "in_flight", "outcomes", "raw", "privacy",
     "logprobs",
 }
+# fmt: on
+_CHOICES: Mapping[str, tuple[str | None, ...]] = {
+    "mode": get_args(Mode),
+    "on_reconnect": get_args(OnReconnect),
+    "on_full_context": get_args(OnFullContext),
+    "codec": get_args(Codec),
+    "last_resort": get_args(LastResort),
+    "privacy": get_args(Privacy),
+    "tree": (None, *get_args(TreeSize)),
+    "drafter_dtype": (None, *get_args(DrafterType)),
+}
+_AT_LEAST = {"threads": 1, "in_flight": 1, "outcomes": 1, "max_new_tokens": 1} | dict.fromkeys(
+    ("draft_history_mb", "offline_limit", "wait_for_link_s"), 0
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,39 +223,17 @@ class ClientConfig:
     raw: bool = False  # the prompt is text to go on with, not a chat: no template, and a lookup may begin the answer
 
     def __post_init__(self) -> None:
-        closed = (
-            ("mode", Mode),
-            ("on_reconnect", OnReconnect),
-            ("on_full_context", OnFullContext),
-            ("codec", Codec),
-            ("last_resort", LastResort),
-            ("privacy", Privacy),
-        )
-        for name, choices in closed:
-            if getattr(self, name) not in get_args(choices):
-                raise UsageError(f"{name}={getattr(self, name)!r}: need one of {', '.join(get_args(choices))}")
-        if self.tree not in (None, *get_args(TreeSize)):
-            raise UsageError(f"tree={self.tree!r}: need one of {', '.join(get_args(TreeSize))}")
-        if self.drafter_dtype not in (None, *get_args(DrafterType)):
-            raise UsageError(f"drafter_dtype={self.drafter_dtype!r}: need one of {', '.join(get_args(DrafterType))}")
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"threads={self.threads}: need at least 1")
-        if self.draft_history_mb < 0:
-            raise UsageError(f"draft_history_mb={self.draft_history_mb}: need 0 or more")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                shown = ", ".join(each for each in choices if each is not None)
+                raise UsageError(f"{name}={getattr(self, name)!r}: need one of {shown}")
+        for name, least in _AT_LEAST.items():
+            if (value := getattr(self, name)) is not None and not value >= least:
+                raise UsageError(f"{name}={value}: need at least {least}")
         if self.tree == "auto" and isinstance(self.shape, TreeChoices):
             raise UsageError("tree=auto chooses the nodes, and so do choices: leave one of them out")
-        if self.in_flight < 1:
-            raise UsageError(f"in_flight={self.in_flight}: need at least 1")
-        if self.outcomes is not None and self.outcomes < 1:
-            raise UsageError(f"outcomes={self.outcomes}: need at least 1")
-        if self.max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens={self.max_new_tokens}: need at least 1")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
             raise UsageError(f"logprobs={self.logprobs}: need 0 to {MAX_TOP_LOGPROBS}, or None for none at all")
-        if self.offline_limit is not None and self.offline_limit < 0:
-            raise UsageError(f"offline_limit={self.offline_limit}: need 0 or more")
-        if not self.wait_for_link_s >= 0:
-            raise UsageError(f"wait_for_link_s={self.wait_for_link_s}: need 0 or more")
         if self.drafter == NO_DRAFTER and self.last_resort == "none" and (self.mode == "offline" or self.offline_start):
             raise UsageError("without a drafter and a last resort nothing can be written offline: name one")
         self._check_heads()

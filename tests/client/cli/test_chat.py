@@ -300,7 +300,7 @@ def test_numbers_are_set_for_the_next_answers(capsys):
     heard = capsys.readouterr()
     assert "temperature 0, top-k 0, top-p 1, seed 0, epsilon 0.09, " in heard.out
     assert "repetition-penalty 1.1, max-tokens 5\n" in heard.out
-    expected = ["/set speed: did you mean seed?", "temperature warm: need a number", "temperature=-1", "max_new_tokens=0"]
+    expected = ["did you mean seed?", "temperature warm: need a number", "temperature=-1", "max_new_tokens=0"]
     assert all(part in line for part, line in zip(expected, heard.err.splitlines(), strict=True))
 
 

@@ -114,7 +114,7 @@ def test_sources_that_may_be_names_are_paths_where_they_exist(outrider, tmp_path
         ("max-new-tokens = 0.5", "max-new-tokens=0.5: "),
         ("max-new-tokens = true", "max-new-tokens=true: "),
         ("max_new_tokens = 0", "max_new_tokens=0: need at least 1"),
-        ("wait-for-link = -1", "wait_for_link_s=-1.0: need 0 or more"),
+        ("wait-for-link = -1", "wait_for_link_s=-1.0: need at least 0"),
         ('mode = "fast"', "mode=\"fast\": input should be 'auto', 'stop-and-wait'"),
         ("target = 5", "target=5: input should be a valid string"),
         ("drafter = [1]", "drafter=1: input should be a valid string"),

@@ -159,7 +159,7 @@ def test_it_needs_a_drafter_that_can_use_it(tmp_path, monkeypatch):
     for drafter in ("lookup", f"{drafter_dir('moa')},copy=0,suffix=0"):
         with pytest.raises(UsageError, match="draft_history_mb=1: the drafter does not draft from earlier text"):
             LocalModels.load(ClientConfig(target=target_dir(), drafter=drafter, draft_history_mb=1))
-    with pytest.raises(UsageError, match="draft_history_mb=-1: need 0 or more"):
+    with pytest.raises(UsageError, match="draft_history_mb=-1: need at least 0"):
         ClientConfig(draft_history_mb=-1)
     models = LocalModels.load(ClientConfig(target=target_dir(), drafter="suffix", draft_history_mb=1, served_as="a:1"))
     assert models.history is not None
