@@ -31,6 +31,8 @@ NEW = 32
 PROMPT = tuple(range(10, 50))
 SAMPLED = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "seed": 5}
 LAYOUTS = {  # of the drafters there: their target, and whether their trees branch
+    "moa_tli0": ("target_tiny", True),
+    "eagle2_llama": ("target_l4", True),
     "eagle3_llama": ("target_l8", True),
     "deepspec_eagle3_3taps": ("target_l8", True),
     "medusa_v01": ("target_vicuna_tiny", True),

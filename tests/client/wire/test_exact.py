@@ -123,12 +123,6 @@ async def test_another_sampling_costs_no_connection(moa_config, mode):
             assert all(link is links[0] for link in links)
 
 
-async def test_late_features_change_nothing(base_config):
-    async with server_for(base_config) as server, AsyncClient(at(base_config, server.address)) as client:
-        completion = await client.complete(PROMPTS[0], wait_for_features=False)
-        assert completion.token_ids == plain(base_config, PROMPTS[0])
-
-
 @pytest.mark.parametrize("mode", ["pipelined", *slow("stop-and-wait")])
 async def test_features_may_change_their_codec_amid_an_answer(moa_config, mode, monkeypatch):
     """Back and forth, every third time that somebody asks."""
@@ -141,16 +135,6 @@ async def test_features_may_change_their_codec_amid_an_answer(moa_config, mode, 
             events = [event async for event in client.generate(prompt, mode=mode)]
             assert tuple(replayed(events)) == plain(config, prompt)
             assert {event.request.codec for event in events if isinstance(event, Cycle)} == {None, "leaner"}
-
-
-async def test_sampled_answers_do_not_depend_on_the_mode(base_config):
-    sampling = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "seed": 5}
-    async with server_for(base_config) as server, AsyncClient(at(base_config, server.address)) as client:
-        drafted = await client.complete(PROMPTS[0], **sampling)
-        streamed = await client.complete(PROMPTS[0], mode="stream", **sampling)
-        greedy = await client.complete(PROMPTS[0])
-    assert drafted.token_ids == streamed.token_ids
-    assert drafted.token_ids != greedy.token_ids
 
 
 async def test_a_draft_vocabulary_changes_no_answer(base_config, tmp_path):
@@ -226,19 +210,6 @@ async def test_cancelled_half_way_then_on_with_the_conversation(base_config):
                         break
             for prompt in PROMPTS[:2]:
                 assert (await client.complete(prompt, mode=mode)).token_ids == plain(base_config, prompt)
-
-
-async def test_next_turn_sends_little(moa_config):
-    prompt = PROMPTS[1]
-    async with server_for(moa_config) as server, AsyncClient(at(moa_config, server.address)) as client:
-        first = await client.complete(prompt)
-        turn = (*prompt, *first.token_ids, 5, 6, 7)
-        events = [event async for event in client.generate(turn)]
-    asked = next(event.request for event in events if isinstance(event, Cycle))
-    assert asked.base_len >= len(turn) - len((5, 6, 7)) - 1  # all but the last bonus has been read
-    assert asked.base_len + len(asked.context) == len(turn) - 1
-    written = [event.tokens for event in events if isinstance(event, Committed)]
-    assert tuple(token for tokens in written for token in tokens) == plain(moa_config, turn)
 
 
 async def test_refusals_name_the_cause(golden, moa_config):
