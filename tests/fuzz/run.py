@@ -23,19 +23,13 @@ GRACE_S = 120.0  # to import torch on a busy machine, and to end
 
 
 def fuzz(target: str, seconds: int, out: Path) -> list[str]:
-    """Print a line about the run and return its findings. Raises TimeoutExpired for a target that does not come back."""
+    """Print a line about the run, return its findings. Raises TimeoutExpired for a target that does not come back."""
     corpus, kept, log = out / "corpus" / target, HERE / "corpus" / target, out / f"{target}.log"
     corpus.mkdir(parents=True, exist_ok=True)
     options = ["-print_final_stats=1", "-timeout=30", "-rss_limit_mb=4096", "-report_slow_units=9999"]
     options += [f"-max_total_time={seconds}", f"-artifact_prefix={out}/{target}-"]
-    command = [
-        sys.executable,
-        str(HERE / "one.py"),
-        target,
-        *options,
-        str(corpus),
-        *([str(kept)] if kept.is_dir() else []),
-    ]
+    corpora = [str(corpus), *([str(kept)] if kept.is_dir() else [])]
+    command = [sys.executable, str(HERE / "one.py"), target, *options, *corpora]
     with log.open("wb") as file:
         ended = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=seconds + GRACE_S, check=False)
     said = log.read_text(errors="replace")
@@ -52,10 +46,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=60, help="for each target")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="targets at once")
     parser.add_argument("--out", type=Path, default=Path("out/fuzz"))
-    parser.add_argument(
-        "targets", nargs="*", choices=[*NAMES, []], metavar="TARGET", help=f"of {', '.join(NAMES)}; or all"
-    )
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(NAMES)}; all of them")
     given = parser.parse_args()
+    if strange := {*given.targets} - {*NAMES}:
+        parser.error(f"no target {', '.join(strange)}: there are {', '.join(NAMES)}")
     print(f"{'target':<15}{'executions':>12}  findings", flush=True)
     with ThreadPoolExecutor(given.jobs) as pool:
         found = pool.map(lambda target: fuzz(target, given.seconds, given.out), given.targets or NAMES)
