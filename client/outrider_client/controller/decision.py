@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from outrider_client.controller.choice import AHEAD, NON_SPLIT, SPLIT, Choice, OnlineMode, Variant
+from outrider_client.controller.choice import AHEAD, NON_SPLIT, SPLIT, Choice, OnlineMode
 from outrider_client.controller.measurements import Measurements, ModeLimits
 from outrider_client.controller.prediction import Prediction, PredictionTerms
 from outrider_client.controller.search import RatedChoice, best_in, rate
@@ -55,13 +55,13 @@ def decide(measured: Measurements, current: Choice | None, corrections: Correcti
     """Return the choice with its gain."""
     if measured.is_cold:
         why = "nothing is measured yet: the target decodes alone and is timed"
-        return Decision(Choice("stream", variant=measured.limits.variants[0], probe=PROBE_TOKENS, why=why))
+        return Decision(Choice("stream", probe=PROBE_TOKENS, why=why))
     weighed = _weigh(measured, corrections or {})
     if current is None or current.mode not in weighed.rated:
         # Rounded: among equals the first of _ORDER must win, whatever the last bits of the speeds are.
         best = max(weighed.rated.values(), key=lambda rated: round(weighed.speed(rated), 6))
         return Decision(_with_reason(weighed, best, None))
-    kept = _kept(weighed, replace(current, variant=_available_variant(measured, current), probe=0))
+    kept = _kept(weighed, replace(current, probe=0))
     others = [rated for mode, rated in weighed.rated.items() if mode != current.mode]
     worth = [rated for rated in others if weighed.speed(rated) > weighed.speed(kept) * _margin(rated)]
     chosen = max(worth, key=weighed.speed, default=kept)
@@ -73,11 +73,6 @@ def _weigh(measured: Measurements, corrections: Corrections) -> ModeComparison:
     terms = PredictionTerms(measured)
     allowed: list[OnlineMode] = [mode for mode in _ORDER if mode in measured.limits.modes]
     return ModeComparison(terms, {mode: best_in(terms, mode) for mode in allowed}, corrections)
-
-
-def _available_variant(measured: Measurements, current: Choice) -> Variant:
-    variants = measured.limits.variants
-    return current.variant if current.variant in variants else variants[0]
 
 
 def _kept(weighed: ModeComparison, current: Choice) -> RatedChoice:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from outrider_client.controller.choice import OnlineMode, Variant
+from outrider_client.controller.choice import OnlineMode
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import MAX_NODES
@@ -16,7 +16,7 @@ class ModeLimits:
     """Limits set by server, drafter and user. Raises UsageError.
 
     `shape`: the default shape of draft trees, or the only one if `fixed`. `outcomes` and `wait_for_features`: set by
-    the user; None leaves them to the controller. `variants`: the first is in use.
+    the user; None leaves them to the controller. `bytes_per_token`: of a token's features on the link.
     """
 
     modes: frozenset[OnlineMode] = frozenset(("stream",))
@@ -27,13 +27,11 @@ class ModeLimits:
     in_flight: int = 2
     outcomes: int | None = None
     wait_for_features: bool | None = None
-    variants: tuple[Variant, ...] = (Variant(),)
+    bytes_per_token: float = 0.0
 
     def __post_init__(self) -> None:
         if "stream" not in self.modes:
             raise UsageError(f"modes={sorted(self.modes)}: need stream among them")
-        if not self.variants:
-            raise UsageError("variants=(): need the one in use")
         for name in ("max_levels", "max_nodes", "in_flight"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)}: need at least 1")
@@ -68,7 +66,6 @@ class Measurements:
     stale_share: float = 0.0
     features_ms: float | None = None
     down_bps: float | None = None
-    up_bps: float | None = None
     late_ms: Mapping[OnlineMode, float] = field(default_factory=dict)
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from outrider_client.connection.heartbeat import RttEstimator
 from outrider_client.controller.acceptance import accepted_path
-from outrider_client.controller.choice import AHEAD, Choice, OnlineMode, Variant
+from outrider_client.controller.choice import AHEAD, Choice, OnlineMode
 from outrider_client.controller.codec_choice import FINEST, SIZE_VS_FINEST, FeatureLoad, codec_for
 from outrider_client.controller.hysteresis import ModeSelector
 from outrider_client.controller.measurements import ModeLimits
@@ -224,7 +224,7 @@ class ModeController:
             in_flight=config.in_flight,
             outcomes=config.outcomes,
             wait_for_features=config.wait_for_features,
-            variants=(Variant(config.codec, bytes_per_token=self._row_weight),),
+            bytes_per_token=self._row_weight,
             max_nodes=max_nodes,
         )
 

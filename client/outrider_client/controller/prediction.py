@@ -31,15 +31,13 @@ from typing import Self, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_client.controller.choice import Choice, OnlineMode, Variant
+from outrider_client.controller.choice import Choice, OnlineMode
 from outrider_client.controller.measurements import Measurements
 
 PRIOR_ACCEPTANCE = 0.8
 ACCEPTANCE_DECAY = 0.97  # acceptance of a level over that of the last measured one, per level
 _PASS_OF_LEVELS = 5.0  # a target's pass, in draft levels
 _FACTOR_PER_OUTCOME = 0.01  # drafted side by side; 0.16 on a CPU, which is soon measured
-_DRAFT_BYTES = 100.0  # of a draft, framing and headers included
-_NODE_BYTES = 4.0
 _PACKET_BYTES = 1400.0
 _SURE = 1e-6
 
@@ -55,6 +53,7 @@ class PredictionTerms:
         self.limits = measured.limits
         self.rtt = measured.rtt_ms or 0.0
         self.verify = _first(measured.verify_ms, measured.stream_ms, 0.0)
+        self.flight = self.rtt + self.verify  # from sending a draft to its verdict
         self.one_token = _first(measured.stream_ms, self.verify)
         self.level = _first(measured.draft_level_ms, self.verify / _PASS_OF_LEVELS)
         self.server_level = _first(measured.server_level_ms, self.level)
@@ -63,22 +62,17 @@ class PredictionTerms:
         self._deepest = max(self.limits.max_levels, self.limits.shape.levels, round(measured.hit_levels), 1)
         self._taus: dict[int, Floats] = {}
 
-    def flight(self, budget: Ints) -> Floats:
-        """Return the time from sending a draft of `budget` nodes to its verdict."""
-        per_byte = 8e3 / self.measured.up_bps if self.measured.up_bps else 0.0
-        return np.asarray(self.rtt + self.verify + per_byte * (_DRAFT_BYTES + _NODE_BYTES * budget), np.float64)
-
-    def transfer(self, num_tokens: Floats, bytes_per_token: float) -> Floats:
+    def transfer(self, num_tokens: Floats) -> Floats:
         """Return the time to transfer the features of `num_tokens` tokens."""
         per_byte = 8e3 / self.measured.down_bps if self.measured.down_bps else 0.0
-        return per_byte * bytes_per_token * num_tokens
+        return per_byte * self.limits.bytes_per_token * num_tokens
 
-    def features_wait(self, num_tokens: Floats, bytes_per_token: float) -> Floats:
+    def features_wait(self, num_tokens: Floats) -> Floats:
         """Return the time from a verdict to its features; a reply of several packets waits for the slowest."""
         if self.measured.features_ms is not None:
             return np.full_like(num_tokens, self.measured.features_ms)
-        late_ms = np.where(num_tokens * bytes_per_token > _PACKET_BYTES, self.measured.jitter_ms, 0.0)
-        return self.transfer(num_tokens, bytes_per_token) + late_ms
+        late_ms = np.where(num_tokens * self.limits.bytes_per_token > _PACKET_BYTES, self.measured.jitter_ms, 0.0)
+        return self.transfer(num_tokens) + late_ms
 
     def tau(self, levels: Ints, breadth: int) -> Floats:
         """Return tokens per verdict on a draft with all features: 1 + sum over i of prod over k <= i of a_k."""
@@ -185,7 +179,6 @@ class ChoiceGrid:
     mode: OnlineMode
     breadth: int
     wait_for_features: bool
-    variant: Variant
     levels: Ints
     budget: Ints
     ahead_levels: Ints
@@ -198,7 +191,7 @@ class ChoiceGrid:
         """Return the grid of a single choice."""
         names = ("levels", "budget", "ahead_levels", "ahead_budget", "outcomes", "in_flight")
         numbers = (np.array([getattr(choice, name)]) for name in names)
-        return cls(choice.mode, choice.breadth, choice.wait_for_features, choice.variant, *numbers)
+        return cls(choice.mode, choice.breadth, choice.wait_for_features, *numbers)
 
     def at(self, index: int, shape: tuple[int, ...]) -> Choice:
         """Return the choice at a flat index of an array of that shape."""
@@ -216,7 +209,6 @@ class ChoiceGrid:
             outcomes=outcomes,
             in_flight=in_flight,
             wait_for_features=self.wait_for_features,
-            variant=self.variant,
         )
 
 
@@ -242,7 +234,7 @@ def predict_all(terms: PredictionTerms, grid: ChoiceGrid) -> Predictions:
     """Predict the speed of every choice in the grid."""
     tau, cycle_ms, hit_rate = _of_mode(terms, grid)
     if grid.mode != "stream":  # features share the link with verdicts
-        cycle_ms = np.maximum(cycle_ms, terms.transfer(tau, grid.variant.bytes_per_token))
+        cycle_ms = np.maximum(cycle_ms, terms.transfer(tau))
         cycle_ms = np.maximum(cycle_ms + terms.measured.late_ms.get(grid.mode, 0.0), _LEAST * cycle_ms)
     return Predictions(tau, cycle_ms, hit_rate)
 
@@ -256,7 +248,7 @@ def _of_mode(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, 
             return terms.tau(grid.levels, grid.breadth), cycle_ms, np.zeros(1)
         case "stop-and-wait":
             tau, draft_ms = _after_a_miss(terms, grid)
-            return tau, draft_ms + terms.flight(grid.budget), np.zeros(1)
+            return tau, draft_ms + terms.flight, np.zeros(1)
         case "proactive":
             return _proactive(terms, grid)
         case "pipelined":
@@ -267,21 +259,21 @@ def _of_mode(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, 
 
 def _proactive(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, Floats]:
     tau, draft_ms = _after_a_miss(terms, grid)
-    ahead_tau = np.maximum(_tau(terms, grid, grid.ahead_levels) * terms.staleness, 1.0)
+    ahead_tau = np.maximum(terms.tau(grid.ahead_levels, grid.breadth) * terms.staleness, 1.0)
     hit, _ = _hits(terms, grid)
-    hit_ms = np.maximum(terms.flight(grid.ahead_budget), _growing_ahead(terms, grid))
-    miss_ms = terms.flight(grid.budget) + draft_ms + _CANCELLED * _level(terms, grid)
+    hit_ms = np.maximum(terms.flight, _growing_ahead(terms, grid))
+    miss_ms = terms.flight + draft_ms + _CANCELLED * terms.level_of(grid.breadth)
     return hit * ahead_tau + (1.0 - hit) * tau, hit * hit_ms + (1.0 - hit) * miss_ms, hit
 
 
 def _pipelined(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, Floats]:
     tau, draft_ms = _after_a_miss(terms, grid)
     staleness = terms.staleness ** (0.5 * (1 + grid.in_flight))  # the more is in flight, the more features lag
-    ahead_tau = np.maximum(_tau(terms, grid, grid.ahead_levels) * staleness, 1.0)
+    ahead_tau = np.maximum(terms.tau(grid.ahead_levels, grid.breadth) * staleness, 1.0)
     hit, likeliest = _hits(terms, grid)
-    flight_ms, growing_ms = terms.flight(grid.ahead_budget), _growing_ahead(terms, grid)
+    flight_ms, growing_ms = terms.flight, _growing_ahead(terms, grid)
     interval_ms = np.maximum(np.maximum(terms.verify, growing_ms), flight_ms / grid.in_flight)
-    miss_ms = terms.flight(grid.budget) + draft_ms + _CANCELLED * _level(terms, grid)
+    miss_ms = terms.flight + draft_ms + _CANCELLED * terms.level_of(grid.breadth)
     other_ms = np.maximum(flight_ms, growing_ms)
     cycle_ms = likeliest * interval_ms + (hit - likeliest) * other_ms + (1.0 - hit) * miss_ms
     return hit * ahead_tau + (1.0 - hit) * tau, cycle_ms, hit
@@ -289,10 +281,10 @@ def _pipelined(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats
 
 def _after_a_miss(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats]:
     """Return tokens of a tree grown with nothing in flight, and the time to grow it."""
-    tau = _tau(terms, grid, grid.levels)
-    draft_ms = np.asarray(grid.levels * _level(terms, grid), np.float64)
+    tau = terms.tau(grid.levels, grid.breadth)
+    draft_ms = np.asarray(grid.levels * terms.level_of(grid.breadth), np.float64)
     if grid.wait_for_features:
-        return tau, draft_ms + terms.features_wait(tau, grid.variant.bytes_per_token)
+        return tau, draft_ms + terms.features_wait(tau)
     return np.maximum(tau * terms.staleness, 1.0), draft_ms
 
 
@@ -305,15 +297,6 @@ def _hits(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats]:
     return hit, np.minimum(likeliest, hit)
 
 
-def _tau(terms: PredictionTerms, grid: ChoiceGrid, levels: Ints) -> Floats:
-    tau = 1.0 + (terms.tau(levels, grid.breadth) - 1.0) * grid.variant.tau_factor
-    return np.asarray(np.minimum(tau, levels + 1.0), np.float64)
-
-
-def _level(terms: PredictionTerms, grid: ChoiceGrid) -> float:
-    return terms.level_of(grid.breadth) * grid.variant.level_factor
-
-
 def _growing_ahead(terms: PredictionTerms, grid: ChoiceGrid) -> Floats:
     """Return the time to grow trees ahead: one more level than they have, to see what may follow their leaves."""
-    return (grid.ahead_levels + 1) * _level(terms, grid) * terms.batch(grid.outcomes)
+    return (grid.ahead_levels + 1) * terms.level_of(grid.breadth) * terms.batch(grid.outcomes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -36,15 +36,8 @@ def rate(terms: PredictionTerms, choice: Choice) -> RatedChoice:
 
 def best_in(terms: PredictionTerms, mode: OnlineMode) -> RatedChoice:
     """Return the fastest choice of a mode; among those nearly as fast the one that drafts least."""
-    best = max((_best_of(terms, grid) for grid in _grids(terms, mode)), key=_speed)
-    variants = terms.limits.variants
-    if mode == "stream" or len(variants) == 1:
-        return best
-    return max((rate(terms, replace(best.choice, variant=variant)) for variant in variants), key=_speed)
-
-
-def _speed(rated: RatedChoice) -> float:
-    return rated.tokens_per_second
+    rated = (_best_of(terms, grid) for grid in _grids(terms, mode))
+    return max(rated, key=lambda each: each.tokens_per_second)
 
 
 def _best_of(terms: PredictionTerms, grid: ChoiceGrid) -> RatedChoice:
@@ -56,7 +49,7 @@ def _best_of(terms: PredictionTerms, grid: ChoiceGrid) -> RatedChoice:
 
 def _grids(terms: PredictionTerms, mode: OnlineMode) -> Iterator[ChoiceGrid]:
     if mode == "stream":
-        yield ChoiceGrid.of(Choice("stream", variant=terms.limits.variants[0]))
+        yield ChoiceGrid.of(Choice("stream"))
         return
     for breadth, wait_for_features in product(_breadths(terms), _waits(terms, mode)):
         yield _grid(terms, mode, breadth, wait_for_features)
@@ -71,12 +64,11 @@ def _grid(terms: PredictionTerms, mode: OnlineMode, breadth: int, wait_for_featu
     growing_ms = (ahead_levels + 1) * terms.level_of(breadth) * terms.batch(outcomes)
     # More in flight than keeps both target and drafter busy is no gain.
     busy_ms = np.maximum(np.maximum(terms.verify, growing_ms), 1e-3)
-    in_flight = np.clip(np.ceil(terms.flight(ahead_budget) / busy_ms), 2, max(terms.limits.in_flight, 2))
+    in_flight = np.clip(np.ceil(terms.flight / busy_ms), 2, max(terms.limits.in_flight, 2))
     return ChoiceGrid(
         mode,
         breadth,
         wait_for_features,
-        terms.limits.variants[0],
         levels,
         _budget(terms, levels, breadth),
         ahead_levels,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider_client.controller.choice import NON_SPLIT, SPLIT, Choice, Variant
+from outrider_client.controller.choice import NON_SPLIT, SPLIT, Choice
 from outrider_client.controller.decision import choose, decide
 from outrider_client.controller.measurements import Measurements, ModeLimits
 from outrider_client.controller.prediction import predict
@@ -57,7 +57,7 @@ def measured(rtt_ms=30.7, verify_ms=33.0, level_ms=7.0, acceptance=0.83, hit=0.5
         ("pipelined", {"modes": OFFERED, "server_level_ms": 25.0}),
         ("stream", {"modes": OFFERED, "rtt_ms": 150.0, "server_level_ms": 25.0, "acceptance": 0.6}),
         ("stream", {"modes": frozenset(("stream",)), "rtt_ms": 1.0}),
-        ("stream", {"down_bps": 50e3, "limits": ModeLimits(variants=(Variant(bytes_per_token=2051),))}),
+        ("stream", {"down_bps": 50e3, "limits": ModeLimits(bytes_per_token=2051)}),
     ],
 )
 def test_modes(mode, what):
@@ -186,18 +186,9 @@ def test_a_family_that_suffers_waits_for_features_that_come_soon():
     assert waits(60.0, limits=ModeLimits(wait_for_features=True), verify_ms=90.0)
 
 
-def test_feature_width_and_tli_are_hints_among_those_on_offer():
-    wide, narrow = Variant(bytes_per_token=2051), Variant(bytes_per_token=1100, tau_factor=0.99)
-    tli = Variant(tli=1, bytes_per_token=4102, tau_factor=1.15, level_factor=1.1)
-    limits = ModeLimits(fixed=True, variants=(wide, narrow, tli))
-    assert choose(measured(limits=limits), None).variant == tli
-    assert choose(measured(limits=limits, down_bps=0.8e6), None).variant == narrow
-    assert choose(measured(limits=replace(limits, variants=(wide, narrow))), None).variant == wide
-
-
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("modes", {"modes": frozenset(SPLIT)}), ("variants", {"variants": ()}), ("in_flight", {"in_flight": 0})],
+    [("modes", {"modes": frozenset(SPLIT)}), ("in_flight", {"in_flight": 0})],
 )
 def test_limits_are_checked(name, what):
     with pytest.raises(UsageError, match=f"{name}=.*: need"):

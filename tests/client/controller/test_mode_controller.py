@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from outrider_client.connection.heartbeat import RttEstimator
-from outrider_client.controller.choice import Variant
 from outrider_client.controller.mode_controller import MANY_ROWS, ModeController
 from outrider_client.controller.prediction import predict
 from outrider_client.core.config import ClientConfig
@@ -105,10 +104,10 @@ def test_the_link_bounds_the_speed_that_is_predicted(controller, clock):
     replies(controller, clock, 0.5, 4000)
     choice = controller.decide(OPENED, rtt(0.03))
     measured = controller._observer.measured()
-    assert choice.variant.bytes_per_token == pytest.approx(1000)
+    assert measured.limits.bytes_per_token == pytest.approx(1000)
     drafting = replace(choice, mode="stop-and-wait")
     assert predict(measured, drafting).tokens_per_second == pytest.approx(8, rel=0.01)
-    assert predict(measured, replace(drafting, variant=Variant())).tokens_per_second > 20
+    assert predict(replace(measured, down_bps=None), drafting).tokens_per_second > 20
 
 
 def test_a_configured_codec_stays(controller, clock):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider_client.controller.choice import Choice, Variant
+from outrider_client.controller.choice import Choice
 from outrider_client.controller.measurements import Measurements, ModeLimits
 from outrider_client.controller.prediction import predict
 
@@ -25,6 +25,7 @@ MEASURED = Measurements(
     batch_factors={8: 1.0},
 )
 FLIGHT = 30.7 + 33.0
+HEAVY = ModeLimits(fixed=True, bytes_per_token=2051)
 AHEAD = {"outcomes": 8, "levels": 5, "ahead_levels": 5}
 
 
@@ -110,23 +111,19 @@ def test_acceptance_of_stale_drafts_is_put_right():
 
 def test_features_fill_a_narrow_way():
     narrow = replace(MEASURED, down_bps=250e3)
-    heavy = Variant(bytes_per_token=2051)
-    assert speed("proactive", narrow, variant=heavy, **AHEAD) == pytest.approx(250e3 / 8 / 2051)
+    heavy = replace(narrow, limits=HEAVY)
+    assert speed("proactive", heavy, **AHEAD) == pytest.approx(250e3 / 8 / 2051)
     assert speed("proactive", narrow, **AHEAD) == speed("proactive", **AHEAD)
-    assert speed("stream", narrow, variant=heavy) == speed("stream")
+    assert speed("stream", heavy) == speed("stream")
 
 
 def test_jitter_holds_up_replies_of_several_packets_that_are_waited_for():
-    shaky = replace(MEASURED, jitter_ms=20.0)
-    waits = Choice("stop-and-wait", wait_for_features=True, variant=Variant(bytes_per_token=2051))
-    assert predict(shaky, waits).cycle_ms == pytest.approx(predict(MEASURED, waits).cycle_ms + 20)
+    shaky = replace(MEASURED, jitter_ms=20.0, limits=HEAVY)
+    waits = Choice("stop-and-wait", wait_for_features=True)
+    assert predict(shaky, waits).cycle_ms == pytest.approx(
+        predict(replace(MEASURED, limits=HEAVY), waits).cycle_ms + 20
+    )
     assert predict(shaky, Choice("stop-and-wait")) == predict(MEASURED, Choice("stop-and-wait"))
-
-
-def test_narrow_upward_ways_count_nodes():
-    slow = replace(MEASURED, up_bps=100e3)
-    more = predict(slow, Choice("stop-and-wait", budget=66)).cycle_ms
-    assert more - predict(slow, Choice("stop-and-wait", budget=16)).cycle_ms == pytest.approx(50 * 4 * 8 / 100)
 
 
 def test_nothing_measured_is_no_fault():
