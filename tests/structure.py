@@ -43,7 +43,7 @@ BOUNDS = {
     "options: outrider-server serve": (29, 30),
     "options: outrider-server deploy": (9, 9),  # the file that serve takes, and eight of its own
     "options: all commands": (915, 350),
-    "words: documents": (49_900, 48_000),
+    "words: documents": (48_000, 48_000),
     "lines: CHANGELOG.md": (80, 80),
     "longest line: README.md": (160, 160),
 }
