@@ -10,7 +10,6 @@ import typer
 from outrider_netsim.cli.terminal import console, errors
 
 if TYPE_CHECKING:
-    from outrider_netsim.fitting.comparison import Row
     from outrider_netsim.fitting.fit import Fit
 
 app = typer.Typer()
@@ -75,23 +74,18 @@ def _fitted(recordings: list[Path], up: Path | None, output: Path | None, interv
 
 
 def _describe(fitted: Fit) -> None:
-    for title, rows in fitted.tables.items():
-        errors.print(_table(title, rows))
-    if fitted.delays:
-        distances = ", ".join(f"{one.distribution} {one.distance_ms:.3g} ms" for one in fitted.delays)
-        errors.print(f"round trip, mean distance of quantiles: {distances}", soft_wrap=True)
-        errors.print("half of a round trip each way: a ping cannot tell the two apart", soft_wrap=True)
-    else:
-        errors.print("delay and loss are not in the recording: edit base_ms, or add a ping", soft_wrap=True)
-
-
-def _table(title: str, rows: list[Row]) -> object:
     from rich.table import Table
 
-    table = Table(title, "recorded", "fitted")
-    for row in rows:
-        table.add_row(row.name, *("" if value is None else f"{value:.4g}" for value in (row.recorded, row.fitted)))
-    return table
+    if not fitted.delays:
+        errors.print("delay and loss are not in the recording: edit base_ms, or add a ping", soft_wrap=True)
+        return
+    table = Table("round trip", "recorded", "fitted")
+    for name, values in fitted.table.items():
+        table.add_row(name, *(f"{value:.4g}" for value in values))
+    errors.print(table)
+    distances = ", ".join(f"{one.distribution} {one.distance_ms:.3g} ms" for one in fitted.delays)
+    errors.print(f"mean distance of quantiles: {distances}", soft_wrap=True)
+    errors.print("half of a round trip each way: a ping cannot tell the two apart", soft_wrap=True)
 
 
 def _save(file: Path, text: str) -> None:

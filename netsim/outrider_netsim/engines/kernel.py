@@ -24,7 +24,7 @@ from outrider_netsim.engines.shaped_pair import SIDES, QdiscCounters, ShapedPair
 from outrider_netsim.impairments import DelayDraws
 from outrider_netsim.impairments.path import LinkStats, PathStats, direction_in_row
 from outrider_netsim.namespaces.interfaces import Side
-from outrider_netsim.profiles.outages import run_outages
+from outrider_netsim.profiles.outages import OutageSwitch, run_outages
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 
@@ -116,10 +116,10 @@ class KernelLink(NamespaceLink):
         return up.shaping(self._is_down), down.shaping(self._is_down)
 
     def _plan(self) -> None:
-        for hold, switch in ((False, _OutageSwitch(self)), (True, _HoldSwitch(self))):
+        for hold, switch in ((False, self._drop), (True, self._hold)):
             planned = [replace(outage, hold=False) for outage in self.profile.outages if outage.hold == hold]
             if planned:
-                self._plans.append(asyncio.create_task(run_outages(switch, planned)))
+                self._plans.append(asyncio.create_task(run_outages(OutageSwitch(switch), planned)))
         self._follow_profile()
 
     def _follow_profile(self) -> None:
@@ -171,6 +171,10 @@ class KernelLink(NamespaceLink):
         """Book the drops so far as losses or as the outage's, whichever it was."""
         for lane in self._lanes:
             lane.update_stats(self._started.count(lane.side), was_down)
+
+    def _drop(self, in_outage: bool) -> None:
+        """Begin or end a planned outage, whatever was cut by hand."""
+        self._switch(is_cut=self.is_cut, in_outage=in_outage)
 
     def _hold(self, is_held: bool) -> None:
         for lane in self._lanes:
@@ -250,32 +254,6 @@ class KernelLane:
             bytes_in=counted.bytes_out + counted.waiting_bytes,
             bytes_out=counted.bytes_out,
         )
-
-
-class _OutageSwitch:
-    """Lets planned outages cut and restore the link without undoing cuts by hand, and vice versa."""
-
-    def __init__(self, link: KernelLink) -> None:
-        self._link = link
-
-    def cut(self) -> None:
-        self._link._switch(is_cut=self._link.is_cut, in_outage=True)
-
-    def restore(self) -> None:
-        self._link._switch(is_cut=self._link.is_cut, in_outage=False)
-
-
-class _HoldSwitch:
-    """The same for planned outages in which packets wait."""
-
-    def __init__(self, link: KernelLink) -> None:
-        self._link = link
-
-    def cut(self) -> None:
-        self._link._hold(True)
-
-    def restore(self) -> None:
-        self._link._hold(False)
 
 
 def check_traces(profile: Profile) -> None:

@@ -17,19 +17,23 @@ import signal
 import sys
 import time
 from multiprocessing.connection import Connection
-from typing import assert_never
+from typing import Literal, assert_never
 
-from outrider_netsim.engines.messages import Cut, PumpRequest, PumpStats, Report, Restore, Set, Start, Started
+from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.impairments import Packet
 from outrider_netsim.impairments.path import Path
 from outrider_netsim.namespaces import syscalls
 from outrider_netsim.namespaces.processes import die_with_parent
+from outrider_netsim.profiles.profile import Profile
 from outrider_netsim.recording.recorder import FileRecorder
 
 READ_BYTES = 65_536
 BATCH_PACKETS = 64  # read from one device before the other device and due packets get their turn
 NICENESS = -10  # ahead of the programs under test, where permitted
 WAKE_EARLY_S = 60e-6  # how long select() oversleeps on a quiet machine; the rest is busy waiting
+
+# A profile changes both directions; "stats" asks for the counters of both.
+PumpRequest = Profile | Literal["cut", "restore", "stats"]
 
 
 class PumpLane:
@@ -92,34 +96,33 @@ class PacketPump:
         now = time.monotonic()
         request: PumpRequest = self._channel.recv()
         match request:
-            case Set(up, down):
-                self._up.path.set(up, now)
-                self._down.path.set(down, now)
-            case Cut():
+            case Profile():
+                self._up.path.set(request.up, now)
+                self._down.path.set(request.down, now)
+            case "cut":
                 self._up.path.cut(now)
                 self._down.path.cut(now)
-            case Restore():
+            case "restore":
                 self._up.path.restore(now)
                 self._down.path.restore(now)
-            case Report():
-                self._channel.send(PumpStats(self._up.path.stats, self._down.path.stats))
+            case "stats":
+                self._channel.send((self._up.path.stats, self._down.path.stats))
             case _:
                 assert_never(request)
 
 
 def start(channel: Connection, a: int, b: int) -> PacketPump:
-    """Build the pump from the parent's Start message. Raises EOFError when the parent has gone."""
-    request = channel.recv()
-    assert isinstance(request, Start)
-    profile, now = request.profile, time.monotonic()
-    up = Path(profile.up, f"{request.seed}/up", profile.outages, started_at=now)
-    down = Path(profile.down, f"{request.seed}/down", profile.outages, started_at=now)
+    """Build the pump from the parent's LinkPlan, and say that it starts. Raises EOFError when the parent has gone."""
+    plan: LinkPlan = channel.recv()
+    profile, now = plan.profile, time.monotonic()
+    up = Path(profile.up, f"{plan.seed}/up", profile.outages, started_at=now)
+    down = Path(profile.down, f"{plan.seed}/down", profile.outages, started_at=now)
     recorder = None
-    if request.recording:
-        recorder = FileRecorder(request.recording, now, f"{profile.name}, seed {request.seed}, engine tun")
+    if plan.recording:
+        recorder = FileRecorder(plan.recording, now, f"{profile.name}, seed {plan.seed}, engine tun")
         up.observe(recorder.up)
         down.observe(recorder.down)
-    channel.send(Started())
+    channel.send("started")
     return PacketPump(channel, PumpLane(a, b, up), PumpLane(b, a, down), recorder)
 
 

@@ -18,11 +18,11 @@ from outrider_netsim.core.async_resource import close_server
 from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.engines.engine_link import EngineLink, LinkPlan
 from outrider_netsim.engines.link_clock import LinkClock
-from outrider_netsim.engines.relay import PayloadStats, relay
+from outrider_netsim.engines.relay import relay
 from outrider_netsim.impairments.path import LinkStats
 from outrider_netsim.namespaces.blackhole import accept_connections, ignore_connections
 from outrider_netsim.namespaces.command import run_copies
-from outrider_netsim.profiles.outages import run_outages
+from outrider_netsim.profiles.outages import OutageSwitch, run_outages
 from outrider_netsim.profiles.profile import Profile
 from outrider_netsim.recording.recorder import FileRecorder
 from outrider_netsim.virtual.link import VirtualLink
@@ -46,7 +46,6 @@ class ProxyLink(EngineLink):
         super().__init__(plan)
         self._clock = LinkClock()
         self._link = VirtualLink(plan.profile, plan.seed, self._clock, congestion=plan.congestion)
-        self._payload = PayloadStats(), PayloadStats()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._cut_reasons: set[CutReason] = set()
@@ -61,7 +60,7 @@ class ProxyLink(EngineLink):
         self._server = await asyncio.start_server(self._accept, *self.plan.listen, backlog=BACKLOG)
         self._clock.start()
         if outages := [outage for outage in self.profile.outages if not outage.hold]:
-            self._own(asyncio.get_running_loop().create_task(run_outages(_ListenerSwitch(self), outages)))
+            self._own(asyncio.get_running_loop().create_task(run_outages(OutageSwitch(self._let_hang), outages)))
 
     async def aclose(self) -> None:
         """Stop listening and drop everything under way; safe to call twice."""
@@ -85,11 +84,6 @@ class ProxyLink(EngineLink):
     def stats(self) -> LinkStats:
         """Counters of the modeled packets, with the headers they would have had."""
         return self._link.stats
-
-    @property
-    def payload(self) -> tuple[PayloadStats, PayloadStats]:
-        """Payload that came out of the link, up and down."""
-        return self._payload
 
     def cut(self) -> None:
         """Cut the link: packets are lost both ways, and connections stall.
@@ -123,6 +117,10 @@ class ProxyLink(EngineLink):
             raise ProfileError(f"{len(upstreams)} upstreams: a relay has one server behind it; use --engine tun")
         return await run_copies(argv, [{ADDRESS_VARIABLE: self.address, **env} for env in environments])
 
+    def _let_hang(self, in_outage: bool) -> None:
+        """Have new connections hang during planned outages, in which the link itself loses packets."""
+        (self._ignore if in_outage else self._heed)("plan")
+
     def _ignore(self, reason: CutReason) -> None:
         ignore_connections(self._listener)
         self._cut_reasons.add(reason)
@@ -134,7 +132,7 @@ class ProxyLink(EngineLink):
 
     def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(
-            relay((reader, writer), self.plan.upstream, self._link, self._clock, self._payload)
+            relay((reader, writer), self.plan.upstream, self._link, self._clock)
         )
         self._own(task)
         # Not in relay() alone: a task cancelled before its first step never runs its `finally`.
@@ -150,16 +148,3 @@ class ProxyLink(EngineLink):
         if self._server is None:
             raise RuntimeError("the link is not started: use `async with`")
         return self._server.sockets[0]
-
-
-class _ListenerSwitch:
-    """Has new connections hang during planned outages, in which the link itself loses packets."""
-
-    def __init__(self, link: ProxyLink) -> None:
-        self._link = link
-
-    def cut(self) -> None:
-        self._link._ignore("plan")
-
-    def restore(self) -> None:
-        self._link._heed("plan")

@@ -14,7 +14,6 @@ import struct
 from asyncio import StreamReader, StreamWriter
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 from outrider_netsim.core.addresses import Address
 from outrider_netsim.engines.link_clock import LinkClock
@@ -25,22 +24,13 @@ READ_BYTES = 1 << 16
 CONNECT_TIMEOUT_S = 10.0
 
 
-@dataclass(slots=True)
-class PayloadStats:
-    """Payload that came out of one direction."""
-
-    bytes: int = 0
-    chunks: int = 0
-
-
 class RelayEnd(TcpUser):
     """One end of the modeled connection and the real one that it speaks to, which may come later."""
 
-    def __init__(self, stats: PayloadStats) -> None:
+    def __init__(self) -> None:
         self.done = asyncio.Event()  # the last byte was handed over, or there will be none
         self.open = asyncio.Event()
         self.error: OSError | None = None
-        self._stats = stats
         self._writer: StreamWriter | None = None
         self._content: deque[bytes] = deque()  # written by the other end, in part not yet received
         self._waiting: list[bytes] = []  # received before there was a real connection
@@ -148,8 +138,6 @@ class RelayEnd(TcpUser):
             self._abandon()
         else:
             self._writer.write(data)
-            self._stats.bytes += len(data)
-            self._stats.chunks += 1
 
     def _end(self) -> None:
         assert self._writer is not None
@@ -166,15 +154,10 @@ class RelayEnd(TcpUser):
 
 
 async def relay(
-    client: tuple[StreamReader, StreamWriter],
-    upstream: Address,
-    link: VirtualLink,
-    clock: LinkClock,
-    payload: tuple[PayloadStats, PayloadStats],
+    client: tuple[StreamReader, StreamWriter], upstream: Address, link: VirtualLink, clock: LinkClock
 ) -> None:
     """Relay one accepted connection to `upstream` and back, until both sides are done."""
-    up, down = payload
-    here, there = RelayEnd(down), RelayEnd(up)
+    here, there = RelayEnd(), RelayEnd()
     with clock.present():
         endpoint, far_endpoint = link.endpoints(here, there)
         here.attach(endpoint, there)

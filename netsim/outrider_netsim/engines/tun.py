@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection
 
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.engine_link import LinkPlan
-from outrider_netsim.engines.messages import Cut, PumpRequest, PumpStats, Report, Restore, Set, Start
 from outrider_netsim.engines.namespace_link import NamespaceLink
+from outrider_netsim.engines.packet_pump import PumpRequest
 from outrider_netsim.impairments.path import LinkStats, check_aqm
 from outrider_netsim.namespaces.namespaces import ended, readable, start_module
 from outrider_netsim.profiles.profile import Profile
@@ -45,29 +45,29 @@ class TunLink(NamespaceLink):
             await self.namespaces.aclose()
 
     def cut(self) -> None:
-        self._send(Cut())
+        self._send("cut")
         self._bridge.cut()
         self.is_cut = True
 
     def restore(self) -> None:
-        self._send(Restore())
+        self._send("restore")
         self._bridge.restore()
         self.is_cut = False
 
     def set(self, profile: Profile) -> None:
         _check(profile)
-        self._send(Set(profile.up, profile.down))
+        self._send(profile)
         self.profile = profile
 
     @property
     def stats(self) -> LinkStats:
         """Counters of both directions, and connections. Asks the pump, which takes less than a millisecond."""
-        channel = self._send(Report())
+        channel = self._send("stats")
         if not channel.poll(ANSWER_TIMEOUT_S):
             raise EngineError(f"the packet pump did not answer within {ANSWER_TIMEOUT_S:g} s: start the link again")
         with _pump_expected():
-            counted: PumpStats = channel.recv()
-        return LinkStats(counted.up, counted.down, self._bridge.connections)
+            up, down = channel.recv()
+        return LinkStats(up, down, self._bridge.connections)
 
     async def _make_link(self) -> None:
         _check(self.profile)
@@ -80,7 +80,7 @@ class TunLink(NamespaceLink):
             # Our copies of the pump's descriptors must go, or neither side would notice the other's end.
             ours.enter_context(theirs)
             self._pump = start_module("outrider_netsim.engines.packet_pump", theirs.fileno(), *devices)
-        self._channel.send(Start(self.profile, self.plan.seed, self.plan.recording))
+        self._channel.send(self.plan)
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 await readable(self._channel.fileno())

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.fitting.comparison import Row, rate_rows, round_trip_rows
-from outrider_netsim.fitting.rates import rate_figures
 from outrider_netsim.fitting.recordings import Recording, RoundTrips
-from outrider_netsim.fitting.round_trips import DelayFit, fit_round_trips, usual
+from outrider_netsim.fitting.round_trips import DelayFit, figures, fit_round_trips, usual
+from outrider_netsim.impairments import Packet
+from outrider_netsim.impairments import path as link_path
 from outrider_netsim.profiles.profile import Direction, Profile
-from outrider_netsim.profiles.traces import DeliveryTrace, Trace
+from outrider_netsim.profiles.traces import Trace
+
+PING_BYTES = 98  # of 56 bytes of data, with ICMP, IP and Ethernet headers
+SIMULATED_PINGS = 20_000
 
 
 @dataclass(slots=True)
@@ -20,21 +25,18 @@ class Fit:
     """A fitted profile and how near it is."""
 
     profile: Profile
-    tables: dict[str, list[Row]] = field(default_factory=dict)
-    delays: tuple[DelayFit, ...] = ()  # of round trips
+    table: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # figures of pings: recorded, fitted
+    delays: tuple[DelayFit, ...] = ()
 
 
 def fit_profile(
     name: str, pings: tuple[RoundTrips, ...] = (), down: Trace | None = None, up: Trace | None = None
 ) -> Fit:
-    """Fit a profile; without `up`, both ways have the trace of `down`. Raises ProfileError for too short recordings."""
+    """Fit a profile; without `up`, both ways have the trace of `down`. Raises ProfileError for too few pings."""
     fit = Fit(Profile.symmetric(name, Direction(in_order=True)))
     if pings:
         _fit_pings(fit, pings)
     traces = {"down": down, "up": down if up is None else up}
-    for way, trace in traces.items():
-        if isinstance(trace, DeliveryTrace):
-            fit.tables[f"rate {way}"] = rate_rows(rate_figures(trace))
     fit.profile = replace(
         fit.profile,
         source=_source(pings, {"down": down, "up": up}),
@@ -68,7 +70,7 @@ def _fit_pings(fit: Fit, pings: tuple[RoundTrips, ...]) -> None:
     )
     fit.profile = replace(fit.profile, up=direction, down=direction, outages=found.outages)
     fit.delays = found.delays
-    fit.tables["round trip"] = round_trip_rows(pings, fit.profile)
+    fit.table = compared(pings, fit.profile)
 
 
 def _source(pings: Sequence[RoundTrips], traces: Mapping[str, Trace | None]) -> str:
@@ -84,3 +86,31 @@ def _source(pings: Sequence[RoundTrips], traces: Mapping[str, Trace | None]) -> 
         )
     parts += [f"{Path(trace.name).name} ({way})" for way, trace in traces.items() if trace is not None]
     return f"fitted to {', '.join(parts)}"
+
+
+def compared(recordings: Sequence[RoundTrips], profile: Profile) -> dict[str, tuple[float, float]]:
+    """Compare recordings with pings through the profile's delay, loss and outages, which take the same interval."""
+    recorded, fitted = figures(recordings), figures([simulate(profile, recordings[0].interval_s, SIMULATED_PINGS)])
+    return {name: (value, fitted[name]) for name, value in recorded.items()}
+
+
+def simulate(profile: Profile, interval_s: float, count: int, seed: int = 0) -> RoundTrips:
+    """Send pings through both directions, without their rate and trace, and return them as a recording."""
+    sent = np.arange(count, dtype=np.float64) * interval_s
+    there = dict(_transit(profile, profile.up, f"{seed}/up", list(enumerate(sent.tolist()))))
+    arrivals = sorted((at, number) for number, at in there.items())
+    back = dict(_transit(profile, profile.down, f"{seed}/down", [(number, at) for at, number in arrivals]))
+    rtts = [1000 * (back[number] - at) if number in back else np.nan for number, at in enumerate(sent.tolist())]
+    return RoundTrips(profile.name, sent, np.array(rtts))
+
+
+def _transit(
+    profile: Profile, direction: Direction, seed: str, pushes: Sequence[tuple[int, float]]
+) -> Iterator[tuple[int, float]]:
+    """Yield number and arrival of each packet that gets through."""
+    path = link_path.Path(replace(direction, rate_bps=0.0, trace=None), seed, profile.outages)
+    for number, now in [*pushes, (-1, float("inf"))]:
+        while (when := path.next_event()) is not None and when <= now:
+            yield from ((int(packet.data), when) for packet in path.pop_ready(when))
+        if number >= 0:
+            path.push(Packet(b"%d" % number, PING_BYTES), now)

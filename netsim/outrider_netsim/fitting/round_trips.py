@@ -39,7 +39,6 @@ HOLD_S = 0.2  # what is shorter belongs to the delay
 HOLD_DEVIATIONS = 5.0  # above the median, for the first ping of a hold; by the quartiles, as of a normal variable
 MEASURED_CORRELATION = 0.7
 CHANCE = 3.0  # deviations of pure chance that a correlation or a burst must exceed
-QUANTILES = np.array([0.5, 0.9, 0.99])
 _LAGS = sorted({round(1.25**n) for n in range(40)})  # to some 6,000
 _GRID = (np.arange(200) + 0.5) / 200
 _MIN_JITTER_MS = 1e-3
@@ -55,20 +54,6 @@ class DelayFit:
     delay_ms: float
     jitter_ms: float
     distance_ms: float  # mean, of their quantiles
-
-
-@dataclass(frozen=True, slots=True)
-class RoundTripFigures:
-    """What a recording and the round trips of its fitted profile are compared by."""
-
-    mean_ms: float
-    deviation_ms: float
-    quantiles_ms: tuple[float, ...]  # at QUANTILES
-    loss: float  # apart from outages
-    burst: float  # mean number of losses in a row; 0 without losses
-    correlation: float  # of one round trip with the next
-    outage_share: float  # of the time in which packets are lost
-    hold_share: float  # of the time in which they wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +95,8 @@ def usual(recordings: Sequence[RoundTrips]) -> Array:
     return np.concatenate([one.rtt_ms[there] for one, there in zip(recordings, _are_usual(recordings), strict=True)])
 
 
-def figures(recordings: Sequence[RoundTrips]) -> RoundTripFigures:
+def figures(recordings: Sequence[RoundTrips]) -> dict[str, float]:
+    """Return what a recording and the round trips of its fitted profile are compared by; losses apart from outages."""
     rtts = usual(recordings)
     lost, bursts, counted = _count_losses(recordings)
     duration_s = sum(recording.duration_s for recording in recordings)
@@ -118,16 +104,16 @@ def figures(recordings: Sequence[RoundTrips]) -> RoundTripFigures:
         sum(end - start for of_one in found for start, end in of_one)
         for found in (map(outages_of, recordings), holds_of(recordings))
     )
-    return RoundTripFigures(
-        float(rtts.mean()),
-        float(rtts.std()),
-        tuple(float(q) for q in np.quantile(rtts, QUANTILES)),
-        lost / counted,
-        lost / bursts if bursts else 0.0,
-        _correlation(*_neighbors(recordings)),
-        out_s / duration_s,
-        held_s / duration_s,
-    )
+    return {
+        "mean, ms": float(rtts.mean()),
+        "deviation, ms": float(rtts.std()),
+        **{f"p{100 * share:.0f}, ms": float(np.quantile(rtts, share)) for share in (0.5, 0.9, 0.99)},
+        "correlation of neighbors": _correlation(*_neighbors(recordings)),
+        "lost, %": 100 * lost / counted,
+        "losses in a row": lost / bursts if bursts else 0.0,
+        "time in outages, %": 100 * out_s / duration_s,
+        "time in holds, %": 100 * held_s / duration_s,
+    }
 
 
 def outages_of(recording: RoundTrips) -> list[tuple[float, float]]:

@@ -1,19 +1,20 @@
-"""Network interfaces and sockets of the namespace that this process is in, by ioctl; needs no library.
+"""Network interfaces, sockets and TCP settings of the namespace that this process is in, by ioctl; needs no library.
 
 The namespace holder runs these on either side. The link's addresses are 10.77.0.1 on A and 10.77.0.2 on B.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from outrider_netsim.core.errors import EngineError, ProfileError
-from outrider_netsim.namespaces.sysctl import choose_congestion
 
 Side = Literal["A", "B"]
 SocketKind = Literal["tcp", "udp"]
@@ -35,6 +36,20 @@ SIOCSIFADDR, SIOCSIFNETMASK = 0x8916, 0x891C
 SIOCSIFMTU = 0x8922
 RTM_NEWLINK, RTM_DELLINK, IFLA_TXQLEN = 16, 17, 13  # linux/rtnetlink.h, linux/if_link.h
 NLM_F_REQUEST, NLM_F_ACK = 1, 4  # linux/netlink.h
+
+SETTINGS = Path("/proc/sys")
+AVAILABLE_CONGESTION = "net/ipv4/tcp_available_congestion_control"
+
+# What would differ between hosts, or between the connections of one run, if it stayed as it is. All other settings of
+# TCP are the kernel's defaults in a new namespace, whatever the host has (net/ipv4/tcp_ipv4.c, tcp_sk_init).
+TCP_SETTINGS = {
+    # Otherwise a connection starts from the slow start threshold and the reordering that the one before it cached for
+    # the address: the first answer of a run and the second would meet different links.
+    "tcp_no_metrics_save": "1",
+    # A new namespace copies these two from the host. Linux's own defaults, from 1 GB of memory on.
+    "tcp_rmem": "4096 131072 6291456",
+    "tcp_wmem": "4096 16384 4194304",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +106,29 @@ def open_tun(name: str, address: str) -> PassedDescriptor:
         os.close(device)
         raise
     return PassedDescriptor(device)
+
+
+def set_up_tcp(congestion: str) -> None:
+    """Give this namespace's TCP the same settings on every host. Raises EngineError without that congestion control."""
+    with socket.socket() as trial:
+        choose_congestion(trial, congestion)
+    for name, value in {**TCP_SETTINGS, "tcp_congestion_control": congestion}.items():
+        # Read-only in some containers. And a namespace takes no congestion control that the host keeps for root (it is
+        # not in tcp_allowed_congestion_control): the splices' sockets choose it one by one.
+        with contextlib.suppress(OSError):
+            (SETTINGS / "net/ipv4" / name).write_text(value)
+
+
+def choose_congestion(connection: socket.socket, congestion: str) -> None:
+    """Set the congestion control of a TCP socket, or of a listener's connections. Raises EngineError."""
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+    except OSError as error:
+        available = ", ".join(SETTINGS.joinpath(AVAILABLE_CONGESTION).read_text().split())
+        raise EngineError(
+            f"congestion {congestion!r}: the kernel has {available} ({error.strerror}): choose one of these, or load "
+            f"its module (modprobe tcp_{congestion})"
+        ) from None
 
 
 def set_up(name: str) -> None:

@@ -50,7 +50,7 @@ class NamespaceBridge:
         await self.namespaces.start()
         for side in LINK_ADDRESSES:
             await self.namespaces.call(
-                side, "outrider_netsim.namespaces.sysctl:set_up_tcp", congestion=self._congestion
+                side, "outrider_netsim.namespaces.interfaces:set_up_tcp", congestion=self._congestion
             )
 
     async def listen_outside(self, upstream: Address, host: str = LOOPBACK, port: int = 0) -> Address:

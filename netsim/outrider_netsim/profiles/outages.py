@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import count, pairwise
@@ -27,6 +27,19 @@ class Cuttable(Protocol):
 
     def cut(self) -> None: ...
     def restore(self) -> None: ...
+
+
+class OutageSwitch:
+    """Calls `switch` with True when a planned outage begins, and with False when it ends."""
+
+    def __init__(self, switch: Callable[[bool], None]) -> None:
+        self._switch = switch
+
+    def cut(self) -> None:
+        self._switch(True)
+
+    def restore(self) -> None:
+        self._switch(False)
 
 
 @dataclass(frozen=True, slots=True)

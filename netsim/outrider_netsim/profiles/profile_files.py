@@ -13,22 +13,42 @@ rate_bps = 5e6
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
-from dataclasses import fields
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.profiles.checked_table import CheckedTable, WrongTypeError, flag, number, text, whole
 from outrider_netsim.profiles.distribution_table import SUFFIX as DIST_SUFFIX
 from outrider_netsim.profiles.distribution_table import DistributionTable, load_distribution
-from outrider_netsim.profiles.outages import Outage, outage_text, parse_outage
-from outrider_netsim.profiles.profile import Aqm, Bursts, Direction, Distribution, Profile
+from outrider_netsim.profiles.outages import outage_text, parse_outage
+from outrider_netsim.profiles.profile import Bursts, Direction, Profile
 from outrider_netsim.profiles.trace_files import load_trace
-from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace, Trace
+from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
+from outrider_proto.errors import UsageError
+from outrider_proto.options.values import Table, build, read_toml
 
 SUFFIX = ".toml"
+
+
+@dataclass(frozen=True, slots=True)
+class _ProfileTable:
+    """The keys of one profile, its directions unchecked."""
+
+    name: str = ""
+    source: str = ""
+    seed: int = 0
+    outages: tuple[str, ...] = ()
+    both: dict[str, Any] | None = None
+    up: dict[str, Any] | None = None
+    down: dict[str, Any] | None = None
+
+
+class _LocatedError(ProfileError):
+    """A ProfileError whose message says where in the file it is."""
 
 
 def load_profile(path: str | Path, name: str | None = None) -> Profile:
@@ -42,89 +62,73 @@ def load_profile(path: str | Path, name: str | None = None) -> Profile:
 
 
 def load_profiles(path: str | Path) -> dict[str, Profile]:
-    """Load all profiles of a file, by name. Raises ProfileError that names file and key."""
-    root = CheckedTable.read(Path(path))
+    """Load all profiles of a file, by name. Raises ProfileError that names file, table and key."""
+    file = Path(path)
+    try:
+        root = read_toml(file)
+    except UsageError as error:
+        raise ProfileError(str(error)) from None
     if "profile" not in root:
-        profile = _profile(root, root.file.stem)
+        profile = _profile(file, (), root)
         return {profile.name: profile}
-    root.only(["profile"])
-    several = root.child("profile")
-    if not several.values:
-        raise root.error("no profile: need tables such as [profile.NAME.both]")
-    return {name: _profile(several.child(name), name) for name in several}
+    with _located(file):
+        several = root.pop("profile")
+        if root:
+            raise ProfileError(f"{next(iter(root))}: no such key beside [profile]")
+        if not isinstance(several, dict) or not several or not all(isinstance(one, dict) for one in several.values()):
+            raise ProfileError("profile: need tables such as [profile.NAME.both]")
+        return {name: _profile(file, ("profile", name), one) for name, one in several.items()}
 
 
-def _outages(value: Any, table: CheckedTable) -> tuple[Outage, ...]:
-    if not isinstance(value, list):
-        raise WrongTypeError('a list such as ["3s@10s", "1s@5s/30s"]')
-    return tuple(parse_outage(text(item, table)) for item in value)
+@contextlib.contextmanager
+def _located(file: Path, *path: str) -> Iterator[None]:
+    """Add the place to errors."""
+    try:
+        yield
+    except _LocatedError:
+        raise
+    except (UsageError, ProfileError) as error:
+        place = f" [{'.'.join(path)}]" if path else ""
+        raise _LocatedError(f"{file}{place}: {error}") from None
 
 
-def _bursts(value: Any, table: CheckedTable) -> Bursts:
-    if not isinstance(value, dict) or not {"p", "r"} <= value.keys():
-        raise WrongTypeError("a table such as {p = 0.01, r = 0.3}")
-    inner = table.child("bursts")
-    inner.only(field.name for field in fields(Bursts))
-    return Bursts(**{key: inner.get(key, number) for key in inner})
+def _profile(file: Path, path: tuple[str, ...], table: Table) -> Profile:
+    with _located(file, *path):
+        if path and "name" in table:
+            raise ProfileError("name: the table's name is the profile's")
+        keys = build(_ProfileTable, table)
+        ways = {}
+        for way in ("up", "down"):
+            own = getattr(keys, way)
+            if own is None and keys.both is None:
+                raise ProfileError(
+                    f"no [{'.'.join((*path, way))}]: give both directions, or [both] where they are alike"
+                )
+            ways[way] = _direction(file, path, way, keys.both or {}, own or {})
+        name = path[-1] if path else table.get("name", file.stem)
+        return Profile(name, source=keys.source, seed=keys.seed, outages=tuple(map(parse_outage, keys.outages)), **ways)
 
 
-def _trace(value: Any, table: CheckedTable) -> Trace:
-    return load_trace(table.file.parent / text(value, table))
-
-
-def _distribution(value: Any, table: CheckedTable) -> Distribution:
-    name = text(value, table)
-    # Any other name is checked by Direction.
-    return load_distribution(table.file.parent / name) if name.endswith(DIST_SUFFIX) else cast(Distribution, name)
-
-
-Kinds = dict[str, Callable[[Any, CheckedTable], Any]]  # Any: unchecked in, a field's type out
-_DIRECTION: Kinds = {
-    "delay_ms": number,
-    "jitter_ms": number,
-    "distribution": _distribution,
-    "rate_bps": number,
-    "base_ms": number,
-    "correlation": number,
-    "coherence_ms": number,
-    "loss": number,
-    "bursts": _bursts,
-    "duplicate": number,
-    "corrupt": number,
-    "queue_packets": whole,
-    "queue_bytes": whole,
-    "queue_ms": number,
-    "in_order": flag,
-    "aqm": lambda value, table: cast(Aqm, text(value, table)),  # checked by Direction
-    "slot_ms": number,
-    "trace": _trace,
-}
-_PROFILE: Kinds = {"source": text, "seed": whole, "outages": _outages}
-_WAYS = ("up", "down")
-
-
-def _profile(table: CheckedTable, name: str) -> Profile:
-    kinds = _PROFILE if table.path else {"name": text} | _PROFILE
-    table.only([*kinds, "both", *_WAYS])
-    given = {key: table.get(key, kinds[key]) for key in table if key in kinds}
-    both = _values(table, "both")
-    ways = {way: _direction(table, way, both) for way in _WAYS}
-    return table.located(lambda: Profile(**{"name": name} | given | ways))
-
-
-def _direction(table: CheckedTable, way: str, both: dict[str, Any]) -> Direction:
-    if way not in table and "both" not in table:
-        raise table.error(f"no [{'.'.join((*table.path, way))}]: give both directions, or [both] where they are alike")
-    values = both | _values(table, way)
-    return table.child(way if way in table else "both").located(lambda: Direction(**values))
-
-
-def _values(table: CheckedTable, way: str) -> dict[str, Any]:
-    if way not in table:
-        return {}
-    child = table.child(way)
-    child.only(_DIRECTION)
-    return {key: child.get(key, _DIRECTION[key]) for key in child}
+def _direction(file: Path, path: tuple[str, ...], way: str, both: Table, own: Table) -> Direction:
+    values, found = both | own, dict[str, Any]()  # Any: fields of Direction
+    try:
+        # A file is named relative to this one.
+        if isinstance(values.get("trace"), str):
+            found["trace"] = load_trace(file.parent / values.pop("trace"))
+        if str(values.get("distribution")).endswith(DIST_SUFFIX):
+            found["distribution"] = load_distribution(file.parent / values.pop("distribution"))
+            # Checked with the jitter beside it: a constant delay has none.
+            values["distribution"] = "normal"
+        if isinstance(values.get("bursts"), dict):
+            with _located(file, *path, way if "bursts" in own else "both", "bursts"):
+                found["bursts"] = build(Bursts, values.pop("bursts"))
+        return replace(build(Direction, values), **found)
+    except (UsageError, ProfileError) as error:
+        # A message begins with its key.
+        key = re.match(r"\w*", str(error))
+        table = way if not both or (key and key[0] in own) else "both"
+        with _located(file, *path, table):
+            raise
 
 
 def profile_text(profile: Profile) -> str:

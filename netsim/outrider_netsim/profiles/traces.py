@@ -5,7 +5,6 @@ trace_files.py reads and writes them.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 
 OPPORTUNITY_BYTES = 1504  # what one line of a Mahimahi trace lets through
@@ -46,10 +45,6 @@ class ConditionTrace:
     delay_ms: tuple[float, ...] | None = None
     rate_bps: tuple[float, ...] | None = None  # at least 1000; never 0
     loss: tuple[float, ...] | None = None
-
-    def row_at(self, time_s: float) -> int:
-        """Return the index of the row that holds `time_s` seconds after the link's start."""
-        return bisect_right(self.times_s, time_s % self.period_s) - 1
 
 
 Trace = DeliveryTrace | ConditionTrace

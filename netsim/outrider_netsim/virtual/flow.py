@@ -50,10 +50,6 @@ class Flow(TcpUser):
         self._end = TcpEndpoint(clock, data, self, congestion)
         self._end.connect_to(TcpEndpoint(clock, acks, self._messages, congestion))
 
-    @property
-    def packets_sent_again(self) -> int:
-        return self._end.sender.board.total_sent_again
-
     def send(self, size_bytes: int, arrived: Callable[[], None]) -> None:
         """Send a message now and call `arrived` when it arrives; an empty one counts as a byte.
 

@@ -44,9 +44,6 @@ async def test_bytes_pass_both_ways_intact():
         writer.write(sent)
         writer.write_eof()
         assert await reader.read(-1) == sent
-        up, down = link.payload
-        assert up.bytes == down.bytes == len(sent)
-        assert up.chunks >= len(sent) / 1448
         assert link.stats.up.bytes_in == len(sent) + 66 * link.stats.up.packets_in + 8  # and the SYN's options
         assert link.stats.connections == 1
 

@@ -1,10 +1,11 @@
 """Whole fits: what of which recording ends up in the profile."""
 
+import numpy as np
 import pytest
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.fitting.comparison import simulate
-from outrider_netsim.fitting.fit import fit_profile, sort_recordings
+from outrider_netsim.fitting.fit import compared, fit_profile, simulate, sort_recordings
+from outrider_netsim.profiles.outages import Outage
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.profiles.synthetic import Cellular
 from outrider_netsim.profiles.traces import ConditionTrace
@@ -31,7 +32,7 @@ def test_pings_and_traces_add_up():
         assert direction.trace == DELIVERIES
         assert direction.delay_ms > 0
     assert "(down)" in fit.profile.source
-    assert set(fit.tables) == {"round trip", "rate down", "rate up"}
+    assert "mean, ms" in fit.table
     assert fit_profile("mine", (), CONDITIONS).profile.up.trace == CONDITIONS
 
 
@@ -39,3 +40,24 @@ def test_one_trace_is_the_way_down():
     assert sort_recordings([PINGS, DELIVERIES, PINGS]) == ((PINGS, PINGS), DELIVERIES)
     with pytest.raises(ProfileError, match="a second trace: give the one of the way up with --up"):
         sort_recordings([DELIVERIES, CONDITIONS])
+
+
+MADE = Profile.symmetric(
+    "made", Direction(20, 5, "normal", rate_bps=1000, base_ms=5, loss=0.01), outages=(Outage(2, 30, every_s=60),)
+)
+
+
+def test_simulated_pings_follow_the_profile_without_its_rate():
+    pings = simulate(MADE, 0.5, 10_000)
+    answers = pings.rtt_ms[~pings.is_lost]
+    assert answers.mean() == pytest.approx(MADE.round_trip_ms, rel=0.01)
+    assert pings.is_lost.mean() == pytest.approx(0.0199 + 2 / 60, rel=0.1)
+    np.testing.assert_array_equal(simulate(MADE, 0.5, 100).rtt_ms, simulate(MADE, 0.5, 100).rtt_ms)
+
+
+def test_a_profile_compared_with_its_own_pings_agrees():
+    rows = compared([simulate(MADE, 0.5, 20_000, seed=7)], MADE)
+    for name in ("mean, ms", "deviation, ms", "p50, ms", "p90, ms", "p99, ms", "lost, %", "time in outages, %"):
+        recorded, fitted = rows[name]
+        assert fitted == pytest.approx(recorded, rel=0.1), name
+    assert rows["time in holds, %"] == (0, 0)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.fitting.comparison import simulate
+from outrider_netsim.fitting.fit import simulate
 from outrider_netsim.fitting.recordings import RoundTrips
 from outrider_netsim.fitting.round_trips import (
     coherence_of,
@@ -113,8 +113,8 @@ def test_outages_are_long_runs_of_lost_pings_and_neither_loss_nor_delay():
     lost = [20, 20, NONE, 20, *[NONE] * 10, 20, *[NONE] * 4, 20]
     recording = series(lost)
     assert outages_of(recording) == [(pytest.approx(0.8), pytest.approx(2.8))]
-    assert figures([recording]).loss == pytest.approx(5 / 10)
-    assert figures([recording]).burst == 2.5
+    assert figures([recording])["lost, %"] == pytest.approx(50)
+    assert figures([recording])["losses in a row"] == 2.5
     assert fit_outages([recording]) == (Outage(2, 1.0, 4.0),)
 
 
@@ -156,8 +156,8 @@ def test_profiles_with_outages_and_holds_are_found_again():
 def test_several_recordings_are_pooled_but_not_across_their_ends():
     first, second = series([20.0, 21.0, NONE] * 40), series([NONE, 30.0, 31.0] * 40)
     together = figures([first, second])
-    assert together.burst == 1
-    assert together.mean_ms == pytest.approx(25.5)
+    assert together["losses in a row"] == 1
+    assert together["mean, ms"] == pytest.approx(25.5)
 
 
 def test_too_few_answers_are_refused():

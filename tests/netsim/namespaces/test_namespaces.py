@@ -204,7 +204,7 @@ async def main():
     async with Namespaces() as namespaces:
         (await namespaces.socket("A")).close()
         assert await namespaces.run(["sh", "-c", "test $(id -u) = 65534"]) == 0
-        set_up_tcp = "outrider_netsim.namespaces.sysctl:set_up_tcp"
+        set_up_tcp = "outrider_netsim.namespaces.interfaces:set_up_tcp"
         await namespaces.call("A", set_up_tcp, congestion="cubic")
         assert await namespaces.run(["grep", "-q", "1", "/proc/sys/net/ipv4/tcp_no_metrics_save"]) == 0
         connection = await namespaces.socket("A", congestion="cubic")
