@@ -17,7 +17,6 @@ from outrider_server.config.security import SecurityConfig, at_least
 from outrider_server.config.telemetry import TelemetryConfig
 from outrider_server.kv.size import KVLayout, MemorySize
 
-SchedulerName = Literal["fair", "plain"]
 PlanAhead = Literal["auto", "on", "off"]
 _CHUNK_TOKENS = 512
 
@@ -51,13 +50,6 @@ class LimitsConfig:
             expert=True,
         ),
     ] = None
-    scheduler: Annotated[
-        SchedulerName,
-        Flag(
-            "fair: equal shares for all keys; plain: every draft runs in the next pass, however long others wait.",
-            expert=True,
-        ),
-    ] = "fair"
     plan_ahead: Annotated[
         PlanAhead,
         Flag(
@@ -109,7 +101,7 @@ class LimitsConfig:
         at_least(self, 1, "max_sessions", "client_sessions", "batch_tokens", "chunk_tokens")
         if not 1 <= self.max_nodes <= MAX_NODES:
             raise UsageError(f"max_nodes={self.max_nodes}: need 1 to {MAX_NODES}")
-        if self.scheduler == "fair" and self.chunk_rows > self.batch_tokens:
+        if self.chunk_rows > self.batch_tokens:
             raise UsageError(f"chunk_tokens={self.chunk_tokens}: need at most batch_tokens={self.batch_tokens}")
         if self.kv_memory is not None:
             MemorySize.parse(self.kv_memory)

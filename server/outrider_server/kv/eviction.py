@@ -4,9 +4,9 @@
     resting   unused for longer than its hold             goes next, for whoever asks
     active    works, waits for memory, or for its link    goes only by preemption
 
-Between two drafts a session waits for its link, and needs its rows again a round trip later. Where the least recently
-used goes, one active session more than fit makes every draft run a whole text again. So active sessions keep their
-rows, and those that find no room wait in line. Rows change hands
+Between two drafts a session waits for its link, and needs its rows again a round trip later. If the least recently used
+session were evicted, one active session more than fit would make every draft run a whole text again. So active sessions
+keep their rows, and those that find no room wait in line. Rows change hands
 
     at once    from a payer that holds more than the fair level to one that stays within it
     in turns   among payers above the level: the session that has waited longest gets the rows of the one that has had
@@ -22,26 +22,25 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-_CONTEXT_ROWS = 32  # of each session, on average: such a pass tells what a row of context costs
-_HOLD_PAUSES = 3  # a hold lasts so many passes, and so many of the session's last pause between two requests,
-_LONGEST_HOLD = 5  # of these at most so many times the shortest hold
-_RERUN_SHARE = 8  # one part in so many of the time may go to rows that run again after turns,
-_MIN_PAUSE = 2  # or in so many, where the line is long
+_CONTEXT_ROWS = 32  # a pass with so many rows a session, on average, tells what a row of context costs
+# A session stays active for a hold: the shortest hold, or longer after longer passes and pauses.
+_HOLD_PAUSES = 3  # a hold lasts three passes, and three times the session's last pause between two requests
+_LONGEST_HOLD = 5  # but a pause makes it at most five times the shortest hold
+# Turns cost time, since the rows that were taken away must run again.
+_RERUN_SHARE = 8  # that takes at most one part in eight of the time
+_CROWDED_RERUN_SHARE = 2  # or half of it, where the line is too long for that
 
 
 @dataclass(slots=True)
 class Usage:
-    """What a session does with its rows, in seconds of one clock; `used` counts the uses of all sessions.
-
-    `wanted_bytes` is what it waits for since `waits_since`. `placed_at`: since when it has rows.
-    """
+    """What a session does with its rows; times are seconds of one clock."""
 
     payer: Hashable
-    used: int = 0
+    used: int = 0  # number of its last use, counted over all sessions
     used_at: float = 0.0
-    pause_s: float = 0.0
-    placed_at: float = 0.0
-    wanted_bytes: int = 0
+    pause_s: float = 0.0  # between its last two requests
+    placed_at: float = 0.0  # when it got the rows it has
+    wanted_bytes: int = 0  # what it waits for
     waits_since: float | None = None
 
     def ask(self, used: int, now: float) -> None:
@@ -65,13 +64,13 @@ Status: TypeAlias = Literal["parked", "idle", "waiting", "working"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Holding:
-    """One session as the policy sees it: bytes and rows of its own; `frees`: whether evicting it frees anything."""
+    """One session as the policy sees it."""
 
     usage: Usage
     status: Status
-    num_bytes: int
+    num_bytes: int  # of its own, as rows are
     num_rows: int
-    frees: bool
+    frees: bool  # whether evicting it frees anything
 
     @property
     def demand_bytes(self) -> int:
@@ -82,17 +81,17 @@ class Holding:
 class EvictionPolicy:
     """Decides who may be evicted.
 
-    `hold_s`: shortest time for which a session that was used stays active, and has rows before they change hands in
-    turns. `patience_s`: longest that a session waits for memory; turns come sooner where the line is too long for that.
+    `hold_s` is the shortest hold; rows change hands in turns only after a session has had them for so long.
+    `patience_s` is the longest that a session waits for memory: turns come sooner where the line is too long for that.
     """
 
     def __init__(self, limit_bytes: int, hold_s: float = 0.0, patience_s: float = 0.0) -> None:
         self._limit_bytes = limit_bytes
         self._hold_s = hold_s
         self._patience_s = patience_s
-        self._pass_s = 0.0  # of the last pass
-        self._row_s = 0.0  # of running one row again
-        self._rerun_s = 0.0  # of running again what was taken from active sessions, less what time has paid for
+        self._pass_s = 0.0  # time of the last pass
+        self._row_s = 0.0  # time that running one row again takes
+        self._rerun_s = 0.0  # time to run again what was taken from active sessions, less what has been paid off since
         self._preempted_at = 0.0
 
     def learn(self, num_rows: int, num_sessions: int, seconds: float) -> None:
@@ -106,12 +105,12 @@ class EvictionPolicy:
         if holding.status == "working":
             return True
         pause_s = min(holding.usage.pause_s * _HOLD_PAUSES, self._hold_s * _LONGEST_HOLD)
-        # A draft that has come during a pass is seen after it.
+        # The policy sees a draft that comes during a pass only after it.
         hold_s = max(self._hold_s, pause_s, self._pass_s * _HOLD_PAUSES)
         return holding.status != "parked" and now - holding.usage.used_at < hold_s
 
     def order(self, asking: Holding | None, others: Sequence[Holding], now: float) -> list[Holding]:
-        """Return those that may be evicted, the first to go first. `asking`: None where no request waits for it."""
+        """Return the sessions that may be evicted for the one that is `asking`, if any; the first to go first."""
         held, active, free = _by_payer(others), list[Holding](), list[Holding]()
         for holding in others:
             (active if self.is_active(holding, now) else free).append(holding)
@@ -144,7 +143,7 @@ class EvictionPolicy:
     def _next_turn_at(self, above: Iterable[Holding]) -> float:
         num_waiting = 1 + sum(holding.usage.waits_since is not None for holding in above)
         pause_s = min(self._patience_s / (2 * num_waiting), _RERUN_SHARE * self._rerun_s)
-        return self._preempted_at + max(pause_s, _MIN_PAUSE * self._rerun_s)
+        return self._preempted_at + max(pause_s, _CROWDED_RERUN_SHARE * self._rerun_s)
 
     def _is_behind(self, asking: Holding, above: Sequence[Holding], active: Sequence[Holding]) -> bool:
         """Return whether another session is to have the next turn: one that waits longer, and would find room."""

@@ -27,7 +27,7 @@ from outrider_server.scheduling.pass_runner import PassRunner, Planned, Results
 from outrider_server.scheduling.reply_poster import ReplyPoster
 from outrider_server.scheduling.request import Request
 from outrider_server.scheduling.request_queues import PrefixQuery, RequestQueues
-from outrider_server.scheduling.scheduler import new_scheduler
+from outrider_server.scheduling.scheduler import Scheduler
 from outrider_server.scheduling.server_drafting import ServerDrafting
 from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.scheduling.tree_budget import NO_LIMIT, TreeBudget
@@ -60,7 +60,7 @@ class EngineLoop:
         self._inbox: SimpleQueue[Request | PrefixQuery | FeatureFeed | None] = SimpleQueue()
         self._faults = FaultHandler(engine)
         self._queues = RequestQueues(limits.room_wait_s, self._faults.fail)
-        self._scheduler = new_scheduler(limits.scheduler, limits.batch_tokens, limits.chunk_rows)
+        self._scheduler = Scheduler(limits.batch_tokens, limits.chunk_rows)
         self._drafting = ServerDrafting(engine, self._scheduler, self._faults.fail, limits.max_sessions)
         self._passes = PassRunner(engine, self._faults, defers_features=overlap)
         self._tree_budget = TreeBudget(limits.batch_tokens) if limits.adaptive_trees else None
@@ -167,9 +167,9 @@ class EngineLoop:
 
     def _verify(self, planned: Planned) -> Results:
         """Run one pass, and plan the next one meanwhile."""
-        self._replies.wake_alongside()
         sequences = {request.sequence for request, _ in planned}
-        results = self._passes.run(planned, meanwhile=lambda: self._plan_ahead(sequences))
+        with self._replies.waking_alongside():
+            results = self._passes.run(planned, meanwhile=lambda: self._plan_ahead(sequences))
         has_verdict = any(result.accepted is not None for _, result in results)
         self._faults.count_step(len(planned), len(results), has_verdict=has_verdict)
         return results

@@ -1,11 +1,11 @@
-"""The feature rows on their way to one stream. They stay in the session's memory until its client has read the others.
+"""The feature rows of one stream, posted no faster than its client reads them; the others stay in the session's memory.
 
-        0 .. sent-1                 sent .. promised-1                promised ..
-rows    posted: copies, of which    of requests that have had         nobody has asked for them,
-        few may wait to be read     their verdict; not copied yet     or they are not made yet
+        0 .. sent-1                   sent .. promised-1              promised ..
+rows    posted as copies, of which    owed to requests that have      not asked for,
+        few may wait to be read       had their verdict               or not made yet
 
-A request's rows are promised with its verdict. No row is promised twice, unless the client asks again for rows that it
-was sent: that it may do once on every stream, since those that were on their way are lost with a link.
+A request's rows are promised with its verdict, and no row twice. Only once on every stream may the client ask again for
+rows that it was sent: those that were on their way are lost with a link.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _CHUNK_BYTES = 2**20  # copied at once
 
 @dataclass(slots=True)
 class _Part:
-    """Rows first .. stop-1, to be posted in frames like `frame`, or the rows that it has already."""
+    """Rows first .. stop-1, to be posted in frames like `frame`."""
 
     post: Callable[[Features], None]
     frame: Features
     first: int
     stop: int
-    num_rows: int
+    num_rows: int  # when it was promised; 0: the frame has its rows already
 
 
 class FeatureFeed:
-    """Posts a stream's rows in order, as long as at most `max_bytes` of them wait to be read.
+    """Posts a stream's rows in order, while at most `max_bytes` of them wait to be read.
 
-    For the engine thread, but that the event loop counts in `taken_bytes` what has left and sets `abandoned`. `on_full`
-    says that rows are left: pump() must be called once some have been read. `on_empty` says that none are any more.
-    The client holds rows of the first `num_sent` tokens, or has lost them.
+    The feed belongs to the engine thread. The event loop only adds to `taken_bytes` what has left the server, and sets
+    `abandoned` when the stream ends. `on_full` is called when rows must wait: call pump() once some have been read.
+    `on_empty` is called when pump() has posted the last of them. Rows of the first `num_sent` tokens were sent before.
     """
 
     def __init__(
@@ -72,17 +72,17 @@ class FeatureFeed:
         if num_again <= 0:
             return first, 0
         if not self._may_repeat:
-            # On their way: requests that are sent before the rows of the last one have come ask for these, too.
+            # The rows are on their way: a request that was sent before they came asks for them, too.
             return self._num_promised, 0
         self._may_repeat = False
         return first, num_again
 
     def promise(self, post: Callable[[Features], None], frame: Features, first: int, stop: int) -> None:
-        """Send rows first .. stop-1 in frames like `frame`; where there are none, those that it has."""
+        """Send rows first .. stop-1 in frames like `frame`; where there are none, the rows that `frame` has."""
         self._num_promised = max(self._num_promised, stop)
         last = self._parts[-1] if self._parts else None
         if last is not None and last.frame.seq == frame.seq and last.stop == first:
-            last.stop, last.frame = stop, frame  # of a Decode, whose passes go on
+            last.stop, last.frame = stop, frame  # a Decode's rows of two passes
         else:
             self._parts.append(_Part(post, frame, first, stop, stop - first))
         if not self._is_full:
@@ -108,7 +108,7 @@ class FeatureFeed:
                 self._post_rows(part, stop, self.max_bytes - unread)
                 continue
             elif part.first < part.stop:
-                # Evicted before they were read: the next request computes them again, and they follow then.
+                # They were evicted before they were read: the next request computes them again, and they follow then.
                 self._num_promised = min(self._num_promised, part.first)
             self._parts.popleft()
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 
 class ReplyPoster:
@@ -26,7 +27,7 @@ class ReplyPoster:
         self._loop = loop
 
     def post(self, callback: Callable[[], None]) -> None:
-        """Have it run once the event loop is awake: call wake() or wake_alongside() afterwards."""
+        """Have it run once the event loop is awake: call wake() or waking_alongside() afterwards."""
         self._callbacks.append(callback)
 
     def wake(self) -> None:
@@ -35,10 +36,16 @@ class ReplyPoster:
             self._is_scheduled = True
             self._loop.call_soon_threadsafe(self._run_all)
 
-    def wake_alongside(self) -> None:
-        """Have another thread wake the event loop, while this one goes on."""
-        if self._callbacks and not self._is_scheduled:
-            self._waker.submit(self.wake)
+    @contextmanager
+    def waking_alongside(self) -> Iterator[None]:
+        """Have another thread wake the event loop, while this one runs a pass; it has done so when the pass ends."""
+        waking = self._waker.submit(self.wake) if self._callbacks else None
+        try:
+            yield
+        finally:
+            # Otherwise short passes, one after another, would keep the interpreter lock from the other thread.
+            if waking is not None:
+                waking.result()
 
     def stop(self) -> None:
         """Wake the event loop for the last time. Safe to call twice."""

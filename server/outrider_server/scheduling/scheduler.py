@@ -1,20 +1,22 @@
 """The plan of the next pass: which requests run, with how many rows. Data in, plan out: no clock, threads or tensors.
 
-    budget  |------------ drafts ------------|-- prefill --|   Drafts first; but while prefill waits a quarter is its
-                                                               own, and what drafts leave it takes too: as long as
-                                                               nobody drafts whose verdicts would take long by that.
+    budget  |------------ drafts ------------|-- prefill --|
 
-While others draft, prefill may make a pass twice as long as their drafts alone, but no longer (stall-free batching;
-Sarathi-Serve, arXiv 2403.02310). So it does while their verdicts travel: the next draft would wait for the pass. The
-same holds for trees that the server grows, beside clients who bring their own.
+Drafts come first. While prefill waits, a quarter of the budget is reserved for it, and it may use what drafts leave
+free, under two limits:
 
-Of each kind the payers get equal shares, or as much less as they want (weighted fair queueing with equal weights;
-Demers, Keshav and Shenker 1989):
+- Beside drafts of others, a pass may take twice as long as it would with their drafts alone, but no longer (stall-free
+  batching; Sarathi-Serve, arXiv 2403.02310). This holds also while their verdicts travel, since the next draft would
+  wait for the pass, and for trees that the server grows beside clients who bring their own.
+- Where others read prompts too or drafted lately, a pass is no longer than it needs to be efficient: its rows take nine
+  tenths of its time.
+
+Drafts and prefill each are shared equally among payers, who get less only if they want less (weighted fair queueing
+with equal weights; Demers, Keshav and Shenker 1989):
 
     level       rows of an equal share in all passes so far, for a payer who always wanted more
-    account     rows that a payer has had, at least the level when it comes back: no credit for time away.
-                level - account is its deficit
-    due         account + rows of its oldest request; the payer with the smallest goes first
+    account     rows that a payer has had; at least the level when it comes back, so that time away earns no credit
+    due         account + rows of the payer's oldest request: the payer with the smallest goes first
 
 So a client with 60 sessions, or with large trees, gets no more than the others leave. Deficit round robin would share
 as well, but a small draft would have to wait for its turn in a round of large ones.
@@ -27,37 +29,33 @@ from collections import Counter, deque
 from collections.abc import Hashable, Sequence, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Protocol, TypeAlias, assert_never
+from typing import TypeAlias
 
-from outrider_proto.tree import MAX_NODES
-from outrider_server.config.config import SchedulerName
 from outrider_server.scheduling.step_stats import PassTime
 
 Payer: TypeAlias = Hashable
 SHORT_CONTEXT = 32  # rows: a request with no more context is a draft, not prefill
-_PREFILL_SHARE = 4  # one part in so many of the budget
-_SHORT_ROWS = MAX_NODES + 1
-_STRETCH = 2.0  # times as long as their drafts alone may passes be for those who draft
-_LEAST_BESIDE = 32  # rows of a pass all the same, of prefill or of the server's own drafts
-_AWAY_S = 0.02  # after a payer's first draft in which the next one is expected
-_LONGEST_AWAY_S = 1.0
-_LATELY_S = 10.0  # after its last draft in which a payer may be back
-_WORTH = 0.9  # of a pass's time for its rows: where somebody else may come, a longer pass of prompts saves too little
-_LEAST_WORTH = 384  # rows of it all the same: what a row costs may be known badly
+_PREFILL_SHARE = 4  # a quarter of the budget is reserved for prefill
+_STRETCH = 2.0  # a pass may take so many times as long as the drafts of others in it would alone
+_LEAST_BESIDE = 32  # rows of prefill, or of the server's own drafts, that may run beside drafts of others in any case
+_AWAY_S = 0.02  # expected time from a payer's first verdict to its next draft
+_LONGEST_AWAY_S = 1.0  # a longer time is a pause: somebody reads
+_LATELY_S = 10.0  # a payer that drafted within this time may be back at any moment
+# Where somebody else may come, a pass of prompts ends where its rows take this share of its time: a longer one saves
+# too little.
+_EFFICIENT_SHARE = 0.9
+_LEAST_PREFILL = 384  # rows that such a pass may have in any case: the cost of a row may be estimated badly
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingRequest:
-    """The rows that a session's first request would run: `context`, then `rest` (root and tree) in one piece.
-
-    It has been waiting since `since`, in seconds of any clock. `grows`: its trees are the server's own drafts.
-    """
+    """The rows that a session's first request would run: context, then the rest in one piece."""
 
     payer: Payer
     context: int
-    rest: int
-    since: float
-    grows: bool = False
+    rest: int  # root and tree
+    since: float  # when it began to wait, in seconds of any clock
+    grows: bool = False  # its trees are the server's own drafts
 
     @property
     def rows(self) -> int:
@@ -74,63 +72,7 @@ class SchedulingRequest:
         return 0 if self.is_draft else max(min(self.context, room), 0)
 
 
-class Scheduler(Protocol):
-    def plan(self, requests: Sequence[SchedulingRequest]) -> list[int]:
-        """Return rows for each request, 0 where it waits; at least one runs where there are any."""
-        ...
-
-    def learn(self, rows: int, seconds: float, ended: float) -> None:
-        """Note how long a pass of so many rows took, and when it ended, on the clock of the requests."""
-        ...
-
-    def rows_beside(
-        self, growing: Sequence[SchedulingRequest], others: Sequence[SchedulingRequest], now: float
-    ) -> float | None:
-        """Return how many rows those whose drafts the server grows may have in the next pass, for the sake of others.
-
-        `others`: the rest of the requests that are ready. None: nobody else drafts now, or will soon again.
-        """
-        ...
-
-
-def new_scheduler(name: SchedulerName, budget: int, chunk: int) -> Scheduler:
-    match name:
-        case "fair":
-            return FairScheduler(budget, chunk)
-        case "plain":
-            return PlainScheduler(chunk)
-        case _:
-            assert_never(name)
-
-
-class PlainScheduler:
-    """Runs every short request whole; long ones share `chunk` rows, first come first served."""
-
-    def __init__(self, chunk: int) -> None:
-        self._chunk = chunk
-
-    def plan(self, requests: Sequence[SchedulingRequest]) -> list[int]:
-        room = self._chunk
-        planned = []
-        for request in requests:
-            if request.rows <= _SHORT_ROWS:
-                planned.append(request.rows)
-            else:
-                planned.append(request.part(room))
-                room -= planned[-1]
-        return planned
-
-    def learn(self, rows: int, seconds: float, ended: float) -> None:
-        """Do nothing: its plans do not depend on time."""
-
-    def rows_beside(
-        self, growing: Sequence[SchedulingRequest], others: Sequence[SchedulingRequest], now: float
-    ) -> float | None:
-        """Return no bound: it does not remember who drafts, or how long that takes."""
-        return math.inf if others else None
-
-
-class FairScheduler:
+class Scheduler:
     """Shares `budget` rows a pass among payers.
 
     A single draft may exceed the budget; a session's context gets at most `chunk` rows. Requests of one payer run in
@@ -142,19 +84,20 @@ class FairScheduler:
         self._chunk = chunk
         self._drafts = _Lane()
         self._prefill = _Lane()
-        self._owes_prefill = False  # a large draft took its share of the pass before
+        self._owes_prefill = False  # a large draft took the share of prefill in the last pass
         self._time = PassTime()
-        self._ended = 0.0  # the last pass
-        self._drafting: dict[Payer, _Drafting] = {}  # who drafted lately
-        self._judging: list[_Drafting] = []  # those of the pass that was planned last
+        self._ended = 0.0  # when the last pass did
+        self._drafting: dict[Payer, _Drafting] = {}  # payers that drafted lately
+        self._judging: list[_Drafting] = []  # the payers whose drafts are in the pass that was planned last
 
     def plan(self, requests: Sequence[SchedulingRequest]) -> list[int]:
+        """Return rows for each request, 0 where it waits; at least one runs where there are any."""
         prefill = [request for request in requests if not request.is_draft]
         share = max(self._budget // _PREFILL_SHARE, 1)
         reserved = min(share, sum(min(request.context, self._chunk) for request in prefill))
         drafts = [request for request in requests if request.is_draft]
         room = self._budget - reserved
-        # A debt to prefill that no longer waits would leave a draft larger than the budget, and the whole pass, empty.
+        # Only while prefill waits: otherwise a draft larger than the budget would find no room, and the pass be empty.
         may_exceed = not (self._owes_prefill and prefill)
         of_drafts = self._drafts.fill(drafts, room, self._budget, may_exceed=may_exceed)
         self._note_drafts(drafts, of_drafts)
@@ -165,7 +108,7 @@ class FairScheduler:
         return [next(rows[0] if request.is_draft else rows[1]) for request in requests]
 
     def learn(self, rows: int, seconds: float, ended: float) -> None:
-        """Note how long a pass of so many rows took, and when it ended."""
+        """Note how long a pass of so many rows took, and when it ended, on the clock of the requests."""
         self._time.add(rows, seconds)
         for drafting in self._judging:
             drafting.judged_at = ended
@@ -174,6 +117,10 @@ class FairScheduler:
     def rows_beside(
         self, growing: Sequence[SchedulingRequest], others: Sequence[SchedulingRequest], now: float
     ) -> float | None:
+        """Return how many rows the requests `growing` on the server may have in the next pass beside the `others`.
+
+        None where nobody else drafts now, or will do so again soon.
+        """
         payers = {request.payer for request in growing}
         brought = {payer: one.brought for payer, one in self._beside(payers, now).items()}
         for request in others:
@@ -184,7 +131,7 @@ class FairScheduler:
         return max(_LEAST_BESIDE, self._time.rows_within(rows, _STRETCH) - rows) if rows else math.inf
 
     def _beside(self, payers: Set[Payer], now: float) -> dict[Payer, _Drafting]:
-        """Return who drafts now, or soon will again, without `payers`."""
+        """Return the payers, without `payers`, that draft now or will do so again soon."""
         return {p: one for p, one in self._drafting.items() if p not in payers and not one.is_over(now)}
 
     def _note_drafts(self, drafts: Sequence[SchedulingRequest], planned: Sequence[int]) -> None:
@@ -194,7 +141,6 @@ class FairScheduler:
             now[request.payer] += rows
             brought[request.payer] += 0 if request.grows else rows
             known = self._drafting.get(request.payer)
-            # Longer is a pause: somebody reads.
             if rows and known is not None and request.since - known.judged_at <= _LONGEST_AWAY_S:
                 known.away_s = max(request.since - known.judged_at, 0.0)
         self._judging = []
@@ -205,30 +151,27 @@ class FairScheduler:
                 self._judging.append(self._drafting[payer])
 
     def _prefill_beside(self, num_drafted: int, prefill: Sequence[SchedulingRequest]) -> int:
-        """Return the most rows of prefill in a pass with so many of drafts, for the sake of other payers."""
+        """Return the most rows of prefill that the next pass may have beside `num_drafted` rows of drafts."""
         now = max([self._ended, *(request.since for request in prefill)])
         self._drafting = {p: one for p, one in self._drafting.items() if now - one.judged_at <= _LATELY_S}
         own = {request.payer for request in prefill}
         if beside := sum(one.rows for one in self._beside(own, now).values()):
             most = self._time.rows_within(beside, _STRETCH)
             return max(_LEAST_BESIDE, round(min(most, self._budget)) - num_drafted)
-        # Those who read prompts too wait for this pass, and whoever drafted lately may be back while it runs.
+        # Other prompts wait for this pass, and a payer that drafted lately may be back while it runs.
         if len(own) > 1 or self._drafting.keys() - own:
-            return round(min(max(self._time.rows_of_worth(_WORTH), _LEAST_WORTH), self._budget))
+            return round(min(max(self._time.rows_for_share(_EFFICIENT_SHARE), _LEAST_PREFILL), self._budget))
         return self._budget
 
 
 @dataclass(slots=True)
 class _Drafting:
-    """A payer's drafts in a pass, when that ended, and how long its next draft was on its way the last time.
-
-    `brought`: rows of those that the server did not grow.
-    """
+    """A payer's drafts in the last pass that had any."""
 
     rows: int
-    brought: int
-    judged_at: float
-    away_s: float
+    brought: int  # rows of trees that the server did not grow
+    judged_at: float  # when that pass ended
+    away_s: float  # time from a verdict to the next draft, the last time
 
     def is_over(self, now: float) -> bool:
         """Return whether the next draft would have come by now."""

@@ -16,22 +16,17 @@ _VARIED = 0.1  # least relative deviation of the rows: equal passes cannot tell 
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """One pass over `sessions` sessions, of which `drafts` got a verdict.
-
-    `rows` ran, `prefill_rows` of them without a verdict, in `forward_s` seconds of the model; `waiting` requests were
-    left for later. `trees`: nodes and accepted nodes of every tree that is not empty. `tap_s`: time for features;
-    `idle_s`: time without work since the pass before.
-    """
+    """One pass."""
 
     rows: int
-    drafts: int
-    prefill_rows: int
+    drafts: int  # sessions that got a verdict
+    prefill_rows: int  # rows without a verdict
     sessions: int
-    waiting: int
-    forward_s: float
-    trees: tuple[tuple[int, int], ...] = ()
-    tap_s: float = 0.0
-    idle_s: float = 0.0
+    waiting: int  # requests that were left for later
+    forward_s: float  # time of the model
+    trees: tuple[tuple[int, int], ...] = ()  # nodes and accepted nodes of every tree that is not empty
+    tap_s: float = 0.0  # time for features
+    idle_s: float = 0.0  # time without work since the pass before
 
     @classmethod
     def of(cls, results: Sequence[StepResult], num_waiting: int, tap_s: float, idle_s: float) -> StepStats:
@@ -67,11 +62,11 @@ class PassTime:
         self._sums = _KEPT * self._sums + np.array([1, rows, seconds, rows**2, rows * seconds])
 
     def rows_within(self, rows: int, times: float) -> float:
-        """Return how many rows take at most `times` as long as `rows`; infinitely many if rows cost nothing known."""
+        """Return how many rows take `times` as long as `rows`; infinitely many while a row's cost is unknown."""
         return times * rows + (times - 1) * self._fixed_rows
 
-    def rows_of_worth(self, share: float) -> float:
-        """Return how many rows take that share of their pass's time; infinitely many if they cost nothing known."""
+    def rows_for_share(self, share: float) -> float:
+        """Return how many rows take that share of their pass's time; infinitely many while a row's cost is unknown."""
         return share / (1 - share) * self._fixed_rows
 
     @property

@@ -50,7 +50,7 @@ from outrider_server.kv.memory import KVMemory
 from outrider_server.scheduling import server_drafting
 from outrider_server.scheduling.engine_loop import EngineLoop
 from outrider_server.scheduling.request import ReplyRoute, RequestDone, new_request
-from outrider_server.scheduling.scheduler import FairScheduler
+from outrider_server.scheduling.scheduler import Scheduler
 from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.security.principal import ANONYMOUS, Principal, Quota
 from outrider_server.sessions.verifier import Verifier
@@ -392,7 +392,7 @@ def test_drafts_take_less_time_beside_those_who_get_nothing_from_it(truth, monke
 
     assert most_drafted(num_plain=0) == 3
     assert most_drafted(num_plain=1) == 1
-    monkeypatch.setattr(FairScheduler, "rows_beside", lambda *_: math.inf)  # their verdicts travel
+    monkeypatch.setattr(Scheduler, "rows_beside", lambda *_: math.inf)  # their verdicts travel
     assert most_drafted(num_plain=0) == 1
 
 

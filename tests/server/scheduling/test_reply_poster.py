@@ -34,8 +34,8 @@ def test_one_wake_up_serves_all_that_were_posted():
         replies.post(lambda number=number: seen.append(number))
     assert not loop.waking
     for _ in range(2):
-        replies.wake()
-        replies.wake_alongside()
+        with replies.waking_alongside():
+            replies.wake()
     replies.post(lambda: replies.post(lambda: seen.append(4)))
     assert len(loop.waking) == 1
     loop.run()
@@ -64,7 +64,8 @@ def test_replies_from_a_thread_run_on_the_loop():
         def work() -> None:
             for number in range(3):
                 replies.post(lambda number=number: seen.append(number))
-                replies.wake_alongside()
+                with replies.waking_alongside():
+                    pass
             replies.post(done.set)
             replies.stop()
 

@@ -8,13 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from outrider_server.scheduling.scheduler import (
-    SHORT_CONTEXT,
-    FairScheduler,
-    PlainScheduler,
-    SchedulingRequest,
-    new_scheduler,
-)
+from outrider_server.scheduling.scheduler import SHORT_CONTEXT, Scheduler, SchedulingRequest
 
 LARGEST = 256  # rows of a draft
 DRAFT = st.tuples(st.integers(0, SHORT_CONTEXT), st.integers(1, LARGEST - SHORT_CONTEXT))
@@ -49,7 +43,7 @@ def passes(scheduler, requests: list[SchedulingRequest]):
 
 @given(CROWD, BUDGETS, CHUNKS)
 def test_passes_keep_to_budget_and_chunk(members, budget, chunk):
-    for requests, planned in passes(FairScheduler(budget, chunk), crowd(members)):
+    for requests, planned in passes(Scheduler(budget, chunk), crowd(members)):
         over = sum(planned) > budget
         assert not over or [rows for rows in planned if rows] == [max(planned)]  # alone
         for request, rows in zip(requests, planned, strict=True):
@@ -62,7 +56,7 @@ OWED = [(0, (0, 1)), (4, (34, 38)), (0, (39, 6)), (0, (33, 31)), (0, (322, 101))
 @given(CROWD, BUDGETS, CHUNKS)
 @example(OWED, 130, 78)  # prefill is owed its share when none is left, and the last draft exceeds the budget
 def test_no_room_is_left_while_somebody_could_use_it(members, budget, chunk):
-    for requests, planned in passes(FairScheduler(budget, chunk), crowd(members)):
+    for requests, planned in passes(Scheduler(budget, chunk), crowd(members)):
         room = budget - sum(planned)
         assert any(planned)
         for payer in {request.payer for request in requests}:
@@ -80,14 +74,14 @@ def test_no_room_is_left_while_somebody_could_use_it(members, budget, chunk):
 def test_everything_runs_in_the_end_and_no_row_twice(members, budget, chunk):
     requests = crowd(members)
     total = sum(request.rows for request in requests)
-    run = [sum(planned) for _, planned in passes(FairScheduler(budget, chunk), requests)]
+    run = [sum(planned) for _, planned in passes(Scheduler(budget, chunk), requests)]
     assert sum(run) == total
     assert len(run) <= total
 
 
 @given(CROWD, BUDGETS, CHUNKS)
 def test_a_payers_requests_of_a_kind_begin_in_the_order_they_came(members, budget, chunk):
-    for requests, planned in passes(FairScheduler(budget, chunk), crowd(members)):
+    for requests, planned in passes(Scheduler(budget, chunk), crowd(members)):
         for payer in {request.payer for request in requests}:
             for is_draft in (True, False):
                 line = sorted(
@@ -124,7 +118,7 @@ class Clients:
 def test_clients_who_always_wait_get_the_same_but_for_a_bound(sizes, budget):
     """The deficit is bounded by the largest drafts, however long it goes on."""
     clients = Clients([(budget // size + 1, size) for size in sizes])  # always one left over
-    scheduler = FairScheduler(budget, 512)
+    scheduler = Scheduler(budget, 512)
     for _ in range(5):
         clients.run(scheduler, 10)
         served = [clients.rows[payer] for payer in range(len(sizes))]
@@ -133,14 +127,14 @@ def test_clients_who_always_wait_get_the_same_but_for_a_bound(sizes, budget):
 
 def test_many_sessions_with_large_trees_do_not_slow_one_with_small_ones():
     clients = Clients([(60, LARGEST), (1, 5)])
-    clients.run(FairScheduler(1024, 512), 60)
+    clients.run(Scheduler(1024, 512), 60)
     assert clients.rows[1] >= 5 * 58  # in every pass, but for the first
     assert clients.rows[0] >= 3 * LARGEST * 60
 
 
 def test_sixty_sessions_with_large_trees_that_pay_each_for_itself_do_not_either():
     clients = Clients([*[(1, LARGEST)] * 60, (1, 5)])
-    clients.run(FairScheduler(1024, 512), 60)
+    clients.run(Scheduler(1024, 512), 60)
     assert clients.rows[60] >= 5 * 58
 
 
@@ -150,7 +144,7 @@ def test_no_draft_waits_for_ever(clients, budget):
     """A round in which everybody who was there has run takes at most a pass for each, and the due ones come first:
     nobody is passed over by more than its own rows of each of the others."""
     crowd = Clients(clients)
-    crowd.run(FairScheduler(budget, 512), 100)
+    crowd.run(Scheduler(budget, 512), 100)
     largest = max(rows for _, rows in clients)
     smallest = min(rows for _, rows in clients)
     sessions = sum(sessions for sessions, _ in clients)
@@ -160,7 +154,7 @@ def test_no_draft_waits_for_ever(clients, budget):
 
 def test_newcomers_do_not_pass_by_those_who_wait():
     """Small drafts of ever new sessions, more than a pass takes: a large one runs all the same."""
-    scheduler = FairScheduler(300, 512)
+    scheduler = Scheduler(300, 512)
     large, names, since = SchedulingRequest("large", 0, LARGEST, 0), count(), count(1)
     for number in range(100):
         planned = scheduler.plan([large, *(SchedulingRequest(next(names), 0, 5, next(since)) for _ in range(100))])
@@ -173,7 +167,7 @@ def test_newcomers_do_not_pass_by_those_who_wait():
 @pytest.mark.parametrize("budget", [1, 60, 256, 1024])
 def test_prefill_never_starves_behind_drafts(budget):
     """Nor is it passed over twice in a row, where drafts are as large as the budget."""
-    scheduler, given_rows = FairScheduler(budget, 512), []
+    scheduler, given_rows = Scheduler(budget, 512), []
     for now in range(40):
         drafts = [SchedulingRequest(f"draft {i}", 0, min(budget, LARGEST), now) for i in range(20)]
         *of_drafts, rows = scheduler.plan([*drafts, SchedulingRequest("long", 5000, 1, 0)])
@@ -188,7 +182,7 @@ def test_a_draft_larger_than_the_budget_runs_alone():
         SchedulingRequest("small", 0, 10, 1),
         SchedulingRequest("long", 90, 1, 2),
     ]
-    scheduler, ran = FairScheduler(64, 512), deque()
+    scheduler, ran = Scheduler(64, 512), deque()
     for _, planned in passes(scheduler, requests):
         ran.append(planned)
     assert any(sum(planned) == max(planned) == 200 for planned in ran)
@@ -196,31 +190,19 @@ def test_a_draft_larger_than_the_budget_runs_alone():
 
 
 def test_long_contexts_of_several_share_what_drafts_leave():
-    scheduler = FairScheduler(1000, 300)
+    scheduler = Scheduler(1000, 300)
     requests = [SchedulingRequest("a", 0, 100, 0), *(SchedulingRequest(name, 2000, 1, 0) for name in "bcd")]
     assert scheduler.plan(requests) == [100, 300, 300, 300]
-    assert FairScheduler(500, 300).plan(requests) == [100, 300, 100, 0]
-
-
-def test_plain_takes_every_short_request_whole():
-    requests = [
-        SchedulingRequest("a", 0, 256, 0),
-        SchedulingRequest("b", 700, 1, 0),
-        SchedulingRequest("c", 255, 1, 0),
-        SchedulingRequest("d", 700, 1, 0),
-    ]
-    assert PlainScheduler(512).plan(requests) == [256, 512, 256, 0]
-    assert new_scheduler("plain", 1, 512).plan(requests) == [256, 512, 256, 0]
+    assert Scheduler(500, 300).plan(requests) == [100, 300, 100, 0]
 
 
 def test_nobody_waits_and_nothing_is_planned():
-    assert FairScheduler(10, 10).plan([]) == []
-    assert PlainScheduler(10).plan([]) == []
+    assert Scheduler(10, 10).plan([]) == []
 
 
-def slow_machine() -> FairScheduler:
+def slow_machine() -> Scheduler:
     """Passes take 5 ms and 0.1 ms a row: those of 17 rows 6.7 ms, those of 84 twice as long."""
-    scheduler = FairScheduler(1024, 512)
+    scheduler = Scheduler(1024, 512)
     for rows in (17, 34, 300, 17, 34):
         scheduler.learn(rows, 5e-3 + 1e-4 * rows, 0.0)
     return scheduler
@@ -286,7 +268,7 @@ def test_prompts_of_several_payers_share_passes_that_are_not_too_long():
     scheduler = slow_machine()
     assert sum(scheduler.plan([long("a"), long("b"), long("c")])) == 450
     assert sum(scheduler.plan([long("a"), long("a"), long("a")])) == 1024
-    scheduler = FairScheduler(1024, 512)
+    scheduler = Scheduler(1024, 512)
     for rows in (17, 34, 300):
         scheduler.learn(rows, 1e-4 * rows, 0.0)  # without a fixed part
     assert sum(scheduler.plan([long("a"), long("b")])) == 384
@@ -301,8 +283,6 @@ def test_others_are_expected_while_their_next_drafts_may_still_come():
     assert scheduler.rows_beside([*growing, draft("b", grows=True)], [], 1.03) is None
     assert scheduler.rows_beside(growing, [], 1.05) is None
     assert scheduler.rows_beside(growing, [draft("b")], 1.05) is not None
-    assert PlainScheduler(10).rows_beside(growing, [], 1.03) is None
-    assert PlainScheduler(10).rows_beside(growing, [draft("b")], 1.03) == math.inf
 
 
 def test_trees_that_the_server_grows_may_double_the_pass_of_those_who_bring_their_own():
@@ -325,7 +305,7 @@ def test_a_prompt_of_who_drafts_is_not_held_up_by_its_own_drafts():
 
 
 def test_rows_that_cost_nothing_are_not_bounded():
-    scheduler = FairScheduler(1024, 512)
+    scheduler = Scheduler(1024, 512)
     for rows in (17, 34, 300):
         scheduler.learn(rows, 5e-3, 0.0)
     assert scheduler.plan([draft(), long()]) == [17, 512]

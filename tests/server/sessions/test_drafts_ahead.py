@@ -1,6 +1,5 @@
 """Drafts sent ahead of the verdict they build on: verified where that came true, answered stale where it did not."""
 
-import asyncio
 from hashlib import blake2b
 
 import numpy as np
@@ -10,7 +9,7 @@ from tiny_targets import build, random_tokens, target, tree_around
 
 from outrider_proto import packing
 from outrider_proto.errors import Reason
-from outrider_proto.frames import Draft, Finish, Ping, Pong, Sampling, Verdict
+from outrider_proto.frames import Draft, Finish, Sampling, Verdict
 from outrider_proto.packing import pack_tokens, prefix_hash
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.reference_decode import plain_greedy
@@ -111,17 +110,6 @@ async def test_drafts_behind_a_miss_are_stale_one_by_one_until_one_fits(verifier
         assert [verdicts[i].bonus for i in (0, 1, 4, 6)] == [truth[0], truth[1], truth[4], truth[5]]
 
 
-async def test_a_draft_that_truncates_leaves_nothing_to_assume(verifier, truth):
-    async with talking(verifier) as talk:
-        await begun(talk, verifier)
-        await talk.draft(HAVE, (), truth[0], DraftTree.chain(truth[1:3]))
-        await talk.draft(5, PROMPT[5:-1], PROMPT[-1])  # the same prompt again: its bonus is new
-        await talk.send(ahead(4, truth[:4]))  # as it would have followed draft 2
-        await talk.send(ahead(5, truth[:1]))
-        verdicts = [await talk.receive() for _ in range(5)]
-        assert [verdict.stale for verdict in verdicts] == [False, False, False, True, False]
-
-
 def test_what_is_held_awaits_its_last_bonus_only():
     sequence = Sequence(target().kv, None)
     assert not sequence.expects(0, 7, prefix_hash([7]))
@@ -165,28 +153,6 @@ async def test_nothing_follows_an_end_of_text(truth):
             assert await talk.receive() == stale(3)
     finally:
         await verifier.stop()
-
-
-async def test_a_draft_may_build_on_the_last_token_of_a_decode(verifier, truth):
-    async with talking(verifier) as talk:
-        await talk.open(verifier.describe())
-        await talk.decode(0, PROMPT[:-1], PROMPT[-1], 6)
-        await talk.send(ahead(2, truth[:6], DraftTree.chain(truth[6:8])))
-        assert (await talk.receive()).bonus == truth[8]
-
-
-async def test_a_stale_draft_bothers_nobody_else(verifier, truth):
-    async with talking(verifier) as talk, talking(verifier) as other:
-        await begun(talk, verifier)
-        await other.open(verifier.describe())
-        others = asyncio.create_task(other.decode(0, PROMPT[:-1], PROMPT[-1], 40))
-        for seq in range(2, 22):
-            await talk.send(ahead(seq, [60]))
-        verdicts = [await talk.receive() for _ in range(21)]
-        assert [verdict.stale for verdict in verdicts] == [False] + [True] * 20
-        assert [verdict.bonus for verdict in await others] == truth[:40]
-        await talk.send(Ping(5))
-        assert await talk.receive() == Pong(5)
 
 
 @pytest.mark.parametrize("changes", [{"assumes": b"1234567"}, {"context": (3,)}])

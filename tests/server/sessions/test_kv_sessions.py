@@ -13,7 +13,6 @@ from outrider_models.core.embedded import model_dirs
 from outrider_proto.errors import Reason, UsageError
 from outrider_proto.frames import Decode, Features, Finish, Ping, Pong, Sampling
 from outrider_proto.packing import prefix_hash
-from outrider_proto.tree import DraftTree
 from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.reference_decode import plain_greedy
@@ -113,46 +112,6 @@ def test_a_long_context_is_a_quarter_of_what_the_memory_holds():
     assert fitting_context(131072, 64000 * ROW, target().kv, TAP.info.width) == 16000
 
 
-async def test_an_evicted_session_goes_on_as_if_nothing_had_been(truths, monkeypatch):
-    """Room for one of two, which take turns; each has its features as well."""
-    monkeypatch.setattr(verifier_module, "_HOLD_S", 0.0)
-    async with serving(rows=130) as verifier, talking(verifier) as one, talking(verifier) as two:
-        talks, rows = (one, two), []
-        for talk, prompt, truth in zip(talks, PROMPTS, truths, strict=False):
-            await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
-            bonus, features = await features_of(talk, 0, prompt[:-1], prompt[-1])
-            rows.append(features)
-            assert bonus == truth[0]
-        for turn in range(1, 4):
-            for talk, prompt, truth, before in zip(talks, PROMPTS, truths, rows, strict=False):
-                sequence = len(prompt) + 2 * (turn - 1)
-                tree = DraftTree.chain([truth[2 * turn - 1]])
-                bonus, features = await features_of(talk, sequence, (), truth[2 * turn - 2], tree)
-                assert bonus == truth[2 * turn]
-                # All rows are asked for each time, and sent again once.
-                if turn == 1:
-                    np.testing.assert_allclose(features[: len(prompt)], before, atol=1e-5)
-                assert len(features) == (sequence + 2 if turn == 1 else 2)
-        assert verifier.memory.evictions == 7
-        assert verifier.memory.used_bytes <= verifier.memory.budget_bytes
-
-
-async def test_a_parked_session_is_evicted_and_resumes(truths):
-    async with serving(rows=130) as verifier:
-        async with talking(verifier) as talk:
-            opened = await talk.open(verifier.describe())
-            await talk.prompt(PROMPTS[0])
-        async with talking(verifier) as other:
-            await other.open(verifier.describe())
-            await other.prompt(PROMPTS[1])
-        assert verifier.memory.evictions == 1
-        async with talking(verifier) as talk:
-            again = await talk.open(verifier.describe(), session_id=opened.session_id, committed_len=40)
-            assert (again.resumed, again.kept_len, again.kept_hash) == (True, 40, prefix_hash(PROMPTS[0]))
-            verdict = await talk.verdict(40, (), truths[0][0])
-            assert verdict.bonus == truths[0][1]
-
-
 def occupy(verifier: Verifier, num_rows: int) -> Sequence:
     """Hold rows for a request that runs."""
     sequence = Sequence(verifier.memory, None)
@@ -191,13 +150,6 @@ async def test_who_waits_too_long_is_refused(truths, monkeypatch):
             assert (await talk.prompt(PROMPTS[1])).bonus == truths[1][0]
 
 
-async def test_a_text_that_can_never_fit_is_refused_at_once():
-    async with serving(rows=100) as verifier, talking(verifier) as talk:
-        await talk.open(verifier.describe())
-        await talk.draft(0, PROMPTS[0] * 4, 5)
-        assert (await talk.refusal()).reason is Reason.CONTEXT_FULL
-
-
 async def test_a_pass_that_finds_no_memory_is_refused_and_the_session_stays(truths, monkeypatch):
     """Torch's own failure: no way to have it happen in the middle of a pass but to say so."""
     async with serving() as verifier:
@@ -216,24 +168,6 @@ async def test_a_pass_that_finds_no_memory_is_refused_and_the_session_stays(trut
 
 def _no_memory(*_: object) -> None:
     raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
-
-
-async def test_what_a_closed_session_held_is_given_back():
-    async with serving(shared_prefixes="none") as verifier:
-        for _ in range(3):
-            async with talking(verifier) as talk:
-                await talk.open(verifier.describe())
-                await talk.prompt(PROMPTS[0])
-            await forgotten(verifier)
-        assert verifier.memory.used_bytes == verifier.memory.spare_bytes
-        assert verifier.memory.pool.num_allocated == 1
-
-
-async def forgotten(verifier: Verifier) -> None:
-    """Wait until the engine thread has done all its work."""
-    verifier._sessions.forget_where(lambda _: True)
-    async with talking(verifier) as talk:
-        await talk.open(verifier.describe())
 
 
 async def test_sessions_share_what_their_texts_begin_with(truths):

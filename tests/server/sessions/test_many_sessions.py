@@ -2,7 +2,6 @@
 clients obey when the server asks for smaller trees."""
 
 import asyncio
-from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -10,12 +9,11 @@ import pytest
 from talk import TAP, talking
 from tiny_targets import VOCAB, random_tokens, target
 
-from outrider_proto.errors import Reason, UsageError
-from outrider_proto.frames import ServerTree, Verdict
+from outrider_proto.errors import UsageError
+from outrider_proto.frames import ServerTree
 from outrider_proto.tree import DraftTree
 from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.kv.budget import OutOfKVMemory
 from outrider_server.scheduling import tree_budget
 from outrider_server.sessions.verifier import Verifier
 
@@ -46,8 +44,7 @@ async def answers(verifier: Verifier, truths: list[list[int]]) -> list[list[int]
 @pytest.mark.parametrize(
     "limits",
     [
-        {"scheduler": "plain"},
-        {"scheduler": "fair"},
+        {},
         {"batch_tokens": 5},
         {"batch_tokens": 12, "chunk_tokens": 7},
         {"batch_tokens": 50, "adaptive_trees": False},
@@ -71,39 +68,6 @@ async def test_passes_keep_to_the_budget(truths, monkeypatch):
         assert await answers(verifier, truths) == truths
     assert max(sum(of_pass) for of_pass in rows) <= 40
     assert max(map(len, rows)) > 1
-
-
-@asynccontextmanager
-async def cramped(verifier: Verifier, refusals: int):
-    """A stream whose session finds no room so many times."""
-    async with talking(verifier) as talk:
-        await talk.open(verifier.describe())
-        (stream,) = verifier._streams
-        held, left = stream.session.sequence, [refusals]
-        begin = held.begin
-
-        def refusing(*args) -> None:
-            left[0] -= 1
-            if left[0] >= 0:
-                raise OutOfKVMemory(1)
-            begin(*args)
-
-        held.begin = refusing
-        yield talk, left
-
-
-async def test_who_finds_no_room_stays_in_line_and_lets_others_run(truths):
-    async with serving([]) as verifier, cramped(verifier, 5) as (talk, left):
-        await talk.draft(0, PROMPTS[0][:-1], PROMPTS[0][-1])
-        assert await answer(verifier, 3, truths[3]) == truths[3]
-        assert (await talk.receive()).bonus == truths[0][0]
-        assert left[0] < 0
-
-
-async def test_who_finds_no_room_for_long_is_told_so():
-    async with serving([], room_wait_s=0.0) as verifier, cramped(verifier, 10**9) as (talk, _):
-        await talk.draft(0, PROMPTS[0][:-1], PROMPTS[0][-1])
-        assert (await talk.refusal()).reason is Reason.SERVER_FULL
 
 
 @pytest.fixture
@@ -164,8 +128,3 @@ def test_limits_out_of_range(limits, message):
 def test_a_small_pass_has_small_chunks():
     assert LimitsConfig(batch_tokens=16).chunk_rows == 16
     assert LimitsConfig(batch_tokens=16, chunk_tokens=7).chunk_rows == 7
-    assert LimitsConfig(batch_tokens=16, chunk_tokens=512, scheduler="plain").chunk_rows == 512
-
-
-async def test_a_verdict_without_a_wish_is_an_old_servers():
-    assert Verdict(1, (), None).tree_budget == 0

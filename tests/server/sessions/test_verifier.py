@@ -1,4 +1,4 @@
-"""Sessions in process: drafts, decodes, features, resumes, takeovers, limits, faults. Time is an argument."""
+"""Sessions in process, beyond what their machine walks through: sampling, refusals, faults, takeovers, ends."""
 
 import asyncio
 import threading
@@ -12,40 +12,28 @@ from tiny_targets import random_tokens, target, tree_around
 from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import (
-    Cancel,
     Close,
     Decode,
     Draft,
-    Features,
     Finish,
     Open,
     Ping,
-    Pong,
     Sampling,
     TokenRules,
     Verdict,
 )
-from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
 from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.target import Target
 from outrider_server.scheduling.engine_loop import EngineLoop
 from outrider_server.sessions.verifier import Verifier
 
 PROMPT = random_tokens(np.random.default_rng(1), 12)
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @asynccontextmanager
-async def serving(on: Target | None = None, clock=None, **limits):
-    verifier = Verifier(on or target(), [TAP], LimitsConfig(**limits), **({"clock": clock} if clock else {}))
+async def serving(**limits):
+    verifier = Verifier(target(), [TAP], LimitsConfig(**limits))
     await verifier.start()
     try:
         yield verifier
@@ -67,52 +55,6 @@ async def finish(talk, have: int, answer: list[int], truth: list[int], seed: int
         answer = [*answer, *tree.path_tokens(verdict.path), verdict.bonus]
         have += 1 + len(verdict.path)
     return answer[: len(truth)]
-
-
-async def test_an_answer_in_cycles(truth):
-    async with serving() as verifier, talking(verifier) as talk:
-        opened = await talk.open(verifier.describe())
-        assert (opened.resumed, opened.kept_len, opened.kept_hash) == (False, 0, prefix_hash(()))
-        first = await talk.prompt(PROMPT)
-        assert first.bonus == truth[0]
-        assert first.verify_us > 0
-        assert await finish(talk, len(PROMPT), [first.bonus], truth) == truth
-
-
-async def test_features_follow_the_verdict_and_can_be_asked_for_again(truth):
-    async with serving() as verifier, talking(verifier) as talk:
-        await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
-        await talk.draft(0, PROMPT[:-1], PROMPT[-1])
-        verdict, features = await talk.receive(), await talk.receive()
-        assert isinstance(verdict, Verdict)
-        assert (features.first, features.rows.shape, features.last) == (0, (len(PROMPT), 32), True)
-        await talk.draft(len(PROMPT), (), truth[0], DraftTree.chain(truth[1:4]), features_from=len(PROMPT) - 2)
-        verdict, more = await talk.receive(), await talk.receive()
-        assert len(verdict.path) == 3
-        assert (more.first, len(more.rows)) == (len(PROMPT) - 2, 2 + 1 + 3)
-        np.testing.assert_array_equal(more.rows[:2], features.rows[-2:])
-
-
-async def test_no_features_for_a_client_that_wants_none():
-    async with serving() as verifier, talking(verifier) as talk:
-        await talk.open(verifier.describe())
-        await talk.prompt(PROMPT)
-        await talk.send(Ping(7))
-        assert await talk.receive() == Pong(7)
-
-
-async def test_decode_streams_the_plain_loops_tokens(truth):
-    async with serving() as verifier, talking(verifier) as talk:
-        await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
-        verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 9)
-        assert [v.bonus for v in verdicts] == truth[:9]
-        assert [v.finish for v in verdicts[-2:]] == [Finish.NOT_YET, Finish.LIMIT]
-        # A draft may follow, and gets the features of everything.
-        held = len(PROMPT) + 8
-        await talk.draft(held, (), truth[8], DraftTree.chain(truth[9:12]))
-        verdict, features = await talk.receive(), await talk.receive()
-        assert len(verdict.path) == 3
-        assert len(features.rows) == held + 4
 
 
 async def test_sampled_decode_and_drafts_say_the_same():
@@ -158,58 +100,6 @@ async def test_typical_decodes_argmaxes_and_drafts_as_the_rule_has_it(truth):
         assert bonus.bonus == verdict.bonus
 
 
-async def test_cancel_ends_a_decode():
-    async with serving() as verifier, talking(verifier) as talk:
-        await talk.open(verifier.describe())
-        await talk.send(Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 400))
-        await talk.receive()
-        await talk.send(Cancel(1))
-        frames = [await talk.receive()]
-        while frames[-1].finish is Finish.NOT_YET:
-            frames.append(await talk.receive())
-        assert (frames[-1].finish, frames[-1].bonus) == (Finish.CANCELLED, None)
-        talk.seq = 1
-        assert (await talk.prompt(PROMPT)).seq == 2
-
-
-async def test_resume_finds_what_is_held(truth):
-    async with serving() as verifier:
-        async with talking(verifier) as talk:
-            session = (await talk.open(verifier.describe())).session_id
-            await talk.prompt(PROMPT)
-            await talk.verdict(len(PROMPT), (), truth[0], DraftTree.chain(truth[1:6]))
-        async with talking(verifier) as talk:
-            # The client never saw the last verdict.
-            opened = await talk.open(verifier.describe(), session_id=session, committed_len=len(PROMPT) + 1)
-            assert (opened.session_id, opened.resumed, opened.kept_len) == (session, True, len(PROMPT) + 1)
-            assert opened.kept_hash == prefix_hash([*PROMPT, truth[0]])
-            verdict = await talk.verdict(len(PROMPT), (), truth[0], DraftTree.chain(truth[1:6]))
-            assert len(verdict.path) == 5
-            assert await finish(talk, len(PROMPT) + 6, [*truth[:6], verdict.bonus], truth) == truth
-
-
-async def test_a_session_is_forgotten_after_its_time_and_after_close():
-    clock = Clock()
-    async with serving(clock=clock, session_ttl_s=60) as verifier:
-        async with talking(verifier) as talk:
-            session = (await talk.open(verifier.describe())).session_id
-            await talk.prompt(PROMPT)
-            clock.now += 1000  # a live stream does not age
-        clock.now += 59
-        async with talking(verifier) as talk:
-            assert (await talk.open(verifier.describe(), session_id=session, committed_len=5)).resumed
-        clock.now += 61
-        async with talking(verifier) as talk:
-            opened = await talk.open(verifier.describe(), session_id=session, committed_len=5)
-            assert (opened.resumed, opened.kept_len) == (False, 0)
-            assert opened.session_id != session
-            await talk.send(Close())
-            assert await talk.receive() is None
-            session = opened.session_id
-        async with talking(verifier) as talk:
-            assert not (await talk.open(verifier.describe(), session_id=session)).resumed
-
-
 async def test_a_resume_fences_the_older_stream(truth):
     async with serving() as verifier, talking(verifier) as old, talking(verifier) as new:
         session = (await old.open(verifier.describe())).session_id
@@ -251,32 +141,6 @@ async def test_what_a_taken_over_stream_asked_does_not_run_once_its_rules_are_co
             assert (await new.verdict(len(PROMPT), (), truth[0], DraftTree.chain(truth[1:3]))).bonus == truth[3]
         assert len(submitted) == 3
         assert (await old.refusal()).reason is Reason.TAKEN_OVER
-
-
-async def test_a_resume_with_other_features_starts_a_new_session():
-    async with serving() as verifier:
-        async with talking(verifier) as talk:
-            session = (await talk.open(verifier.describe())).session_id
-            await talk.prompt(PROMPT)
-        async with talking(verifier) as talk:
-            opened = await talk.open(verifier.describe(), session_id=session, committed_len=5, tap=TAP.info.fingerprint)
-            assert not opened.resumed
-
-
-async def test_a_full_server_refuses_and_keeps_what_is_parked():
-    async with serving(max_sessions=2) as verifier, talking(verifier) as live:
-        await live.open(verifier.describe())
-        async with talking(verifier) as parked:
-            session = (await parked.open(verifier.describe())).session_id
-        async with talking(verifier) as third:
-            await third.open(verifier.describe())
-            for changes in ({}, {"session_id": session}):
-                async with talking(verifier) as fourth:
-                    with pytest.raises(Refusal, match="2 sessions are in use") as refused:
-                        await fourth.open(verifier.describe(), **changes)
-                    assert refused.value.reason is Reason.SERVER_FULL
-        async with talking(verifier) as late:
-            assert (await late.open(verifier.describe(), session_id=session)).resumed
 
 
 OPENINGS = [
@@ -337,18 +201,6 @@ async def test_a_sequence_number_must_grow(truth):
         talk.seq = 0
         await talk.draft(len(PROMPT), (), truth[0])
         assert (await talk.refusal()).reason is Reason.BAD_SEQUENCE
-
-
-async def test_a_refused_draft_leaves_the_session_as_it_was(truth):
-    async with serving() as verifier:
-        async with talking(verifier) as talk:
-            session = (await talk.open(verifier.describe())).session_id
-            await talk.prompt(PROMPT)
-            await talk.draft(3, (), 99)
-            await talk.refusal()
-        async with talking(verifier) as talk:
-            opened = await talk.open(verifier.describe(), session_id=session, committed_len=99)
-            assert (opened.resumed, opened.kept_len) == (True, len(PROMPT))
 
 
 async def test_a_session_at_fault_is_forgotten_and_others_go_on(monkeypatch, truth, caplog):
@@ -443,24 +295,6 @@ async def test_a_client_that_does_not_read_is_not_listened_to():
 async def _rest(talk):
     while (frame := await talk.receive()) is not None:
         yield frame
-
-
-async def test_features_reach_a_client_that_hung_up_in_between(truth):
-    """The verdict was lost: the next stream's first draft brings its features too."""
-    async with serving() as verifier:
-        async with talking(verifier) as talk:
-            session = (await talk.open(verifier.describe(), tap=TAP.info.fingerprint)).session_id
-            await talk.draft(0, PROMPT[:-1], PROMPT[-1])
-            assert isinstance(await talk.receive(), Verdict)
-        async with talking(verifier) as talk:
-            opened = await talk.open(
-                verifier.describe(), session_id=session, committed_len=99, tap=TAP.info.fingerprint
-            )
-            await talk.draft(opened.kept_len, (), truth[0], features_from=0)
-            await talk.receive()
-            features = await talk.receive()
-            assert isinstance(features, Features)
-            assert len(features.rows) == len(PROMPT) + 1
 
 
 async def test_a_stream_that_is_cancelled_twice_still_lets_go_of_its_session():
