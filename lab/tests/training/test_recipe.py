@@ -72,10 +72,10 @@ def test_a_directory_is_no_recipe(tmp_path):
 
 
 BAD_LINES = {
-    "seed = 1": ("", "missing keys seed"),
-    "seed = 1 ": ("seed = 1\ncolor = 3", "unknown keys color"),
-    "seed = 1  ": ("seed = 'one'", "seed='one'"),
-    "seed = 1   ": ("seed = true", "seed=True"),
+    "seed = 1": ("", "seed: missing"),
+    "seed = 1 ": ("seed = 1\ncolor = 3", "color: no such key"),
+    "seed = 1  ": ("seed = 'one'", 'seed="one"'),
+    "seed = 1   ": ("seed = true", "seed=true"),
     "num_layers = 8": ("num_layers = 0", "num_layers=0"),
     "num_heads = 8": ("num_heads = 7", "num_heads=7"),
     "warmup = 0.01": ("warmup = 0.9", "warmup=0.9"),

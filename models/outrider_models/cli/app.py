@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
-from outrider_proto.errors import OutriderError, UsageError
+from outrider_models.core.options import BundleOptions, DistillOptions, DraftVocabOptions, TrainOptions, held_out_file
+from outrider_proto.errors import UsageError
+from outrider_proto.options.command import Program, with_options
 
 # Commands import what they need when they run: torch takes seconds, and --help must not wait for it.
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Program, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> None:
@@ -32,60 +34,35 @@ def _models(
 
 
 @app.command()
+@with_options(TrainOptions)
 def train(
-    out: Annotated[Path, typer.Option(help="Directory for the model, its log and its checkpoint.")],
-    family: Annotated[str, typer.Option(help="Family of the drafter: see `outrider-models families`.")],
-    data: Annotated[Path, typer.Option(help="Chats, as a file of JSON lines.")],
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Target to draft for: directory, GGUF file, hub name or name got with get; default: the embedded one."
-        ),
-    ] = None,
-    settings: Annotated[Path | None, typer.Option(help=".toml file of changed settings.")] = None,
+    options: TrainOptions,
     change: Annotated[list[str] | None, typer.Option("--set", help="TABLE.KEY=VALUE; repeatable.")] = None,
-    start: Annotated[
-        str | None,
-        typer.Option(help="Start from a drafter's weights: directory, hub name, or name of one that ships."),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in --out.")] = False,
 ) -> None:
     """Train a drafter of any family on your own chats; on several GPUs with `accelerate launch`."""
     from outrider_models.core.embedded import drafter_source
     from outrider_models.core.tables import merged, parse_changes, read_toml
 
-    table = merged(read_toml(settings) if settings else {}, parse_changes(change or []))
-    start = start and drafter_source(start)
+    table = merged(read_toml(options.settings) if options.settings else {}, parse_changes(change or []))
+    start = options.start and drafter_source(options.start)
     from outrider_models.training.train import ChatRunOptions
     from outrider_models.training.train import train as run
 
-    run(ChatRunOptions(family, data, out, target, table, start), resume=resume)
+    wanted = ChatRunOptions(options.family, options.data, options.out, options.target, table, start)
+    run(wanted, resume=options.resume)
 
 
 @app.command()
-def bundle(
-    drafter: Annotated[
-        str,
-        typer.Option(help="Directory, hub name or name of one that ships, with options as in DIR,tli=1; or lookup."),
-    ],
-    out: Annotated[Path, typer.Option(help="Directory for the bundle; must be empty or not exist.")],
-    target: Annotated[
-        str | None, typer.Option(help="Directory, GGUF file, hub name or name got with get; default: the embedded one.")
-    ] = None,
-    weights: Annotated[
-        str, typer.Option(help="Number format of the weights: float32, bfloat16, int8 or int4.")
-    ] = "int8",
-    draft_vocab: Annotated[
-        str | None, typer.Option(help="Tokens to draft: a file of draft-vocab, or the first N of the drafter's own.")
-    ] = None,
-) -> None:
+@with_options(BundleOptions)
+def bundle(options: BundleOptions) -> None:
     """Write everything that an edge device needs of a target and a drafter into one directory."""
     from outrider_drafters.checkpoints.source import DrafterSource
     from outrider_models.bundling import make_bundle, size_bytes, weights_note
     from outrider_models.core.embedded import drafter_source, target_source
 
-    source = DrafterSource.parse(drafter_source(drafter, target)).with_draft_vocab(draft_vocab)
-    made = make_bundle(target_source(target), source, weights, out)
+    out, drafter = options.out, drafter_source(options.drafter, options.target)
+    source = DrafterSource.parse(drafter).with_draft_vocab(options.draft_vocab)
+    made = make_bundle(target_source(options.target), source, options.weights, out)
     stored = weights_note(out, made)
     print(f"{out}: {size_bytes(out):,} bytes, {stored}, for target {made.target} ({made.target_fingerprint})")
 
@@ -118,24 +95,8 @@ def get(name: Annotated[str, typer.Argument(help="Model of the catalog: smollm2.
 
 
 @app.command()
-def distill(
-    out: Annotated[Path, typer.Option(help="File of JSON lines for the chats; what it holds is kept and counted.")],
-    target: Annotated[
-        str | None, typer.Option(help="Directory, GGUF file, hub name or name got with get; default: the embedded one.")
-    ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="Questions to answer, as JSON lines; default: the target asks, too.")
-    ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Answer tokens wanted.")] = 1_000_000,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 384,
-    batch: Annotated[int, typer.Option(min=1, help="Chats written at once.")] = 64,
-    held_out: Annotated[float, typer.Option(help="Share of the prompts for OUT.held-out.jsonl.")] = 0.03,
-    seed: Annotated[int, typer.Option(help="Random seed of the questions.")] = 0,
-    dtype: Annotated[
-        str,
-        typer.Option(help="Number format of the weights: float32, bfloat16, or auto, what the machine computes in."),
-    ] = "auto",
-) -> None:
+@with_options(DistillOptions)
+def distill(options: DistillOptions) -> None:
     """Let a target write chats to train its drafters on: questions of all kinds, and its greedy answers."""
     from rich.console import Console
     from rich.progress import (
@@ -149,54 +110,40 @@ def distill(
 
     from outrider_models.core.embedded import target_source
     from outrider_models.core.questions import read_questions
-    from outrider_models.distillation.distill import Distillation, DistillOptions, DistillProgress
+    from outrider_models.distillation.distill import Distillation, DistillProgress
     from outrider_models.distillation.writer import TargetWriter
 
-    options = DistillOptions(out, tokens, max_new_tokens, held_out, seed)
-    questions = None if prompts is None else read_questions(prompts)
-    run = Distillation(TargetWriter.load(target_source(target), batch, dtype), options, questions)
+    questions = None if options.prompts is None else read_questions(options.prompts)
+    writer = TargetWriter.load(target_source(options.target), options.batch, options.dtype)
+    run = Distillation(writer, options, questions)
     columns = (TextColumn("answer tokens"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TimeRemainingColumn(), TextColumn("{task.fields[status]}"))  # fmt: skip
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=tokens, completed=run.done.tokens, status="")
+        task = bar.add_task("", total=options.tokens, completed=run.done.tokens, status="")
 
         def report(done: DistillProgress) -> None:
             bar.update(task, completed=done.tokens, status=f"{done.chats} chats, {done.dropped} dropped")
 
         run.run(report)
-    print(f"{out}: {run.done.chats:,} chats, {run.done.tokens:,} answer tokens; held out: {options.held_out_file}")
+    done = f"{run.done.chats:,} chats, {run.done.tokens:,} answer tokens"
+    print(f"{options.out}: {done}; held out: {options.held_out_file}")
 
 
 @app.command("draft-vocab")
-def draft_vocab(
-    data: Annotated[Path, typer.Option(help="Chats whose replies the target wrote, as JSON lines: see distill.")],
-    out: Annotated[Path, typer.Option(help="File for the tokens, or the directory of a drafter that is to use them.")],
-    target: Annotated[
-        str | None, typer.Option(help="Directory, GGUF file, hub name or name got with get; default: the embedded one.")
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option(min=1, help="Tokens to choose; default: a sixth of the target's vocabulary.")
-    ] = None,
-    held_out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Chats to measure the coverage on; default: the .held-out file beside --data, or every twentieth chat."
-        ),
-    ] = None,
-) -> None:
+@with_options(DraftVocabOptions)
+def draft_vocab(options: DraftVocabOptions) -> None:
     """Choose the tokens that drafters draft: those the target writes most often. Shows the share of replies covered."""
     from rich.console import Console
     from rich.table import Table
 
     from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
     from outrider_models.core.embedded import target_source
-    from outrider_models.distillation.distill import held_out_file
     from outrider_models.distillation.draft_vocabulary import choose_draft_vocab
 
-    beside = held_out_file(data)
+    out, held_out, beside = options.out, options.held_out, held_out_file(options.data)
     if held_out is None and beside.is_file() and beside.stat().st_size:  # distill leaves it empty where it holds none
         held_out = beside
-    found = choose_draft_vocab(target_source(target), data, held_out, size)
+    found = choose_draft_vocab(target_source(options.target), options.data, held_out, options.size)
     try:
         write_draft_vocab(out, found.tokens)
     except OSError as error:
@@ -252,11 +199,7 @@ def info() -> None:
 
 def main() -> None:
     """Run the command; an error prints one line and exits with code 2 for usage, 1 for what this machine cannot do."""
-    try:
-        app()
-    except OutriderError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2 if isinstance(error, UsageError) else 1) from None
+    app()
 
 
 def _num_parameters(directory: Path) -> int:

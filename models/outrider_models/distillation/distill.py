@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outrider_models.core.options import DistillOptions
 from outrider_models.core.questions import UserQuestion
 from outrider_models.distillation.kinds import KINDS
 from outrider_models.distillation.turns import Message
@@ -28,32 +29,6 @@ _MIN_WORDS, _LOOP, _MAX_LOOPS = 2, 6, 4
 _MOST_DROPPED = 200  # before the first chat
 _MIN_CUT_TOKENS = 48  # of an answer without an end
 _BAD = re.compile("[\ufffd\u0000-\u0008\u000b\u000c\u000e-\u001f]")
-
-
-def held_out_file(chats: Path) -> Path:
-    """Return the file beside a file of chats for those held out of it."""
-    return chats.with_suffix(f".held-out{chats.suffix}")
-
-
-@dataclass(frozen=True, slots=True)
-class DistillOptions:
-    """`tokens`: answer tokens wanted. `held_out`: share of the prompts whose chats go to a file of their own."""
-
-    out: Path
-    tokens: int
-    max_answer_tokens: int = 384
-    held_out: float = 0.03
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise UsageError(f"tokens={self.tokens}: need at least 1")
-        if not 0 <= self.held_out < 1:
-            raise UsageError(f"held_out={self.held_out}: need 0 or more, and less than 1")
-
-    @property
-    def held_out_file(self) -> Path:
-        return held_out_file(self.out)
 
 
 @dataclass(slots=True)
@@ -173,7 +148,7 @@ class Distillation:
         Return whether the chat goes on.
         """
         asked: list[Message] = [*chat.messages, {"role": "user", "content": question}]
-        answer = yield Opening(self._template.assistants(asked), self._options.max_answer_tokens, enough=loops)
+        answer = yield Opening(self._template.assistants(asked), self._options.max_new_tokens, enough=loops)
         tokens = before_loop(answer.tokens)
         ended = answer.ended and len(tokens) == len(answer.tokens)
         text = answer.text if ended else str(self._writer.tokenizer.decode(list(tokens))).rstrip("\ufffd")

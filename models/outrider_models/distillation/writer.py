@@ -15,7 +15,6 @@ from outrider_drafters.processor import has_bf16
 from outrider_models.distillation.row_cache import RowCache
 from outrider_models.distillation.turns import TurnTemplate
 from outrider_models.training.data.tokens import need_chat_template
-from outrider_proto.errors import UsageError
 from outrider_proto.packing import common_prefix_len
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -89,8 +88,6 @@ class TargetWriter:
         """
         if dtype == "auto":
             dtype = "bfloat16" if has_bf16() else "float32"
-        if dtype not in _DTYPES:
-            raise UsageError(f"--dtype {dtype}: choose one of auto, {', '.join(_DTYPES)}")
         directory = resolve_dir(name_or_path)
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers'
         tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)

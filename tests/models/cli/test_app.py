@@ -19,9 +19,8 @@ def run(monkeypatch, *arguments):
 
 def test_a_target_writes_chats(monkeypatch, capsys, tmp_path):
     out = tmp_path / "chats.jsonl"
-    assert (
-        run(monkeypatch, "distill", "--out", str(out), "--tokens", "40", "--batch", "4", "--max-new-tokens", "32") == 0
-    )
+    options = ["--out", str(out), "--tokens", "40", "--set", "batch=4", "--max-new-tokens", "32"]
+    assert run(monkeypatch, "distill", *options) == 0
     assert f"{out}: " in capsys.readouterr().out
     chats = [json.loads(line) for path in tmp_path.iterdir() for line in path.read_text().splitlines()]
     assert sum(chat["tokens"] for chat in chats) >= 40
@@ -62,9 +61,12 @@ def test_families_lists_them_with_their_options(monkeypatch, capsys):
         (["train", "--out", "OUT", "--family", "oracle", "--data", "FULL"], "family 'oracle'"),
         (["train", "--out", "OUT", "--family", "moa", "--data", "FULL", "--settings", "OUT"], "out"),
         (["draft-vocab", "--data", "FULL", "--out", "OUT"], "cannot be read"),
+        (["bundle", "--out", "OUT"], "drafter: missing"),
+        (["bundle", "--drafter", "moa", "--out", "OUT", "--weights", "int3"], 'weights="int3"'),
+        (["distill", "--out", "OUT", "--tokens", "0"], "tokens=0"),
         (["bundle", "--drafter", "moa", "--draft-vocab", "7", "--out", "OUT"], "draft_vocab=7: it has no"),
-        (["distill", "--out", "OUT", "--dtype", "int3"], "--dtype int3"),
-        (["distill", "--out", "OUT", "--held-out", "1"], "held_out=1"),
+        (["distill", "--out", "OUT", "--set", "dtype=int3"], 'dtype="int3"'),
+        (["distill", "--out", "OUT", "--set", "held-out=1"], "held-out=1"),
         (["distill", "--out", "OUT", "--prompts", "FULL"], "cannot be read"),
         (["distill", "--out", "OUT", "--target", "nowhere"], "nowhere: no such directory or file"),
     ],
@@ -75,7 +77,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(monkeypatch, capsys, tmp_path, ar
     places = {"OUT": str(tmp_path / "out"), "FULL": str(tmp_path / "full")}
     assert run(monkeypatch, *(places.get(a, a) for a in arguments)) == 2
     error = capsys.readouterr().err.strip()
-    assert error.startswith("error: ")
+    assert error.startswith("outrider-models: ")
     assert message in error
     assert "\n" not in error
     assert not (tmp_path / "out").exists()

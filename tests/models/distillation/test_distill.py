@@ -36,7 +36,7 @@ def writer() -> TargetWriter:
 
 
 def options(tmp_path: Path, tokens: int = 400, **changes) -> DistillOptions:
-    return DistillOptions(tmp_path / "chats.jsonl", tokens, **{"max_answer_tokens": 64, "held_out": 0.3, **changes})
+    return DistillOptions(tmp_path / "chats.jsonl", tokens=tokens, **{"max_new_tokens": 64, "held_out": 0.3, **changes})
 
 
 def lines(path: Path) -> list[dict]:
@@ -184,7 +184,7 @@ def test_files_of_others_are_not_added_to(writer, tmp_path):
 
 @pytest.mark.parametrize("change", [{"tokens": 0}, {"held_out": 1.0}, {"held_out": -0.1}])
 def test_impossible_options(tmp_path, change):
-    with pytest.raises(UsageError, match=next(iter(change))):
+    with pytest.raises(UsageError, match=next(iter(change)).replace("_", "-")):
         options(tmp_path, **change)
 
 
