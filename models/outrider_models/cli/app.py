@@ -43,7 +43,7 @@ def train(
     from outrider_models.core.embedded import drafter_source
     from outrider_models.core.tables import merged, parse_changes, read_toml
 
-    table = merged(read_toml(options.settings) if options.settings else {}, parse_changes(change or []))
+    table = merged(read_toml(options.settings_file) if options.settings_file else {}, parse_changes(change or []))
     start = options.start and drafter_source(options.start)
     from outrider_models.training.train import ChatRunOptions
     from outrider_models.training.train import train as run

@@ -18,7 +18,7 @@ class TrainOptions:
     family: Annotated[str, Flag("Family of the drafter: see `outrider-models families`.")]
     data: Annotated[Path, Flag("Chats, as a file of JSON lines.")]
     target: Target = None
-    settings: Annotated[Path | None, Flag(".toml file of changed settings.")] = None
+    settings_file: Annotated[Path | None, Flag(".toml file of changed settings.", name="settings")] = None
     start: Annotated[
         str | None, Flag("Start from a drafter's weights: directory, hub name, or name of one that ships.")
     ] = None
