@@ -98,7 +98,8 @@ class Module:
         return self.name if self.is_package else self.name.rpartition(".")[0]
 
 
-def modules(rooms: Iterable[str] = ROOMS) -> dict[str, Module]:
+@cache
+def modules(rooms: tuple[str, ...] = ROOMS) -> dict[str, Module]:
     """Every module of `rooms` by its dotted name, generated stubs left out."""
     found = {}
     for room in rooms:
@@ -129,7 +130,7 @@ class Structure:
     imports: dict[str, set[str]]
 
     @classmethod
-    def of(cls, rooms: Iterable[str] = ROOMS) -> "Structure":
+    def of(cls, rooms: tuple[str, ...] = ROOMS) -> "Structure":
         found = modules(rooms)
         return cls(found, {name: imports(module, found) for name, module in found.items()})
 

@@ -8,7 +8,7 @@ import pytest
 from outrider_client.gateway.gateway import GatewayConfig
 
 QUESTION = "Write about the sea and the moon."
-PROMPTS = ["Q: Oscar has 10 melons.", "def add(a, b):", "Q: What is 3 + 4?"]
+PROMPTS = ["Q: Oscar has 10 melons.", "def add(a, b):", "Q: What is 3 + 4?", "def add(a, b):"]
 
 
 def ask(**more) -> dict:
@@ -32,13 +32,10 @@ def test_each_has_the_seed_behind_the_one_before(openai):
     assert len({choice.message.content for choice in several.choices}) > 1
     assert several.usage.prompt_tokens == alone[0].usage.prompt_tokens
     assert several.usage.completion_tokens == sum(answer.usage.completion_tokens for answer in alone)
+    unseeded = openai.chat.completions.create(**ask(n=4, temperature=2.0)).choices
+    assert len({choice.message.content for choice in unseeded}) > 1
     for choice in several.choices:
         assert "".join(span["text"] for span in choice.outrider["spans"]) == choice.message.content
-
-
-def test_without_a_seed_they_differ(openai):
-    answers = openai.chat.completions.create(**ask(n=4, temperature=2.0)).choices
-    assert len({choice.message.content for choice in answers}) > 1
 
 
 def test_in_a_stream_every_chunk_names_its_answer(openai):
@@ -63,28 +60,19 @@ def test_more_than_there_are_sessions_take_turns(start_gateway, server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_several_prompts(openai, plain, models, stream):
-    answer = openai.completions.create(model="outrider", prompt=PROMPTS, max_tokens=9, n=2, stream=stream)
+@pytest.mark.parametrize("as_tokens", [False, True])
+def test_several_prompts(openai, plain, models, stream, as_tokens):
+    """Equal ones count each."""
+    given = [models.encode(prompt, raw=True) for prompt in PROMPTS] if as_tokens else PROMPTS
+    answer = openai.completions.create(model="outrider", prompt=given, max_tokens=9, n=2, stream=stream)
     if stream:
         texts = by_index(answer, lambda choice: choice.text)
-        found = [texts[index] for index in range(6)]
+        found = [texts[index] for index in range(8)]
     else:
         found = [choice.text for choice in answer.choices]
         lengths = [len(models.encode(prompt, raw=True)) for prompt in PROMPTS]
         assert answer.usage.prompt_tokens == sum(lengths)
     assert found == [plain(prompt, 9, raw=True)[1] for prompt in PROMPTS for _ in range(2)]
-
-
-def test_equal_prompts_count_each(openai, models):
-    answer = openai.completions.create(model="outrider", prompt=["Q:", "Q:"], max_tokens=2, n=2)
-    assert answer.usage.prompt_tokens == 2 * len(models.encode("Q:", raw=True))
-    assert answer.usage.completion_tokens == 8
-
-
-def test_several_prompts_of_token_ids(openai, plain, models):
-    given = [models.encode(prompt, raw=True) for prompt in PROMPTS]
-    answer = openai.completions.create(model="outrider", prompt=given, max_tokens=9)
-    assert [choice.text for choice in answer.choices] == [plain(prompt, 9, raw=True)[1] for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -99,17 +87,15 @@ def test_an_echo_goes_in_front(openai, models, stream):
         assert texts == {one.index: front + one.text for one, front in zip(answers, fronts, strict=True)}
 
 
-def test_an_echo_has_no_log_probabilities(openai):
-    with pytest.raises(openai_library.BadRequestError, match="a prompt has no log probabilities"):
-        openai.completions.create(model="outrider", prompt="a", echo=True, logprobs=1)
-
-
-def test_at_most_32(openai):
-    with pytest.raises(openai_library.BadRequestError, match="n: 17 for each prompt are more than 32 answers"):
-        openai.completions.create(model="outrider", prompt=["a", "b"], n=17)
-
-
-def test_one_that_cannot_be_answered_refuses_all(openai):
-    with pytest.raises(openai_library.BadRequestError, match="context is 1024"):
-        openai.completions.create(model="outrider", prompt=["a", "b " * 1100], max_tokens=4)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": "a", "echo": True, "logprobs": 1}, "a prompt has no log probabilities"),
+        ({"prompt": ["a", "b"], "n": 17}, "n: 17 for each prompt are more than 32 answers"),
+        ({"prompt": ["a", "b " * 1100], "max_tokens": 4}, "context is 1024"),
+    ],
+)
+def test_what_cannot_be_answered_whole_is_refused(openai, fields, message):
+    with pytest.raises(openai_library.BadRequestError, match=message):
+        openai.completions.create(model="outrider", **fields)
     assert openai.completions.create(model="outrider", prompt="a", max_tokens=1).choices
