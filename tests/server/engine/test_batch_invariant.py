@@ -21,7 +21,11 @@ from outrider_server.kv.memory import KVMemory
 
 HALVES = (torch.bfloat16, torch.float16)
 # gpt-oss rounds its softmax, too: the router of so small a model then takes other experts than on slots.
-NAMES = [name for name in CONFIGS if name != "gpt-oss"]
+NAMES = [
+    pytest.param(name, marks=() if name in ("llama", "gemma2") else pytest.mark.slow)
+    for name in CONFIGS
+    if name != "gpt-oss"
+]
 
 
 class Job:

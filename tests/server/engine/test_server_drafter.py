@@ -243,16 +243,6 @@ async def test_features_come_along_and_a_draft_of_the_clients_goes_on(truth):
         assert len(verdicts) < 9
 
 
-async def test_an_end_of_text_ends_it(truth):
-    model = build("llama")
-    stop = max(i for i in range(12) if truth[i] not in truth[:i])
-    model.generation_config.eos_token_id = [truth[stop]]
-    async with serving([Prophet(PROMPT + truth, errs=1000)], on=Target.of(model)) as verifier:
-        verdicts = await said(verifier, Sampling(), 50, SHAPE)
-    assert text_of(verdicts) == truth[: stop + 1]
-    assert verdicts[-1].finish is Finish.EOS
-
-
 async def test_the_end_of_the_context_ends_it():
     small = Target.of(build("llama"), max_context=HAVE + 15)
     text = plain_greedy(small, PROMPT, 15)
@@ -282,12 +272,6 @@ async def test_cancel_ends_it_even_while_it_drafts(truth):
         await talk.send(Cancel(1))  # too late: harmless
         prophet.on_level = lambda: None
         assert text_of(await talk.decode(HAVE, (), truth[0], 9, tree=SHAPE)) == truth[1:10]
-
-
-async def test_two_sessions_are_drafted_for_side_by_side(truth):
-    async with serving([Prophet(PROMPT + truth)]) as verifier:
-        both = await asyncio.gather(said(verifier, Sampling(), 40, SHAPE), said(verifier, Sampling(), 40, SHAPE))
-    assert [text_of(verdicts) for verdicts in both] == [truth[:40]] * 2
 
 
 def decoded(prophet: Prophet, num_sessions: int, count: int, num_plain: int = 0) -> list[list]:

@@ -1,6 +1,5 @@
 """The real gRPC server on a free port: sessions, refusals with details, garbage, health, reflection, its life."""
 
-import asyncio
 from contextlib import asynccontextmanager
 
 import grpc
@@ -15,7 +14,7 @@ from tiny_targets import random_tokens, target
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto import verifier_pb2_grpc as stubs
 from outrider_proto.description import description_from_proto
-from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
+from outrider_proto.errors import Reason, Refusal
 from outrider_proto.feature_codec import decode_rows, encode_rows
 from outrider_proto.frames import Codec, Decode, Draft, Features, Ping, Pong, Verdict
 from outrider_proto.status import error_from_rpc
@@ -160,13 +159,6 @@ async def test_random_bytes_get_a_refusal(truth):
         await answer(other, truth)
 
 
-async def test_a_wrong_version_is_told_so(truth):
-    async with serving() as server, calling(server.address) as talk:
-        with pytest.raises(Refusal, match="protocol version 7") as refused:
-            await talk.open(server.verifier.describe(), protocol_version=7)
-        assert refused.value.reason is Reason.VERSION_MISMATCH
-
-
 async def test_resume_on_a_new_connection_and_takeover(truth):
     async with serving() as server, calling(server.address) as first, calling(server.address) as second:
         about = server.verifier.describe()
@@ -176,29 +168,6 @@ async def test_resume_on_a_new_connection_and_takeover(truth):
         assert (opened.resumed, opened.kept_len) == (True, len(PROMPT) + 5)
         assert (await first.refusal()).reason is Reason.TAKEN_OVER
         assert (await second.verdict(len(PROMPT) + 5, (), truth[5])).bonus == truth[6]
-
-
-async def test_a_cut_stream_leaves_its_session(truth):
-    async with serving() as server, calling(server.address) as second:
-        about = server.verifier.describe()
-        async with calling(server.address) as first:
-            name = (await first.open(about)).session_id
-            await answer(first, truth)
-            await first.hang_up()
-        assert (await second.open(about, session_id=name, committed_len=99)).resumed
-
-
-async def test_drain_answers_and_ends_streams_and_stop_is_safe_twice(truth):
-    async with serving() as server, session(server) as talk:
-        await answer(talk, truth)
-        drained = asyncio.create_task(server.drain(5))
-        assert (await talk.refusal()).reason is Reason.SHUTTING_DOWN
-        await drained
-        async with calling(server.address) as late:
-            with pytest.raises(LinkError):
-                await late.open(server.verifier.describe())
-        await server.stop()
-        await server.stop()
 
 
 async def test_streams_that_nobody_reads_shut_out_their_own_address_alone():
@@ -219,11 +188,3 @@ async def test_streams_that_nobody_reads_shut_out_their_own_address_alone():
     finally:
         await verifier.stop()
         await listening.stop(None)
-
-
-async def test_a_port_in_use_is_named():
-    async with serving() as server:
-        second = Server(Verifier(target()), port=server.port)
-        with pytest.raises(UsageError, match=f"cannot listen on {server.address}: the port is in use"):
-            await second.start()
-        await second.stop()

@@ -175,7 +175,7 @@ class Texts:
             self.loop.step()
 
 
-@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("swap", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layout", ["contiguous", "paged"])
 def test_every_text_is_that_of_the_plain_order(layout, swap):
     """Greedy and sampled, with features and without, while sessions share prefixes and lose rows to each other."""

@@ -132,12 +132,6 @@ def test_many_sessions_with_large_trees_do_not_slow_one_with_small_ones():
     assert clients.rows[0] >= 3 * LARGEST * 60
 
 
-def test_sixty_sessions_with_large_trees_that_pay_each_for_itself_do_not_either():
-    clients = Clients([*[(1, LARGEST)] * 60, (1, 5)])
-    clients.run(Scheduler(1024, 512), 60)
-    assert clients.rows[60] >= 5 * 58
-
-
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, LARGEST)), min_size=1, max_size=6), st.integers(1, 1200))
 def test_no_draft_waits_for_ever(clients, budget):

@@ -146,44 +146,6 @@ async def test_a_decode_over_its_rate_goes_on_as_fast_as_it_earns(payer):
     assert not payer.usage._line
 
 
-async def test_a_draft_costs_its_context_its_root_and_its_nodes(payer):
-    stream = payer.stream()
-    stream.submit_or_wait(Job(1), draft(1, context=7, nodes=4), 100)
-    stream.observe(1, Verdict(1, (0, 1), 5))
-    stream.observe(1, RequestDone())
-    assert payer.paid == 12
-
-
-async def test_a_stale_draft_costs_one_row_and_not_its_nodes(payer):
-    stream = payer.stream()
-    stream.submit_or_wait(Job(1), draft(1, nodes=60), 100)
-    stream.observe(1, Verdict(1, (), None, stale=True))
-    stream.observe(1, RequestDone())
-    assert payer.paid == 1
-
-
-async def test_a_decode_costs_what_it_came_to(payer):
-    stream = payer.stream()
-    stream.submit_or_wait(Job(1), Decode(1, 0, (1, 2), 3, 50), 20)
-    assert payer.paid == 3 + 20  # no more than there is room for
-    for _ in range(4):
-        stream.observe(1, Verdict(1, (), 9))
-    stream.observe(1, Verdict(1, (), None, Finish.CANCELLED))
-    stream.observe(1, RequestDone())
-    assert payer.paid == 3 + 4
-
-
-async def test_a_decode_with_server_trees_pays_for_what_was_drafted(payer):
-    stream, job = payer.stream(), Job(1)
-    stream.submit_or_wait(job, Decode(1, 0, (), 3, 5, tree=ServerTree(2, 2, 6)), 20)
-    job.num_drafted = 9
-    stream.observe(1, Verdict(1, (), 9, tokens=(7, 8)))
-    job.num_drafted = 16
-    stream.observe(1, Verdict(1, (), 9, Finish.LIMIT, tokens=(7,)))
-    stream.observe(1, RequestDone())
-    assert payer.paid == 1 + 5 + 16
-
-
 async def test_what_never_ran_costs_nothing_when_the_stream_ends(payer):
     stream = payer.stream()
     stream.submit_or_wait(Job(1), draft(1, context=BURST), 20)
@@ -222,15 +184,6 @@ async def test_a_verdict_on_its_way_when_the_stream_ends_is_paid_though_no_end_f
     assert payer.paid == 1 + 6 + 3
 
 
-async def test_a_tree_that_was_drafted_for_a_pass_that_was_cancelled_is_paid(payer):
-    stream, job = payer.stream(), Job(1)
-    stream.submit_or_wait(job, Decode(1, 0, (), 3, 50, tree=ServerTree(2, 2, 6)), 100)
-    job.num_drafted = 6
-    stream.observe(1, Verdict(1, (), None, Finish.CANCELLED, draft_us=40))
-    stream.observe(1, RequestDone())
-    assert payer.paid == 1 + 6
-
-
 async def test_over_its_rate_for_too_long_a_request_is_refused_and_goes_nowhere():
     payer = Payer(longest_wait_s=1.0)
     stream = payer.stream()
@@ -244,18 +197,32 @@ async def test_over_its_rate_for_too_long_a_request_is_refused_and_goes_nowhere(
     assert payer.passed == [1]
 
 
-async def test_a_verdict_that_ends_the_text_within_its_draft_is_paid_too(payer):
-    stream, job = payer.stream(), Job(0)
-    stream.submit_or_wait(job, Decode(0, 0, (), 1, 50, tree=ServerTree(4, 4, 8)), 100)
-    job.num_drafted = 8
-    stream.observe(0, Verdict(0, (), None, Finish.EOS, tokens=(5, 2)))
-    stream.observe(0, RequestDone())
-    assert payer.paid == 1 + 8 + 2
+TREE = ServerTree(2, 2, 6)
+CANCELLED = Verdict(1, (), None, Finish.CANCELLED, draft_us=40)
+COSTS = {
+    "a draft: context, root and nodes": (draft(1, 7, 4), [(0, Verdict(1, (0, 1), 5))], 12),
+    "a stale draft: one row": (draft(1, nodes=60), [(0, Verdict(1, (), None, stale=True))], 1),
+    "feature rows that are sent again": (draft(1, nodes=3), [(0, RowsAgain(700))], 704),
+    "a decode: what it came to": (Decode(1, 0, (1, 2), 3, 50), [(0, Verdict(1, (), 9))] * 4 + [(0, CANCELLED)], 3 + 4),
+    "what the server drafted": (
+        Decode(1, 0, (), 3, 5, tree=TREE),
+        [(9, Verdict(1, (), 9, tokens=(7, 8))), (16, Verdict(1, (), 9, Finish.LIMIT, tokens=(7,)))],
+        1 + 5 + 16,
+    ),
+    "and for a pass that was cancelled": (Decode(1, 0, (), 3, 50, tree=TREE), [(6, CANCELLED)], 1 + 6),
+    "and where the text ends in it": (
+        Decode(1, 0, (), 1, 50, tree=TREE),
+        [(8, Verdict(1, (), None, Finish.EOS, tokens=(5, 2)))],
+        1 + 8 + 2,
+    ),
+}
 
 
-async def test_feature_rows_that_are_sent_again_are_charged(payer):
-    stream = payer.stream()
-    stream.submit_or_wait(Job(1), draft(1, nodes=3), 10)
-    stream.observe(1, RowsAgain(700))
+@pytest.mark.parametrize(("frame", "replies", "paid"), COSTS.values(), ids=COSTS)
+async def test_what_a_request_costs_in_the_end(payer, frame, replies, paid):
+    stream, job = payer.stream(), Job(1)
+    stream.submit_or_wait(job, frame, 20)
+    for job.num_drafted, reply in replies:
+        stream.observe(1, reply)
     stream.observe(1, RequestDone())
-    assert payer.paid == 704
+    assert payer.paid == paid
