@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +20,8 @@ from outrider_proto.errors import UsageError
 
 COMMAND = [sys.executable, "-c", "from outrider_lab.cli.app import main; main()"]
 ONE_TABLE = ("paper", "--quick", "--table", "moa-a5", "--out")
+PAPERS, QUESTIONS = Path(__file__).parents[3] / "docs" / "papers", "docs/papers/questions.jsonl"
+IMAGE = re.compile(r"base64,[^\"]*")
 SHOWN = ("drafters", "--per-family", "1", "--repetitions", "1", "--max-new-tokens", "4", "--drafter", "lookup")
 
 
@@ -191,3 +195,17 @@ def test_a_report_that_says_that_an_answer_differs_is_kept_and_ends_the_command_
     ended = run(*ONE_TABLE, out)
     assert ended.exit_code == 1
     assert (out / "report.html").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("embedded",), ("smollm2", "--target", "smollm2", "--questions", QUESTIONS)])
+def test_the_reports_in_docs_are_written_again_from_their_json(options, tmp_path, monkeypatch):
+    monkeypatch.chdir(PAPERS.parents[1])  # their commands name the questions from there
+    name, *target = options
+    shutil.copytree(PAPERS / name / "json", tmp_path / "json")
+    assert run("paper", *target, "--out", tmp_path).exit_code == 0
+    for path in (PAPERS / name / "csv").iterdir():
+        assert (tmp_path / "csv" / path.name).read_text() == path.read_text()
+    # The pictures' bytes are those of one version of matplotlib.
+    said, again = (IMAGE.sub("", (folder / "report.html").read_text()) for folder in (PAPERS / name, tmp_path))
+    assert again == said
