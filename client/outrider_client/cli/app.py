@@ -179,10 +179,10 @@ def draft_history(
     from outrider_client.models.draft_history import clear_histories, history_folder, kept_histories
 
     folder = history_folder()
-    kept = kept_histories(folder)
-    for path, size_bytes in kept.items():
+    histories = kept_histories(folder)
+    for path, size_bytes in histories.items():
         print(printable(f"{path}: {size_bytes / 1e3:,.1f} kB"))
-    if not kept:
+    if not histories:
         print(printable(f"{folder}: nothing is kept"))
     if clear:
         try:

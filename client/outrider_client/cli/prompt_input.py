@@ -46,8 +46,8 @@ def read_prompt(
     question = parse_prompt(joined, private, fences=fences, detect=detect)
     prompt: Prompt = question
     if system is not None:
-        told = parse_prompt(system, fences=fences, detect=detect)
-        prompt = [PromptMessage(role=SYSTEM_ROLE, content=told), PromptMessage(role=USER_ROLE, content=question)]
+        content = parse_prompt(system, fences=fences, detect=detect)
+        prompt = [PromptMessage(role=SYSTEM_ROLE, content=content), PromptMessage(role=USER_ROLE, content=question)]
     kinds = private_kinds(prompt)
     if kinds or detect:
         print_message(f"private: {', '.join(kinds) or 'nothing'}")

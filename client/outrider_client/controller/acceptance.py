@@ -65,9 +65,9 @@ class AcceptanceEstimator:
         total = sum(self._ranks)
         return tuple(count / total for count in self._ranks) if total >= _ENOUGH else ()
 
-    def _age(self, kept: float) -> None:
-        self._tried = [tried * kept for tried in self._tried]
-        self._accepted = [accepted * kept for accepted in self._accepted]
+    def _age(self, share: float) -> None:
+        self._tried = [tried * share for tried in self._tried]
+        self._accepted = [accepted * share for accepted in self._accepted]
 
 
 def accepted_path(tree: DraftTree, tokens: tuple[int, ...]) -> tuple[int, ...]:

@@ -84,8 +84,8 @@ class ModeSelector:
     def _disappoints(self, mode: OnlineMode) -> bool:
         """Return whether the mode was slower than its closed form predicts."""
         predicted = best_in(PredictionTerms(self.observer.measured()), mode).tokens_per_second
-        known = best_in(PredictionTerms(self._measured()), mode).tokens_per_second
-        return known * self._corrections.get(mode, 1.0) < _DISAPPOINTS * predicted
+        corrected = best_in(PredictionTerms(self._measured()), mode).tokens_per_second
+        return corrected * self._corrections.get(mode, 1.0) < _DISAPPOINTS * predicted
 
     def _learn(self, current: Choice) -> None:
         """Add to the history of the current mode; the histories of the others fade."""

@@ -175,11 +175,11 @@ class ModeController:
         They may if the link has room for several times as many: otherwise tokens would wait behind them.
         """
         # While nothing is known of the link they are sent from the second answer on: else it would never be measured.
-        known = self._observer.measured()
+        measured = self._observer.measured()
         row_bytes = self._reply_row_bytes.value if self._row_s is None else self._row_bytes
-        if row_bytes is None or known.down_bps is None or known.stream_ms is None:
+        if row_bytes is None or measured.down_bps is None or measured.stream_ms is None:
             return self._num_answers > 1
-        return _ROOM * 8e3 * row_bytes / max(known.stream_ms, 1e-3) < known.down_bps
+        return _ROOM * 8e3 * row_bytes / max(measured.stream_ms, 1e-3) < measured.down_bps
 
     def should_decode_first(self, num_rows: int, rtt: RttEstimator) -> bool:
         """Return whether a prompt's features take longer than a round trip, so that the server should decode first."""

@@ -43,10 +43,10 @@ class ModeHistory:
         self._tokens += mode_run.tokens
         self._predicted += mode_run.cycles * predicted.tau
 
-    def fade(self, kept: float) -> None:
+    def fade(self, share: float) -> None:
         """Keep the share `kept` of what is known."""
-        self._cycles, self._late_ms = kept * self._cycles, kept * self._late_ms
-        self._tokens, self._predicted = kept * self._tokens, kept * self._predicted
+        self._cycles, self._late_ms = share * self._cycles, share * self._late_ms
+        self._tokens, self._predicted = share * self._tokens, share * self._predicted
 
     @property
     def late_ms(self) -> float:

@@ -94,10 +94,10 @@ class PredictionTerms:
 
     def batch(self, outcomes: Ints) -> Floats:
         """Return the factor on a level's time when so many outcomes are drafted side by side."""
-        known = {1: 1.0, **self.measured.batch_factors}
-        if len(known) == 1:
+        factors = {1: 1.0, **self.measured.batch_factors}
+        if len(factors) == 1:
             return np.asarray(1.0 + _FACTOR_PER_OUTCOME * (outcomes - 1))
-        return np.array([_interpolated(known, number) for number in outcomes.ravel().tolist()]).reshape(outcomes.shape)
+        return np.array([_interpolated(factors, count) for count in outcomes.ravel().tolist()]).reshape(outcomes.shape)
 
     def level_of(self, breadth: int) -> float:
         """Return the time of a draft level of another breadth than the measured one."""
@@ -117,9 +117,9 @@ class PredictionTerms:
         return self.limits.shape.breadth
 
     def _acceptance(self) -> Floats:
-        known = list(self.measured.acceptance[: self._deepest]) or [PRIOR_ACCEPTANCE]
-        beyond = np.arange(1, self._deepest - len(known) + 1)
-        return np.concatenate((known, known[-1] * ACCEPTANCE_DECAY**beyond))
+        measured = list(self.measured.acceptance[: self._deepest]) or [PRIOR_ACCEPTANCE]
+        beyond = np.arange(1, self._deepest - len(measured) + 1)
+        return np.concatenate((measured, measured[-1] * ACCEPTANCE_DECAY**beyond))
 
     def _kept(self, breadth: int) -> float:
         """Return the share of the accepted tokens that a tree of this breadth would have contained."""
@@ -135,7 +135,7 @@ class PredictionTerms:
         """Return the exponent from the prior to the hit rate measured at about so many outcomes."""
         if not self.measured.hit_rates:
             return 1.0
-        nearest = min(self.measured.hit_rates, key=lambda known: abs(log(known / outcomes)))
+        nearest = min(self.measured.hit_rates, key=lambda number: abs(log(number / outcomes)))
         # Strictly between 0 and 1: both logarithms below must be finite and not 0.
         rate = min(max(self.measured.hit_rates[nearest], 1e-3), 1.0 - _SURE)
         levels = np.array(max(round(self.measured.hit_levels), 1))

@@ -84,10 +84,10 @@ def error_code(error: OutriderError) -> str:
 
 
 def _plain_words(message: str, server: str, other_server: str) -> str:
-    found = _UNREACHABLE.fullmatch(message)
-    if found is None:
+    unreachable = _UNREACHABLE.fullmatch(message)
+    if unreachable is None:
         return message
-    reason = found["reason"].lower()
+    reason = unreachable["reason"].lower()
     meaning = next((meaning for sign, meaning in _MEANINGS if sign in reason), None)
     if meaning is None:
         return message

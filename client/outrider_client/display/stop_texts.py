@@ -72,8 +72,8 @@ class _Filter:
 
     def _first_stop(self, text: str) -> int | None:
         """Where the stop text begins that ends first: so the result does not depend on how the text was cut."""
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._find(text, stop)) >= 0]
-        return min(found)[1] if found else None
+        matches = [(at + len(stop), at) for stop in self._stops if (at := self._find(text, stop)) >= 0]
+        return min(matches)[1] if matches else None
 
     def _find(self, text: str, stop: str) -> int:
         return text.find(stop, max(self._searched - len(stop) + 1, 0))

@@ -103,14 +103,14 @@ def _add_completions(app: FastAPI, gateway: Gateway) -> None:
         try:
             chat_body = body.chat()
         except ValidationError as error:
-            found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-            raise RequestValidationError(found) from error
+            errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+            raise RequestValidationError(errors) from error
 
-        def asked(defaults: Sampling) -> list[GenerationRequest]:
+        def requests(defaults: Sampling) -> list[GenerationRequest]:
             # Its events have no way to take text back.
             return [replace(one, takes_back=False) for one in map_chat_request(chat_body, request.headers, defaults)]
 
-        [completion] = await _prepared(gateway, asked)
+        [completion] = await _prepared(gateway, requests)
         return await respond(request, [Answer(completion, ResponsesFormatter(body))], gateway.config.sessions)
 
     @app.post("/v1/completions", response_model=None)
@@ -121,9 +121,9 @@ def _add_completions(app: FastAPI, gateway: Gateway) -> None:
         return await respond(request, answers, gateway.config.sessions)
 
 
-async def _prepared(gateway: Gateway, asked: Callable[[Sampling], list[GenerationRequest]]) -> list[GatewayCompletion]:
+async def _prepared(gateway: Gateway, make: Callable[[Sampling], list[GenerationRequest]]) -> list[GatewayCompletion]:
     # In a thread: a long prompt takes seconds to parse and tokenize, and all other answers would wait.
-    return await asyncio.to_thread(lambda: [GatewayCompletion(gateway, one) for one in asked(gateway.client.sampling)])
+    return await asyncio.to_thread(lambda: [GatewayCompletion(gateway, one) for one in make(gateway.client.sampling)])
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:
@@ -135,17 +135,17 @@ def _add_models(app: FastAPI, gateway: Gateway) -> None:
         "parent": None,
         "max_model_len": gateway.max_context,
     }
-    known: dict[str, Body] = {name: {"id": name, **described} for name in gateway.names}
+    listed: dict[str, Body] = {name: {"id": name, **described} for name in gateway.names}
 
     @app.get("/v1/models")
     async def models() -> Body:
-        return {"object": "list", "data": list(known.values())}
+        return {"object": "list", "data": list(listed.values())}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Body:
-        if name not in known:
+        if name not in listed:
             raise unknown_model(name, gateway.names)
-        return known[name]
+        return listed[name]
 
 
 def _add_state(app: FastAPI, gateway: Gateway) -> None:
@@ -232,17 +232,17 @@ def _add_errors(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _http_error(request: Request, error: HTTPException, routes: Sequence[BaseRoute]) -> ApiError:
-    asked = f"{request.method} {request.url.path}"
+    endpoint = f"{request.method} {request.url.path}"
     match error.status_code:
         case 404:
-            return ApiError(404, f"{asked}: {_NO_ENDPOINT}", code="unknown_url")
+            return ApiError(404, f"{endpoint}: {_NO_ENDPOINT}", code="unknown_url")
         case 405:
             allowed = ", ".join(_methods(request.scope, routes))
-            refused = ApiError(405, f"{asked}: this endpoint takes {allowed} only", code="method_not_supported")
+            refused = ApiError(405, f"{endpoint}: this endpoint takes {allowed} only", code="method_not_supported")
             refused.headers["Allow"] = allowed
             return refused
         case status:
-            return ApiError(status, f"{asked}: {error.detail}")
+            return ApiError(status, f"{endpoint}: {error.detail}")
 
 
 def _methods(scope: Scope, routes: Sequence[BaseRoute]) -> list[str]:

@@ -40,8 +40,8 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
-def unknown_model(name: str, known: Sequence[str]) -> ApiError:
-    message = f"model {name!r} does not exist: choose one of {', '.join(known)}"
+def unknown_model(name: str, names: Sequence[str]) -> ApiError:
+    message = f"model {name!r} does not exist: choose one of {', '.join(names)}"
     return ApiError(404, message, param="model", code="model_not_found")
 
 

@@ -45,8 +45,8 @@ TEXT, LIST, OBJECT = "<text>", "<list>", "<object>"
 FORMS = (TEXT, LIST, OBJECT)  # in the locations of pydantic's errors, though not in the request
 
 
-def _form(given: Any) -> str | None:  # Any: whatever JSON holds
-    match given:
+def _form(value: Any) -> str | None:  # Any: whatever JSON holds
+    match value:
         case str():
             return TEXT
         case list():
@@ -246,11 +246,11 @@ class ChatRequest(_Generation):
     ] = "auto"
 
 
-def _as_prompts(given: Any) -> Any:  # Any: whatever JSON holds
+def _as_prompts(prompt: Any) -> Any:  # Any: whatever JSON holds
     """Return a list of prompts, of one where only one is given."""
-    if not isinstance(given, str | list):
+    if not isinstance(prompt, str | list):
         raise PydanticCustomError("wrong_form", "need text or a list")
-    return [given] if isinstance(given, str) or (given and not isinstance(given[0], str | list)) else given
+    return [prompt] if isinstance(prompt, str) or (prompt and not isinstance(prompt[0], str | list)) else prompt
 
 
 _Prompt = Annotated[Annotated[SafeText, Tag(TEXT)] | Annotated[list[int], Field(min_length=1), Tag(LIST)], BY_FORM]

@@ -82,8 +82,8 @@ def map_chat_request(body: ChatRequest, headers: Mapping[str, str], defaults: Sa
     tools, is_must = _tools(body)
     tool_chat = None
     if (tools or any(message.is_of_tools for message in body.messages)) and not is_private(messages):
-        said = tuple(_tool_message(message, options.fences) for message in body.messages)
-        tool_chat = ToolChat(said, tuple(map(described, tools)))
+        turns = tuple(_tool_message(message, options.fences) for message in body.messages)
+        tool_chat = ToolChat(turns, tuple(map(described, tools)))
     if tools:
         messages = _with_system(messages, instructions(tools, is_must=is_must))
     if body.top_logprobs and not body.logprobs:
@@ -109,10 +109,10 @@ def map_completion_request(
     if body.echo and body.logprobs is not None:
         raise ApiError(400, "echo: a prompt has no log probabilities, so leave out logprobs", param="echo")
     requests = []
-    for given in body.prompt:
-        prompt: Prompt = parse_fences(given) if options.fences and isinstance(given, str) else given
+    for item in body.prompt:
+        prompt: Prompt = parse_fences(item) if options.fences and isinstance(item, str) else item
         request = _generation_request(body, options, prompt, defaults, limit=limit, logprobs=body.logprobs)
-        requests += _times(body.n, replace(request, echoed=given if body.echo else ""))
+        requests += _times(body.n, replace(request, echoed=item if body.echo else ""))
     return requests
 
 
@@ -180,11 +180,11 @@ def _sampling(body: ChatRequest | CompletionRequest, defaults: Sampling) -> dict
     }
 
 
-def _biases(given: Mapping[str, float] | None) -> Mapping[int, float] | None:
-    for token in given or ():
+def _biases(biases: Mapping[str, float] | None) -> Mapping[int, float] | None:
+    for token in biases or ():
         if not token.isdecimal():
             raise ApiError(400, "logit_bias: its names must be token ids", param="logit_bias")
-    return {int(token): bias for token, bias in given.items()} if given else None
+    return {int(token): bias for token, bias in biases.items()} if biases else None
 
 
 def _tools(body: ChatRequest) -> tuple[tuple[Tool, ...], bool]:
@@ -220,9 +220,9 @@ def _needs(name: str, other: str) -> ApiError:
     return ApiError(400, f"{name}: needs {other}=true", param=name)
 
 
-def _options(given: OutriderOptions | None, headers: Mapping[str, str]) -> OutriderOptions:
+def _options(options: OutriderOptions | None, headers: Mapping[str, str]) -> OutriderOptions:
     """The options in the body, completed by those in headers. Raises pydantic's ValidationError."""
-    named = {} if given is None else given.model_dump(exclude_unset=True)
+    named = {} if options is None else options.model_dump(exclude_unset=True)
     for name in OutriderOptions.model_fields:
         value = headers.get(f"x-outrider-{name}")
         if value is not None:

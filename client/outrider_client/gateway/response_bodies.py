@@ -176,14 +176,14 @@ class CompletionFormatter(_Formatter):
         return self._whole({"text": text, "logprobs": logprobs, "finish_reason": reason}, completion, chunks)
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs], offset: int) -> Body | None:
-        kept = self._without_eos(logprobs)
-        if not kept:
+        tokens = self._without_eos(logprobs)
+        if not tokens:
             return None
-        texts = [self._token_text(one.token) for one in kept]
+        texts = [self._token_text(one.token) for one in tokens]
         return {
             "tokens": texts,
-            "token_logprobs": [one.logprob for one in kept],
-            "top_logprobs": [{self._token_text(token): logprob for token, logprob in one.top} for one in kept],
+            "token_logprobs": [one.logprob for one in tokens],
+            "top_logprobs": [{self._token_text(token): logprob for token, logprob in one.top} for one in tokens],
             "text_offset": [offset + sum(map(len, texts[:i])) for i in range(len(texts))],
         }
 

@@ -126,8 +126,8 @@ class ResponsesRequest(RequestBody):
 
     def chat(self) -> ChatRequest:
         """Return the chat that asks for the same. Raises pydantic's ValidationError."""
-        given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
-        messages = given or [item.message() for item in self.input if isinstance(item, InputItem)]
+        question = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else None
+        messages = question or [item.message() for item in self.input if isinstance(item, InputItem)]
         if self.instructions is not None:
             messages = [{"role": "system", "content": self.instructions}, *messages]
         choice = self.tool_choice

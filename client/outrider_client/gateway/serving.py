@@ -74,10 +74,10 @@ async def listening(
             address = serving.client.server if emulated is None else emulated.address
             access = serving.client.access if emulated is None else serving.client.access.through(serving.client.server)
             client = replace(serving.client, server=address, access=access)
-            known = models_by_drafter(models, head_names(client.drafters))
+            by_drafter = models_by_drafter(models, head_names(client.drafters))
             gateway = Gateway(
                 client,
-                known,
+                by_drafter,
                 serving.gateway,
                 lambda state: _print_link_state(state, serving.client.server, serving.gateway.unverified),
                 lambda mismatch: print_message(

@@ -110,12 +110,12 @@ class TextStream:
             self._text += span.text
 
     def _shrink(self) -> None:
-        kept = len(self._spans)
-        if kept < len(self._starts):
-            self._text = self._text[: self._starts[kept]]
-            del self._starts[kept:]
+        num_spans = len(self._spans)
+        if num_spans < len(self._starts):
+            self._text = self._text[: self._starts[num_spans]]
+            del self._starts[num_spans:]
         self._searched = min(self._searched, len(self._text))
-        self._num_logprob_spans = min(self._num_logprob_spans, kept)
+        self._num_logprob_spans = min(self._num_logprob_spans, num_spans)
 
     def _flow(self) -> list[TextChunk]:
         limit = self._limit()

@@ -162,8 +162,8 @@ def _texts_in(history: History) -> list[Ints]:
 
 def kept_histories(folder: Path) -> dict[Path, int]:
     """Return the files of all histories, and how many bytes each has."""
-    found = sorted(folder.glob("*"))
-    return {path: path.stat().st_size for path in found if path.is_file() and path.suffix != _LOCK}
+    files = sorted(folder.glob("*"))
+    return {path: path.stat().st_size for path in files if path.is_file() and path.suffix != _LOCK}
 
 
 def clear_histories(folder: Path) -> None:

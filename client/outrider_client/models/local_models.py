@@ -332,12 +332,12 @@ def recommended_sampling(target: str | Path | None) -> dict[str, Any]:  # Any: e
     path = resolve_dir(target_source(target)) / "generation_config.json"
     if not path.is_file():
         return {}
-    given = read_json(path)
-    found = {name: given[name] for name in _RECOMMENDED if given.get(name) is not None}
-    if given.get("do_sample") is True:  # transformers samples at temperature 1 unless the file names another one
-        found = {"temperature": 1.0} | found
+    settings = read_json(path)
+    recommended = {name: settings[name] for name in _RECOMMENDED if settings.get(name) is not None}
+    if settings.get("do_sample") is True:  # transformers samples at temperature 1 unless the file names another one
+        recommended = {"temperature": 1.0} | recommended
     try:
-        ClientConfig().for_answer(**found)
+        ClientConfig().for_answer(**recommended)
     except (UsageError, TypeError) as error:
         raise UsageError(f"{path}: {error}; --no-generation-config passes over the file") from error
-    return found
+    return recommended

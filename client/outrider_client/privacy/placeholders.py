@@ -67,8 +67,8 @@ class Placeholders:
     def _hide_known_values(self, safe: str, where: str) -> str:
         """Replace values in safe text that are private elsewhere in the conversation."""
         # Longest first: a value may be part of another one.
-        known = sorted((value for value in self._of_value if value.strip()), key=len, reverse=True)
-        if not known:
+        spread = sorted((value for value in self._of_value if value.strip()), key=len, reverse=True)
+        if not spread:
             return safe
-        values = "|".join(re.escape(value) for value in known)
-        return re.sub(where.format(f"(?:{values})"), lambda found: self._of_value[found[0]], safe)
+        values = "|".join(re.escape(value) for value in spread)
+        return re.sub(where.format(f"(?:{values})"), lambda match: self._of_value[match[0]], safe)

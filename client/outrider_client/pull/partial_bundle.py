@@ -209,14 +209,14 @@ def check_bundle(directory: Path, manifest: BundleManifest) -> None:
     try:
         bundle = find_bundle(directory)
         assert bundle is not None
-        found = (bundle.target_fingerprint, bundle.tokenizer_fingerprint, bundle.tap["fingerprint"])
+        fingerprints = (bundle.target_fingerprint, bundle.tokenizer_fingerprint, bundle.tap["fingerprint"])
         listed = {MANIFEST, *bundle.files} == {file.name for file in manifest.files}
         elsewhere = bundle.drafter != DRAFTER and family_without_files(bundle.drafter) is None
         if not elsewhere:
             open_drafter(DrafterSource(str(directory)))
     except (UsageError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Violation(Reason.MALFORMED_FRAME, f"the server's bundle cannot be used: {error}") from error
-    if found != (manifest.target_fingerprint, manifest.tokenizer_fingerprint, manifest.tap) or not listed:
+    if fingerprints != (manifest.target_fingerprint, manifest.tokenizer_fingerprint, manifest.tap) or not listed:
         raise Violation(Reason.MALFORMED_FRAME, "the server's bundle is not the one in its manifest")
     if elsewhere:
         raise Violation(

@@ -27,8 +27,8 @@ def read_token_fragments(file: Path) -> TokenFragments:
     """Read them from a tokenizer.json; there are none for a vocabulary of another kind. Raises UsageError."""
     described = read_json(file)
     spelled = _spelling(set(_decoders(described.get("decoder"))))
-    found = ((token, spelled(piece)) for piece, token in _vocabulary(described.get("model") or {}))
-    return {token: raw for token, raw in found if REPLACEMENT in raw.decode(errors="replace")}
+    spellings = ((token, spelled(piece)) for piece, token in _vocabulary(described.get("model") or {}))
+    return {token: raw for token, raw in spellings if REPLACEMENT in raw.decode(errors="replace")}
 
 
 def _decoders(described: Any) -> Iterator[str]:  # Any: whatever JSON holds
@@ -50,8 +50,8 @@ def _byte_level(piece: str) -> bytes:
 
 
 def _fallback(piece: str) -> bytes:
-    found = _FALLBACK.fullmatch(piece)
-    return b"" if found is None else bytes.fromhex(found[1])
+    match = _FALLBACK.fullmatch(piece)
+    return b"" if match is None else bytes.fromhex(match[1])
 
 
 def _vocabulary(model: Mapping[str, Any]) -> Iterable[tuple[str, int]]:

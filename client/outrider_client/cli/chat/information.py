@@ -60,8 +60,8 @@ def model_lines(client: Client, config: ClientConfig) -> str:
         served = client.describe()
     except OutriderError as error:
         return f"{here}\n{config.server}: {explained(error, config.server)}"
-    told = f"{served.target_name}, context of {served.max_context} tokens, outrider-server {served.server_version}"
-    return f"{here}\n{config.server}: {told}"
+    there = f"{served.target_name}, context of {served.max_context} tokens, outrider-server {served.server_version}"
+    return f"{here}\n{config.server}: {there}"
 
 
 def help_lines() -> list[str]:

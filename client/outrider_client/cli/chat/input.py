@@ -57,15 +57,15 @@ def _from_terminal(history: Path | None) -> Iterator[str]:
         def store_string(self, string: str) -> None:
             super().store_string(without_private(string))
 
-    kept: History = InMemoryHistory()
+    recent: History = InMemoryHistory()
     if history is not None:
         history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         history.touch(mode=0o600)
-        kept = SafeHistory(str(history))
+        recent = SafeHistory(str(history))
     completer = WordCompleter([f"/{name}" for name in COMMANDS], sentence=True)
     session: PromptSession[str] = PromptSession(
         "> ",
-        history=kept,
+        history=recent,
         completer=completer,
         complete_while_typing=False,
         # All lines of a quoted message are one entry: of the history, too, which looks for private text in each.

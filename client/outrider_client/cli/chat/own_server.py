@@ -82,7 +82,7 @@ def _address(process: subprocess.Popen[bytes], ready: Path, log: Path) -> str:
     """Wait until the server is ready. It has no deadline: loading a model takes as long as the disk does."""
     while not ready.exists():
         if process.poll() is not None:
-            said = log.read_text(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
-            raise LinkError(f"no server listens, and one for this chat does not start: {said[-1]}")
+            lines = log.read_text(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
+            raise LinkError(f"no server listens, and one for this chat does not start: {lines[-1]}")
         time.sleep(0.05)
     return str(json.loads(ready.read_text())["address"])

@@ -68,10 +68,10 @@ class ChatRepl:
                 # It came a moment too late to stop an answer, or stops a command. The conversation goes on.
                 print_message("stopped")
             except OutriderError as error:
-                told = explained(error, self._config.server)
+                reported = explained(error, self._config.server)
                 if not self._stays and not self._statistics and not line.startswith("/"):
-                    raise told from error
-                report_error(told, as_json=self._as_json, hint=_way_out(error))
+                    raise reported from error
+                report_error(reported, as_json=self._as_json, hint=_way_out(error))
 
     def greet(self) -> None:
         """Tell whom the chat talks to."""
