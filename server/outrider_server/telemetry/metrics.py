@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -98,30 +99,22 @@ class RequestMetrics:
     """Counters of all streams."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        counter, seconds = partial(Counter, registry=registry), partial(Histogram, buckets=SECONDS, registry=registry)
         self.running = Gauge("outrider_num_requests_running", "Drafts and decodes under way.", registry=registry)
-        self.prompt_tokens = Counter("outrider_prompt_tokens", "Tokens of context that came.", registry=registry)
-        self.tokens = Counter("outrider_generation_tokens", "Tokens of verdicts, bonus included.", registry=registry)
-        self.verdicts = Counter("outrider_verdicts", "Verdicts that were not stale.", registry=registry)
-        self.stale = Counter("outrider_stale_drafts", "Drafts that guessed wrong, not verified.", registry=registry)
-        self.first_token = Histogram(
-            "outrider_time_to_first_token_seconds",
-            "From a request with context to its first verdict, in the server.",
-            buckets=SECONDS,
-            registry=registry,
+        self.prompt_tokens = counter("outrider_prompt_tokens", "Tokens of context that came.")
+        self.tokens = counter("outrider_generation_tokens", "Tokens of verdicts, bonus included.")
+        self.verdicts = counter("outrider_verdicts", "Verdicts that were not stale.")
+        self.stale = counter("outrider_stale_drafts", "Drafts that guessed wrong, not verified.")
+        self.first_token = seconds(
+            "outrider_time_to_first_token_seconds", "From a request with context to its first verdict, in the server."
         )
-        self.between = Histogram(
+        self.between = seconds(
             "outrider_inter_token_latency_seconds",
             "From one verdict of an answer to its next, network and client included.",
-            buckets=SECONDS,
-            registry=registry,
         )
-        self.queue = Histogram(
-            "outrider_request_queue_time_seconds", "A verdict's wait for the model.", buckets=SECONDS, registry=registry
-        )
-        self.finished = Counter(
-            "outrider_request_success", "Answers whose end the server saw.", ["finished_reason"], registry=registry
-        )
-        self.opened = Counter("outrider_sessions_opened", "Sessions opened.", ["resumed"], registry=registry)
+        self.queue = seconds("outrider_request_queue_time_seconds", "A verdict's wait for the model.")
+        self.finished = counter("outrider_request_success", "Answers whose end the server saw.", ["finished_reason"])
+        self.opened = counter("outrider_sessions_opened", "Sessions opened.", ["resumed"])
         for reason in set(_FINISHED.values()):
             self.finished.labels(reason)  # exists from the start, so that a rate counts the first one
         for resumed in ("true", "false"):
@@ -186,24 +179,22 @@ class PassMetrics:
     """Counters of batches, times and drafts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
         self._waiting = Gauge(
             "outrider_num_requests_waiting", "Requests that the last pass had no room for.", registry=registry
         )
-        self._rows = Histogram("outrider_iteration_tokens_total", "Rows of a pass.", buckets=TOKENS, registry=registry)
-        self._prefill = Counter("outrider_prefill_rows", "Rows of context without a verdict.", registry=registry)
-        self._batch = Histogram("outrider_batch_sessions", "Sessions in a pass.", buckets=SESSIONS, registry=registry)
-        self._forward = Histogram(
-            "outrider_pass_seconds", "The target's forward pass.", buckets=SECONDS, registry=registry
-        )
-        self._tap = Histogram("outrider_tap_seconds", "Features of a pass.", buckets=SECONDS, registry=registry)
-        self._drafts = Counter("outrider_spec_decode_num_drafts", "Draft trees verified.", registry=registry)
-        self._nodes = Counter("outrider_spec_decode_num_draft_tokens", "Nodes of those trees.", registry=registry)
-        self._accepted = Counter("outrider_spec_decode_num_accepted_tokens", "Accepted nodes.", registry=registry)
-        self._by_depth = Counter(
+        self._rows = histogram("outrider_iteration_tokens_total", "Rows of a pass.", buckets=TOKENS)
+        self._prefill = counter("outrider_prefill_rows", "Rows of context without a verdict.")
+        self._batch = histogram("outrider_batch_sessions", "Sessions in a pass.", buckets=SESSIONS)
+        self._forward = histogram("outrider_pass_seconds", "The target's forward pass.", buckets=SECONDS)
+        self._tap = histogram("outrider_tap_seconds", "Features of a pass.", buckets=SECONDS)
+        self._drafts = counter("outrider_spec_decode_num_drafts", "Draft trees verified.")
+        self._nodes = counter("outrider_spec_decode_num_draft_tokens", "Nodes of those trees.")
+        self._accepted = counter("outrider_spec_decode_num_accepted_tokens", "Accepted nodes.")
+        self._by_depth = counter(
             "outrider_spec_decode_num_accepted_tokens_per_pos",
             "Accepted nodes by depth, 0 below the root.",
             ["position"],
-            registry=registry,
         )
 
     def take(self, report: StepStats) -> None:

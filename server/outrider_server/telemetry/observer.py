@@ -7,8 +7,9 @@ tokens, which must never go into a metric, a log or a trace. `ObserverGroup` cat
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft
@@ -16,26 +17,22 @@ from outrider_server.scheduling.request import Reply
 from outrider_server.scheduling.step_stats import StepStats
 
 _log = logging.getLogger(__name__)
+_Member = TypeVar("_Member")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStats:
-    """Values that a verifier has now, and some counts since its start.
+    """Values that a verifier has now, and some counts since its start."""
 
-    `active`, `parked`: sessions with a stream and without; `kv_bytes`: K/V and features in use, of `kv_limit_bytes`
-    (None: all the machine has); `swap_bytes`: of the host's memory, for evicted sessions. Since the start: sessions
-    evicted for memory, tokens that came back from the host, context tokens looked up in the prefix cache and found.
-    """
-
-    active: int
-    parked: int
-    kv_bytes: int = 0
-    kv_limit_bytes: int | None = None
-    evictions: int = 0
-    swap_bytes: int = 0
-    restored: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
+    active: int  # sessions with a stream
+    parked: int  # sessions without
+    kv_bytes: int = 0  # K/V and features in use
+    kv_limit_bytes: int | None = None  # None: all the machine has
+    swap_bytes: int = 0  # of the host's memory, for evicted sessions
+    evictions: int = 0  # for memory, since the start as all that follow
+    restored: int = 0  # tokens that came back from the host
+    prefix_queries: int = 0  # context tokens looked up in the prefix cache
+    prefix_hits: int = 0  # and found
 
 
 class StreamObserver:
@@ -92,24 +89,16 @@ class ObserverGroup(ServerObserver):
         return _Watches(watches)
 
     def refused(self, reason: Reason) -> None:
-        for guard, member in self._members:
-            with guard:
-                member.refused(reason)
+        _tell(self._members, lambda member: member.refused(reason))
 
     def received(self, num_bytes: int) -> None:
-        for guard, member in self._members:
-            with guard:
-                member.received(num_bytes)
+        _tell(self._members, lambda member: member.received(num_bytes))
 
     def sent(self, num_bytes: int) -> None:
-        for guard, member in self._members:
-            with guard:
-                member.sent(num_bytes)
+        _tell(self._members, lambda member: member.sent(num_bytes))
 
     def stepped(self, report: StepStats) -> None:
-        for guard, member in self._members:
-            with guard:
-                member.stepped(report)
+        _tell(self._members, lambda member: member.stepped(report))
 
 
 class _Watches(StreamObserver):
@@ -117,24 +106,16 @@ class _Watches(StreamObserver):
         self._members = members
 
     def opened(self, session_id: str, key_id: str, *, resumed: bool) -> None:
-        for guard, member in self._members:
-            with guard:
-                member.opened(session_id, key_id, resumed=resumed)
+        _tell(self._members, lambda member: member.opened(session_id, key_id, resumed=resumed))
 
     def asked(self, frame: Draft | Decode) -> None:
-        for guard, member in self._members:
-            with guard:
-                member.asked(frame)
+        _tell(self._members, lambda member: member.asked(frame))
 
     def answered(self, seq: int, answer: Reply) -> None:
-        for guard, member in self._members:
-            with guard:
-                member.answered(seq, answer)
+        _tell(self._members, lambda member: member.answered(seq, answer))
 
     def ended(self, refusal: Refusal | None) -> None:
-        for guard, member in self._members:
-            with guard:
-                member.ended(refusal)
+        _tell(self._members, lambda member: member.ended(refusal))
 
 
 class _Guard:
@@ -154,3 +135,9 @@ class _Guard:
             self._has_failed = True
             _log.error("%s failed; the server goes on, and what it reports may be wrong", self._name, exc_info=error)
         return True
+
+
+def _tell(members: Iterable[tuple[_Guard, _Member]], what: Callable[[_Member], None]) -> None:
+    for guard, member in members:
+        with guard:
+            what(member)
