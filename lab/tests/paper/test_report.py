@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_lab.cli.app import app
+from outrider_lab.paper import measurement
 from outrider_lab.paper.exhibits import EXHIBITS
 from outrider_lab.paper.measurement import Measurement, MeasurementError, take_all
 from outrider_lab.paper.setup import QUICK, WHOLE, paper_setup
@@ -200,7 +201,13 @@ def test_a_report_that_says_that_an_answer_differs_is_kept_and_ends_the_command_
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [("embedded",), ("smollm2", "--target", "smollm2", "--questions", QUESTIONS)])
 def test_the_reports_in_docs_are_written_again_from_their_json(options, tmp_path, monkeypatch):
-    monkeypatch.chdir(PAPERS.parents[1])  # their commands name the questions from there
+    # Their commands name the questions from the repository, and what was trained from the user's home.
+    monkeypatch.chdir(PAPERS.parents[1])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
+    monkeypatch.setattr(
+        measurement, "_take", lambda missing, *_: pytest.fail(f"measured: {missing}") if missing else {}
+    )
     name, *target = options
     shutil.copytree(PAPERS / name / "json", tmp_path / "json")
     assert run("paper", *target, "--out", tmp_path).exit_code == 0
