@@ -23,8 +23,6 @@ from outrider_models.training.families.moa import Blocks, sync_points
 from outrider_models.training.trainer import Trainer
 from outrider_proto.errors import UsageError
 
-from ...marks import slow
-
 KINDS = ("moa", "eagle2")
 
 
@@ -94,7 +92,7 @@ def test_the_target_stays_as_it_is(tiny_target, tmp_path):
 HEADS = [name for name in shipped_recipes() if name != "target"]
 
 
-@pytest.mark.parametrize("name", ["moa", "eagle3", *slow(*sorted({*HEADS} - {"moa", "eagle3"}))])
+@pytest.mark.parametrize("name", HEADS)
 def test_every_shipped_recipe_takes_a_step_and_its_drafter_drafts(name, tmp_path):
     trainer_of(name, None, tmp_path, 1).finish()
     drafter = load_drafter(tmp_path, TargetWeights.load(target_dir()))
