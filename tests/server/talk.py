@@ -89,6 +89,16 @@ class Talk:
 
 
 @asynccontextmanager
+async def started(verifier: Verifier):
+    """A verifier that serves."""
+    await verifier.start()
+    try:
+        yield verifier
+    finally:
+        await verifier.stop()
+
+
+@asynccontextmanager
 async def talking(verifier: Verifier, principal: Principal = ANONYMOUS):
     """A stream in process."""
     inbox: asyncio.Queue = asyncio.Queue()

@@ -121,3 +121,9 @@ def tree_around(rng: np.random.Generator, truth: list[int], num_right: int, num_
             parents.append(parent)
             tokens.append(token)
     return DraftTree(tuple(tokens), tuple(parents))
+
+
+class FakeRequest:
+    """One that runs, until it is told otherwise."""
+
+    over = False

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -91,51 +91,30 @@ class ChoiceRequest:
         return slice(self.first, self.first + len(self.positions))
 
 
-class TokenChoices(Protocol):
-    """The target's choices for the rows of a pass: choose(), then read(), then the questions."""
-
-    def choose(self, logits: Tensor) -> None:
-        """Take the logits [rows, vocab] of the pass. On a GPU the host waits for nothing, not even for them."""
-        ...
-
-    def read(self) -> None:
-        """Wait for what was chosen."""
-        ...
-
-    def is_finite(self, request: ChoiceRequest) -> bool:
-        """Return whether all its rows have a largest logit that is a number."""
-        ...
-
-    def token(self, request: ChoiceRequest, node: int) -> int:
-        """Return the token after `node`, or the root."""
-        ...
-
-    def log_probs(self, request: ChoiceRequest) -> Sequence[float]:
-        """Return what Sampler.log_probs() does."""
-        ...
-
-    def logprobs(self, request: ChoiceRequest, accepted: AcceptedPath) -> tuple[TokenLogprob, ...]:
-        """Return what token_logprobs() does; nothing where none were asked for."""
-        ...
-
-
 class RowChoices:
-    """Choices made when they are asked for; rules are applied to the rows that are asked for alone."""
+    """Choices made when they are asked for; rules are applied to the rows that are asked for alone.
+
+    choose() comes first, then read(), then the questions: here as in the classes below.
+    """
 
     def __init__(self) -> None:
         self._logits = torch.empty(0, 0)
         self._likeliest: list[int] = []
 
     def choose(self, logits: Tensor) -> None:
+        """Take the logits [rows, vocab] of the pass. On a GPU the host waits for nothing, not even for them."""
         self._logits = logits
 
     def read(self) -> None:
+        """Wait for what was chosen."""
         self._likeliest = argmax(self._logits)
 
     def is_finite(self, request: ChoiceRequest) -> bool:
+        """Return whether all its rows have a largest logit that is a number."""
         return NOT_FINITE not in self._likeliest[request.rows]
 
     def token(self, request: ChoiceRequest, node: int) -> int:
+        """Return the token after `node`, or the root."""
         row, rules = 1 + node, request.sampler.rules
         if rules is None and not request.sampler.sampling.draws:
             return self._likeliest[request.first + row]
@@ -145,9 +124,11 @@ class RowChoices:
         return request.sampler.choose(logits, request.positions[row : row + 1])[0]
 
     def log_probs(self, request: ChoiceRequest) -> Sequence[float]:
+        """Return what Sampler.log_probs() does."""
         return request.sampler.log_probs(self._logits[request.rows], request.tree)
 
     def logprobs(self, request: ChoiceRequest, accepted: AcceptedPath) -> tuple[TokenLogprob, ...]:
+        """Return what token_logprobs() does; nothing where none were asked for."""
         if request.num_logprobs is None:
             return ()
         return token_logprobs(self._logits[request.rows], request.tree, accepted, request.num_logprobs)
@@ -218,7 +199,9 @@ class MixedChoices:
         free = [request for request in requests if request.sampler.rules is None]
         self._free = BatchedChoices(free, vocab, device) if free else None
         self._ruled = RowChoices() if len(free) < len(requests) else None
-        self._all: list[TokenChoices] = [choices for choices in (self._free, self._ruled) if choices is not None]
+        self._all: list[RowChoices | BatchedChoices] = [
+            choices for choices in (self._free, self._ruled) if choices is not None
+        ]
 
     def choose(self, logits: Tensor) -> None:
         for choices in self._all:
@@ -240,10 +223,13 @@ class MixedChoices:
     def logprobs(self, request: ChoiceRequest, accepted: AcceptedPath) -> tuple[TokenLogprob, ...]:
         return self._of(request).logprobs(request, accepted)
 
-    def _of(self, request: ChoiceRequest) -> TokenChoices:
+    def _of(self, request: ChoiceRequest) -> RowChoices | BatchedChoices:
         choices = self._free if request.sampler.rules is None else self._ruled
         assert choices is not None
         return choices
+
+
+TokenChoices: TypeAlias = RowChoices | MixedChoices
 
 
 def _path_to(tree: DraftTree, node: int) -> list[int]:

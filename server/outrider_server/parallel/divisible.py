@@ -11,11 +11,7 @@ from transformers import AutoConfig
 
 from outrider_proto.errors import UsageError
 
-_WHOLE_HEADS = {
-    "q_proj": "colwise",
-    "k_proj": "colwise",
-    "v_proj": "colwise",
-}  # each rank has some heads, and all of each
+_WHOLE_HEADS = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "colwise")  # each rank has some heads, and all of each
 
 
 def check_divisible(path: Path, num_ranks: int, device: str) -> None:

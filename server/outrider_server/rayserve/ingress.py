@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import grpc
 
 from outrider_proto import verifier_pb2 as pb  # noqa: F401 # Ray's reflection looks the services up by their names
 from outrider_proto.addresses import join_host_port, port_of
+from outrider_proto.options.values import build
 from outrider_server.config.security import SecurityConfig
 from outrider_server.security.tls import server_credentials
 
@@ -29,7 +29,6 @@ METHODS = {
     "/grpc.health.v1.Health/Check": "unary_unary",
 }
 
-_PEM = ("tls_cert", "tls_key", "client_ca")
 _Behavior = Callable[[Any, Any], AsyncIterator[bytes]]  # Any: raw requests, and gRPC's context without types
 
 
@@ -41,14 +40,11 @@ class Ingress:
     security: SecurityConfig
 
     def to_json(self) -> str:
-        files = {name: getattr(self.security, name) for name in _PEM}
-        return json.dumps({"host": self.host} | {name: str(path) for name, path in files.items() if path is not None})
+        return json.dumps(asdict(self), default=str)
 
     @classmethod
     def from_environment(cls) -> Self:
-        values: dict[str, str] = json.loads(os.environ[ENVIRONMENT])
-        cert, key, ca = (Path(values[name]) if name in values else None for name in _PEM)
-        return cls(values["host"], SecurityConfig(tls_cert=cert, tls_key=key, client_ca=ca))
+        return build(cls, json.loads(os.environ[ENVIRONMENT]))
 
 
 _ours: list[object] = []  # servers that listen through add_grpc_address below

@@ -103,6 +103,7 @@ class Request(ABC):
         self._chain: tuple[int, ...] = (frame.root,)  # tokens behind those held, besides the context
         self._tree = _NO_TREE
         self._features_from = frame.features_from
+        self._rows_ahead = 0  # room that it takes at its start, besides its first pass
         self._tap_s = 0.0
         self._begun = False
         self._has_replied = False  # there has been a verdict
@@ -152,14 +153,9 @@ class Request(ABC):
         return not self.ended and not self.needs_features
 
     @property
-    @abstractmethod
-    def _rows_ahead(self) -> int:
-        """Rows of room that it wants for its next pass and later ones when it begins."""
-
-    @property
-    @abstractmethod
     def _pass_rows(self) -> int:
         """The most rows that its next pass can have, besides the context."""
+        return len(self._chain) + len(self._tree)
 
     def begin(self, tree_budget: int) -> None:
         """Set the session's text, the first time; make room for the next pass, every time.
@@ -283,14 +279,6 @@ class DraftRequest(Request):
             return False
         return not self.sequence.expects(self._frame.base_len, self._frame.root, self._assumes)
 
-    @property
-    def _rows_ahead(self) -> int:
-        return 0
-
-    @property
-    def _pass_rows(self) -> int:
-        return len(self._chain) + len(self._tree)
-
     def begin(self, tree_budget: int) -> None:
         # Twice the advice: it halves at a time, and a draft may have left before it came. The first nodes are verified
         # as ever: a node's parent always comes before it.
@@ -330,11 +318,8 @@ class DecodeRequest(Request):
         self._grown = False
         self._growth: TreeGrowth | None = None  # the draft under way
         self._tokens_left = frame.max_tokens
+        self._rows_ahead = min(frame.max_tokens - 1, _ROWS_AHEAD)
         self._newest_features: Features | None = None  # the last row that was sent
-
-    @property
-    def _rows_ahead(self) -> int:
-        return min(self._tokens_left - 1, _ROWS_AHEAD)
 
     @property
     def _pass_rows(self) -> int:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from tiny_targets import CONFIGS, build, random_tokens, tree_around
+from tiny_targets import CONFIGS, FakeRequest, build, random_tokens, tree_around
 
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
@@ -26,10 +26,6 @@ NAMES = [
     for name in CONFIGS
     if name != "gpt-oss"
 ]
-
-
-class Job:
-    over = False
 
 
 @lru_cache(maxsize=2)
@@ -52,7 +48,7 @@ def logits(on: Target, texts: list[list[int]], cuts: list[int], *, share: bool) 
     memory, engine = KVMemory(on.kv, sharing="all" if share else "none", small_bytes=0), Engine(on)
     sequences = [Sequence(memory, None, payer=str(number)) for number in range(len(texts))]
     for sequence, text in zip(sequences, texts, strict=True):
-        sequence.begin(Job(), 0, text[: cuts[0]], len(text))
+        sequence.begin(FakeRequest(), 0, text[: cuts[0]], len(text))
         if sequence.num_uncomputed:
             engine.commit(engine.verify([StepInput(sequence, sequence.uncomputed)])[0])
     with pytest.MonkeyPatch.context() as patch:
@@ -94,7 +90,7 @@ def test_drafted_answers_are_the_plain_ones(name, sampling):
     def answered(drafts: list[int]) -> list[int]:
         """The answer with drafts of so many nodes, in turn, half of them right."""
         sequence = Sequence(engine.target.kv, None)
-        sequence.begin(Job(), 0, [], 200)
+        sequence.begin(FakeRequest(), 0, [], 200)
         chain, turn = prompt, 0
         while len(sequence.tokens) < 80:
             count = drafts[turn % len(drafts)]

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from tiny_targets import CONFIGS, of_the_host, random_tokens, random_tree, target
+from tiny_targets import CONFIGS, FakeRequest, of_the_host, random_tokens, random_tree, target
 
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
@@ -35,10 +35,6 @@ from outrider_server.kv.slot import KVSlot
 TOLERANCE = 1e-5
 
 
-class Job:
-    over = False
-
-
 def sessions(name: str, beginnings: list[list[int]], lengths: list[int]) -> list[Sequence]:
     """Of one memory, with as many tokens each; those of one beginning share it."""
     rng, memory, engine = np.random.default_rng(0), KVMemory(target(name).kv, small_bytes=0), Engine(target(name))
@@ -46,7 +42,7 @@ def sessions(name: str, beginnings: list[list[int]], lengths: list[int]) -> list
     for i, length in enumerate(lengths):
         sequence = Sequence(memory, None)
         begins = beginnings[i % len(beginnings)]
-        sequence.begin(Job(), 0, begins + random_tokens(rng, length), 30)
+        sequence.begin(FakeRequest(), 0, begins + random_tokens(rng, length), 30)
         if sequence.num_uncomputed:
             engine.commit(engine.verify([StepInput(sequence, sequence.uncomputed)])[0])
         made.append(sequence)
@@ -145,7 +141,7 @@ def test_memory_of_an_earlier_session_is_nothing_to_the_next():
     sequence[0].release()
     memory = sequence[1].memory
     again = Sequence(memory, None)
-    again.begin(Job(), 0, random_tokens(rng, 40), 30)
+    again.begin(FakeRequest(), 0, random_tokens(rng, 40), 30)
     engine = Engine(target("llama"))
     engine.commit(engine.verify([StepInput(again, again.uncomputed)])[0])
     parts = [(again, [5], DraftTree()), (sequence[1], [6], DraftTree())]

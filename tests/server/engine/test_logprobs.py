@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 import torch
-from talk import TAP, talking
+from talk import TAP, started, talking
 from tiny_targets import VOCAB, build, of_the_host, random_tokens, random_tree, target, tree_around
 
 from outrider_proto.errors import Reason, Violation
@@ -54,11 +54,8 @@ def truth() -> list[int]:
 @asynccontextmanager
 async def serving(*drafters, on: Target | None = None):
     verifier = Verifier(on or target(), [TAP], drafters=drafters)
-    await verifier.start()
-    try:
+    async with started(verifier):
         yield verifier
-    finally:
-        await verifier.stop()
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_targets import CONFIGS, random_tokens, random_tree, target
+from tiny_targets import CONFIGS, FakeRequest, random_tokens, random_tree, target
 
 from outrider_drafters.contracts.tap import LastHiddenTap
 from outrider_proto.frames import Sampling
@@ -26,17 +26,13 @@ TOLERANCE = 1e-5
 Work = tuple[Sequence, list[int], DraftTree]
 
 
-class Job:
-    over = False
-
-
 def sessions(name: str, beginnings: list[list[int]], lengths: list[int], layout: KVLayout = "paged") -> list[Sequence]:
     """Of one memory, with as many tokens each; those of one beginning share it."""
     memory = KVMemory(target(name).kv, small_bytes=0, layout=layout)
     rng, engine, made = np.random.default_rng(0), Engine(target(name)), []
     for i, length in enumerate(lengths):
         sequence = Sequence(memory, LastHiddenTap(target(name).hidden_size))
-        sequence.begin(Job(), 0, beginnings[i % len(beginnings)] + random_tokens(rng, length), 30)
+        sequence.begin(FakeRequest(), 0, beginnings[i % len(beginnings)] + random_tokens(rng, length), 30)
         if sequence.num_uncomputed:
             engine.commit(engine.verify([StepInput(sequence, sequence.uncomputed)])[0])
             engine.tap([sequence])
@@ -81,12 +77,12 @@ def conversations(name: str, layout: KVLayout, attention: str) -> tuple[list[lis
     for turn in range(12):
         if turn in (4, 8):
             made[turn // 4].evict()
-            made[0].begin(Job(), 50 + turn, random_tokens(rng, 40), 30)
+            made[0].begin(FakeRequest(), 50 + turn, random_tokens(rng, 40), 30)
             roots[0] = 6
         if turn == 6:
             made[2].invalidate()
         for sequence in made:
-            sequence.begin(Job(), len(sequence.tokens), [], 30)
+            sequence.begin(FakeRequest(), len(sequence.tokens), [], 30)
         inputs = with_truth(
             engine,
             [
@@ -146,7 +142,7 @@ def test_what_another_session_has_left_in_its_pages_harms_nobody():
     first.invalidate()
     first.release()
     again = Sequence(second.memory, None)
-    again.begin(Job(), 0, random_tokens(np.random.default_rng(7), 40), 30)
+    again.begin(FakeRequest(), 0, random_tokens(np.random.default_rng(7), 40), 30)
     assert set(again.slot.buffer.pages) & set(range(pool.num_pages))
     assert logits("llama", [(again, again.uncomputed, DraftTree()), *parts]).isfinite().all()
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from talk import TAP, talking
+from talk import TAP, started, talking
 from tiny_targets import VOCAB, build, random_tokens, target
 
 from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
@@ -133,11 +133,8 @@ async def serving(drafters: list[Drafter], on: Target | None = None, pace: Pace 
     verifier = Verifier(
         on or target(), [TAP], LimitsConfig(**{"kv_memory": "256MiB"} | limits), pace=pace, drafters=drafters
     )
-    await verifier.start()
-    try:
+    async with started(verifier):
         yield verifier
-    finally:
-        await verifier.stop()
 
 
 def text_of(verdicts: list[Verdict]) -> list[int]:

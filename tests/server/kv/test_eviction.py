@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tiny_targets import FakeRequest
 
 from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.budget import KVShape, OutOfKVMemory
@@ -11,10 +12,6 @@ from outrider_server.kv.memory import KVMemory
 
 SHAPE = KVShape(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype=torch.float32, device=torch.device("cpu"))
 LINK_S, PASS_S, ROW_S = 0.03, 0.004, 3e-5
-
-
-class FakeRequest:
-    over = False
 
 
 def holding(payer: str, num_bytes: int, status: str = "idle", used_at: float = 100.0, **usage) -> Holding:

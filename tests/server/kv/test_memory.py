@@ -9,6 +9,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tiny_targets import FakeRequest
 
 from outrider_drafters.contracts.tap import Activations, StatelessTap
 from outrider_proto.errors import Reason, Refusal, Violation
@@ -38,10 +39,6 @@ class KeyTap(StatelessTap):
 
     def rows(self, acts: Activations) -> torch.Tensor:
         return acts.keys[0][0]
-
-
-class FakeRequest:
-    over = False
 
 
 def stamps(tokens: list[int]) -> torch.Tensor:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from talk import calling, talking
+from talk import calling, started, talking
 from tiny_targets import CONFIGS, VOCAB, build, random_tokens, random_tree, tree_around
 from transformers import PhimoeConfig
 from transformers.models.gpt2 import GPT2Config
@@ -135,8 +135,7 @@ async def test_sessions_features_and_drafting_on_the_server(pair):
     taps, drafters = load_taps(divided, directory, sources), load_drafters(divided, directory, sources)
     verifier = Verifier(divided, taps, LimitsConfig(kv_memory="8MiB"), drafters=drafters)
     truth = plain_greedy(whole, PROMPT, 30)
-    await verifier.start()
-    try:
+    async with started(verifier):
 
         async def reply() -> list[int]:
             async with talking(verifier) as talk:
@@ -148,8 +147,6 @@ async def test_sessions_features_and_drafting_on_the_server(pair):
 
         assert await asyncio.gather(*(reply() for _ in range(3))) == [truth] * 3
         assert verifier.alive
-    finally:
-        await verifier.stop()
 
 
 @contextmanager

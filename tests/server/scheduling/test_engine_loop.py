@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from talk import KeysTap, talking
+from talk import KeysTap, started, talking
 from tiny_targets import random_tokens, target
 
 from outrider_proto.frames import Decode, Draft, Features, Finish, Sampling, Verdict
@@ -69,8 +69,7 @@ async def test_a_request_whose_answers_are_not_read_rests_while_others_run():
     def is_behind() -> bool:
         return len(said) >= 3 and not reads.is_set()
 
-    await verifier.start()
-    try:
+    async with started(verifier):
         frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 12)
         verifier._engine_loop.submit(
             new_request(sequence, frame, Sampler(Sampling()), ReplyRoute(post, is_behind), 0.0)
@@ -86,8 +85,6 @@ async def test_a_request_whose_answers_are_not_read_rests_while_others_run():
         reads.set()
         assert await asyncio.to_thread(ended.wait, 60)
         assert [answer.bonus for answer in said if isinstance(answer, Verdict)] == truth
-    finally:
-        await verifier.stop()
 
 
 async def test_a_request_that_rests_ends_when_it_is_stopped():
@@ -102,8 +99,7 @@ async def test_a_request_that_rests_ends_when_it_is_stopped():
     request = new_request(
         Sequence(verifier.memory, None), frame, Sampler(Sampling()), ReplyRoute(post, lambda: True), 0.0
     )
-    await verifier.start()
-    try:
+    async with started(verifier):
         verifier._engine_loop.submit(request)
         async with talking(verifier) as talk:
             await talk.open(verifier.describe())
@@ -112,16 +108,13 @@ async def test_a_request_that_rests_ends_when_it_is_stopped():
         request.cancelled = True
         assert await asyncio.to_thread(ended.wait, 60)
         assert [answer.finish for answer in said[:-1]] == [Finish.CANCELLED]
-    finally:
-        await verifier.stop()
 
 
 async def test_a_decode_waits_for_a_client_that_does_not_read_and_then_goes_on():
     count = 400
     truth = plain_greedy(target(), PROMPT, count)
     verifier = Verifier(target())
-    await verifier.start()
-    try:
+    async with started(verifier):
         async with talking(verifier) as talk, talking(verifier) as other:
             await talk.open(verifier.describe())
             (stream,) = [stream for stream in verifier._streams if stream.session is not None]
@@ -131,8 +124,6 @@ async def test_a_decode_waits_for_a_client_that_does_not_read_and_then_goes_on()
                 await other.prompt(PROMPT)
             verdicts = [await talk.receive() for _ in range(len(truth))]
         assert [verdict.bonus for verdict in verdicts] == truth
-    finally:
-        await verifier.stop()
 
 
 def by_hand(limits: LimitsConfig | None = None) -> EngineLoop:
@@ -219,8 +210,7 @@ def test_a_thread_whose_requests_all_rest_is_idle():
 
 async def test_a_parked_session_keeps_nothing_of_what_its_client_did_not_read():
     verifier = Verifier(target())
-    await verifier.start()
-    try:
+    async with started(verifier):
         async with talking(verifier) as talk, talking(verifier) as other:
             await talk.open(verifier.describe())
             (stream,) = [stream for stream in verifier._streams if stream.session is not None]
@@ -230,5 +220,3 @@ async def test_a_parked_session_keeps_nothing_of_what_its_client_did_not_read():
                 await other.prompt(PROMPT)
         assert stream.session.owner is None
         assert stream.waiting_bytes == 0
-    finally:
-        await verifier.stop()

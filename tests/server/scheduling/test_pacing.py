@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from talk import TAP, talking
+from talk import TAP, started, talking
 from tiny_targets import random_tokens, target
 
 from outrider_drafters.emulation.pace import Pace
@@ -73,15 +73,11 @@ def test_what_is_verified_does_not_depend_on_the_pace():
 
 async def test_verdicts_tell_the_paced_time_and_features_are_padded():
     verifier = Verifier(target(), [TAP], pace=Pace("p", "", 20.0, 0.0, 0.0, feature_width=2048))
-    await verifier.start()
-    try:
-        async with talking(verifier) as talk:
-            await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
-            await talk.draft(0, PROMPT[:-1], PROMPT[-1])
-            await talk.draft(len(PROMPT), (), 5, features_from=len(PROMPT))
-            frames = [await talk.receive() for _ in range(5)]  # 12 rows of 2048 are two pieces
-    finally:
-        await verifier.stop()
+    async with started(verifier), talking(verifier) as talk:
+        await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
+        await talk.draft(0, PROMPT[:-1], PROMPT[-1])
+        await talk.draft(len(PROMPT), (), 5, features_from=len(PROMPT))
+        frames = [await talk.receive() for _ in range(5)]  # 12 rows of 2048 are two pieces
     verdicts = [frame for frame in frames if isinstance(frame, Verdict)]
     assert all(verdict.verify_us >= 20_000 for verdict in verdicts)
     segments = [frame for frame in frames if isinstance(frame, Features)]

@@ -4,7 +4,7 @@ from hashlib import blake2b
 
 import numpy as np
 import pytest
-from talk import NO_TREE, TAP, talking
+from talk import NO_TREE, TAP, started, talking
 from tiny_targets import build, random_tokens, target, tree_around
 
 from outrider_proto import packing
@@ -143,16 +143,12 @@ async def test_nothing_follows_an_end_of_text(truth):
     stop = max(i for i in range(12) if truth[i] not in truth[:i])
     model.generation_config.eos_token_id = [truth[stop]]
     verifier = Verifier(Target.of(model))
-    await verifier.start()
-    try:
-        async with talking(verifier) as talk:
-            await begun(talk, verifier)
-            await talk.send(ahead(2, truth[:1], DraftTree.chain(truth[1:stop])))
-            await talk.send(ahead(3, truth[: stop + 1]))  # the bonus, but it ends the text
-            assert [(await talk.receive()).finish for _ in range(2)] == [Finish.NOT_YET, Finish.EOS]
-            assert await talk.receive() == stale(3)
-    finally:
-        await verifier.stop()
+    async with started(verifier), talking(verifier) as talk:
+        await begun(talk, verifier)
+        await talk.send(ahead(2, truth[:1], DraftTree.chain(truth[1:stop])))
+        await talk.send(ahead(3, truth[: stop + 1]))  # the bonus, but it ends the text
+        assert [(await talk.receive()).finish for _ in range(2)] == [Finish.NOT_YET, Finish.EOS]
+        assert await talk.receive() == stale(3)
 
 
 @pytest.mark.parametrize("changes", [{"assumes": b"1234567"}, {"context": (3,)}])

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from talk import talking
+from talk import started, talking
 from tiny_targets import random_tokens, target, tree_around
 
 from outrider_drafters.contracts.tap import LastHiddenTap
@@ -58,14 +58,11 @@ async def test_sessions_say_what_the_plain_loop_says(name, layout, monkeypatch):
     rows = 360 * (served.kv.bytes_per_token + 4 * tap.info.width)
     limits = LimitsConfig(kv_memory=str(rows), kv_layout=layout, kv_swap=str(rows), room_wait_s=60)
     verifier = Verifier(served, [tap], limits)
-    await verifier.start()
-    try:
+    async with started(verifier):
         taps = [tap.info.fingerprint if which % 2 else "" for which in range(len(PROMPTS))]
         answers = await asyncio.gather(*(conversation(verifier, name, which, own) for which, own in enumerate(taps)))
         again = await conversation(verifier, name, 0, "")
         memory = verifier.memory
         assert memory.prefix_hits_tokens > 0
         assert memory.evictions > 0
-    finally:
-        await verifier.stop()
     assert [*answers, again] == [*truths, truths[0]]

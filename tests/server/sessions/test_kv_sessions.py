@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 import torch
-from talk import TAP, talking
-from tiny_targets import random_tokens, random_tree, target
+from talk import TAP, started, talking
+from tiny_targets import FakeRequest, random_tokens, random_tree, target
 
 from outrider_models.core.embedded import model_dirs
 from outrider_proto.errors import Reason, UsageError
@@ -32,18 +32,11 @@ PROMPTS = [random_tokens(np.random.default_rng(seed), 40) for seed in range(4)]
 ROW = target().kv.bytes_per_token + 4 * TAP.info.width
 
 
-class FakeRequest:
-    over = False
-
-
 @asynccontextmanager
 async def serving(rows: int = 10**6, **limits):
     verifier = Verifier(target(), [TAP], LimitsConfig(kv_memory=str(rows * ROW), **limits))
-    await verifier.start()
-    try:
+    async with started(verifier):
         yield verifier
-    finally:
-        await verifier.stop()
 
 
 @pytest.fixture(scope="module")

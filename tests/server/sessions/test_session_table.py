@@ -3,7 +3,7 @@
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from talk import talking
+from talk import started, talking
 from tiny_targets import target
 
 from outrider_proto.errors import Reason, Refusal
@@ -26,11 +26,8 @@ class Clock:
 @asynccontextmanager
 async def serving(clock: Clock, **limits):
     verifier = Verifier(target(), limits=LimitsConfig(**limits), clock=clock)
-    await verifier.start()
-    try:
+    async with started(verifier):
         yield verifier
-    finally:
-        await verifier.stop()
 
 
 async def opened(stack: AsyncExitStack, verifier: Verifier, principal: Principal = ANONYMOUS):

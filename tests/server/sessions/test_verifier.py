@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-from talk import NO_TREE, TAP, WAIT_S, talking
+from talk import NO_TREE, TAP, WAIT_S, started, talking
 from tiny_targets import random_tokens, target, tree_around
 
 from outrider_drafters.contracts.token_rules import AnswerRules
@@ -34,11 +34,8 @@ PROMPT = random_tokens(np.random.default_rng(1), 12)
 @asynccontextmanager
 async def serving(**limits):
     verifier = Verifier(target(), [TAP], LimitsConfig(**limits))
-    await verifier.start()
-    try:
+    async with started(verifier):
         yield verifier
-    finally:
-        await verifier.stop()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import logging
 
 import numpy as np
 import pytest
-from talk import talking
+from talk import started, talking
 from tiny_targets import random_tokens, target
 
 from outrider_proto.errors import Reason
@@ -53,16 +53,13 @@ async def test_a_failing_observer_ends_no_stream_and_not_the_engine_thread(after
     truth = plain_greedy(target(), PROMPT, 3)
     others = Counting(), Counting()
     verifier = Verifier(target(), observer=ObserverGroup([others[0], Broken(after), AccessLog(), others[1]]))
-    await verifier.start()
-    try:
+    async with started(verifier):
         for _ in range(2):
             async with talking(verifier) as talk:
                 await talk.open(verifier.describe())
                 verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 3)
                 assert [verdict.bonus for verdict in verdicts] == truth
         assert verifier.alive
-    finally:
-        await verifier.stop()
     (failed,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert failed.getMessage() == "Broken failed; the server goes on, and what it reports may be wrong"
     assert isinstance(failed.exc_info[1], OSError)
