@@ -73,7 +73,7 @@ def test_help_shows_what_is_no_experts_and_set_lists_the_rest():
     assert "--order" not in shown
     listed = _run("show", "--set", "list")[0].output
     assert listed.splitlines() == [
-        "order: Order. Default: fair.",
+        "order=fair|plain: Order. Default: fair.",
         "sizes: Sizes.",
         "stall: Patience. Default: 60.0.",
     ]

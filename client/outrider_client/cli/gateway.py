@@ -13,6 +13,10 @@ from outrider_client.core.config import UNLIMITED
 from outrider_proto.errors import UsageError
 
 KEY_VARIABLE = "OUTRIDER_API_KEY"
+_OF_REQUESTS = {
+    "on_reconnect": 'with "outrider": {"unverified": ...}',
+    "logprobs": "with OpenAI's logprobs and top_logprobs",
+}
 
 
 def gateway_command(
@@ -63,6 +67,9 @@ def gateway_command(
     ] = "auto",
 ) -> None:
     """Serve OpenAI's API on this device: /v1/chat/completions, /v1/completions, /v1/models; a chat page at /."""
+    for name, how in _OF_REQUESTS.items():
+        if name in options.on_command_line:
+            raise UsageError(f"{name}: each request sets it itself, {how}")
     try:
         from outrider_client.gateway.gateway import GatewayConfig
         from outrider_client.gateway.serving import ServingConfig, serve

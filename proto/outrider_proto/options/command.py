@@ -115,7 +115,8 @@ def list_settings(options: Iterable[Option]) -> None:
     """Print what --set takes and the command line does not."""
     for option in options:
         if option.flag.expert:
-            typer.echo(f"{option.name}: {option.flag.help}{_shown(option.default)}")
+            name = "=".join((option.name, *filter(None, ["|".join(_choices(option.type))])))
+            typer.echo(f"{name}: {option.flag.help}{_shown(option.default)}")
 
 
 def _keyword(name: str, kind: Any, option: Any) -> inspect.Parameter:  # Any: a type hint; typer's OptionInfo
@@ -139,14 +140,13 @@ _FILE = _keyword(
 
 
 def _parameter(option: Option, is_negatable: bool) -> inspect.Parameter:
-    flag, plain = option.flag, _plain(option.type)
-    # Any: of typer's parameters
-    told: dict[str, Any] = {
+    flag, plain, choices = option.flag, _plain(option.type), _choices(option.type)
+    told: dict[str, Any] = {  # Any: of typer's parameters
         "help": flag.help + _shown(option.default),
         "rich_help_panel": flag.panel or None,
+        "metavar": flag.metavar or "|".join(choices) or None,
+        "envvar": flag.envvar or None,
     }
-    choices = _choices(option.type)
-    told |= {"metavar": flag.metavar or "|".join(choices) or None, "envvar": flag.envvar or None}
     if choices:
         told["autocompletion"] = lambda: list(choices)
     if flag.positional:

@@ -385,6 +385,8 @@ def test_the_command_checks_before_it_loads():
         (["--host", "0.0.0.0"], "api-key"),
         (["--sessions", "0"], "sessions=0"),
         (["--allow-origin", "*"], "allow-origin=*"),
+        (["--set", "on-reconnect=verify"], "on_reconnect: each request"),
+        (["--set", "logprobs=2"], "logprobs: each request"),
     ):
         failed = CliRunner().invoke(app, ["gateway", *options]).exception
         assert isinstance(failed, UsageError)
