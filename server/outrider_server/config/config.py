@@ -118,13 +118,7 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The configuration of `outrider-server serve`. `target` and `drafters` are directories, hub names or our names.
-
-    `pace`: named hardware, or a file that describes it, to whose times passes are stretched. `server_draft`: sessions
-    may have the server draft for them, with the drafter of their features. `draft_vocab`: the option of that name for
-    all drafters. `edge_bundle`: devices may fetch target and drafter from here, in `edge_weights` (empty: int8), built
-    in `edge_cache`.
-    """
+    """The configuration of `outrider-server serve`. Raises UsageError for values out of range."""
 
     target: Annotated[
         str,

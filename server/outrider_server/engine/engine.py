@@ -46,18 +46,14 @@ _NO_TREE = DraftTree()
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """One session's share of a pass. `chain` follows what is held; `tree` hangs below its last token, the root.
-
-    Without a sampler the chain is only context: no root, no tree, no verdict. `logprobs` as in Draft. The text ends at
-    `max_context` tokens, where that is less than the target's.
-    """
+    """One session's share of a pass. Without a sampler it is only context: no root, no tree, no verdict."""
 
     sequence: Sequence
-    chain: abc.Sequence[int]
-    tree: DraftTree = _NO_TREE
+    chain: abc.Sequence[int]  # follows what is held
+    tree: DraftTree = _NO_TREE  # hangs below the chain's last token, the root
     sampler: Sampler | None = None
-    logprobs: int | None = None
-    max_context: int = sys.maxsize
+    logprobs: int | None = None  # as in Draft
+    max_context: int = sys.maxsize  # tokens at which the text ends, where the target's are not fewer
 
     @property
     def num_rows(self) -> int:
@@ -74,17 +70,15 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of one StepInput: accepted path (None for context only), log probabilities.
-
-    `hidden`: the states of its chain and the accepted path, by layer.
+    """The result of one StepInput.
 
     Logits that are not `finite` (NaN or infinite) choose no token: there is no path, and nothing may be committed.
     """
 
     step_input: StepInput
     timing: StepTiming
-    accepted: AcceptedPath | None
-    hidden: dict[int, Tensor]
+    accepted: AcceptedPath | None  # None for context only
+    hidden: dict[int, Tensor]  # states of the chain and the accepted path, by layer
     logprobs: tuple[TokenLogprob, ...] = ()
     finite: bool = True
 

@@ -74,17 +74,14 @@ def _typical(p: Tensor, row: Tensor, tokens: Tensor, epsilon: Tensor, alpha: Ten
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRequest:
-    """One session's rows of logits: those of root and nodes, from row `first` on. Row i predicts positions[i].
-
-    `num_logprobs` as in Draft. `text`: of a request with rules, the tokens up to the root that these read.
-    """
+    """One session's rows of logits: those of root and nodes. Row i predicts positions[i]."""
 
     sampler: Sampler
     tree: DraftTree
     positions: Sequence[int]
-    num_logprobs: int | None
-    first: int
-    text: Sequence[int] = ()
+    num_logprobs: int | None  # as in Draft
+    first: int  # its first row in the pass
+    text: Sequence[int] = ()  # of a request with rules: the tokens up to the root, which they read
 
     @property
     def rows(self) -> slice:

@@ -61,11 +61,7 @@ class TargetOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A loaded target. Only one thread may run passes.
-
-    `ranks`: the processes it is divided among. `fused`: its passes in fewer steps; None: transformers' own.
-    `batch_invariant`: a row's result depends on its own text alone. `schemas`: of JSON answers.
-    """
+    """A loaded target. Only one thread may run passes."""
 
     model: PreTrainedModel
     name: str
@@ -76,10 +72,10 @@ class Target:
     hidden_size: int
     max_context: int
     eos_token_ids: tuple[int, ...]
-    ranks: Ranks | None = None
-    fused: FusedDecoder | None = None
-    batch_invariant: bool = False
-    schemas: SchemaCompiler | None = None
+    ranks: Ranks | None = None  # the processes it is divided among
+    fused: FusedDecoder | None = None  # its passes in fewer steps; None: transformers' own
+    batch_invariant: bool = False  # a row's result depends on its own text alone
+    schemas: SchemaCompiler | None = None  # of JSON answers
 
     @property
     def is_small(self) -> bool:

@@ -65,7 +65,7 @@ class BufferAllocator(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Match:
     """The first `length` tokens of a text, held by `owner`."""
 
     owner: Prefix | CachedSequence
@@ -98,7 +98,7 @@ class PrefixCache:
             length, owner = length + BLOCK, known
         if owner is None or length <= sequence.slot.length:
             return None
-        return self._shared(_Found(owner, length), tokens, sequence)
+        return self._shared(_Match(owner, length), tokens, sequence)
 
     def attach(self, sequence: CachedSequence, prefix: Prefix) -> None:
         """Make the sequence begin with `prefix` instead of its former rows.
@@ -166,7 +166,7 @@ class PrefixCache:
 
     def find_duplicate(self, sequence: CachedSequence) -> Prefix | None:
         """Return a prefix of rows that two sequences computed at the same time."""
-        length, found, copied = sequence.slot.start, None, None
+        length, match, copied = sequence.slot.start, None, None
         for block_hash in sequence.block_hashes[length // BLOCK :]:
             known = self._owners.get(block_hash)
             if known is None or known is sequence:
@@ -177,12 +177,12 @@ class PrefixCache:
             if isinstance(known, Prefix) and not self._is_shared(known):
                 copied = known
             else:
-                found = _Found(known, length)
-        return None if found is None else self._shared(found, sequence.tokens, sequence)
+                match = _Match(known, length)
+        return None if match is None else self._shared(match, sequence.tokens, sequence)
 
-    def _shared(self, found: _Found, tokens: Sequence[int], sequence: CachedSequence) -> Prefix | None:
-        """Return a Prefix of exactly the length found; None where there is no memory to make one."""
-        owner, length = found.owner, found.length
+    def _shared(self, match: _Match, tokens: Sequence[int], sequence: CachedSequence) -> Prefix | None:
+        """Return a Prefix of exactly its length; None where there is no memory to make one."""
+        owner, length = match.owner, match.length
         try:
             if isinstance(owner, Prefix):
                 prefix = self._part(owner, length, tokens, (sequence,))

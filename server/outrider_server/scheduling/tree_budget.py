@@ -43,16 +43,12 @@ _VARIED = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LoadEstimate:
-    """Averages of recent passes.
+    """Averages of recent passes."""
 
-    `drafts`: drafts ready for each pass; `busy`: share of the time in which there was work; `shared_rows`: time of a
-    draft without its nodes, in rows (None: not known); `gain`: tokens gained by doubling a tree.
-    """
-
-    drafts: float
-    busy: float
-    shared_rows: float | None
-    gain: float = _GAIN
+    drafts: float  # ready for each pass
+    busy: float  # share of the time in which there was work
+    shared_rows: float | None  # time of a draft without its nodes, in rows; None: not known
+    gain: float = _GAIN  # tokens gained by doubling a tree
 
 
 def best_nodes(load: LoadEstimate, batch_tokens: int) -> int:

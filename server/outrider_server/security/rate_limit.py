@@ -105,14 +105,11 @@ class Quotas:
 
 @dataclass(slots=True, eq=False)
 class _Charge:
-    """The rows of one request: `used` so far, of them `fixed` at its start, and `paid` for.
-
-    `pass_rows`: the most that one pass of a Decode takes; None for a Draft, whose rows are known.
-    """
+    """The rows of one request: `used` so far, and `paid` for."""
 
     request: Request
-    fixed: int
-    pass_rows: int | None = None
+    fixed: int  # used at its start
+    pass_rows: int | None = None  # the most that one pass of a Decode takes; None for a Draft, whose rows are known
     tokens_left: int = 0  # of a Decode
     drafted: int = 0  # by the server's drafter, and counted
     used: int = 0

@@ -40,17 +40,14 @@ class Owner(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One session and its tokens. `owner` is the stream attached to it, None while parked.
-
-    `active_at`: when it was opened or taken up, or had its last request or reply; `has_asked`: it had any request.
-    """
+    """One session and its tokens."""
 
     id: str
     sequence: Sequence
     tap: str  # fingerprint of the features it was opened with, empty for none
-    owner: Owner | None
-    active_at: float
-    has_asked: bool = False
+    owner: Owner | None  # the stream attached to it, None while parked
+    active_at: float  # when it was opened or taken up, or had its last request or reply
+    has_asked: bool = False  # it had any request
     expires_at: float = 0.0
     principal: Principal = ANONYMOUS  # who opened it; hidden from all others
 

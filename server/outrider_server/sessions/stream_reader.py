@@ -48,19 +48,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerContext:
-    """State that all streams of a server share.
-
-    `drafters` by the fingerprint of the features they read, `taps` by their own; `submit` hands to the engine thread,
-    whose replies come by `replies`.
-    """
+    """State that all streams of a server share."""
 
     description: ServerDescription
-    taps: Mapping[str, Tap]
-    drafters: Mapping[str, Drafter]
+    taps: Mapping[str, Tap]  # by fingerprint
+    drafters: Mapping[str, Drafter]  # by the fingerprint of the features they read
     memory: KVMemory
     sessions: SessionTable
-    submit: Callable[[Request | PrefixQuery | FeatureFeed], None]
-    replies: ReplyPoster
+    submit: Callable[[Request | PrefixQuery | FeatureFeed], None]  # to the engine thread
+    replies: ReplyPoster  # from it
     clock: Callable[[], float]
     max_row_bytes: int  # of features that wait in one stream
     padded_width: int = 0  # of features, where a larger target is emulated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -67,13 +67,7 @@ class Verifier:
         if fits_context:
             width = max((tap.info.width for tap in taps), default=0)
             target = replace(target, max_context=fitting_context(target.max_context, kv_bytes, target.kv, width))
-        self._drafters: dict[str, Drafter] = {}
-        for drafter in drafters:
-            self._drafters.setdefault(drafter.tap.fingerprint, _paced(drafter, pace))
         self._target = target
-        self._taps: Mapping[str, Tap] = {tap.info.fingerprint: tap for tap in taps}
-        self._clock = clock
-        self._description = _description(target, self._taps.values(), self._limits.max_nodes)
         self._sessions = SessionTable(
             self._limits.session_ttl_s,
             self._limits.max_sessions,
@@ -90,8 +84,8 @@ class Verifier:
             layout=self._limits.kv_layout,
             swap_bytes=swap_bytes(self._limits.kv_swap, target.kv),
         )
-        self._replies = ReplyPoster()
-        self._engine_loop = EngineLoop(Engine(target, pace), self._limits, self._replies, self._stepped)
+        replies = ReplyPoster()
+        self._engine_loop = EngineLoop(Engine(target, pace), self._limits, replies, self._stepped)
         if target.ranks is not None:
             target.ranks.broken.add_done_callback(lambda broken: self._engine_loop.give_up(broken.result()))
         self._streams: dict[StreamWriter, None] = {}  # the oldest first
@@ -99,11 +93,26 @@ class Verifier:
         self._idle = asyncio.Event()  # no stream is open
         self._idle.set()
         self._draining = False
-        self._context: ServerContext | None = None  # from start() on
         self._sweeper: asyncio.Task[None] | None = None
+        offered, by_features = {tap.info.fingerprint: tap for tap in taps}, dict[str, Drafter]()
+        for drafter in drafters:
+            by_features.setdefault(drafter.tap.fingerprint, _paced(drafter, pace))
+        self._context = ServerContext(
+            description=_description(target, tuple(offered.values()), self._limits.max_nodes),
+            taps=offered,
+            drafters=by_features,
+            memory=self.memory,
+            sessions=self._sessions,
+            submit=self._engine_loop.submit,
+            replies=replies,
+            clock=clock,
+            max_row_bytes=max_row_bytes(self._limits.max_sessions),
+            padded_width=pace.feature_width if pace else 0,
+            schemas=target.schemas,
+        )
 
     def describe(self) -> ServerDescription:
-        return self._description
+        return self._context.description
 
     @property
     def stall_s(self) -> float:
@@ -113,7 +122,7 @@ class Verifier:
     @property
     def drafts_with(self) -> tuple[str, ...]:
         """Families of the drafters that the server can run."""
-        return tuple(drafter.family for drafter in self._drafters.values())
+        return tuple(drafter.family for drafter in self._context.drafters.values())
 
     def stats(self) -> ServerStats:
         """Return current counts; from any thread."""
@@ -140,8 +149,7 @@ class Verifier:
         return await asyncio.wrap_future(self._engine_loop.broken)
 
     async def start(self) -> None:
-        self._replies.attach(asyncio.get_running_loop())
-        self._context = self._new_context()
+        self._context.replies.attach(asyncio.get_running_loop())
         self._engine_loop.start()
         self._sweeper = asyncio.create_task(self._sweep())
 
@@ -187,7 +195,6 @@ class Verifier:
         """Serve one client's stream. Raises Refusal when it ends with one."""
         self._admit()
         stream = StreamWriter(self.observer.stream(), principal)
-        assert self._context is not None
         reader = StreamReader(self._context, stream, self._quotas.of(principal))
         self._streams[stream] = None
         self._idle.clear()
@@ -234,21 +241,6 @@ class Verifier:
                 return True
         return False
 
-    def _new_context(self) -> ServerContext:
-        return ServerContext(
-            description=self._description,
-            taps=self._taps,
-            drafters=self._drafters,
-            memory=self.memory,
-            sessions=self._sessions,
-            submit=self._engine_loop.submit,
-            replies=self._replies,
-            clock=self._clock,
-            max_row_bytes=max_row_bytes(self._limits.max_sessions),
-            padded_width=self.pace.feature_width if self.pace else 0,
-            schemas=self._target.schemas,
-        )
-
     def _stepped(self, stats: StepStats) -> None:
         """Take the report of a pass, in the engine thread."""
         self.memory.policy.learn(stats.rows, stats.sessions, stats.forward_s + stats.tap_s)
@@ -263,7 +255,7 @@ class Verifier:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
-            self._sessions.expire(self._clock())
+            self._sessions.expire(self._context.clock())
 
 
 def _paced(drafter: Drafter, pace: Pace | None) -> Drafter:
@@ -274,7 +266,7 @@ def _shutting_down() -> Refusal:
     return Refusal(Reason.SHUTTING_DOWN, "the server is shutting down")
 
 
-def _description(target: Target, taps: Iterable[Tap], max_nodes: int) -> ServerDescription:
+def _description(target: Target, taps: Sequence[Tap], max_nodes: int) -> ServerDescription:
     return ServerDescription(
         protocol_version=PROTOCOL_VERSION,
         server_version=version("outrider"),
