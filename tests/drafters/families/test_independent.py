@@ -29,7 +29,6 @@ from outrider_drafters import (
     load_tap,
 )
 from outrider_drafters.contracts.drafter import UNLIMITED
-from outrider_drafters.contracts.tap import StatelessTap
 from outrider_drafters.families.independent.drafter import CHUNK
 from outrider_drafters.quantization.quantize import code_tensors, quantize
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
@@ -131,27 +130,6 @@ def test_a_long_prompt_goes_in_by_chunks(llama, tmp_path):
     state = load_drafter(llama, frozen_of(tmp_path)).new_state()
     state.append(text)
     close(state.root_logits(), plain_logits(llama, text)[-1])
-
-
-def test_greedy_output_of_the_golden_pair_is_exact(golden, target_tiny, generate):
-    """target_vicuna_tiny speaks the language of target_tiny: some drafts stand, and the output is the target's own."""
-    drafter = load_drafter(golden / "target_vicuna_tiny", TargetWeights.load(golden / "target_tiny"))
-    prompt = list(range(40, 60))
-    plain = list(prompt)
-    while len(plain) < 80:
-        with torch.inference_mode():
-            plain.append(int(target_tiny(torch.tensor([plain])).logits[0, -1].argmax()))
-    made = generate(target_tiny, drafter, NoTap(), prompt, TreeShape(4, 4, 16), 60)
-    assert made.tokens[: len(plain)] == plain
-    assert sum(made.accepted) > 0
-    assert drafter.family == "independent"
-    assert drafter.plan is None
-    assert drafter.new_state().max_levels == UNLIMITED
-
-
-class NoTap(StatelessTap):
-    def rows(self, acts) -> torch.Tensor:
-        return torch.zeros(0, 0)
 
 
 def test_the_server_has_nothing_to_do(golden):
