@@ -14,13 +14,13 @@ import torch
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.transport import LocalConnection, LocalTransport
 from outrider_client.drafting.drafting_thread import DraftingThread
-from outrider_drafters.contracts.drafter import UNLIMITED, tree_logits_by_level
+from outrider_drafters.contracts.drafter import UNLIMITED
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_proto.frames import Draft, Features, TapInfo, Verdict
-from outrider_proto.tree import ROOT
+from outrider_proto.frames import Draft, Features, Verdict
+
+from ..conftest import VOCAB, FakeDrafter, FakeDraftState
 
 PROMPT = (5, 9, 12, 3)
-VOCAB = 64
 LEVELS = 3
 CYCLE = LEVELS + 1  # tokens a verdict, where all is right
 OUTCOMES = 2
@@ -30,64 +30,30 @@ SECOND, NEVER = "second", "never"  # what the drafter makes of the token where i
 FIRST_ROOT = len(PROMPT)  # position of the first draft's root
 
 
-class SureState:
+class SureState(FakeDraftState):
     """After every text it is sure of the language's next token, but at the positions of `wrong` of another one."""
 
     def __init__(self, drafter) -> None:
-        self._drafter = drafter
-        self.tokens: list[int] = []
-        self.num_features = 0
+        super().__init__(drafter.language)
+        self._wrong = drafter.wrong
         self.max_levels = drafter.max_levels
-        self._paths: list[tuple[int, ...]] = []
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens)
-
-    def append(self, tokens):
-        self.tokens += tokens
-
-    def add_features(self, first, rows):
-        assert first <= self.num_features
-        self.num_features = max(self.num_features, first + len(rows))
-
-    def rollback(self, num_tokens):
-        del self.tokens[num_tokens:]
-        self.num_features = min(self.num_features, num_tokens)
-
-    def root_logits(self):
-        self._paths = []
-        return self._logits(())
-
-    def expand(self, tokens, parents):
-        known = list(self._paths)
-        for token, parent in zip(tokens, parents, strict=True):
-            self._paths.append((*(() if parent == ROOT else known[parent]), token))
-        return torch.stack([self._logits(path) for path in self._paths[len(known) :]])
-
-    def tree_logits(self, tree):
-        return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
     def _logits(self, path):
         text = [*self.tokens, *path]
-        right = self._drafter.language.following(text)
+        right = self._language.following(text)
         logits = torch.full((VOCAB,), -30.0)
         logits[right] = 30.0
-        if (how := self._drafter.wrong.get(len(text))) is not None:
+        if (how := self._wrong.get(len(text))) is not None:
             logits[1 + right % (VOCAB - 1)] = 31.0
             logits[right] = 30.0 if how == SECOND else -torch.inf
         return logits
 
 
-class SureDrafter:
-    family, tap, vocab_size, plan, tree_in_one_pass = "sure", TapInfo("fake-tap", "fake", 3), VOCAB, None, False
-
+class SureDrafter(FakeDrafter):
     def __init__(self, language, wrong, reach=UNLIMITED):
-        self.language = language
+        super().__init__(language)
         self.wrong = wrong
         self.max_levels = reach
-        self.stale_tolerant = False
-        self.levels_per_pass = 1
 
     def new_state(self):
         return SureState(self)
