@@ -5,8 +5,6 @@ group `outrider.drafters` and in the order of their names, then Outrider's own, 
 module `family`. The option `family` chooses another one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path

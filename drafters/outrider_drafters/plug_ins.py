@@ -4,8 +4,6 @@ An entry's name is that of its family. A package that is broken, or that takes a
 warning and its own families; only for a family that was asked for by name it is an error.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator

@@ -3,8 +3,6 @@
 Each tells two states of one drafter the same tokens and features in different ways and compares their logits.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 layers.LlamaBlock is the plain form, which is trained; this one computes the same in fewer and larger steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -4,8 +4,6 @@ The input is the residual stream entering layer L - N, Hugging Face's hidden_sta
 target's last hidden state after its final norm.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -6,8 +6,6 @@ take about half the time packed, for 1 row as for 33, in both types (measured on
 into the processor's cache gain from some ten rows on.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

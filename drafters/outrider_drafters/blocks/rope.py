@@ -8,8 +8,6 @@ yarn     the same by the number of turns a pair makes within the original contex
 divisors every frequency / its own number                        (llama.cpp's rope_freqs.weight)
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Growable buffers of rows that are appended to and cut at the end: the storage of every draft state."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

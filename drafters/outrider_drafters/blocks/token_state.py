@@ -1,7 +1,5 @@
 """The tokens of a draft state, and how many features it has. Knows no family."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The tree attention mask of one draft: which rows each expanded node may attend to, and its depth."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

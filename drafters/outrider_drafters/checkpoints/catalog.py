@@ -1,7 +1,5 @@
 """Targets that go by a name: where each is published, and where it lies once `outrider-models get` has installed it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

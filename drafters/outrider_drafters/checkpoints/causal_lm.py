@@ -1,7 +1,5 @@
 """Loads a small causal language model with transformers, also one that is stored as int8 or int4 codes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 

@@ -6,8 +6,6 @@ hidden states, the embedding being the first; d2t holds target ids; the mask tok
 Sources: ggml-org/llama.cpp, conversion/qwen.py and src/models/dflash.cpp, pull requests 22105, 25173, 26275.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ others halves; d2t holds target ids (early files: offsets); llama3's scaling is 
 ggml-org/llama.cpp, pull requests 18039, 24977, 25794.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

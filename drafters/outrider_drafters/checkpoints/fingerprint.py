@@ -3,8 +3,6 @@
 All are over values, not files: layout, storage type and sharding do not matter.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The contract of a drafter's client half, which every family implements. Knows no family."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Protocol
 

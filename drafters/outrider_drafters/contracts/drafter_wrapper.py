@@ -1,7 +1,5 @@
 """A drafter that wraps another one and runs code around its forward passes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The contract of a drafter's server half: it turns the target's activations into the features sent to the client."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self

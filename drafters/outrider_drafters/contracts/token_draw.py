@@ -5,8 +5,6 @@ The order and the ties are those of transformers' `generate`; its processors are
 parameters for all rows and seconds to import. A test holds the two equal, value by value.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ root . . .      a block drafts num_drafts tokens after its root, a slot for each
 x . . .         and at each bonus that may follow a tree whose verdict is awaited (trees/predraft.py)
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import groupby

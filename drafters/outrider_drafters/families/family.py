@@ -1,7 +1,5 @@
 """The declaration of a family of drafters. All other code asks it, and never which family it has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal

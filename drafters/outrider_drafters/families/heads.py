@@ -8,8 +8,6 @@ A root at q + 1 is the common case: head 0 predicts its successor. Every token b
 one head; a root at q, whose own feature is there, gets its successor from the target's lm_head.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol

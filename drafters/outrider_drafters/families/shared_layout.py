@@ -1,7 +1,5 @@
 """What published files of several families say in one way: maps of a draft vocabulary, a head, how much to draft."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

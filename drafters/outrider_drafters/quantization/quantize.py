@@ -5,8 +5,6 @@ they mean). int8 codes follow from the largest value of a row. torchao chooses i
 mobiusml's half-quadratic quantization), which moves a group's zero until few values are far off; nothing else needs it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal

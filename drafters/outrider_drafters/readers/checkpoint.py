@@ -4,8 +4,6 @@ Nothing is loaded before it is requested, and every fault of a file is a UsageEr
 `weights_only`: code in them never runs.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Read config.json as it stands: transformers would drop or rename keys of files that it did not write."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

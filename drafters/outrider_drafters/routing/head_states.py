@@ -1,7 +1,5 @@
 """The states of several heads on one text, each on its own: the plain form of batched_heads.py."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 

@@ -14,8 +14,6 @@ A drafter of blocks runs one below every bonus, all in one pass (families/block_
 Several outcomes side by side: Saguaro (arXiv 2603.03251); one bonus guess: SpecEdge (arXiv 2505.17052).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -14,8 +14,6 @@ stands the share of such nodes that came true where the node before did. The fir
 the costs are learnt.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """DFlash, version 1, from published files, and its declaration."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

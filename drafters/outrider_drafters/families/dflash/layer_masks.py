@@ -5,8 +5,6 @@ DeepSpec      none: its code applies no window
 speculators   the root's window for every row of the block, which is causal unless sliding_window_non_causal
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

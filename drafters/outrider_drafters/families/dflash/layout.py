@@ -8,8 +8,6 @@ GGUF          llama.cpp: translated before (dflash_gguf.py)
 z-lab and DeepSpec count layers by their outputs, speculators counts hidden states, the embedding being the first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The server half of DFlash: hidden states of several target layers, mixed to one context row per token."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """DSpark from published files, and its declaration."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Literal, cast, get_args
 

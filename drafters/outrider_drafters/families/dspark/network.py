@@ -10,8 +10,6 @@ confidence in the slot = sigmoid(proj [h ; e]), or of h alone: how likely its to
 Slot 0 is the root's row of the block, whose token before is the root.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, assert_never, cast

@@ -1,7 +1,5 @@
 """The client half of EAGLE-1/2: fc and the block, between the target's embedding and its lm_head."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ speculators       fusion_fc.*, transformer.*, perhaps embedding_layernorm and pr
                   its config in transformer_layer_config. What it was converted from may still bear the older names.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import count
 

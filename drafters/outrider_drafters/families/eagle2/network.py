@@ -8,8 +8,6 @@ Published heads have one block; further ones, which the code allows, have an inp
 A variant of speculators (`layernorms`) norms the embedding, the first block's input, and out_t before lm_head.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

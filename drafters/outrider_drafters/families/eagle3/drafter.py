@@ -1,7 +1,5 @@
 """The client half of EAGLE-3 and EAGLE 3.1: the layers and their head, over pairs."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """EAGLE-3 and EAGLE 3.1 from published files, and their declaration."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -9,8 +9,6 @@ GGUF                  llama.cpp: translated before (eagle3_gguf.py)
 Shapes and the presence of tensors decide wherever they can: config flags are often missing or wrong.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

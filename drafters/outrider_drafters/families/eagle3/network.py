@@ -8,8 +8,6 @@ logits of x_{t+2} = lm_head(norm(out_t))         over the draft vocabulary
 out_t stands in for g_{t+1} when drafting goes on: as it is, or after the norm (norm_output).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sizes and switches of an EAGLE-3 head, and which of them fit together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from outrider_drafters.blocks.layers import BlockShape

@@ -3,8 +3,6 @@
 `fc` runs on the server, so that a token's feature is H values rather than the target's width times the layers.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ In this module a layer's number is that of its input, Hugging Face's index of hi
 the last layer's output. Published configurations count so, or by the layer whose output it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

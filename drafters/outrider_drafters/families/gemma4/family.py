@@ -1,7 +1,5 @@
 """Gemma-4 assistants from published files, and their declaration."""
 
-from __future__ import annotations
-
 import re
 from typing import cast
 

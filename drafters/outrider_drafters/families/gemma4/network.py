@@ -10,8 +10,6 @@ The root stands at position L, and K/V are those of the L tokens before it, its 
 it stand there, too: whatever the depth, queries turn by L. No row sees another, but for the h of its parent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 [ sliding layer: K | V | full layer: K | V | last hidden state E ]       K and V head by head, K post-RoPE
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

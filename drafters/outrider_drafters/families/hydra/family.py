@@ -7,8 +7,6 @@ prefix-mlp   hydra_mlp.H.1, .3, .5 ...    hydra_lm_head.H.1            prefix_em
 Copies of the target's embedding (input_embed_fn, the prefix layer's) are ignored.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 

@@ -6,8 +6,6 @@ logits of x_q+2+i = hydra_lm_head_i(z)                 with bias
 Hydra++ ("prefix-mlp"): h <- norm(Llama block(h_0 .. h_q)), causal, RoPE by position; the rest is the same
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

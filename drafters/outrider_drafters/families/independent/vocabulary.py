@@ -4,8 +4,6 @@ Models of one family share a tokenizer and pad its vocabulary to different sizes
 151665 tokens). Padding may differ, tokens may not: a drafter with another tokenizer drafts nonsense without any error.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

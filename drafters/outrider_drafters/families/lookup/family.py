@@ -1,7 +1,5 @@
 """The declaration of prompt lookup, which needs no files."""
 
-from __future__ import annotations
-
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.options import DrafterOption
 from outrider_drafters.checkpoints.target_weights import TargetWeights

@@ -1,7 +1,5 @@
 """Medusa from published files, and its declaration. layout.py knows their names."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

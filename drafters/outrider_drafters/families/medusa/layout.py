@@ -12,8 +12,6 @@ text-generation-inference (layers/medusa.py), vLLM (model_executor/models/medusa
 Numbers of heads and blocks are counted: published configurations name fewer heads than their files hold.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

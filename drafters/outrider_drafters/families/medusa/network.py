@@ -5,8 +5,6 @@ head i of h_q: h <- h + SiLU(linear(h)), once per block;  logits of x_q+2+i = ou
 h_q is the hidden state after the final norm; all nodes of a level have the same successors.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 speculator.emb.H, .proj.H, .head.H, .ln.H      of head H, with or without the prefix; model_type mlp_speculator
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

@@ -8,8 +8,6 @@ h_q is the target's last hidden state, after its final norm. Of n heads, a = 0.5
 the last state, and b = sqrt((1 - a * a) inner / 2).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """MoA from its files: the published training layout, vLLM's `moa_spec`, and our own export of the former."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -9,8 +9,6 @@ norm; with more, for the state that enters layer L - N (paper, 3.2). Without LSA
 disable_LSA) the target's last hidden state is CA's other side, and there is no Ekv2E.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

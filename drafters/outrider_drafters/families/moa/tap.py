@@ -5,8 +5,6 @@
 The layers' K (post-RoPE) and V are present with TLI = N > 0 (paper, table 7: 2 E_kv (N + 1) values).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

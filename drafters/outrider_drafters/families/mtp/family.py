@@ -4,8 +4,6 @@ Qwen's (`mtp.*`) belong to targets with linear attention, whose state the server
 (a layer beyond the last, with `eh_proj`) have latent attention and hundreds of experts, too much for a client.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NoReturn
 

@@ -5,8 +5,6 @@ vLLM          the same tensors with a flat config.json, which calls the mask ptd
               how many tokens are drafted
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -8,8 +8,6 @@ predicts     x_L            x_{L+1}  x_{L+2} ...           each row sees all bef
 mask_hidden is as wide as the tapped hidden states together. Nothing is fed back.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The declaration of suffix decoding, which needs no files."""
 
-from __future__ import annotations
-
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.suffix.drafter import NAME, SuffixDrafter
 

@@ -10,8 +10,6 @@ the places behind it. A pattern's places are found from its last token backwards
 That is the same as a suffix tree's count of a path, takes as little memory as the texts, and a rollback is a cut.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections import Counter, defaultdict
