@@ -128,12 +128,7 @@ class Head:
         return 1 + 0.3 * noise if "norm" in name else noise * (0.5 if len(shape) == 1 else 1.5 * shape[-1] ** -0.5)
 
     def _config(self) -> dict[str, Any]:
-        llama = {
-            "hidden_size": self.form.hidden,
-            "num_attention_heads": 4,
-            "rms_norm_eps": 1e-5,
-            "vocab_size": V,
-        }
+        llama = {"hidden_size": self.form.hidden, "num_attention_heads": 4, "rms_norm_eps": 1e-5, "vocab_size": V}
         if self.form.nested is None:
             return {"architectures": ["LlamaForCausalLMEagle3"], **llama, **self.form.config}
         nested = {"model_type": "llama", **llama, **self.form.nested}

@@ -28,7 +28,7 @@ CATALOG = {
         about="SmolLM2-135M-Instruct by Hugging Face, Apache-2.0, 93 MB; 540 MB dequantized",
         disk_bytes=800_000_000,
         drafter="smollm2/eagle2",
-    ),
+    )
 }
 
 

@@ -28,8 +28,7 @@ class TreeShape:
     levels: Annotated[int, Flag("Levels of the draft tree.", expert=True)] = 5
     budget: Annotated[int, Flag("Nodes of the draft tree without its root.", expert=True)] = 16
     min_probability: Annotated[
-        float,
-        Flag("Leave out nodes whose path from the root is less likely than this (0 to 1).", expert=True),
+        float, Flag("Leave out nodes whose path from the root is less likely than this (0 to 1).", expert=True)
     ] = 0.0
     min_level_probability: float = 0.0
     levels_per_pass: int = 1

@@ -63,10 +63,7 @@ class Distillation:
     """
 
     def __init__(
-        self,
-        writer: TargetWriter,
-        options: DistillOptions,
-        questions: Sequence[UserQuestion] | None = None,
+        self, writer: TargetWriter, options: DistillOptions, questions: Sequence[UserQuestion] | None = None
     ) -> None:
         self._writer, self._template, self._options, self._questions = writer, writer.template, options, questions
         self._seen = SeenPrompts()

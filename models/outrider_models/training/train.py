@@ -101,12 +101,7 @@ class Launch:
         with ProgressReporter(self.out, self.title, console) as reporter:
             reporter.say(_summary(job, parallel.size))
             trainer = Trainer(
-                job,
-                self.out,
-                reporter,
-                parallel,
-                budget_s=self.budget_s,
-                stop_after_updates=self.stop_after_updates,
+                job, self.out, reporter, parallel, budget_s=self.budget_s, stop_after_updates=self.stop_after_updates
             )
             trainer.finish()
         if trainer.is_done and job.config.machine.features == "auto":

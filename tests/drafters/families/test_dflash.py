@@ -10,28 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from block_formulas import (
-    BLOCK,
-    HEAD_DIM,
-    HEADS,
-    MASK,
-    TARGET,
-    THETA,
-    VOCABULARY,
-    WIDTH,
-    block_rows,
-    block_tensors,
-)
+from block_formulas import BLOCK, HEAD_DIM, HEADS, MASK, TARGET, THETA, VOCABULARY, WIDTH, block_rows, block_tensors
 from safetensors.torch import save_file
 
-from outrider_drafters import (
-    Activations,
-    TargetWeights,
-    TreeShape,
-    grow_tree,
-    load_drafter,
-    write_draft_vocab,
-)
+from outrider_drafters import Activations, TargetWeights, TreeShape, grow_tree, load_drafter, write_draft_vocab
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.contracts.tap import LAST

@@ -7,15 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outrider_drafters import (
-    Eagle2,
-    Eagle2Sizes,
-    TargetSizes,
-    TargetWeights,
-    TreeShape,
-    grow_tree,
-    load_drafter,
-)
+from outrider_drafters import Eagle2, Eagle2Sizes, TargetSizes, TargetWeights, TreeShape, grow_tree, load_drafter
 from outrider_drafters.families import feature_drafter
 from outrider_drafters.families.eagle2.drafter import TOLERANT_STEPS, Eagle2Drafter
 from outrider_drafters.families.feature_drafter import FeatureState

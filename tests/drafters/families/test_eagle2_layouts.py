@@ -243,12 +243,7 @@ def write_speculators(directory: Path, frozen: TargetWeights, rename=to_speculat
 
 @pytest.mark.parametrize(
     "sizes",
-    [
-        {"fc_bias": False},
-        {"fc_bias": True},
-        {"norms": True},
-        {"norms": True, "fc_bias": False, "qkv_bias": True},
-    ],
+    [{"fc_bias": False}, {"fc_bias": True}, {"norms": True}, {"norms": True, "fc_bias": False, "qkv_bias": True}],
     ids=str,
 )
 def test_speculators(tmp_path, frozen, sizes):

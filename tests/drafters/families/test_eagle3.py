@@ -8,13 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from outrider_drafters import (
-    TargetWeights,
-    TreeShape,
-    grow_tree,
-    load_drafter,
-    load_tap,
-)
+from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.contracts.tap import Activations
 from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
 from outrider_drafters.families.eagle3.tap import Eagle3Tap

@@ -38,10 +38,7 @@ def test_drafting_equals_appending(drafter):
     state.append([1, 2, 3, 4])
     state.add_features(0, rows)
     state.root_logits()
-    drafted = [
-        state.expand([5], [ROOT]),
-        state.expand([6], [0]),
-    ]
+    drafted = [state.expand([5], [ROOT]), state.expand([6], [0])]
     state.append([5])
     standing = [state.root_logits()]
     state.append([6])

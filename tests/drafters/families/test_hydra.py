@@ -9,13 +9,7 @@ import torch
 from heads_place import Place, close, fed
 from safetensors.torch import load_file
 
-from outrider_drafters import (
-    TargetWeights,
-    TreeShape,
-    grow_tree,
-    load_drafter,
-    load_tap,
-)
+from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.families.hydra.network import Hydra, HydraSizes

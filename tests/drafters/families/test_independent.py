@@ -21,13 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from outrider_drafters import (
-    TargetWeights,
-    TreeShape,
-    grow_tree,
-    load_drafter,
-    load_tap,
-)
+from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.contracts.drafter import UNLIMITED
 from outrider_drafters.families.independent.drafter import CHUNK
 from outrider_drafters.quantization.quantize import code_tensors, quantize

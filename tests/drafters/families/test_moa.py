@@ -8,16 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outrider_drafters import (
-    Activations,
-    MoA,
-    MoASizes,
-    TargetWeights,
-    TreeShape,
-    load_drafter,
-    load_tap,
-    pack_kv,
-)
+from outrider_drafters import Activations, MoA, MoASizes, TargetWeights, TreeShape, load_drafter, load_tap, pack_kv
 from outrider_drafters.blocks.rope import RopeScaling
 from outrider_drafters.contracts.tap import LastHiddenTap, last_hidden_info
 from outrider_drafters.families.moa.drafter import MoADrafter

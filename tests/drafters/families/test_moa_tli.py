@@ -21,16 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from outrider_drafters import (
-    Activations,
-    MoA,
-    MoASizes,
-    Tap,
-    TargetWeights,
-    TreeShape,
-    load_drafter,
-    load_tap,
-)
+from outrider_drafters import Activations, MoA, MoASizes, Tap, TargetWeights, TreeShape, load_drafter, load_tap
 from outrider_drafters.blocks.layers import causal_mask
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.target_weights import target_sizes

@@ -5,15 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider_drafters import (
-    Drafter,
-    Eagle2,
-    Eagle2Drafter,
-    Eagle2Sizes,
-    TargetSizes,
-    TargetWeights,
-    TreeShape,
-)
+from outrider_drafters import Drafter, Eagle2, Eagle2Drafter, Eagle2Sizes, TargetSizes, TargetWeights, TreeShape
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_drafters.routing.batched_block import can_stack

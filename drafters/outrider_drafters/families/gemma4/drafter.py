@@ -39,11 +39,7 @@ class AssistantDrafter:
     plan: TreePlan | None = None
 
     def __init__(
-        self,
-        network: Assistant,
-        target: TargetWeights,
-        lenders: tuple[int, ...],
-        row_tokens: Tensor | None = None,
+        self, network: Assistant, target: TargetWeights, lenders: tuple[int, ...], row_tokens: Tensor | None = None
     ) -> None:
         self.network = network
         self.target = target

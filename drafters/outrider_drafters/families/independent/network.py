@@ -97,10 +97,7 @@ class CausalModel:
         except (ValueError, OSError, KeyError, RuntimeError) as error:
             raise UsageError(f"{directory}: transformers cannot load it as a causal language model: {error}") from error
         spare = prepare(model)
-        for trouble, names in (
-            ("lacks", info["missing_keys"] - spare),
-            ("holds unknown", info["unexpected_keys"]),
-        ):
+        for trouble, names in (("lacks", info["missing_keys"] - spare), ("holds unknown", info["unexpected_keys"])):
             if names:
                 raise UsageError(f"{directory}: {trouble} tensors {', '.join(sorted(names)[:8])}")
         return cls(model.to(like.device))  # type: ignore[arg-type]  # transformers' wrapper hides the arguments

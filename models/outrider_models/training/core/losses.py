@@ -153,12 +153,7 @@ def compare(
 
 
 def compare_plainly(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Labels,
-    numbers: Tensor,
-    scales: Tensor | None = None,
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Labels, numbers: Tensor, scales: Tensor | None = None
 ) -> Compared:
     """Compute the same as `compare` with all logits at once and autograd: its oracle."""
     logits, soft = F.linear(hidden, weight, bias).float(), labels.of(numbers)

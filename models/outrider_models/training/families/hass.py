@@ -23,14 +23,7 @@ from torch import Tensor
 
 from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
-from outrider_models.training.core.interfaces import (
-    Batch,
-    Frequencies,
-    LossOutput,
-    TargetFacts,
-    TeacherOutput,
-    rows_of,
-)
+from outrider_models.training.core.interfaces import Batch, Frequencies, LossOutput, TargetFacts, TeacherOutput, rows_of
 from outrider_models.training.core.losses import PAPER, TargetLabels, add_top, compare, feature_distance
 from outrider_models.training.core.shapes import LayerShape
 from outrider_models.training.families.eagle2 import FAMILY as EAGLE2
