@@ -14,16 +14,15 @@ feature_width = 0               values a token whose weight features are padded 
 
 from __future__ import annotations
 
-import difflib
 import math
-import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from outrider_proto.errors import UsageError
+from outrider_proto.options.values import build, read_toml
 
 SUFFIX = ".toml"
 FREE_ROWS = 64  # rows in a pass of the target that cost no more than one row
@@ -89,62 +88,13 @@ def _shipped() -> Any:  # Any: a Traversable, whose module moves between Python 
 
 
 def _read(file: Any) -> Pace:  # Any: a Path or a Traversable
+    values = read_toml(file)
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:  # also what is not UTF-8
-        raise UsageError(f"{file}: not TOML: {error}") from None
-    try:
-        return Pace(name=file.name[: -len(SUFFIX)], **_checked(values))
+        if "name" in values:
+            raise UsageError("name: no such key; the file's name is its name")
+        return build(Pace, {"name": file.name[: -len(SUFFIX)], **values})
     except UsageError as error:
         raise UsageError(f"{file}: {error}") from None
-
-
-def _checked(values: Mapping[str, Any]) -> dict[str, Any]:  # Any: what tomllib gives; out come the fields' own types
-    known = [key for key in fields(Pace) if key.name != "name"]
-    names = [key.name for key in known]
-    for name in values:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}"
-            raise UsageError(f"key {name!r} is unknown: {hint}")
-    for key in known:
-        if key.name not in values and key.default is MISSING and key.default_factory is MISSING:
-            raise UsageError(f"{key.name} is missing: need {', '.join(names[:4])}")
-    return {name: _of_kind(name, value) for name, value in values.items()}
-
-
-def _of_kind(name: str, value: Any) -> Any:  # Any: as in _checked
-    match name:
-        case "source" if not isinstance(value, str):
-            raise UsageError(f"source={value!r}: need text in quotes")
-        # type(), not isinstance(): True is an int.
-        case "feature_width" if type(value) is not int:
-            raise UsageError(f"feature_width={value!r}: need a whole number")
-        case "source" | "feature_width":
-            return value
-        case "batch_factors":
-            if not isinstance(value, dict):
-                raise UsageError(f"batch_factors={value!r}: need a table such as [batch_factors] with 8 = 1.0")
-            return {_outcomes(key): _number(f"batch_factors.{key}", factor) for key, factor in value.items()}
-        case _:
-            return _number(name, value)
-
-
-def _outcomes(key: str) -> int:
-    if not (key.isascii() and key.isdecimal()):
-        raise UsageError(f"batch_factors.{key}: need a number of outcomes, at least 1, as the key")
-    return int(key)
-
-
-def _number(name: str, value: Any) -> float:  # Any: as in _checked
-    if type(value) not in (int, float):
-        raise UsageError(f"{name}={value!r}: need a number")
-    try:
-        return float(value)
-    except OverflowError:
-        raise UsageError(f"{name}: need a number of fewer digits") from None
 
 
 def _check_factors(factors: Mapping[int, float]) -> None:

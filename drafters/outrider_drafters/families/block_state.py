@@ -6,39 +6,51 @@ root . . .      a block drafts num_drafts tokens after its root, a slot for each
 x . . .         and at each bonus that may follow a tree whose verdict is awaited (trees/predraft.py)
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider_drafters.blocks.token_state import TokenState, WithTokenState
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary
+from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import UNLIMITED
+from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan, TreeShape
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import ROOT, DraftTree
 
 
-class BlockDrafter(Protocol):
-    """A drafter of blocks."""
+class BlockDrafter(ABC):
+    """The client half of a family of blocks: `num_drafts` tokens in one pass, as a chain unless `plan` says otherwise.
 
-    @property
-    def tap(self) -> TapInfo: ...
+    `own_embedding`: the network's, in place of the target's.
+    """
 
-    @property
-    def vocab_size(self) -> int: ...
+    family: str
+    stale_tolerant = False
+    tree_in_one_pass = True
+    draft_tokens: Tensor | None  # the target's tokens [Vd] of the head's rows; None where row i is token i
 
-    @property
-    def draft_tokens(self) -> Tensor | None:
-        """The target's tokens [Vd] of the head's rows; None where row i is token i."""
-        ...
+    def __init__(
+        self,
+        target: TargetWeights,
+        tap: TapInfo,
+        num_drafts: int,
+        plan: TreePlan | None,
+        own_embedding: nn.Embedding | None,
+    ) -> None:
+        self.target, self.tap, self.vocab_size = target, tap, target.sizes.vocab
+        self.num_drafts = self.levels_per_pass = num_drafts
+        self.plan = TreeShape.chain(min(num_drafts, MAX_LEVELS)) if plan is None else plan
+        self.embed = target.embed if own_embedding is None else own_embedding.weight.detach()
 
-    @property
-    def num_drafts(self) -> int:
-        """Number of tokens that a block drafts."""
-        ...
+    @abstractmethod
+    def new_state(self) -> BlockState: ...
 
 
 class Slot(NamedTuple):

@@ -8,6 +8,9 @@ A root at q + 1 is the common case: head 0 predicts its successor. Every token b
 one head; a root at q, whose own feature is there, gets its successor from the target's lm_head.
 """
 
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
@@ -16,9 +19,11 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.blocks.row_buffer import RowBuffer
+from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import tree_logits_by_level
 from outrider_drafters.contracts.tap import LAST, Activations, StatelessTap
 from outrider_drafters.contracts.tree_choices import TreeChoices
+from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import MAX_NODES, ROOT, DraftTree
@@ -35,28 +40,26 @@ class HeadLogits(Protocol):
         ...
 
 
-class HeadsDrafter(Protocol):
-    """A drafter of heads: Medusa or Hydra."""
+class HeadsDrafter(ABC):
+    """The client half of a family of heads, whose server half is NewestHiddenTap."""
 
-    @property
-    def tap(self) -> TapInfo: ...
+    family: str
+    stale_tolerant = False
+    tree_in_one_pass = False
+    levels_per_pass = 1
+    knows_next = True  # the feature is the input of the target's lm_head
 
-    @property
-    def num_heads(self) -> int: ...
+    def __init__(self, target: TargetWeights, tap: TapInfo, num_heads: int, plan: TreePlan | None) -> None:
+        self.target, self.tap, self.num_heads, self.plan = target, tap, num_heads, plan
+        self.like = target.embed  # of the type and on the device in which it computes
+        self.vocab_size = target.sizes.vocab
 
-    @property
-    def knows_next(self) -> bool:
-        """True if the feature is the input of the target's lm_head."""
-        ...
-
-    @property
-    def like(self) -> Tensor:
-        """A tensor of the type and on the device in which it computes."""
-        ...
-
+    @abstractmethod
     def read(self, feature: Tensor) -> HeadLogits:
         """Compute from the feature [1, width] of one draft."""
-        ...
+
+    def new_state(self) -> HeadsState:
+        return HeadsState(self)
 
 
 class NewestFeatureState:

@@ -18,8 +18,8 @@ from torch import Tensor
 from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.checkpoints.draft_vocabulary import select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan, TreeShape
-from outrider_drafters.families.block_state import BlockState
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.families.block_state import BlockDrafter, BlockState
 from outrider_drafters.families.dflash.network import BlockRows, DFlash
 from outrider_drafters.families.dflash.tap import NAME, tap_info
 from outrider_proto.frames import TapInfo
@@ -28,24 +28,19 @@ from outrider_proto.tree import DraftTree
 LATE_ROWS = 8  # rows of a block before its root, at most
 
 
-class DFlashDrafter:
+class DFlashDrafter(BlockDrafter):
     """Client half: the layers, between an embedding and an lm_head, the target's or the drafter's own."""
 
     family = NAME
-    tree_in_one_pass = True
 
     def __init__(
         self, network: DFlash, target: TargetWeights, tap: TapInfo | None = None, plan: TreePlan | None = None
     ) -> None:
+        tap = tap_info(network) if tap is None else tap
+        super().__init__(target, tap, network.sizes.num_drafts, plan, network.embed_tokens)
         self.network = network
-        self.target = target
-        self.tap = tap_info(network) if tap is None else tap
-        self.vocab_size = target.sizes.vocab
-        self.num_drafts = self.levels_per_pass = network.sizes.num_drafts
         # Trained with blocks that lack a whole block's verdict: docs/results/drafters.md, "Ahead of a verdict".
         self.stale_tolerant = network.sizes.late > self.num_drafts
-        self.plan = TreeShape.chain(min(self.num_drafts, MAX_LEVELS)) if plan is None else plan
-        self.embed = target.embed if network.embed_tokens is None else network.embed_tokens.weight.detach()
         head, self.draft_tokens = target.lm_head, target.draft_tokens
         if network.lm_head is not None:
             own = network.lm_head.weight.detach()

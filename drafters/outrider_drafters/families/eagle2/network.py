@@ -44,17 +44,8 @@ class Eagle2Sizes:
 
     @property
     def block(self) -> BlockShape:
-        return BlockShape(
-            self.hidden,
-            self.heads,
-            self.kv_heads,
-            self.head_dim,
-            self.mlp,
-            self.rope_theta,
-            self.eps,
-            self.qkv_bias,
-            rope_scaling=self.rope_scaling,
-        )
+        widths = self.hidden, self.heads, self.kv_heads, self.head_dim, self.mlp
+        return BlockShape(*widths, self.rope_theta, self.eps, self.qkv_bias, rope_scaling=self.rope_scaling)
 
 
 class Eagle2(nn.Module):

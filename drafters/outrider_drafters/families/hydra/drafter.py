@@ -10,8 +10,7 @@ from torch import Tensor
 
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.tree_shape import TreePlan
-from outrider_drafters.families.heads import HeadsState, TokenPath, default_choices
+from outrider_drafters.families.heads import HeadsDrafter, TokenPath, default_choices
 from outrider_drafters.families.hydra.network import Hydra, HydraBlock
 from outrider_drafters.families.hydra.tap import tap_info
 from outrider_proto.frames import TapInfo
@@ -35,25 +34,18 @@ class HydraHead:
         return F.linear(x, *self._output)
 
 
-class HydraDrafter:
+class HydraDrafter(HeadsDrafter):
     """Client half; the server half is NewestHiddenTap, or HydraPrefixTap for Hydra++."""
 
     family = NAME
-    stale_tolerant = False
-    tree_in_one_pass = False
-    levels_per_pass = 1
 
     def __init__(
         self, hydra: Hydra, target: TargetWeights, tap: TapInfo | None = None, row_tokens: Tensor | None = None
     ) -> None:
         """`row_tokens` [rows]: what the outputs' rows stand for; None if every token has one."""
-        self.target = target
-        self.like = target.embed
-        self.tap = tap_info(hydra) if tap is None else tap
-        self.vocab_size = target.sizes.vocab
-        self.num_heads = hydra.sizes.heads
+        count = hydra.sizes.heads
+        super().__init__(target, tap_info(hydra) if tap is None else tap, count, default_choices(count))
         self.knows_next = hydra.prefix is None and hydra.sizes.offset == 0
-        self.plan: TreePlan | None = default_choices(self.num_heads)
         self.grounded = hydra.sizes.grounded
         self.heads: list[HydraHead] = []
         for blocks, output in hydra.heads:
@@ -64,9 +56,6 @@ class HydraDrafter:
             weight, self._tokens = select_rows(output.weight.detach(), row_tokens, target.draft_tokens)
             bias, _ = select_rows(output.bias.detach(), row_tokens, target.draft_tokens)
             self.heads.append(HydraHead(blocks, weight, bias))
-
-    def new_state(self) -> HeadsState:
-        return HeadsState(self)
 
     def read(self, feature: Tensor) -> HydraLogits:
         return HydraLogits(self, feature)

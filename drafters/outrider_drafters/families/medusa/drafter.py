@@ -10,19 +10,14 @@ from torch import Tensor
 
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.tree_shape import TreePlan
-from outrider_drafters.families.heads import HeadsState, TokenPath, default_choices, newest_hidden_info
+from outrider_drafters.families.heads import HeadsDrafter, TokenPath, default_choices, newest_hidden_info
 from outrider_drafters.families.medusa.network import NAME, Medusa, output_of
 
 
-class MedusaDrafter:
+class MedusaDrafter(HeadsDrafter):
     """Client half; the server half is NewestHiddenTap."""
 
     family = NAME
-    stale_tolerant = False
-    tree_in_one_pass = False
-    levels_per_pass = 1
-    knows_next = True
 
     def __init__(
         self,
@@ -36,12 +31,7 @@ class MedusaDrafter:
         to draft, besides the target's draft vocabulary. `row_tokens` [rows]: what the rows of outputs that are not the
         target's stand for; None if every token has one."""
         sizes = medusa.sizes
-        self.target = target
-        self.like = target.embed
-        self.tap = newest_hidden_info(sizes.hidden)
-        self.vocab_size = target.sizes.vocab
-        self.num_heads = sizes.heads
-        self.plan: TreePlan | None = default_choices(sizes.heads)
+        super().__init__(target, newest_hidden_info(sizes.hidden), sizes.heads, default_choices(sizes.heads))
         self._blocks = [head[: sizes.blocks] for head in medusa.heads]
         common = target.lm_head if shared is None else shared
         outputs = [output_of(head) for head in medusa.heads] if sizes.rows else [common]
@@ -51,9 +41,6 @@ class MedusaDrafter:
         stored = target.draft_tokens if outputs[0] is target.lm_head else stored
         kept = [select_rows(*select_rows(output, stored, tokens), target.draft_tokens) for output in outputs]
         self._outputs, self._tokens = [output for output, _ in kept], kept[0][1]
-
-    def new_state(self) -> HeadsState:
-        return HeadsState(self)
 
     def read(self, feature: Tensor) -> MedusaLogits:
         return MedusaLogits(self, feature)

@@ -11,20 +11,16 @@ from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import TreePlan
-from outrider_drafters.families.heads import HeadsState, TokenPath, newest_hidden_info
+from outrider_drafters.families.heads import HeadsDrafter, TokenPath, newest_hidden_info
 from outrider_drafters.families.mlp_speculator.network import MLPSpeculator
 
 NAME = "mlp_speculator"
 
 
-class MLPSpeculatorDrafter:
+class MLPSpeculatorDrafter(HeadsDrafter):
     """Client half; the server half is NewestHiddenTap."""
 
     family = NAME
-    stale_tolerant = False
-    tree_in_one_pass = False
-    levels_per_pass = 1
-    knows_next = True
 
     def __init__(
         self,
@@ -35,17 +31,11 @@ class MLPSpeculatorDrafter:
     ) -> None:
         """`row_tokens` [rows]: what the heads' rows stand for; None if every token has one."""
         sizes = network.sizes
-        self.network, self.target, self.like = network, target, target.embed
-        self.tap = newest_hidden_info(sizes.hidden)
-        self.vocab_size = target.sizes.vocab
-        self.num_heads = sizes.heads
-        self.plan = plan
+        super().__init__(target, newest_hidden_info(sizes.hidden), sizes.heads, plan)
+        self.network = network
         stored = None if row_tokens is None else row_tokens.to(self.like.device)
         cut = [select_rows(network.output(head), stored, target.draft_tokens) for head in range(len(network.head))]
         self._outputs, self._tokens = [PackedLinear(weight, packed=None) for weight, _ in cut], cut[0][1]
-
-    def new_state(self) -> HeadsState:
-        return HeadsState(self)
 
     def read(self, feature: Tensor) -> MLPSpeculatorLogits:
         return MLPSpeculatorLogits(self, feature)

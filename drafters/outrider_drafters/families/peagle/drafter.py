@@ -14,8 +14,8 @@ from torch import Tensor
 
 from outrider_drafters.blocks.row_buffer import RowBuffer
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan, TreeShape
-from outrider_drafters.families.block_state import BlockState
+from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.families.block_state import BlockDrafter, BlockState
 from outrider_drafters.families.eagle3.drafter import drafting_head, fused_layers
 from outrider_drafters.families.eagle3.tap import tap_info
 from outrider_drafters.families.peagle.network import PEagle
@@ -25,23 +25,17 @@ NAME = "peagle"
 _FEW_ROWS = 16  # those of a verdict, not of a prompt
 
 
-class PEagleDrafter:
+class PEagleDrafter(BlockDrafter):
     """Client half; the server half is Eagle3Tap."""
 
     family = NAME
-    stale_tolerant = False
-    tree_in_one_pass = True
 
     def __init__(
         self, network: PEagle, target: TargetWeights, tap: TapInfo | None = None, plan: TreePlan | None = None
     ) -> None:
-        self.target = target
-        self.tap = tap_info(network, target.sizes.layers) if tap is None else tap
-        self.vocab_size = target.sizes.vocab
-        self.num_drafts = self.levels_per_pass = network.num_drafts
+        tap = tap_info(network, target.sizes.layers) if tap is None else tap
+        super().__init__(target, tap, network.num_drafts, plan, network.embed_tokens)
         self.mask_token = network.mask_token
-        self.plan = TreeShape.chain(min(self.num_drafts, MAX_LEVELS)) if plan is None else plan
-        self.embed = target.embed if network.embed_tokens is None else network.embed_tokens.weight.detach()
         self.block = fused_layers(network)
         self.mask_feature = network.mask_feature()
         self._norm = network.norm
