@@ -28,8 +28,8 @@ SMALL_LINES = 60
 BOUNDS = {
     "lines: proto": (2_362, 2_300),
     "lines: netsim": (11_500, 11_500),
-    "lines: drafters": (13_858, 12_500),
-    "lines: models": (6102, 5_500),
+    "lines: drafters": (13_631, 12_500),
+    "lines: models": (6_032, 5_500),
     "lines: server": (13_397, 11_500),
     "lines: client": (14_451, 13_500),
     "lines: bench": (10479, 8_500),
