@@ -6,28 +6,25 @@ The modules beside this one, and those of the studies' options, import what a co
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from outrider_bench.harness.options import PlotOption
-from outrider_bench.harness.runner import StudyCommand, show_report
+from outrider_bench.harness.runner import StudyCommand, add_studies
 from outrider_bench.load.options import LoadOptions
-from outrider_bench.network.options import NetworkOptions
+from outrider_bench.network.options import NetworkOptions, load_network
 from outrider_bench.spec.options import SpecOptions
 from outrider_bench.studies import options
-from outrider_bench.studies.drafters import options as of_drafters
-from outrider_client.cli.options import ACCESS_OPTIONS
-from outrider_proto.errors import LinkError, OutriderError, Refusal
+from outrider_proto.errors import OutriderError
+from outrider_proto.options.command import exit_code
 
 STUDIES = (
-    StudyCommand("trace", of_drafters.TraceOptions, "studies.drafters.trace:TraceStudy"),
+    StudyCommand("trace", options.TraceOptions, "studies.drafters.trace:TraceStudy"),
     StudyCommand("exact", options.ExactOptions, "studies.pair.exact:ExactStudy"),
-    StudyCommand("drafters", of_drafters.ComparisonOptions, "studies.drafters.comparison:ComparisonStudy"),
+    StudyCommand("drafters", options.ComparisonOptions, "studies.drafters.comparison:ComparisonStudy"),
     StudyCommand("verify-cost", options.VerifyCostOptions, "studies.pair.verify_cost:VerifyCostStudy"),
-    StudyCommand("load", LoadOptions, "load.study:LoadStudy", ACCESS_OPTIONS),
-    StudyCommand("network", NetworkOptions, "network.study:NetworkStudy"),
+    StudyCommand("load", LoadOptions, "load.study:LoadStudy"),
+    StudyCommand("network", NetworkOptions, "network.study:NetworkStudy", load_network),
     StudyCommand("spec", SpecOptions, "spec.study:SpecStudy"),
 )
 
@@ -58,17 +55,7 @@ def _bench(
     """
 
 
-def show_command(
-    report: Annotated[Path, typer.Argument(help="Report that a study has written with --json.")],
-    plot: PlotOption = None,
-) -> None:
-    """Show the report of a study again: its tables, and its plot with --plot."""
-    show_report(report, plot, {study.name: study for study in STUDIES})
-
-
-for study in STUDIES:
-    app.command(study.name)(study.callback)
-app.command("show")(show_command)
+add_studies(app, STUDIES)
 
 
 def main() -> None:
@@ -84,14 +71,4 @@ def run_app(commands: typer.Typer, name: str) -> None:
         commands()
     except OutriderError as error:
         typer.secho(f"{name}: {error}", fg="red", err=True)
-        raise SystemExit(_exit_code(error)) from None
-
-
-def _exit_code(error: OutriderError) -> int:
-    match error:
-        case Refusal():
-            return 3
-        case LinkError():
-            return 4
-        case _:
-            return 2
+        raise SystemExit(exit_code(error)) from None

@@ -6,67 +6,69 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from pydantic import Field
 
 from outrider_models.core.embedded import drafter_source, shipped_drafters, target_dir, target_source
 from outrider_proto.errors import UsageError, Violation
+from outrider_proto.options.fields import Flag
 
 if TYPE_CHECKING:
     from outrider_bench.core.prompts import QuestionSource
     from outrider_proto.frames import Codec, Sampling
 
+OUTPUT = "Output"  # a panel of --help
 TargetOption = Annotated[
     str | None,
-    typer.Option(
-        help="Target: directory, GGUF file, hub name, or name got with outrider-models; default: the embedded one."
-    ),
+    Flag("Target: directory, GGUF file, hub name, or name got with outrider-models; default: the embedded one."),
 ]
-TargetDirOption = Annotated[Path | None, typer.Option(help="Directory of the target; default: the embedded target.")]
-OrderSeedOption = Annotated[int, typer.Option("--seed", help="Random seed of the order in which a prompt is answered.")]
 FamiliesOption = Annotated[
-    str | None,
-    typer.Option(help="Prompt families, or with --questions categories, separated by commas; default: all."),
+    tuple[str, ...],
+    Flag("Prompt families, or with --questions categories, repeatable or separated by commas; default: all."),
 ]
 QuestionsOption = Annotated[
     Path | None,
-    typer.Option(
-        help="Ask the questions of this file of JSON lines: Spec-Bench's form, chats or prompts, turn by turn. "
+    Flag(
+        "Ask the questions of this file of JSON lines: Spec-Bench's form, chats or prompts, turn by turn. "
         "Default: held-out prompts of the embedded corpus, for the embedded target only."
     ),
 ]
-NewTokensOption = Annotated[int, typer.Option(min=2, help="New tokens per answer.")]
-LimitOption = Annotated[int, typer.Option(min=1, help="New tokens per answer.")]
+NewTokensOption = Annotated[int, Field(ge=2), Flag("New tokens per answer.")]
+LimitOption = Annotated[int, Field(ge=1), Flag("New tokens per answer.")]
 DrafterOption = Annotated[
     str | None,
-    typer.Option(
-        help="Name of one that ships, DIR[,option=value...] or lookup; default: the best that ships for the target, "
+    Flag(
+        "Name of one that ships, DIR[,option=value...] or lookup; default: the best that ships for the target, "
         "or else lookup."
     ),
 ]
 DraftersOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--drafter",
-        help="Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: all that ship for the "
-        "target, or else lookup.",
+    tuple[str, ...],
+    Flag(
+        "Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: all that ship for the target, "
+        "or else lookup."
     ),
 ]
-BreadthOption = Annotated[
-    int | None, typer.Option(help="Nodes expanded per level of a draft tree; default: the drafter's own.")
-]
-LevelsOption = Annotated[int | None, typer.Option(help="Levels of a draft tree; default: the drafter's own.")]
-BudgetOption = Annotated[int | None, typer.Option(help="Nodes of a draft tree; default: the drafter's own.")]
-JsonOption = Annotated[
-    Path | None, typer.Option("--json", help="Write the report to this file; - for standard output.")
-]
-DtypeOption = Annotated[str, typer.Option(help="Type of the target's weights: float32, bfloat16 or float16.")]
-DeviceOption = Annotated[str, typer.Option(help="Device of the target: cpu, cuda, cuda:1, ...")]
-ThreadsOption = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads; default: as the server, 1 for a small target.")
-]
-CsvOption = Annotated[Path | None, typer.Option("--csv", help="Write a row per answer to this CSV file.")]
-PlotOption = Annotated[Path | None, typer.Option(help="Draw the results to this PNG file.")]
+BreadthOption = Annotated[int | None, Flag("Nodes expanded per level of a draft tree; default: the drafter's own.")]
+LevelsOption = Annotated[int | None, Flag("Levels of a draft tree; default: the drafter's own.")]
+BudgetOption = Annotated[int | None, Flag("Nodes of a draft tree; default: the drafter's own.")]
+OrderSeedOption = Annotated[int, Flag("Random seed of the order in which a prompt is answered.", expert=True)]
+JsonOption = Annotated[Path | None, Flag("Write the report to this file; - for standard output.", panel=OUTPUT)]
+DtypeOption = Annotated[str, Flag("Type of the target's weights: float32, bfloat16 or float16.")]
+DeviceOption = Annotated[str, Flag("Device of the target: cpu, cuda, cuda:1, ...")]
+ThreadsOption = Annotated[int | None, Field(ge=1), Flag("CPU threads; default: as the server, 1 for a small target.")]
+CsvOption = Annotated[Path | None, Flag("Write a row per answer to this CSV file.", panel=OUTPUT)]
+PlotOption = Annotated[Path | None, Flag("Draw the results to this PNG file.", panel=OUTPUT)]
 DEFAULT_CODEC = "int8"  # CODECS[0], whose module imports numpy
+
+
+def per_family_option(default: str) -> Flag:
+    """Declare the number of questions per family."""
+    return Flag(f"Questions per family; default: {default}, of --questions all of a category.")
+
+
+def drafters_option(default: str) -> Flag:
+    """Declare the drafters of a study that has some of its own by default."""
+    return Flag(f"Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: {default}.")
 
 
 def target_of(name: str | None) -> Path:
@@ -74,13 +76,6 @@ def target_of(name: str | None) -> Path:
     from outrider_drafters.checkpoints.target_weights import resolve_dir
 
     return resolve_dir(target_source(name))
-
-
-def drafters_of(names: Sequence[str]) -> dict[str, Path]:
-    """Return the drafters' directories by name."""
-    from outrider_drafters.checkpoints.target_weights import resolve_dir
-
-    return {name: resolve_dir(drafter_source(name)) for name in names}
 
 
 def drafters_for(
@@ -109,11 +104,16 @@ def sources_of(names: Sequence[str]) -> dict[str, str]:
     return sources
 
 
-def source_of(target: Path, questions: Path | None, families: str | None) -> QuestionSource:
+def split(texts: Sequence[str]) -> list[str]:
+    """Return the parts of texts that are separated by commas."""
+    return [part for text in texts for part in text.split(",")]
+
+
+def source_of(target: Path, questions: Path | None, families: Sequence[str]) -> QuestionSource:
     """Return what to ask a target."""
     from outrider_bench.core.prompts import QuestionSource
 
-    return QuestionSource.of(target, questions, None if families is None else families.split(","))
+    return QuestionSource.of(target, questions, split(families) or None)
 
 
 def sampling_of(**fields: Any) -> Sampling:  # Any: each field has its own type, which Sampling checks

@@ -8,14 +8,13 @@ Rows are appended to FILE.partial, beside the report FILE, as they come:
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TextIO, get_type_hints
+from typing import Annotated, Any, TextIO
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -24,10 +23,13 @@ from outrider_bench.core.progress import progress_line
 from outrider_bench.core.report import write_report
 from outrider_bench.core.tables import show, show_line
 from outrider_bench.harness.journal import LineWriter, kept_lines, no_record
+from outrider_bench.harness.options import PlotOption
 from outrider_bench.harness.study import AnyStudy, StudyOptions
 from outrider_proto.errors import UsageError
+from outrider_proto.options.command import with_options
+from outrider_proto.options.fields import Flag
+from outrider_proto.options.values import Table
 
-_ACCESS = "access"
 _Study = AnyStudy[Any, Any, Any]  # Any: each has its own options, rows and report
 
 
@@ -35,13 +37,13 @@ _Study = AnyStudy[Any, Any, Any]  # Any: each has its own options, rows and repo
 class StudyCommand:
     """A study's command. `place` is MODULE:CLASS in `package`, imported when it runs: most of them load torch.
 
-    `access`: options of several commands, whose values the field of that name gets.
+    `load` makes its options from a file, which --config then names, and from those given.
     """
 
     name: str
     options: type[StudyOptions]
     place: str
-    access: Mapping[str, inspect.Parameter] = field(default_factory=dict)
+    load: Callable[[Path | None, Table], StudyOptions] | None = None
     package: str = "outrider_bench"
 
     @property
@@ -51,33 +53,33 @@ class StudyCommand:
 
     @property
     def callback(self) -> Callable[..., None]:
-        """The function that typer makes the command of: an option for each field."""
+        """The function that typer makes the command of."""
 
-        def command(**values: Any) -> None:  # Any: each option has its own type
-            if self.access:
-                values[_ACCESS] = {name: values.pop(name) for name in self.access}
-            run_study(self.name, self.study(self.options(**values)))
+        def command(options: StudyOptions) -> None:
+            run_study(self.name, self.study(options))
 
-        hints = get_type_hints(self.options, include_extras=True)
         command.__doc__ = self.options.__doc__
-        # Of the inherited fields, json comes last.
-        own = sorted(fields(self.options), key=lambda each: each.name == "json")
-        parameters = [
-            *(
-                inspect.Parameter(
-                    each.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=inspect.Parameter.empty if each.default is MISSING else each.default,
-                    annotation=hints[each.name],
-                )
-                for each in own
-                if each.name != _ACCESS
-            ),
-            *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in self.access.values()),
-        ]
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # read by inspect
-        command.__annotations__ = {each.name: each.annotation for each in parameters}
-        return command
+        return with_options(self.options, self.load)(command)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions:
+    """What to show again, and how."""
+
+    report: Annotated[Path, Flag("Report that a study has written with --json.", positional=True)]
+    plot: PlotOption = None
+
+
+def add_studies(app: typer.Typer, studies: Sequence[StudyCommand]) -> None:
+    """Add a command for each study, and one that shows their reports again."""
+    for study in studies:
+        app.command(study.name)(study.callback)
+
+    @app.command("show")
+    @with_options(ShowOptions)
+    def show_command(options: ShowOptions) -> None:
+        """Show the report of a study again: its tables, and its plot with --plot."""
+        show_report(options.report, options.plot, {study.name: study for study in studies})
 
 
 def run_study(name: str, study: _Study) -> None:

@@ -15,7 +15,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar, get_args
@@ -45,7 +45,7 @@ _DESTINATIONS = ("json", "csv", "plot")  # say where to write, and nothing about
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """A study's options: a field each, annotated as typer takes it; the class's docstring is the command's help."""
+    """A study's options: a field with a Flag each; the class's docstring is the command's help."""
 
     json: JsonOption = None
 
@@ -57,7 +57,7 @@ class StudyOptions:
     def settings(self) -> dict[str, Any]:  # Any: JSON
         """What determines the rows, as JSON has it; of files with their content."""
         given = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _DESTINATIONS}
-        return json.loads(json.dumps(given, default=_file))  # type: ignore[no-any-return]
+        return json.loads(json.dumps(given, default=_as_json))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class QuestionOptions(TargetOptions):
     """Options of a study that asks held-out prompts of the embedded corpus, or a user's questions."""
 
     questions: QuestionsOption = None
-    families: FamiliesOption = None
+    families: FamiliesOption = ()
 
     @cached_property
     def source(self) -> QuestionSource:
@@ -92,7 +92,7 @@ class DraftersOptions(QuestionOptions):
     """Options of a study of several drafters, by default `of_embedded` or, of other targets, all that ship."""
 
     of_embedded: ClassVar[Sequence[str] | None] = None
-    drafter: DraftersOption = None
+    drafter: DraftersOption = ()
 
     @cached_property
     def drafters(self) -> Mapping[str, str]:
@@ -100,7 +100,10 @@ class DraftersOptions(QuestionOptions):
         return sources_of(drafters_for(self.directory, self.drafter, self.of_embedded))
 
 
-def _file(path: Path) -> str:
+def _as_json(value: Any) -> Any:  # Any: what json cannot write; JSON, or a Path in it
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    path: Path = value
     if not path.is_file():
         return str(path)
     return f"{path} {hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()}"

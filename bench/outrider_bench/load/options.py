@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
+from pydantic import Field
 
 from outrider_bench.harness.options import (
     DeviceOption,
@@ -15,12 +14,15 @@ from outrider_bench.harness.options import (
     NewTokensOption,
     PlotOption,
     drafter_for,
+    per_family_option,
     sources_of,
 )
 from outrider_bench.harness.study import QuestionOptions
+from outrider_client.connection.access import Access
 from outrider_client.connection.policy import Patience
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.errors import UsageError
+from outrider_proto.options.fields import Flag
 
 if TYPE_CHECKING:
     from outrider_bench.core.processes import CoreShares
@@ -38,78 +40,66 @@ DEFAULT_LONG_SHARE, DEFAULT_PER_FAMILY = 0.25, 8  # of prompts of the corpus
 class LoadOptions(QuestionOptions):
     """Load one server with many clients: throughput, latency, fairness, memory; every token is checked."""
 
-    clients: Annotated[
-        str, typer.Option(help="Numbers of concurrent clients, separated by commas; one run for each.")
-    ] = "1,4,16,64"
-    seconds: Annotated[float, typer.Option(help="Seconds per run.")] = 10.0
-    requests: Annotated[
-        int | None, typer.Option(min=1, help="Requests per client, instead of a time; default: no limit.")
-    ] = None
-    think: Annotated[float, typer.Option(help="Mean seconds between an answer and the next request.")] = 0.0
-    rate: Annotated[
-        float | None, typer.Option(help="Open loop: requests per second over all clients; default: closed loop.")
-    ] = None
-    stay: Annotated[
-        float | None,
-        typer.Option(help="Mean number of answers before a client opens a new session; default: never."),
-    ] = None
-    clients_kind: Annotated[
-        str, typer.Option(help="replay (clients draft from the known answer) or real (with a real drafter).")
-    ] = "replay"
-    tau: Annotated[float, typer.Option(help="Mean acceptance length of replayed drafts.")] = 3.0
-    draft_ms: Annotated[float, typer.Option(min=0, help="Time that a replayed draft takes, in ms.")] = 0.0
-    mode: Annotated[str, typer.Option(help="Mode of the clients.")] = "stop-and-wait"
-    breadth: Annotated[int, typer.Option(help="Nodes expanded per level of a draft tree.")] = _TREE.breadth
-    levels: Annotated[int, typer.Option(help="Levels of a draft tree.")] = _TREE.levels
-    budget: Annotated[int, typer.Option(help="Nodes of a draft tree.")] = _TREE.budget
-    long_share: Annotated[
-        float | None, typer.Option(help="Share of long prompts; default: 0.25, of --questions none.")
-    ] = None
-    long_tokens: Annotated[int, typer.Option(min=1, help="Least number of tokens of a long prompt.")] = 384
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Prompts per family; default: 8, or all of a category of --questions.")
-    ] = None
-    max_new_tokens: NewTokensOption = 64
-    profile: Annotated[
-        str, typer.Option(help="Link profile between clients and server (proxy engine); none for no link.")
-    ] = NO_LINK
-    link_floor_ms: Annotated[
-        float, typer.Option(help="Milliseconds of silence after which the link counts as broken at the earliest.")
-    ] = Patience().floor_s * 1e3
-    server: Annotated[
-        str | None, typer.Option(help="HOST:PORT of a running server; default: start one for the run.")
-    ] = None
-    server_options: Annotated[
-        str, typer.Option(help="More options for the `outrider-server serve` that is started, e.g. '--threads 2'.")
-    ] = ""
-    shared_prefixes: Annotated[
-        str, typer.Option(help="The server's --shared-prefixes; none: every prompt is computed.")
-    ] = "none"
     drafter: Annotated[
         str | None,
-        typer.Option(
-            help="Name of one that ships, DIR[,option=value...] or lookup; replayed clients ask for the features that "
-            "it needs; default: the best that ships for the target, or else lookup."
+        Flag(
+            "Name of one that ships, DIR[,option=value...] or lookup; replayed clients ask for the features that it "
+            "needs; default: the best that ships for the target, or else lookup."
         ),
     ] = None
+    clients: Annotated[str, Flag("Numbers of concurrent clients, separated by commas; one run for each.")] = "1,4,16,64"
+    clients_kind: Annotated[
+        str, Flag("replay (clients draft from the known answer) or real (with a real drafter).")
+    ] = "replay"
+    seconds: Annotated[float, Flag("Seconds per run.")] = 10.0
+    requests: Annotated[
+        int | None, Field(ge=1), Flag("Requests per client, instead of a time; default: no limit.", expert=True)
+    ] = None
+    think: Annotated[float, Flag("Mean seconds between an answer and the next request.", expert=True)] = 0.0
+    rate: Annotated[float | None, Flag("Open loop: requests per second over all clients; default: closed loop.")] = None
+    stay: Annotated[
+        float | None,
+        Flag("Mean number of answers before a client opens a new session; default: never.", expert=True),
+    ] = None
+    tau: Annotated[float, Flag("Mean acceptance length of replayed drafts.", expert=True)] = 3.0
+    draft_ms: Annotated[float, Field(ge=0), Flag("Time that a replayed draft takes, in ms.", expert=True)] = 0.0
+    mode: Annotated[str, Flag("Mode of the clients.", expert=True)] = "stop-and-wait"
+    breadth: Annotated[int, Flag("Nodes expanded per level of a draft tree.")] = _TREE.breadth
+    levels: Annotated[int, Flag("Levels of a draft tree.")] = _TREE.levels
+    budget: Annotated[int, Flag("Nodes of a draft tree.")] = _TREE.budget
+    long_share: Annotated[
+        float | None, Flag("Share of long prompts; default: 0.25, of --questions none.", expert=True)
+    ] = None
+    long_tokens: Annotated[int, Field(ge=1), Flag("Least number of tokens of a long prompt.", expert=True)] = 384
+    per_family: Annotated[int | None, Field(ge=1), per_family_option("8")] = None
+    max_new_tokens: NewTokensOption = 64
+    profile: Annotated[str, Flag("Link profile between clients and server (proxy engine); none for no link.")] = NO_LINK
+    link_floor_ms: Annotated[
+        float, Flag("Milliseconds of silence after which the link counts as broken at the earliest.", expert=True)
+    ] = Patience().floor_s * 1e3
+    server: Annotated[str | None, Flag("HOST:PORT of a running server; default: start one for the run.")] = None
+    server_options: Annotated[
+        str, Flag("More options for the `outrider-server serve` that is started, e.g. '--threads 2'.")
+    ] = ""
+    shared_prefixes: Annotated[
+        str, Flag("The server's --shared-prefixes; none: every prompt is computed.", expert=True)
+    ] = "none"
     dtype: DtypeOption = "float32"
     device: DeviceOption = "cpu"
-    workers: Annotated[int, typer.Option(min=1, help="Processes that run the clients.")] = 1
-    own_cores: Annotated[
-        bool, typer.Option("--own-cores/--any-cores", help="Pin server and clients to separate cores.")
-    ] = True
+    workers: Annotated[int, Field(ge=1), Flag("Processes that run the clients.", expert=True)] = 1
+    any_cores: Annotated[bool, Flag("Let server and clients share all cores; else each has its own.")] = False
     control: Annotated[
-        bool, typer.Option(help="Also measure transformers' generate, and this server with clients that do not draft.")
+        bool, Flag("Also measure transformers' generate, and this server with clients that do not draft.")
     ] = True
-    seed: Annotated[int, typer.Option(help="Random seed of prompts, drafts, moments and faults.")] = 1
+    seed: Annotated[int, Flag("Random seed of prompts, drafts and moments.", expert=True)] = 1
     plot: PlotOption = None
-    access: Mapping[str, Any] = field(default_factory=dict)  # Any: each option of the connection has its own type
+    access: Access = Access()  # noqa: RUF009 # frozen
 
     @property
     def settings(self) -> dict[str, Any]:  # Any: JSON
-        from outrider_bench.load.plan import access_as_dict
+        from outrider_bench.load.plan import names_of
 
-        return super().settings | {"access": access_as_dict(self.access)}
+        return super().settings | {"access": names_of(self.access)}
 
     @cached_property
     def plan(self) -> LoadPlan:
@@ -161,7 +151,7 @@ class LoadOptions(QuestionOptions):
     def cores(self) -> CoreShares:
         from outrider_bench.core.processes import CoreShares
 
-        return CoreShares.apart(self.workers) if self.own_cores and self.server is None else CoreShares()
+        return CoreShares.apart(self.workers) if not self.any_cores and self.server is None else CoreShares()
 
     @property
     def counted_s(self) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from outrider_bench.load.clients.settings import ClientSettings
 from outrider_bench.load.clients.texts import PromptMix
 from outrider_bench.load.clients.worker import Assignment
+from outrider_client.connection.access import Access
 from outrider_proto.errors import UsageError
 from outrider_server.engine.hf_model import DTYPES
 
@@ -48,13 +49,15 @@ class LoadPlan:
     def as_dict(self) -> dict[str, Any]:  # Any: JSON
         content = asdict(self)
         settings = content.pop("settings")
-        shown = {"target": str(self.settings.target), "access": access_as_dict(self.settings.access)}
+        shown = {"target": str(self.settings.target), "access": names_of(self.settings.access)}
         return {**settings, **content, **shown, "mix": self.mix.settings}
 
 
-def access_as_dict(options: Mapping[str, Any]) -> dict[str, Any]:  # Any: each option has its own type
-    """Name files, whose content may be a key."""
-    return {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+def names_of(access: Access) -> dict[str, Any]:  # Any: JSON
+    """Return the options of an access: files by name, never a key."""
+    content = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(access).items()}
+    del content["key"]
+    return content
 
 
 def client_counts(text: str) -> tuple[int, ...]:

@@ -1,31 +1,32 @@
-"""Options of `outrider-bench network`: an experiment's keys, which they override, and what is measured of it."""
+"""Options of `outrider-bench network`, on the command line or as keys of an experiment's TOML file.
+
+The cases are drafters x profiles x seeds, and every case has all modes beside the controls. Paths in a file are
+relative to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from outrider_bench.harness.options import (
     BreadthOption,
     BudgetOption,
     CsvOption,
-    FamiliesOption,
     LevelsOption,
     PlotOption,
-    QuestionsOption,
-    TargetOption,
-    codec_of,
+    drafter_for,
     drafters_for,
-    target_of,
 )
-from outrider_bench.harness.study import StudyOptions
+from outrider_bench.harness.study import QuestionOptions
+from outrider_client.core.config import ClientConfig
 from outrider_netsim import EngineChoice
-from outrider_proto.frames import Codec
+from outrider_proto.frames import CODECS, Codec
+from outrider_proto.options.fields import Flag
+from outrider_proto.options.values import Table, build, load_table, read_toml
 
 if TYPE_CHECKING:
     from outrider_bench.network.plan import NetworkPlan
@@ -33,143 +34,167 @@ if TYPE_CHECKING:
 MODE_OPTIONS = "wait_for_features, opening, in_flight, outcomes, tree, breadth, levels, budget"
 TABLE_3_PROFILES = ("none", "paper-5g", "paper-4g")
 PAPERS_DRAFTERS = ("moa_tli1", "moa", "eagle2", "independent")
-_OF_TREE = ("breadth", "levels", "budget")
+DEFAULT_PROMPTS = 24  # of the corpus
+_PATHS = ("target", "pace", "drafters", "questions")  # each but the last also takes names
+
+
+@dataclass(frozen=True, slots=True)
+class TreeOptions:
+    """The tree of all modes; None: the drafter's own."""
+
+    breadth: BreadthOption = None
+    levels: LevelsOption = None
+    budget: BudgetOption = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkOptions(StudyOptions):
+class NetworkOptions(QuestionOptions):
     """Measure drafting across an emulated link, with a real server and client, beside the controls.
 
     The controls are stream and server-draft.
     """
 
-    experiment: Annotated[
-        Path | None,
-        typer.Option(help="TOML file of links, modes, drafters and seeds to measure; options given here override it."),
-    ] = None
     profiles: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--profile", help="Link profile from `outrider-netsim list`, or none; repeatable; default: paper-5g."
-        ),
-    ] = None
+        tuple[str, ...],
+        Flag("Link profile from `outrider-netsim list`, or none; repeatable; default: paper-5g.", name="profile"),
+    ] = ()
     pace: Annotated[
         str | None,
-        typer.Option(help="Emulate the compute times of this hardware on both sides: a name (paper) or a TOML file."),
+        Flag("Emulate the compute times of this hardware on both sides: a name (paper) or a TOML file."),
     ] = None
-    target: TargetOption = None
     drafters: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drafter",
-            help="Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: the best that ships "
-            "for the target, or else lookup.",
+        tuple[str, ...],
+        Flag(
+            "Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: the best that ships for the "
+            "target, or else lookup.",
+            name="drafter",
         ),
-    ] = None
+    ] = ()
     modes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--mode",
+        tuple[str, ...],
+        Flag(
+            f"Mode to measure beside the controls; repeatable; default: the client's. Options: {MODE_OPTIONS}.",
+            name="mode",
             metavar="MODE[,OPTION=VALUE...]",
-            help=f"Mode to measure beside the controls; repeatable; default: the client's. Options: {MODE_OPTIONS}.",
         ),
-    ] = None
+    ] = ()
     prompts: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Questions, the families in turn; default: 24 held-out ones, 4 of each family, or all of --questions. "
-            "A run of three modes over 24 takes about a minute, two with --pace paper.",
+        Flag(
+            "Questions, the families in turn; default: 24 held-out ones, 4 of each family, or all of --questions. "
+            "A run of three modes over 24 takes about a minute, two with --pace paper."
         ),
     ] = None
-    questions: QuestionsOption = None
-    families: FamiliesOption = None
-    max_new_tokens: Annotated[int | None, typer.Option(min=2, help="New tokens per answer; default: 128.")] = None
+    max_new_tokens: Annotated[int, Flag("New tokens per answer.")] = 128
     prompt_tokens: Annotated[
-        int | None,
-        typer.Option(min=0, help="Lengthen prompts with earlier questions and answers to at least this many tokens."),
-    ] = None
+        int,
+        Flag("Lengthen prompts with earlier questions and answers to at least this many tokens.", expert=True),
+    ] = 0
     cores_apart: Annotated[
-        bool | None,
-        typer.Option(
-            "--cores-apart/--shared-cores",
-            help="Pin the server to one core, client and link to another, each with one thread, as if on two machines; "
-            "default: they share all cores.",
+        bool,
+        Flag(
+            "Pin the server to one core, client and link to another, each with one thread, as if on two machines.",
+            expert=True,
         ),
-    ] = None
-    runs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Repetitions, each over a link with another seed; results are medians over them; default: 1."
-        ),
-    ] = None
-    engine: Annotated[
-        EngineChoice | None,
-        typer.Option(help="What emulates the link; auto, the default, takes the best that this machine allows."),
-    ] = None
-    breadth: BreadthOption = None
-    levels: LevelsOption = None
-    budget: BudgetOption = None
+    ] = False
+    runs: Annotated[int, Flag("Repetitions, each over a link with another seed; results are medians over them.")] = 1
+    engine: Annotated[EngineChoice, Flag("What emulates the link; auto takes the best that this machine allows.")] = (
+        "auto"
+    )
+    tree: TreeOptions = TreeOptions()  # frozen
     wait_for_features: Annotated[
-        bool | None, typer.Option(help="Draft only with the newest features; default: as the drafter needs it.")
+        bool | None, Flag("Draft only with the newest features; default: as the drafter needs it.", expert=True)
     ] = None
-    in_flight: Annotated[int | None, typer.Option(help="Drafts in flight at once in mode pipelined.")] = None
-    outcomes: Annotated[int | None, typer.Option(help="Outcomes to draft ahead for; default: as many as pay off.")] = (
+    in_flight: Annotated[int | None, Flag("Drafts in flight at once in mode pipelined.", expert=True)] = None
+    outcomes: Annotated[int | None, Flag("Outcomes to draft ahead for; default: as many as pay off.", expert=True)] = (
         None
     )
-    codec: Annotated[
-        list[str] | None,
-        typer.Option("--codec", help="Feature codec; default: int8. Repeatable with --table7, default there: all."),
-    ] = None
+    codecs: Annotated[
+        tuple[Codec, ...],
+        Flag("Feature codec; default: int8. Repeatable with --table7, default there: all.", name="codec"),
+    ] = ()
     seeds: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--seed",
-            help="Random seed of the link in the first run (the next one has the next) and of the order of the modes; "
+        tuple[int, ...],
+        Flag(
+            "Random seed of the link in the first run (the next one has the next) and of the order of the modes; "
             "repeatable, a case each; default: 1.",
+            name="seed",
+            expert=True,
         ),
-    ] = None
+    ] = ()
     table3: Annotated[
         bool,
-        typer.Option(
-            "--table3",
-            help="The paper's Table 3: its drafters (of another target all that ship, or else lookup) on one device, "
-            "over 5G and over 4G.",
+        Flag(
+            "The paper's Table 3: its drafters (of another target all that ship, or else lookup) on one device, over "
+            "5G and over 4G."
         ),
     ] = False
-    table7: Annotated[
-        bool, typer.Option("--table7", help="Only the paper's Table 7: bytes of messages, by drafter and codec.")
-    ] = False
+    table7: Annotated[bool, Flag("Only the paper's Table 7: bytes of messages, by drafter and codec.")] = False
     csv: CsvOption = None
     plot: PlotOption = None
 
     @cached_property
     def plan(self) -> NetworkPlan:
         """Raises UsageError."""
-        from outrider_bench.network.experiment import Experiment, planned
+        from outrider_bench.network.plan import NetworkPlan
+        from outrider_bench.network.variants import CONTROLS
 
-        codecs = [codec_of(name) for name in self.codec or ()]
-        otherwise = {
-            "codec": codecs[0] if codecs else None,
-            "families": None if self.families is None else self.families.split(","),
-            "tree": {name: value for name in _OF_TREE if (value := getattr(self, name)) is not None},
-        }
-        keys = [each.name for each in fields(Experiment)]
-        given = {key: otherwise[key] if key in otherwise else getattr(self, key) for key in keys}
-        papers: dict[str, Sequence[str]] = {"profiles": TABLE_3_PROFILES} if self.table3 else {}
-        if self.table3 or self.table7:
-            papers["drafters"] = PAPERS_DRAFTERS if self.target is None else drafters_for(target_of(self.target))
-        return planned(self.experiment, {key: value for key, value in given.items() if value is not None}, papers)
+        return NetworkPlan(
+            target=self.directory,
+            profiles=self.profiles or (TABLE_3_PROFILES if self.table3 else ("paper-5g",)),
+            drafters=self._drafters,
+            variants=[mode for mode in dict.fromkeys(self.modes or [ClientConfig().mode]) if mode not in CONTROLS],
+            common=self._common,
+            pace=self.pace,
+            codec=self.codecs[0] if self.codecs else CODECS[0],
+            engine=self.engine,
+            source=self.source,
+            prompts=self.or_all(self.prompts, DEFAULT_PROMPTS),
+            max_new_tokens=self.max_new_tokens,
+            prompt_tokens=self.prompt_tokens,
+            cores_apart=self.cores_apart,
+            runs=self.runs,
+            seeds=self.seeds or (1,),
+        )
 
     @property
-    def codecs(self) -> Sequence[Codec]:
-        """Codecs of --table7: those named, or else that of the experiment's file, or all."""
-        from outrider_proto.frames import CODECS
+    def _drafters(self) -> Sequence[str]:
+        if self.drafters or not (self.table3 or self.table7):
+            return self.drafters or (drafter_for(self.directory, None),)
+        return PAPERS_DRAFTERS if self.target is None else drafters_for(self.directory)
 
-        if self.codec is None and self.experiment is not None:
-            return [self.plan.codec]
-        return [codec_of(name) for name in self.codec or CODECS]
+    @property
+    def _common(self) -> Mapping[str, Any]:  # Any: each option has its own type
+        own = {name: getattr(self, name) for name in ("wait_for_features", "in_flight", "outcomes")}
+        return asdict(self.tree) | own
 
     @property
     def settings(self) -> dict[str, Any]:  # Any: JSON
-        return {**self.plan.settings, "table7": list(self.codecs) if self.table7 else None}
+        return {**self.plan.settings, "table7": list(self.codecs or CODECS) if self.table7 else None}
+
+
+def load_network(file: Path | None, given: Table) -> NetworkOptions:
+    """Read an experiment's file, which the options given override. Raises UsageError."""
+    if file is None:
+        return build(NetworkOptions, given)
+    return load_table(NetworkOptions, file, _beside(read_toml(file), file.absolute().parent), given)
+
+
+def _beside(table: Table, folder: Path) -> Table:
+    """Return the values with those that name something beside the file made absolute."""
+    found = dict(table)
+    for key in _PATHS:
+        match found.get(key):
+            case str(text):
+                found[key] = _anchored(text, folder)
+            case list(texts):
+                found[key] = [_anchored(text, folder) if isinstance(text, str) else text for text in texts]
+            case _:
+                pass
+    return found
+
+
+def _anchored(text: str, folder: Path) -> str:
+    path, comma, options = text.partition(",")  # of a drafter: DIR,option=value
+    beside = folder / Path(path).expanduser()
+    return f"{beside}{comma}{options}" if path.startswith(("./", "../", "~/")) or beside.exists() else text

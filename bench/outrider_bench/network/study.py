@@ -44,6 +44,7 @@ from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.emulation.pace import Pace
 from outrider_netsim import EngineChoice
 from outrider_proto.errors import UsageError
+from outrider_proto.frames import CODECS
 
 NetworkRow = CaseEntry | AnswerEntry | MessageSizes
 
@@ -65,7 +66,7 @@ class NetworkStudy(Study[NetworkOptions, NetworkRow, NetworkReport]):
     async def run(self, taken: Mapping[str, NetworkRow], step: Step) -> Measured[NetworkRow]:
         options, plan, records = self.options, self.options.plan, Records(taken)
         if options.table7:
-            sizes = measure_messages(plan, options.codecs, taken, step)
+            sizes = measure_messages(plan, options.codecs or CODECS, taken, step)
             async with aclosing(sizes):
                 async for of_one in sizes:
                     yield of_one

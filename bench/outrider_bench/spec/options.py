@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from pydantic import Field
 
 from outrider_bench.harness.options import (
     DEFAULT_CODEC,
@@ -25,6 +25,7 @@ from outrider_bench.harness.options import (
 from outrider_bench.harness.study import TargetOptions
 from outrider_netsim import EngineChoice
 from outrider_proto.errors import UsageError
+from outrider_proto.options.fields import Flag
 
 if TYPE_CHECKING:
     from outrider_bench.spec.plan import SpecPlan
@@ -41,44 +42,37 @@ class SpecOptions(TargetOptions):
     """
 
     questions: Annotated[
-        Path | None,
-        typer.Option(help="File of JSON lines: Spec-Bench's question.jsonl, or chats, or prompts."),
+        Path | None, Flag("File of JSON lines: Spec-Bench's question.jsonl, or chats, or prompts.")
     ] = None
-    out: Annotated[Path | None, typer.Option(help="Directory of the answer files.")] = None
+    out: Annotated[Path | None, Flag("Directory of the answer files.")] = None
     summarize: Annotated[
-        Path | None,
-        typer.Option(help="Only show the figures of the answer files in this directory; JSON on standard output."),
+        Path | None, Flag("Only show the figures of the answer files in this directory; JSON on standard output.")
     ] = None
-    drafter: DraftersOption = None
+    drafter: DraftersOption = ()
     tree: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--tree",
-            help="own (the drafter's default), auto (as large as pays), chain or tree; repeatable; default: own, auto.",
-        ),
-    ] = None
+        tuple[str, ...],
+        Flag("own (the drafter's default), auto (as large as pays), chain or tree; repeatable; default: own, auto."),
+    ] = ()
     mode: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--mode",
+        tuple[str, ...],
+        Flag(
+            f"Answer over an emulated link in this mode; repeatable; default with --profile: {MODE}.",
             metavar="MODE[,OPTION=VALUE...]",
-            help=f"Answer over an emulated link in this mode; repeatable; default with --profile: {MODE}.",
         ),
-    ] = None
+    ] = ()
     profile: Annotated[
-        list[str] | None,
-        typer.Option("--profile", help=f"Profile of the link, or none; repeatable; default with --mode: {PROFILE}."),
-    ] = None
-    families: FamiliesOption = None
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="New tokens per turn.")] = 1024
-    runs: Annotated[int, typer.Option(min=1, help="Times that every question is asked.")] = 1
+        tuple[str, ...], Flag(f"Profile of the link, or none; repeatable; default with --mode: {PROFILE}.")
+    ] = ()
+    families: FamiliesOption = ()
+    max_new_tokens: Annotated[int, Field(ge=1), Flag("New tokens per turn.")] = 1024
+    runs: Annotated[int, Field(ge=1), Flag("Times that every question is asked.")] = 1
     seed: OrderSeedOption = 1
     dtype: DtypeOption = "float32"
     device: DeviceOption = "cpu"
     threads: ThreadsOption = None
-    codec: Annotated[str, typer.Option(help="Feature codec over a link.")] = DEFAULT_CODEC
+    codec: Annotated[str, Flag("Feature codec over a link.", expert=True)] = DEFAULT_CODEC
     engine: Annotated[
-        EngineChoice, typer.Option(help="What emulates the link; auto takes the best that this machine allows.")
+        EngineChoice, Flag("What emulates the link; auto takes the best that this machine allows.", expert=True)
     ] = "auto"
 
     @cached_property

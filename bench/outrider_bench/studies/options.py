@@ -1,51 +1,53 @@
-"""Options of the studies but those of drafters; the commands are made of them before any study is imported."""
+"""Options of the studies of drafters, pairs and traces; the commands are made of them before any study is imported."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
-import typer
-from typer.models import OptionInfo
+from pydantic import Field
 
 from outrider_bench.harness.options import (
+    BreadthOption,
+    BudgetOption,
     DeviceOption,
+    DraftersOption,
     DtypeOption,
+    FamiliesOption,
+    JsonOption,
+    LevelsOption,
     LimitOption,
+    OrderSeedOption,
     PlotOption,
+    QuestionsOption,
     ThreadsOption,
+    drafters_option,
+    per_family_option,
 )
-from outrider_bench.harness.study import DraftersOptions, TargetOptions
+from outrider_bench.harness.study import DraftersOptions, QuestionOptions, StudyOptions, TargetOptions
+from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_models.core.embedded import PAIR
+from outrider_proto.frames import Sampling
+from outrider_proto.options.fields import Flag
 
-PairOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--drafter",
-        help=f"Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: {', '.join(PAIR)} of the "
-        "embedded target, of others all that ship, or else lookup.",
-    ),
+_TREE = TreeShape()
+_SAMPLING = Sampling()
+ChoicesOption = Annotated[
+    str | None,
+    Flag("Fixed trees for all drafters: the name of a shipped set, or a JSON list of paths of ranks.", expert=True),
 ]
-PlainOption = Annotated[
-    bool, typer.Option("--plain", help="Run transformers' own forward pass where the fused one would run.")
-]
-
-
-def drafter_option(of_embedded: Sequence[str]) -> OptionInfo:
-    """Return the option of the drafters of a study, by default `of_embedded`, or all that ship for another target."""
-    option: OptionInfo = typer.Option(
-        "--drafter",
-        help=f"Name of one that ships, or DIR[,option=value...]; repeatable; default: {', '.join(of_embedded)} of the "
-        "embedded target, or all that ship for another.",
-    )
-    return option
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions(DraftersOptions):
+    """Options of a study of several drafters, of the embedded target by default the pair's two."""
+
     of_embedded = PAIR
-    drafter: PairOption = None
+    drafter: Annotated[
+        tuple[str, ...],
+        drafters_option(f"{', '.join(PAIR)} of the embedded target, of others all that ship, or else lookup"),
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,38 +59,103 @@ class ExactOptions(PairOptions):
 
     prompts: Annotated[
         int | None,
-        typer.Option(min=1, help="Questions, the families in turn; default: 200, or all of --questions."),
+        Field(ge=1),
+        Flag("Questions, the families in turn; default: 200, or all of --questions."),
     ] = None
     max_new_tokens: LimitOption = 96
     dtype: DtypeOption = "float32"
     device: DeviceOption = "cpu"
-    batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="Serve with batch-invariant: then no answer may differ.")
-    ] = False
+    batch_invariant: Annotated[bool, Flag("Serve with batch-invariant: then no answer may differ.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyCostOptions(TargetOptions):
     """Measure what a pass over 1, 2, 4, ... 64 new tokens costs the target, against a decode of one; medians."""
 
-    context: Annotated[int, typer.Option(help="Tokens of context before the pass.")] = 256
+    context: Annotated[int, Flag("Tokens of context before the pass.")] = 256
     sessions: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="Sessions in a pass, each with as many new tokens; repeatable; default: 1."),
-    ] = None
-    repeats: Annotated[int, typer.Option(min=1, help="Passes of each size.")] = 30
+        tuple[int, ...], Flag("Sessions in a pass, each with as many new tokens; repeatable; default: 1.")
+    ] = ()
+    repeats: Annotated[int, Field(ge=1), Flag("Passes of each size.")] = 30
     dtype: DtypeOption = "float32"
     device: DeviceOption = "cpu"
     threads: ThreadsOption = None
-    plain: PlainOption = False
-    random: Annotated[
-        bool,
-        typer.Option("--random", help="Read only the target's config, and make random weights: times are the same."),
-    ] = False
-    control: Annotated[
-        bool,
-        typer.Option(
-            "--control", help="Also measure transformers' own pass over the same tokens, with a static cache."
-        ),
-    ] = False
+    plain: Annotated[bool, Flag("Run transformers' own forward pass where the fused one would run.", expert=True)] = (
+        False
+    )
+    random: Annotated[bool, Flag("Read only the target's config, and make random weights: times are the same.")] = False
+    control: Annotated[bool, Flag("Also measure transformers' own pass over the same tokens, with a static cache.")] = (
+        False
+    )
+    plot: PlotOption = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions(StudyOptions):
+    """Trace answers in process, cycle by cycle; without limits or choices, with the drafter's own trees."""
+
+    target: Annotated[str, Flag("Target: directory, GGUF file, hub name, or name got with `outrider-models get`.")]
+    drafter: Annotated[str, Flag("Directory or hub name of the drafter, or lookup; options follow as ,KEY=VALUE.")]
+    prompt_ids: Annotated[str | None, Flag("Token ids of the prompt, separated by commas; or give --questions.")] = None
+    questions: QuestionsOption = None
+    families: FamiliesOption = ()
+    max_new_tokens: Annotated[int, Field(ge=1), Flag("New tokens at most.")] = 64
+    breadth: Annotated[
+        int | None,
+        Flag(f"Nodes expanded per level, and children of each; default: {_TREE.breadth}.", expert=True),
+    ] = None
+    levels: Annotated[int | None, Flag(f"Levels of a draft tree; default: {_TREE.levels}.", expert=True)] = None
+    budget: Annotated[
+        int | None, Flag(f"Nodes of a draft tree without its root; default: {_TREE.budget}.", expert=True)
+    ] = None
+    min_probability: Annotated[
+        float | None, Flag("Draft only paths of at least this probability; default: 0.", expert=True)
+    ] = None
+    choices: ChoicesOption = None
+    tli: Annotated[int | None, Flag("Target layers that a MoA drafter runs on the client.", expert=True)] = None
+    acceptance: Annotated[str, Flag("Acceptance rule: greedy, sampling, or typical, which is lossy.")] = "greedy"
+    temperature: Annotated[float, Flag("Temperature for sampling and typical.")] = 1.0
+    top_k: Annotated[int, Flag("Top-k for sampling and typical; 0 turns it off.", expert=True)] = 0
+    top_p: Annotated[float, Flag("Top-p for sampling and typical; 1 turns it off.", expert=True)] = 1.0
+    seed: Annotated[int, Flag("Random seed for sampling.", expert=True)] = 0
+    epsilon: Annotated[float, Flag("For typical: a token of this probability is always accepted.", expert=True)] = (
+        _SAMPLING.epsilon
+    )
+    alpha: Annotated[float, Flag("For typical: accept from this share of exp(-entropy) on.", expert=True)] = (
+        _SAMPLING.alpha
+    )
+    baseline: Annotated[bool, Flag("Also run the target alone, and compare.")] = False
+    json: JsonOption = Path("-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedOptions(QuestionOptions):
+    """Options of a study whose variants take turns at every prompt."""
+
+    repetitions: Annotated[int, Field(ge=1), Flag("Times that each prompt is asked.")] = 3
+    seed: OrderSeedOption = 1
+    max_new_tokens: LimitOption = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions(ComparedOptions):
+    """Compare drafters with the plain loop and transformers' own methods: acceptance, cost and speed."""
+
+    drafter: DraftersOption = ()
+    assistant: Annotated[tuple[Path, ...], Flag("Small model for transformers' assisted generation; repeatable.")] = ()
+    before: Annotated[
+        Path | None,
+        Flag("Questions asked before, as --questions: every drafter also drafts from a history of their answers."),
+    ] = None
+    per_family: Annotated[int | None, Field(ge=1), per_family_option("10")] = None
+    temperature: Annotated[float, Flag("Temperature of all answers, without transformers' own methods; 0: greedy.")] = (
+        0.0
+    )
+    seed: Annotated[
+        int, Flag("Random seed of the order in which a prompt is answered, and of sampled tokens.", expert=True)
+    ] = 1
+    breadth: BreadthOption = None
+    levels: LevelsOption = None
+    budget: BudgetOption = None
+    choices: ChoicesOption = None
     plot: PlotOption = None

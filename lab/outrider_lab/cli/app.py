@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from outrider_bench.cli.app import run_app
-from outrider_bench.harness.options import PlotOption
-from outrider_bench.harness.runner import StudyCommand, show_report
+from outrider_bench.harness.runner import StudyCommand, add_studies
 from outrider_lab.cli.models import corpus_command, train_command
 from outrider_lab.cli.paper import paper_app
 from outrider_lab.cli.record import record_command
@@ -42,17 +39,7 @@ def _lab() -> None:
     """
 
 
-def show_command(
-    report: Annotated[Path, typer.Argument(help="Report that a study of the lab has written with --json.")],
-    plot: PlotOption = None,
-) -> None:
-    """Show the report of a study again: its tables, and its plot with --plot."""
-    show_report(report, plot, {study.name: study for study in STUDIES})
-
-
-for study in STUDIES:
-    app.command(study.name)(study.callback)
-app.command("show")(show_command)
+add_studies(app, STUDIES)
 app.command("record")(record_command)
 app.command("train")(train_command)
 app.command("corpus")(corpus_command)

@@ -3,59 +3,59 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from pydantic import Field
 
 from outrider_bench.core.progress import progress_line
 from outrider_bench.core.tables import show_line
-from outrider_bench.harness.options import (
-    DrafterOption,
-    FamiliesOption,
-    QuestionsOption,
-    TargetOption,
-    drafter_for,
-    source_of,
-    target_of,
-)
+from outrider_bench.harness.options import DrafterOption, drafter_for
+from outrider_bench.harness.study import QuestionOptions
 from outrider_proto.errors import UsageError
+from outrider_proto.options.command import with_options
+from outrider_proto.options.fields import Flag
 
 
-def record_command(
-    tape: Annotated[Path, typer.Option(help="Write the tape to this file: .json, or .json.gz.")],
-    target: TargetOption = None,
-    drafter: DrafterOption = None,
-    questions: QuestionsOption = None,
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions(QuestionOptions):
+    """What to tape."""
+
+    tape: Annotated[Path, Flag("Write the tape to this file: .json, or .json.gz.")]
+    drafter: DrafterOption = None
     prompts: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Questions, as `outrider-bench network` takes them; default: 24, or all of --questions."
-        ),
-    ] = None,
-    families: FamiliesOption = None,
+        Field(ge=1),
+        Flag("Questions, as `outrider-bench network` takes them; default: 24, or all of --questions."),
+    ] = None
     max_new_tokens: Annotated[
-        int, typer.Option(min=2, help="New tokens per answer that a replay may ask for; 16 more are taped.")
-    ] = 128,
-    breadth: Annotated[int, typer.Option(help="Breadth of the widest trees to be replayed.")] = 4,
-    levels: Annotated[int, typer.Option(help="Levels of the deepest trees to be replayed.")] = 8,
-    budget: Annotated[int, typer.Option(help="Nodes of the largest trees to be replayed.")] = 32,
-    keep: Annotated[int, typer.Option(min=2, help="Most likely next tokens taped per node.")] = 24,
-) -> None:
-    """Tape what the drafter would draft at every token of the target's answers, in process."""
-    if keep <= breadth:
-        raise UsageError(f"keep={keep}: need more than the breadth, {breadth}, so that a bonus can be predicted")
+        int, Field(ge=2), Flag("New tokens per answer that a replay may ask for; 16 more are taped.")
+    ] = 128
+    breadth: Annotated[int, Flag("Breadth of the widest trees to be replayed.", expert=True)] = 4
+    levels: Annotated[int, Flag("Levels of the deepest trees to be replayed.", expert=True)] = 8
+    budget: Annotated[int, Flag("Nodes of the largest trees to be replayed.", expert=True)] = 32
+    keep: Annotated[int, Field(ge=2), Flag("Most likely next tokens taped per node.", expert=True)] = 24
 
-    from outrider_bench.network.experiment import DEFAULT_PROMPTS
+    def __post_init__(self) -> None:
+        if self.keep <= self.breadth:
+            raise UsageError(
+                f"keep={self.keep}: need more than the breadth, {self.breadth}, so that a bonus can be predicted"
+            )
+
+
+@with_options(RecordOptions)
+def record_command(options: RecordOptions) -> None:
+    """Tape what the drafter would draft at every token of the target's answers, in process."""
+    from outrider_bench.network.options import DEFAULT_PROMPTS
     from outrider_bench.network.plan import NetworkPlan
     from outrider_drafters.contracts.tree_shape import TreeShape
     from outrider_lab.virtual.record import record_plan
 
-    shape = TreeShape(breadth, levels, budget)
-    directory = target_of(target)
-    named = drafter_for(directory, drafter)
+    shape = TreeShape(options.breadth, options.levels, options.budget)
+    named = drafter_for(options.directory, options.drafter)
     plan = NetworkPlan(
-        target=directory,
+        target=options.directory,
         profiles=(),
         drafters=(named,),
         variants=(),
@@ -63,13 +63,13 @@ def record_command(
         pace=None,
         codec="float32",
         engine="auto",
-        source=source_of(directory, questions, families),
-        prompts=DEFAULT_PROMPTS if prompts is None and questions is None else prompts,
-        max_new_tokens=max_new_tokens,
+        source=options.source,
+        prompts=options.or_all(options.prompts, DEFAULT_PROMPTS),
+        max_new_tokens=options.max_new_tokens,
         runs=1,
         seeds=(1,),
     )
     with progress_line() as step:
-        made = asyncio.run(record_plan(plan, named, shape, keep, step))
-    made.save(tape)
-    show_line(f"{tape}: {len(made.recordings)} answers of {named}, {tape.stat().st_size:,} bytes")
+        made = asyncio.run(record_plan(plan, named, shape, options.keep, step))
+    made.save(options.tape)
+    show_line(f"{options.tape}: {len(made.recordings)} answers of {named}, {options.tape.stat().st_size:,} bytes")

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from pydantic import Field
 
-from outrider_bench.harness.options import NewTokensOption, PlotOption
+from outrider_bench.harness.options import NewTokensOption, PlotOption, per_family_option
 from outrider_bench.harness.study import QuestionOptions
 from outrider_bench.load.options import LoadOptions
+from outrider_proto.options.fields import Flag
 
 if TYPE_CHECKING:
     from outrider_lab.soak.run import SoakPlan
@@ -22,31 +23,25 @@ _LONG_S = 600.0  # to have seen all prompts several times
 class SoakOptions(QuestionOptions):
     """Watch memory and answers for hours of load with faults: connections cut, a silent link, a killed server."""
 
-    clients: Annotated[int, typer.Option(min=1, help="Concurrent clients, which draft from the known answer.")] = 8
-    seconds: Annotated[float | None, typer.Option(help="Seconds of the run; default: as long as its faults take.")] = (
-        None
-    )
-    think: Annotated[float, typer.Option(help="Mean seconds between an answer and the next request.")] = 10.0
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Prompts per family; default: 8, or all of a category of --questions.")
-    ] = None
+    clients: Annotated[int, Field(ge=1), Flag("Concurrent clients, which draft from the known answer.")] = 8
+    seconds: Annotated[float | None, Flag("Seconds of the run; default: as long as its faults take.")] = None
+    think: Annotated[float, Flag("Mean seconds between an answer and the next request.")] = 10.0
+    per_family: Annotated[int | None, Field(ge=1), per_family_option("8")] = None
     max_new_tokens: NewTokensOption = 64
-    profile: Annotated[str, typer.Option(help="Link profile between clients and server (proxy engine).")] = "lan"
+    profile: Annotated[str, Flag("Link profile between clients and server (proxy engine).")] = "lan"
     server_options: Annotated[
-        str, typer.Option(help="More options for the `outrider-server serve` that is started, e.g. '--threads 2'.")
+        str, Flag("More options for the `outrider-server serve` that is started, e.g. '--threads 2'.")
     ] = ""
-    own_cores: Annotated[
-        bool, typer.Option("--own-cores/--any-cores", help="Pin server and clients to separate cores.")
-    ] = True
-    cuts: Annotated[int, typer.Option(help="Connections to shut down.")] = 0
-    outages: Annotated[int, typer.Option(help="Silences of the link of 0.5 to 4 s.")] = 0
-    kills: Annotated[int, typer.Option(help="Kills (SIGKILL) and restarts of the server.")] = 0
+    any_cores: Annotated[bool, Flag("Let server and clients share all cores; else each has its own.")] = False
+    cuts: Annotated[int, Flag("Connections to shut down.")] = 0
+    outages: Annotated[int, Flag("Silences of the link of 0.5 to 4 s.")] = 0
+    kills: Annotated[int, Flag("Kills (SIGKILL) and restarts of the server.")] = 0
     warm_up: Annotated[
         float | None,
-        typer.Option(help="Seconds before memory growth is measured; default: a quarter, at most 600."),
+        Flag("Seconds before memory growth is measured; default: a quarter, at most 600.", expert=True),
     ] = None
-    sample_every: Annotated[float, typer.Option(min=0.1, help="Seconds between memory samples.")] = 10.0
-    seed: Annotated[int, typer.Option(help="Random seed of prompts, drafts, moments and faults.")] = 1
+    sample_every: Annotated[float, Field(ge=0.1), Flag("Seconds between memory samples.", expert=True)] = 10.0
+    seed: Annotated[int, Flag("Random seed of prompts, drafts, moments and faults.", expert=True)] = 1
     plot: PlotOption = None
 
     @cached_property
@@ -64,7 +59,7 @@ class SoakOptions(QuestionOptions):
             profile=self.profile,
             server_options=self.server_options,
             shared_prefixes="payer",
-            own_cores=self.own_cores,
+            any_cores=self.any_cores,
             seed=self.seed,
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import typer
+from pydantic import Field
 
 from outrider_bench.harness.options import (
     BreadthOption,
@@ -16,12 +16,13 @@ from outrider_bench.harness.options import (
     NewTokensOption,
     PlotOption,
     drafter_for,
+    drafters_option,
+    per_family_option,
 )
 from outrider_bench.harness.study import DraftersOptions
-from outrider_bench.studies.drafters.options import ChoicesOption, ComparedOptions
-from outrider_bench.studies.options import PairOptions, drafter_option
+from outrider_bench.studies.options import ChoicesOption, ComparedOptions, PairOptions
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_models.core.embedded import PAIR
+from outrider_proto.options.fields import Flag
 
 _TREE = TreeShape()
 STALENESS_DRAFTERS = ("moa", "eagle2", "eagle3", "independent")
@@ -36,13 +37,12 @@ class EvalOptions(PairOptions):
     With --questions only acceptance: nobody says there which answer is right.
     """
 
-    per_family: Annotated[int, typer.Option(min=1, help="Questions per family of the corpus, code excepted.")] = 100
-    code: Annotated[int, typer.Option(min=1, help="Questions of the corpus' code family.")] = 164
+    per_family: Annotated[int, Field(ge=1), Flag("Questions per family of the corpus, code excepted.")] = 100
+    code: Annotated[int, Field(ge=1), Flag("Questions of the corpus' code family.")] = 164
     tau_per_family: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Questions per family for the mean acceptance lengths; default: 30, or all of --questions."
-        ),
+        Field(ge=1),
+        Flag("Questions per family for the mean acceptance lengths; default: 30, or all of --questions."),
     ] = None
     max_new_tokens: LimitOption = 192
     plot: PlotOption = None
@@ -53,10 +53,10 @@ class OfflineOptions(DraftersOptions):
     """Measure what drafters write when the link dies: how long it stays readable, and what the target keeps of it."""
 
     prompts: Annotated[
-        int | None, typer.Option(min=1, help="Questions, the families in turn; default: 60, or all of --questions.")
+        int | None, Field(ge=1), Flag("Questions, the families in turn; default: 60, or all of --questions.")
     ] = None
-    cut_at: Annotated[int, typer.Option(min=1, help="Tokens of the answer after which the link dies.")] = 32
-    tokens: Annotated[int, typer.Option(min=1, help="Most tokens that the drafter writes from there on.")] = 64
+    cut_at: Annotated[int, Field(ge=1), Flag("Tokens of the answer after which the link dies.")] = 32
+    tokens: Annotated[int, Field(ge=1), Flag("Most tokens that the drafter writes from there on.")] = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +64,8 @@ class StalenessOptions(DraftersOptions):
     """Measure acceptance with late features and with coarse ones, for chains and trees."""
 
     of_embedded = STALENESS_DRAFTERS
-    drafter: Annotated[list[str] | None, drafter_option(STALENESS_DRAFTERS)] = None
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Questions per family; default: 80, of --questions all of a category.")
-    ] = None
+    drafter: Annotated[tuple[str, ...], drafters_option(", ".join(STALENESS_DRAFTERS))] = ()
+    per_family: Annotated[int | None, Field(ge=1), per_family_option("80")] = None
     max_new_tokens: NewTokensOption = 96
     plot: PlotOption = None
 
@@ -85,18 +83,17 @@ class TypicalOptions(DraftersOptions):
     """
 
     of_embedded = TYPICAL_DRAFTERS
-    drafter: Annotated[list[str] | None, drafter_option(TYPICAL_DRAFTERS)] = None
+    drafter: Annotated[tuple[str, ...], drafters_option(", ".join(TYPICAL_DRAFTERS))] = ()
     epsilon: Annotated[
-        list[float] | None,
-        typer.Option(
-            help=f"A token of this probability is accepted; repeatable; default: {', '.join(map(str, EPSILONS))}."
+        tuple[float, ...],
+        Flag(
+            f"A token of this probability is accepted; repeatable; default: {', '.join(map(str, EPSILONS))}.",
+            expert=True,
         ),
-    ] = None
-    temperature: Annotated[float, typer.Option(help="Temperature for typical acceptance and exact sampling.")] = 0.7
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Questions per family; default: 10, of --questions all of a category.")
-    ] = None
-    seeds: Annotated[int, typer.Option(min=1, help="Random seeds for exact sampling, each asked everything.")] = 2
+    ] = ()
+    temperature: Annotated[float, Flag("Temperature for typical acceptance and exact sampling.")] = 0.7
+    per_family: Annotated[int | None, Field(ge=1), per_family_option("10")] = None
+    seeds: Annotated[int, Field(ge=1), Flag("Random seeds for exact sampling, each asked everything.")] = 2
     max_new_tokens: NewTokensOption = 192
     breadth: BreadthOption = None
     levels: LevelsOption = None
@@ -112,34 +109,25 @@ class DepthSweepOptions(ComparedOptions):
     1/n is what a chain of n tokens reaches of which only the first one is ever accepted.
     """
 
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drafter",
-            help="Name of one that ships, DIR[,option=value...] or lookup; repeatable; default: the best that ships "
-            "for the target, or else lookup.",
-        ),
-    ] = None
-    levels: Annotated[int, typer.Option(min=1, max=32, help="Draft 1 to this many levels.")] = 8
+    drafter: Annotated[tuple[str, ...], drafters_option("the best that ships for the target, or else lookup")] = ()
+    levels: Annotated[int, Field(ge=1, le=32), Flag("Draft 1 to this many levels.")] = 8
     breadth: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Nodes expanded per level; default: 1, a chain, or with --budget {_TREE.breadth}."),
+        Field(ge=1),
+        Flag(f"Nodes expanded per level; default: 1, a chain, or with --budget {_TREE.breadth}."),
     ] = None
     budget: Annotated[
         int | None,
-        typer.Option(
-            min=1, help=f"Nodes of a draft tree; default: as many as levels, a chain, or with --breadth {_TREE.budget}."
-        ),
+        Field(ge=1),
+        Flag(f"Nodes of a draft tree; default: as many as levels, a chain, or with --breadth {_TREE.budget}."),
     ] = None
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Questions per family; default: 5, of --questions all of a category.")
-    ] = None
+    per_family: Annotated[int | None, Field(ge=1), per_family_option("5")] = None
     plot: PlotOption = None
 
     @property
     def names(self) -> Sequence[str]:
         """Names of the drafters."""
-        return self.drafter or [drafter_for(self.directory, None)]
+        return self.drafter or (drafter_for(self.directory, None),)
 
     @property
     def are_chains(self) -> bool:
@@ -158,26 +146,19 @@ class RoutingOptions(ComparedOptions):
 
     heads: Annotated[
         tuple[str, str],
-        typer.Option(help="Two drafters for one target; default: the embedded heads for math and for chat."),
+        Flag("One of two drafters for one target; give it twice; default: the embedded heads for math and for chat."),
     ] = ("eagle2_math", "eagle2_chat")
     gate: Annotated[
-        float, typer.Option(help="Probability of the first head's draft from which the second head is skipped.")
+        float,
+        Flag("Probability of the first head's draft from which the second head is skipped.", expert=True),
     ] = 0.8
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Questions per family; default: 10, of --questions all of a category.")
-    ] = None
+    per_family: Annotated[int | None, Field(ge=1), per_family_option("10")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class EdgeWeightsOptions(DraftersOptions):
+class EdgeWeightsOptions(PairOptions):
     """Measure bytes, draft time and mean acceptance length of edge bundles, by type of weights."""
 
-    of_embedded = PAIR
-    drafter: Annotated[list[str] | None, drafter_option(PAIR)] = None
-    weights: Annotated[
-        list[str] | None, typer.Option("--weights", help="float32, bfloat16, int8 or int4; repeatable; default: all.")
-    ] = None
-    per_family: Annotated[
-        int | None, typer.Option(min=1, help="Questions per family; default: 20, of --questions all of a category.")
-    ] = None
+    weights: Annotated[tuple[str, ...], Flag("float32, bfloat16, int8 or int4; repeatable; default: all.")] = ()
+    per_family: Annotated[int | None, Field(ge=1), per_family_option("20")] = None
     max_new_tokens: LimitOption = 192

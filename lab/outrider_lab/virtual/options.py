@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from pydantic import Field
 
 from outrider_bench.harness.options import (
     DEFAULT_CODEC,
@@ -20,6 +20,7 @@ from outrider_bench.harness.options import (
 )
 from outrider_bench.harness.study import StudyOptions
 from outrider_proto.errors import UsageError
+from outrider_proto.options.fields import Flag
 
 if TYPE_CHECKING:
     from outrider_bench.network.variants import ModeVariant
@@ -30,20 +31,20 @@ MODES = ("stop-and-wait", "proactive", "pipelined")
 
 @dataclass(frozen=True, kw_only=True)
 class _ReplayOptions(StudyOptions):
-    tape: Annotated[Path, typer.Option(help="Tape made by `outrider-lab record`.")]
-    pace: Annotated[str, typer.Option(help="Hardware to emulate: a name or a TOML file.")] = PACE
+    tape: Annotated[Path, Flag("Tape made by `outrider-lab record`.")]
+    pace: Annotated[str, Flag("Hardware to emulate: a name or a TOML file.")] = PACE
     mode: Annotated[
-        list[str] | None,
-        typer.Option(
+        tuple[str, ...],
+        Flag(
+            f"Mode to replay beside the controls; repeatable; default: {', '.join(MODES)}.",
             metavar="MODE[,OPTION=VALUE...]",
-            help=f"Mode to replay beside the controls; repeatable; default: {', '.join(MODES)}.",
         ),
-    ] = None
-    codec: Annotated[str, typer.Option(help="Feature codec.")] = DEFAULT_CODEC
+    ] = ()
+    codec: Annotated[str, Flag("Feature codec.")] = DEFAULT_CODEC
     breadth: BreadthOption = None
     levels: LevelsOption = None
     budget: BudgetOption = None
-    seed: Annotated[int, typer.Option(help="Random seed of the links, and of --thin.")] = 1
+    seed: Annotated[int, Flag("Random seed of the links, and of --thin.", expert=True)] = 1
     csv: CsvOption = None
     plot: PlotOption = None
 
@@ -68,43 +69,40 @@ class _ReplayOptions(StudyOptions):
 class VirtualOptions(_ReplayOptions):
     """Replay a tape over links and hardware in virtual time; report keys as in `outrider-bench network`."""
 
-    profile: Annotated[
-        list[str] | None,
-        typer.Option(help="Profile, or none; repeatable; default: paper-5g."),
-    ] = None
+    profile: Annotated[tuple[str, ...], Flag("Profile, or none; repeatable; default: paper-5g.")] = ()
     questions: Annotated[
-        Path | None, typer.Option(help="Replay only the answers to the questions of this file; default: all.")
+        Path | None, Flag("Replay only the answers to the questions of this file; default: all.", expert=True)
     ] = None
     families: Annotated[
-        str | None, typer.Option(help="Replay only these families or categories, separated by commas; default: all.")
-    ] = None
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=2, help="New tokens per answer; default: all that were taped.")
-    ] = None
+        tuple[str, ...], Flag("Replay only these families or categories; default: all.", expert=True)
+    ] = ()
+    max_new_tokens: Annotated[int | None, Field(ge=2), Flag("New tokens per answer; default: all that were taped.")] = (
+        None
+    )
     prompt_tokens: Annotated[
-        int, typer.Option(min=0, help="Lengthen prompts to at least this many tokens; the answers stay the same.")
+        int,
+        Field(ge=0),
+        Flag("Lengthen prompts to at least this many tokens; the answers stay the same.", expert=True),
     ] = 0
-    thin: Annotated[float, typer.Option(help="Share of the answers' tokens that the drafter shall miss.")] = 0.0
-    runs: Annotated[
-        int, typer.Option(min=1, help="Links with consecutive seeds to replay over; results are medians.")
-    ] = 5
+    thin: Annotated[float, Flag("Share of the answers' tokens that the drafter shall miss.")] = 0.0
+    runs: Annotated[int, Field(ge=1), Flag("Links with consecutive seeds to replay over; results are medians.")] = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(_ReplayOptions):
     """Map which mode is the fastest over R x T_v x tau, in virtual time."""
 
-    rtt: Annotated[str, typer.Option(help="Round-trip times R in ms, separated by commas.")] = "5,15,30,50,80,120,200"
-    verify: Annotated[str, typer.Option(help="Times T_v of a target pass in ms, separated by commas.")] = (
-        "6,15,33,60,100"
+    rtt: Annotated[str, Flag("Round-trip times R in ms, separated by commas.")] = "5,15,30,50,80,120,200"
+    verify: Annotated[str, Flag("Times T_v of a target pass in ms, separated by commas.")] = "6,15,33,60,100"
+    thin: Annotated[str, Flag("Shares of the tokens that the drafter shall miss; the larger, the smaller tau.")] = (
+        "0,0.1,0.25"
     )
-    thin: Annotated[
-        str, typer.Option(help="Shares of the tokens that the drafter shall miss; the larger, the smaller tau.")
-    ] = "0,0.1,0.25"
-    jitter: Annotated[float, typer.Option(min=0, help="Standard deviation of a one-way delay, as a share of it.")] = 0.0
-    rate: Annotated[float, typer.Option(min=0.001, help="Rate of the link in Mbit/s, each way.")] = 50.0
+    jitter: Annotated[
+        float, Field(ge=0), Flag("Standard deviation of a one-way delay, as a share of it.", expert=True)
+    ] = 0.0
+    rate: Annotated[float, Field(ge=0.001), Flag("Rate of the link in Mbit/s, each way.", expert=True)] = 50.0
     max_new_tokens: NewTokensOption = 64
-    rounds: Annotated[int, typer.Option(min=1, help="Times that all prompts are asked, in one session.")] = 1
+    rounds: Annotated[int, Field(ge=1), Flag("Times that all prompts are asked, in one session.", expert=True)] = 1
 
     def numbers(self, name: str) -> Sequence[float]:
         """Return the numbers of an option. Raises UsageError."""

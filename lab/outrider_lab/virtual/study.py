@@ -10,7 +10,7 @@ from typing import Any
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.report import CsvFile
 from outrider_bench.core.tables import ResultTable
-from outrider_bench.harness.options import codec_of
+from outrider_bench.harness.options import codec_of, split
 from outrider_bench.harness.study import ReplayStudy
 from outrider_bench.network.plots import plot_network
 from outrider_bench.network.report import ReportedCase, network_report
@@ -38,11 +38,11 @@ class VirtualStudy(ReplayStudy[VirtualOptions, VirtualReport]):
     def replay(self, step: Step) -> VirtualReport:
         options = self.options
         asked = None if options.questions is None else read_questions(options.questions)
-        taped = only(Tape.load(options.tape), asked, None if options.families is None else options.families.split(","))
+        taped = only(Tape.load(options.tape), asked, split(options.families) or None)
         texts = TapedTexts(thinned(lengthened(taped, options.prompt_tokens), Thinning(options.thin, options.seed)))
         variants = options.variants
         limit = options.max_new_tokens or min(recording.limit for recording in taped.recordings)
-        names = options.profile or ["paper-5g"]
+        names = options.profile or ("paper-5g",)
         setup = ReplaySetup(texts, link_of(names[0]), Pace.load(options.pace), codec_of(options.codec), limit)
         scenarios = []
         with CsvFile(options.csv) as table:

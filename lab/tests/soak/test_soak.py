@@ -69,7 +69,7 @@ def own_cache(tmp_path, monkeypatch):
 def test_a_soak_of_cuts_outages_and_a_kill(tmp_path):
     report = tmp_path / "soak.json"
     faults = ["--cuts", "1", "--outages", "1", "--kills", "1", "--think", "0.1"]
-    faults += ["--warm-up", "3600"]  # too short to tell whether anything grows, however slow the machine
+    faults += ["--set", "warm_up=3600"]  # too short to tell whether anything grows, however slow the machine
     result = runner.invoke(
         app, ["soak", *SMALL, "--clients", "2", *faults, "--json", str(report)], catch_exceptions=False
     )

@@ -83,6 +83,6 @@ def test_means_are_over_tokens_not_over_answers():
 
 
 def test_missing_heads_are_refused():
-    result = CliRunner().invoke(app, ["routing", "--heads", "/nowhere", "/neither"])
+    result = CliRunner().invoke(app, ["routing", "--heads", "/nowhere", "--heads", "/neither"])
     assert isinstance(result.exception, UsageError)
     assert "/nowhere" in str(result.exception)

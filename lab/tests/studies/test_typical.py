@@ -26,7 +26,7 @@ from outrider_lab.studies.typical_report import (
 from outrider_proto.errors import UsageError
 
 LOOSE = Rule("typical", 0.05)
-HOT = ("--temperature", 3, "--epsilon", 0.001, "--epsilon", 0.9)
+HOT = ("--temperature", 3, "--set", "epsilon=[0.001, 0.9]")
 
 
 def run(*arguments):
@@ -97,7 +97,7 @@ def test_one_departing_answer_of_many_is_looked_at(is_border, tmp_path, monkeypa
     if is_border:
         monkeypatch.setitem(LEAST_MARGIN, "float32", 1.0)
     out = tmp_path / "report.json"
-    asked = ("--drafter", "hydra", "--epsilon", 0.9, "--per-family", 1, "--max-new-tokens", 4, "--budget", 8)
+    asked = ("--drafter", "hydra", "--set", "epsilon=0.9", "--per-family", 1, "--max-new-tokens", 4, "--budget", 8)
     result = run(*asked, "--json", out)
     assert result.exit_code == (0 if is_border else 1), result.output
     drafted = figures(json.loads(out.read_text()), "hydra", "sampling")
@@ -155,7 +155,7 @@ def test_a_user_s_questions_have_perplexity_alone(tmp_path):
     asked.write_text('{"prompt": "Who are you?"}\n')
     files = ("--json", out, "--plot", tmp_path / "plot.png")
     result = run(
-        "--questions", asked, "--drafter", "medusa", "--epsilon", 0.1, "--seeds", 1, "--max-new-tokens", 8, *files
+        "--questions", asked, "--drafter", "medusa", "--set", "epsilon=0.1", "--seeds", 1, "--max-new-tokens", 8, *files
     )
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())["results"]
@@ -169,8 +169,8 @@ def test_a_user_s_questions_have_perplexity_alone(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--epsilon", -1), "epsilon=-1"),
-        (("--epsilon", 0), "typical acceptance needs more than 0"),
+        (("--set", "epsilon=-1"), "epsilon=-1"),
+        (("--set", "epsilon=0"), "typical acceptance needs more than 0"),
         (("--temperature", 0), "typical acceptance needs more"),
     ],
 )

@@ -107,8 +107,13 @@ def given(options: Iterable[Option], values: Mapping[str, Any]) -> Table:  # Any
         value = values.get(option.key)
         # typer passes an empty list for a repeatable option that is not given.
         if value is not None and value != []:
-            place(table, option.path, str(value.absolute()) if isinstance(value, Path) else value)
+            place(table, option.path, _beside(value) if isinstance(value, Path) else value)
     return merged(table, parse_settings(options, pairs))
+
+
+def _beside(path: Path) -> str:
+    """Return a path that does not depend on the working directory; - stays, which is standard output."""
+    return str(path if str(path) == "-" else path.absolute())
 
 
 def list_settings(options: Iterable[Option]) -> None:

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
 from outrider_bench.harness.options import DEFAULT_CODEC, drafter_for
-from outrider_bench.network.experiment import planned
+from outrider_bench.network.options import NetworkOptions
 from outrider_models.core.embedded import DRAFTERS, target_dir
 from outrider_proto.frames import CODECS
 
@@ -23,10 +23,9 @@ def test_every_command_has_help_for_every_option(name):
 def test_the_default_drafter_is_the_best_that_ships_or_else_lookup(monkeypatch):
     assert drafter_for(target_dir(), None) == DRAFTERS[0]
     assert drafter_for(target_dir(), "eagle2") == "eagle2"
-    for module in ("outrider_bench.harness.options", "outrider_bench.network.experiment"):
-        monkeypatch.setattr(f"{module}.shipped_drafters", lambda target: ())
+    monkeypatch.setattr("outrider_bench.harness.options.shipped_drafters", lambda target: ())
     assert drafter_for(target_dir(), None) == "lookup"
-    assert planned(None, {}).drafters == ("lookup",)
+    assert NetworkOptions().plan.drafters == ("lookup",)
 
 
 def test_the_default_codec_is_the_client_s():

@@ -206,7 +206,7 @@ def test_a_user_s_questions_are_asked_as_they_are(tmp_path):
     assert mix.settings["source"]["questions"]
     with pytest.raises(UsageError, match=r"long_share=0.5: --questions are asked as they are"):
         _ = replace(options, long_share=0.5).mix
-    of_corpus = LoadOptions(families="chat").mix
+    of_corpus = LoadOptions(families=("chat",)).mix
     assert (of_corpus.families, of_corpus.per_family, of_corpus.long_share) == (("chat",), 8, 0.25)
     assert sum(_is_long(number, 0.25) for number in range(40)) == 10
 
@@ -239,9 +239,9 @@ def test_prompts_are_padded_on_the_left_and_answers_cut_at_their_end():
     [
         (["--clients", "0"], "need at least 1 client"),
         (["--clients", "a"], "need numbers"),
-        (["--tau", "9"], "tau=9"),
+        (["--set", "tau=9"], "tau=9"),
         (["--clients-kind", "fake"], "need one of replay, real"),
-        (["--mode", "pipelined"], "replayed clients need one of"),
+        (["--set", "mode=pipelined"], "replayed clients need one of"),
         (["--rate", "0"], "more than 0"),
         (["--profile", "5g-ish"], "5g-ish"),
         (["--server-options", "'"], "server_options"),
@@ -261,7 +261,7 @@ def own_cache(tmp_path_factory):
         yield
 
 
-SMALL = ["--families", "chat", "--per-family", "4", "--max-new-tokens", "12", "--long-share", "0", "--any-cores"]
+SMALL = ["--families", "chat", "--per-family", "4", "--max-new-tokens", "12", "--set", "long_share=0", "--any-cores"]
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +273,7 @@ def folder(tmp_path_factory) -> Path:
 def found(folder) -> dict:
     """The report of one run with its controls."""
     report, plot = folder / "load.json", folder / "load.png"
-    counted = ["--clients", "2", "--requests", "2"]
+    counted = ["--clients", "2", "--set", "requests=2"]
     counted += ["--json", str(report), "--plot", str(plot)]
     result = runner.invoke(app, ["load", *SMALL, *counted], catch_exceptions=False)
     assert result.exit_code == 0
@@ -320,7 +320,7 @@ def test_a_report_is_shown_again(found, folder):
 @pytest.mark.timeout(900)  # several processes begin with torch: on a busy machine that takes minutes
 def test_an_interrupted_run_measures_what_it_lacks(folder, monkeypatch):
     report, run = folder / "two.json", study.measure_count
-    arguments = ["load", *SMALL, "--requests", "1", "--no-control", "--json", str(report), "--clients"]
+    arguments = ["load", *SMALL, "--set", "requests=1", "--no-control", "--json", str(report), "--clients"]
 
     async def interrupted(plan, count, *rest, **others):
         counts.append(count)
@@ -331,7 +331,7 @@ def test_an_interrupted_run_measures_what_it_lacks(folder, monkeypatch):
     counts: list[int] = []
     monkeypatch.setattr(study, "measure_count", interrupted)
     assert str(runner.invoke(app, [*arguments, "1,2"]).exception) == "stopped"
-    other = runner.invoke(app, [*arguments, "1,2", "--tau", "2"])
+    other = runner.invoke(app, [*arguments, "1,2", "--set", "tau=2"])
     assert "give the same options" in str(other.exception)
     runner.invoke(app, [*arguments, "1,2"], catch_exceptions=False)
     assert counts == [1, 2, 2]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from outrider_bench.load.clients.drafting import probability_for
-from outrider_client.cli.options import access_from
+from outrider_client.connection.access import Access
 from outrider_client.core.config import Mode
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_netsim import ProfileError, profile_named
@@ -49,7 +48,7 @@ class ClientSettings:
     profile: str | None  # of the link in front of the server, one per worker, by the proxy engine; None: no link
     link_floor_s: float  # of silence after which a link counts as broken at the earliest
     seed: int
-    access: Mapping[str, Any]  # Any: each option of the connection has its own type
+    access: Access  # without a key: workers find it where this command would
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -60,8 +59,6 @@ class ClientSettings:
             )
         if self.kind == "replay":
             probability_for(self.tau, self.shape.levels)
-        # Called for its UsageError, before any process is started.
-        access_from(self.access)
         if self.habits.rate is not None and not self.habits.rate > 0:
             raise UsageError(f"rate={self.habits.rate}: need more than 0 requests a second")
         if self.profile is not None:

@@ -25,7 +25,7 @@ from outrider_bench.load.clients.counters import ClientCounters
 from outrider_bench.load.clients.drafting import ReplayDrafter, ReplayDrafting, probability_for
 from outrider_bench.load.clients.settings import ClientSettings
 from outrider_bench.load.clients.texts import read_texts
-from outrider_client.cli.options import access_from
+from outrider_client.connection.access import KEY_VARIABLE
 from outrider_client.connection.policy import Patience, Timeouts
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
@@ -119,7 +119,9 @@ def _clients(
     assignment: Assignment, server: str, window: CountingWindow, client_counters: list[ClientCounters]
 ) -> list[LoadClient]:
     settings = assignment.settings
-    access = access_from(settings.access)
+    access = settings.access
+    if access.key_file is None:  # which may be meant for another server than the variable
+        access = replace(access, key=os.environ.get(KEY_VARIABLE) or None)
     config = ClientConfig(
         server=server,
         access=access if server == assignment.server else access.through(assignment.server),

@@ -40,7 +40,6 @@ from outrider_bench.studies.drafters.comparison_report import (
     positions_table,
     speeds_table,
 )
-from outrider_bench.studies.drafters.options import ComparedOptions, ComparisonOptions
 from outrider_bench.studies.drafters.ways import (
     AnswerFunction,
     AnswersBefore,
@@ -49,6 +48,7 @@ from outrider_bench.studies.drafters.ways import (
     DrafterEntry,
     start_runs,
 )
+from outrider_bench.studies.options import ComparedOptions, ComparisonOptions
 from outrider_client.cli.options import tree_plan
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
@@ -112,7 +112,7 @@ async def compare_entries(
     asked = options.source.per_family(models, per_family, limit, answer)
     prompts = AskedPrompts(asked, options.source.warm_up(models), options.repetitions, options.seed)
     if before is not None:
-        earlier = source_of(directory, before, None).per_family(models, None, limit, answer)
+        earlier = source_of(directory, before, ()).per_family(models, None, limit, answer)
         history = AnswersBefore([answer(question.prompt, limit) for question in earlier])
         with_history = {f"{name}, history": replace(one, history=history) for name, one in entries.items()}
         entries = {**entries, **with_history}
@@ -165,7 +165,7 @@ class ComparisonStudy(Study[ComparisonOptions, ComparedRow, Comparison]):
             options.per_family,
             taken,
             step,
-            assistants=options.assistant or (),
+            assistants=options.assistant,
             before=options.before,
             temperature=options.temperature,
         )

@@ -12,7 +12,7 @@ from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_co
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.harness.options import sampling_of, source_of, target_of
 from outrider_bench.harness.study import Measured, Study
-from outrider_bench.studies.drafters.options import TraceOptions
+from outrider_bench.studies.options import TraceOptions
 from outrider_client.cli.options import tree_plan
 from outrider_client.core.events import Cycle
 from outrider_drafters.checkpoints.source import DrafterSource

@@ -82,7 +82,7 @@ class VerifyCostReport:
 class VerifyCostStudy(WholeStudy[VerifyCostOptions, VerifyCostReport]):
     async def measure(self, step: Step) -> VerifyCostReport:
         options = self.options
-        source, fused, counts = str(target_source(options.target)), not options.plain, options.sessions or [1]
+        source, fused, counts = str(target_source(options.target)), not options.plain, options.sessions or (1,)
         if options.random:
             target = random_target(source, options.dtype, options.device, fused=fused)
         else:

@@ -69,7 +69,8 @@ def _measurements(setup: PaperSetup) -> dict[str, Measurement]:
     asked = (*setup.ask, *counts, "--max-new-tokens", str(extent.new_tokens))
     return {
         system: Measurement(
-            f"routing-{system.lower()}", ("routing", "--heads", *(setup.roles[role] for role in roles), *asked)
+            f"routing-{system.lower()}",
+            ("routing", *(word for role in roles for word in ("--heads", setup.roles[role])), *asked),
         )
         for system, roles in SYSTEMS.items()
         if len(setup.present(*roles)) == len(roles)

@@ -117,7 +117,7 @@ def test_sampled_answers_are_the_plain_loops_own_and_joules_those_of_the_meter(t
     meter = TenWatts([(tmp_path, 2**60)])
     monkeypatch.setattr(EnergyMeter, "of_machine", lambda: meter)
     out = tmp_path / "report.json"
-    sampled = [*SAMPLED, "--temperature", "1.3", "--seed", "5", "--repetitions", "1", "--json", str(out)]
+    sampled = [*SAMPLED, "--temperature", "1.3", "--set", "seed=5", "--repetitions", "1", "--json", str(out)]
     result = CliRunner().invoke(app, sampled)
     assert result.exit_code == 0, result.output
     report = json.loads(out.read_text())
@@ -147,7 +147,7 @@ def test_a_report_of_before_temperatures_and_joules_is_shown(report, tmp_path):
     ("options", "message"),
     [
         (("--temperature", "-1"), "temperature=-1.0: need 0"),
-        (("--temperature", "1", "--seed", "-2"), "seed=-2: need 0"),
+        (("--temperature", "1", "--set", "seed=-2"), "seed=-2: need 0"),
         (("--temperature", "1", "--assistant", "somewhere"), "temperature=1.0: --assistant needs 0"),
     ],
 )

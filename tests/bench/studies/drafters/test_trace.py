@@ -1,26 +1,18 @@
 """`outrider-bench trace`: what it can be asked, and what it refuses. On golden cases: test_trace_golden.py."""
 
-import json
-
 import pytest
-from typer.testing import CliRunner
+import traces
 
-from outrider_bench.cli.app import app
-
-PROMPT = "1,203,97,134,95,157,217,127,136,132,233,255"
+PROMPT = [1, 203, 97, 134, 95, 157, 217, 127, 136, 132, 233, 255]
 
 
-def traced(golden, *options, drafter="moa_tli0/drafter", new_tokens=32) -> dict:
-    where = ["--target", golden / "target_tiny", "--drafter", golden / drafter if "/" in drafter else drafter]
-    asked = ["--prompt-ids", PROMPT, "--max-new-tokens", new_tokens, "--baseline", *options]
-    result = CliRunner().invoke(app, ["trace", *map(str, where + asked)])
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+def traced(golden, *options, drafter="moa_tli0/drafter", new_tokens=32, **settings) -> dict:
+    drafter = golden / drafter if "/" in drafter else drafter
+    return traces.trace(golden / "target_tiny", drafter, PROMPT, new_tokens, *options, **settings)
 
 
 def test_sampled_output_is_the_targets_own(golden):
-    sampling = ("--acceptance", "sampling", "--temperature", 1.1, "--top-k", 40, "--top-p", 0.95, "--seed", 3)
-    report = traced(golden, *sampling)
+    report = traced(golden, "--acceptance", "sampling", "--temperature", 1.1, top_k=40, top_p=0.95, seed=3)
     assert report["matches_baseline"]
     assert any(cycle["accepted"] for cycle in report["cycles"])
 
@@ -40,20 +32,20 @@ def accepted_tokens(cycle: dict) -> list[int]:
 
 
 def test_limits_of_the_tree(golden):
-    wide, narrow = traced(golden), traced(golden, "--levels", 2, "--breadth", 3, "--budget", 5)
+    wide, narrow = traced(golden), traced(golden, levels=2, breadth=3, budget=5)
     assert max(len(cycle["tokens"]) for cycle in wide["cycles"]) == 16
     assert {len(cycle["tokens"]) for cycle in narrow["cycles"]} == {5}
-    likely = traced(golden, "--min-probability", 0.3)
+    likely = traced(golden, min_probability=0.3)
     assert max(len(cycle["tokens"]) for cycle in likely["cycles"]) < 16
     assert wide["output_ids"] == narrow["output_ids"] == likely["output_ids"]
 
 
 def test_fixed_choices_give_every_cycle_the_same_tree(golden, tmp_path):
     (tmp_path / "choices.json").write_text("[[0], [1], [0, 0], [1, 2], [1, 2, 0]]")
-    report = traced(golden, "--choices", tmp_path / "choices.json")
+    report = traced(golden, choices=tmp_path / "choices.json")
     assert {tuple(cycle["parents"]) for cycle in report["cycles"]} == {(-1, -1, 0, 1, 3)}
     assert report["matches_baseline"]
-    shipped = traced(golden, "--choices", "mc_sim_7b_63", new_tokens=8)
+    shipped = traced(golden, choices="mc_sim_7b_63", new_tokens=8)
     assert {len(cycle["tokens"]) for cycle in shipped["cycles"]} == {63}
 
 
@@ -66,16 +58,16 @@ def test_a_drafter_without_files_and_with_trees_of_its_own(golden):
 
 
 def test_typical_acceptance_is_not_held_to_the_targets_text(golden):
-    rule = ("--acceptance", "typical", "--temperature", 3, "--epsilon", 0.01, "--alpha", 0.9)
-    report, exact = traced(golden, *rule), traced(golden)
+    rule = ("--acceptance", "typical", "--temperature", 3)
+    report, exact = traced(golden, *rule, epsilon=0.01, alpha=0.9), traced(golden)
     assert not report["matches_baseline"]
     assert report["baseline_ids"] == exact["output_ids"]
     assert report["mean_acceptance_length"] > exact["mean_acceptance_length"]
-    assert traced(golden, *rule, "--seed", 9)["output_ids"] == report["output_ids"]
+    assert traced(golden, *rule, epsilon=0.01, alpha=0.9, seed=9)["output_ids"] == report["output_ids"]
 
 
 def test_options_of_the_drafter(golden):
-    assert traced(golden, "--tli", 0)["output_ids"] == traced(golden, drafter="moa_tli0/drafter,tli=0")["output_ids"]
+    assert traced(golden, tli=0)["output_ids"] == traced(golden, drafter="moa_tli0/drafter,tli=0")["output_ids"]
 
 
 @pytest.mark.parametrize(
@@ -85,15 +77,18 @@ def test_options_of_the_drafter(golden):
         ({"--prompt-ids": "1,9999"}, "token 9999"),
         ({"--acceptance": "likely"}, "need greedy, sampling or typical"),
         ({"--target": "no/such/dir"}, "no/such/dir"),
-        ({"--breadth": "0"}, "breadth=0"),
+        ({"--set breadth": "0"}, "breadth=0"),
         ({"--temperature": "-1", "--acceptance": "sampling"}, "temperature=-1"),
         ({"--temperature": "0", "--acceptance": "typical"}, "temperature=0.0: typical acceptance needs more"),
-        ({"--epsilon": "2", "--acceptance": "typical"}, "epsilon=2.0"),
-        ({"--choices": "no-such-set"}, "choices no-such-set: need a .json file or one of"),
-        ({"--choices": "mc_sim_7b_63", "--levels": "3"}, "choices=mc_sim_7b_63 fixes the tree: leave out levels"),
-        ({"--tli": "-1"}, "tli=-1: need 0 or more"),
-        ({"--drafter": "lookup,tli=1", "--tli": "2"}, "tli=2, but drafter lookup,tli=1 has 1"),
-        ({"--min-probability": "1"}, "min_probability=1.0"),
+        ({"--set epsilon": "2", "--acceptance": "typical"}, "epsilon=2.0"),
+        ({"--set choices": "no-such-set"}, "choices no-such-set: need a .json file or one of"),
+        (
+            {"--set choices": "mc_sim_7b_63", "--set levels": "3"},
+            "choices=mc_sim_7b_63 fixes the tree: leave",
+        ),
+        ({"--set tli": "-1"}, "tli=-1: need 0 or more"),
+        ({"--drafter": "lookup,tli=1", "--set tli": "2"}, "tli=2, but drafter lookup,tli=1 has 1"),
+        ({"--set min_probability": "1"}, "min_probability=1.0"),
     ],
 )
 def test_bad_input_is_one_line(golden, monkeypatch, capsys, changes, message):
@@ -103,7 +98,10 @@ def test_bad_input_is_one_line(golden, monkeypatch, capsys, changes, message):
         "--prompt-ids": "1,2",
         **changes,
     }
-    monkeypatch.setattr("sys.argv", ["outrider-bench", "trace", *(word for pair in options.items() for word in pair)])
+    words = (
+        text.split() for name, value in options.items() for text in [f"{name}{'=' if ' ' in name else ' '}{value}"]
+    )
+    monkeypatch.setattr("sys.argv", ["outrider-bench", "trace", *(word for pair in words for word in pair)])
     from outrider_bench.cli.app import main
 
     with pytest.raises(SystemExit) as caught:

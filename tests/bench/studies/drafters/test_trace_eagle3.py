@@ -3,18 +3,12 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
-
-from outrider_bench.cli.app import app
+import traces
 
 
-def traced(golden, drafter: str, new_tokens: int, *options) -> dict:
+def traced(golden, drafter: str, new_tokens: int, **settings) -> dict:
     prompt = json.loads((golden / "eagle3_llama" / "trace.json").read_text())["prompt_ids"]
-    where = ["--target", golden / "target_l8", "--drafter", f"{golden}/eagle3_llama/{drafter}"]
-    asked = ["--prompt-ids", ",".join(map(str, prompt)), "--max-new-tokens", new_tokens, "--baseline", *options]
-    result = CliRunner().invoke(app, ["trace", *map(str, where + asked)])
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
+    report = traces.trace(golden / "target_l8", f"{golden}/eagle3_llama/{drafter}", prompt, new_tokens, **settings)
     assert report["matches_baseline"]
     return report
 
@@ -22,7 +16,7 @@ def traced(golden, drafter: str, new_tokens: int, *options) -> dict:
 @pytest.mark.parametrize("drafter", ["drafter_gguf", "drafter_gguf/eagle3-f32.gguf"])
 def test_gguf_drafts_as_the_published_code(golden, drafter):
     rounds = json.loads((golden / "eagle3_llama" / "trace.json").read_text())["rounds"]
-    report = traced(golden, drafter, 61, "--levels", 5, "--breadth", 6, "--budget", 23)
+    report = traced(golden, drafter, 61, levels=5, breadth=6, budget=23)
     assert report["family"] == "eagle3"
     assert len(report["cycles"]) == len(rounds)
     for cycle, expected in zip(report["cycles"], rounds, strict=True):

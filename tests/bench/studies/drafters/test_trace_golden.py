@@ -4,10 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+import traces
 from safetensors.torch import load_file
-from typer.testing import CliRunner
-
-from outrider_bench.cli.app import app
 
 GOLDEN = Path(__file__).parents[3] / "data" / "golden"
 TARGETS = {"eagle2": "target_l4", "eagle3": "target_l8", "moa": "target_tiny"}
@@ -23,12 +21,8 @@ def cases(description: str, key: str) -> list[str]:
     return [case.name for case in described if key in json.loads((case / description).read_text())]
 
 
-def trace(case: str, target: str, prompt: list[int], new_tokens: int, *options) -> dict:
-    where = ("--target", GOLDEN / target, "--drafter", GOLDEN / case / "drafter")
-    asked = ("--prompt-ids", ",".join(map(str, prompt)), "--max-new-tokens", new_tokens, "--baseline", *options)
-    result = CliRunner().invoke(app, ["trace", *map(str, where + asked)])
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
+def trace(case: str, target: str, prompt: list[int], new_tokens: int, *options, **settings) -> dict:
+    report = traces.trace(GOLDEN / target, GOLDEN / case / "drafter", prompt, new_tokens, *options, **settings)
     assert report["family"] in case
     return report
 
@@ -41,8 +35,8 @@ def nodes(cycle: dict) -> list[int]:
 @pytest.mark.parametrize("case", cases("trace.json", "rounds"))
 def test_eagle(case):
     reference = json.loads((GOLDEN / case / "trace.json").read_text())
-    shape = ("--levels", 5, "--breadth", 6, "--budget", 23)  # total_token/depth/top_k 24/4/6
-    report = trace(case, TARGETS[case[:6]], reference["prompt_ids"], 63, *shape)
+    shape = {"levels": 5, "breadth": 6, "budget": 23}  # total_token/depth/top_k 24/4/6
+    report = trace(case, TARGETS[case[:6]], reference["prompt_ids"], 63, **shape)
     assert report["matches_baseline"]
     assert len(report["cycles"]) >= len(reference["rounds"])
     for cycle, expected in zip(report["cycles"], reference["rounds"], strict=False):
@@ -56,7 +50,7 @@ def test_eagle(case):
 def test_deepspec():
     arrays = {name: array[0].tolist() for name, array in load_file(GOLDEN / DEEPSPEC / "golden.safetensors").items()}
     prompt = arrays["prompt_ids"]
-    report = trace(DEEPSPEC, TARGETS["eagle3"], prompt, 24, "--levels", 3, "--breadth", 1, "--budget", 3)
+    report = trace(DEEPSPEC, TARGETS["eagle3"], prompt, 24, levels=3, breadth=1, budget=3)
     assert report["matches_baseline"]
     assert report["output_ids"] == arrays["sequence_ids"][len(prompt) :]
     assert nodes(report["cycles"][0]) == [*arrays["next_token"], *arrays["greedy0_tokens"]]
@@ -67,7 +61,7 @@ def test_block_drafters(case):
     """The first of their rounds begins where the prompt ends."""
     arrays = {name: array[0].tolist() for name, array in load_file(GOLDEN / case / "golden.safetensors").items()}
     prompt, drafted = arrays["prompt_ids"], arrays["round0_greedy_tokens"]
-    report = trace(case, "target_l8", prompt, 24, "--levels", len(drafted), "--breadth", 1, "--budget", len(drafted))
+    report = trace(case, "target_l8", prompt, 24, levels=len(drafted), breadth=1, budget=len(drafted))
     assert report["matches_baseline"]
     assert report["output_ids"] == arrays["sequence_ids"][len(prompt) :]
     assert nodes(report["cycles"][0]) == [*arrays["round0_anchor_token"], *drafted]
@@ -78,9 +72,8 @@ def test_block_drafters(case):
 def test_moa(case, run):
     meta = json.loads((GOLDEN / case / "meta.json").read_text())
     expected, prompt = meta["runs"][run], meta["prompt"]
-    shape = ("--levels", expected["depth_param"] - 1, "--breadth", expected["breadth"])
-    budget = ("--budget", expected["total_tokens"], "--tli", case.removeprefix("moa_tli")[0])
-    report = trace(case, TARGETS["moa"], prompt, 48, *shape, *budget)
+    shape = {"levels": expected["depth_param"] - 1, "breadth": expected["breadth"], "budget": expected["total_tokens"]}
+    report = trace(case, TARGETS["moa"], prompt, 48, **shape, tli=case.removeprefix("moa_tli")[0])
     assert report["output_ids"] == expected["output"][len(prompt) :]
     assert report["matches_baseline"]
     lengths = [len(cycle["accepted"]) + 1 for cycle in report["cycles"]]
@@ -99,12 +92,12 @@ def test_heads(case, run, tmp_path):
     expected = meta[run]
     choices = tmp_path / "choices.json"
     choices.write_text(json.dumps(meta["choices"]))
-    rule = ["--choices", choices]
+    rule, settings = [], {"choices": choices}
     if expected["temperature"]:
-        rule += ["--acceptance", "typical", "--temperature", expected["temperature"]]
-        rule += ["--epsilon", expected["posterior_threshold"], "--alpha", expected["posterior_alpha"]]
+        rule = ["--acceptance", "typical", "--temperature", expected["temperature"]]
+        settings |= {"epsilon": expected["posterior_threshold"], "alpha": expected["posterior_alpha"]}
     new_tokens = len(expected["output"]) - len(expected["prompt"])
-    report = trace(case, HEADS_TARGET, expected["prompt"], new_tokens, *rule)
+    report = trace(case, HEADS_TARGET, expected["prompt"], new_tokens, *rule, **settings)
     assert report["output_ids"] == expected["output"][len(expected["prompt"]) :]
     assert report["matches_baseline"] or expected["temperature"]
     assert len(report["cycles"]) == len(expected["cycles"])

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import traces
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
-from typer.testing import CliRunner
 
-from outrider_bench.cli.app import app
 from outrider_drafters import (
     Activations,
     TargetWeights,
@@ -23,12 +22,8 @@ from outrider_drafters import (
 PROMPT = [1, 205, 36, 252, 143, 44, 179, 124, 18, 114, 78, 177]
 
 
-def trace(target: Path, drafter: Path, *options, new_tokens: int = 32) -> dict:
-    where = ("--target", target, "--drafter", drafter, "--prompt-ids", ",".join(map(str, PROMPT)))
-    asked = ("--max-new-tokens", new_tokens, "--baseline", *options)
-    result = CliRunner().invoke(app, ["trace", *map(str, where + asked)])
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
+def trace(target: Path, drafter: Path, new_tokens: int = 32, **settings) -> dict:
+    report = traces.trace(target, drafter, PROMPT, new_tokens, **settings)
     assert report["matches_baseline"]
     return report
 
@@ -43,7 +38,7 @@ def test_heads_draft_along_their_own_choices_unless_asked_otherwise(golden, targ
     """mc_sim_7b_63, without its fourth level where there are three heads."""
     own = trace(target, golden / case / "drafter")
     assert {len(cycle["tokens"]) for cycle in own["cycles"]} == {num_nodes}
-    dynamic = trace(target, golden / case / "drafter", "--breadth", 3, "--levels", 9, "--budget", 12)
+    dynamic = trace(target, golden / case / "drafter", breadth=3, levels=9, budget=12)
     assert {len(cycle["tokens"]) for cycle in dynamic["cycles"]} == {12}
     assert max(max(cycle["depths"]) for cycle in dynamic["cycles"]) <= 4
     assert dynamic["output_ids"] == own["output_ids"]
