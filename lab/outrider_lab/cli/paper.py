@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,8 @@ import typer
 from outrider_bench.core.tables import show, show_line
 from outrider_bench.harness.options import QuestionsOption, TargetOption
 from outrider_proto.errors import UsageError
+from outrider_proto.flag import Flag
+from outrider_proto.options.command import with_options
 
 if TYPE_CHECKING:
     from outrider_lab.paper.exhibit import Exhibit
@@ -22,29 +24,29 @@ paper_app = typer.Typer(invoke_without_command=True)
 TOKENS_HELP = "Tokens of each run; default: the recipe's own."
 
 
-@paper_app.callback()
-def paper_command(
-    context: typer.Context,
-    out: Annotated[Path | None, typer.Option(help="Directory of the report, its tables, and the measurements.")] = None,
-    target: TargetOption = None,
+@dataclass(frozen=True, kw_only=True)
+class PaperOptions:
+    """What to report on, and where."""
+
+    out: Annotated[Path | None, Flag("Directory of the report, its tables, and the measurements.")] = None
+    target: TargetOption = None
     drafter: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--drafter",
+        tuple[str, ...],
+        Flag(
+            "Drafter for a role in the tables, such as moa, moa_tli1, eagle2, independent, hydra; repeatable; default: "
+            "those that ship for the target, each for the role of its name.",
             metavar="ROLE=DRAFTER",
-            help="Drafter for a role in the tables, such as moa, moa_tli1, eagle2, independent, hydra; repeatable; "
-            "default: those that ship for the target, each for the role of its name.",
         ),
-    ] = None,
-    questions: QuestionsOption = None,
-    table: Annotated[
-        list[str] | None, typer.Option("--table", help="Only this table or figure, of those of --list; repeatable.")
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Ask next to nothing: whether it works, not what comes out.")
-    ] = False,
-    listed: Annotated[bool, typer.Option("--list", help="List the tables and figures, and measure nothing.")] = False,
-) -> None:
+    ] = ()
+    questions: QuestionsOption = None
+    table: Annotated[tuple[str, ...], Flag("Only this table or figure, of those of --list; repeatable.")] = ()
+    quick: Annotated[bool, Flag("Ask next to nothing: whether it works, not what comes out.")] = False
+    listed: Annotated[bool, Flag("List the tables and figures, and measure nothing.", name="list")] = False
+
+
+@paper_app.callback()
+@with_options(PaperOptions)
+def paper_command(options: PaperOptions, context: typer.Context) -> None:
     """Measure the papers' tables and figures again, and write a report that puts them beside the papers' own.
 
     What is there already is not measured again: after an interruption the same command goes on, and once all is there
@@ -54,14 +56,16 @@ def paper_command(
         return
     from outrider_lab.paper.exhibits import EXHIBITS
 
-    chosen = [EXHIBITS[_known(name, list(EXHIBITS))] for name in table] if table else list(EXHIBITS.values())
-    if listed:
+    chosen = (
+        [EXHIBITS[_known(name, list(EXHIBITS))] for name in options.table] if options.table else list(EXHIBITS.values())
+    )
+    if options.listed:
         for exhibit in chosen:
             print(f"{exhibit.name:20} {exhibit.paper}, {exhibit.title}")
         return
-    if out is None:
+    if options.out is None:
         raise UsageError("where to: need --out DIR, or --list")
-    _report(out, target, drafter or (), questions, chosen, quick=quick)
+    _report(options.out, options.target, options.drafter, options.questions, chosen, quick=options.quick)
 
 
 @paper_app.command("train")
