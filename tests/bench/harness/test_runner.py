@@ -146,7 +146,7 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
         ("{", (), f"cannot read {path}"),
         ('{"made_by": {"command": "outrider-bench load"}}', (), "no report of a study: need one of trace, exact"),
         ('{"made_by": {"study": "exact"}}', (), "no report of this version"),
-        ('{"made_by": {"study": "exact"}}', ("--plot", "x.png"), "--plot x.png: exact draws none"),
+        ('{"made_by": {"study": "exact"}}', ("--plot", "x.png"), "x.png: exact draws none"),
     ):
         path.write_text(content)
         assert said in str(run("show", path, *options).exception)

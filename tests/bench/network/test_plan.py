@@ -87,7 +87,7 @@ def test_client_and_server_get_a_core_each(tmp_path):
         pytest.skip("needs two cores")
     out = tmp_path / "report.json"
     options = ["--profile", "none", "--mode", "stop-and-wait", "--prompts", "1", "--max-new-tokens", "2"]
-    network(*options, "--cores-apart", "--json", str(out))
+    network(*options, "--set", "cores_apart=true", "--json", str(out))
     report = json.loads(out.read_text())
     assert report["cores_apart"] is True
     assert report["mismatches"] == 0
@@ -95,13 +95,13 @@ def test_client_and_server_get_a_core_each(tmp_path):
     os.sched_setaffinity(0, {min(cores)})
     try:
         with pytest.raises(UsageError, match="cores_apart: need two cores"):
-            CliRunner().invoke(app, ["network", *options, "--cores-apart"], catch_exceptions=False)
+            CliRunner().invoke(app, ["network", *options, "--set", "cores_apart=true"], catch_exceptions=False)
     finally:
         os.sched_setaffinity(0, cores)
 
 
 def test_prompts_that_leave_no_room_for_an_answer_are_refused():
-    options = ["--prompt-tokens", "1000", "--prompts", "1", "--max-new-tokens", "128"]
+    options = ["--set", "prompt_tokens=1000", "--prompts", "1", "--max-new-tokens", "128"]
     result = CliRunner().invoke(app, ["network", "--profile", "none", *options])
     assert isinstance(result.exception, UsageError)
     assert "the target's context leaves room for 896 before max_new_tokens=128" in str(result.exception)
@@ -126,7 +126,7 @@ def test_messages_are_measured_by_codec(tmp_path):
         (["--profile", "moon"], "profile 'moon' is unknown"),
         (["--mode", "telepathy"], "mode='telepathy'"),
         (["--families", "poetry"], "families='poetry'"),
-        (["--codec", "zip"], "codec='zip'"),
+        (["--codec", "zip"], 'codecs="zip"'),
         (["--pace", "abacus"], "pace abacus"),
     ],
 )

@@ -108,7 +108,7 @@ def few_pings(monkeypatch):
 def test_every_way_meets_every_prompt_of_every_run_cold(tmp_path, few_pings):
     report, pace = tmp_path / "run.json", tmp_path / "rows.toml"
     pace.write_text(PACE)
-    cold = ("--pace", pace, "--profile", "none", "--prompts", "2", "--runs", "2", "--prompt-tokens", "384")
+    cold = ("--pace", pace, "--profile", "none", "--prompts", "2", "--runs", "2", "--set", "prompt_tokens=384")
     network(*cold, "--max-new-tokens", "4", "--mode", "stop-and-wait", "--json", report)
     measured = json.loads(report.read_text())
     assert measured["ways"].keys() == {"stream", "server-draft", "stop-and-wait"}

@@ -127,7 +127,7 @@ def test_a_run_goes_on_where_it_was_interrupted(out, tmp_path, monkeypatch):
     rows = read(again / "summary.json.partial")[1:]
     assert sum(len(answer["choices"]) for file in again.glob("*.jsonl") for answer in read(file)) == len(rows) == 5
     monkeypatch.setattr(spec_run, "_ask", ask)
-    other = CliRunner().invoke(app, ["spec", *map(str, options(again)), "--seed", "3"])
+    other = CliRunner().invoke(app, ["spec", *map(str, options(again)), "--set", "seed=3"])
     assert "seed=3 here, 1 there" in str(other.exception)
 
     spec(*options(again))
@@ -143,7 +143,7 @@ def test_a_run_goes_on_where_it_was_interrupted(out, tmp_path, monkeypatch):
 
 def test_the_gap_of_logits_is_told_where_an_answer_begins_to_differ(out):
     asked = SpecOptions(
-        questions=out.parent / "question.jsonl", out=out, drafter=["independent"], max_new_tokens=NEW, families="qa"
+        questions=out.parent / "question.jsonl", out=out, drafter=["independent"], max_new_tokens=NEW, families=("qa",)
     )
     study, rows = SpecStudy(asked), {}
     study.measure_missing(rows, rows.__setitem__, lambda *_: None)
@@ -191,7 +191,7 @@ def test_modes_answer_over_a_link(tmp_path):
         (("--mode", "telepathy"), "mode='telepathy'"),
         (("--profile", "moon"), "profile 'moon' is unknown"),
         (("--families", "maths"), "families='maths': choose from qa"),
-        (("--codec", "zip"), "codec='zip': choose from"),
+        (("--set", "codec=zip"), "codec='zip': choose from"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_loaded(tmp_path, wrong, message):
