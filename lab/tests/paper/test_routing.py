@@ -29,7 +29,7 @@ def reports(setup, routed_on_math=4.9, routed_on_chat=3.9, own_speed=1.5):
 
 def test_both_heads_of_a_system_are_needed(setup):
     (measurement,) = ACCEPTANCE.needs(setup)
-    assert measurement.command.startswith("outrider-lab routing --heads eagle2_math --heads eagle2_chat --per-family 4 ")
+    assert measurement.command.startswith("outrider-lab routing --heads eagle2_math --heads eagle2_chat ")
     both = paper_setup(None, ("hass_math=one", "hass_chat=other"), None, quick=False)
     assert [one.name for one in SPEED.needs(both)] == ["routing-eagle", "routing-hass"]
     assert not ACCEPTANCE.needs(PaperSetup("smollm2", {}, None, setup.extent))
