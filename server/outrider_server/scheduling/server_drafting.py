@@ -59,7 +59,7 @@ class ServerDrafting:
         if not wanting:
             self._draft_s = 0.0
             return
-        others = [request.scheduling_request for request in requests if request not in wanting]
+        others = [request.scheduling_request for request in set(requests).difference(wanting)]
         started = time.monotonic()
         rows = self._scheduler.rows_beside([request.scheduling_request for request in wanting], others, started)
         ends_at = started + (max(_DRAFT_S, pass_s) if rows is None else max(_DRAFT_BESIDE_S, pass_s / 2))
