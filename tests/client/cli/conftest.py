@@ -1,12 +1,8 @@
-"""A tiny target that reads and writes text, and a server of it in a process of its own."""
+"""A tiny target that reads and writes text, and a server of it."""
 
 from __future__ import annotations
 
 import shutil
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +12,10 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-STARTS_IN_S = 120
+from outrider_server import Server, ServerConfig
+
+from ..gateway.in_thread import InThread
+
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}a:"
 
 
@@ -35,40 +34,8 @@ def models(tmp_path_factory) -> tuple[Path, Path]:
     return target, golden / "moa_tli0" / "drafter"
 
 
-class ServerProcess:
-    """`outrider-server serve` on a port that stays the same over restarts."""
-
-    def __init__(self, models: tuple[Path, Path], folder: Path) -> None:
-        self._command = [sys.executable, "-c", "from outrider_server.cli.app import main; main()", "serve"]
-        self._command += ["--target", str(models[0]), "--drafter", str(models[1])]
-        self._folder = folder
-        with socket.socket() as unused:
-            unused.bind(("127.0.0.1", 0))
-            self.port = unused.getsockname()[1]
-        self.address = f"127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        ready = self._folder / "ready"
-        ready.unlink(missing_ok=True)
-        with open(self._folder / "log", "ab") as log:
-            options = ["--port", str(self.port), "--ready-file", str(ready)]
-            self._process = subprocess.Popen([*self._command, *options], stdout=log, stderr=log)
-        deadline = time.monotonic() + STARTS_IN_S
-        while not ready.exists():
-            assert self._process.poll() is None, (self._folder / "log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-
 @pytest.fixture(scope="module")
-def server(models, tmp_path_factory):
-    process = ServerProcess(models, tmp_path_factory.mktemp("server"))
-    process.start()
-    yield process
-    process.kill()
+def server(models):
+    config = ServerConfig(str(models[0]), (str(models[1]),), port=0)
+    with InThread(lambda: Server.build(config)) as server:
+        yield server

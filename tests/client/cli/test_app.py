@@ -1,4 +1,4 @@
-"""The command line against a server in a process of its own."""
+"""The command line against a server."""
 
 from __future__ import annotations
 

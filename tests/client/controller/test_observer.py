@@ -229,19 +229,6 @@ def watch(watched, num_verdicts, cycle_s, num_accepted=3, start=0.0):
         watched.record_verdict(start + cycle_s * number, verdict(num_accepted), CHAIN)
 
 
-def test_controller_probes_then_splits():
-    watched = CycleObserver(ALL, Priors(draft_level_ms=2.0, server_level_ms=20.0))
-    watched.record_rtt(0.02, 0.0)
-    controller = ModeSelector(watched)
-    probe = controller.decide()
-    assert (probe.mode, probe.probe) == ("stream", 4)
-    watched.began("stream", 0.0)
-    for number in range(4):
-        assert controller.decide() is probe
-        watched.record_verdict(0.033 * number, verdict())
-    assert controller.decide().mode in SPLIT
-
-
 def split_of(watched):
     controller = ModeSelector(watched)
     watched.record_rtt(0.02, 0.0)

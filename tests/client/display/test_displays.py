@@ -215,18 +215,12 @@ def test_terminal_scrolls_what_can_no_longer_change():
     assert screen.count("line 7\n") == 1
 
 
-def test_colors_show_the_origin():
+def test_colors_or_marks_show_the_origin():
     written = AnswerText()
     for event in ANSWER[:8]:
         written.take(event)
     styles = [str(span.style) for span in colored(written.spans).spans]
     assert styles == ["green", "cyan", "yellow italic", "yellow italic", "yellow italic"]
-
-
-def test_without_colors_marks_show_the_origin():
-    written = AnswerText()
-    for event in ANSWER[:8]:
-        written.take(event)
     assert marked(written.spans).plain == "one\ntwo{~ three for fife~}"
     for event in ANSWER[8:]:
         written.take(event)
@@ -247,11 +241,3 @@ def test_markdown_longer_than_the_terminal_is_complete_at_the_end():
     screen = shown([*lines, Finished("eos", STATISTICS)], MarkdownDisplay, width=40, height=8)
     final = screen[screen.rindex("line 0") :]
     assert all(f"line {n}" in final for n in range(50))
-
-
-def test_written_text_is_the_events_sum():
-    written = AnswerText()
-    for event in ANSWER:
-        written.take(event)
-    assert written.text == TEXT
-    assert written.token_ids == (1, 2, 3, 6)
