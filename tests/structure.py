@@ -24,25 +24,27 @@ MAX_MODULES = 15
 SMALL_LINES = 60
 
 # What no row of the table may exceed, and the goal. A bound falls with what is reached: whoever makes a room smaller
-# lowers its row in the same change. Only a capability raises one.
+# lowers its row in the same change, and a test holds that none is loose. Only a capability raises one.
+SLACK = 1.03
 BOUNDS = {
-    "lines: proto": (2_362, 2_300),
+    "lines: proto": (2_400, 2_300),
     "lines: netsim": (11_500, 11_500),
-    "lines: drafters": (13_631, 12_500),
-    "lines: models": (6_032, 5_500),
-    "lines: server": (13_060, 11_500),
-    "lines: client": (14_451, 13_500),
-    "lines: bench": (10479, 8_500),
-    "lines: product": (71620, 66_000),
+    "lines: drafters": (13_700, 12_500),
+    "lines: models": (6_100, 5_500),
+    "lines: server": (13_100, 11_500),
+    "lines: client": (14_500, 13_500),
+    "lines: bench": (9_400, 8_500),
+    "lines: product": (70_400, 66_000),
     "lines: lab": (11_000, 11_000),
-    "lines: tests": (66_750, 48_000),
+    "lines: tests": (63_000, 48_000),
     "lines: tests of the lab": (6_000, 6_000),
     "options: outrider generate": (25, 25),
     "options: outrider chat": (20, 25),
     "options: outrider gateway": (27, 30),
     "options: outrider-server serve": (29, 30),
     "options: outrider-server deploy": (9, 9),  # the file that serve takes, and eight of its own
-    "options: all commands": (915, 350),
+    "options: commands of the wheel": (350, 350),
+    "options: all commands": (489, 350),
     "words: documents": (48_000, 48_000),
     "lines: CHANGELOG.md": (80, 80),
     "longest line: README.md": (160, 160),
@@ -211,6 +213,7 @@ def sizes() -> dict[str, int]:
         "lines: tests": _num_lines([ROOT / "conftest.py", *(ROOT / "tests").rglob("*.py")]) + of_lab,
         "lines: tests of the lab": of_lab,
         **{f"options: {command}": count for command, count in options.items() if count},
+        "options: commands of the wheel": sum(n for name, n in options.items() if not name.startswith("outrider-lab")),
         "options: all commands": sum(options.values()),
         "words: documents": sum(len(path.read_text().split()) for path in documents),
         "lines: CHANGELOG.md": _num_lines([ROOT / "CHANGELOG.md"]),
@@ -241,6 +244,13 @@ def over() -> dict[str, tuple[int, int]]:
     """Return the rows that exceed their bounds, each with its size and bound."""
     measured = sizes()
     return {row: (measured[row], bound) for row, (bound, _) in BOUNDS.items() if measured[row] > bound}
+
+
+def loose() -> dict[str, tuple[int, int]]:
+    """Return the rows whose bounds are beyond their goal and lag behind what is reached, each with size and bound."""
+    measured = sizes()
+    rows = {row: (measured[row], bound) for row, (bound, goal) in BOUNDS.items() if bound > goal}
+    return {row: (size, bound) for row, (size, bound) in rows.items() if bound > SLACK * size}
 
 
 def table() -> Iterator[str]:
