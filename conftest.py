@@ -60,11 +60,10 @@ GROUPS = {
     "kernel": "two virtual machines at once take memory and processor time from each other's clocks",
     "ray": "one local cluster, on fixed ports",
     "browser": "Chromium draws and animates in real time",
-    "links": "they look over the whole machine's namespaces, devices and processes, and time packets",
+    "links": "one server of the embedded pair",
 }
 # These folders hold the longest of the other modules.
 LONG = ("tests/client/wire/", "tests/client/gateway/", "tests/faults/", "tests/models/training/", "tests/examples/")
-LINKS = ("tests/netsim/namespaces/", "tests/netsim/engines/", "tests/netsim/probe/", "tests/netsim/cli/")
 
 
 def group_of(item: pytest.Item) -> str:
@@ -73,10 +72,7 @@ def group_of(item: pytest.Item) -> str:
     for group in ("kernel", "ray", "browser"):
         if group in markers:
             return group
-    module, fixtures = item.location[0], {*getattr(item, "fixturenames", ())}
-    if "root" in markers or {"engine", "embedded_server"} & fixtures or module.startswith(LINKS):
-        return "links"
-    return module
+    return "links" if "embedded_server" in getattr(item, "fixturenames", ()) else item.location[0]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

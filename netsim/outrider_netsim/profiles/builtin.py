@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
-from outrider_netsim.profiles.profile_files import SUFFIX, load_profile
+
+SUFFIX = ".toml"
 
 
 def _paper(name: str, delay_ms: float, jitter_ms: float, rate_bps: float) -> Profile:
@@ -166,6 +167,8 @@ def profile_named(name: str) -> Profile:
         return PROFILES[name]
     path, suffix, rest = name.rpartition(SUFFIX)
     if suffix and (not rest or rest.startswith(":")):
+        from outrider_netsim.profiles.profile_files import load_profile  # needs more than the standard library
+
         return load_profile(path + suffix, rest[1:] or None)
     raise ProfileError(
         f"profile {name!r} is unknown: choose one of {', '.join(PROFILES)}, or give a file of your own, FILE{SUFFIX}"

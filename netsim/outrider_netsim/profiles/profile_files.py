@@ -31,8 +31,6 @@ from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 from outrider_proto.errors import UsageError
 from outrider_proto.options.values import Table, build, read_toml
 
-SUFFIX = ".toml"
-
 
 @dataclass(frozen=True, slots=True)
 class _ProfileTable:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.fitting.comparison import simulate
+from outrider_netsim.fitting.fit import simulate
 from outrider_netsim.fitting.round_trips import figures
 from outrider_netsim.profiles.builtin import PROFILES, profile_named
 
@@ -56,8 +56,8 @@ def test_the_trains_handovers_forward_and_only_failed_ones_lose_packets():
 @pytest.mark.parametrize(("name", "recorded_ms"), [("lte", (56.2, 94.7)), ("leo", (44.2, 73.0))])
 def test_fitted_profiles_have_the_recorded_median_and_90th_percentile(name, recorded_ms):
     pings = figures([simulate(PROFILES[name], 0.2, 20_000)])
-    assert pings.quantiles_ms[0] == pytest.approx(recorded_ms[0], rel=0.03)
-    assert pings.quantiles_ms[1] == pytest.approx(recorded_ms[1], rel=0.1)
+    assert pings["p50, ms"] == pytest.approx(recorded_ms[0], rel=0.03)
+    assert pings["p90, ms"] == pytest.approx(recorded_ms[1], rel=0.1)
 
 
 @pytest.mark.parametrize(

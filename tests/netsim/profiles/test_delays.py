@@ -13,20 +13,18 @@ from outrider_netsim.profiles import delays
 from outrider_netsim.profiles.distribution_table import DistributionTable
 from outrider_netsim.profiles.profile import Direction
 
-from ...marks import slow
-
 # Twelve values, most of them early, as a file could hold; neither their mean nor their deviation is standardized.
 TABLE = DistributionTable("spiky.dist", tuple(n / 8192 for n in (*(-6000, -5500, -5000) * 3, 2000, 20_000, 30_000)))
 TABLE = DistributionTable(TABLE.name, tuple(sorted(TABLE.values)))
 STANDARD = ["normal", "uniform", "pareto", "paretonormal"]
 JITTERY = [*STANDARD, TABLE]
-DRAWS = 1_000_000
+DRAWS = 50_000
 SIGMAS = 4.9  # one false alarm in a million for each comparison, if the seed changes
 
 
 @pytest.mark.parametrize("distribution", JITTERY)
-@pytest.mark.parametrize(("delay_ms", "jitter_ms"), [(21, 19), *slow((40, 12))])
-def test_moments_are_those_of_a_million_draws(distribution, delay_ms, jitter_ms):
+@pytest.mark.parametrize(("delay_ms", "jitter_ms"), [(21, 19), (40, 12)])
+def test_moments_are_those_of_many_draws(distribution, delay_ms, jitter_ms):
     direction = Direction(delay_ms, jitter_ms, distribution, base_ms=4.5)
     rng = random.Random(f"{distribution}/{delay_ms}")
     drawn = 1000 * np.fromiter((direction.delay_s(rng) for _ in range(DRAWS)), float, DRAWS)

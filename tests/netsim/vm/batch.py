@@ -7,53 +7,45 @@ the guest for all of them. Each script runs in a process of its own, on one kern
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vm.guest import BootOutcome, boot_for, result_of, run_in_guest
+from vm.guest import BootOutcome, boot_for, result_of
 from vm.image import GuestOrder
 
 TIMEOUT_S = 700.0
 ALONE_TIMEOUT_S = 400.0
-OUTCOME = pytest.StashKey[tuple[dict[str, int], BootOutcome]]()
+OUTCOME = pytest.StashKey[tuple[list[str], BootOutcome]]()
 
 
-def result_in_guest(item: pytest.Item) -> dict[str, Any]:  # Any: the script's JSON
-    """What the script of `item` returned, with seed 1. Raises GuestError."""
-    order = _order_of(item)
-    assert order is not None, f"{item.nodeid} has no mark `guest`"
-    numbers, outcome = _booted(item.session)
-    if numbers[item.nodeid] < len(outcome.answers):
-        return result_of(order.script, outcome, numbers[item.nodeid])
-    # The guest ended early: alone, whatever ended it is found, and nobody else suffers for it.
-    return run_in_guest(order.script, order.arguments, ALONE_TIMEOUT_S)
-
-
-def check_in_guest(item: pytest.Item, check: Callable[[dict[str, Any]], None]) -> None:
-    """Run and `check` the result; where an assertion fails, once more in a guest of its own with other luck.
+def check_in_guest(item: pytest.Item, check: Callable[[dict[str, Any]], None]) -> None:  # Any: the script's JSON
+    """`check` what the script of `item` returned; where an assertion fails, once more in a guest with other luck.
 
     With one seed a guest measures the same until the kernel, Python, qemu, our code or the choice of tests change;
     each such change is a fresh draw, which may miss a statistical bound by chance. What is wrong misses it again.
+    Raises GuestError.
     """
+    order = _order_of(item)
+    assert order is not None, f"{item.nodeid} has no mark `guest`"
     try:
-        check(result_in_guest(item))
+        check(_result_of_all(item, order))
     except AssertionError as error:
         print(f"with seed 1: {error}")
-        order = _order_of(item)
-        assert order is not None
-        check(run_in_guest(order.script, order.arguments, ALONE_TIMEOUT_S, seed=2))
+        check(result_of(order.script, boot_for([order], ALONE_TIMEOUT_S, seed=2), 0))
 
 
-def _booted(session: pytest.Session) -> tuple[dict[str, int], BootOutcome]:
-    """The place of every test's answer, and the outcome of the only boot for them."""
-    if OUTCOME not in session.stash:
-        orders = {item.nodeid: order for item in session.items if (order := _order_of(item)) is not None}
-        numbers = {name: number for number, name in enumerate(orders)}
-        session.stash[OUTCOME] = numbers, boot_for(list(orders.values()), TIMEOUT_S)
-    return session.stash[OUTCOME]
+def _result_of_all(item: pytest.Item, order: GuestOrder) -> dict[str, Any]:
+    """What the script returned in the only boot for all tests."""
+    if OUTCOME not in item.session.stash:
+        orders = {each.nodeid: wanted for each in item.session.items if (wanted := _order_of(each)) is not None}
+        item.session.stash[OUTCOME] = list(orders), boot_for(list(orders.values()), TIMEOUT_S)
+    names, outcome = item.session.stash[OUTCOME]
+    return result_of(order.script, outcome, names.index(item.nodeid))
 
 
 def _order_of(item: pytest.Item) -> GuestOrder | None:
+    """A script is named without its folder and ending."""
     mark = item.get_closest_marker("guest")
-    return None if mark is None else GuestOrder(*mark.args)
+    return None if mark is None else GuestOrder(Path(__file__).with_name(f"{mark.args[0]}.py"), mark.args[1])

@@ -38,15 +38,6 @@ class BootOutcome:
     tail: str
 
 
-# Any: the result is the script's JSON, and its reader knows what is in it.
-def run_in_guest(script: Path, arguments: dict[str, Any], timeout_s: float, seed: int = 1) -> dict[str, Any]:
-    """What `main(arguments)` of `script` returned in a guest booted for it; `seed` decides all of the guest's chance.
-
-    `timeout_s` is in seconds of this machine. Raises GuestError. Skips the test where apt cannot give the kernel.
-    """
-    return result_of(script, boot_for([GuestOrder(script, arguments)], timeout_s, seed), 0)
-
-
 def boot_for(orders: Sequence[GuestOrder], timeout_s: float, seed: int = 1) -> BootOutcome:
     """Boot a guest that runs `orders`, each in a process of its own, with the same `seed`."""
     with tempfile.TemporaryDirectory(prefix="outrider-vm-") as temporary:

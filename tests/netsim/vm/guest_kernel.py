@@ -1,4 +1,4 @@
-"""The kernel engine over real netem: delay, loss, rate and order against the profile, cut, restore, change and TCP.
+"""The kernel engine over real netem: delay, loss and rate against a profile, cut, restore, trace, outage and TCP.
 
 Arguments: {"profile": name, "packets": for the delay, "loss": instead of the profile's, where it is measured,
 "loss_packets": for it, "flood_s": seconds of load}.
@@ -22,7 +22,7 @@ from outrider_netsim.core.addresses import Address
 from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.kernel import KernelLink
 from outrider_netsim.profiles.builtin import profile_named
-from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
+from outrider_netsim.profiles.profile import Direction, Outage, Profile
 from outrider_netsim.profiles.traces import ConditionTrace
 
 NUMBER = struct.Struct("=I")
@@ -53,7 +53,6 @@ async def _measure(arguments: dict[str, Any]) -> dict[str, Any]:
         lossy = replace(profile.up, loss=arguments.get("loss", profile.up.loss))
         link.set(replace(profile, name="lossy", up=lossy))
         found["loss"] = _loss(*pair, lossy, arguments.get("loss_packets", 20_000))
-        found["variants"] = _variants(link, pair)
         link.set(profile)
         found["cut"] = _cut(link, pair)
         found["tcp"] = await _tcp(link)
@@ -62,29 +61,6 @@ async def _measure(arguments: dict[str, Any]) -> dict[str, Any]:
     found["outage"] = await _outage()
     server.close()
     found["left"] = [name for _, name in socket.if_nameindex()]
-    return found
-
-
-def _variants(link: KernelLink, pair: tuple[socket.socket, socket.socket]) -> dict[str, Any]:
-    """Measure other settings by changing the running link."""
-    base = Direction(20, 5, "normal", 10e6)
-    directions = {
-        "in order": replace(base, in_order=True),
-        "in order, no rate": replace(base, in_order=True, rate_bps=0),
-        "pareto": replace(base, distribution="pareto", rate_bps=0),
-        "uniform": replace(base, distribution="uniform", base_ms=3),
-        "constant": Direction(15, rate_bps=5e6),
-        "unlimited": Direction(),
-        "bursts": Direction(2, bursts=Bursts(p=0.02, r=0.2, bad=0.9, good=0.01)),
-    }
-    found = {}
-    for name, direction in directions.items():
-        link.set(Profile(name, direction, direction))
-        found[name] = {
-            "delay": _delay(*pair, direction, 600),
-            "flood": _flood(*pair, direction.rate_bps, 1.0) if direction.rate_bps else None,
-            "loss": _loss(*pair, direction, 6000) if direction.mean_loss else None,
-        }
     return found
 
 

@@ -41,8 +41,7 @@ def image(kernel: Kernel, orders: Sequence[GuestOrder], seed: int) -> bytes:
 def _overlay(orders: Sequence[GuestOrder], seed: int) -> list[Entry]:
     """What changes from run to run: the room under test, the scripts, the arguments, the seed."""
     calls = [{"script": f"{GUEST_FOLDER}/{order.script.name}", "arguments": order.arguments} for order in orders]
-    ordered = (order.script for order in orders)
-    scripts = {path.name: path for path in (*HERE.glob("guest_*.py"), HERE / "runner.py", *ordered)}
+    scripts = {path.name: path for path in (*HERE.glob("guest_*.py"), HERE / "runner.py")}
     entries = [Entry(f"{GUEST_FOLDER}/{name}", path.read_bytes()) for name, path in scripts.items()]
     text = json.dumps({"seed": seed, "calls": calls})
     return [*entries, *_netsim(), Entry(f"{GUEST_FOLDER}/orders.json", text.encode()), _init()]

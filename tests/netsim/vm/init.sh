@@ -7,9 +7,7 @@ mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev
 mount -t tmpfs tmp /tmp
 for module in /modules/*; do
-    # On its own account dummy makes an interface.
-    case $module in *-dummy.ko*) options=numdummies=0 ;; *) options= ;; esac
-    insmod "$module" $options || echo "no $module"
+    insmod "$module" || echo "no $module"
 done
 ip link set lo up
 stty -F /dev/ttyS1 raw

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vm.cpio import Entry
 
-PACKAGES = ("lazy-loader", "pyroute2", "typer")  # with what they need; typer brings rich
+PACKAGES = ("lazy-loader", "pyroute2")  # with what they need
 LEFT_OUT = {
     *("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "distutils", "pydoc_data", "venv"),
     *("site-packages", "dist-packages", "__pycache__", "dbm", "curses", "wsgiref", "xmlrpc"),

@@ -18,11 +18,6 @@ MODULES = (
     "sch_codel",
     "sch_plug",
     "veth",
-    "tun",
-    "dummy",
-    "sch_ingress",
-    "cls_matchall",
-    "act_mirred",
 )
 WITH_MODULES = "+".join(("", *MODULES))  # ends a cached folder's name, so that one made with fewer is not taken
 DOWNLOAD_TIMEOUT_S = 200.0
