@@ -81,30 +81,19 @@ def test_a_constant_delay_needs_no_table():
     assert (table.latency_ns, table.jitter_ns, table.entries) == (17_000_000, 0, ())
 
 
-def test_jitter_beyond_what_netem_holds_is_refused():
-    with pytest.raises(EngineError, match=r"jitter_ms=20000: .* use --engine tun"):
-        qdisc_config(Direction(30_000, 20_000, "normal"), 0)
-
-
-def test_jitter_that_may_reorder_leaves_the_rate_to_tbf():
-    shaping = qdisc_config(JITTERY, 5)
-    assert shaping.netem.rate_bytes == 0
-    assert (shaping.tbf.rate_bytes, shaping.tbf.burst_bytes) == (2_500_000, 2 * FRAME_BYTES)
+@pytest.mark.parametrize(
+    ("direction", "netem_bytes", "tbf_bytes"),
+    [
+        (JITTERY, 0, 2_500_000),  # jitter may reorder: the rate is tbf's
+        (replace(JITTERY, in_order=True), 2_500_000, 125_000_000_000),  # order is kept by a rate of netem's own
+        (replace(JITTERY, in_order=True, rate_bps=0), 125_000_000_000, 125_000_000_000),  # or by an endless one
+        (Direction(10, rate_bps=8000), 1000, 125_000_000_000),  # a constant delay has netem's exact rate
+    ],
+)
+def test_the_rate_is_netems_where_order_is_kept_and_tbfs_where_it_is_not(direction, netem_bytes, tbf_bytes):
+    shaping = qdisc_config(direction, 5)
+    assert (shaping.netem.rate_bytes, shaping.tbf.rate_bytes) == (netem_bytes, tbf_bytes)
     assert (shaping.netem.limit, shaping.netem.seed) == (1000, 5)
-
-
-def test_order_is_kept_by_a_rate_of_netems_own():
-    shaping = qdisc_config(replace(JITTERY, in_order=True), 0)
-    assert shaping.netem.rate_bytes == 2_500_000
-    assert shaping.tbf.rate_bytes == 125_000_000_000
-
-
-def test_order_is_kept_without_a_rate_by_an_endless_one():
-    assert qdisc_config(replace(JITTERY, in_order=True, rate_bps=0), 0).netem.rate_bytes == 125_000_000_000
-
-
-def test_a_constant_delay_has_the_exact_rate_whatever_the_order():
-    assert qdisc_config(Direction(10, rate_bps=8000), 0).netem.rate_bytes == 1000
 
 
 def test_a_queue_in_time_waits_behind_netem_for_the_rate_of_tbf():
@@ -114,11 +103,6 @@ def test_a_queue_in_time_waits_behind_netem_for_the_rate_of_tbf():
         assert shaping.netem.limit == MAX_QUEUE_PACKETS
         assert shaping.netem.rate_bytes == (125_000_000_000 if direction.in_order else 0)
         assert (shaping.tbf.rate_bytes, shaping.tbf.burst_bytes) == (2_500_000, FRAME_BYTES + 2500)
-
-
-def test_correlation_by_packet_is_refused():
-    with pytest.raises(EngineError, match=r"correlation=0\.5: .* take coherence_ms, or use --engine tun"):
-        qdisc_config(replace(JITTERY, correlation=0.5), 0)
 
 
 def test_a_coherent_delay_is_the_one_that_holds_now():
@@ -150,15 +134,6 @@ def test_active_queue_management_waits_where_the_buffer_does(aqm):
     assert shaping.netem.limit == 400
 
 
-def test_nothing_waits_without_a_rate():
-    assert qdisc_config(Direction(20, queue_ms=300), 0).buffer is None
-
-
-def test_a_bucket_holds_a_millisecond_of_its_rate():
-    fast = qdisc_config(replace(JITTERY, rate_bps=1e9), 0).tbf
-    assert fast.burst_bytes == 125_000
-
-
 def test_a_cut_loses_everything_bursts_or_not():
     for direction in (JITTERY, replace(JITTERY, loss=0.0, bursts=Bursts(0.1, 0.2))):
         netem = qdisc_config(direction, 0, is_cut=True).netem
@@ -185,3 +160,16 @@ def test_outages_that_hold_packets_need_a_plug_whatever_the_queue():
         assert shaping.buffer == BufferQdisc("plug", 50 * 1514)
         assert shaping.netem.limit > 50
     assert qdisc_config(Direction(queue_packets=10_000_000), 0, holds=True).buffer == BufferQdisc("plug", 2**32 - 1)
+    assert qdisc_config(Direction(20, queue_ms=300), 0).buffer is None  # nothing waits without a rate
+
+
+@pytest.mark.parametrize(
+    ("direction", "message"),
+    [
+        (Direction(30_000, 20_000, "normal"), r"jitter_ms=20000: .* use --engine tun"),
+        (replace(JITTERY, correlation=0.5), r"correlation=0\.5: .* take coherence_ms, or use --engine tun"),
+    ],
+)
+def test_what_netem_cannot_is_refused(direction, message):
+    with pytest.raises(EngineError, match=message):
+        qdisc_config(direction, 0)
