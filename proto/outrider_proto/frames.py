@@ -74,8 +74,7 @@ class TokenRules:
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     repetition_penalty: Annotated[
-        float,
-        Flag("Make tokens that prompt and answer have already less likely: above 1, at most 2; 1 is off.", expert=True),
+        float, Flag("Make tokens that the text has already less likely: above 1, at most 2; 1 is off.", expert=True)
     ] = 1.0
     answer_from: int = 0
 
@@ -119,19 +118,14 @@ class Sampling:
     seed: Annotated[int, Flag("Random seed for sampling.", panel=_PANEL)] = 0
     acceptance: Annotated[
         Acceptance,
-        Flag(
-            "Which drafted tokens are accepted. exact: text as the target alone would write it. typical: any token that"
-            " is likely enough; faster, but no longer the target's text.",
-            expert=True,
-        ),
+        Flag("exact: the text is the target's own. typical: any draft that is likely enough is taken.", expert=True),
     ] = "exact"
     epsilon: Annotated[float, Flag("Of typical acceptance: a probability that is always enough.", expert=True)] = 0.09
     alpha: Annotated[
         float, Flag("Of typical acceptance: this many times exp(-entropy) is enough, too.", expert=True)
     ] = 0.3
     min_p: Annotated[
-        float,
-        Flag("Sample from tokens with this share (0 to 1) of the likeliest one's probability; 0 is off.", expert=True),
+        float, Flag("Sample from tokens with this share of the likeliest one's probability; 0 is off.", expert=True)
     ] = 0.0
     rules: TokenRules = TokenRules()
 
