@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from block_formulas import (
     BLOCK,
@@ -32,7 +31,6 @@ from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_drafters.families.dflash.drafter import LATE_ROWS
 from outrider_drafters.load import recognize_family
-from outrider_proto.errors import UsageError
 
 RANK, WINDOW = 3, 4
 DRAFTED = torch.tensor([2, 3, 5, 7, 11, 13, 17, 19, 22])
@@ -197,14 +195,6 @@ class Place:
     def load(self, frozen: TargetWeights, options: str = ""):
         self.files()
         return load_drafter(f"{self.path}{options}", frozen)
-
-    def refused(self, message: str, frozen: TargetWeights) -> None:
-        files = self.files()
-        family = recognize_family(files)
-        with pytest.raises(UsageError, match=message):
-            family.drafter(files, frozen)
-        with pytest.raises(UsageError, match=message):
-            family.tap(files, TARGET, torch.empty(0))
 
 
 def random_target() -> TargetWeights:

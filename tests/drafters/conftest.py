@@ -5,8 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,140 +63,70 @@ from outrider_proto.tree import ROOT, DraftTree
 
 sys.path.insert(0, str(Path(__file__).parent))  # for modules shared between the tests of this folder
 
-TINY = TargetSizes(
-    hidden=16,
-    layers=3,
-    heads=4,
-    kv_heads=2,
-    head_dim=4,
-    vocab=23,
-    rope_theta=10000.0,
-    eps=1e-5,
-    max_context=128,
-    model_type="llama",
-)
+TINY = TargetSizes(16, 3, 4, 2, 4, 23, 10000.0, 1e-5, 128, "llama")
 
 
-def tiny_drafter(family: str) -> Drafter:
-    """Random weights, large enough that every input matters."""
+def random(seed: int, *builds: Callable[[], Any]) -> tuple[Any, ...]:  # Any: networks of all families
+    """A target's weights, and networks of weights large enough that every input matters."""
     with torch.random.fork_rng():
-        torch.manual_seed(7)
+        torch.manual_seed(seed)
         frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
-        moa = MoA(MoASizes(16, 4, 4, TINY.packed_kv, 2, 20, 2, 20, 4, 20))
-        eagle = Eagle2(Eagle2Sizes(16, 4, 2, 4, 20))
-        for parameter in (*moa.parameters(), *eagle.parameters()):
+        networks = [build().requires_grad_(False) for build in builds]
+        for parameter in (parameter for network in networks for parameter in network.parameters()):
             torch.nn.init.normal_(parameter, std=0.3)
-            parameter.requires_grad_(False)
-    return MoADrafter(moa, frozen) if family == "moa" else Eagle2Drafter(eagle, frozen)
+    return frozen, *networks
 
 
-def tiny_moa(has_lsa: bool) -> Drafter:
-    """TLI 2, the second layer with a window that the tests' texts outgrow; with LSA or without."""
-    packed, kv_heads, mlp = (TINY.packed_kv, 2, 20) if has_lsa else (0, 0, 0)
-    with torch.random.fork_rng():
-        torch.manual_seed(8)
-        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
-        moa = MoA(MoASizes(16, 4, 4, packed, kv_heads, mlp, 2, 20, 4, 20, tli=2))
-        last = LastLayers(BlockShape(16, 4, 2, 4, 20), (None, 5))
-        for parameter in (*moa.parameters(), *last.parameters()):
-            torch.nn.init.normal_(parameter, std=0.3)
-            parameter.requires_grad_(False)
-    return MoADrafter(moa, frozen, last=last)
+def tiny_moas() -> dict[str, Drafter]:
+    """Without TLI; and with two layers of it, the second with a window that the tests' texts outgrow."""
+    frozen, moa = random(7, lambda: MoA(MoASizes(16, 4, 4, TINY.packed_kv, 2, 20, 2, 20, 4, 20)))
+    made: dict[str, Drafter] = {"moa": MoADrafter(moa, frozen)}
+    for name, mixed in {"moa tli": (TINY.packed_kv, 2, 20), "moa tli without lsa": (0, 0, 0)}.items():
+        sizes = MoASizes(16, 4, 4, *mixed, 2, 20, 4, 20, tli=2)
+        last = partial(LastLayers, BlockShape(16, 4, 2, 4, 20), (None, 5))
+        frozen, moa, layers = random(8, partial(MoA, sizes), last)
+        made[name] = MoADrafter(moa, frozen, last=layers)
+    return made
 
 
-def tiny_eagle3() -> Drafter:
-    """Narrower than its target, with a small vocabulary of its own; what it feeds back is normed."""
+def tiny_eagles() -> dict[str, Drafter]:
+    """EAGLE-3 narrower than its target, with a small vocabulary of its own and what it feeds back normed; and of three
+    layers, the second with a window that the tests' texts outgrow. P-EAGLE of two layers, one with a window."""
+    frozen, eagle = random(7, lambda: Eagle2(Eagle2Sizes(16, 4, 2, 4, 20)))
+    made: dict[str, Drafter] = {"eagle2": Eagle2Drafter(eagle, frozen)}
+    frozen, eagle = random(7, lambda: Eagle2(Eagle2Sizes(16, 4, 2, 4, 20, norms=True)))
+    made["eagle2 norms"] = Eagle2Drafter(eagle, frozen)
     block = BlockShape(12, 3, 1, 6, 20, qk_norm=True)
     sizes = Eagle3Sizes(block, 23, 17, 16, (1, 2, 3), own_embedding=True, fc_norm=True, norm_output=True)
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
-        eagle = Eagle3(sizes)
-        for parameter in eagle.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
+    frozen, eagle = random(7, lambda: Eagle3(sizes))
     eagle.set_draft_tokens(torch.arange(3, 20))
-    return Eagle3Drafter(eagle.requires_grad_(False), frozen)
-
-
-def tiny_eagle3_layers() -> Drafter:
-    """Three layers, the second with a window that the tests' texts outgrow."""
-    sizes = Eagle3Sizes(BlockShape(16, 4, 2, 4, 20, qk_norm=True), 23, 23, 16, (1, 2), windows=(None, 5, None))
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
-        eagle = Eagle3(sizes)
-        for parameter in eagle.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-    return Eagle3Drafter(eagle.requires_grad_(False), frozen)
-
-
-def tiny_eagle2_norms() -> Drafter:
-    """The variant of speculators with more norms."""
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
-        eagle = Eagle2(Eagle2Sizes(16, 4, 2, 4, 20, norms=True))
-        for parameter in eagle.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-    return Eagle2Drafter(eagle.requires_grad_(False), frozen)
-
-
-def tiny_peagle() -> Drafter:
-    """Two layers, one with a window, and a small vocabulary of its own."""
-    eagle = Eagle3Sizes(
+    made["eagle3"] = Eagle3Drafter(eagle, frozen)
+    layers = Eagle3Sizes(BlockShape(16, 4, 2, 4, 20, qk_norm=True), 23, 23, 16, (1, 2), windows=(None, 5, None))
+    frozen, eagle = random(7, lambda: Eagle3(layers))
+    made["eagle3 layers"] = Eagle3Drafter(eagle, frozen)
+    pairs = Eagle3Sizes(
         BlockShape(16, 4, 2, 4, 20), 23, 17, 16, (1, 2), input_norm=True, own_embedding=True, windows=(5, None)
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
-        network = PEagle(PEagleSizes(eagle, mask_token=22, mask_shape=(1, 1, 32), num_drafts=4))
-        for parameter in network.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
+    frozen, network = random(7, lambda: PEagle(PEagleSizes(pairs, mask_token=22, mask_shape=(1, 1, 32), num_drafts=4)))
     network.set_draft_tokens(torch.arange(3, 20))
-    return PEagleDrafter(network.requires_grad_(False), frozen)
+    return made | {"peagle": PEagleDrafter(network, frozen)}
+
+
+def tiny_blocks() -> dict[str, Drafter]:
+    """DSpark with the Markov head that remembers, and an lm_head of few tokens."""
+    shape = BlockShape(16, 4, 2, 4, 20, qk_norm=True)
+    sizes = DFlashSizes(shape, (LayerMask(causal=True, window=5), LayerMask()), (1, 2), block=5, mask_token=22)
+    frozen, network = random(7, lambda: DFlash(sizes))
+    masks = (LayerMask(causal=True, window=5, from_root=True), LayerMask())
+    few = DFlashSizes(shape, masks, (1, 2), block=5, mask_token=22, vocab=23, head_rows=17, own_embedding=True)
+    target, dspark = random(7, lambda: DSpark(few, DSparkHeads(rank=6, kind="rnn", confidence="hidden and token")))
+    return {"dflash": DFlashDrafter(network, frozen), "dspark": DSparkDrafter(dspark, target)}
 
 
 def tiny_independent() -> Drafter:
-    config = LlamaConfig(
-        vocab_size=23,
-        hidden_size=16,
-        intermediate_size=20,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        model = LlamaForCausalLM(config)
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-    return IndependentDrafter(CausalModel(model), 23)
-
-
-def tiny_dflash() -> Drafter:
-    shape = BlockShape(16, 4, 2, 4, 20, qk_norm=True)
-    sizes = DFlashSizes(shape, (LayerMask(causal=True, window=5), LayerMask()), (1, 2), block=5, mask_token=22)
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
-        network = DFlash(sizes)
-        for parameter in network.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-    return DFlashDrafter(network.requires_grad_(False), frozen)
-
-
-def tiny_dspark() -> Drafter:
-    """With the Markov head that remembers, and an lm_head of few tokens."""
-    shape = BlockShape(16, 4, 2, 4, 20, qk_norm=True)
-    masks = (LayerMask(causal=True, window=5, from_root=True), LayerMask())
-    sizes = DFlashSizes(shape, masks, (1, 2), block=5, mask_token=22, vocab=23, head_rows=17, own_embedding=True)
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
-        network = DSpark(sizes, DSparkHeads(rank=6, kind="rnn", confidence="hidden and token"))
-        for parameter in network.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-    return DSparkDrafter(network.requires_grad_(False), frozen)
+    sizes = {"vocab_size": 23, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    return IndependentDrafter(CausalModel(random(7, lambda: LlamaForCausalLM(config))[1]), 23)
 
 
 def tiny_gemma4(centroids: int) -> Drafter:
@@ -203,30 +135,22 @@ def tiny_gemma4(centroids: int) -> Drafter:
     sizes = AssistantSizes(
         16, 12, 4, 20, 1e-6, ("sliding_attention", "full_attention"), lent, 3, 23, 23, centroids, min(centroids, 9)
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
-        network = Assistant(sizes)
-        for parameter in network.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-        if network.masked_embedding is not None:
-            network.masked_embedding.token_ordering.copy_(torch.randperm(23))
-    return AssistantDrafter(network.requires_grad_(False), frozen, (1, 2))
+    frozen, network = random(7, lambda: Assistant(sizes))
+    if network.masked_embedding is not None:
+        order = torch.randperm(23, generator=torch.Generator().manual_seed(7))
+        network.masked_embedding.token_ordering.copy_(order)
+    return AssistantDrafter(network, frozen, (1, 2))
 
 
 def tiny_heads() -> dict[str, Drafter]:
     """Drafters that read the newest feature alone."""
-    with torch.random.fork_rng():
-        torch.manual_seed(9)
-        frozen = TargetWeights(torch.randn(23, 16), torch.randn(23, 16), TINY, (0,))
-        medusa = Medusa(MedusaSizes(16, 23, heads=3, blocks=2, tied=False))
-        hydra = Hydra(HydraSizes(16, 23, heads=3, blocks=2, tied=False))
-        after_prefix = Hydra(HydraSizes(16, 23, heads=3, prefix=BlockShape(16, 4, 2, 4, 20)))
-        mlp = MLPSpeculator(MLPSpeculatorSizes(16, 12, 23, 23, heads=3, scale_input=True, tied=True))
-        networks = (medusa, hydra, after_prefix, mlp)
-        for parameter in (parameter for network in networks for parameter in network.parameters()):
-            torch.nn.init.normal_(parameter, std=0.3)
-            parameter.requires_grad_(False)
+    frozen, medusa, hydra, after_prefix, mlp = random(
+        9,
+        lambda: Medusa(MedusaSizes(16, 23, heads=3, blocks=2, tied=False)),
+        lambda: Hydra(HydraSizes(16, 23, heads=3, blocks=2, tied=False)),
+        lambda: Hydra(HydraSizes(16, 23, heads=3, prefix=BlockShape(16, 4, 2, 4, 20))),
+        lambda: MLPSpeculator(MLPSpeculatorSizes(16, 12, 23, 23, heads=3, scale_input=True, tied=True)),
+    )
     hydras = {"hydra": HydraDrafter(hydra, frozen), "hydra++": HydraDrafter(after_prefix, frozen)}
     return {"medusa": MedusaDrafter(medusa, frozen), "mlp": MLPSpeculatorDrafter(mlp, frozen)} | hydras
 
@@ -239,17 +163,9 @@ class Pairs(TextDrafter):
 
 
 def every_tiny_drafter() -> dict[str, Drafter]:
-    others = {
-        "lookup": LookupDrafter(23, ngram=2),
-        "suffix": SuffixDrafter(23),
-        "independent": tiny_independent(),
-        "eagle3": tiny_eagle3(),
-    }
-    others |= {"dflash": tiny_dflash(), "dspark": tiny_dspark(), "text": Pairs(23)}
-    others |= {"eagle3 layers": tiny_eagle3_layers(), "eagle2 norms": tiny_eagle2_norms(), "peagle": tiny_peagle()}
-    others |= {"gemma4": tiny_gemma4(0), "gemma4 ordered": tiny_gemma4(23)}
-    others |= {"moa tli": tiny_moa(has_lsa=True), "moa tli without lsa": tiny_moa(has_lsa=False)}
-    return {family: tiny_drafter(family) for family in ("moa", "eagle2")} | others | tiny_heads()
+    others: dict[str, Drafter] = {"lookup": LookupDrafter(23, ngram=2), "suffix": SuffixDrafter(23), "text": Pairs(23)}
+    others |= {"independent": tiny_independent(), "gemma4": tiny_gemma4(0), "gemma4 ordered": tiny_gemma4(23)}
+    return others | tiny_moas() | tiny_eagles() | tiny_blocks() | tiny_heads()
 
 
 @pytest.fixture(scope="session")

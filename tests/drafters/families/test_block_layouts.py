@@ -23,7 +23,9 @@ def place(tmp_path, request) -> Place:
 
 
 @pytest.mark.parametrize("place", list(FORMS), indirect=True)
-@pytest.mark.parametrize("lacking", [0, 3, 6])
+@pytest.mark.parametrize(
+    "lacking", [pytest.param(0, marks=pytest.mark.slow), 3, pytest.param(6, marks=pytest.mark.slow)]
+)
 def test_agrees_with_the_formulas(place, lacking, frozen):
     """Along two paths of one tree, which share no node."""
     state, rows = fed(place, frozen, lacking)
@@ -47,7 +49,7 @@ def test_the_family_follows_from_the_heads(place):
 
 
 @pytest.mark.parametrize("place", CONFIDENT, indirect=True)
-@pytest.mark.parametrize("threshold", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("threshold", [pytest.param(0.2, marks=pytest.mark.slow), 0.5])
 def test_a_chain_ends_where_the_confidence_is_less(place, threshold, frozen):
     """Slot by slot, not by the product; the whole block without a threshold."""
     state, rows = fed(place, frozen)

@@ -115,7 +115,7 @@ def test_several_texts_are_drafted_together(inner, options):
     ]
 
 
-@pytest.mark.parametrize("options", [COPIES, BLENDS, BOTH])
+@pytest.mark.parametrize("options", [*(pytest.param(each, marks=pytest.mark.slow) for each in (COPIES, BLENDS)), BOTH])
 @given(tokens=texts, edits=edits_of(texts))
 def test_equals_a_fresh_state_after_any_edits(inner, options, tokens, edits):
     drafter = HybridDrafter(inner, **options)
