@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from trained_model import trained_model
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
@@ -32,23 +33,8 @@ SMALL = {
 EVERY_TERM = BlockLosses(text=0.2, divergence=0.3, variation=0.7)
 
 
-@pytest.fixture(scope="module")
-def teacher(tiny_target):
-    return Teacher.load(tiny_target, torch.float32)
-
-
 def model_of(teacher, name, **changes):
-    family = trainable_family(name)
-    settings = replace(family.defaults(teacher.facts), **SMALL[name] | changes)
-    torch.manual_seed(3)
-    model = family.make_drafter(settings, teacher.facts, lambda: torch.arange(teacher.facts.sizes.vocab) % 7)
-    model.init_from_lm_head(teacher.lm_head)
-    teacher.restrict(model.draft_tokens)
-    with torch.no_grad():
-        for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-            parameter.copy_(parameter.bfloat16())  # as exported
-    return model
+    return trained_model(teacher, name, **(SMALL[name] | changes))
 
 
 def make_batch(teacher, mask):
@@ -250,22 +236,6 @@ def test_a_draft_vocabulary_of_dspark_is_that_of_speculators(teacher, tmp_path):
 def test_the_default_taps_are_the_paper_s(layers, taps):
     """Qwen3-4B's are published: outputs 1, 9, 17, 25 and 33 of 36 layers."""
     assert default_taps(layers) == taps
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("dflash", {"target_layers": (9,)}, "target_layers: 9"),
-        ("dflash", {"target_layers": ()}, "at least one"),
-        ("dflash", {"gamma": 0.0}, "gamma=0.0"),
-        ("dflash", {"block_size": 1}, "block_size=1"),
-        ("dspark", {"mask_token": 1 << 30}, "mask_token="),
-        ("dspark", {"confidence": -1.0}, "confidence=-1.0"),
-    ],
-)
-def test_a_wrong_size_is_named(name, changes, message, teacher):
-    with pytest.raises(UsageError, match=message):
-        model_of(teacher, name, **changes)
 
 
 def test_losses_without_a_weight_are_refused():

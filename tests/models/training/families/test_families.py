@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from trained_model import trained_model
 
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.families.shared_layout import STEPS
@@ -18,7 +19,6 @@ from outrider_drafters.load import load_drafter, load_tap
 from outrider_models.training.core import block_losses, losses
 from outrider_models.training.core.interfaces import Batch, TeacherRequest, most_frequent
 from outrider_models.training.core.losses import HeadDecay, Losses
-from outrider_models.training.core.teacher import Teacher
 from outrider_models.training.families import TRAINABLE_FAMILIES, trainable_family
 from outrider_models.training.families.dspark import MarkovSettings
 from outrider_models.training.families.peagle import DepthSettings
@@ -37,23 +37,8 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module")
-def teacher(tiny_target):
-    return Teacher.load(tiny_target, torch.float32)
-
-
 def model_of(teacher, name, **changes):
-    family = trainable_family(name)
-    settings = replace(family.defaults(teacher.facts), **SMALL.get(name, {}) | changes)
-    torch.manual_seed(3)
-    model = family.make_drafter(settings, teacher.facts, lambda: torch.arange(teacher.facts.sizes.vocab) % 7)
-    model.init_from_lm_head(teacher.lm_head)
-    teacher.restrict(model.draft_tokens)
-    with torch.no_grad():
-        for parameter in (parameter for parameter in model.parameters() if parameter.requires_grad):
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-            parameter.copy_(parameter.bfloat16())  # as exported
-    return model
+    return trained_model(teacher, name, **(SMALL.get(name, {}) | changes))
 
 
 def make_batch(vocab, rows=1):
@@ -352,6 +337,16 @@ def test_tokens_that_cannot_be_drafted_have_no_loss(teacher):
         ("hydra", {"noise": -1.0}, "noise=-1.0"),
         ("medusa", {"blocks": 0}, "blocks=0"),
         ("independent", {"init": "target", "hidden": 4096}, "hidden=4096"),
+        ("dflash", {"target_layers": (9,)}, "target_layers: 9"),
+        ("dflash", {"target_layers": ()}, "at least one"),
+        ("dflash", {"gamma": 0.0}, "gamma=0.0"),
+        ("dflash", {"block_size": 1}, "block_size=1"),
+        ("dspark", {"mask_token": 1 << 30}, "mask_token="),
+        ("dspark", {"confidence": -1.0}, "confidence=-1.0"),
+        ("peagle", {"target_layers": (9,)}, "target_layers: 9"),
+        ("peagle", {"target_layers": (1, 1)}, "at least one, none twice"),
+        ("peagle", {"mask_token": 1 << 30}, "mask_token="),
+        ("peagle", {"layers": 0}, "layers=0"),
     ],
 )
 def test_a_wrong_size_is_named(name, changes, message, teacher):

@@ -5,12 +5,12 @@ cross-entropy of every depth that the reply holds.
 """
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from trained_model import trained_model
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
@@ -19,7 +19,6 @@ from outrider_drafters.families.peagle.family import FAMILY, load_network
 from outrider_drafters.load import load_drafter, load_tap, recognize_family
 from outrider_models.training.core.interfaces import Batch
 from outrider_models.training.core.teacher import Teacher
-from outrider_models.training.families import trainable_family
 from outrider_models.training.families.peagle import DepthSettings, sample_masks
 from outrider_proto.errors import UsageError
 
@@ -29,23 +28,8 @@ SOME = DepthSettings(count=5, ratio=0.6, least=0.3)
 MASK = torch.tensor([[False] * 3 + [True] * 5 + [False] * 2 + [True] * 6])  # two replies
 
 
-@pytest.fixture(scope="module")
-def teacher(tiny_target):
-    return Teacher.load(tiny_target, torch.float32)
-
-
 def model_of(teacher, **changes):
-    family = trainable_family("peagle")
-    settings = replace(family.defaults(teacher.facts), **{"layers": 2, "draft_vocab": 300, "depths": ALL} | changes)
-    torch.manual_seed(3)
-    model = family.make_drafter(settings, teacher.facts, lambda: torch.arange(teacher.facts.sizes.vocab) % 7)
-    model.init_from_lm_head(teacher.lm_head)
-    teacher.restrict(model.draft_tokens)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-            parameter.copy_(parameter.bfloat16())  # as exported
-    return model
+    return trained_model(teacher, "peagle", **({"layers": 2, "draft_vocab": 300, "depths": ALL} | changes))
 
 
 @pytest.fixture
@@ -223,20 +207,6 @@ def test_the_embedding_starts_as_the_target_s_and_weights_come_with_their_mask(t
     assert torch.equal(other.network.mask_hidden, model.network.mask_hidden)
     with pytest.raises(UsageError, match="holds unknown tensors embed_tokens"):
         model_of(teacher, own_embedding=False).load_weights(DrafterFiles.open(DrafterSource(str(tmp_path))))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"target_layers": (9,)}, "target_layers: 9"),
-        ({"target_layers": (1, 1)}, "at least one, none twice"),
-        ({"mask_token": 1 << 30}, "mask_token="),
-        ({"layers": 0}, "layers=0"),
-    ],
-)
-def test_a_wrong_size_is_named(changes, message, teacher):
-    with pytest.raises(UsageError, match=message):
-        model_of(teacher, **changes)
 
 
 @pytest.mark.parametrize(("count", "ratio", "least"), [(1, 0.7, 0.2), (8, 0.0, 0.2), (8, 1.1, 0.2), (8, 0.7, -0.1)])
