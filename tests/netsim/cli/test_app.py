@@ -35,7 +35,7 @@ def run(*arguments):
         (["run", "--profile", "lan", "--upstream", "127.0.0.1:99999", "--", "true"], "--upstream port=99999: need 1"),
         (["run", "--profile", "lan", "--clients", "0", "--", "true"], "clients=0: need at least 1"),
         (["run", "--profile", "lan", "--engine", "netem", "--", "true"], 'engine="netem": input should be'),
-        (["run", "--profile", "lan", "--set", "ordr=1", "--", "true"], "ordr: no such option; did you mean in_order?"),
+        (["run", "--profile", "lan", "--set", "ordr=1", "--", "true"], "ordr: no such option; did you mean in-order?"),
         (["run", "--profile", "missing.toml", "--", "true"], "missing.toml: cannot be read"),
         (["run", "--delay", "40", "--", "true"], "--delay=40: need a duration such as 40ms"),
         (["run", "--", "true"], "need --profile NAME, or a link described by --delay"),
@@ -106,8 +106,8 @@ def test_generated_traces_check_and_repeat_by_seed(tmp_path, name):
 
 def test_what_experts_set_is_listed():
     listed = run("run", "--set", "list").output
-    names = re.findall(r"^(\w+):", listed, re.MULTILINE)
-    assert names == ["distribution", "queue", "in_order", "congestion", "packet_log"]
+    names = re.findall(r"^([\w-]+):", listed, re.MULTILINE)
+    assert names == ["distribution", "queue", "in-order", "congestion", "packet-log"]
 
 
 def test_clean_prints_what_it_did(monkeypatch):
