@@ -21,10 +21,9 @@ TargetOption = Annotated[
     str | None,
     Flag("Target: directory, GGUF file, hub name, or name got with outrider-models; default: the embedded one."),
 ]
-FamiliesOption = Annotated[
-    tuple[str, ...],
-    Flag("Prompt families, or with --questions categories, repeatable or separated by commas; default: all."),
-]
+_FAMILIES = "Prompt families, or with --questions categories, separated by commas; default: all."
+FamiliesOption = Annotated[tuple[str, ...], Flag(_FAMILIES)]
+ExpertsFamiliesOption = Annotated[tuple[str, ...], Flag(_FAMILIES, expert=True)]
 QuestionsOption = Annotated[
     Path | None,
     Flag(

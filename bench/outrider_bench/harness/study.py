@@ -26,7 +26,7 @@ from outrider_bench.core.progress import Step
 from outrider_bench.core.tables import ResultTable
 from outrider_bench.harness.options import (
     DraftersOption,
-    FamiliesOption,
+    ExpertsFamiliesOption,
     JsonOption,
     QuestionsOption,
     TargetOption,
@@ -76,7 +76,7 @@ class QuestionOptions(TargetOptions):
     """Options of a study that asks held-out prompts of the embedded corpus, or a user's questions."""
 
     questions: QuestionsOption = None
-    families: FamiliesOption = ()
+    families: ExpertsFamiliesOption = ()
 
     @cached_property
     def source(self) -> QuestionSource:

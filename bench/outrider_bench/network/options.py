@@ -16,6 +16,7 @@ from outrider_bench.harness.options import (
     BreadthOption,
     BudgetOption,
     CsvOption,
+    FamiliesOption,
     LevelsOption,
     PlotOption,
     drafter_for,
@@ -54,6 +55,7 @@ class NetworkOptions(QuestionOptions):
     The controls are stream and server-draft.
     """
 
+    families: FamiliesOption = ()
     profiles: Annotated[
         tuple[str, ...],
         Flag("Link profile from `outrider-netsim list`, or none; repeatable; default: paper-5g.", name="profile"),

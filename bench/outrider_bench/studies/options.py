@@ -14,6 +14,7 @@ from outrider_bench.harness.options import (
     DeviceOption,
     DraftersOption,
     DtypeOption,
+    ExpertsFamiliesOption,
     FamiliesOption,
     JsonOption,
     LevelsOption,
@@ -98,7 +99,7 @@ class TraceOptions(StudyOptions):
     drafter: Annotated[str, Flag("Directory or hub name of the drafter, or lookup; options follow as ,KEY=VALUE.")]
     prompt_ids: Annotated[str | None, Flag("Token ids of the prompt, separated by commas; or give --questions.")] = None
     questions: QuestionsOption = None
-    families: FamiliesOption = ()
+    families: ExpertsFamiliesOption = ()
     max_new_tokens: Annotated[int, Field(ge=1), Flag("New tokens at most.")] = 64
     breadth: Annotated[
         int | None,
@@ -132,6 +133,7 @@ class TraceOptions(StudyOptions):
 class ComparedOptions(QuestionOptions):
     """Options of a study whose variants take turns at every prompt."""
 
+    families: FamiliesOption = ()
     repetitions: Annotated[int, Field(ge=1), Flag("Times that each prompt is asked.")] = 3
     seed: OrderSeedOption = 1
     max_new_tokens: LimitOption = 128

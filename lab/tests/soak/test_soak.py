@@ -11,7 +11,7 @@ from outrider_lab.cli.app import app
 from outrider_lab.soak.run import LEAST_SAMPLES, MemorySample, SoakPlan, SoakResult, memory_growths
 from outrider_proto.errors import UsageError
 
-SMALL = ["--families", "chat", "--per-family", "4", "--max-new-tokens", "12", "--any-cores"]
+SMALL = ["--set", "families=chat", "--per-family", "4", "--max-new-tokens", "12", "--any-cores"]
 runner = CliRunner()
 
 

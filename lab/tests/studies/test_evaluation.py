@@ -19,7 +19,7 @@ def run(tmp_path, *arguments):
 
 def test_evaluation_of_a_drafter_that_reads_no_features(tmp_path):
     """It was waited for features that nobody sends."""
-    few = ("--families", "code", "--code", 1, "--tau-per-family", 1, "--max-new-tokens", 48)
+    few = ("--set", "families=code", "--code", 1, "--tau-per-family", 1, "--max-new-tokens", 48)
     result, report = run(tmp_path, "eval", "--drafter", "independent", *few)
     assert result.exit_code == 0, result.output
     passed = report["drafters"]["independent"]["passed"]

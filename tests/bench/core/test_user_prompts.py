@@ -126,7 +126,7 @@ def test_the_examples_have_every_sub_task_and_two_of_two_turns(models):
 def test_trace_asks_the_questions_turn_by_turn(tmp_path):
     path = written(tmp_path, {"question_id": 81, "category": "writing", "turns": ["Hi", "Bye"]}, {"prompt": "x"})
     command = ["trace", "--target", str(target_dir()), "--drafter", "lookup", "--questions", str(path), "--baseline"]
-    result = CliRunner().invoke(app, [*command, "--families", "writing", "--max-new-tokens", "3"])
+    result = CliRunner().invoke(app, [*command, "--set", "families=writing", "--max-new-tokens", "3"])
     assert result.exit_code == 0, result.output
     traced = json.loads(result.stdout)["questions"]
     assert [(one["name"], one["category"], one["matches_baseline"]) for one in traced] == [

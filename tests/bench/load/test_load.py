@@ -261,7 +261,17 @@ def own_cache(tmp_path_factory):
         yield
 
 
-SMALL = ["--families", "chat", "--per-family", "4", "--max-new-tokens", "12", "--set", "long_share=0", "--any-cores"]
+SMALL = [
+    "--set",
+    "families=chat",
+    "--per-family",
+    "4",
+    "--max-new-tokens",
+    "12",
+    "--set",
+    "long_share=0",
+    "--any-cores",
+]
 
 
 @pytest.fixture(scope="module")

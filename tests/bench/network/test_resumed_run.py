@@ -129,7 +129,7 @@ def test_an_experiment_file_has_a_case_per_link_and_seed(tmp_path, few_pings):
         'profiles = ["none", "lan"]\nseeds = [1, 5]\nmodes = ["stop-and-wait"]\nengine = "proxy"\n'
         'prompts = 3\nmax_new_tokens = 8\nfamilies = ["qa"]\n'
     )
-    network("--experiment", file, "--prompts", "1", "--json", report)
+    network("--config", file, "--prompts", "1", "--json", report)
     cases = json.loads(report.read_text())["cases"]
     assert [(case["profile"], case["seed"]) for case in cases] == [("none", 1), ("none", 5), ("lan", 1), ("lan", 5)]
     assert all((case["families"], case["prompts"], case["mismatches"]) == (["qa"], 1, 0) for case in cases)
