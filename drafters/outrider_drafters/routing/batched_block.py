@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from outrider_drafters.blocks.fused import BlockWeights, FusedBlock
 from outrider_drafters.blocks.layers import Rope
-from outrider_drafters.blocks.row_buffer import RowBuffer
+from outrider_drafters.blocks.row_buffer import KVCache
 
 
 class BatchedBlock:
@@ -44,7 +44,7 @@ class BatchedBlock:
         shape, split = self.shape, self.shape.heads + self.shape.kv_heads
         rows = self._rows(x, heads)
         rotated = rope.rotate(rows[:, :split])
-        cache.append(rotated[:, shape.heads :], rows[:, split:], heads)
+        cache.append_of(heads, rotated[:, shape.heads :], rows[:, split:])
         mixed = F.scaled_dot_product_attention(
             rotated[:, : shape.heads], cache.keys[heads], cache.values[heads], attn_mask=mask, enable_gqa=True
         )
@@ -68,36 +68,19 @@ class BatchedBlock:
         return F.rms_norm(x, x.shape[-1:], eps=self.shape.eps) * weights.unsqueeze(1)
 
 
-class BatchedCache:
+class BatchedCache(KVCache):
     """Keys and values, each [heads, kv_heads, length, head_dim].
 
     Rows are common to all heads. Where only some heads wrote a row, the others hold zeros, which their masks must hide.
     """
 
     def __init__(self, num_heads: int, kv_heads: int, head_dim: int, like: Tensor) -> None:
-        self._keys = RowBuffer(num_heads, kv_heads, width=head_dim, dtype=like.dtype, device=like.device)
-        self._values = RowBuffer(num_heads, kv_heads, width=head_dim, dtype=like.dtype, device=like.device)
+        super().__init__(kv_heads, head_dim, like.dtype, like.device, num_heads)
         self._num_heads = num_heads
 
-    @property
-    def keys(self) -> Tensor:
-        return self._keys.all
-
-    @property
-    def values(self) -> Tensor:
-        return self._values.all
-
-    @property
-    def length(self) -> int:
-        return self._keys.length
-
-    def append(self, keys: Tensor, values: Tensor, heads: slice) -> None:
-        self._keys.append(for_all(keys, heads, self._num_heads))
-        self._values.append(for_all(values, heads, self._num_heads))
-
-    def truncate(self, length: int) -> None:
-        self._keys.truncate(length)
-        self._values.truncate(length)
+    def append_of(self, heads: slice, keys: Tensor, values: Tensor) -> None:
+        """Append rows that some heads wrote."""
+        self.append(for_all(keys, heads, self._num_heads), for_all(values, heads, self._num_heads))
 
 
 def times(x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
