@@ -13,7 +13,6 @@ from outrider_bench.harness.study import Study
 from outrider_lab.cli.app import STUDIES, app
 
 SHORT = ("--per-family", 1, "--max-new-tokens", 3)
-OFFLINE = ("--prompts", 2, "--cut-at", 6, "--tokens", 10, "--drafter", "lookup", "--drafter", "moa")
 COMMAND = [sys.executable, "-c", "from outrider_lab.cli.app import main; main()"]
 
 
@@ -32,7 +31,6 @@ def test_every_command_has_help_for_every_option(name):
 @pytest.mark.parametrize(
     ("command", "options", "draws"),
     [
-        ("offline", OFFLINE, False),
         ("staleness", (*SHORT, "--drafter", "moa", "--drafter", "independent"), True),
         ("eval", (*SHORT, "--code", 2, "--tau-per-family", 1, "--drafter", "eagle2"), True),
         ("depth-sweep", (*SHORT, "--drafter", "eagle2", "--levels", 2, "--repetitions", 1), True),
@@ -69,7 +67,6 @@ def counted(report: object) -> object:
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("offline", OFFLINE),
         ("eval", (*SHORT, "--code", 2, "--tau-per-family", 1, "--drafter", "eagle2", "--drafter", "moa")),
         ("depth-sweep", (*SHORT, "--drafter", "medusa", "--levels", 2, "--repetitions", 2)),
     ],

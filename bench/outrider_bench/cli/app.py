@@ -13,7 +13,6 @@ import typer
 from outrider_bench.harness.runner import StudyCommand, add_studies
 from outrider_bench.load.options import LoadOptions
 from outrider_bench.network.options import NetworkOptions, load_network
-from outrider_bench.spec.options import SpecOptions
 from outrider_bench.studies import options
 from outrider_proto.errors import OutriderError
 from outrider_proto.options.command import exit_code
@@ -25,7 +24,6 @@ STUDIES = (
     StudyCommand("verify-cost", options.VerifyCostOptions, "studies.pair.verify_cost:VerifyCostStudy"),
     StudyCommand("load", LoadOptions, "load.study:LoadStudy"),
     StudyCommand("network", NetworkOptions, "network.study:NetworkStudy", load_network),
-    StudyCommand("spec", SpecOptions, "spec.study:SpecStudy"),
 )
 
 app = typer.Typer(

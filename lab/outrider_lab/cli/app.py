@@ -12,13 +12,14 @@ from outrider_lab.cli.models import corpus_command, train_command
 from outrider_lab.cli.paper import paper_app
 from outrider_lab.cli.record import record_command
 from outrider_lab.soak.options import SoakOptions
+from outrider_lab.spec.options import SpecOptions
 from outrider_lab.studies import options
 from outrider_lab.virtual.options import SweepOptions, VirtualOptions
 
 _Study = partial(StudyCommand, package="outrider_lab")
 STUDIES = (
     _Study("eval", options.EvalOptions, "studies.evaluation:EvaluationStudy"),
-    _Study("offline", options.OfflineOptions, "studies.offline:OfflineStudy"),
+    _Study("spec", SpecOptions, "spec.study:SpecStudy"),
     _Study("depth-sweep", options.DepthSweepOptions, "studies.depth_sweep:DepthSweepStudy"),
     _Study("routing", options.RoutingOptions, "studies.routing:RoutingStudy"),
     _Study("typical", options.TypicalOptions, "studies.typical:TypicalStudy"),

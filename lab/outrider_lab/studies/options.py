@@ -49,17 +49,6 @@ class EvalOptions(PairOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfflineOptions(DraftersOptions):
-    """Measure what drafters write when the link dies: how long it stays readable, and what the target keeps of it."""
-
-    prompts: Annotated[
-        int | None, Field(ge=1), Flag("Questions, the families in turn; default: 60, or all of --questions.")
-    ] = None
-    cut_at: Annotated[int, Field(ge=1), Flag("Tokens of the answer after which the link dies.")] = 32
-    tokens: Annotated[int, Field(ge=1), Flag("Most tokens that the drafter writes from there on.")] = 64
-
-
-@dataclass(frozen=True, kw_only=True)
 class StalenessOptions(DraftersOptions):
     """Measure acceptance with late features and with coarse ones, for chains and trees."""
 

@@ -1,1 +1,1 @@
-"""Studies of the embedded pair or others: quality, exactness, offline quality, overhead, recovery, cost of a pass."""
+"""Studies of the embedded pair or others: exactness, and the cost of a pass."""

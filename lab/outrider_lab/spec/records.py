@@ -1,4 +1,4 @@
-"""What `outrider-bench spec` keeps of every answer, and the answer files made of it in Spec-Bench's form.
+"""What `outrider-lab spec` keeps of every answer, and the answer files made of it in Spec-Bench's form.
 
 The records have what that form has no place for: token ids, times to the first token, sizes of prompts.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from outrider_bench.spec.answer_file import SpecAnswer, SpecChoice
+from outrider_lab.spec.answer_file import SpecAnswer, SpecChoice
 
 
 @dataclass(frozen=True, slots=True)

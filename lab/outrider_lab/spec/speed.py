@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from outrider_bench.core.stats import Number, mean, ratio
-from outrider_bench.spec.answer_file import SpecAnswer, SpecChoice
+from outrider_lab.spec.answer_file import SpecAnswer, SpecChoice
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 SUB_TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")

@@ -1,4 +1,4 @@
-"""The study behind `outrider-bench spec`: every answer is a row; the answer files are written at the end of a run.
+"""The study behind `outrider-lab spec`: every answer is a row; the answer files are written at the end of a run.
 
 DIR/WAY.jsonl       the answers of a way in Spec-Bench's form, with one line for all runs of a question
 DIR/summary.json    the report; beside it are the rows of an interrupted run
@@ -16,13 +16,14 @@ from pathlib import Path
 from outrider_bench.core.progress import Step
 from outrider_bench.core.tables import ResultTable
 from outrider_bench.harness.study import Measured, Study
-from outrider_bench.spec.answer_file import SpecAnswer, read_answers, write_answers
-from outrider_bench.spec.options import SUMMARY, SpecOptions
-from outrider_bench.spec.plan import BASELINE
-from outrider_bench.spec.records import QuestionRecord, answers_of
-from outrider_bench.spec.run import Asked, answer_all, largest_gaps, load_asked
-from outrider_bench.spec.speed import CountTokens
-from outrider_bench.spec.summary import (
+from outrider_client.models.tokenizer import load_tokenizer
+from outrider_lab.spec.answer_file import SpecAnswer, read_answers, write_answers
+from outrider_lab.spec.options import SUMMARY, SpecOptions
+from outrider_lab.spec.plan import BASELINE
+from outrider_lab.spec.records import QuestionRecord, answers_of
+from outrider_lab.spec.run import Asked, answer_all, largest_gaps, load_asked
+from outrider_lab.spec.speed import CountTokens
+from outrider_lab.spec.summary import (
     SpecSummary,
     accepted_table,
     new_tokens_table,
@@ -30,7 +31,6 @@ from outrider_bench.spec.summary import (
     summarize,
     tokens_table,
 )
-from outrider_client.models.tokenizer import load_tokenizer
 from outrider_proto.errors import UsageError
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from outrider_bench.spec.answer_file import SpecAnswer, SpecChoice, line_of, read_answers, write_answers
+from outrider_lab.spec.answer_file import SpecAnswer, SpecChoice, line_of, read_answers, write_answers
 from outrider_proto.errors import UsageError
 
 CHOICE = SpecChoice(0, ("One\u2028line",), (2,), (3,), (0.5,), (1, 2))

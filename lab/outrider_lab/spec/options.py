@@ -1,4 +1,4 @@
-"""Options of `outrider-bench spec`."""
+"""Options of `outrider-lab spec`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from outrider_proto.errors import UsageError
 from outrider_proto.options.fields import Flag
 
 if TYPE_CHECKING:
-    from outrider_bench.spec.plan import SpecPlan
+    from outrider_lab.spec.plan import SpecPlan
 
 PROFILE, MODE = "paper-5g", "auto"
 SUMMARY = "summary.json"
@@ -78,7 +78,7 @@ class SpecOptions(TargetOptions):
     @cached_property
     def plan(self) -> SpecPlan:
         """Raises UsageError."""
-        from outrider_bench.spec.plan import AUTO_TREE, OWN_TREE, SpecPlan, assistant_among, drafter_names
+        from outrider_lab.spec.plan import AUTO_TREE, OWN_TREE, SpecPlan, assistant_among, drafter_names
 
         if self.questions is None or self.out is None:
             raise UsageError("what to do: need --questions and --out, or --summarize")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from outrider_bench.spec.answer_file import SpecAnswer, SpecChoice
-from outrider_bench.spec.speed import OVERALL, SpecFigures, spec_results
+from outrider_lab.spec.answer_file import SpecAnswer, SpecChoice
+from outrider_lab.spec.speed import OVERALL, SpecFigures, spec_results
 
 
 def answer(category: str, *choices: SpecChoice, number: int = 1) -> SpecAnswer:

@@ -1,8 +1,8 @@
 """Records of a run of Spec-Bench, as rows of a study and as answer files."""
 
-from outrider_bench.spec.answer_file import read_answers, write_answers
-from outrider_bench.spec.records import QuestionRecord, TurnRecord, answers_of
-from outrider_bench.spec.study import SpecStudy
+from outrider_lab.spec.answer_file import read_answers, write_answers
+from outrider_lab.spec.records import QuestionRecord, TurnRecord, answers_of
+from outrider_lab.spec.study import SpecStudy
 
 
 def record(question: int, way: str = "plain", run: int = 0) -> QuestionRecord:

@@ -19,12 +19,12 @@ from outrider_bench.core.prompts import WARM_UP, too_long, turn_prompt
 from outrider_bench.core.reference_answers import LOOKUP_TOKENS, GenerateModel, departure
 from outrider_bench.core.tables import show_line
 from outrider_bench.network.link_endpoint import open_link, profile_or_none
-from outrider_bench.spec.plan import ASSISTANT, BASELINE, IN_PROCESS, LOOKUP, PLAIN, ClientSpec, SpecPlan
-from outrider_bench.spec.records import QuestionRecord, TurnRecord, record_name
-from outrider_bench.spec.ways import ClientWay, GenerateWay, PlainWay, Way
 from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
+from outrider_lab.spec.plan import ASSISTANT, BASELINE, IN_PROCESS, LOOKUP, PLAIN, ClientSpec, SpecPlan
+from outrider_lab.spec.records import QuestionRecord, TurnRecord, record_name
+from outrider_lab.spec.ways import ClientWay, GenerateWay, PlainWay, Way
 from outrider_models.core.questions import UserQuestion
 from outrider_proto.errors import UsageError
 from outrider_server.engine.reference_decode import plain_logits

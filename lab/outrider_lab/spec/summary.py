@@ -8,10 +8,10 @@ from typing import Any
 
 from outrider_bench.core.stats import median
 from outrider_bench.core.tables import ResultTable, table
-from outrider_bench.spec.answer_file import SpecAnswer, first_runs
-from outrider_bench.spec.plan import BASELINE, PLAIN
-from outrider_bench.spec.records import QuestionRecord
-from outrider_bench.spec.speed import OVERALL, CountTokens, SpecFigures, SpecResult, by_way, spec_results
+from outrider_lab.spec.answer_file import SpecAnswer, first_runs
+from outrider_lab.spec.plan import BASELINE, PLAIN
+from outrider_lab.spec.records import QuestionRecord
+from outrider_lab.spec.speed import OVERALL, CountTokens, SpecFigures, SpecResult, by_way, spec_results
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`outrider-bench spec` whole on the embedded target: its files, and its figures computed from them once more."""
+"""`outrider-lab spec` whole on the embedded target: its files, and its figures computed from them once more."""
 
 import json
 from dataclasses import replace
@@ -8,14 +8,14 @@ from statistics import fmean
 import pytest
 from typer.testing import CliRunner
 
-from outrider_bench.cli.app import app
-from outrider_bench.spec import run as spec_run
-from outrider_bench.spec.options import SpecOptions
-from outrider_bench.spec.plan import assistant_among, drafter_names
-from outrider_bench.spec.records import record_name
-from outrider_bench.spec.study import SpecStudy
-from outrider_bench.spec.summary import Differing
 from outrider_client.models.tokenizer import load_tokenizer
+from outrider_lab.cli.app import app
+from outrider_lab.spec import run as spec_run
+from outrider_lab.spec.options import SpecOptions
+from outrider_lab.spec.plan import assistant_among, drafter_names
+from outrider_lab.spec.records import record_name
+from outrider_lab.spec.study import SpecStudy
+from outrider_lab.spec.summary import Differing
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.errors import UsageError
 

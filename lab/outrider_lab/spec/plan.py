@@ -1,4 +1,4 @@
-"""The plan of `outrider-bench spec`: what is asked, and every way of answering it by the name of its answer file."""
+"""The plan of `outrider-lab spec`: what is asked, and every way of answering it by the name of its answer file."""
 
 from __future__ import annotations
 

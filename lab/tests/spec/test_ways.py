@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from outrider_bench.core.reference_answers import GenerateModel
-from outrider_bench.spec.ways import in_thread
+from outrider_lab.spec.ways import in_thread
 from outrider_models.core.embedded import target_dir
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
