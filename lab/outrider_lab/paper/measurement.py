@@ -1,7 +1,7 @@
 """What a report is made of: commands of bench and lab, each with its JSON report, measured once.
 
     OUT/json/NAME.json      the report of `outrider-bench COMMAND ... --json OUT/json/NAME.json`
-    OUT/json/NAME.*         what that command keeps to go on after an interruption, until it has ended
+    OUT/json/NAME.begun-*   what that very command keeps to go on after an interruption, until it has ended
 
 A report whose command, or a file that it names, was another one is measured again.
 """
@@ -56,8 +56,8 @@ class MeasurementError(OutriderError):
 class Measurement:
     """A command whose report `name` holds, and which goes on by itself when it was interrupted.
 
-    `first` is a command that has to run before. In both, KEPT stands for OUT/json/NAME, the beginning of the names of
-    files that one writes for the other. `timed`: others that run beside it would change its figures.
+    `first` is a command that has to run before. In both, KEPT stands for the beginning of the names of files that one
+    writes for the other. `timed`: others that run beside it would change its figures.
     """
 
     name: str
@@ -90,17 +90,15 @@ class Measurement:
 
     def start(self, directory: Path, log: Path | None = None, threads: int | None = None) -> Process:
         """Run the command in a process of its own, which writes what it says to `log`. Raises OSError."""
-        asked = directory / f"{self.name}.command"
+        begun = self.begun(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        begun = asked.is_file() and asked.read_text() == self.key
-        if not begun:  # what another command has left is no beginning of this one
-            for left in directory.glob(f"{self.name}.*"):
+        for left in directory.glob(f"{self.name}.begun-*"):
+            if not left.name.startswith(begun.name):  # what another command has left is no beginning of this one
                 left.unlink()
-        asked.write_text(self.key)
         show_line(f"{self.name}: {self.command}")
-        arguments = [*self.arguments, "--json", str(self._report(directory))]
+        arguments = [*self.arguments, "--json", f"{begun}.json"]
         commands = [
-            [argument.replace(KEPT, str(directory / self.name)) for argument in command]
+            [argument.replace(KEPT, str(begun)) for argument in command]
             for command in (self.first, arguments)
             if command
         ]
@@ -110,16 +108,20 @@ class Measurement:
 
     def finish(self, directory: Path, code: int | None) -> dict[str, Any]:  # Any: JSON
         """Return the report of the ended process. Raises MeasurementError if there is none, and OSError."""
-        path = self._report(directory)
-        if code not in (0, _FAILED_CHECK) or not path.is_file():
+        begun = self.begun(directory)
+        written = Path(f"{begun}.json")
+        if code not in (0, _FAILED_CHECK) or not written.is_file():
             raise MeasurementError(f"{self.command}: ended with {code}; the same command goes on from there")
-        report: dict[str, Any] = json.loads(path.read_bytes())
+        report: dict[str, Any] = json.loads(written.read_bytes())
         report |= {"paper_key": self.key, "paper_failed": code == _FAILED_CHECK}
-        write_atomically(path, json.dumps(report) + "\n")
-        for kept in directory.glob(f"{self.name}.*"):
-            if kept != path:
-                kept.unlink()
+        write_atomically(self._report(directory), json.dumps(report) + "\n")
+        for kept in directory.glob(f"{begun.name}*"):
+            kept.unlink()
         return report
+
+    def begun(self, directory: Path) -> Path:
+        """Return the beginning of the names of files that this very command leaves when it is interrupted."""
+        return directory / f"{self.name}.begun-{blake2b(self.key.encode(), digest_size=8).hexdigest()}"
 
     def _report(self, directory: Path) -> Path:
         return directory / f"{self.name}.json"
@@ -190,11 +192,12 @@ def _take(measurements: Sequence[Measurement], directory: Path, at_once: int) ->
         while waiting or running:
             while waiting and len(running) < at_once:
                 one = waiting.pop()
-                running[one.start(directory, None if at_once == 1 else directory / f"{one.name}.log", threads)] = one
+                log = None if at_once == 1 else Path(f"{one.begun(directory)}.log")
+                running[one.start(directory, log, threads)] = one
             connection.wait([process.sentinel for process in running])
             for process in [process for process in running if process.exitcode is not None]:
                 one = running.pop(process)
-                if (log := directory / f"{one.name}.log").is_file():
+                if (log := Path(f"{one.begun(directory)}.log")).is_file():
                     sys.stderr.write(log.read_text())
                 reports[one.name] = one.finish(directory, process.exitcode)
     except BaseException:

@@ -28,17 +28,6 @@ TRAINED = (*ABLATION, *HYDRA, *HEADS, SECOND_TARGET, *SECOND)
 # Compared with those above: other seeds of them do not ship.
 SHIPPED = ("moa", "moa_tli1", "eagle2", "independent", "medusa", "hydra")
 _FORMAT = 1  # another number, and everything is trained anew
-# Tokens a second on one busy core of an AMD EPYC, by the beginning of the name.
-_RATES = {
-    "moa_tli": 2100,
-    "moa": 4000,
-    "eagle2": 4000,
-    "hass": 1700,
-    "hydra": 2500,
-    "medusa": 2400,
-    "independent": 3800,
-}
-_OTHER_RATE = 2500
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +74,6 @@ class RecipeRun:
 
         tokens: int = varied(read_recipe(self.recipe), self.seed, self.tokens).data.total_tokens
         return tokens
-
-    @property
-    def about_s(self) -> float:
-        """Seconds that it takes on one core, roughly."""
-        rates = (rate for beginning, rate in _RATES.items() if self.recipe.startswith(beginning))
-        return self.num_tokens / next(rates, _OTHER_RATE)
 
     def train(self) -> Path:
         """Train the model, or go on with it, unless it is there already. Raises UsageError, OutriderError."""
@@ -158,17 +141,10 @@ def train_recipes(names: Sequence[str] = (), seeds: int = 1, tokens: int | None 
     if seeds < 1 or (tokens is not None and tokens < 1):
         raise UsageError(f"seeds={seeds}, tokens={tokens}: need 1 or more")
     runs = missing_runs(names, seeds, tokens)
-    show_line(training_cost(runs))
+    tokens = sum(run.num_tokens for run in runs)
+    show_line(f"models to train: {len(runs)}, on {tokens:,} tokens" if runs else "nothing is left to train")
     made = []
     for number, run in enumerate(runs, 1):
         show_line(f"{number} of {len(runs)}: {run.name}, seed {run.seed}")
         made.append(run.train())
     return made
-
-
-def training_cost(runs: Sequence[RecipeRun]) -> str:
-    """Return a line that says what the runs take."""
-    if not runs:
-        return "nothing is left to train"
-    tokens, minutes = sum(run.num_tokens for run in runs), sum(run.about_s for run in runs) / 60
-    return f"models to train: {len(runs)}, on {tokens:,} tokens; about {minutes:.0f} minutes on one core"

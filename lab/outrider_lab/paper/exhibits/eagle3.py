@@ -207,15 +207,31 @@ def _gammas(setup: PaperSetup) -> Sequence[Measurement]:
 
 def _show_gammas(setup: PaperSetup, reports: Reports) -> Shown:
     report, passes = reports[DEPTHS], reports[PASSES]
-    ways, prompts = _ways(report), report["comparison"]["prompts"]
     sweep, costs = as_measured(DepthSweepStudy, report), as_measured(VerifyCostStudy, passes)
     drafters = report["comparison"]["drafters"]
-    wrong = {depth: drafters[way]["mismatches"] for depth, way in ways.items()}
+    longest = drafters[list(_ways(report).values())[-1]]
+    wrong = sum(drafters[way]["mismatches"] for way in _ways(report).values())
+    matched = "matched: every answer of every chain is the plain loop's"
+    return Shown(
+        tables=[
+            *(depth_table(sweep, drafter) for drafter in sweep.ways),
+            _slots_table(longest["positions"]),
+            *VerifyCostStudy.tables(costs),
+        ],
+        papers=[_papers_gammas(), _papers_slots(), _papers_passes()],
+        claims=[*_chain_claims(report), *_pass_claims(passes["costs"])],
+        plots=[Plot("time of a pass, in decodes", partial(VerifyCostStudy.plot, costs))],
+        notes=[f"{wrong} ANSWERS DIFFER: this is a defect." if wrong else matched],
+    )
+
+
+def _chain_claims(report: Report) -> list[Claim]:
+    ways, prompts = _ways(report), report["comparison"]["prompts"]
 
     def speed(above: str, below: str) -> Estimate | None:
         return speed_ratio(prompts, ways.get(above, above), ways.get(below, below))
 
-    claims = [
+    return [
         Claim("speed: chains of 2 > the plain loop", "1.10 > 1 (GEMM)", speed("2", PLAIN)),
         Claim("speed: chains of 2 > chains of 1", "1.10 > 0.95 (GEMM)", speed("2", "1")),
         Claim("speed: chains of 2 > chains of 8", "1.10 > 0.86 (GEMM)", speed("2", "8")),
@@ -224,39 +240,31 @@ def _show_gammas(setup: PaperSetup, reports: Reports) -> Shown:
             "22.7 > 4.1 %",
             _share_ratio(prompts, ways["1"], ways["8"]) if "8" in ways else None,
         ),
-        *(
-            Claim(
-                f"a pass over {tokens} tokens costs less than {tokens} decodes",
-                papers,
-                _decodes_saved(passes["costs"], tokens),
-            )
-            for tokens, papers in ((2, "1.56 (GEMV), 1.08 (GEMM)"), (8, "9 tokens: 5.14 (GEMV), 1.20 (GEMM)"))
-        ),
     ]
-    matched = "matched: every answer of every chain is the plain loop's"
-    return Shown(
-        tables=[
-            *(depth_table(sweep, drafter) for drafter in sweep.ways),
-            _slots_table(drafters[list(ways.values())[-1]]["positions"]),
-            *VerifyCostStudy.tables(costs),
-        ],
-        papers=[
-            table(
-                "Qwen3-8B: GEMV: 5 prompts of 32 tokens, matched=true; GEMM: 50 of 64, matched=false",
-                ("γ", "GEMV: accepted", "verify cost", "speedup_e2e", "GEMM: accepted", "speedup_e2e"),
-                [[gamma, *cells.split()] for gamma, cells in GAMMAS.items()],
-            ),
-            table("by slot, γ = 8", tuple(f"d[{slot}]" for slot in range(len(SLOTS))), [SLOTS], keys=0),
-            table(
-                "a verify of a batch (RTX 5090, 100 tokens before)",
-                ("tokens", "GEMV, ms", "x decode", "GEMM, ms", "x decode"),
-                [[tokens, *cells.split()] for tokens, cells in VERIFY.items()],
-            ),
-        ],
-        claims=claims,
-        plots=[Plot("time of a pass, in decodes", partial(VerifyCostStudy.plot, costs))],
-        notes=[f"{sum(wrong.values())} ANSWERS DIFFER: this is a defect." if any(wrong.values()) else matched],
-    )
+
+
+def _pass_claims(costs: Sequence[Mapping[str, Any]]) -> list[Claim]:  # Any: JSON
+    papers = {2: "1.56 (GEMV), 1.08 (GEMM)", 8: "9 tokens: 5.14 (GEMV), 1.20 (GEMM)"}
+    return [
+        Claim(f"a pass over {tokens} tokens costs less than {tokens} decodes", figures, _decodes_saved(costs, tokens))
+        for tokens, figures in papers.items()
+    ]
+
+
+def _papers_gammas() -> ResultTable:
+    title = "Qwen3-8B: GEMV: 5 prompts of 32 tokens, matched=true; GEMM: 50 of 64, matched=false"
+    columns = ("γ", "GEMV: accepted", "verify cost", "speedup_e2e", "GEMM: accepted", "speedup_e2e")
+    return table(title, columns, [[gamma, *cells.split()] for gamma, cells in GAMMAS.items()])
+
+
+def _papers_slots() -> ResultTable:
+    return table("by slot, γ = 8", tuple(f"d[{slot}]" for slot in range(len(SLOTS))), [SLOTS], keys=0)
+
+
+def _papers_passes() -> ResultTable:
+    columns = ("tokens", "GEMV, ms", "x decode", "GEMM, ms", "x decode")
+    rows = [[tokens, *cells.split()] for tokens, cells in VERIFY.items()]
+    return table("a verify of a batch (RTX 5090, 100 tokens before)", columns, rows)
 
 
 def _decodes_saved(costs: Sequence[Mapping[str, Any]], tokens: int) -> Estimate | None:  # Any: JSON
