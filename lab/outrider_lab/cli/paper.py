@@ -65,7 +65,11 @@ def paper_command(options: PaperOptions, context: typer.Context) -> None:
         return
     if options.out is None:
         raise UsageError("where to: need --out DIR, or --list")
-    _report(options.out, options.target, options.drafter, options.questions, chosen, quick=options.quick)
+    questions = options.questions
+    # As the reports in docs name them, which are written again in any checkout.
+    if questions is not None and questions.is_relative_to(Path.cwd()):
+        questions = questions.relative_to(Path.cwd())
+    _report(options.out, options.target, options.drafter, questions, chosen, quick=options.quick)
 
 
 @paper_app.command("train")
