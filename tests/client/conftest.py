@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import io
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from outrider_client.async_client import AsyncClient
+from outrider_client.cli.app import main
 from outrider_client.connection.policy import Backoff, Patience, Timeouts
 from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.config import ClientConfig
@@ -367,6 +369,24 @@ FAST = ClientConfig(
     max_new_tokens=40,
     wait_for_link_s=5.0,
 )
+
+
+@pytest.fixture
+def command_line(monkeypatch, capsys):
+    """Run the command with these arguments and standard input; returns exit code, standard output and error."""
+
+    def run(*arguments: str, typed: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["outrider", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        heard = capsys.readouterr()
+        return code, heard.out, heard.err
+
+    return run
 
 
 @pytest.fixture

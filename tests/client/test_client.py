@@ -28,11 +28,8 @@ def client(verifier, models, fast):
         yield client
 
 
-def test_complete(client, language):
+def test_complete_and_generate(client, language):
     assert client.complete(PROMPT, max_new_tokens=9).token_ids == language.answer(PROMPT, 9)
-
-
-def test_generate(client, language):
     events = list(client.generate(PROMPT))
     tokens = [token for event in events if isinstance(event, Committed) for token in event.tokens]
     assert tuple(tokens) == language.answer(PROMPT, 40)

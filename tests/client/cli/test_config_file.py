@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from outrider_client.cli import app as cli
 from outrider_client.cli.options import OPTIONS, with_port
 from outrider_proto.errors import UsageError
 
@@ -32,7 +30,7 @@ tls = true
 
 
 @pytest.fixture
-def outrider(tmp_path, monkeypatch, capsys):
+def outrider(tmp_path, monkeypatch, command_line):
     """Run a command with a configuration file of this text; returns exit code, standard output and standard error."""
     file = tmp_path / "outrider.toml"
     monkeypatch.setenv("OUTRIDER_CONFIG", str(file))
@@ -41,14 +39,8 @@ def outrider(tmp_path, monkeypatch, capsys):
 
     def run(text: str, *arguments: str):
         file.write_text(text)
-        monkeypatch.setattr(sys, "argv", ["outrider", *arguments])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        heard = capsys.readouterr()
-        return code, heard.out.replace(str(tmp_path), "HERE"), heard.err.replace(str(tmp_path), "HERE")
+        code, *heard = command_line(*arguments)
+        return code, *(each.replace(str(tmp_path), "HERE") for each in heard)
 
     return run
 

@@ -192,17 +192,17 @@ def test_auto_is_within_five_percent_of_the_best_fixed_mode(world):
     assert simulated.tokens_per_second >= 0.98 * max(fixed["stream"], fixed.get("server-draft", 0.0))
 
 
-def test_a_mode_that_measures_slow_is_left_whatever_is_predicted():
-    """Drafting ahead costs 60 ms a verdict that no formula knows of, and stop-and-wait does not pay either."""
-    world = World(53.6, 33.0, 0.8, ahead_ms=60.0)
+@pytest.mark.parametrize(
+    ("world", "is_tried"),
+    [
+        (World(53.6, 33.0, 0.8, ahead_ms=60.0), True),  # of which no formula knows, and stop-and-wait does not pay
+        (World(30.7, 33.0, 0.4, 0.05, 0.15, shadow=False), False),
+    ],
+    ids=["measures slow", "hopeless drafter"],
+)
+def test_what_does_not_pay_is_left_whatever_is_predicted(world, is_tried):
     simulated, taken = run_auto(world, num_tokens=6000)
-    assert any(choice.mode in AHEAD for choice in taken)
-    assert simulated.tokens_per_second >= 0.98 * run_fixed(world, "stream")
-
-
-def test_without_drafts_on_the_side_a_hopeless_drafter_costs_little():
-    world = World(30.7, 33.0, 0.4, 0.05, 0.15, shadow=False)
-    simulated, _ = run_auto(world, num_tokens=6000)
+    assert any(choice.mode in AHEAD for choice in taken) or not is_tried
     assert simulated.tokens_per_second >= 0.98 * run_fixed(world, "stream")
 
 

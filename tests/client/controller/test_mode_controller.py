@@ -128,20 +128,14 @@ def test_a_streams_features_need_room_as_replies_have_shown_it(controller, clock
     assert controller.affords_features
 
 
-def test_the_server_begins_where_features_take_longer_than_a_round_trip(controller):
+def test_a_prompts_features_that_take_longer_than_a_round_trip_do_not_come_soon(controller):
     assert not controller.should_decode_first(MANY_ROWS - 1, rtt(0.05))
     assert controller.should_decode_first(MANY_ROWS, rtt(0.05))  # nothing is known of the link
+    assert not controller.arrive_within_rtt(1, rtt(0.05))
     controller.record_features(0.4, 500, 500_000)  # .8 ms a row
-    assert not controller.should_decode_first(50, rtt(0.05))
-    assert controller.should_decode_first(100, rtt(0.05))
-
-
-def test_what_is_left_of_a_prompts_features_comes_soon(controller):
-    assert not controller.arrive_within_rtt(1, rtt(0.05))  # nothing is known of the link
-    controller.record_features(0.4, 500, 500_000)  # .8 ms a row
+    assert [controller.should_decode_first(num_rows, rtt(0.05)) for num_rows in (50, 100)] == [False, True]
+    assert [controller.arrive_within_rtt(num_rows, rtt(0.05)) for num_rows in (60, 70)] == [True, False]
     assert not controller.arrive_within_rtt(1, RttEstimator())
-    assert controller.arrive_within_rtt(60, rtt(0.05))
-    assert not controller.arrive_within_rtt(70, rtt(0.05))
 
 
 def test_a_batch_that_costs_too_much_is_made_smaller(clock):

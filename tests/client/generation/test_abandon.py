@@ -65,9 +65,12 @@ async def client_and_drafting(verifier, models, fast):
         yield client, drafting
 
 
-def tasks() -> list[asyncio.Task]:
-    """Pending tasks other than the test itself and the session's own."""
-    return [task for task in asyncio.all_tasks() - {asyncio.current_task()} if task.get_name() not in THE_LINKS]
+async def assert_rest(drafting: Watched) -> None:
+    """No task is pending other than the test itself and the session's own, and no thread drafts."""
+    pending = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not [task for task in pending if task.get_name() not in THE_LINKS]
+    assert all(ahead_draft.task.done() for ahead_draft in drafting.ahead_drafts)
+    assert await drafting.is_idle()
 
 
 async def leave(client, after, **choices):
@@ -85,9 +88,7 @@ async def test_nothing_goes_on(client_and_drafting, verifier, language, mode, mo
     client, drafting = client_and_drafting
     await leave(client, moment, mode=mode, in_flight=3)
     await asyncio.sleep(0)
-    assert not tasks()
-    assert all(ahead_draft.task.done() for ahead_draft in drafting.ahead_drafts)
-    assert await drafting.is_idle()
+    await assert_rest(drafting)
     completion = await client.complete(NEXT, mode=mode, in_flight=3)
     assert completion.token_ids == language.answer(NEXT, NEW)
     assert completion.statistics.outages == 0
@@ -106,9 +107,7 @@ async def test_nor_between_two_events(client_and_drafting, language, mode, steps
         await asyncio.sleep(0)
     await events.aclose()
     await asyncio.sleep(0)
-    assert not tasks()
-    assert all(ahead_draft.task.done() for ahead_draft in drafting.ahead_drafts)
-    assert await drafting.is_idle()
+    await assert_rest(drafting)
     assert (await client.complete(NEXT, mode=mode)).token_ids == language.answer(NEXT, NEW)
 
 
@@ -127,8 +126,7 @@ async def test_nor_while_the_server_is_silent(client_and_drafting, verifier, lan
     await events.aclose()
     await asyncio.sleep(0)
     verifier.flowing.set()
-    assert not tasks()
-    assert all(ahead_draft.task.done() for ahead_draft in drafting.ahead_drafts)
+    await assert_rest(drafting)
     assert (await client.complete(NEXT, mode=mode)).token_ids == language.answer(NEXT, NEW)
 
 
@@ -142,9 +140,7 @@ async def test_nor_after_an_answer_s_end(client_and_drafting, mode):
     client, drafting = client_and_drafting
     for max_new_tokens in (1, 2, 7, NEW):
         await client.complete(PROMPT, mode=mode, max_new_tokens=max_new_tokens, in_flight=3)
-        assert not tasks()
-        assert all(ahead_draft.task.done() for ahead_draft in drafting.ahead_drafts)
-        assert await drafting.is_idle()
+        await assert_rest(drafting)
 
 
 @pytest.mark.parametrize("mode", ["stream", "server-draft", "stop-and-wait"])

@@ -149,6 +149,7 @@ async def observe(fast, models, verifier, language):
         completion = await clients[-1].complete(PROMPT, mode=mode, **(asked | choices))
         assert completion.token_ids == language.answer(PROMPT, max_new_tokens)
         assert completion.statistics.outages == 0
+        assert all(ahead_draft.task.done() for ahead_draft in drafting.ahead_drafts)
         return ObservedAnswer(log, drafting, completion)
 
     yield mode_run
@@ -193,19 +194,14 @@ async def test_pipelined_sends_before_the_verdict(observe):
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
-async def test_never_more_in_flight_than_allowed(observe, width):
+async def test_never_more_in_flight_than_allowed_and_nothing_for_what_the_limit_cuts_off(observe, verifier, width):
+    """A target call for a text that the answer will not reach is the server's time wasted."""
     seen = await observe("pipelined", in_flight=width)
     most = under_way = 0
     for frame in seen.log:
         under_way += 1 if isinstance(frame, Draft) else -1
         most = max(most, under_way)
     assert most == min(width, CYCLES)
-
-
-@pytest.mark.parametrize("width", [2, 3])
-async def test_nothing_is_sent_for_what_the_limit_cuts_off(observe, verifier, width):
-    """A target call for a text that the answer will not reach is the server's time wasted."""
-    await observe("pipelined", in_flight=width)
     assert all(request.base_len + 1 < len(PROMPT) + NEW for request in verifier.requests)
 
 
@@ -229,24 +225,14 @@ UP_TO_THERE = FIRST_ROOT + CYCLE + 2  # tokens that stand after its verdict, bon
 CALLS = 1 + 1 + 1 + 4  # the prompt, right, two tokens, and the fifteen that are left
 
 
-async def test_proactive_misses_and_drafts_again(observe):
-    seen = await observe("proactive", {WRONG_AT: NEVER})
-    assert seen.num_grown == 2
-    assert seen.statistics.target_calls == CALLS
-    assert seen.statistics.forecasts == CALLS - 2
-    assert seen.statistics.hit_rate == (CALLS - 3) / (CALLS - 2)
-
-
-async def test_proactive_has_a_draft_for_the_second_likeliest(observe):
-    seen = await observe("proactive", {WRONG_AT: SECOND})
-    assert seen.num_grown == 1
-    assert seen.statistics.hit_rate == 1.0
-    assert seen.statistics.target_calls == CALLS
-
-
-async def test_one_outcome_is_no_second_one(observe):
-    seen = await observe("proactive", {WRONG_AT: SECOND}, outcomes=1)
-    assert seen.num_grown == 2
+@pytest.mark.parametrize(("how", "outcomes", "num_grown"), [(NEVER, 2, 2), (SECOND, 2, 1), (SECOND, 1, 2)])
+async def test_proactive_has_a_draft_for_the_second_likeliest_or_misses_and_drafts_again(
+    observe, how, outcomes, num_grown
+):
+    seen = await observe("proactive", {WRONG_AT: how}, outcomes=outcomes)
+    assert seen.num_grown == num_grown
+    assert (seen.statistics.target_calls, seen.statistics.forecasts) == (CALLS, CALLS - 2)
+    assert seen.statistics.hit_rate == (CALLS - 1 - num_grown) / (CALLS - 2)
 
 
 @pytest.mark.parametrize("how", [SECOND, NEVER])
@@ -298,12 +284,6 @@ async def test_features_are_sent_once(observe, verifier, mode, wrong):
     for request in verifier.requests:
         assert min(known, request.base_len) <= request.features_from
         known = max(known, request.base_len + len(request.context) + 1)
-
-
-@pytest.mark.parametrize("mode", ["proactive", "pipelined"])
-async def test_no_ahead_draft_outlives_its_answer(observe, mode):
-    seen = await observe(mode)
-    assert all(ahead_draft.task.done() for ahead_draft in seen.ahead_drafts)
 
 
 class LateRows(LocalConnection):

@@ -37,19 +37,17 @@ async def collect(client, prompt=PROMPT, when_offline=lambda: None, **overrides)
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_answer_is_that_of_the_plain_loop(connect, language, mode):
-    completion = await connect().complete(PROMPT, mode=mode)
-    assert completion.token_ids == language.answer(PROMPT, 40)
-    assert completion.reason == "limit"
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_end_of_text_ends_the_answer(connect, language, mode):
-    language.eos_at = 23
-    completion = await connect().complete(PROMPT, mode=mode)
-    assert completion.token_ids == language.answer(PROMPT, 40)
-    assert completion.reason == "eos"
-    assert len(completion.token_ids) == 23 - len(PROMPT) + 1
+@pytest.mark.parametrize("waits", [None, True, False])
+async def test_answer_is_that_of_the_plain_loop(connect, language, mode, waits):
+    for prompt, eos_at, num_tokens, reason in (
+        (PROMPT, -1, 40, "limit"),
+        (PROMPT, 23, 20, "eos"),
+        ([1] * 190, -1, 10, "context"),
+    ):
+        language.eos_at = eos_at
+        completion = await connect().complete(prompt, mode=mode, wait_for_features=waits)
+        assert completion.token_ids == language.answer(prompt, num_tokens)
+        assert (len(completion.token_ids), completion.reason) == (num_tokens, reason)
 
 
 async def test_drafting_saves_target_calls(connect):
@@ -61,13 +59,6 @@ async def test_drafting_saves_target_calls(connect):
     plain = (await client.complete([7, 7], mode="stream")).statistics
     assert plain.target_calls == 40
     assert plain.mean_acceptance_length == 0
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("wait", [True, False])
-async def test_without_waiting_for_features(connect, language, mode, wait):
-    completion = await connect().complete(PROMPT, mode=mode, wait_for_features=wait)
-    assert completion.token_ids == language.answer(PROMPT, 40)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -324,17 +315,19 @@ async def test_auto_waits_for_features_as_it_has_chosen(connect, language, monke
     assert num_waits == completion.statistics.target_calls - 1 if waits else num_waits <= 2
 
 
-@pytest.mark.parametrize("mode", MODES)
-async def test_context_fills_up(connect, language, mode):
-    prompt = [1] * 190
-    completion = await connect().complete(prompt, mode=mode)
-    assert completion.token_ids == language.answer(prompt, 10)
-    assert completion.reason == "context"
-
-
-async def test_prompt_beyond_the_context(connect):
-    with pytest.raises(Refusal, match="context is 200"):
-        await connect().complete([1] * 200)
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "empty"),
+        ("", "empty"),
+        ([999], "vocabulary"),
+        ([1, {"role": "user"}], "mixes"),
+        ([1] * 200, "context is 200"),
+    ],
+)
+async def test_bad_prompts(connect, prompt, message):
+    with pytest.raises(Refusal if len(prompt) == 200 else UsageError, match=message):
+        await connect().complete(prompt)
 
 
 async def test_one_answer_at_a_time(connect):
@@ -343,14 +336,6 @@ async def test_one_answer_at_a_time(connect):
         await anext(stream)
         with pytest.raises(UsageError, match="one client"):
             await client.complete(PROMPT)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "message"), [([], "empty"), ("", "empty"), ([999], "vocabulary"), ([1, {"role": "user"}], "mixes")]
-)
-async def test_bad_prompts(connect, prompt, message):
-    with pytest.raises(UsageError, match=message):
-        await connect().complete(prompt)
 
 
 async def test_text_follows_the_tokens(connect, verifier, models):

@@ -53,26 +53,18 @@ def test_path_and_bonus_are_committed():
     assert following.seq > draft.seq
 
 
-def test_limit_cuts_the_last_verdict():
-    transcript = begun(max_new_tokens=3)
-    answered(transcript, bonus=9)
-    _, outcome = answered(transcript, TREE, (0, 2, 3), 30)
-    assert transcript.new_tokens == (9, 10, 12)
-    assert outcome.finish == "limit"
-
-
-def test_end_of_text_within_the_path():
-    transcript = begun()
-    _, outcome = answered(transcript, TREE, (0, 2), None, Finish.EOS)
-    assert outcome.finish == "eos"
-    assert transcript.new_tokens == (10, 12)
-
-
-def test_end_of_text_beyond_the_limit_does_not_count():
-    transcript = begun(max_new_tokens=1)
-    _, outcome = answered(transcript, TREE, (0, 2), None, Finish.EOS)
-    assert outcome.finish == "limit"
-    assert transcript.new_tokens == (10,)
+@pytest.mark.parametrize(
+    ("limit", "path", "bonus", "finish", "left"),
+    [
+        (2, (0, 2, 3), 30, Finish.NOT_YET, ("limit", (10, 12))),
+        (20, (0, 2), None, Finish.EOS, ("eos", (10, 12))),
+        (1, (0, 2), None, Finish.EOS, ("limit", (10,))),  # an end beyond the limit does not count
+    ],
+)
+def test_limit_and_end_of_text_cut_a_verdict(limit, path, bonus, finish, left):
+    transcript = begun(max_new_tokens=limit)
+    _, outcome = answered(transcript, TREE, path, bonus, finish)
+    assert (outcome.finish, transcript.new_tokens) == left
 
 
 def test_decode_verdicts_follow_one_another():
@@ -114,24 +106,21 @@ def test_tail_is_checked_as_a_chain():
     assert transcript.next_draft(DraftTree(), 0).base_len == 7
 
 
-def test_first_mismatch_takes_the_rest_of_the_tail_back():
-    transcript = with_tail(50, 51, 52)
-    _, outcome = answered(transcript, transcript.tail_chain(255), (0,), 60)
-    assert (outcome.confirmed, outcome.dropped, outcome.bonus, outcome.bonus_origin) == (1, 2, (60,), "corrected")
-    assert transcript.new_tokens == (9, 50, 60)
-    assert transcript.new_origins == ("bonus", "accepted", "corrected")
-
-
-def test_tail_beyond_the_end_of_text_is_dropped():
-    transcript = with_tail(50, 51, 52)
-    _, outcome = answered(transcript, transcript.tail_chain(2), (0, 1), None, Finish.EOS)
-    assert (outcome.confirmed, outcome.dropped, outcome.finish) == (2, 1, "eos")
-
-
-def test_whole_tail_right_and_one_more():
-    transcript = with_tail(50, 51)
-    _, outcome = answered(transcript, transcript.tail_chain(255), (0, 1), 60)
-    assert (outcome.confirmed, outcome.dropped, outcome.bonus, outcome.bonus_origin) == (2, 0, (60,), "bonus")
+@pytest.mark.parametrize(
+    ("tail", "max_nodes", "verdict", "outcome", "new_tokens", "origins"),
+    [
+        ((50, 51, 52), 255, ((0,), 60), (1, 2, (60,), "corrected", None), (9, 50, 60), "bonus accepted corrected"),
+        ((50, 51, 52), 2, ((0, 1), None, Finish.EOS), (2, 1, (), None, "eos"), (9, 50, 51), "bonus accepted accepted"),
+        ((50, 51), 255, ((0, 1), 60), (2, 0, (60,), "bonus", None), (9, 50, 51, 60), "bonus accepted accepted bonus"),
+    ],
+    ids=["a mismatch takes the rest back", "beyond the end of text", "all right and one more"],
+)
+def test_what_a_verdict_leaves_of_a_tail(tail, max_nodes, verdict, outcome, new_tokens, origins):
+    transcript = with_tail(*tail)
+    _, got = answered(transcript, transcript.tail_chain(max_nodes), *verdict)
+    assert (got.confirmed, got.dropped, got.bonus, got.finish) == (*outcome[:3], outcome[4])
+    assert got.bonus_origin == outcome[3] or not got.bonus
+    assert (transcript.new_tokens, transcript.new_origins) == (new_tokens, tuple(origins.split()))
 
 
 def test_kept_tail_is_context_and_stays_marked():
@@ -146,23 +135,20 @@ def opened(kept: tuple[int, ...]) -> Opened:
     return Opened("s", True, len(kept), prefix_hash(kept), 1000, 255, ())
 
 
-def test_resume_sends_what_the_server_lacks():
-    transcript = begun()
-    answered(transcript, bonus=9)
-    answered(transcript, TREE, (0,), 30)
-    transcript.resume(opened((1, 2, 3, 4, 9)))
-    draft = transcript.next_draft(TREE, 0)
-    assert (draft.base_len, draft.context, draft.root) == (5, (10,), 30)
-
-
-@pytest.mark.parametrize("kept", [(), (1, 2, 99), (1, 2, 3, 4, 9, 10, 30, 7)])
-def test_resume_of_other_tokens_sends_everything(kept):
+@pytest.mark.parametrize(
+    ("kept", "sent"),
+    [
+        ((1, 2, 3, 4, 9), (5, (10,), 30)),
+        *((other, (0, (1, 2, 3, 4, 9, 10), 30)) for other in ((), (1, 2, 99), (1, 2, 3, 4, 9, 10, 30, 7))),
+    ],
+)
+def test_resume_sends_what_the_server_lacks_and_all_where_it_holds_other_tokens(kept, sent):
     transcript = begun()
     answered(transcript, bonus=9)
     answered(transcript, TREE, (0,), 30)
     transcript.resume(opened(kept))
     draft = transcript.next_draft(TREE, 0)
-    assert (draft.base_len, draft.context) == (0, (1, 2, 3, 4, 9, 10))
+    assert (draft.base_len, draft.context, draft.root) == sent
 
 
 def test_after_a_lost_verdict_only_the_base_is_sure():

@@ -98,50 +98,32 @@ def test_the_third_goes_when_the_second_s_verdict_says_something_else():
     assert transcript.next_draft(TREE, 0).base_len == len(LIKELY) + 2
 
 
-def test_stale_of_a_draft_whose_text_stands_is_the_server_s_fault():
+def test_verdicts_out_of_turn_and_stale_ones_whose_text_stands_are_the_servers_fault():
     transcript = begun()
     first, ahead, _ = three_in_flight(transcript)
+    with pytest.raises(Violation, match="answers no request in flight"):
+        transcript.apply(Verdict(ahead.seq, (), 29), VOCAB)
     transcript.apply(Verdict(first.seq, (0, 1, 2), 19), VOCAB)
     with pytest.raises(Violation, match="stale"):
         transcript.apply(Verdict(ahead.seq, (), None, stale=True), VOCAB)
 
 
-def test_verdicts_out_of_turn_are_refused():
-    transcript = begun()
-    _, ahead, _ = three_in_flight(transcript)
-    with pytest.raises(Violation, match="answers no request in flight"):
-        transcript.apply(Verdict(ahead.seq, (), 29), VOCAB)
-
-
-def test_the_end_of_the_text_ends_all():
-    transcript = begun()
-    first, _, _ = three_in_flight(transcript)
-    change = transcript.apply(Verdict(first.seq, (0, 1, 2), 19, Finish.EOS), VOCAB)
-    assert change.finish == "eos"
+@pytest.mark.parametrize(
+    ("limit", "finishes", "ends"),
+    [
+        (30, [Finish.EOS], ["eos"]),
+        (30, [Finish.CONTEXT_FULL], ["context"]),
+        (4, [Finish.NOT_YET], ["limit"]),  # cut by the limit, what was assumed does not stand
+        (7, [Finish.NOT_YET, Finish.NOT_YET], [None, "limit"]),
+    ],
+)
+def test_the_end_of_the_answer_ends_all(limit, finishes, ends):
+    transcript = begun(max_new_tokens=limit)
+    flights = zip(three_in_flight(transcript), (19, 29), finishes, strict=False)
+    changes = [transcript.apply(Verdict(d.seq, (0, 1, 2), bonus, finish), VOCAB) for d, bonus, finish in flights]
+    assert [change.finish for change in changes] == ends
     assert transcript.awaited is None
-
-
-def test_the_limit_ends_the_answer_amid_the_flights():
-    transcript = begun(max_new_tokens=7)
-    first, ahead, _ = three_in_flight(transcript)
-    assert transcript.apply(Verdict(first.seq, (0, 1, 2), 19), VOCAB).finish is None
-    change = transcript.apply(Verdict(ahead.seq, (0, 1, 2), 29), VOCAB)
-    assert change.finish == "limit"
-    assert transcript.new_tokens == (9, 10, 11, 12, 19, 20, 21)
-
-
-def test_cut_by_the_limit_what_was_assumed_does_not_stand():
-    transcript = begun(max_new_tokens=4)
-    first, ahead, _ = three_in_flight(transcript)
-    assert transcript.apply(Verdict(first.seq, (0, 1, 2), 19), VOCAB).finish == "limit"
-    assert not transcript.awaits(ahead.seq)
-
-
-def test_a_full_context_ends_all():
-    transcript = begun()
-    first, _, _ = three_in_flight(transcript)
-    assert transcript.apply(Verdict(first.seq, (0, 1, 2), 19, Finish.CONTEXT_FULL), VOCAB).finish == "context"
-    assert transcript.awaited is None
+    assert transcript.new_tokens == (9, *LIKELIEST[5:])[: min(limit, 1 + 4 * len(ends))]
 
 
 def opened(kept: tuple[int, ...]) -> Opened:
@@ -161,22 +143,16 @@ def test_a_new_connection_forgets_them(kept):
     assert (draft.base_len, draft.context, draft.root, draft.assumes) == (4, (), 9, b"")
 
 
-def test_another_answer_forgets_them():
+def test_a_draft_on_what_stands_and_another_answer_take_the_place_of_all():
     transcript = begun()
-    drafts = three_in_flight(transcript)
+    first, *_, last = three_in_flight(transcript)
+    draft = transcript.next_draft(TREE, 4)
+    assert (transcript.awaits(first.seq), transcript.awaits(draft.seq)) == (False, True)
     transcript.begin((*PROMPT, 9, 70), 10)
     assert transcript.awaited is None
     draft = transcript.next_draft(DraftTree(), 0)
     assert (draft.base_len, draft.context, draft.root) == (4, (9,), 70)
-    assert draft.seq > drafts[-1].seq
-
-
-def test_a_draft_on_what_stands_takes_the_place_of_all():
-    transcript = begun()
-    first, _, _ = three_in_flight(transcript)
-    draft = transcript.next_draft(TREE, 4)
-    assert not transcript.awaits(first.seq)
-    assert transcript.awaits(draft.seq)
+    assert draft.seq > last.seq
 
 
 def test_features_are_asked_for_once():
