@@ -1,4 +1,4 @@
-"""Answers in a pipe, on a terminal, and as JSON."""
+"""Answers in a pipe, on a terminal, and as JSON; pulls on a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -30,7 +31,9 @@ from outrider_client.display import terminal
 from outrider_client.display.display import PlainDisplay, display_for, show_answer
 from outrider_client.display.json_display import JsonDisplay
 from outrider_client.display.messages import print_message
+from outrider_client.display.pull_display import TextPullDisplay
 from outrider_client.display.terminal import LiveDisplay, MarkdownDisplay, colored, marked
+from outrider_client.pull.pull import BytesPulled, FilePulled, Pulled, PullStarted, PullWaiting
 from outrider_proto.frames import Decode, Draft, Verdict
 from outrider_proto.tree import DraftTree
 
@@ -241,3 +244,30 @@ def test_markdown_longer_than_the_terminal_is_complete_at_the_end():
     screen = shown([*lines, Finished("eos", STATISTICS)], MarkdownDisplay, width=40, height=8)
     final = screen[screen.rindex("line 0") :]
     assert all(f"line {n}" in final for n in range(50))
+
+
+STARTED = PullStarted("0" * 64, "llama", "moa", "int8", 2_000_000, 500_000)
+PULLED = Pulled(Path("/there"), "0" * 64, "llama", "ab", "moa", "int8", 2_000_000, True)
+PULL = [PullWaiting("gone", 0.1), PullWaiting("gone", 0.2), STARTED, BytesPulled(1_500_000), FilePulled("x"), PULLED]
+
+
+def pull_shown(*, terminal: bool) -> tuple[str, str]:
+    progress, out = io.StringIO(), io.StringIO()
+    display = TextPullDisplay(Console(file=progress, force_terminal=terminal, width=120, highlight=False), out)
+    for event in PULL:
+        display.show(event)
+    display.close()
+    return progress.getvalue(), out.getvalue()
+
+
+def test_a_pull_on_a_pipe():
+    progress, out = pull_shown(terminal=False)
+    assert progress == "gone; trying again\n500,000 of 2,000,000 bytes are here already\n"
+    assert out == "/there: 2,000,000 bytes, drafter moa, int8, for target llama (ab)\n"
+
+
+def test_a_pull_on_a_terminal():
+    progress, _ = pull_shown(terminal=True)
+    assert progress.count("gone; trying again") == 1
+    assert "llama, moa, int8" in progress
+    assert "2.0/2.0 MB" in progress

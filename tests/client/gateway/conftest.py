@@ -189,3 +189,13 @@ def visit(browser):
     for context in contexts:
         context.close()
     assert faults == []
+
+
+@pytest.fixture
+def visitor(behind_link, visit) -> Visitor:
+    return visit(behind_link)
+
+
+@pytest.fixture
+def page(visitor):
+    return visitor.page

@@ -1,13 +1,16 @@
-"""The names of the model."""
+"""The names of the model, and the sockets a gateway listens on."""
 
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
+from outrider_client.core.config import ClientConfig
 from outrider_client.gateway.gateway import GatewayConfig, target_name
+from outrider_client.gateway.serving import ServingConfig, listening
 from outrider_models.core.embedded import target_dir
 from outrider_proto.errors import UsageError
 
@@ -36,3 +39,12 @@ def test_a_bundle_has_its_targets_name(tmp_path):
 def test_a_name_has_letters():
     with pytest.raises(UsageError, match="name is empty"):
         GatewayConfig(names=("a", ""))
+
+
+async def test_small_chunks_do_not_wait_for_acknowledgements(models):
+    serving = ServingConfig(ClientConfig("127.0.0.1:1"), GatewayConfig(), port=0)
+    async with listening(serving, models) as (_, [listener]):
+        with socket.create_connection(listener.getsockname()):
+            accepted, _ = listener.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -15,20 +15,15 @@ from ...marks import slow
 pytestmark = BROWSER
 
 
-def test_an_answer_is_the_targets_and_is_kept(behind_link, visit, plain):
-    visitor = visit(behind_link)
-    page = visitor.page
-    visitor.ask(QUESTION)
-    visitor.wait_for_answers(1)
+def test_an_answer_is_the_targets_and_is_kept(behind_link, visitor, page, plain):
+    visitor.ask(QUESTION, answers=1)
     assert visitor.written == plain(QUESTION, 256)[1]
     assert visitor.origins == {"accepted", "bonus"}
     assert all(request.url.startswith(behind_link.url) for request in visitor.requests)
     shown = visitor.answer.inner_text()
     page.click(".turn summary")
     assert page.locator(".turn details td").first.inner_text().isdecimal()
-    page.reload()
-    page.click("#open-history")
-    page.click("#conversations li button >> nth=0")
+    visitor.reopen()
     assert visitor.answer.inner_text() == shown
     page.click("#forget-all")
     page.reload()
@@ -36,10 +31,8 @@ def test_an_answer_is_the_targets_and_is_kept(behind_link, visit, plain):
     assert page.locator("#conversations li").count() == 0
 
 
-def test_a_cut_and_restored_link_is_shown(behind_link, visit, plain):
+def test_a_cut_and_restored_link_is_shown(visitor, page, plain):
     """Words written offline are ghosts, a banner tells of the outage; the final text is the target's."""
-    visitor = visit(behind_link)
-    page = visitor.page
     assert page.is_hidden("#banner")
     visitor.begin(QUESTION)
     visitor.change_link()
@@ -60,17 +53,13 @@ def test_a_cut_and_restored_link_is_shown(behind_link, visit, plain):
     assert page.inner_text("#link-rtt").endswith(" ms")
     kept = visitor.kept()[0]["turns"][-1]
     told = page.inner_text(".chip")
-    page.reload()
-    page.click("#open-history")
-    page.click("#conversations li button >> nth=0")
+    visitor.reopen()
     assert page.inner_text(".chip") == told
     assert page.locator("del").count() == len(kept["taken"])
     assert all(page.locator("del").nth(index).is_hidden() for index in range(len(kept["taken"])))
 
 
-def test_private_text_is_marked_and_stays(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
+def test_private_text_is_marked_and_stays(visitor, page):
     page.fill("#message", "Greet Ann politely.")
     page.evaluate("document.getElementById('message').setSelectionRange(6, 9)")
     page.select_option("#kind", "PERSON")
@@ -99,8 +88,7 @@ def test_private_text_is_marked_and_stays(behind_link, visit):
     ]
     page.fill("#message", "And again?")
     assert page.inner_text("#leaves") == "The server sees: nothing of this message"
-    visitor.ask("And again?")
-    visitor.wait_for_answers(2)
+    visitor.ask("And again?", answers=2)
     assert page.inner_text("#leaves") == ""
     history = visitor.bodies()[1]["messages"]
     assert history[1]["role"] == "assistant"
@@ -188,8 +176,7 @@ MARKDOWN = {
 }
 
 
-def test_markdown_becomes_elements_and_html_stays_text(behind_link, visit):
-    visitor = visit(behind_link)
+def test_markdown_becomes_elements_and_html_stays_text(behind_link, visitor):
     assert {text: html(visitor, text) for text in MARKDOWN} == MARKDOWN
     assert {request.url.removeprefix(behind_link.url)[0] for request in visitor.requests} == {"/"}
 
@@ -204,14 +191,12 @@ HALF = {
 }
 
 
-def test_half_an_answer_is_drawn_as_what_it_will_be(behind_link, visit):
-    visitor = visit(behind_link)
+def test_half_an_answer_is_drawn_as_what_it_will_be(visitor):
     assert {text: html(visitor, text, is_open=True).replace(' start="1"', "") for text in HALF} == HALF
 
 
-def test_every_beginning_of_an_answer_is_drawn_as_the_whole_one_would_be(behind_link, visit):
+def test_every_beginning_of_an_answer_is_drawn_as_the_whole_one_would_be(visitor):
     """Token by token, or at once: the same elements in the end."""
-    visitor = visit(behind_link)
     text = "\n".join([*MARKDOWN, *HALF])
     whole = html(visitor, text)
     visitor.page.evaluate("document.getElementById('turns').replaceChildren()")

@@ -17,16 +17,13 @@ def color(locator, name: str = "color") -> str:
     return locator.evaluate("(element, name) => getComputedStyle(element)[name]", name)
 
 
-def test_who_opens_another_conversation_mixes_nothing(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
+def test_who_opens_another_conversation_mixes_nothing(visitor, page):
     visitor.begin(QUESTION)
     page.click("#open-history")
     page.click("#new-conversation")
     page.wait_for_selector("#stop", state="hidden")
     assert page.locator(".turn").count() == 0
-    visitor.ask("Who am I?")
-    visitor.wait_for_answers(1)
+    visitor.ask("Who am I?", answers=1)
     assert [body["messages"][0]["content"] for body in visitor.bodies()] == [QUESTION, "Who am I?"]
     assert [len(body["messages"]) for body in visitor.bodies()] == [1, 1]
     page.click("#conversations li button >> nth=2")
@@ -37,14 +34,10 @@ def test_who_opens_another_conversation_mixes_nothing(behind_link, visit):
     assert page.locator(".turn.user .text").all_inner_texts() == ["Who am I?"]
 
 
-def test_a_reload_in_mid_answer_loses_nothing(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
+def test_a_reload_in_mid_answer_loses_nothing(visitor, page):
     visitor.begin(QUESTION)
     written = visitor.answer.inner_text()
-    page.reload()
-    page.click("#open-history")
-    page.click("#conversations li button >> nth=0")
+    visitor.reopen()
     assert page.locator(".turn.user .text").all_inner_texts() == [QUESTION]
     assert visitor.answer.inner_text().startswith(written)
     assert "Interrupted" in visitor.remarks[0]
@@ -54,9 +47,7 @@ def test_a_reload_in_mid_answer_loses_nothing(behind_link, visit):
     assert roles == ["user", "assistant", "user"]
 
 
-def test_a_conversation_that_is_forgotten_while_it_is_answered_stays_so(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
+def test_a_conversation_that_is_forgotten_while_it_is_answered_stays_so(visitor, page):
     visitor.begin(QUESTION)
     page.click("#open-history")
     page.click("#conversations li button[aria-label^=Forget]")
@@ -66,9 +57,7 @@ def test_a_conversation_that_is_forgotten_while_it_is_answered_stays_so(behind_l
     assert page.locator("#conversations li").count() == 0
 
 
-def test_a_page_out_of_sight_asks_nothing(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
+def test_a_page_out_of_sight_asks_nothing(visitor, page):
     hide = """hidden => {
         Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
         document.dispatchEvent(new Event("visibilitychange"));
@@ -82,20 +71,15 @@ def test_a_page_out_of_sight_asks_nothing(behind_link, visit):
         page.evaluate(hide, False)
 
 
-def test_a_cut_answer_says_so_and_none_is_cut_unasked(behind_link, visit):
-    visitor = visit(behind_link)
-    visitor.ask("Who am I?")
-    visitor.wait_for_answers(1)
+def test_a_cut_answer_says_so_and_none_is_cut_unasked(visitor):
+    visitor.ask("Who am I?", answers=1)
     visitor.set(max_tokens="3")
-    visitor.ask("Who am I?")
-    visitor.wait_for_answers(2)
+    visitor.ask("Who am I?", answers=2)
     assert [body.get("max_tokens") for body in visitor.bodies()] == [None, 3]
     assert visitor.remarks == ["Stopped at the token limit."]
 
 
-def test_keys_alone_are_enough(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
+def test_keys_alone_are_enough(visitor, page):
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")  # the link that skips to the message
     page.wait_for_url("**#message")
@@ -154,8 +138,7 @@ def spans(visitor) -> list[list[str]]:
     )
 
 
-def test_unverified_text_is_a_ghost_until_it_is_confirmed_or_taken_back(behind_link, visit):
-    visitor = visit(behind_link)
+def test_unverified_text_is_a_ghost_until_it_is_confirmed_or_taken_back(visitor):
     visitor.page.emulate_media(reduced_motion="reduce")
     visitor.draw(OUTAGE, is_open=True)
     assert spans(visitor) == [["one ", "accepted"], ["𝄞 two three", "unverified"]]  # one span, whatever the tokens
@@ -173,9 +156,7 @@ def test_unverified_text_is_a_ghost_until_it_is_confirmed_or_taken_back(behind_l
     assert "line-through" in color(gone, "textDecorationLine")
 
 
-def test_a_chip_tells_what_became_of_the_words_of_an_outage(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
+def test_a_chip_tells_what_became_of_the_words_of_an_outage(visitor, page):
     page.clock.install()
     visitor.draw([*OUTAGE, *BACK])
     assert page.is_visible("del")
@@ -196,8 +177,7 @@ def test_a_chip_tells_what_became_of_the_words_of_an_outage(behind_link, visit):
     assert page.locator(".chip").count() == 3
 
 
-def test_much_that_was_taken_back_is_shortened_until_asked_for(behind_link, visit):
-    visitor = visit(behind_link)
+def test_much_that_was_taken_back_is_shortened_until_asked_for(visitor):
     words = " ".join(f"w{number}" for number in range(40))
     visitor.draw([(words, UNVERIFIED | {"offset": 0}), ("", {"rollback_to": 0}), ("new", {"origin": "corrected"})])
     taken = visitor.page.locator("del")
@@ -228,11 +208,8 @@ def test_an_unverified_answer_can_be_asked_for_again(start_gateway, server, visi
         assert [len(body["messages"]) for body in visitor.bodies()] == [1, 1]
 
 
-def test_asking_again_in_vain_loses_nothing(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
-    visitor.ask("Who am I?")
-    visitor.wait_for_answers(1)
+def test_asking_again_in_vain_loses_nothing(visitor, page):
+    visitor.ask("Who am I?", answers=1)
     written = visitor.answer.inner_text()
     page.route("**/v1/chat/completions", lambda route: route.abort())
     page.click(".again")
@@ -257,11 +234,8 @@ def test_asking_again_in_vain_loses_nothing(behind_link, visit):
     assert visitor.answer.inner_text() == written
 
 
-def test_who_wrote_what_is_told_on_demand(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
-    visitor.ask(QUESTION)
-    visitor.wait_for_answers(1)
+def test_who_wrote_what_is_told_on_demand(visitor, page):
+    visitor.ask(QUESTION, answers=1)
     drafted = visitor.answer.locator("[data-origin=accepted]").first
     drafted.hover()
     assert page.is_hidden("#tip")
@@ -312,9 +286,7 @@ def gap(page) -> int:
     return page.evaluate("(log => log.scrollHeight - log.scrollTop - log.clientHeight)(document.getElementById('log'))")
 
 
-def test_an_empty_page_greets(behind_link, visit, server):
-    visitor = visit(behind_link)
-    page = visitor.page
+def test_an_empty_page_greets(visitor, page, server):
     page.get_by_text(re.compile(r"\d+ ms away")).wait_for()
     greeting = page.inner_text("#greeting")
     assert greeting.startswith(f"Ask {page.inner_text('#model-name')}")
@@ -333,9 +305,7 @@ def test_an_empty_page_greets(behind_link, visit, server):
     assert page.is_visible("#greeting")
 
 
-def test_a_sign_of_life_comes_before_the_first_word(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
+def test_a_sign_of_life_comes_before_the_first_word(visitor, page):
     seen = []
 
     def look(route) -> None:
@@ -343,8 +313,7 @@ def test_a_sign_of_life_comes_before_the_first_word(behind_link, visit):
         route.continue_()
 
     page.route("**/v1/chat/completions", look)
-    visitor.ask("Who am I?")
-    visitor.wait_for_answers(1)
+    visitor.ask("Who am I?", answers=1)
     assert seen == [(True, True, False)]
     assert page.locator(".waiting").count() == 0
     assert page.is_visible("#send")
@@ -381,9 +350,7 @@ def test_wide_code_scrolls_by_itself(behind_link, visit):
     assert visitor.answer.locator("pre").evaluate("pre => pre.scrollWidth > pre.clientWidth")
 
 
-def test_the_pill_tells_the_link_and_changes_it(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
+def test_the_pill_tells_the_link_and_changes_it(behind_link, page):
     page.get_by_text(re.compile(r"^\d+ ms$")).first.wait_for()
     assert page.is_hidden("#link-card")
     page.click("#link-pill")
@@ -396,11 +363,8 @@ def test_the_pill_tells_the_link_and_changes_it(behind_link, visit):
     assert page.is_hidden("#link-card")
 
 
-def test_figures_have_plain_names_units_and_axes(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
-    visitor.ask(QUESTION)
-    visitor.wait_for_answers(1)
+def test_figures_have_plain_names_units_and_axes(visitor, page):
+    visitor.ask(QUESTION, answers=1)
     assert page.is_hidden("#panel")
     page.click("#open-panel")
     assert page.get_attribute("#open-panel", "aria-expanded") == "true"
@@ -428,16 +392,14 @@ def test_on_a_phone_a_drawer_covers_the_conversation(behind_link, visit):
     assert page.evaluate("document.getElementById('chat').inert")
     page.keyboard.press("Escape")
     assert not page.evaluate("document.getElementById('chat').inert")
-    visitor.ask("Who am I?")
-    visitor.wait_for_answers(1)
+    visitor.ask("Who am I?", answers=1)
     page.click("#open-history")
     page.click("#new-conversation")
     assert page.is_hidden("#history")
     assert not visitor.sticks_out
 
 
-def test_a_word_of_two_origins_keeps_its_marks_and_links_lead_away_safely(behind_link, visit):
-    visitor = visit(behind_link)
+def test_a_word_of_two_origins_keeps_its_marks_and_links_lead_away_safely(visitor):
     chunks = [("an **ex", "accepted"), ("am", "bonus"), ("ple** `c` ", "accepted"), ("https://a.example/b", "bonus")]
     visitor.draw([(text, {"origin": origin}) for text, origin in chunks])
     assert visitor.answer.locator("strong").inner_text() == "example"
@@ -447,9 +409,7 @@ def test_a_word_of_two_origins_keeps_its_marks_and_links_lead_away_safely(behind
     assert link.get_attribute("target") == "_blank"
 
 
-def test_copied_text_is_plain_by_default_without_what_was_taken_back(behind_link, visit):
-    visitor = visit(behind_link)
-    page = visitor.page
+def test_copied_text_is_plain_by_default_without_what_was_taken_back(visitor, page):
     visitor.draw([*OUTAGE, *BACK])
     copied = """select => {
         getSelection().selectAllChildren(document.querySelector(".turn.assistant .text"));
@@ -463,8 +423,7 @@ def test_copied_text_is_plain_by_default_without_what_was_taken_back(behind_link
     assert page.evaluate(copied)[0] is False  # the browser copies what it shows
 
 
-def test_code_is_sent_as_it_is_and_doubtful_markers_are_not(behind_link, visit):
-    visitor = visit(behind_link)
+def test_code_is_sent_as_it_is_and_doubtful_markers_are_not(visitor):
     visitor.ask("Who am <<I>>?")
     assert "write <<private: ...>>" in visitor.page.inner_text("#problem")
     visitor.page.fill("#message", "Greet <<private: Ann")
@@ -475,7 +434,6 @@ def test_code_is_sent_as_it_is_and_doubtful_markers_are_not(behind_link, visit):
     visitor.page.press("#message", "!")
     assert visitor.page.inner_text("#problem") == ""
     code = "what is (1 << 4) and 256 >> 2 ?"
-    visitor.ask(code)
-    visitor.wait_for_answers(1)
+    visitor.ask(code, answers=1)
     assert "private" not in visitor.origins
     assert visitor.bodies()[0]["messages"] == [{"role": "user", "content": code}]

@@ -48,11 +48,20 @@ class Visitor:
             self.page.fill(f"#{name.replace('_', '-')}", value)
         self.page.click("#panel .close")
 
-    def ask(self, text: str, *, mode: str = "stop-and-wait") -> None:
+    def ask(self, text: str, *, mode: str = "stop-and-wait", answers: int = 0) -> None:
+        """Ask, and wait until so many answers are there."""
         if self.page.input_value("#mode") != mode:
             self.set(mode=mode)
         self.page.fill("#message", text)
         self.page.press("#message", "Enter")
+        if answers:
+            self.wait_for_answers(answers)
+
+    def reopen(self, conversation: int = 0) -> None:
+        """Load the page anew and open a conversation from the history."""
+        self.page.reload()
+        self.page.click("#open-history")
+        self.page.click(f"#conversations li button >> nth={conversation}")
 
     def begin(self, text: str) -> None:
         """Ask, and wait for the first words of the answer."""
