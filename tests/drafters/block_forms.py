@@ -1,14 +1,16 @@
-"""Every published form of DFlash and DSpark but z-lab's, as a directory that a test writes, and its slow formulas."""
+"""Every published form of DFlash and DSpark, as a directory that a test writes, and its slow formulas."""
 
 import json
+import math
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from block_formulas import (
     BLOCK,
+    HEAD_DIM,
     HEADS,
     KV_HEADS,
     LAYERS,
@@ -22,13 +24,14 @@ from block_formulas import (
     block_tensors,
     random_tensors,
 )
+from heads_place import begun
 from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider_drafters import Activations, TargetWeights, load_drafter
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.contracts.tap import BEFORE_NORM
+from outrider_drafters.contracts.tap import BEFORE_NORM, LAST
 from outrider_drafters.families.dflash.drafter import LATE_ROWS
 from outrider_drafters.load import recognize_family
 
@@ -73,6 +76,19 @@ SPECULATORS = {
     "sample_from_anchor": False,
     "sliding_window_non_causal": False,
 }
+ZLAB = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "num_attention_heads": HEADS,
+    "rope_theta": THETA,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": VOCABULARY,
+    "num_target_layers": 6,
+    "block_size": BLOCK,
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 3, 5]},
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 16}
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW, "use_sliding_window": True}
 
 
@@ -81,6 +97,21 @@ def sees(query: int, key: int, layer: int, root: int, causal: bool) -> bool:
     if layer != 0:
         return True
     return min(root, query) - WINDOW <= key and (key <= query or not causal)
+
+
+def sees_of_zlab(query: int, key: int, layer: int, config: dict[str, Any]) -> bool:
+    sliding = "layer_types" in config and layer == 0
+    causal = config.get("is_causal", sliding)
+    return not (causal and key > query) and not (sliding and abs(query - key) >= WINDOW)
+
+
+def frequency(pair: int, config: dict[str, Any]) -> float:
+    plain = THETA ** (-2 * pair / HEAD_DIM)
+    if "rope_scaling" not in config:
+        return plain
+    turns = 16 * plain / (2 * math.pi)  # within the original context
+    part = min(max((turns - 1.0) / (4.0 - 1.0), 0.0), 1.0)
+    return plain * part + plain / 4.0 * (1 - part)
 
 
 @dataclass
@@ -94,19 +125,20 @@ class Form:
     kind: str = ""  # of the Markov head
     confidence: str = ""
     sliding: str = ""
+    whole: bool = True  # with an embedding and a head of its own
+    taps: tuple[int, ...] = (0, 4, BEFORE_NORM)
 
     def config_json(self) -> dict[str, Any]:
-        config = self.config | ({"draft_vocab_size": len(DRAFTED)} if self.few else {})
+        config = json.loads(json.dumps(self.config)) | ({"draft_vocab_size": len(DRAFTED)} if self.few else {})
         if "transformer_layer_config" in config:
             return config | {"transformer_layer_config": QWEN3 | self.nested}
         return config | self.nested
 
     def tensors(self) -> dict[str, Tensor]:
         rows = len(DRAFTED) if self.few else VOCABULARY
-        shapes: dict[str, tuple[int, ...]] = {
-            "embed_tokens.weight": (VOCABULARY, WIDTH),
-            "lm_head.weight": (rows, WIDTH),
-        }
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.whole:
+            shapes |= {"embed_tokens.weight": (VOCABULARY, WIDTH), "lm_head.weight": (rows, WIDTH)}
         if self.kind:
             shapes |= {"markov_head.markov_w1.weight": (VOCABULARY, RANK), "markov_head.markov_w2.weight": (rows, RANK)}
         layers = {"gated": ("gate_proj", RANK, WIDTH + RANK), "rnn": ("joint_proj", 3 * RANK, 2 * RANK + WIDTH)}
@@ -125,6 +157,8 @@ class Form:
         return made
 
     def sees(self, root: int) -> Sees:
+        if not self.whole:
+            return partial(sees_of_zlab, config=self.config_json())
         return partial(sees, root=root, causal=self.sliding == "causal") if self.sliding else lambda *_: True
 
 
@@ -159,6 +193,17 @@ FORMS = {
         },
         first=1,
     ),
+}
+FORMS |= {
+    f"z-lab{name}": Form(ZLAB, nested=nested, first=1, whole=False, taps=(2, 4, LAST))
+    for name, nested in {
+        "": {},
+        ", sliding and causal": SLIDING,
+        ", sliding, not causal": SLIDING | {"is_causal": False},
+        ", all causal": {"is_causal": True},
+        ", scales": {"input_embedding_scale": 1.5, "output_multiplier": 0.5, "final_logit_softcapping": 2.0},
+        ", llama3 rope": {"rope_scaling": LLAMA3},
+    }.items()
 }
 for kind in ("vanilla", "gated", "rnn"):
     FORMS |= {
@@ -197,41 +242,45 @@ class Place:
         return load_drafter(f"{self.path}{options}", frozen)
 
 
+@cache
 def random_target() -> TargetWeights:
     generator = torch.Generator().manual_seed(2)
     embed, head = torch.randn(2, VOCABULARY, WIDTH, generator=generator)
     return TargetWeights(embed, head, TARGET, (0,))
 
 
-def hidden_states(count: int) -> dict[int, Tensor]:
+def hidden_states(count: int, taps: tuple[int, ...]) -> dict[int, Tensor]:
     generator = torch.Generator().manual_seed(4)
-    return {tap: torch.randn(count, WIDTH, generator=generator) for tap in (0, 4, BEFORE_NORM)}
+    return {tap: torch.randn(count, WIDTH, generator=generator) for tap in taps}
 
 
 def fed(place: Place, frozen: TargetWeights, lacking: int = 0, options: str = ""):
-    """A state with the text and its features, and the block's rows by the formulas."""
+    """A state with the text and its features, which came bit by bit, and the block's rows by the formulas."""
     drafter, count = place.load(frozen, options), len(TOKENS) - 1 - lacking
-    hidden = hidden_states(count)
+    hidden = hidden_states(count, place.form.taps)
     tap = recognize_family(place.files()).tap(place.files(), TARGET, torch.empty(0))
-    assert tap is not None
     assert tap.info == drafter.tap
-    assert tap.hidden_layers == tuple(hidden)
-    state = drafter.new_state()
-    state.append(TOKENS)
-    state.add_features(0, tap.rows(Activations(torch.empty(0), torch.empty(0), hidden)))
-    root = TOKENS[-1], len(TOKENS) - 1
-    embed = place.tensors["embed_tokens.weight"]
-    sees, late = place.form.sees(root[1]), TOKENS[count:-1][-LATE_ROWS:]
-    return state, block_rows(place.tensors, embed, list(hidden.values()), root, sees, late=late)
+    assert tap.hidden_layers == place.form.taps
+    features = tap.rows(Activations(torch.empty(0), torch.empty(0), hidden))
+    state = begun(drafter, TOKENS[:5], features[:3])
+    state.root_logits()
+    state.append(TOKENS[5:])
+    if count > 3:
+        state.add_features(2, features[2:])
+    embed = place.tensors.get("embed_tokens.weight", frozen.embed) * place.config.get("input_embedding_scale", 1.0)
+    root, late = (TOKENS[-1], len(TOKENS) - 1), TOKENS[count:-1][-LATE_ROWS:]
+    how = place.form.sees(root[1]), partial(frequency, config=place.config)
+    return state, block_rows(place.tensors, embed, list(hidden.values()), root, *how, late)
 
 
 def expected_path(place: Place, rows: Tensor, path: list[int]) -> tuple[Tensor, Tensor]:
     """Logits [Vd] and confidence after each of root and path, one slot at a time."""
     w, form, logits, confidences = place.tensors, place.form, [], []
+    lm_head, cap = w.get("lm_head.weight", random_target().lm_head), place.config.get("final_logit_softcapping")
     state = torch.zeros(RANK)
     before_slots = [TOKENS[-1]] * form.first + [TOKENS[-1], *path]
     for slot, token in enumerate(before_slots):
-        h, added, e = rows[slot], torch.zeros(len(w["lm_head.weight"])), torch.empty(0)
+        h, added, e = rows[slot], torch.zeros(len(lm_head)), torch.empty(0)
         if form.kind:
             e = w["markov_head.markov_w1.weight"][token]
             z = e
@@ -247,7 +296,8 @@ def expected_path(place: Place, rows: Tensor, path: list[int]) -> tuple[Tensor, 
                 )
                 state, z = gate * state + (1 - gate) * candidate, output
             added = w["markov_head.markov_w2.weight"] @ z
-        logits.append(w["lm_head.weight"] @ h + added)
+        made = lm_head @ h * place.config.get("output_multiplier", 1.0) + added
+        logits.append(made if cap is None else cap * torch.tanh(made / cap))
         if form.confidence:
             inputs = torch.cat((h, e)) if form.confidence == "with markov" else h
             confidences.append((w["confidence_head.proj.weight"] @ inputs + w["confidence_head.proj.bias"]).sigmoid())

@@ -225,6 +225,44 @@ class Golden:
     directory: Path
 
 
+@pytest.fixture(scope="module")
+def target(request: pytest.FixtureRequest, golden: Path) -> Path:
+    """Directory of the golden target that the module names."""
+    return golden / request.module.TARGET
+
+
+@pytest.fixture(scope="module")
+def frozen(target: Path) -> TargetWeights:
+    return TargetWeights.load(target)
+
+
+@pytest.fixture(scope="module")
+def case(request: pytest.FixtureRequest, golden: Path) -> Path:
+    """Directory of the golden case that the module names."""
+    return golden / request.module.CASE
+
+
+@pytest.fixture
+def tensors(case: Path) -> dict[str, Tensor]:
+    """What a golden case of heads stores."""
+    (stored,) = (case / "drafter").glob("*.pt")
+    return torch.load(stored, weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def arrays(case: Path) -> dict[str, Tensor]:
+    return load_file(case / "forward.safetensors")
+
+
+@pytest.fixture
+def place(tmp_path: Path, case: Path, target: Path, frozen: TargetWeights) -> Any:
+    """A directory to write heads into, in the file that the golden case has."""
+    from heads_place import Place
+
+    (stored,) = (case / "drafter").glob("*.pt")
+    return Place(tmp_path / "drafter", target, frozen, f"{stored.stem}.safetensors")
+
+
 @pytest.fixture(scope="session")
 def eagle_case(golden: Path) -> Golden:
     return _case(golden, "eagle2_llama", "target_l4", "golden")

@@ -1,15 +1,17 @@
-"""Files of heads that a test writes and loads, and a state that has one feature. For Medusa's and Hydra's tests."""
+"""Files of heads that a test writes and loads, states to draft from, and how near numbers must be."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from outrider_drafters import Drafter, DraftState, TargetWeights, load_drafter, load_tap
+from outrider_drafters import Drafter, DraftState, TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
 from outrider_proto.errors import UsageError
+from outrider_proto.tree import ROOT, DraftTree
 
 
 class Place:
@@ -48,3 +50,50 @@ def fed(drafter: Drafter, arrays: Mapping[str, torch.Tensor], position: int = 10
 
 def close(ours: torch.Tensor, golden: torch.Tensor) -> None:
     torch.testing.assert_close(ours, golden, atol=1e-4, rtol=0)
+
+
+def near(ours: torch.Tensor, reference: torch.Tensor) -> None:
+    torch.testing.assert_close(torch.as_tensor(ours), reference, atol=1e-4, rtol=1e-4)
+
+
+def begun(drafter: Drafter, tokens: Sequence[int], rows: torch.Tensor | None = None) -> DraftState:
+    """A state of these tokens, with the features of the first of them."""
+    state = drafter.new_state()
+    state.append(tokens)
+    if rows is not None:
+        state.add_features(0, rows)
+    return state
+
+
+def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
+    """The tokens from the root to each node."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens, tree.parents, strict=True):
+        paths.append((token,) if parent == ROOT else (*paths[parent], token))
+    return paths
+
+
+SETTINGS = [(24, 4, 6), (60, 7, 10), (5, 3, 1)]  # of the published trees: total_token, depth, top_k
+
+
+def check_published_tree(state: DraftState, arrays: Mapping[str, torch.Tensor], number: int) -> None:
+    """That a state drafts the tree of that setting, as SafeAILab's code gave it."""
+    total, depth, top_k = SETTINGS[number]
+    tree = grow_tree(state, TreeShape(top_k, depth + 1, total - 1))
+    assert list(tree.tokens) == arrays[f"tree{number}_draft_tokens"][0, 1:].tolist()
+    assert list(tree.depths()) == arrays[f"tree{number}_position_ids"][1:].tolist()
+    assert tree.ancestors().tolist() == arrays[f"tree{number}_tree_mask"][1:, 1:].bool().tolist()
+
+
+def check_published_generation(made: Any, arrays: Mapping[str, torch.Tensor], directory: Path) -> None:
+    """That a generation is that of SafeAILab's code, round by round, and its drafter's cache at the end."""
+    rounds = json.loads((directory / "trace.json").read_text())["rounds"]
+    assert made.accepted == arrays["accept_lengths"].tolist()
+    assert made.tokens == arrays["eagle_output_ids"][0].tolist() + arrays["final_pending_token"][0].tolist()
+    for number, (tree, expected) in enumerate(zip(made.trees, rounds, strict=True)):
+        assert list(tree.tokens) == expected["draft_tokens"][1:]
+        assert list(tree.depths()) == expected["tree_position_ids"][1:]
+        assert tree.ancestors().tolist() == arrays[f"round{number:02}_tree_mask"][1:, 1:].bool().tolist()
+    made.state.root_logits()
+    close(made.state._cache.keys, arrays["final_drafter_k"])
+    close(made.state._cache.values, arrays["final_drafter_v"])

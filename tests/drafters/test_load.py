@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from heads_place import begun
 from safetensors.torch import load_file, save_file
 from spoiled import SpoiledHead
 
@@ -83,26 +84,21 @@ def test_options_of_other_families_are_refused(golden):
         load_drafter("lookup,tli=1", TargetWeights.load(golden / "target_tiny"))
 
 
-def test_a_file_in_place_of_a_directory_is_refused(golden):
+def test_what_is_no_drafter_directory_is_refused(tmp_path, golden):
     target = golden / "target_tiny"
-    with pytest.raises(UsageError, match="a file: need a model directory"):
-        load_drafter(target / "config.json", TargetWeights.load(target))
+    frozen = TargetWeights.load(target)
     with pytest.raises(UsageError, match="a file: need a model directory"):
         TargetWeights.load(target / "config.json")
-
-
-def test_empty_directory_is_refused(tmp_path, golden):
-    frozen = TargetWeights.load(golden / "target_l4")
-    with pytest.raises(UsageError, match=r"has no config\.json"):
-        load_drafter(tmp_path, frozen)
+    for place, message in (
+        (target / "config.json", "a file: need a model directory"),
+        (tmp_path / "nowhere", "no such directory"),
+        (tmp_path, r"has no config\.json"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            load_drafter(place, frozen)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match=r"has neither model\.safetensors nor"):
         load_drafter(tmp_path, frozen)
-
-
-def test_missing_directory_is_refused(tmp_path, golden):
-    with pytest.raises(UsageError, match="no such directory"):
-        load_drafter(tmp_path / "nowhere", TargetWeights.load(golden / "target_l4"))
 
 
 @pytest.mark.parametrize(("flag", "held"), [(True, True), (False, True), (True, False), (None, False)])
@@ -143,9 +139,7 @@ def test_type_of_the_target_is_taken(directory):
     directory.save()
     for dtype in (torch.float32, torch.bfloat16):
         drafter = load_drafter(directory.path, TargetWeights.load(directory.target, dtype))
-        state = drafter.new_state()
-        state.append([1, 2])
-        state.add_features(0, torch.ones(1, drafter.tap.width))
+        state = begun(drafter, [1, 2], torch.ones(1, drafter.tap.width))
         assert state.root_logits().dtype == torch.float32
         linear = drafter.fc if drafter.family == "eagle2" else drafter.ekv2e
         assert linear.weight.dtype == dtype

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from heads_place import begun
 from safetensors.torch import load_file, save_file
 
 from outrider_drafters import Drafter, TargetWeights, TreeShape, grow_tree, load_drafter
@@ -42,8 +43,7 @@ def eagle(directory: Path, golden: Path) -> str:
 
 
 def root_logits(drafter: Drafter) -> torch.Tensor:
-    state = drafter.new_state()
-    state.append([3, 4, 5])
+    state = begun(drafter, [3, 4, 5])
     if drafter.tap.fingerprint:
         state.add_features(0, torch.randn(2, drafter.tap.width, generator=torch.Generator().manual_seed(0)))
     return state.root_logits()
@@ -75,8 +75,7 @@ def test_a_token_outside_is_never_drafted_and_the_others_have_their_logits(famil
     assert drafted
     assert set(drafted) == {token for token in TOKENS if whole[token] > -torch.inf}
     torch.testing.assert_close(logits[drafted], whole[drafted])
-    state = drafter.new_state()
-    state.append([3, 4, 5])
+    state = begun(drafter, [3, 4, 5])
     if drafter.tap.fingerprint:
         state.add_features(0, torch.ones(2, drafter.tap.width))
     assert set(grow_tree(state, TreeShape(breadth=4, levels=3, budget=16)).tokens) <= set(TOKENS)
@@ -88,9 +87,7 @@ def test_a_token_outside_can_be_read_below_the_root(golden, eagle):
     outside = 42
     logits = []
     for source in (eagle, f"{eagle},draft_vocab=all"):
-        state = load_drafter(source, target).new_state()
-        state.append([3, outside, 5])
-        state.add_features(0, torch.ones(1, target.sizes.hidden))
+        state = begun(load_drafter(source, target), [3, outside, 5], torch.ones(1, target.sizes.hidden))
         state.root_logits()
         logits.append(state.expand([outside], [-1])[0])
     torch.testing.assert_close(logits[0][TOKENS], logits[1][TOKENS])

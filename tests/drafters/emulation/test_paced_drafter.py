@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from heads_place import begun
 
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreeShape
@@ -69,8 +70,7 @@ def test_features_reach_the_wrapped_state():
 
 def test_every_pass_lasts_a_level():
     watch = Watch()
-    state = paced(watch).new_state()
-    state.append(TEXT)
+    state = begun(paced(watch), TEXT)
     grow_tree(state, TreeShape.chain(4))
     assert watch.slept == pytest.approx([0.007] * 4)
     state.tree_logits(DraftTree.chain([7, 8]))
@@ -80,8 +80,7 @@ def test_every_pass_lasts_a_level():
 def test_the_levels_of_a_block_are_one_pass():
     watch, inner = Watch(), LookupDrafter(20)
     inner.levels_per_pass = 3
-    state = PacedDrafter(inner, 7.0, clock=watch, sleep=watch.sleep).new_state()
-    state.append(TEXT)
+    state = begun(PacedDrafter(inner, 7.0, clock=watch, sleep=watch.sleep), TEXT)
     for levels, passes in ((1, 1), (3, 1), (4, 2)):
         watch.slept.clear()
         grow_tree(state, TreeShape.chain(levels))
@@ -98,19 +97,16 @@ def test_the_levels_of_a_block_are_one_pass():
 def test_a_whole_tree_is_one_pass_or_one_a_level_as_the_drafter_has_it(in_one, passes):
     watch, inner = Watch(), LookupDrafter(20)
     inner.tree_in_one_pass = in_one
-    state = PacedDrafter(inner, 7.0, clock=watch, sleep=watch.sleep).new_state()
-    state.append(TEXT)
+    state = begun(PacedDrafter(inner, 7.0, clock=watch, sleep=watch.sleep), TEXT)
     tree = DraftTree((7, 8, 3), (-1, 0, -1))
-    plain = LookupDrafter(20).new_state()
-    plain.append(TEXT)
+    plain = begun(LookupDrafter(20), TEXT)
     assert state.tree_logits(tree).shape == plain.tree_logits(tree).shape
     assert len(watch.slept) == passes
 
 
 def test_only_what_is_left_is_slept():
     watch = Watch(costs=0.002)
-    state = paced(watch).new_state()
-    state.append(TEXT)
+    state = begun(paced(watch), TEXT)
     state.root_logits()
     assert watch.slept == pytest.approx([0.005])
     watch.costs = 0.010
@@ -121,8 +117,7 @@ def test_only_what_is_left_is_slept():
 def test_several_outcomes_at_once_cost_what_the_hardware_says():
     watch = Watch()
     drafter = paced(watch, Pace.load("paper").level_factor)
-    state = drafter.new_state()
-    state.append(TEXT)
+    state = begun(drafter, TEXT)
     for drafter.outcomes in (1, 8, 16):
         state.root_logits()
     assert watch.slept == pytest.approx([0.007, 0.007, 0.0091])

@@ -41,7 +41,6 @@ def case(golden, name: str, options: str = "") -> Case:
     directory = golden / name
     drafter = load_drafter(f"{directory / 'drafter'},ddtree=0{options}", TargetWeights.load(golden / "target_l8"))
     tap = load_tap(directory / "drafter", golden / "target_l8")
-    assert tap is not None
     assert isinstance(drafter, DFlashDrafter)
     arrays = load_file(directory / "golden.safetensors")
     hidden = {layer: arrays[f"tap{number}"][0] for number, layer in enumerate(tap.hidden_layers)}

@@ -4,6 +4,7 @@ import pytest
 import torch
 from block_forms import CONFIDENT, DRAFTED, FORMS, Place, expected_path, fed, random_target
 from block_formulas import BLOCK, VOCABULARY, WIDTH
+from heads_place import paths_of
 
 from outrider_drafters import TargetWeights, TreeShape, grow_tree, write_draft_vocab
 from outrider_drafters.families.dflash.family import FAMILY as DFLASH
@@ -97,10 +98,7 @@ def test_ddtree_is_the_likeliest_paths_of_all(place, frozen):
         # Of each level the best `budget` are enough: a child is at most as likely as its parent.
         frontier = sorted(grown, reverse=True)[:budget]
         scored += frontier
-    tree, paths = grow_tree(state, drafter.plan), []
-    for token, parent in zip(tree.tokens, tree.parents, strict=True):
-        paths.append((token,) if parent == ROOT else (*paths[parent], token))
-    assert set(paths) == {path for _, path in sorted(scored, reverse=True)[:budget]}
+    assert set(paths_of(grow_tree(state, drafter.plan))) == {path for _, path in sorted(scored, reverse=True)[:budget]}
 
 
 @pytest.mark.parametrize("place", ["dflash, DeepSpec", "rnn, speculators"], indirect=True)

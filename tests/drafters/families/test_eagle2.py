@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from heads_place import SETTINGS, begun, check_published_generation, check_published_tree, close
 from safetensors.torch import load_file
 
-from outrider_drafters import Eagle2, Eagle2Sizes, TargetSizes, TargetWeights, TreeShape, grow_tree, load_drafter
+from outrider_drafters import Eagle2, Eagle2Sizes, TargetSizes, TargetWeights, TreeShape, load_drafter
 from outrider_drafters.families import feature_drafter
 from outrider_drafters.families.eagle2.drafter import TOLERANT_STEPS, Eagle2Drafter
 from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_drafters.families.shared_layout import STEPS
-
-SETTINGS = [(24, 4, 6), (60, 7, 10), (5, 3, 1)]  # total_token, depth, top_k
 
 
 @pytest.fixture
@@ -32,10 +31,6 @@ def eagle(golden: Path) -> Eagle2:
     tensors = load_file(golden / "eagle2_llama" / "drafter" / "model.safetensors")
     eagle.load_state_dict({name: tensor for name, tensor in tensors.items() if name != "embed_tokens.weight"})
     return eagle.requires_grad_(False)
-
-
-def close(ours: torch.Tensor, golden: torch.Tensor) -> None:
-    torch.testing.assert_close(ours, golden, atol=1e-4, rtol=0)
 
 
 def test_prefill_agrees(state, eagle_case):
@@ -86,8 +81,7 @@ def test_rows_of_a_verdict_in_one_pass_are_those_in_two(layers, eagle_case, monk
 def test_incremental_state_equals_teacher_forced_pass(eagle, eagle_case):
     arrays, drafter = eagle_case.arrays, eagle_case.drafter
     tokens, features = arrays["vanilla_output_ids"][0].tolist()[:12], arrays["target_features"][0]
-    state = drafter.new_state()
-    state.append(tokens[:1])
+    state = begun(drafter, tokens[:1])
     for position in range(11):
         state.append([tokens[position + 1]])
         state.add_features(position, features[position : position + 1])
@@ -96,29 +90,15 @@ def test_incremental_state_equals_teacher_forced_pass(eagle, eagle_case):
         close(state.root_logits(), hidden[0, -1] @ drafter.target.lm_head.T)
 
 
-@pytest.mark.parametrize(("case", "setting"), list(enumerate(SETTINGS)))
-def test_tree_is_identical(state, eagle_case, case, setting):
-    total, depth, top_k = setting
-    tree = grow_tree(state, TreeShape(top_k, depth + 1, total - 1))
-    arrays = {name: eagle_case.arrays[f"tree{case}_{name}"] for name in ("draft_tokens", "position_ids", "tree_mask")}
-    assert list(tree.tokens) == arrays["draft_tokens"][0, 1:].tolist()
-    assert list(tree.depths()) == arrays["position_ids"][1:].tolist()
-    assert tree.ancestors().tolist() == arrays["tree_mask"][1:, 1:].bool().tolist()
+@pytest.mark.parametrize("number", range(len(SETTINGS)))
+def test_tree_is_identical(state, eagle_case, number):
+    check_published_tree(state, eagle_case.arrays, number)
 
 
 def test_generation_is_identical(eagle_case, target_l4, generate):
-    arrays = eagle_case.arrays
-    rounds = json.loads((eagle_case.directory / "trace.json").read_text())["rounds"]
-    prompt = arrays["prompt_ids"][0].tolist()
+    prompt = eagle_case.arrays["prompt_ids"][0].tolist()
     made = generate(target_l4, eagle_case.drafter, eagle_case.tap, prompt, TreeShape(6, 5, 23), num_tokens=64)
-    assert made.accepted == arrays["accept_lengths"].tolist()
-    assert made.tokens == arrays["eagle_output_ids"][0].tolist() + arrays["final_pending_token"][0].tolist()
-    for number, (tree, expected) in enumerate(zip(made.trees, rounds, strict=True)):
-        assert list(tree.tokens) == expected["draft_tokens"][1:]
-        assert tree.ancestors().tolist() == arrays[f"round{number:02}_tree_mask"][1:, 1:].bool().tolist()
-    made.state.root_logits()
-    close(made.state._cache.keys, arrays["final_drafter_k"])
-    close(made.state._cache.values, arrays["final_drafter_v"])
+    check_published_generation(made, eagle_case.arrays, eagle_case.directory)
 
 
 @pytest.mark.parametrize("fc_bias", [True, False])
@@ -134,9 +114,7 @@ def test_export_loads_again(tmp_path: Path, golden: Path, fc_bias: bool):
     assert (loaded.fc.bias is not None) == fc_bias
     assert loaded.embed is frozen.embed
     features = torch.randn(3, 64)
-    state = loaded.new_state()
-    state.append([3, 4, 5, 6])
-    state.add_features(0, features)
+    state = begun(loaded, [3, 4, 5, 6], features)
     hidden = eagle.forward_train(frozen.embed[None, 4:7], features[None])[0, -1]
     close(state.root_logits(), hidden @ frozen.lm_head.T)
 

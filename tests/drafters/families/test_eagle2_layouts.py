@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from heads_place import begun
 from safetensors.torch import load_file, save_file
 
 from outrider_drafters import Eagle2, Eagle2Sizes, TargetWeights, load_drafter, load_tap
@@ -12,6 +13,7 @@ from outrider_drafters.blocks.rope import RopeScaling
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
+TARGET = "target_l4"
 WIDTH, HEADS, EPS = 64, 4, 1e-5
 
 
@@ -75,9 +77,7 @@ def check(drafter, tensors, frozen, embed=None, **rope):
             logits, expected(tensors, frozen, embed, features[:known], after, **rope), atol=2e-4, rtol=1e-4
         )
 
-    state = drafter.new_state()
-    state.append(tokens[:4])
-    state.add_features(0, features[:3])
+    state = begun(drafter, tokens[:4], features[:3])
     is_expected(state.root_logits(), tokens[:4], 3)
     state.append(tokens[4:])
     is_expected(state.root_logits(), tokens, 3)
@@ -93,11 +93,6 @@ def check(drafter, tensors, frozen, embed=None, **rope):
     is_expected(state.root_logits(), [*tokens[:5], 4], 5)
 
 
-@pytest.fixture(scope="module")
-def frozen(golden: Path) -> TargetWeights:
-    return TargetWeights.load(golden / "target_l4")
-
-
 def write(directory: Path, frozen: TargetWeights, **sizes):
     """A random head as its own export, and its tensors."""
     with torch.random.fork_rng():
@@ -109,67 +104,40 @@ def write(directory: Path, frozen: TargetWeights, **sizes):
     return {name: tensor.detach() for name, tensor in eagle.state_dict().items()}
 
 
-def change_config(directory: Path, drop=(), **values):
-    path = directory / "config.json"
-    config = {key: value for key, value in json.loads(path.read_text()).items() if key not in drop}
-    path.write_text(json.dumps(config | values))
+LINEAR, TYPE = {"type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}
+UNSAID = ("num_key_value_heads", "rope_theta", "rope_scaling", "head_dim", "bias", "qkv_bias")
+LAYOUTS = {  # sizes, settings that are written over the exported ones, options; and the rope that comes of them
+    "plain": ({}, {}, "", {}),
+    "no bias": ({"fc_bias": False}, {}, "", {}),
+    "biases of q, k and v": ({"qkv_bias": True}, {}, "", {}),
+    "two layers": ({"layers": 2}, {}, "", {}),
+    "three layers": ({"layers": 3, "fc_bias": False, "qkv_bias": True}, {}, "", {}),
+    "layers are counted, not read from the config": ({}, {"num_hidden_layers": 32}, "", {}),
+    "a Vicuna config leaves much unsaid": ({}, dict.fromkeys(UNSAID, "gone"), "", {}),
+    "a base": ({"rope_theta": 5e5}, {}, "", {"theta": 5e5}),
+    "a base of choice": ({"rope_theta": 5e5}, {}, ",rope_theta=7000", {"theta": 7000.0}),
+    "linear scaling is exported": ({"rope_scaling": RopeScaling("linear", 2.5)}, {}, "", {"factor": 2.5}),
+    # cnets1.py builds the scaled rotary embedding without the base.
+    "linear scaling forgets the base": ({}, {"rope_scaling": LINEAR, "rope_theta": 5e5}, "", {"factor": 4.0}),
+    "by its other name": ({}, {"rope_scaling": TYPE, "rope_theta": 5e5}, "", {"factor": 4.0}),
+    "scaling and a base of choice": ({}, {"rope_scaling": LINEAR}, ",rope_theta=500000", {"theta": 5e5, "factor": 4.0}),
+}
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        {},
-        {"fc_bias": False},
-        {"qkv_bias": True},
-        {"layers": 2},
-        {"layers": 3, "fc_bias": False, "qkv_bias": True},
-        {"rope_theta": 500000.0},
-    ],
-    ids=str,
-)
-def test_layouts(tmp_path, frozen, sizes):
-    tensors = write(tmp_path, frozen, **sizes)
-    check(load_drafter(tmp_path, frozen), tensors, frozen, theta=sizes.get("rope_theta", 10000.0))
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts(tmp_path, frozen, name):
+    sizes, config, options, rope = LAYOUTS[name]
+    tensors, path = write(tmp_path, frozen, **sizes), tmp_path / "config.json"
+    exported = json.loads(path.read_text())
+    assert "rope_scaling" not in sizes or exported["rope_scaling"]["type"] == "linear"
+    path.write_text(json.dumps({key: value for key, value in (exported | config).items() if value != "gone"}))
+    check(load_drafter(f"{tmp_path}{options}", frozen), tensors, frozen, **rope)
 
 
 def test_later_layers_alone_have_an_input_norm(tmp_path, frozen):
     names = set(write(tmp_path, frozen, layers=2))
     assert "layers.1.input_layernorm.weight" in names
     assert "layers.0.input_layernorm.weight" not in names
-
-
-def test_layers_are_counted_not_read_from_the_config(tmp_path, frozen):
-    tensors = write(tmp_path, frozen)
-    change_config(tmp_path, num_hidden_layers=32)
-    check(load_drafter(tmp_path, frozen), tensors, frozen)
-
-
-def test_a_vicuna_config_leaves_much_unsaid(tmp_path, frozen):
-    tensors = write(tmp_path, frozen)
-    change_config(
-        tmp_path, drop=("num_key_value_heads", "rope_theta", "rope_scaling", "head_dim", "bias", "qkv_bias"),
-    )  # fmt: skip
-    check(load_drafter(tmp_path, frozen), tensors, frozen)
-
-
-@pytest.mark.parametrize("spelling", ["type", "rope_type"])
-def test_linear_scaling_forgets_the_base(tmp_path, frozen, spelling):
-    """cnets1.py builds the scaled rotary embedding without it."""
-    tensors = write(tmp_path, frozen)
-    change_config(tmp_path, rope_scaling={spelling: "linear", "factor": 4.0}, rope_theta=500000.0)
-    check(load_drafter(tmp_path, frozen), tensors, frozen, theta=10000.0, factor=4.0)
-    check(load_drafter(f"{tmp_path},rope_theta=500000", frozen), tensors, frozen, theta=500000.0, factor=4.0)
-
-
-def test_linear_scaling_is_exported(tmp_path, frozen):
-    tensors = write(tmp_path, frozen, rope_scaling=RopeScaling("linear", 2.5))
-    assert json.loads((tmp_path / "config.json").read_text())["rope_scaling"]["type"] == "linear"
-    check(load_drafter(tmp_path, frozen), tensors, frozen, factor=2.5)
-
-
-def test_base_of_choice(tmp_path, frozen):
-    tensors = write(tmp_path, frozen, rope_theta=500000.0)
-    check(load_drafter(f"{tmp_path},rope_theta=7000", frozen), tensors, frozen, theta=7000.0)
 
 
 @pytest.mark.parametrize("pickled", [False, True], ids=["safetensors", "bin"])
@@ -278,17 +246,7 @@ def test_speculators_scale_rope_as_their_layer_does(tmp_path, frozen):
     scaling = {"rope_type": "linear", "factor": 4.0, "rope_theta": 777.0}
     tensors = write_speculators(tmp_path, frozen, nested={"rope_theta": None, "rope_parameters": scaling})
     check(load_drafter(tmp_path, frozen), tensors, frozen, theta=777.0, factor=4.0)
-    write_speculators(
-        tmp_path,
-        frozen,
-        nested={
-            "rope_scaling": {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            }
-        },
-    )
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 64
+    write_speculators(tmp_path, frozen, nested={"rope_scaling": scaling})
     assert load_drafter(tmp_path, frozen).block.shape.rope_scaling.kind == "llama3"

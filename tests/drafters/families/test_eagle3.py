@@ -1,10 +1,10 @@
 """EAGLE-3 against the published code's numbers, from safetensors and from GGUF."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
+from heads_place import SETTINGS, begun, check_published_generation, check_published_tree, close
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -14,8 +14,6 @@ from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
 from outrider_drafters.families.eagle3.tap import Eagle3Tap
 from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_proto.tree import ROOT
-
-SETTINGS = [(24, 4, 6), (60, 7, 10), (5, 3, 1)]  # total_token, depth, top_k
 
 
 class Case:
@@ -46,10 +44,6 @@ class Case:
 @pytest.fixture(scope="module", params=["drafter", "drafter_gguf", "drafter_gguf/eagle3-f32.gguf"])
 def case(request, golden) -> Case:
     return Case(golden, request.param)
-
-
-def close(ours: Tensor, golden: Tensor) -> None:
-    torch.testing.assert_close(ours, golden, atol=1e-4, rtol=0)
 
 
 def over_draft_vocabulary(case: Case, logits: Tensor) -> Tensor:
@@ -83,8 +77,7 @@ def test_prefill_agrees(case):
 
 def test_every_prefix_agrees(case):
     tokens, features = case.arrays["drafter_input_ids"][0].tolist(), case.features()
-    state = case.drafter.new_state()
-    state.append(case.arrays["prompt_ids"][0, :1].tolist())
+    state = begun(case.drafter, case.arrays["prompt_ids"][0, :1].tolist())
     for position, token in enumerate(tokens):
         state.append([token])
         state.add_features(position, features[position : position + 1])
@@ -93,32 +86,15 @@ def test_every_prefix_agrees(case):
         close(state._output[0], case.arrays["drafter_hidden"][0, position])
 
 
-@pytest.mark.parametrize(("number", "setting"), list(enumerate(SETTINGS)))
-def test_tree_is_identical(case, number, setting):
-    total, depth, top_k = setting
-    tree = grow_tree(case.prompted(), TreeShape(top_k, depth + 1, total - 1))
-    names = ("draft_tokens", "position_ids", "tree_mask")
-    arrays = {name: case.arrays[f"tree{number}_{name}"] for name in names}
-    assert list(tree.tokens) == arrays["draft_tokens"][0, 1:].tolist()
-    assert list(tree.depths()) == arrays["position_ids"][1:].tolist()
-    assert tree.ancestors().tolist() == arrays["tree_mask"][1:, 1:].bool().tolist()
+@pytest.mark.parametrize("number", range(len(SETTINGS)))
+def test_tree_is_identical(case, number):
+    check_published_tree(case.prompted(), case.arrays, number)
 
 
 def test_generation_is_identical(case, target_l8, generate):
-    arrays = case.arrays
-    rounds = json.loads((case.directory / "trace.json").read_text())["rounds"]
-    prompt = arrays["prompt_ids"][0].tolist()
+    prompt = case.arrays["prompt_ids"][0].tolist()
     made = generate(target_l8, case.drafter, case.tap, prompt, TreeShape(6, 5, 23), num_tokens=61)
-    assert made.accepted == arrays["accept_lengths"].tolist()
-    assert made.tokens == arrays["eagle_output_ids"][0].tolist() + arrays["final_pending_token"][0].tolist()
-    for number, (tree, expected) in enumerate(zip(made.trees, rounds, strict=True)):
-        assert list(tree.tokens) == expected["draft_tokens"][1:]
-        assert list(tree.depths()) == expected["tree_position_ids"][1:]
-        if number == 0:
-            assert tree.ancestors().tolist() == arrays["round00_tree_mask"][1:, 1:].bool().tolist()
-    made.state.root_logits()
-    close(made.state._cache.keys, arrays["final_drafter_k"])
-    close(made.state._cache.values, arrays["final_drafter_v"])
+    check_published_generation(made, case.arrays, case.directory)
 
 
 def test_never_drafts_outside_its_vocabulary(case):
@@ -132,9 +108,7 @@ def test_half_precision_is_the_targets(golden):
     drafter = load_drafter(golden / "eagle3_llama" / "drafter", frozen)
     assert drafter.block.new_cache().keys.dtype == torch.bfloat16
     assert drafter.tap == Case(golden, "drafter").tap.info  # of the values as stored
-    state = drafter.new_state()
-    state.append([1, 2])
-    state.add_features(0, torch.ones(1, 64))
+    state = begun(drafter, [1, 2], torch.ones(1, 64))
     assert state.root_logits().dtype == torch.float32
 
 
@@ -157,10 +131,7 @@ def deepspec_state(deepspec) -> FeatureState:
     states = {layer: arrays[f"tap{number}"][0] for number, layer in enumerate(tap.hidden_layers)}
     rows = tap.rows(Activations(torch.empty(0), torch.empty(0), states))
     close(rows, arrays["fc_output"][0])
-    state = drafter.new_state()
-    state.append([*arrays["prompt_ids"][0].tolist(), *arrays["next_token"][0].tolist()])
-    state.add_features(0, rows)
-    return state
+    return begun(drafter, [*arrays["prompt_ids"][0].tolist(), *arrays["next_token"][0].tolist()], rows)
 
 
 def test_deepspecs_prefill_agrees(deepspec):

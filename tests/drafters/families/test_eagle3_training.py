@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from heads_place import begun
 from safetensors.torch import load_file
 
-from outrider_drafters import TargetWeights, load_drafter
+from outrider_drafters import load_drafter
 from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.blocks.rope import RopeScaling
 from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
@@ -17,6 +18,7 @@ from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
+TARGET = "target_l8"
 BLOCK = BlockShape(64, 4, 2, 16, 40, rope_theta=12345.0, eps=3e-6)
 PLAIN = Eagle3Sizes(BLOCK, vocab=256, draft_vocab=90, target_hidden=64, target_layers=(2, 4, 5))
 SIZES = {
@@ -43,11 +45,6 @@ def sizes(request) -> Eagle3Sizes:
     return SIZES[request.param]
 
 
-@pytest.fixture(scope="module")
-def frozen(golden) -> TargetWeights:
-    return TargetWeights.load(golden / "target_l8")
-
-
 def network(sizes: Eagle3Sizes) -> Eagle3:
     with torch.random.fork_rng():
         torch.manual_seed(11)
@@ -69,9 +66,7 @@ def test_every_step_is_what_drafting_computes(sizes, frozen):
     assert len(made) == steps
     ids = torch.arange(256) if eagle.draft_tokens is None else eagle.draft_tokens
     for row in range(length):
-        state = drafter.new_state()
-        state.append(tokens[: row + 2].tolist())
-        state.add_features(0, fused[0, : row + 1])
+        state = begun(drafter, tokens[: row + 2].tolist(), fused[0, : row + 1])
         drafted = state.root_logits()
         for step in range(min(steps, length - row)):
             torch.testing.assert_close(eagle.lm_head(made[step].normed[0, row]), drafted[ids], atol=1e-4, rtol=1e-4)
@@ -120,9 +115,7 @@ def test_export_loads_again(tmp_path: Path, frozen, sizes):
     assert loaded.tap == made.tap
     answers = []
     for drafter in (loaded, made):
-        state = drafter.new_state()
-        state.append([3, 4, 5])
-        state.add_features(0, torch.ones(2, sizes.hidden))
+        state = begun(drafter, [3, 4, 5], torch.ones(2, sizes.hidden))
         answers.append(torch.stack((state.root_logits(), state.expand([7], [ROOT])[0])))
     torch.testing.assert_close(*answers)
 

@@ -1,16 +1,29 @@
 """Every published form of EAGLE-3 against its formulas, computed without a cache on a real target's hidden states."""
 
+from typing import Any
+
 import pytest
 import torch
 from eagle3_forms import HT, LAYERS, TEXT, Form, Head, V, rename_to_vllm
+from heads_place import begun
 from torch import Tensor
 
-from outrider_drafters import Activations, TargetWeights, load_drafter, load_tap
+from outrider_drafters import Activations, load_drafter, load_tap
 from outrider_drafters.blocks import fused
 from outrider_drafters.contracts.drafter import DraftState
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_drafters.trees.grow import Level
 from outrider_proto.tree import ROOT
+
+TARGET = "target_l8"
+IDS, SLIDING, FULL = "eagle_aux_hidden_state_layer_ids", "sliding_attention", "full_attention"
+OWN: dict[str, Any] = {"holds_embedding": True, "uses_own_embedding": True}
+
+
+def speculators(nested: dict[str, Any], config: dict[str, Any] | None = None, **changes: Any) -> Form:
+    said = {"norm_before_residual": False} | (config or {})
+    return Form(rename=rename_to_vllm, config=said, nested=nested, **changes)
+
 
 FORMS = {
     "plain": Form(),
@@ -31,15 +44,11 @@ FORMS = {
     "biases": Form(qkv_bias=True, out_bias=True, fc_bias=True),
     "wide heads": Form(head_dim=24),
     "narrow heads": Form(head_dim=8),
-    "narrower head": Form(hidden=48, holds_embedding=True, uses_own_embedding=True),
-    "wider head": Form(hidden=80, holds_embedding=True, uses_own_embedding=True, config={"target_hidden_size": HT}),
+    "narrower head": Form(hidden=48, **OWN),
+    "wider head": Form(hidden=80, **OWN, config={"target_hidden_size": HT}),
     "embedding is the target's": Form(holds_embedding=True),
-    "embedding is its own": Form(holds_embedding=True, uses_own_embedding=True, options=",embedding=own"),
-    "embedding was trained": Form(
-        holds_embedding=True,
-        uses_own_embedding=True,
-        config={"embed_requires_grad": True, "norm_before_residual": False},
-    ),
+    "embedding is its own": Form(**OWN, options=",embedding=own"),
+    "embedding was trained": Form(**OWN, config={"embed_requires_grad": True, "norm_before_residual": False}),
     "embedding was trained, target's asked for": Form(
         holds_embedding=True, config={"embed_requires_grad": True}, options=",embedding=target"
     ),
@@ -48,106 +57,58 @@ FORMS = {
     "target's lm_head": Form(draft_vocab=V, own_head=False, config={"draft_vocab_size": None}),
     "said to be tied": Form(config={"tie_word_embeddings": True}),
     "null sizes": Form(config={"target_hidden_size": None, "rope_scaling": None, "eagle_config": None}),
-    "two layers": Form(
-        layers=(1, 6), config={"eagle_aux_hidden_state_layer_ids": [0, 5]}, options=",target_layers=1-6"
-    ),
-    "four layers": Form(layers=(0, 3, 4, 7), config={"eagle_aux_hidden_state_layer_ids": [0, 3, 4, 7]}),
-    "layers by their outputs": Form(
-        layers=(2, 4, 5), config={"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}
-    ),
-    "layers by their inputs": Form(layers=(3, 5, 6), config={"eagle_aux_hidden_state_layer_ids": [3, 5, 6]}),
-    "the last layer's output": Form(layers=(2, 5, 8), config={"eagle_aux_hidden_state_layer_ids": [2, 5, 8]}),
-    "the last layer's output, counted so": Form(
-        layers=(2, 5, 8), config={"eagle_aux_hidden_state_layer_ids": [1, 4, 7]}
-    ),
-    "layers out of order": Form(layers=(2, 4, 6), config={"eagle_aux_hidden_state_layer_ids": [6, 2, 4]}),
-    "a layer named twice": Form(layers=(2, 4), config={"eagle_aux_hidden_state_layer_ids": [2, 4, 2]}),
-    "one layer": Form(layers=(6,), config={"eagle_aux_hidden_state_layer_ids": [6]}),
+    "two layers": Form(layers=(1, 6), config={IDS: [0, 5]}, options=",target_layers=1-6"),
+    "four layers": Form(layers=(0, 3, 4, 7), config={IDS: [0, 3, 4, 7]}),
+    "layers by their outputs": Form(layers=(2, 4, 5), config={"eagle_config": {IDS: [1, 3, 4]}}),
+    "layers by their inputs": Form(layers=(3, 5, 6), config={IDS: [3, 5, 6]}),
+    "the last layer's output": Form(layers=(2, 5, 8), config={IDS: [2, 5, 8]}),
+    "the last layer's output, counted so": Form(layers=(2, 5, 8), config={IDS: [1, 4, 7]}),
+    "layers out of order": Form(layers=(2, 4, 6), config={IDS: [6, 2, 4]}),
+    "a layer named twice": Form(layers=(2, 4), config={IDS: [2, 4, 2]}),
+    "one layer": Form(layers=(6,), config={IDS: [6]}),
     "last hidden state": Form(fused=False, config={"eagle_config": {"use_aux_hidden_state": False}}),
     "vLLM's names": Form(rename=rename_to_vllm, config={"norm_before_residual": False}),
     "a prefix": Form(rename=lambda name: f"model.{rename_to_vllm(name)}"),
-    "speculators": Form(
-        rename=rename_to_vllm,
-        config={"norm_before_residual": False, "speculators_model_type": "eagle3"},
-        nested={"rope_theta": 333.0},
-        theta=333.0,
-    ),
+    "speculators": speculators({"rope_theta": 333.0}, {"speculators_model_type": "eagle3"}, theta=333.0),
     "speculators, silent on its residual": Form(
         rename=rename_to_vllm, config={"speculators_model_type": "eagle3"}, nested={}, norm_before_residual=True
     ),
-    "speculators' layers": Form(
-        rename=rename_to_vllm,
-        layers=(2, 4, 6),
-        config={"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": [2, 4, 6]},
-        nested={"rope_parameters": {"rope_type": "default", "rope_theta": 44.0}},
-        theta=44.0,
+    "speculators' layers": speculators(
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 44}}, {IDS: [2, 4, 6]}, layers=(2, 4, 6), theta=44.0
     ),
-    "converted to speculators with SGLang's layers": Form(
-        rename=rename_to_vllm,
-        layers=(2, 4, 6),
-        config={"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": [1, 3, 5]},
-        nested={},
-    ),
+    "converted to speculators with SGLang's layers": speculators({}, {IDS: [1, 3, 5]}, layers=(2, 4, 6)),
     "three layers": Form(windows=(None,) * 3),
     "two layers, biases and norms": Form(
+        **{"qkv_bias": True, "out_bias": True, "qk_norm": True, "norm_before_residual": True},
         windows=(None,) * 2,
-        qkv_bias=True,
-        out_bias=True,
-        qk_norm=True,
         config={"norm_before_residual": True},
-        norm_before_residual=True,
     ),
     "two layers, 3.1": Form(windows=(None,) * 2, config={"norm_output": True}, fc_norm=True, norm_output=True),
     "three layers, vLLM's names": Form(
         rename=lambda name: f"model.{rename_to_vllm(name)}", windows=(None,) * 3, config={"num_hidden_layers": 36}
     ),
     "two layers, DeepSpec": Form(
-        rename=rename_to_vllm,
-        layers=(1, 3, 7),
+        **OWN | {"rename": rename_to_vllm, "layers": (1, 3, 7), "windows": (None,) * 2, "draft_vocab": V},
         config={"target_layer_ids": [0, 2, 6], "num_hidden_layers": 2},
-        windows=(None,) * 2,
-        holds_embedding=True,
-        uses_own_embedding=True,
-        draft_vocab=V,
     ),
-    "two layers, speculators": Form(
-        rename=rename_to_vllm,
-        config={"norm_before_residual": True},
-        nested={"num_hidden_layers": 2, "sliding_window": None, "layer_types": ["sliding_attention"] * 2},
+    "two layers, speculators": speculators(
+        {"num_hidden_layers": 2, "sliding_window": None, "layer_types": [SLIDING] * 2},
+        {"norm_before_residual": True},
         windows=(None,) * 2,
         norm_before_residual=True,
     ),
-    "three layers, speculators, sliding": Form(
-        rename=rename_to_vllm,
-        config={"norm_before_residual": False},
-        nested={
-            "num_hidden_layers": 3,
-            "sliding_window": 4,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
-        windows=(4, None, 4),
+    "three layers, speculators, sliding": speculators(
+        {"num_hidden_layers": 3, "sliding_window": 4, "layer_types": [SLIDING, FULL, SLIDING]}, windows=(4, None, 4)
     ),
-    "rope by kind of layer, speculators": Form(
-        rename=rename_to_vllm,
-        config={"norm_before_residual": False},
-        nested={
-            "rope_parameters": {
-                "sliding_attention": {"rope_theta": 333.0, "rope_type": "default"},
-                "full_attention": {"rope_theta": 5e5, "rope_type": "default"},
-            }
-        },
-        theta=333.0,
+    "rope by kind of layer, speculators": speculators(
+        {"rope_parameters": {kind: {"rope_theta": theta, "rope_type": "default"}
+                             for kind, theta in ((SLIDING, 333.0), (FULL, 5e5))}}, theta=333.0,
     ),
-    "one sliding layer, speculators": Form(
-        rename=rename_to_vllm,
-        config={"norm_before_residual": False},
-        nested={"sliding_window": 3, "use_sliding_window": True, "layer_types": ["sliding_attention"]},
-        windows=(3,),
+    "one sliding layer, speculators": speculators(
+        {"sliding_window": 3, "use_sliding_window": True, "layer_types": [SLIDING]}, windows=(3,)
     ),
-    "a first layer of 1 as it stands": Form(
-        layers=(1, 4, 6), config={"target_layers": [1, 4, 6], "eagle_aux_hidden_state_layer_ids": [1, 4, 6]}
-    ),
-}
+    "a first layer of 1 as it stands": Form(layers=(1, 4, 6), config={"target_layers": [1, 4, 6], IDS: [1, 4, 6]}),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -159,11 +120,6 @@ def hidden(target_l8) -> dict[int, Tensor]:
         states = target_l8(torch.tensor([TEXT]), output_hidden_states=True).hidden_states
     handle.remove()
     return {-1: states[-1][0], BEFORE_NORM: seen[0], **{i: state[0] for i, state in enumerate(states[:-1])}}
-
-
-@pytest.fixture(scope="module")
-def frozen(golden) -> TargetWeights:
-    return TargetWeights.load(golden / "target_l8")
 
 
 @pytest.fixture(params=list(FORMS))
@@ -181,17 +137,14 @@ def drafted(state: DraftState) -> list[tuple[list[int], Tensor]]:
 
 
 def test_agrees_with_its_formulas(head, frozen, golden, hidden):
-    drafter, tap = load_drafter(head.source, frozen), load_tap(head.source, golden / "target_l8")
-    assert tap is not None
+    drafter, tap = load_drafter(head.source, frozen), load_tap(head.source, golden / TARGET)
     assert tap.info == drafter.tap
     layers = [BEFORE_NORM if layer == LAYERS else layer for layer in head.form.layers] if head.form.fused else [-1]
     assert tap.hidden_layers == tuple(layers)
     rows = tap.rows(Activations(torch.empty(0), torch.empty(0), {layer: hidden[layer] for layer in layers}))
     features = head.formulas.fused([hidden[layer] for layer in layers])
     torch.testing.assert_close(rows, features, atol=1e-4, rtol=1e-4)
-    state = drafter.new_state()
-    state.append(TEXT)
-    state.add_features(0, rows[:-1])
+    state = begun(drafter, TEXT, rows[:-1])
     for path, logits in drafted(state):
         expected = head.formulas.draft(TEXT, features[:-1], path)
         torch.testing.assert_close(logits[head.ids], expected, atol=1e-4, rtol=1e-4)

@@ -1,6 +1,7 @@
 """Drafters that read a feature of every token: what features do to their drafts."""
 
 import torch
+from heads_place import begun
 
 from outrider_drafters import DraftState, FeatureDrafter, check_drafter
 from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
@@ -13,8 +14,7 @@ def answers(state: DraftState) -> torch.Tensor:
 
 
 def test_features_matter(drafter):
-    state = drafter.new_state()
-    state.append([1, 2, 3])
+    state = begun(drafter, [1, 2, 3])
     without = state.root_logits()
     state.add_features(0, torch.ones(2, drafter.tap.width))
     assert not torch.allclose(state.root_logits(), without)
@@ -34,9 +34,7 @@ def test_the_roots_own_feature_waits_for_a_successor(drafter):
 def test_drafting_equals_appending(drafter):
     """With the same features, a drafted path gives the logits that the path's tokens give when they stand."""
     rows = torch.randn(3, drafter.tap.width, generator=torch.Generator().manual_seed(4))
-    state = drafter.new_state()
-    state.append([1, 2, 3, 4])
-    state.add_features(0, rows)
+    state = begun(drafter, [1, 2, 3, 4], rows)
     state.root_logits()
     drafted = [state.expand([5], [ROOT]), state.expand([6], [0])]
     state.append([5])

@@ -1,9 +1,11 @@
 """How far heads reach from the newest feature, and what they answer from there."""
 
+import json
+
 import pytest
 import torch
 
-from outrider_drafters import TreeShape, grow_tree
+from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.contracts.tap import Activations, LastHiddenTap
 from outrider_drafters.contracts.tree_choices import TreeChoices, shipped_choices
 from outrider_drafters.families.heads import NewestHiddenTap, default_choices, newest_hidden_info
@@ -134,3 +136,18 @@ def test_the_tap_asks_for_the_newest_row_under_a_name_of_its_own():
     assert torch.equal(deeper.rows(acts), torch.zeros(2, 16))
     assert len({LastHiddenTap(16).info.fingerprint, tap.info.fingerprint, deeper.info.fingerprint}) == 3
     assert tap.info == newest_hidden_info(16)
+
+
+@pytest.mark.parametrize(
+    ("name", "levels", "same", "least"), [("medusa_v01", 4, 12, 1), ("hydra_mlp", 3, 22, 11)], ids=["medusa", "hydra"]
+)
+def test_generation_is_the_targets_own(golden, generate, name, levels, same, least):
+    from transformers import LlamaForCausalLM
+
+    target, directory = golden / "target_vicuna_tiny", golden / name / "drafter"
+    meta = json.loads((golden / name / "meta.json").read_text())["greedy"]
+    drafter, tap = load_drafter(directory, TargetWeights.load(target)), load_tap(directory, target)
+    model = LlamaForCausalLM.from_pretrained(target).eval()
+    made = generate(model, drafter, tap, meta["prompt"], TreeShape(4, levels, 24), num_tokens=same + 8)
+    assert made.tokens[: same + 20] == meta["output"][: same + 20]
+    assert sum(made.accepted) >= least

@@ -2,48 +2,19 @@
 test_hydra_tap.py."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from heads_place import Place, close, fed
+from heads_place import close, fed
 from safetensors.torch import load_file
 
-from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
+from outrider_drafters import grow_tree, load_drafter, load_tap
 from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.families.hydra.network import Hydra, HydraSizes
 from outrider_proto.tree import ROOT
 
-
-@pytest.fixture(scope="module")
-def case(golden: Path) -> Path:
-    return golden / "hydra_mlp"
-
-
-@pytest.fixture(scope="module")
-def target(golden: Path) -> Path:
-    return golden / "target_vicuna_tiny"
-
-
-@pytest.fixture(scope="module")
-def frozen(target) -> TargetWeights:
-    return TargetWeights.load(target)
-
-
-@pytest.fixture
-def tensors(case) -> dict[str, torch.Tensor]:
-    return torch.load(case / "drafter" / "hydra_lm_head.pt", weights_only=True)
-
-
-@pytest.fixture(scope="module")
-def arrays(case) -> dict[str, torch.Tensor]:
-    return load_file(case / "forward.safetensors")
-
-
-@pytest.fixture
-def place(tmp_path, target, frozen):
-    return Place(tmp_path / "drafter", target, frozen, "hydra_lm_head.safetensors")
+CASE, TARGET = "hydra_mlp", "target_vicuna_tiny"
 
 
 def along_the_text(drafter, arrays, position=10) -> torch.Tensor:
@@ -164,14 +135,3 @@ def test_trains_from_the_targets_output(prefix):
     assert [tuple(each.shape) for each in logits] == [(2, 5, 12), (2, 4, 12)]
     sum(each.square().sum() for each in logits).backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in hydra.parameters())
-
-
-def test_generation_is_the_targets_own(case, target, generate):
-    from transformers import LlamaForCausalLM
-
-    meta = json.loads((case / "meta.json").read_text())["greedy"]
-    drafter, tap = load_drafter(case / "drafter", TargetWeights.load(target)), load_tap(case / "drafter", target)
-    model = LlamaForCausalLM.from_pretrained(target).eval()
-    made = generate(model, drafter, tap, meta["prompt"], TreeShape(4, 3, 24), num_tokens=30)
-    assert made.tokens[:42] == meta["output"][:42]
-    assert sum(made.accepted) > 10

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from heads_place import near as close
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaModel
@@ -19,6 +20,7 @@ from outrider_drafters.families.family import like
 from outrider_drafters.families.hydra.family import FAMILY
 from outrider_proto.tree import ROOT
 
+TARGET = "target_vicuna_tiny"
 E, V, HEADS, BLOCKS = 64, 256, 3, 2
 
 
@@ -45,16 +47,6 @@ class Reference:
                 z = self.tensors[name + "res_connection.weight"] @ z + self.tensors[name + "res_connection.bias"]
             z = z + mixed * mixed.sigmoid()
         return self.tensors[f"hydra_lm_head.{head}.1.weight"] @ z + self.tensors[f"hydra_lm_head.{head}.1.bias"]
-
-
-@pytest.fixture(scope="module")
-def target(golden: Path) -> Path:
-    return golden / "target_vicuna_tiny"
-
-
-@pytest.fixture(scope="module")
-def frozen(target) -> TargetWeights:
-    return TargetWeights.load(target)
 
 
 def reference(frozen: TargetWeights, theta: float = 10000.0) -> Reference:
@@ -117,10 +109,6 @@ def hidden() -> Tensor:
 
 def shown(state: TapState, hidden: Tensor) -> Tensor:
     return state.rows(Activations(torch.empty(0), torch.empty(0), {-1: hidden}))
-
-
-def close(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 def test_all_at_once_and_piece_by_piece(tap, made, hidden):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from heads_place import begun
+from heads_place import near as close
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
@@ -88,10 +90,6 @@ def frozen_of(path: Path, vocab: int = VOCABULARY) -> TargetWeights:
     return TargetWeights.load(made(target, path / f"target_{vocab}"))
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-
-
 @pytest.fixture
 def llama(tmp_path) -> Path:
     return made(ARCHITECTURES["llama"], tmp_path / "drafter")
@@ -121,8 +119,7 @@ def test_drafting_gives_the_models_own_logits(name, tmp_path):
 
 def test_a_long_prompt_goes_in_by_chunks(llama, tmp_path):
     text = torch.randint(VOCABULARY, (CHUNK + 20,), generator=torch.Generator().manual_seed(1)).tolist()
-    state = load_drafter(llama, frozen_of(tmp_path)).new_state()
-    state.append(text)
+    state = begun(load_drafter(llama, frozen_of(tmp_path)), text)
     close(state.root_logits(), plain_logits(llama, text)[-1])
 
 
@@ -142,8 +139,7 @@ def test_tied_to_the_target(llama, tmp_path):
     del without["model.embed_tokens.weight"]
     save_file(without, llama / "model.safetensors", metadata={"format": "pt"})
 
-    state = load_drafter(f"{llama},tie_to_target=true", frozen).new_state()
-    state.append([49, 3, 45])
+    state = begun(load_drafter(f"{llama},tie_to_target=true", frozen), [49, 3, 45])
     close(state.root_logits(), plain_logits(tied, [49, 3, 45])[-1])
     with pytest.raises(UsageError, match=r"lacks tensors model\.embed_tokens\.weight"):
         load_drafter(llama, frozen_of(tmp_path))
@@ -172,8 +168,7 @@ def test_padding_may_differ(llama, tmp_path, unigram):
         frozen = frozen_of(tmp_path, vocab)
         write_tokenizer(llama, words(30), {30: "<end>"}, unigram)
         write_tokenizer(frozen.directory, words(30), {30: "<end>"}, unigram)
-        state = load_drafter(llama, frozen).new_state()
-        state.append([1, 2, 3])
+        state = begun(load_drafter(llama, frozen), [1, 2, 3])
         logits, own = state.root_logits(), plain_logits(llama, [1, 2, 3])[-1]
         assert logits.shape == (vocab,)
         close(logits[:36], own[:36])
@@ -260,8 +255,7 @@ def test_type_of_the_target_is_taken(llama, tmp_path):
     frozen_of(tmp_path)
     drafter = load_drafter(llama, TargetWeights.load(tmp_path / "target_40", torch.bfloat16))
     assert drafter.model.model.dtype == torch.bfloat16
-    state = drafter.new_state()
-    state.append([1, 2])
+    state = begun(drafter, [1, 2])
     assert state.root_logits().dtype == torch.float32
     assert AutoConfig.from_pretrained(llama).model_type == "llama"
 
@@ -288,8 +282,7 @@ def test_codes_are_read_as_their_values(name, tmp_path):
                for name, tensor in rounded.items()}  # fmt: skip
     save_file(decoded, values / "model.safetensors", metadata={"format": "pt"})
     text = [3, 1, 4, 1, 5, 9]
-    state = load_drafter(coded, frozen_of(tmp_path)).new_state()
-    state.append(text)
+    state = begun(load_drafter(coded, frozen_of(tmp_path)), text)
     close(state.root_logits(), plain_logits(values, text)[-1])
     del parts["model.norm.weight"]
     save_file(parts, coded / "model.safetensors")

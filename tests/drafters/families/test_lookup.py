@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from heads_place import begun
 from hypothesis import example, given
 from hypothesis import strategies as st
 from text_edits import edited, edits_of
@@ -28,8 +29,7 @@ def plain(tokens: list[int], ngram: int, count: int) -> list[int]:
 
 
 def drafted(tokens: list[int], ngram: int, count: int = 10) -> list[int]:
-    state = LookupDrafter(VOCABULARY, ngram).new_state()
-    state.append(tokens)
+    state = begun(LookupDrafter(VOCABULARY, ngram), tokens)
     return chain(state, count)
 
 
@@ -64,8 +64,7 @@ def test_equals_a_fresh_state_after_any_edits(tokens, edits, ngram):
 
 
 def test_the_matched_token_is_certain_and_all_others_impossible():
-    state = LookupDrafter(VOCABULARY).new_state()
-    state.append([1, 2, 3, 4, 1, 2])
+    state = begun(LookupDrafter(VOCABULARY), [1, 2, 3, 4, 1, 2])
     assert state.max_levels == 4
     assert state.root_logits().tolist() == [-math.inf] * 3 + [0.0, -math.inf]
     after = state.expand([3, 4], [ROOT, ROOT])
@@ -76,8 +75,7 @@ def test_the_matched_token_is_certain_and_all_others_impossible():
 
 
 def test_without_a_match_it_reaches_nothing():
-    state = LookupDrafter(VOCABULARY).new_state()
-    state.append([1, 2, 3])
+    state = begun(LookupDrafter(VOCABULARY), [1, 2, 3])
     assert state.max_levels == 0
     assert len(grow_tree(state, TreeShape())) == 0
     with pytest.raises(UsageError, match="did not occur before"):
@@ -86,8 +84,7 @@ def test_without_a_match_it_reaches_nothing():
 
 def test_the_index_grows_with_the_text_and_shrinks_with_it():
     """What an append adds is dropped again: a long session does not leak."""
-    state = LookupDrafter(VOCABULARY, 3).new_state()
-    state.append([1, 2, 3, 4])
+    state = begun(LookupDrafter(VOCABULARY, 3), [1, 2, 3, 4])
     size = len(state._ends)
     for _ in range(5):
         state.append([0, 0, 1, 2, 3, 0])
@@ -98,8 +95,7 @@ def test_the_index_grows_with_the_text_and_shrinks_with_it():
 
 
 def test_a_refused_rollback_changes_nothing():
-    state = LookupDrafter(VOCABULARY).new_state()
-    state.append([1, 2, 1])
+    state = begun(LookupDrafter(VOCABULARY), [1, 2, 1])
     for wrong in (-1, 4):
         with pytest.raises(UsageError, match="there are 3"):
             state.rollback(wrong)
@@ -127,27 +123,12 @@ def test_refusals(tmp_path, monkeypatch, tiny_frozen):
 
 
 @pytest.fixture(scope="module")
-def tiny_frozen():
-    from outrider_drafters import TargetSizes, TargetWeights
-
-    sizes = TargetSizes(
-        hidden=8,
-        layers=1,
-        heads=2,
-        kv_heads=1,
-        head_dim=4,
-        vocab=VOCABULARY,
-        rope_theta=10000.0,
-        eps=1e-5,
-        max_context=64,
-        model_type="llama",
-    )
-    return TargetWeights(torch.zeros(VOCABULARY, 8), torch.zeros(VOCABULARY, 8), sizes, (0,))
+def tiny_frozen(tiny_drafters):
+    return tiny_drafters["eagle2"].target
 
 
 def test_a_match_may_have_to_be_longer():
-    state = LookupDrafter(50, shortest=2).new_state()
-    state.append([1, 2, 3, 4, 2])
+    state = begun(LookupDrafter(50, shortest=2), [1, 2, 3, 4, 2])
     assert state.max_levels == 0
     state.append([3])
     assert int(state.root_logits().argmax()) == 4

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from heads_place import near as close
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from outrider_drafters.load import open_drafter
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
+TARGET = "target_tiny"
 V, HIDDEN = 256, 64  # target_tiny
 TEXT = [7, 41, 199, 3, 88, 120]
 
@@ -119,18 +121,9 @@ class Heads:
         return self.whole[f"head.{len(line) - 1}.weight"] @ state
 
 
-@pytest.fixture(scope="module")
-def frozen(golden) -> TargetWeights:
-    return TargetWeights.load(golden / "target_tiny")
-
-
 @pytest.fixture
 def heads(request, tmp_path) -> Heads:
     return Heads(FORMS[getattr(request, "param", "plain")], tmp_path / "heads").save()
-
-
-def close(ours: Tensor, reference: Tensor) -> None:
-    torch.testing.assert_close(torch.as_tensor(ours), reference, atol=1e-4, rtol=1e-4)
 
 
 FEATURE = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(3))
@@ -147,8 +140,7 @@ def fed(heads: Heads, frozen: TargetWeights, lag: int = 0, options: str = ""):
 @pytest.mark.parametrize("lag", [0, 1])
 def test_agrees_with_its_formulas(heads, lag, frozen, golden):
     """Along the branches of a tree, from a feature that is one token old or older."""
-    state, tap = fed(heads, frozen, lag), load_tap(heads.path, golden / "target_tiny")
-    assert tap is not None
+    state, tap = fed(heads, frozen, lag), load_tap(heads.path, golden / TARGET)
     assert tap.info == newest_hidden_info(HIDDEN)
     levels = heads.form.heads - lag
     assert state.max_levels == levels
@@ -191,51 +183,45 @@ def test_every_missing_tensor_is_named(heads, frozen, golden):
     whole = dict(heads.tensors)
     for name in whole:
         heads.tensors = {other: tensor for other, tensor in whole.items() if other != name}
-        heads.refused(f"lacks tensors .*{name.removeprefix('speculator.')}", frozen, golden / "target_tiny")
+        heads.refused(f"lacks tensors .*{name.removeprefix('speculator.')}", frozen, golden / TARGET)
 
 
-def test_misshapen_and_unknown_tensors_are_named(heads, frozen, golden):
-    whole = dict(heads.tensors)
-    for name, message in {
-        "speculator.proj.1.weight": r"tensor proj\.1\.weight has shape \[2, 2\]: need \[48, 48\]",
-        "speculator.emb.2.weight": r"tensor emb\.2\.weight has shape \[2, 2\]: need \[256, 48\]",
-        "speculator.head.0.weight": r"rows of head\.0\.weight is 2, the target's 256",
-        "speculator.proj.0.weight": "emb_dim is 2, the target's 64",
-        "speculator.ln0.weight": r"holds unknown tensors ln0\.weight",
-    }.items():
-        heads.tensors = whole | {name: torch.zeros(2, 2)}
-        heads.refused(message, frozen, golden / "target_tiny")
+TWO = torch.zeros(2, 2)
+REFUSED = {  # of a form: a setting or a tensor that is changed, and what the refusal says
+    "plain": [
+        ("speculator.proj.1.weight", TWO, r"tensor proj\.1\.weight has shape \[2, 2\]: need \[48, 48\]"),
+        ("speculator.emb.2.weight", TWO, r"tensor emb\.2\.weight has shape \[2, 2\]: need \[256, 48\]"),
+        ("speculator.head.0.weight", TWO, r"rows of head\.0\.weight is 2, the target's 256"),
+        ("speculator.proj.0.weight", TWO, "emb_dim is 2, the target's 64"),
+        ("speculator.ln0.weight", TWO, r"holds unknown tensors ln0\.weight"),
+        ("vocab_size", 300, "vocab_size is 300, the target's 256"),
+        ("emb_dim", 32, "config.json says emb_dim=32"),
+        ("hidden_size", 32, "config.json says hidden_size=32"),
+        ("inner_dim", 32, "config.json says inner_dim=32"),
+        ("inner_dim", 0, "config.json says inner_dim=64"),
+        ("n_predict", 4, "holds 3 heads: config.json says n_predict=4"),
+        ("n_predict", "3", "n_predict=3: need a whole number"),
+        ("n_candidates", 0, "n_candidates=0: need a whole number"),
+        ("top_k_tokens_per_head", [5, 4], "top_k_tokens_per_head has 2 entries: need 3"),
+        ("top_k_tokens_per_head", [5, 0, 1], "need a list of numbers"),
+        ("method", "sum_lstm", "method=sum_lstm is not understood: need one of emb_dim"),
+        ("scale_input", "yes", "scale_input=yes: need true or false"),
+        ("tie_weights", 1, "tie_weights=1: need true or false"),
+        ("tie_weights", True, r"tie_weights=True: emb\.1\.weight is not emb\.0\.weight"),
+    ],
+    "tied": [  # of which its config must say how many there are
+        ("n_predict", None, "n_predict=None: need a whole number"),
+        ("n_predict", 1, "n_predict=1: need 2 to 64"),
+        ("n_predict", 65, "n_predict=65: need 2 to 64"),
+    ],
+}
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"vocab_size": 300}, "vocab_size is 300, the target's 256"),
-        ({"emb_dim": 32}, "config.json says emb_dim=32"),
-        ({"hidden_size": 32}, "config.json says hidden_size=32"),
-        ({"inner_dim": 32}, "config.json says inner_dim=32"),
-        ({"inner_dim": 0}, "config.json says inner_dim=64"),
-        ({"n_predict": 4}, "holds 3 heads: config.json says n_predict=4"),
-        ({"n_predict": "3"}, "n_predict=3: need a whole number"),
-        ({"n_candidates": 0}, "n_candidates=0: need a whole number"),
-        ({"top_k_tokens_per_head": [5, 4]}, "top_k_tokens_per_head has 2 entries: need 3"),
-        ({"top_k_tokens_per_head": [5, 0, 1]}, "need a list of numbers"),
-        ({"method": "sum_lstm"}, "method=sum_lstm is not understood: need one of emb_dim"),
-        ({"scale_input": "yes"}, "scale_input=yes: need true or false"),
-        ({"tie_weights": 1}, "tie_weights=1: need true or false"),
-        ({"tie_weights": True}, r"tie_weights=True: emb\.1\.weight is not emb\.0\.weight"),
-    ],
-    ids=str,
+    ("heads", "name", "value", "message"),
+    [(form, *row) for form, rows in REFUSED.items() for row in rows],
+    indirect=["heads"],
 )
-def test_settings_are_read_or_refused(heads, changes, message, frozen, golden):
-    heads.config |= changes
-    heads.refused(message, frozen, golden / "target_tiny")
-
-
-@pytest.mark.parametrize("heads", ["tied"], indirect=True)
-def test_of_tied_heads_the_config_must_say_how_many(heads, frozen, golden):
-    del heads.config["n_predict"]
-    heads.refused("n_predict=None: need a whole number", frozen, golden / "target_tiny")
-    for number in (1, 65):
-        heads.config["n_predict"] = number
-        heads.refused(f"n_predict={number}: need 2 to 64", frozen, golden / "target_tiny")
+def test_what_does_not_fit_is_refused(heads, name, value, message, frozen, golden):
+    (heads.tensors if isinstance(value, Tensor) else heads.config)[name] = value
+    heads.refused(message, frozen, golden / TARGET)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from heads_place import begun, close
 from safetensors.torch import load_file
 
 from outrider_drafters import Activations, MoA, MoASizes, TargetWeights, TreeShape, load_drafter, load_tap, pack_kv
@@ -28,10 +29,6 @@ def moa(golden: Path) -> MoA:
 @pytest.fixture(scope="module")
 def meta(golden: Path) -> dict:
     return json.loads((golden / "moa_tli0" / "meta.json").read_text())
-
-
-def close(ours: torch.Tensor, golden: torch.Tensor) -> None:
-    torch.testing.assert_close(ours, golden, atol=1e-4, rtol=0)
 
 
 def test_server_half_agrees(moa, moa_case):
@@ -71,9 +68,7 @@ def test_drafting_on_stale_features_agrees(moa_case, meta):
     """Rows s + 1 .. of the teacher-forced pass are what drafting gives when features end at s."""
     arrays, sync = moa_case.arrays, meta["s"]
     tokens = arrays["input_ids"].tolist()
-    state = moa_case.drafter.new_state()
-    state.append(tokens[: sync + 1])
-    state.add_features(0, arrays["lsa_mean"][: sync + 1])
+    state = begun(moa_case.drafter, tokens[: sync + 1], arrays["lsa_mean"][: sync + 1])
     for position in range(sync + 1, len(tokens)):
         state.append([tokens[position]])
         close(state.root_logits(), arrays["draft_logits"][position])

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from heads_place import begun
+from heads_place import near as close
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -130,10 +132,6 @@ def through_last_layers(model, tli: int, states: Tensor, positions: Tensor, cach
     return model.model.norm(states)
 
 
-def close(ours: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
-
-
 def check(case: Case, state, tokens: list[int], known: int) -> None:
     """Root, two children, three grandchildren and one below, in levels."""
     close(state.root_logits(), reference(case, tokens, known))
@@ -158,9 +156,7 @@ def case(request, tmp_path_factory) -> Case:
 @pytest.mark.parametrize("known", [13, 9, 0])
 def test_drafting_is_the_reference(case, known):
     """With fresh features (all before the root), stale ones, and none."""
-    state = case.drafter.new_state()
-    state.append(TEXT)
-    state.add_features(0, case.tap.rows(activations(case.model, TEXT))[:known])
+    state = begun(case.drafter, TEXT, case.tap.rows(activations(case.model, TEXT))[:known])
     check(case, state, TEXT, known)
 
 
@@ -189,9 +185,7 @@ def test_a_cycle_after_the_other_is_the_reference(case):
 @pytest.mark.parametrize("known", [13, 8, 0])
 def test_without_lsa(tmp_path, tli, known):
     case = make(tmp_path, TARGETS["llama"], tli, has_lsa=False)
-    state = case.drafter.new_state()
-    state.append(TEXT)
-    state.add_features(0, case.tap.rows(activations(case.model, TEXT))[:known])
+    state = begun(case.drafter, TEXT, case.tap.rows(activations(case.model, TEXT))[:known])
     check(case, state, TEXT, known)
     assert case.tap.info == case.drafter.tap
     assert case.tap.info.width == 32 + tli * 32
@@ -211,9 +205,7 @@ def test_the_true_layers_make_up_for_nothing_else(tmp_path):
     """A CA that predicts exactly the state entering the last layers gives the target's own logits."""
     case = make(tmp_path, TARGETS["llama"], 2)
     states = case.model(torch.tensor([TEXT]), output_hidden_states=True)
-    state = case.drafter.new_state()
-    state.append(TEXT)
-    state.add_features(0, case.tap.rows(activations(case.model, TEXT))[:9])
+    state = begun(case.drafter, TEXT, case.tap.rows(activations(case.model, TEXT))[:9])
     exact = states.hidden_states[-3][0]
     case.drafter.ca.cross_attend = lambda x, rope, keys, values: exact[9:]
     close(state.root_logits(), states.logits[0, -1])
@@ -265,9 +257,7 @@ def test_the_training_pass_is_drafting_after_the_last_sync_point(case):
         hidden = finished.hidden
         assert torch.equal(finished.entering[:, last + 1 :], predicted[:, last + 1 :])
     logits = case.model.lm_head(hidden)[0]
-    state = case.drafter.new_state()
-    state.append(TEXT[: last + 1])
-    state.add_features(0, case.tap.rows(acts)[: last + 1])
+    state = begun(case.drafter, TEXT[: last + 1], case.tap.rows(acts)[: last + 1])
     for position in range(last + 1, len(TEXT)):
         state.append([TEXT[position]])
         close(state.root_logits(), logits[position])

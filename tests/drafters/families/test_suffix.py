@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from heads_place import begun
 from hypothesis import given
 from hypothesis import strategies as st
 from text_edits import edited, edits_of
@@ -22,9 +23,7 @@ texts = st.lists(st.integers(0, VOCABULARY - 2), min_size=1, max_size=40)
 
 
 def state_of(text: list[int]):
-    state = SuffixDrafter(VOCABULARY).new_state()
-    state.append(text)
-    return state
+    return begun(SuffixDrafter(VOCABULARY), text)
 
 
 def found(text: list[int]):
@@ -63,8 +62,7 @@ def test_several_heads_and_fixed_choices_draft_it_too(text):
     """Both take other ways through the logits, to the same probabilities."""
     wanted = found(text)
     every = paths(wanted.tree, wanted.probabilities)
-    heads = RoutedDrafter([SuffixDrafter(VOCABULARY), SuffixDrafter(VOCABULARY)], ("a", "b")).new_state()
-    heads.append(text)
+    heads = begun(RoutedDrafter([SuffixDrafter(VOCABULARY), SuffixDrafter(VOCABULARY)], ("a", "b")), text)
     routed = heads.draft(TREE).drafted
     chosen = grow(state_of(text), TreeChoices(((0,), (1,), (0, 0), (0, 1), (0, 0, 0))))
     for drafted in (routed, chosen):
@@ -136,6 +134,5 @@ def test_a_gate_sees_how_sure_the_counts_are():
     text = [1, 2, 3, 1, 2]
     for gate, skipped in ((0.4, True), (0.9, False)):
         heads = [SuffixDrafter(VOCABULARY), SuffixDrafter(VOCABULARY)]
-        state = RoutedDrafter(heads, ("a", "b"), Routing(gate=gate)).new_state()
-        state.append(text)
+        state = begun(RoutedDrafter(heads, ("a", "b"), Routing(gate=gate)), text)
         assert state.draft(TREE).skipped is skipped

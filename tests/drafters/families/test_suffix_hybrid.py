@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from heads_place import begun
 from hypothesis import given
 from hypothesis import strategies as st
 from text_edits import edited, edits_of
@@ -36,8 +37,7 @@ def inner(tiny_drafters):
 
 
 def state_of(drafter, tokens: list[int]):
-    state = drafter.new_state()
-    state.append(tokens)
+    state = begun(drafter, tokens)
     features = torch.randn(len(tokens) - 1, drafter.tap.width, generator=torch.Generator().manual_seed(len(tokens)))
     state.add_features(0, features)
     return state
@@ -121,8 +121,7 @@ def test_equals_a_fresh_state_after_any_edits(inner, options, tokens, edits):
     drafter = HybridDrafter(inner, **options)
     state = drafter.new_state()
     for told in edited(state, tokens, edits):
-        fresh = drafter.new_state()
-        fresh.append(told)
+        fresh = begun(drafter, told)
         assert grow_tree(state, TreeShape.chain(3)) == grow_tree(fresh, TreeShape.chain(3))
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from spoiled import GOLDEN
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -26,13 +27,7 @@ from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
-CASES = [
-    ("moa_tli0", "target_tiny"),
-    ("eagle2_llama", "target_l4"),
-    ("eagle3_llama", "target_l8"),
-    ("hydra_mlp", "target_vicuna_tiny"),
-    ("medusa_v01", "target_vicuna_tiny"),
-]
+CASES = [GOLDEN[name] for name in ("moa", "eagle2", "eagle3", "hydra", "medusa")]
 KINDS = ("int8", "int4")
 ERROR = {"int8": 0.02, "int4": 0.15}  # relative, on normal values
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from heads_place import begun
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -184,10 +185,7 @@ def test_only_plain_weights_stack():
 
 
 def told(heads: RoutedDrafter, text: list[int] = [3, 1, 4, 1, 5]):  # noqa: B006 # never changed
-    state = heads.new_state()
-    state.append(text)
-    state.add_features(0, rows(0, len(text) - 1))
-    return state
+    return begun(heads, text, rows(0, len(text) - 1))
 
 
 def alone(head: Drafter, plan=SHAPE):
@@ -237,9 +235,7 @@ def test_spared_heads_stay_in_step(batched):
         state.append([step, step + 1])
         state.add_features(state.num_features, rows(state.num_features, 1))
     text = [3, 1, 4, 1, 0, 1, 2, 3, 4, 5]
-    fresh = heads.new_state()
-    fresh.append(text)
-    fresh.add_features(0, rows(0, state.num_features))
+    fresh = begun(heads, text, rows(0, state.num_features))
     assert (state.num_tokens, state.num_features) == (10, 9)
     for head in range(3):
         assert state.draft(SHAPE, only=head).drafted.tree == fresh.draft(SHAPE, only=head).drafted.tree

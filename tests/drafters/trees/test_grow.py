@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from heads_place import begun, paths_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -88,13 +89,6 @@ def plain_tree(state: Lookup, shape: TreeShape) -> list[tuple[int, ...]]:
         frontier = sorted(fresh, key=lambda node: -node[1])[: shape.breadth]
     ranked = sorted(range(len(offers)), key=lambda i: -offers[i][1])[: shape.budget]
     return [offers[i][0] for i in sorted(ranked)]
-
-
-def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.tokens, tree.parents, strict=True):
-        paths.append((token,) if parent == ROOT else (*paths[parent], token))
-    return paths
 
 
 @settings(max_examples=80)
@@ -253,12 +247,8 @@ def test_trees_that_grow_together_are_those_that_grow_alone(family):
     shapes = TreeShape(3, 4, 10), TreeShape(2, 3, 6), TreeShape(4, 4, 12, min_probability=0.01)
 
     def begin(tokens, shape) -> TreeGrowth:
-        state = drafter.new_state()
-        state.append(tokens)
-        if drafter.tap.fingerprint:
-            rows = torch.randn(10, drafter.tap.width, generator=torch.Generator().manual_seed(5))
-            state.add_features(0, rows[: len(tokens) - 1])
-        return TreeGrowth(state, shape)
+        rows = torch.randn(10, drafter.tap.width, generator=torch.Generator().manual_seed(5))
+        return TreeGrowth(begun(drafter, tokens, rows[: len(tokens) - 1] if drafter.tap.fingerprint else None), shape)
 
     alone = [begin(tokens, shape) for tokens, shape in zip(texts, shapes, strict=True)]
     for growth in alone:

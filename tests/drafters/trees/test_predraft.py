@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from heads_place import begun
 
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import TreeShape
@@ -26,12 +27,8 @@ def frozen():
 
 
 def state_of(drafter, tokens, num_features=NUM_FEATURES):
-    state = drafter.new_state()
-    state.append(tokens)
-    if drafter.tap.fingerprint:
-        generator = torch.Generator().manual_seed(5)
-        state.add_features(0, torch.randn(NUM_FEATURES, drafter.tap.width, generator=generator)[:num_features])
-    return state
+    rows = torch.randn(NUM_FEATURES, drafter.tap.width, generator=torch.Generator().manual_seed(5))
+    return begun(drafter, tokens, rows[:num_features] if drafter.tap.fingerprint else None)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

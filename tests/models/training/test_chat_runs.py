@@ -266,39 +266,32 @@ def test_families_share_stored_features(chats, target, tmp_path, monkeypatch):
     train("eagle2", chats, target, tmp_path / "second", shared, "drafter.draft_vocab=100")
 
 
-def test_a_full_disk_is_one_line(chats, target, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("outrider_models.training.core.features.save_file", full)
-    with pytest.raises(OutriderError, match=r"No space left on device.*machine.features=no"):
-        train("eagle2", chats, target, tmp_path / "out", f"machine.features={tmp_path / 'shared'}")
-    assert not list(tmp_path.glob("**/*.partial"))
-
-
-def test_a_full_disk_leaves_the_last_checkpoint(chats, target, tmp_path, monkeypatch):
-    train("eagle2", chats, target, tmp_path, stop=1)
-
-    def full(*_):
-        raise RuntimeError("PytorchStreamWriter failed writing file")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OutriderError, match=r"checkpoint cannot be written .*free some space"):
-        train("eagle2", chats, target, tmp_path, resume=True)
-    monkeypatch.undo()
-    assert not list(tmp_path.glob("*.partial"))
-    assert train("eagle2", chats, target, tmp_path, resume=True).is_done
+FULL = {
+    "features": ("outrider_models.training.core.features.save_file", OSError(28, "No space left on device"),
+                 r"No space left on device.*machine.features=no"),
+    "checkpoint": ("torch.save", RuntimeError("PytorchStreamWriter failed writing file"),
+                   r"checkpoint cannot be written .*free some space"),
+    "model": ("outrider_drafters.readers.checkpoint.save_file",
+              SafetensorError("I/O error: No space left on device (os error 28)"),
+              r"model cannot be written .*No space left.*free some space"),
+}  # fmt: skip
 
 
-def test_a_disk_too_full_for_the_model_is_one_line(chats, target, tmp_path, monkeypatch):
+@pytest.mark.parametrize("what", FULL)
+def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(what, chats, target, tmp_path, monkeypatch):
+    writes, error, message = FULL[what]
+    features = f"machine.features={tmp_path / 'shared' if what == 'features' else 'no'}"
+    train("eagle2", chats, target, tmp_path / "out", features, stop=1 if what == "checkpoint" else 0)
+
     def full(*_, **__):
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
+        raise error
 
-    monkeypatch.setattr("outrider_drafters.readers.checkpoint.save_file", full)
-    with pytest.raises(OutriderError, match=r"model cannot be written .*No space left.*free some space"):
-        train("eagle2", chats, target, tmp_path)
+    monkeypatch.setattr(writes, full)
+    with pytest.raises(OutriderError, match=message):
+        train("eagle2", chats, target, tmp_path / "out", features, resume=True)
     monkeypatch.undo()
-    assert train("eagle2", chats, target, tmp_path, resume=True).is_done
+    assert not list(tmp_path.glob("**/*.partial"))
+    assert train("eagle2", chats, target, tmp_path / "out", features, resume=True).is_done
 
 
 def test_features_beyond_the_limit_are_computed_again(chats, target, tmp_path):

@@ -219,27 +219,22 @@ def test_the_staircase_is_gone_after_half_of_the_run(teacher):
     assert not model._stairs(1000, 0.5).any()
 
 
-@pytest.mark.parametrize("steps", [1, 8])
-def test_hass_exports_its_number_of_steps(steps, teacher, tmp_path):
-    model_of(teacher, "hass", steps=steps).export(tmp_path)
-    assert load_drafter(tmp_path, teacher.target_weights()).stale_tolerant is (steps == 8)
-
-
-@pytest.mark.parametrize("steps", [3, 7])
-def test_eagle3_exports_its_number_of_steps(steps, teacher, tmp_path):
-    model_of(teacher, "eagle3", steps=HeadDecay(steps, 0.8)).export(tmp_path)
-    assert load_drafter(tmp_path, teacher.target_weights()).stale_tolerant is (steps == 7)
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config[STEPS]  # a published head, which says nothing
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert load_drafter(tmp_path, teacher.target_weights()).stale_tolerant
-
-
-@pytest.mark.parametrize("late", [0, 4, 6])
-@pytest.mark.parametrize("name", ["dflash", "dspark"])
-def test_blocks_that_lacked_more_than_a_verdict_in_training_are_stale_tolerant(name, late, teacher, tmp_path):
-    model_of(teacher, name, late=late, block_size=5).export(tmp_path)
-    assert load_drafter(tmp_path, teacher.target_weights()).stale_tolerant is (late == 6)
+@pytest.mark.parametrize(
+    ("name", "changes", "tolerant"),
+    [
+        *(("hass", {"steps": steps}, steps == 8) for steps in (1, 8)),
+        *(("eagle3", {"steps": HeadDecay(steps, 0.8)}, steps == 7) for steps in (3, 7)),
+        *((name, {"late": late, "block_size": 5}, late == 6) for name in ("dflash", "dspark") for late in (0, 4, 6)),
+    ],
+)
+def test_what_lacked_more_than_a_verdict_in_training_is_stale_tolerant(name, changes, tolerant, teacher, tmp_path):
+    model_of(teacher, name, **changes).export(tmp_path)
+    assert load_drafter(tmp_path, teacher.target_weights()).stale_tolerant is tolerant
+    if name == "eagle3":
+        config = json.loads((tmp_path / "config.json").read_text())
+        del config[STEPS]  # a published head, which says nothing
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert load_drafter(tmp_path, teacher.target_weights()).stale_tolerant
 
 
 PLAINLY = dict.fromkeys(("dflash", "dspark"), ("compare_slots", block_losses.compare_slots_plainly))
