@@ -195,8 +195,7 @@ class FakeVerifier:
                 held.append(token)
             bonus = self.language.following(held)
             left -= len(tokens) + 1
-            finish = Finish.EOS if bonus == EOS else Finish.LIMIT if left == 0 else Finish.NOT_YET
-            finish = Finish.CONTEXT_FULL if finish is Finish.NOT_YET and len(held) >= MAX_CONTEXT - 1 else finish
+            finish = _finish(bonus, held, is_last=left == 0)
             yield from self._verdict(Verdict(frame.seq, (), bonus, finish, 10, 20, tokens=tuple(tokens)))
             if first is not None:
                 yield Features(frame.seq, first, rows_of(held, first, len(held)), last=finish is not Finish.NOT_YET)
@@ -229,8 +228,7 @@ class FakeVerifier:
         first = frame.features_from
         for i in range(frame.max_tokens):
             token = self.language.following(held)
-            finish = Finish.EOS if token == EOS else Finish.LIMIT if i + 1 == frame.max_tokens else Finish.NOT_YET
-            finish = Finish.CONTEXT_FULL if finish is Finish.NOT_YET and len(held) >= MAX_CONTEXT - 1 else finish
+            finish = _finish(token, held, is_last=i + 1 == frame.max_tokens)
             yield from self._verdict(Verdict(frame.seq, (), token, finish, 10, 20))
             if first is not None:
                 yield Features(frame.seq, first, rows_of(held, first, len(held)), last=finish is not Finish.NOT_YET)
@@ -247,6 +245,11 @@ class FakeVerifier:
         yield verdict
         if number in self.cut_after:
             raise LinkError("cut")
+
+
+def _finish(token: int, held: list[int], *, is_last: bool) -> Finish:
+    full = Finish.CONTEXT_FULL if len(held) >= MAX_CONTEXT - 1 else Finish.NOT_YET
+    return Finish.EOS if token == EOS else Finish.LIMIT if is_last else full
 
 
 async def heeding_cancels(

@@ -102,12 +102,9 @@ def test_misplaced_fences_are_named_by_place_alone(text, place, what):
     assert SECRET not in str(refused.value)
 
 
-def test_kinds_are_checked():
+def test_kinds_are_checked_and_private_segments_do_not_show():
     with pytest.raises(UsageError, match="capital"):
         Segment("x", private=True, kind="e-mail")
-
-
-def test_private_segments_do_not_show():
     assert SECRET not in repr([private(SECRET), private(SECRET, "NAME")])
     assert "shown" in repr(Segment("shown"))
 
@@ -123,19 +120,13 @@ def test_the_cut_depends_on_nothing_private(parts, raw):
     assert list(both[0].whole) == ([] if raw else [EOS]) + Letters().encode(whole)
 
 
-def test_blanks_before_the_cut_stay_here():
+def test_blanks_before_the_cut_and_turns_after_the_first_private_one_stay_here():
     parts = split([Segment("ab  "), private("cd"), Segment("e")], Letters(), raw=True)
-    assert parts.safe == tuple(Letters().encode("ab"))
-    assert parts.rest == tuple(Letters().encode("  cde"))
+    assert (parts.safe, parts.rest) == (tuple(Letters().encode("ab")), tuple(Letters().encode("  cde")))
     assert repr(parts.safe) not in repr(parts)
-
-
-def test_turns_after_the_first_private_one_stay_here():
-    turns = [
-        PromptMessage(role="user", content="ab"),
-        PromptMessage(role="assistant", content=[Segment("cd"), private("ef")]),
-        PromptMessage(role="user", content="gh"),
-    ]
+    contents = ("ab", [Segment("cd"), private("ef")], "gh")
+    roles = ("user", "assistant", "user")
+    turns = [PromptMessage(role=role, content=content) for role, content in zip(roles, contents, strict=True)]
     parts = split(turns, Letters(), raw=False)
     assert parts.safe == (EOS, *Letters().encode("ab"), EOS, *Letters().encode("cd"))
     assert parts.rest == (*Letters().encode("ef"), EOS, *Letters().encode("gh"))
@@ -155,22 +146,15 @@ def test_template_that_loses_private_text_is_refused():
     assert SECRET not in str(refused.value)
 
 
-def test_private_text_cannot_be_encoded_for_the_server():
+def test_private_text_cannot_be_encoded_for_the_server_nor_mixed_nor_quoted():
     models = fake_models(Language(), None)
     with pytest.raises(AssertionError, match="private"):
         models.encode([Segment("a"), private(SECRET)], raw=False)
     assert models.encode([Segment("a"), Segment("b")], raw=True) == Letters().encode("ab")
-
-
-def test_tokens_beyond_the_vocabulary_are_not_quoted():
-    models = LocalModels(None, 5, 100, (), "t", "k", Letters)
-    with pytest.raises(UsageError, match="beyond the vocabulary of 5"):
-        models.split([private("z")], raw=True)
-
-
-def test_prompts_do_not_mix():
     with pytest.raises(UsageError, match="mixes"):
-        fake_models(Language(), None).encode([Segment("a"), 3], raw=False)
+        models.encode([Segment("a"), 3], raw=False)
+    with pytest.raises(UsageError, match="beyond the vocabulary of 5"):
+        LocalModels(None, 5, 100, (), "t", "k", Letters).split([private("z")], raw=True)
 
 
 def test_commands_take_fences_and_files(tmp_path):

@@ -16,32 +16,42 @@ from outrider_client.core.events import RolledBack, Unverified
 from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.models.local_models import LocalModels
+from outrider_client.privacy.fences import parse_fences
 from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.text.detokenizer import Detokenizer
 from outrider_client.text.placeholder_restorer import PlaceholderRestorer
 
 from ..conftest import EOS, FAST, VOCAB, FakeDrafter, FakeVerifier, Language
+from .test_fences import private
 
 VALUES = {"[EMAIL_1]": "a@b.c", "[EMAIL_12]": "[EMAIL_1]", "[P_1]": ""}
 
 
-def private(text: str, kind: str | None = None) -> Segment:
-    return Segment(text, private=True, kind=kind)
-
-
-def test_same_value_same_number():
+@pytest.mark.parametrize(
+    ("prompts", "sent", "values"),
+    [
+        (
+            ("to <<EMAIL: a@b>> or <<EMAIL: c@d>><<private: a@b>>", "<<private: c@d>><<EMAIL: e@f>><<private: Ann>>"),
+            ["to [EMAIL_1] or [EMAIL_2][EMAIL_1]", "[EMAIL_2][EMAIL_3][PRIVATE_1]"],
+            {"[EMAIL_1]": "a@b", "[EMAIL_2]": "c@d", "[EMAIL_3]": "e@f", "[PRIVATE_1]": "Ann"},
+        ),
+        (
+            ("[EMAIL_1] is not <<EMAIL: a@b>>", "nor [EMAIL_2], <<EMAIL: a@b>>"),
+            ["[EMAIL_1] is not [EMAIL_2]", "nor [EMAIL_2], [EMAIL_3]"],
+            {"[EMAIL_3]": "a@b"},
+        ),
+        (
+            ([Segment("a b"), private(""), private(" ")],),
+            ["a b[PRIVATE_1][PRIVATE_2]"],
+            {"[PRIVATE_1]": "", "[PRIVATE_2]": " "},
+        ),
+    ],
+    ids=["same value, same number", "those that the text holds are left to it", "blank values do not spread"],
+)
+def test_values_get_placeholders(prompts, sent, values):
     table = Placeholders()
-    prompt = [Segment("to "), private("a@b", "EMAIL"), Segment(" or "), private("c@d", "EMAIL"), private("a@b")]
-    assert table.replace(prompt) == "to [EMAIL_1] or [EMAIL_2][EMAIL_1]"
-    assert table.replace([private("c@d"), private("e@f", "EMAIL"), private("Ann")]) == "[EMAIL_2][EMAIL_3][PRIVATE_1]"
-    assert table.values == {"[EMAIL_1]": "a@b", "[EMAIL_2]": "c@d", "[EMAIL_3]": "e@f", "[PRIVATE_1]": "Ann"}
-
-
-def test_placeholders_that_the_text_holds_are_left_to_it():
-    table = Placeholders()
-    assert table.replace([Segment("[EMAIL_1] is not "), private("a@b", "EMAIL")]) == "[EMAIL_1] is not [EMAIL_2]"
-    assert table.replace([Segment("nor [EMAIL_2], "), private("a@b", "EMAIL")]) == "nor [EMAIL_2], [EMAIL_3]"
-    assert table.values == {"[EMAIL_3]": "a@b"}
+    assert [table.replace(parse_fences(each) if isinstance(each, str) else each) for each in prompts] == sent
+    assert table.values == values
 
 
 def test_what_is_private_once_is_so_everywhere():
@@ -73,11 +83,6 @@ async def test_another_conversation_does_not_get_the_values_of_the_last(asked):
         client.begin_conversation()
         same = await client.complete("mail [EMAIL_1] please", privacy="placeholder")
         assert same.text == "wrote to [EMAIL_1]"
-
-
-def test_blank_values_do_not_spread():
-    table = Placeholders()
-    assert table.replace([Segment("a b"), private(""), private(" ")]) == "a b[PRIVATE_1][PRIVATE_2]"
 
 
 class Characters:
@@ -189,11 +194,8 @@ async def test_rolled_back_within_a_placeholder(asked, cut):
     language = Script("mail [EMAIL_1] please", said)
     astray = Script("mail [EMAIL_1] please", "to [EMAIL_1] [EMAIL_1] [EMAIL_1]")
     verifier = FakeVerifier(language, cut_before={cut}, down_for=0)
-    models = LocalModels(FakeDrafter(astray), VOCAB, 200, (EOS,), "t", "k", Alphabet)
     written, shown, seen = AnswerText(), "", set()
-    async with AsyncClient(
-        FAST, models=models, transport=LocalTransport(verifier.describe, verifier.session)
-    ) as client:
+    async with client_for(verifier, astray) as client:
         async for event in client.generate(asked, privacy="placeholder", mode="stop-and-wait"):
             seen.add(type(event))
             written.take(event)

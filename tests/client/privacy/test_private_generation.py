@@ -45,48 +45,38 @@ async def events_of(client, prompt=PROMPT, **overrides):
 
 
 @pytest.mark.parametrize("mode", ["auto", "stop-and-wait", "stream"])
-async def test_the_drafter_writes_alone_on_everything(connect, verifier, language, mode):
-    completion = await connect().complete(PROMPT, mode=mode)
+async def test_the_drafter_writes_alone_on_everything_and_leaves_nothing_behind(connect, verifier, language, mode):
+    client = connect()
+    completion = await client.complete(PROMPT, mode=mode)
     assert completion.token_ids == alone(language)
-    assert set(completion.origins) == {"private"}
-    assert completion.reason == "private"
+    assert completion.token_ids[-1] == EOS
+    assert (set(completion.origins), completion.reason) == ({"private"}, "private")
     assert completion.statistics.unverified == completion.statistics.new_tokens == len(completion.token_ids)
     assert completion.segments == (Segment(completion.text, private=True),)
     [request] = verifier.requests
     assert isinstance(request, Draft)
     assert (*request.context, request.root) == SAFE_TOKENS
     assert not request.tree.tokens
-
-
-async def test_it_has_the_targets_features_of_the_safe_prefix(connect, monkeypatch):
-    known = []
-    write = DraftingThread.write
-
-    async def watched(self, *given):
-        token = await write(self, *given)
-        known.append(self.num_features)
-        return token
-
-    monkeypatch.setattr(DraftingThread, "write", watched)
-    await connect().complete(PROMPT, max_new_tokens=3)
-    assert known == [len(SAFE_TOKENS)] * 3
-
-
-async def test_no_connection_while_it_writes(connect):
-    client = connect()
-    states = [client._context.session.is_connected async for event in client.generate(PROMPT)
-              if isinstance(event, Private)]  # fmt: skip
-    assert states
-    assert not any(states)
-
-
-async def test_nothing_is_left_behind(connect):
-    client = connect()
-    await client.complete(PROMPT)
     context = client._context
     assert tuple(context.transcript.tokens[: len(SAFE_TOKENS)]) == SAFE_TOKENS
     assert len(context.transcript.tokens) == len(SAFE_TOKENS) + 1  # the target's own next token
     assert context.drafting._tokens == context.fallback_drafter._tokens == []
+    assert (await connect().complete(PROMPT, mode=mode, max_new_tokens=5)).token_ids == alone(language, 5)
+
+
+async def test_it_has_the_targets_features_of_the_safe_prefix_and_no_connection_while_it_writes(connect, monkeypatch):
+    known, client = [], connect()
+    write = DraftingThread.write
+
+    async def watched(self, *given):
+        token = await write(self, *given)
+        known.append((self.num_features, client._context.session.is_connected))
+        return token
+
+    monkeypatch.setattr(DraftingThread, "write", watched)
+    async for event in client.generate(PROMPT, max_new_tokens=3):
+        assert not isinstance(event, Private) or not client._context.session.is_connected
+    assert known == [(len(SAFE_TOKENS), False)] * 3
 
 
 async def test_stopped_half_way_its_drafter_is_gone_too(connect):
@@ -101,12 +91,21 @@ async def test_stopped_half_way_its_drafter_is_gone_too(connect):
     assert (await client.complete(PROMPT)).reason == "private"
 
 
-async def test_of_the_same_safe_prefix_only_features_are_asked_again(connect, verifier, language):
+async def test_of_the_same_safe_prefix_only_features_are_asked_again_and_the_next_turn_stays_here_too(
+    connect, verifier
+):
     client = connect()
-    await client.complete(PROMPT)
+    first = await client.complete(PROMPT)
     await client.complete((Segment(SAFE), Segment("other", private=True)))
-    again = verifier.requests[1]
-    assert (again.base_len, again.context, again.features_from) == (len(SAFE_TOKENS) - 1, (), 0)
+    turns = [
+        PromptMessage(role="user", content=PROMPT),
+        PromptMessage(role="assistant", content=first.segments),
+        PromptMessage(role="user", content="go on"),
+    ]
+    assert (await client.complete(turns)).reason == "private"
+    assert [request.root for request in verifier.requests] == [SAFE_TOKENS[-1]] * 3
+    for again in verifier.requests[1:]:
+        assert (again.base_len, again.context, again.features_from) == (len(SAFE_TOKENS) - 1, (), 0)
 
 
 async def test_ordinary_turns_before_and_after(connect, verifier, language):
@@ -118,20 +117,6 @@ async def test_ordinary_turns_before_and_after(connect, verifier, language):
         assert (await client.complete(SAFE, mode=mode)).token_ids == language.answer(SAFE_TOKENS, 40)
     assert not any(set(Letters().encode(SECRET)) <= set(getattr(request, "context", ())) - set(SAFE_TOKENS)
                    for request in verifier.requests)  # fmt: skip
-
-
-async def test_the_next_turn_stays_here_too(connect, verifier):
-    client = connect()
-    first = await client.complete(PROMPT)
-    turns = [
-        PromptMessage(role="user", content=PROMPT),
-        PromptMessage(role="assistant", content=first.segments),
-        PromptMessage(role="user", content="go on"),
-    ]
-    second = await client.complete(turns)
-    assert second.reason == "private"
-    assert [request.root for request in verifier.requests] == [SAFE_TOKENS[-1]] * 2
-    assert verifier.requests[1].context == ()
 
 
 async def test_cut_before_the_verdict_it_asks_again(connect, verifier, language):
@@ -236,11 +221,6 @@ async def test_after_a_refusal_the_next_answer_opens_a_new_session(connect, veri
     verifier.refusal = None
     assert (await client.complete(PROMPT)).reason == "private"
     assert verifier.opens[-1].session_id == ""
-
-
-async def test_ends_with_the_drafters_end_or_the_limit(connect, language):
-    assert alone(language)[-1] == EOS
-    assert (await connect().complete(PROMPT, max_new_tokens=5)).token_ids == alone(language, 5)
 
 
 def test_without_async(verifier, models):
