@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from spoiled import GOLDEN
+from spoiled import GOLDEN, SpoiledHead
 
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
@@ -188,12 +188,10 @@ def test_its_drafter_copies_by_itself_where_it_was_made_so(tmp_path, golden):
 
 
 def test_a_wrong_embedding_that_was_turned_down_is_left_out(tmp_path, golden):
-    from safetensors.torch import save_file
-
-    shutil.copytree(golden / "eagle2_llama/drafter", tmp_path / "drafter", copy_function=shutil.copyfile)
-    tensors = load_file(tmp_path / "drafter/model.safetensors")
-    save_file({**tensors, "embed_tokens.weight": torch.zeros(256, 64)}, tmp_path / "drafter/model.safetensors")
-    make_bundle(golden / "target_l4", f"{tmp_path}/drafter,embedding=target", "int8", tmp_path / "bundle")
+    head = SpoiledHead(tmp_path / "drafter", golden, "eagle2")
+    head.tensors["embed_tokens.weight"] = torch.zeros(256, 64)
+    head.save()
+    make_bundle(head.target, f"{head.path},embedding=target", "int8", tmp_path / "bundle")
     assert not any("embed" in name for name in load_file(tmp_path / "bundle/drafter/model.safetensors"))
     frozen = TargetWeights.load(tmp_path / "bundle")
     assert load_drafter(tmp_path / "bundle", frozen).embed is frozen.embed
@@ -265,17 +263,13 @@ def test_a_bundle_is_no_target_to_bundle(bundle, tmp_path):
 
 
 def test_a_drafter_says_which_target_it_was_made_for(tmp_path, golden):
-    path = tmp_path / "drafter"
-    shutil.copytree(golden / "eagle2_llama/drafter", path, copy_function=shutil.copyfile)
-    write_target_fingerprint(path, golden / "target_l4")
-    frozen = TargetWeights.load(golden / "target_l4")
-    assert load_drafter(path, frozen).family == "eagle2"
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {TARGET_FINGERPRINT_KEY: "0" * 32}))
-    for load in (lambda: load_drafter(path, frozen), lambda: load_tap(path, golden / "target_l4")):
-        with pytest.raises(UsageError, match=r"made for another target \(fingerprint 0000"):
-            load()
-    assert load_drafter(path, replace(frozen, directory=None)).family == "eagle2"  # unknown: not asked
+    head = SpoiledHead(tmp_path / "drafter", golden, "eagle2")
+    write_target_fingerprint(head.path, head.target)
+    frozen = TargetWeights.load(head.target)
+    assert load_drafter(head.path, frozen).family == "eagle2"
+    head.config[TARGET_FINGERPRINT_KEY] = "0" * 32
+    head.refused(r"made for another target \(fingerprint 0000")
+    assert load_drafter(head.path, replace(frozen, directory=None)).family == "eagle2"  # unknown: not asked
 
 
 def test_the_command(monkeypatch, capsys, tmp_path):

@@ -25,6 +25,7 @@ FAMILIES = {
     "independent": ("target_tiny", "target_tiny"),
     "independent tied": ("target_tiny,tie_to_target=true", "target_tiny"),
 }
+TARGET = "target_l4"  # of `eagle`
 TOKENS = [9, 200, 3, 77, 100, 4, 33, 150]  # most frequent first
 
 
@@ -81,27 +82,26 @@ def test_a_token_outside_is_never_drafted_and_the_others_have_their_logits(famil
     assert set(grow_tree(state, TreeShape(breadth=4, levels=3, budget=16)).tokens) <= set(TOKENS)
 
 
-def test_a_token_outside_can_be_read_below_the_root(golden, eagle):
+def test_a_token_outside_can_be_read_below_the_root(frozen, eagle):
     """The target may choose any token; drafting goes on from it."""
-    target = TargetWeights.load(golden / "target_l4")
     outside = 42
     logits = []
     for source in (eagle, f"{eagle},draft_vocab=all"):
-        state = begun(load_drafter(source, target), [3, outside, 5], torch.ones(1, target.sizes.hidden))
+        state = begun(load_drafter(source, frozen), [3, outside, 5], torch.ones(1, frozen.sizes.hidden))
         state.root_logits()
         logits.append(state.expand([outside], [-1])[0])
     torch.testing.assert_close(logits[0][TOKENS], logits[1][TOKENS])
 
 
 @pytest.mark.parametrize(("option", "tokens"), [("", TOKENS), (",draft_vocab=3", TOKENS[:3])])
-def test_a_directory_with_a_file_drafts_its_tokens_or_the_first_of_them(golden, eagle, option, tokens):
-    logits = root_logits(load_drafter(eagle + option, TargetWeights.load(golden / "target_l4")))
+def test_a_directory_with_a_file_drafts_its_tokens_or_the_first_of_them(frozen, eagle, option, tokens):
+    logits = root_logits(load_drafter(eagle + option, frozen))
 
     assert logits.isfinite().nonzero()[:, 0].tolist() == sorted(tokens)
 
 
-def test_all_leaves_the_file_unused(golden, eagle):
-    drafter = load_drafter(f"{eagle},draft_vocab=all", TargetWeights.load(golden / "target_l4"))
+def test_all_leaves_the_file_unused(frozen, eagle):
+    drafter = load_drafter(f"{eagle},draft_vocab=all", frozen)
 
     assert root_logits(drafter).isfinite().all()
 
@@ -114,9 +114,9 @@ def test_all_leaves_the_file_unused(golden, eagle):
         ("/nowhere/vocab.json", "/nowhere/vocab.json: cannot be read"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_refused(golden, eagle, option, message):
+def test_an_option_that_cannot_be_used_is_refused(frozen, eagle, option, message):
     with pytest.raises(UsageError, match=message):
-        load_drafter(f"{eagle},draft_vocab={option}", TargetWeights.load(golden / "target_l4"))
+        load_drafter(f"{eagle},draft_vocab={option}", frozen)
 
 
 def test_a_number_needs_a_file(golden):
@@ -149,30 +149,28 @@ def test_a_head_may_hold_the_rows_of_its_draft_vocabulary_alone(family, golden, 
     assert root_logits(two).isfinite().nonzero()[:, 0].tolist() == sorted(TOKENS[:2])
 
 
-def test_drafters_of_one_vocabulary_share_its_rows(golden, eagle):
+def test_drafters_of_one_vocabulary_share_its_rows(frozen, eagle):
     """So several EAGLE heads still draft in one batch."""
-    target = TargetWeights.load(golden / "target_l4")
-    one, other = load_drafter(eagle, target), load_drafter(eagle, target)
+    one, other = load_drafter(eagle, frozen), load_drafter(eagle, frozen)
 
     assert one.target is other.target
     batch = batch_heads([one, other])
     assert batch is not None
-    assert batch.logits(torch.ones(2, 1, target.sizes.hidden)).isfinite().sum() == 2 * len(TOKENS)
+    assert batch.logits(torch.ones(2, 1, frozen.sizes.hidden)).isfinite().sum() == 2 * len(TOKENS)
 
 
-def test_a_drafter_of_codes_gets_the_targets_rows_as_codes(golden, eagle):
+def test_a_drafter_of_codes_gets_the_targets_rows_as_codes(frozen, eagle):
     """In float32 they were a third of a level."""
-    plain = TargetWeights.load(golden / "target_l4")
-    wanted = root_logits(load_drafter(eagle, plain))
+    wanted = root_logits(load_drafter(eagle, frozen))
     parts: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(f"{eagle}/model.safetensors").items():
         parts |= code_tensors(name, quantize(tensor, "int8")) if tensor.ndim == 2 else {name: tensor}
     save_file(parts, f"{eagle}/model.safetensors")
 
-    drafter = load_drafter(eagle, plain)
+    drafter = load_drafter(eagle, frozen)
 
     assert isinstance(drafter.target.lm_head, QuantizedWeight)
-    assert type(plain.lm_head) is torch.Tensor
+    assert type(frozen.lm_head) is torch.Tensor
     logits = root_logits(drafter)
     assert logits.isfinite().nonzero()[:, 0].tolist() == sorted(TOKENS)
     torch.testing.assert_close(logits[TOKENS], wanted[TOKENS], atol=0.05, rtol=0.05)

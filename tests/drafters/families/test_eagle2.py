@@ -8,11 +8,13 @@ import torch
 from heads_place import SETTINGS, begun, check_published_generation, check_published_tree, close
 from safetensors.torch import load_file
 
-from outrider_drafters import Eagle2, Eagle2Sizes, TargetSizes, TargetWeights, TreeShape, load_drafter
+from outrider_drafters import Eagle2, Eagle2Sizes, TargetSizes, TreeShape, load_drafter
 from outrider_drafters.families import feature_drafter
 from outrider_drafters.families.eagle2.drafter import TOLERANT_STEPS, Eagle2Drafter
 from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_drafters.families.shared_layout import STEPS
+
+TARGET = "target_l4"
 
 
 @pytest.fixture
@@ -102,9 +104,8 @@ def test_generation_is_identical(eagle_case, target_l4, generate):
 
 
 @pytest.mark.parametrize("fc_bias", [True, False])
-def test_export_loads_again(tmp_path: Path, golden: Path, fc_bias: bool):
+def test_export_loads_again(tmp_path: Path, frozen, fc_bias: bool):
     sizes = Eagle2Sizes(64, 4, 2, 16, 40, rope_theta=12345.0, eps=3e-6, fc_bias=fc_bias)
-    frozen = TargetWeights.load(golden / "target_l4")
     eagle = Eagle2(sizes).requires_grad_(False)
     eagle.export(tmp_path, frozen.sizes)
     assert json.loads((tmp_path / "config.json").read_text())["bias"] is fc_bias
@@ -119,8 +120,7 @@ def test_export_loads_again(tmp_path: Path, golden: Path, fc_bias: bool):
     close(state.root_logits(), hidden @ frozen.lm_head.T)
 
 
-def test_export_in_half_size(tmp_path: Path, golden: Path):
-    frozen = TargetWeights.load(golden / "target_l4")
+def test_export_in_half_size(tmp_path: Path, frozen):
     eagle = Eagle2(Eagle2Sizes(64, 4, 2, 16, 40))
     eagle.export(tmp_path, frozen.sizes, torch.bfloat16)
     assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
@@ -132,8 +132,7 @@ def test_export_in_half_size(tmp_path: Path, golden: Path):
 
 
 @pytest.mark.parametrize(("told", "tolerant"), [({}, False), ({STEPS: 3}, False), ({STEPS: TOLERANT_STEPS}, True)])
-def test_a_head_taught_over_many_steps_drafts_on_without_the_newest_features(tmp_path, golden, told, tolerant):
-    frozen = TargetWeights.load(golden / "target_l4")
+def test_a_head_taught_over_many_steps_drafts_on_without_the_newest_features(tmp_path, frozen, told, tolerant):
     Eagle2(Eagle2Sizes(64, 4, 2, 16, 40)).export(tmp_path, frozen.sizes)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config.pop(STEPS) == 1
@@ -141,21 +140,19 @@ def test_a_head_taught_over_many_steps_drafts_on_without_the_newest_features(tmp
     assert load_drafter(tmp_path, frozen).stale_tolerant is tolerant
 
 
-def test_steps_that_are_no_number_are_refused(tmp_path: Path, golden: Path):
-    frozen = TargetWeights.load(golden / "target_l4")
+def test_steps_that_are_no_number_are_refused(tmp_path: Path, frozen):
     Eagle2(Eagle2Sizes(64, 4, 2, 16, 40)).export(tmp_path, frozen.sizes, steps=0)
     with pytest.raises(ValueError, match="outrider_steps=0"):
         load_drafter(tmp_path, frozen)
 
 
-def test_trains(golden: Path):
+def test_trains():
     eagle = Eagle2(Eagle2Sizes(8, 2, 1, 4, 12))
     eagle.forward_train(torch.randn(2, 5, 8), torch.randn(2, 5, 8)).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in eagle.parameters())
 
 
-def test_sizes_of_another_target_are_refused(tmp_path: Path, golden: Path):
-    frozen = TargetWeights.load(golden / "target_l4")
+def test_sizes_of_another_target_are_refused(tmp_path: Path, frozen):
     sizes = TargetSizes(32, 4, 4, 2, 8, 256, 10000.0, 1e-5, 512, "llama")
     Eagle2(Eagle2Sizes(32, 4, 2, 8, 40)).export(tmp_path, sizes)
     with pytest.raises(ValueError, match="hidden size is 32, the target's 64"):
