@@ -61,11 +61,8 @@ def test_options_come_first(target, serving):
     assert plain.gateway.max_tokens is None
 
 
-def test_a_file_that_samples_without_a_temperature_means_1(target):
+def test_a_file_that_samples_without_a_temperature_means_1_and_the_embedded_targets_says_nothing(target):
     assert recommended_sampling(target(do_sample=True, top_k=64)) == {"temperature": 1.0, "top_k": 64}
-
-
-def test_the_embedded_targets_file_says_nothing_of_sampling():
     assert recommended_sampling("embedded") == {}
 
 

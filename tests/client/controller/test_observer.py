@@ -54,15 +54,14 @@ def test_times():
     assert measured.down_bps == pytest.approx(20e6)
 
 
-def test_one_hiccup_moves_no_time():
+def test_neither_a_hiccup_nor_waiting_in_a_pipeline_nor_a_stale_verdict_is_a_part_of_a_pass():
     watched = observer()
     for duration_us in [30_000] * 7 + [900_000] * 3:
         watched.record_verdict(1.0, Verdict(1, (), 7, verify_us=duration_us), CHAIN)
     assert watched.measured().verify_ms == 30
-
-
-def test_in_a_pipeline_waiting_for_the_draft_before_is_no_part_of_a_pass():
     watched = observer("pipelined")
+    watched.record_verdict(1.0, Verdict(1, (), None, stale=True), CHAIN)
+    assert (watched.num_tokens, watched.measured().is_cold) == (0, True)
     watched.record_verdict(1.0, verdict(), CHAIN)
     assert watched.measured().verify_ms == 30
 
@@ -135,29 +134,17 @@ def test_no_draft_brings_tokens_beyond_the_end_of_an_answer():
     assert short.measured().acceptance[3] > 0.9 > 0.2 > short.measured().acceptance[4]
 
 
-def test_stale_verdicts_are_none():
-    watched = observer("pipelined")
-    watched.record_verdict(1.0, Verdict(1, (), None, stale=True), CHAIN)
-    assert watched.num_tokens == 0
-    assert watched.measured().is_cold
-
-
-def test_hits():
-    watched = observer("proactive")
+def test_hits_and_of_a_forecast_that_was_cut_short_only_the_hit():
+    watched, cut = observer("proactive"), observer("proactive")
     for number in range(16):
         assert watched.measured().hit_rates == {}
         watched.record_outcome((0, 3, None, 0)[number % 4], outcomes=8)
+        cut.record_outcome((0, None)[number % 2], outcomes=8, is_whole=False)
     assert watched.measured().hit_rates == {1: 0.5, 8: 0.75}
-
-
-def test_of_a_forecast_that_was_cut_short_only_the_hit_is_known():
-    watched = observer("proactive")
-    for number in range(16):
-        watched.record_outcome((0, None)[number % 2], outcomes=8, is_whole=False)
-    assert watched.measured().hit_rates == {8: 0.5}
+    assert cut.measured().hit_rates == {8: 0.5}
     for _ in range(16):
-        watched.record_outcome(0, outcomes=1, is_whole=False)
-    assert watched.measured().hit_rates == {1: 1.0, 8: 0.5}
+        cut.record_outcome(0, outcomes=1, is_whole=False)
+    assert cut.measured().hit_rates == {1: 1.0, 8: 0.5}
 
 
 def test_stale_drafts_are_counted():
@@ -200,18 +187,13 @@ def test_a_bad_reputation_fades_while_no_one_drafts():
     assert watched.measured().acceptance[0] > 0.5
 
 
-def test_ranks_among_siblings():
+def test_ranks_among_siblings_and_paths_of_drafts_on_the_side():
     acceptance = AcceptanceEstimator()
+    assert acceptance.ranks == ()
     for _ in range(20):
         acceptance.ranked(TREE, (1, 2))
     assert acceptance.ranks == (0.5, 0.5)
-    assert AcceptanceEstimator().ranks == ()
-
-
-def test_paths_of_drafts_on_the_side():
-    assert accepted_path(TREE, (5, 7, 9)) == (1, 3)
-    assert accepted_path(TREE, (5,)) == (1,)
-    assert accepted_path(TREE, (9, 5)) == ()
+    assert [accepted_path(TREE, text) for text in ((5, 7, 9), (5,), (9, 5))] == [(1, 3), (1,), ()]
 
 
 def test_smoothing():

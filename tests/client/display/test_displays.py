@@ -197,15 +197,12 @@ def test_the_text_cannot_control_the_terminal(display_class):
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_plain_text_is_unchanged_in_a_pipe(is_terminal):
+def test_plain_text_is_unchanged_in_a_pipe_and_messages_cannot_control_the_terminal(capsys, is_terminal):
     out = io.StringIO()
     out.isatty = lambda: is_terminal
     display = PlainDisplay(out)
     display.show(Committed(0, (0,), "accepted", "a\x1bb"))
     assert out.getvalue() == ("a\ufffdb" if is_terminal else "a\x1bb")
-
-
-def test_messages_cannot_control_the_terminal(capsys):
     print_message("the server says \x1b[2J")
     assert capsys.readouterr().err == "outrider: the server says \ufffd[2J\n"
 

@@ -150,24 +150,16 @@ LIKELY = (*PROMPT, 9, 10, 11, 19)  # what the likeliest outcome of TREE makes of
 LIKELIEST = (*LIKELY, 10, 11, 19)
 
 
-async def test_stale_answers_are_counted_and_passed_over(begun):
+async def test_stale_answers_are_counted_and_passed_over_among_rows_too(begun):
     first, ahead, further = begun.asks(TREE), begun.asks_ahead(LIKELY), begun.asks_ahead(LIKELIEST)
-    await begun.hears(Verdict(first.seq, (), 20))
-    draft = begun.asks(TREE)
-    begun.link.put(Verdict(ahead.seq, (), None, stale=True), Verdict(further.seq, (), None, stale=True))
-    await begun.hears(Verdict(draft.seq, (), 20))
-    assert begun.statistics().stale_drafts == 2
-    assert begun.statistics().target_calls == 3  # those that the target answered
-
-
-async def test_stale_answers_among_rows_are_counted_too(begun):
-    first, ahead = begun.asks(TREE), begun.asks_ahead(LIKELY)
     await begun.hears(Verdict(first.seq, (), 20))
     begun.link.put(Verdict(ahead.seq, (), None, stale=True), rows(first.seq, 4, 1))
     await begun.tracker.receive_rows(TIMEOUT_S)
     draft = begun.asks(TREE)
+    begun.link.put(Verdict(further.seq, (), None, stale=True))
     await begun.hears(Verdict(draft.seq, (), 20))
-    assert begun.statistics().stale_drafts == 1
+    assert begun.statistics().stale_drafts == 2
+    assert begun.statistics().target_calls == 3  # those that the target answered
 
 
 async def test_stale_answers_of_the_answer_before_are_not_this_one_s(begun):
@@ -190,10 +182,16 @@ async def test_answers_to_what_is_no_longer_asked_are_passed_over(begun):
     assert asked.request is draft
 
 
-async def test_no_verdict_in_time_is_a_lost_link(begun):
-    begun.asks(TREE)
+async def test_nothing_is_waited_for_for_ever_and_a_lost_link_reaches_the_receiver_of_rows(begun):
+    draft = begun.asks(TREE)
     with pytest.raises(LinkError, match="no verdict within 0 s"):
         await begun.tracker.next_verdict(0.0)
+    await begun.hears(Verdict(draft.seq, (), 20))
+    await begun.tracker.receive_rows(0.0)
+    assert begun.drafting.num_features == len(PROMPT)
+    begun.link.put(LinkError("cut"))
+    with pytest.raises(LinkError, match="cut"):
+        await begun.tracker.receive_rows(TIMEOUT_S)
 
 
 async def test_rows_are_asked_for_once(begun):
@@ -252,21 +250,6 @@ async def test_waiting_covers_what_has_a_verdict_by_then(begun):
     begun.link.put(rows(draft.seq, 4, 2))
     await begun.hears(Verdict(following.seq, (0,), 30))
     await asyncio.wait_for(waiting, TIMEOUT_S)
-
-
-async def test_rows_that_stay_away_are_not_waited_for_for_ever(begun):
-    draft = begun.asks(TREE)
-    await begun.hears(Verdict(draft.seq, (), 20))
-    await begun.tracker.receive_rows(0.0)
-    assert begun.drafting.num_features == len(PROMPT)
-
-
-async def test_a_lost_link_reaches_the_receiver_of_rows(begun):
-    draft = begun.asks(TREE)
-    await begun.hears(Verdict(draft.seq, (), 20))
-    begun.link.put(LinkError("cut"))
-    with pytest.raises(LinkError, match="cut"):
-        await begun.tracker.receive_rows(TIMEOUT_S)
 
 
 async def test_rows_beyond_what_stands_are_dropped(begun):
