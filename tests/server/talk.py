@@ -1,10 +1,13 @@
 """A client for tests: frames to a verifier in process, or over gRPC, one at a time."""
 
 import asyncio
+import time
 from contextlib import asynccontextmanager, suppress
 
 import grpc
+import numpy as np
 import torch
+from tiny_targets import random_tokens, target
 
 from outrider_drafters.contracts.tap import Activations, LastHiddenTap, StatelessTap
 from outrider_proto import verifier_pb2 as pb
@@ -13,11 +16,14 @@ from outrider_proto.frames import Decode, Draft, Features, Finish, Open, TapInfo
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
 from outrider_proto.wire import client_frame_to_proto, server_frame_from_proto
+from outrider_server.config.config import LimitsConfig
+from outrider_server.engine.target import Target
 from outrider_server.security.principal import ANONYMOUS, Principal
 from outrider_server.sessions.verifier import Verifier
 
 WAIT_S = 60  # no answer takes that long; it only keeps a broken test from hanging
 NO_TREE = DraftTree()
+PROMPT = random_tokens(np.random.default_rng(1), 12)
 
 
 class KeysTap(StatelessTap):
@@ -49,8 +55,10 @@ class Talk:
             "target_fingerprint": about.target_fingerprint,
             "tokenizer_fingerprint": about.tokenizer_fingerprint,
             "codec": "float32",
-        }
-        await self.send(Open(**(fields | changes)))
+        } | changes
+        if not isinstance(tap := fields.get("tap", ""), str):
+            fields["tap"] = tap.info.fingerprint
+        await self.send(Open(**fields))
         return await self.receive()
 
     async def draft(self, base_len: int, context, root: int, tree: DraftTree = NO_TREE, **more) -> None:
@@ -88,6 +96,37 @@ class Talk:
         raise AssertionError("the stream ended without a refusal")
 
 
+class Clock:
+    """Stands still unless told."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def text_of(verdicts: list[Verdict]) -> list[int]:
+    return [token for verdict in verdicts for token in (*verdict.tokens, verdict.bonus) if token is not None]
+
+
+def watched_launches(verifier: Verifier, monkeypatch, told) -> list:
+    """What is `told` of the inputs of every pass from now on."""
+    seen, engine = [], verifier._engine_loop._passes._engine
+    launch = engine.launch
+    monkeypatch.setattr(engine, "launch", lambda inputs: seen.append(told(inputs)) or launch(inputs))
+    return seen
+
+
+@asynccontextmanager
+async def serving(on: Target | None = None, taps=None, drafters=(), clock=time.monotonic, **more):
+    """A verifier that serves; `more` are limits, and a pace or an observer."""
+    how = {name: more.pop(name) for name in ("pace", "observer") if name in more}
+    limits = LimitsConfig(**{"kv_memory": "256MiB"} | more)
+    taps = [TAP] if taps is None else taps
+    async with started(Verifier(on or target(), taps, limits, clock, drafters=drafters, **how)) as verifier:
+        yield verifier
+
+
 @asynccontextmanager
 async def started(verifier: Verifier):
     """A verifier that serves."""
@@ -116,6 +155,14 @@ async def talking(verifier: Verifier, principal: Principal = ANONYMOUS):
         yield Talk(inbox.put, lambda: anext(outgoing, None), hang_up)
     finally:
         await outgoing.aclose()
+
+
+@asynccontextmanager
+async def conversing(verifier: Verifier, principal: Principal = ANONYMOUS, **changes):
+    """A stream in process whose session is open."""
+    async with talking(verifier, principal) as talk:
+        await talk.open(verifier.describe(), **changes)
+        yield talk
 
 
 @asynccontextmanager

@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
-from talk import TAP, calling
-from tiny_targets import random_tokens, target
+from talk import PROMPT, TAP, calling
+from tiny_targets import target
 
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
@@ -24,7 +23,6 @@ from outrider_proto.tree import DraftTree
 from outrider_server.bundles import catalogue as bundles_module
 from outrider_server.bundles.builder import BundleOffer, cache_key, checked_weights
 from outrider_server.bundles.catalogue import MAX_FETCHES, MAX_FETCHES_OF_PEER, EdgeBundles
-from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.rpc import bundle_service
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
@@ -63,6 +61,12 @@ def bundles_in(cache, pair) -> EdgeBundles:
     return EdgeBundles(pair[0], [pair[1]], ("float32",), cache)
 
 
+@pytest.fixture
+async def ready(made, cache, pair):
+    bundles = bundles_in(cache, pair)
+    return bundles, await bundles.manifest()
+
+
 async def until_made(bundles: EdgeBundles):
     while True:
         try:
@@ -76,9 +80,8 @@ async def content(bundles: EdgeBundles, manifest, name: str, offset: int = 0) ->
     return b"".join([chunk async for chunk in bundles.chunks(manifest.bundle_id, name, offset, "a")])
 
 
-async def test_it_is_what_was_made(made, cache, pair):
-    bundles = bundles_in(cache, pair)
-    manifest = await bundles.manifest()
+async def test_it_is_what_was_made(ready, made):
+    bundles, manifest = ready
     assert {file.name for file in manifest.files} == {"bundle.json", *find_bundle(made).files}
     assert (manifest.drafters, manifest.weights_on_offer) == (("drafter",), ("float32",))
     for file in manifest.files:
@@ -186,16 +189,14 @@ async def test_what_is_not_on_offer(made, cache, pair, asked, message):
     "name",
     ["", "drafter", "../bundle.json", "./config.json", "drafter/../config.json", "/etc/passwd", "tokenizer.json"],
 )
-async def test_names_are_looked_up_and_never_joined(made, cache, pair, name):
-    bundles = bundles_in(cache, pair)
-    manifest = await bundles.manifest()
+async def test_names_are_looked_up_and_never_joined(ready, name):
+    bundles, manifest = ready
     with pytest.raises(Refusal, match="has no file"):
         await content(bundles, manifest, name)
 
 
-async def test_offsets_and_ids(made, cache, pair):
-    bundles = bundles_in(cache, pair)
-    manifest = await bundles.manifest()
+async def test_offsets_and_ids(ready):
+    bundles, manifest = ready
     size = manifest.files[0].size_bytes
     assert await content(bundles, manifest, manifest.files[0].name, size) == b""
     with pytest.raises(Refusal, match="offset="):
@@ -224,9 +225,8 @@ async def test_fetches_are_bounded_and_end_with_the_server(made, cache, pair):
         await fetch.aclose()
 
 
-async def test_nobody_has_all_places(made, cache, pair):
-    bundles = bundles_in(cache, pair)
-    manifest = await bundles.manifest()
+async def test_nobody_has_all_places(ready):
+    bundles, manifest = ready
     fetches = [bundles.chunks(manifest.bundle_id, "config.json", 0, "a") for _ in range(MAX_FETCHES_OF_PEER)]
     for fetch in fetches:
         await anext(fetch)
@@ -324,7 +324,7 @@ class Counting(EdgeBundles):
             yield chunk
 
 
-async def test_a_slow_reader_holds_up_nobody(copied, pair):
+async def test_a_slow_reader_holds_up_nobody(copied, pair, truth):
     """Who takes one chunk of a large file and no more: the server reads on only as far as buffers go, and verifies."""
     with (copied / "tokenizer.model").open("wb") as file:
         file.truncate(PADDING_BYTES)
@@ -332,8 +332,6 @@ async def test_a_slow_reader_holds_up_nobody(copied, pair):
     (copied / "bundle.json").unlink()
     bundle.write(copied)
     bundles = Counting(pair[0], [pair[1]], ("float32",), copied.parent)
-    prompt = random_tokens(np.random.default_rng(1), 12)
-    truth = plain_greedy(target(), prompt, 30)
     async with serving(bundles) as (server, stub):
         manifest = manifest_from_proto(await stub.Manifest(pb.ManifestRequest()))
         fetch = stub.Fetch(pb.FetchRequest(bundle_id=manifest.bundle_id, name="tokenizer.model"))
@@ -341,9 +339,9 @@ async def test_a_slow_reader_holds_up_nobody(copied, pair):
         num_still, before = 0, -1
         async with calling(server.address) as talk:
             await talk.open(server.verifier.describe())
-            assert (await talk.prompt(prompt)).bonus == truth[0]
+            assert (await talk.prompt(PROMPT)).bonus == truth[0]
             while num_still < 100:  # verdicts in a row with which nothing was read
-                verdict = await talk.verdict(len(prompt), (), truth[0], DraftTree.chain(truth[1:5]))
+                verdict = await talk.verdict(len(PROMPT), (), truth[0], DraftTree.chain(truth[1:5]))
                 assert (len(verdict.path), verdict.bonus) == (4, truth[5])
                 num_still = num_still + 1 if bundles.num_chunks == before else 0
                 before = bundles.num_chunks

@@ -113,6 +113,8 @@ def test_without_a_target_it_is_the_embedded_one(file):
         ("[limits]\nmax_session = 1", "[limits] max_session: no such key; did you mean max_sessions?"),
         ("[limits]\nmax_sessions = 0", "[limits] max_sessions=0: need at least 1"),
         ("[limits]\nsession_ttl_s = nan", "[limits] session_ttl_s=nan: need at least 0"),
+        ("[limits]\nbatch_tokens = 0", "[limits] batch_tokens=0: need"),
+        ("[limits]\nbatch_tokens = 16\nchunk_tokens = 17", "[limits] chunk_tokens=17: need at most batch_tokens=16"),
         ("limits = 3", "limits: need a section, [limits]"),
         ("[security]\ntls_key = 'k.pem'", "[security] tls_cert and tls_key go together"),
         ("[telemetry]\nlog_format = 'xml'", "[telemetry] log_format=\"xml\": input should be 'text' or 'json'"),

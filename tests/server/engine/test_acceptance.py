@@ -119,18 +119,6 @@ def test_speculative_sampling_has_the_law_of_the_target(sampling):
     assert stats.chisquare(observed, wanted).pvalue > FALSE_ALARM
 
 
-def test_the_sampled_text_does_not_depend_on_the_draft():
-    logits = language(7)
-    rng = np.random.default_rng(1)
-    for seed in range(50):
-        sampling = Sampling(1.0, seed=seed)
-        texts = {
-            speculate(logits, sampling, draft)
-            for draft in (lambda _: DraftTree(), lambda t: drafted(rng, t), lambda t: drafted(rng, t))
-        }
-        assert len(texts) == 1
-
-
 # -- typical ----------------------------------------------------------------------------------------------------------
 
 REJECTED = -math.inf

@@ -1,17 +1,19 @@
-"""The engine: greedy output equal to the plain loop under any draft, K/V after commit equal to a fresh prefill."""
+"""The engine: greedy output equal to the plain loop under any draft, K/V after commit equal to a fresh prefill, and
+sessions of different taps, rules and lengths in one flat batch answered as each would be alone."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 import torch
-from tiny_targets import CONFIGS, build, random_tokens, random_tree, target, tree_around
+from talk import KeysTap
+from tiny_targets import CONFIGS, DEVICE, build, random_tokens, random_tree, target, tree_around
 
 from outrider_drafters.contracts.tap import Activations, LastHiddenTap, StatelessTap
 from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_proto.frames import Finish, Sampling, TapInfo, TokenRules
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.engine import Engine, StepInput
+from outrider_server.engine.engine import Engine, StepInput, StepResult
 from outrider_server.engine.reference_decode import plain_decode, plain_greedy
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
@@ -91,20 +93,6 @@ def test_the_plain_loop_is_generate():
 
 
 @pytest.mark.parametrize("choices", ["plain", "batched"])
-def test_several_sessions_in_one_pass_answer_as_they_would_alone(choices):
-    rng = np.random.default_rng(8)
-    typical = Sampler(Sampling(2.0, acceptance="typical"))
-    engine, choosers = Engine(target()), [GREEDY, Sampler(Sampling(1.0, seed=4)), typical, Sampler(Sampling(0.8, 9))]
-    prompts, trees = [random_tokens(rng, n) for n in (4, 30, 1, 9)], [random_tree(rng, n) for n in (0, 8, 20, 3)]
-    alone = [cycle(engine, Sequence(target().kv, None), *work) for work in zip(prompts, trees, choosers, strict=True)]
-    inputs = [StepInput(Sequence(target().kv, None), *work) for work in zip(prompts, trees, choosers, strict=True)]
-    context = StepInput(Sequence(target().kv, None), random_tokens(rng, 50))
-    results = Engine(target(), choices=choices).verify([inputs[0], context, *inputs[1:]])
-    assert results.pop(1).accepted is None
-    assert [result.accepted for result in results] == alone
-
-
-@pytest.mark.parametrize("choices", ["plain", "batched"])
 def test_rules_change_their_own_sessions_tokens_and_no_log_probabilities(choices):
     rng = np.random.default_rng(18)
     prompt, bias = random_tokens(rng, 12), ((41, 100.0),)
@@ -148,22 +136,6 @@ def test_sampled_text_is_the_same_whatever_is_drafted(sampling):
     assert say(lambda a: tree_around(rng, truth[len(a) :], 3, 5), "batched") == truth
 
 
-def test_the_context_ends_the_answer_and_no_position_beyond_it_is_used():
-    small = Target.of(build("llama"), max_context=24)
-    engine, prompt = Engine(small), random_tokens(np.random.default_rng(11), 10)
-    truth = plain_greedy(small, prompt, 14)
-    sequence = Sequence(small.kv, None)
-    chain, answer, finish = prompt, [], Finish.NOT_YET
-    while finish is Finish.NOT_YET:
-        tree = DraftTree.chain(truth[len(answer) :][:6] or [3, 4, 5, 6])
-        verdict = cycle(engine, sequence, chain, tree)
-        answer += [*tree.path_tokens(verdict.path), verdict.bonus]
-        chain, finish = [verdict.bonus], verdict.finish
-    assert finish is Finish.CONTEXT_FULL
-    assert answer == truth
-    assert len(prompt) + len(answer) == 24
-
-
 def test_an_end_of_text_inside_the_path_ends_it():
     prompt = random_tokens(np.random.default_rng(14), 10)
     truth = plain_greedy(target(), prompt, 12)
@@ -200,27 +172,6 @@ class KVTap(StatelessTap):
         return torch.cat([*flat, acts.hidden[2]], dim=1)
 
 
-@pytest.mark.parametrize("tap", [KVTap(), LastHiddenTap(32)])
-def test_features_are_those_of_a_fresh_prefill_at_every_position(tap):
-    rng = np.random.default_rng(13)
-    engine, prompt = Engine(target()), random_tokens(rng, 12)
-    truth = plain_greedy(target(), prompt, 40)
-    sequence, other = Sequence(target().kv, tap), Sequence(target().kv, None)
-    speculate(engine, sequence, prompt, 40, lambda a: tree_around(rng, truth[len(a) :], 4, 9))
-    (first, _) = engine.verify(
-        [StepInput(sequence, [5, 6, 7], random_tree(rng, 4), GREEDY), StepInput(other, [3], DraftTree(), GREEDY)]
-    )
-    engine.commit(first)
-    engine.tap([first.step_input.sequence])
-    sequence.truncate(30)
-    cycle(engine, sequence, random_tokens(rng, 3), DraftTree())
-    fresh = Sequence(target().kv, tap)
-    cycle(engine, fresh, sequence.tokens, DraftTree())
-    np.testing.assert_allclose(sequence.features(0)[1], fresh.features(0)[1], atol=2e-5)
-    assert len(sequence.features(0)[1]) == len(sequence.tokens) == 33
-    assert len(sequence.features(31)[1]) == 2
-
-
 @pytest.mark.parametrize("choices", ["plain", "batched"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_session_whose_logits_are_not_finite_stands_apart(dtype, choices, monkeypatch):
@@ -250,3 +201,121 @@ def test_a_session_whose_logits_are_not_finite_stands_apart(dtype, choices, monk
     assert [bool(result.accepted) for result in results] == [False, False, False, True, True]
     assert [len(result.logprobs) for result in results] == [0, 0, 0, 1, 1]
     assert passes == [6]
+
+
+class SumTap:
+    """The sum of a hidden state over all positions so far: nothing could remember more of a session."""
+
+    needs_kv = False
+    hidden_layers = (2,)
+    info = TapInfo("sum", "test", 32)
+
+    def new_state(self) -> "SumState":
+        return SumState()
+
+
+class SumState:
+    def __init__(self) -> None:
+        self.sums = torch.zeros(1, 32, device=DEVICE)
+
+    def rows(self, acts: Activations) -> torch.Tensor:
+        rows = self.sums[-1] + acts.hidden[2].cumsum(0)
+        self.sums = torch.cat([self.sums, rows])
+        return rows
+
+    def truncate(self, length: int) -> None:
+        self.sums = self.sums[: 1 + length]
+
+
+TAPS = {"sum": SumTap(), "keys": KeysTap(), "last": LastHiddenTap(32), "none": None, "kv": KVTap()}
+RULES = (
+    Sampling(),
+    Sampling(0.9, seed=4),
+    Sampling(1.5, acceptance="typical", epsilon=0.02, alpha=0.5),
+    Sampling(0.8, top_k=9),
+)
+
+
+@dataclass
+class Script:
+    """One session's passes, fixed beforehand: chain, tree, and how many of its tokens are dropped before each."""
+
+    tap: str
+    sampling: Sampling
+    passes: list[tuple[list[int], DraftTree, int]]
+    sequence: Sequence = field(init=False)
+    walks: list = field(default_factory=list)
+    sent: list = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sequence = Sequence(target().kv, TAPS[self.tap])
+
+    def work(self, number: int) -> StepInput:
+        chain, tree, dropped = self.passes[number]
+        self.sequence.truncate(max(0, len(self.sequence.tokens) - dropped))
+        return StepInput(self.sequence, chain, tree, Sampler(self.sampling) if len(tree) else None)
+
+    def take(self, engine: Engine, result: StepResult) -> None:
+        have = len(self.sequence.tokens)
+        engine.commit(result)
+        engine.tap([result.step_input.sequence])
+        self.walks.append(result.accepted)
+        if self.sequence.tap is not None:
+            self.sent.append(self.sequence.features(max(0, have - 2)))
+
+
+def scripts(seed: int) -> list[Script]:
+    """Four sessions with prompts of 1 to 90 tokens, and trees some of whose nodes are the target's own choice."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for tap, sampling, length in zip(TAPS, RULES, (40, 3, 90, 1), strict=False):
+        prompt = random_tokens(rng, length)
+        truth = plain_greedy(target(), prompt, 8)
+        passes = [(prompt, tree_around(rng, truth, 3, 9), 0), (random_tokens(rng, 5), DraftTree(), 0)]
+        passes += [(random_tokens(rng, 2), random_tree(rng, 12), int(rng.integers(0, 4))) for _ in range(4)]
+        made.append(Script(tap, sampling, passes))
+    return made
+
+
+def play(engine: Engine, together: list[Script]) -> None:
+    for number in range(len(together[0].passes)):
+        for script, result in zip(together, engine.verify([s.work(number) for s in together]), strict=True):
+            script.take(engine, result)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("choices", ["plain", "batched"])
+def test_each_answers_as_it_would_alone(seed, choices):
+    alone, together = scripts(seed), scripts(seed)
+    for script in alone:
+        play(Engine(target()), [script])
+    play(Engine(target(), choices=choices), together)
+    for expected, got in zip(alone, together, strict=True):
+        assert got.walks == expected.walks
+        assert got.sequence.tokens == expected.sequence.tokens
+        assert [(first, len(rows)) for first, rows in got.sent] == [(first, len(rows)) for first, rows in expected.sent]
+        for (_, ours), (_, theirs) in zip(got.sent, expected.sent, strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    assert any(walk.path for script in together for walk in script.walks if walk)
+
+
+@pytest.mark.parametrize("tap", ["sum", "keys", "last", "kv"])
+def test_features_after_many_turns_are_those_of_a_fresh_session(tap):
+    """Beside a session without features, and with many tokens of the tree accepted."""
+    made = scripts(7)
+    script, other = Script(tap, Sampling(), made[0].passes), made[-1]
+    play(Engine(target()), [script, other])
+    fresh = Script(tap, Sampling(), [(list(script.sequence.tokens), DraftTree(), 0)])
+    play(Engine(target()), [fresh])
+    (first, ours), (theirs_first, theirs) = script.sequence.features(0), fresh.sequence.features(0)
+    assert first == theirs_first
+    assert len(script.sequence.features(len(script.sequence.tokens) - 2)[1]) == min(len(ours), 2)
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_of_a_tap_that_is_read_at_its_newest_only_that_row_is_sent():
+    script = next(script for script in scripts(3) if script.tap == "keys")
+    play(Engine(target()), [script])
+    assert [len(rows) for _, rows in script.sent] == [1] * len(script.sent)
+    assert script.sequence.features(0)[0] == len(script.sequence.tokens) - 1
+    assert len(script.sequence.features(len(script.sequence.tokens))[1]) == 0

@@ -10,21 +10,15 @@ from torch import nn
 
 from outrider_drafters.blocks.packed_linear import can_pack
 from outrider_drafters.contracts.tap import BEFORE_NORM, LAST
-from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import BatchSegment
 from outrider_server.engine.compatibility import agrees
-from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.fused_decoder import FusedDecoder, fused_decoder
-from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.sampler import Sampler
-from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target, TargetOutput
 from outrider_server.kv.slot import KVSlot
 
 HIDDEN = frozenset({0, 2, 4, LAST, BEFORE_NORM})
-PLAIN_AND_FUSED = (False, True)
 
 
 @torch.inference_mode()
@@ -81,31 +75,6 @@ def _with_random_biases(model: nn.Module) -> nn.Module:
         if name.endswith(("bias", "norm.weight")):
             nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
     return model
-
-
-@pytest.mark.parametrize("fused", PLAIN_AND_FUSED)
-def test_answers_are_the_plain_loops(fused):
-    served, rng = Target.of(build("llama"), fused=fused), np.random.default_rng(2)
-    assert (served.fused is not None) == fused
-    engine, sampler = Engine(served), Sampler(Sampling())
-    prompts = [random_tokens(rng, count) for count in (5, 17, 30)]
-    expected = [plain_greedy(served, prompt, 12) for prompt in prompts]
-    sequences = [Sequence(served.kv, None) for _ in prompts]
-    chains, answers = [list(prompt) for prompt in prompts], [[] for _ in prompts]
-    while open_ones := [n for n, answer in enumerate(answers) if answer != expected[n]]:
-        # Right tokens, one of them beside a wrong sibling, then a wrong one.
-        inputs = []
-        for n in open_ones:
-            right = expected[n][len(answers[n]) : len(answers[n]) + 2]
-            tree = DraftTree((*right, (right[0] + 1) % 61), (*range(-1, len(right) - 1), -1))
-            inputs.append(StepInput(sequences[n], chains[n], tree, sampler))
-        for n, result in zip(open_ones, engine.verify(inputs), strict=True):
-            engine.commit(result)
-            bonus = () if result.accepted.bonus is None else (result.accepted.bonus,)
-            answers[n] += [*result.step_input.tree.path_tokens(result.accepted.path), *bonus]
-            answers[n] = answers[n][: len(expected[n])]
-            assert answers[n] == expected[n][: len(answers[n])]
-            chains[n] = list(bonus)
 
 
 def test_other_models_keep_transformers_own_pass(monkeypatch):

@@ -1,12 +1,11 @@
 """Log probabilities with verdicts: those of the target's own softmax, for exactly those who ask."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 import torch
-from talk import TAP, started, talking
+from talk import TAP, conversing, serving, text_of
 from tiny_targets import VOCAB, build, of_the_host, random_tokens, random_tree, target, tree_around
 
 from outrider_proto.errors import Reason, Violation
@@ -21,7 +20,7 @@ from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier
 
-from .test_server_drafter import SHAPE, Prophet, text_of
+from .test_server_drafter import SHAPE, Prophet
 
 TOLERANCE = 2e-5  # of float32 logits whose sums run in another order
 RNG = np.random.default_rng(4)
@@ -51,18 +50,8 @@ def truth() -> list[int]:
     return plain_greedy(target(), PROMPT, 40)
 
 
-@asynccontextmanager
-async def serving(*drafters, on: Target | None = None):
-    verifier = Verifier(on or target(), [TAP], drafters=drafters)
-    async with started(verifier):
-        yield verifier
-
-
-@asynccontextmanager
-async def session(verifier: Verifier, sampling: Sampling = SAMPLINGS["greedy"]):
-    async with talking(verifier) as talk:
-        await talk.open(verifier.describe(), sampling=sampling, tap=TAP.info.fingerprint)
-        yield talk
+def session(verifier: Verifier, sampling: Sampling = SAMPLINGS["greedy"]):
+    return conversing(verifier, sampling=sampling, tap=TAP)
 
 
 def check(given, rows: torch.Tensor, words, num_top: int) -> None:
@@ -105,7 +94,7 @@ async def test_a_prompt_in_chunks_and_a_decode(plain):
 @pytest.mark.parametrize("rule", ["greedy", "sampled"])
 async def test_what_the_server_drafts(plain, rule):
     prophet = Prophet([])
-    async with serving(prophet) as verifier:
+    async with serving(drafters=[prophet]) as verifier:
         for _ in range(2):  # the second time the drafter knows the text
             async with session(verifier, SAMPLINGS[rule]) as talk:
                 verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 30, tree=SHAPE, logprobs=2)

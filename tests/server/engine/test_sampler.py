@@ -21,11 +21,6 @@ from outrider_server.engine.sampler import BatchedChoices, ChoiceRequest, RowCho
 FALSE_ALARM = 1e-4  # a right implementation fails each chi-square test below once in 10 000 seeds; seeds are fixed
 
 
-def test_greedy_is_argmax():
-    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
-    assert Sampler(Sampling()).choose(logits, [5, 6]) == [1, 0]
-
-
 @pytest.mark.parametrize(
     "sampling", [Sampling(0.7), Sampling(1.0, top_k=5), Sampling(1.3, top_p=0.6), Sampling(0.9, top_k=9, top_p=0.8)]
 )
@@ -111,11 +106,6 @@ def test_the_threshold_has_to_be_exceeded():
     assert typical(epsilon=0.2499, alpha=100.0).log_probs(logits, tree) == [pytest.approx(math.log(0.25))]
 
 
-def test_typical_chooses_argmaxes():
-    logits = torch.tensor([[0.0, 2.0, 1.9], [3.0, 2.9, 1.0]])
-    assert typical(temperature=2.0, seed=3).choose(logits, [5, 6]) == [1, 0]
-
-
 @pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-30, 1e-9])
 @pytest.mark.parametrize("acceptance", ["exact", "typical"])
 def test_the_coldest_temperatures_choose_tokens(temperature, acceptance):
@@ -124,6 +114,12 @@ def test_the_coldest_temperatures_choose_tokens(temperature, acceptance):
     sampler = Sampler(Sampling(temperature, seed=3, acceptance=acceptance))
     assert sampler.choose(logits, [5, 6]) == [1, 0]
     assert sampler.distribution(logits).isfinite().all()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(2.0, seed=3, acceptance="typical")])
+def test_greedy_and_typical_choose_argmaxes(sampling):
+    logits = torch.tensor([[0.0, 2.0, 1.9], [3.0, 2.9, 1.0]])
+    assert Sampler(sampling).choose(logits, [5, 6]) == [1, 0]
 
 
 def test_no_draw_leaves_the_vocabulary():

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import math
 import threading
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from talk import TAP, started, talking
+from talk import PROMPT, TAP, conversing, serving, talking, text_of
 from tiny_targets import VOCAB, build, random_tokens, target
 
 from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
@@ -53,9 +52,7 @@ from outrider_server.scheduling.request import ReplyRoute, RequestDone, new_requ
 from outrider_server.scheduling.scheduler import Scheduler
 from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.security.principal import ANONYMOUS, Principal, Quota
-from outrider_server.sessions.verifier import Verifier
 
-PROMPT = random_tokens(np.random.default_rng(1), 12)
 HAVE = len(PROMPT)
 SHAPE = ServerTree(3, 4, 12)
 
@@ -128,31 +125,12 @@ class Foresight:
         return logits
 
 
-@asynccontextmanager
-async def serving(drafters: list[Drafter], on: Target | None = None, pace: Pace | None = None, **limits):
-    verifier = Verifier(
-        on or target(), [TAP], LimitsConfig(**{"kv_memory": "256MiB"} | limits), pace=pace, drafters=drafters
-    )
-    async with started(verifier):
-        yield verifier
-
-
-def text_of(verdicts: list[Verdict]) -> list[int]:
-    return [token for verdict in verdicts for token in (*verdict.tokens, verdict.bonus) if token is not None]
-
-
 async def said(
     verifier, sampling: Sampling, count: int, tree: ServerTree | None, key: Principal = ANONYMOUS
 ) -> list[Verdict]:
     """An answer to PROMPT; each session in a stream of its own."""
-    async with talking(verifier, key) as talk:
-        await talk.open(verifier.describe(), tap=TAP.info.fingerprint, sampling=sampling)
+    async with conversing(verifier, key, tap=TAP, sampling=sampling) as talk:
         return await talk.decode(0, PROMPT[:-1], PROMPT[-1], count, tree=tree)
-
-
-@pytest.fixture(scope="module")
-def truth() -> list[int]:
-    return plain_greedy(target(), PROMPT, 60)
 
 
 RULES = [Sampling(), Sampling(0.9, seed=8), Sampling(1.2, top_k=20, seed=3)]
@@ -161,34 +139,26 @@ RULES = [Sampling(), Sampling(0.9, seed=8), Sampling(1.2, top_k=20, seed=3)]
 @pytest.mark.parametrize("sampling", RULES, ids=["greedy", "sampled", "top-k"])
 async def test_the_text_is_the_plain_loops_in_fewer_passes(sampling):
     prophet = Prophet([])
-    async with serving([prophet]) as verifier:
+    async with serving(drafters=[prophet]) as verifier:
         plain = await said(verifier, sampling, 50, None)
         prophet.text = Prophet(PROMPT + text_of(plain)).text
         drafted = await said(verifier, sampling, 50, SHAPE)
+        num_drafts = prophet.drafts
+        sized = [await said(verifier, sampling, 50, replace(SHAPE, auto=True)) for _ in range(2)]
     assert text_of(drafted) == text_of(plain)
     assert [verdict.finish for verdict in drafted] == [Finish.NOT_YET] * (len(drafted) - 1) + [Finish.LIMIT]
     assert len(drafted) < 25
-    assert len(drafted) - 2 <= prophet.drafts <= len(drafted) - 1  # the prompt's pass comes without a draft
+    assert len(drafted) - 2 <= num_drafts <= len(drafted) - 1  # the prompt's pass comes without a draft
     assert all(verdict.path == () for verdict in drafted)
     assert drafted[0].draft_us == 0
     assert all(verdict.draft_us > 0 for verdict in drafted[1:-1])
-
-
-@pytest.mark.parametrize("sampling", RULES, ids=["greedy", "sampled", "top-k"])
-async def test_trees_as_large_as_they_pay_leave_the_text_as_it_is(sampling):
-    """The first ones have sizes of all kinds, over all sessions of a drafter; and they say how deep they were."""
-    prophet, limits = Prophet([]), replace(SHAPE, auto=True)
-    async with serving([prophet]) as verifier:
-        plain = await said(verifier, sampling, 50, None)
-        prophet.text = Prophet(PROMPT + text_of(plain)).text
-        first = await said(verifier, sampling, 50, limits)
-        later = await said(verifier, sampling, 50, limits)
-    assert text_of(first) == text_of(later) == text_of(plain)
-    depths = [verdict.draft_levels for verdict in (*first, *later)]
-    assert first[0].draft_levels == 0
+    # Trees as large as they pay: the first ones have sizes of all kinds, over all sessions of a drafter.
+    assert [text_of(verdicts) for verdicts in sized] == [text_of(plain)] * 2
+    depths = [verdict.draft_levels for verdicts in sized for verdict in verdicts]
+    assert depths[0] == 0
     assert max(depths) <= SHAPE.levels
     assert len(set(depths)) > 2
-    assert all(len(verdict.tokens) <= verdict.draft_levels for verdict in (*first, *later))
+    assert all(len(verdict.tokens) <= verdict.draft_levels for verdicts in sized for verdict in verdicts)
 
 
 def test_the_size_follows_what_passes_and_levels_cost():
@@ -212,14 +182,14 @@ def test_the_size_follows_what_passes_and_levels_cost():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 11])
 async def test_never_more_tokens_than_were_asked_for(count, truth):
-    async with serving([Prophet(PROMPT + truth, errs=1000)]) as verifier:
+    async with serving(drafters=[Prophet(PROMPT + truth, errs=1000)]) as verifier:
         verdicts = await said(verifier, Sampling(), count, SHAPE)
     assert text_of(verdicts) == truth[:count]
     assert verdicts[-1].finish is Finish.LIMIT
 
 
 async def test_features_come_along_and_a_draft_of_the_clients_goes_on(truth):
-    async with serving([Prophet(PROMPT + truth)]) as verifier, talking(verifier) as talk:
+    async with serving(drafters=[Prophet(PROMPT + truth)]) as verifier, talking(verifier) as talk:
         opened = await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
         assert opened.server_draft
         await talk.send(Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 20, features_from=0, tree=SHAPE))
@@ -243,7 +213,7 @@ async def test_features_come_along_and_a_draft_of_the_clients_goes_on(truth):
 async def test_the_end_of_the_context_ends_it():
     small = Target.of(build("llama"), max_context=HAVE + 15)
     text = plain_greedy(small, PROMPT, 15)
-    async with serving([Prophet(PROMPT + text, errs=1000)], on=small) as verifier:
+    async with serving(drafters=[Prophet(PROMPT + text, errs=1000)], on=small) as verifier:
         verdicts = await said(verifier, Sampling(), 50, SHAPE)
     assert text_of(verdicts) == text
     assert verdicts[-1].finish is Finish.CONTEXT_FULL
@@ -251,8 +221,7 @@ async def test_the_end_of_the_context_ends_it():
 
 async def test_cancel_ends_it_even_while_it_drafts(truth):
     prophet = Prophet(PROMPT + truth)
-    async with serving([prophet]) as verifier, talking(verifier) as talk:
-        await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
+    async with serving(drafters=[prophet]) as verifier, conversing(verifier, tap=TAP) as talk:
         (stream,) = verifier._streams
         levels = []
 
@@ -303,11 +272,17 @@ def test_sessions_are_drafted_for_level_by_level_in_turn(truth):
     assert len({one, two, three}) == 3
 
 
-def test_sessions_are_drafted_for_in_one_pass_where_the_drafter_can(truth, tmp_path, monkeypatch):
-    build("llama").save_pretrained(tmp_path)
+def eagle_of(directory) -> tuple[Target, Drafter]:
+    """A target that lies in the directory, and a drafter for it."""
+    build("llama").save_pretrained(directory)
     eagle = Eagle2(Eagle2Sizes(hidden=32, heads=4, kv_heads=2, head_dim=8, mlp=48))
-    eagle.export(tmp_path / "eagle", target_sizes(tmp_path))
-    (drafter,) = load_drafters(Target.load(str(tmp_path)), tmp_path, [tmp_path / "eagle"])
+    eagle.export(directory / "eagle", target_sizes(directory))
+    loaded = Target.load(str(directory))
+    return loaded, *load_drafters(loaded, directory, [directory / "eagle"])
+
+
+def test_sessions_are_drafted_for_in_one_pass_where_the_drafter_can(truth, tmp_path, monkeypatch):
+    _, drafter = eagle_of(tmp_path)
     sizes, together = [], FeatureState.expand_together
     monkeypatch.setattr(
         FeatureState, "expand_together", staticmethod(lambda levels: sizes.append(len(levels)) or together(levels))
@@ -388,7 +363,7 @@ def test_the_largest_shapes_that_clients_ask_for_fit():
 async def test_what_a_draft_ran_is_what_is_billed(truth):
     prophet = Prophet(PROMPT + truth, errs=1000)
     key = Principal("a", quota=Quota(tokens_per_minute=60_000))
-    async with serving([prophet]) as verifier:
+    async with serving(drafters=[prophet]) as verifier:
         usage = verifier._quotas.of(key)
         settled, settle = asyncio.Event(), usage.settle
         paid = []
@@ -402,7 +377,7 @@ async def test_what_a_draft_ran_is_what_is_billed(truth):
 
 async def test_a_drafter_without_features_serves_sessions_without(truth):
     looped = [3, 4, 5, 6] * 5
-    async with serving([LookupDrafter(VOCAB)]) as verifier, talking(verifier) as talk:
+    async with serving(drafters=[LookupDrafter(VOCAB)]) as verifier, talking(verifier) as talk:
         assert (await talk.open(verifier.describe())).server_draft
         verdicts = await talk.decode(0, looped[:-1], looped[-1], 12, tree=SHAPE)
         plain = await talk.decode(0, looped[:-1], looped[-1], 12)
@@ -425,8 +400,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("tree", "reason"), REFUSED)
 async def test_a_shape_that_is_none_is_refused(tree, reason):
-    async with serving([Prophet([])], max_nodes=20) as verifier, talking(verifier) as talk:
-        await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
+    async with serving(drafters=[Prophet([])], max_nodes=20) as verifier, conversing(verifier, tap=TAP) as talk:
         await talk.send(Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 9, tree=tree))
         assert (await talk.refusal()).reason is reason
 
@@ -434,7 +408,7 @@ async def test_a_shape_that_is_none_is_refused(tree, reason):
 @pytest.mark.parametrize("tap", ["", TAP.info.fingerprint])
 async def test_who_was_offered_none_is_told_so(tap):
     drafters = [] if tap else [Prophet([])]
-    async with serving(drafters) as verifier, talking(verifier) as talk:
+    async with serving(drafters=drafters) as verifier, talking(verifier) as talk:
         assert not (await talk.open(verifier.describe(), tap=tap)).server_draft
         await talk.send(Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 9, tree=SHAPE))
         refusal = await talk.refusal()
@@ -445,7 +419,7 @@ async def test_who_was_offered_none_is_told_so(tap):
 
 async def test_a_drafter_at_fault_ends_its_session_and_nobody_elses(truth, caplog):
     prophet = Prophet(PROMPT + truth)
-    async with serving([prophet]) as verifier, talking(verifier) as good, talking(verifier) as bad:
+    async with serving(drafters=[prophet]) as verifier, talking(verifier) as good, talking(verifier) as bad:
         for talk in (good, bad):
             await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
         prophet.on_level = partial(next, iter(()))  # StopIteration
@@ -457,7 +431,7 @@ async def test_a_drafter_at_fault_ends_its_session_and_nobody_elses(truth, caplo
 
 async def test_paced_levels_last_what_the_servers_do(truth):
     pace = Pace("p", "", verify_ms=0.0, draft_level_ms=0.0, server_level_ms=5.0)
-    async with serving([Prophet(PROMPT + truth, errs=1000)], pace=pace) as verifier:
+    async with serving(drafters=[Prophet(PROMPT + truth, errs=1000)], pace=pace) as verifier:
         verdicts = await said(verifier, Sampling(), 11, SHAPE)
     assert [len(verdict.tokens) for verdict in verdicts] == [0, 4, 4]
     assert [verdict.draft_us >= 4 * 5000 for verdict in verdicts] == [False, True, True]
@@ -465,18 +439,14 @@ async def test_paced_levels_last_what_the_servers_do(truth):
 
 async def test_of_two_drafters_with_the_same_features_the_first_drafts(truth):
     first, second = Prophet(PROMPT + truth), Prophet([])
-    async with serving([first, second, LookupDrafter(VOCAB)]) as verifier:
+    async with serving(drafters=[first, second, LookupDrafter(VOCAB)]) as verifier:
         await said(verifier, Sampling(), 9, SHAPE)
         assert verifier.drafts_with == ("prophet", "lookup")
     assert (first.drafts > 0, second.drafts) == (True, 0)
 
 
 def test_drafters_share_the_loaded_targets_weights(tmp_path):
-    build("llama").save_pretrained(tmp_path)
-    loaded = Target.load(str(tmp_path))
-    eagle = Eagle2(Eagle2Sizes(hidden=32, heads=4, kv_heads=2, head_dim=8, mlp=48))
-    eagle.export(tmp_path / "eagle", target_sizes(tmp_path))
-    (drafter,) = load_drafters(loaded, tmp_path, [tmp_path / "eagle"])
+    loaded, drafter = eagle_of(tmp_path)
     assert drafter.target.embed.data_ptr() == loaded.model.get_input_embeddings().weight.data_ptr()
     assert drafter.target.lm_head.data_ptr() == loaded.model.get_output_embeddings().weight.data_ptr()
     assert drafter.tap == TAP.info
@@ -488,7 +458,10 @@ async def test_a_draft_vocabulary_changes_no_text(truth, tmp_path):
     loaded = Target.load(str(tmp_path))
     write_draft_vocab(tmp_path / "vocab.json", sorted(set(truth))[::2])
     source = f"{tmp_path},family=independent,draft_vocab={tmp_path / 'vocab.json'}"
-    async with serving(load_drafters(loaded, tmp_path, [source]), loaded) as verifier, talking(verifier) as talk:
+    async with (
+        serving(loaded, drafters=load_drafters(loaded, tmp_path, [source])) as verifier,
+        talking(verifier) as talk,
+    ):
         await talk.open(verifier.describe())
         verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 50, tree=SHAPE)
     assert text_of(verdicts) == truth[:50]

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tiny_targets import FakeRequest
 
 from outrider_drafters.contracts.tap import Activations, StatelessTap
-from outrider_proto.errors import Reason, Refusal, Violation
+from outrider_proto.errors import Violation
 from outrider_proto.frames import TapInfo
 from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.budget import KVShape, OutOfKVMemory, RowShape
@@ -259,9 +259,9 @@ TestMixedMemory = MixedMemoryMachine.TestCase
 TestMemory.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
-def shared_memory(sharing: str = "payer") -> KVMemory:
+def shared_memory(sharing: str = "payer", layout: KVLayout = "auto") -> KVMemory:
     """With room, and nothing too small to share."""
-    return KVMemory(SHAPE, 100_000 * ROW, sharing, small_bytes=0)
+    return KVMemory(SHAPE, 100_000 * ROW, sharing, small_bytes=0, layout=layout)
 
 
 def new(memory: KVMemory, length: int, seed: int = 0, payer: str = "", tap: KeyTap | None = None) -> Sequence:
@@ -379,13 +379,6 @@ def test_a_session_that_cannot_lie_beside_its_own_copy_grows_all_the_same():
     assert len(sequence.tokens) == 240
 
 
-def test_what_can_never_fit_is_refused_at_once():
-    memory = KVMemory(SHAPE, 100 * ROW, "none")
-    with pytest.raises(Refusal, match="--kv-memory") as refused:
-        new(memory, 120)
-    assert refused.value.reason is Reason.CONTEXT_FULL
-
-
 def test_a_machine_without_memory_is_no_room_and_the_process_goes_on():
     memory = KVMemory(SHAPE)  # as much as there is
     sequence = new(memory, 100)
@@ -422,10 +415,12 @@ def test_a_common_beginning_is_stored_once():
         check_rows(sequence)
 
 
-def test_those_who_came_at_once_come_to_share():
-    memory = shared_memory()
+@pytest.mark.parametrize("layout", ["contiguous", "paged"])
+def test_those_who_came_at_once_come_to_share(layout):
+    """Where several have computed the same, one keeps it for all."""
+    memory = shared_memory(layout=layout)
     text = [3] * (10 * BLOCK)
-    sessions = [Sequence(memory, None) for _ in range(3)]
+    sessions = [Sequence(memory, KeyTap()) for _ in range(3)]
     for sequence in sessions:
         sequence.begin(FakeRequest(), 0, text, 1)
     for sequence in sessions:
@@ -435,8 +430,9 @@ def test_those_who_came_at_once_come_to_share():
         sequence.begin(FakeRequest(), 10 * BLOCK, [], 1)
         check_rows(sequence)
     assert [sequence.slot.start for sequence in sessions] == [10 * BLOCK] * 3
-    assert memory.prefix_bytes == 10 * BLOCK * ROW
+    assert memory.prefix_bytes == 10 * BLOCK * (ROW + 4 * 2)
     assert memory.prefix_hits_tokens == 0
+    assert layout != "paged" or memory.used_bytes == memory.pool.bytes_of((10 + 3) * BLOCK, 2)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
 from outrider_server.kv.memory import KVMemory
 from outrider_server.kv.pages import PAGE, PagePool
-from outrider_server.kv.prefix import BLOCK
 from outrider_server.kv.slot import KVSlot
 
-from .test_memory import ROW, SHAPE, FakeRequest, KeyTap, check_rows, go_on, new, run
+from .test_memory import ROW, SHAPE, check_rows, go_on, new
 
 PAGE_BYTES = PAGE * ROW
 
@@ -68,20 +67,6 @@ def test_a_single_session_keeps_the_prefix_it_begins_with():
     assert one.slot.start == 96
     assert memory.used_bytes == (3 + 1) * PAGE_BYTES
     check_rows(one)
-
-
-def test_where_two_have_computed_the_same_one_gives_its_pages_back():
-    memory = paged_memory()
-    sessions = [Sequence(memory, KeyTap()) for _ in range(3)]
-    for sequence in sessions:
-        sequence.begin(FakeRequest(), 0, [3] * (10 * BLOCK), 1)
-    for sequence in sessions:
-        run(sequence)
-    for sequence in sessions:
-        sequence.begin(FakeRequest(), 10 * BLOCK, [], 1)
-        check_rows(sequence)
-    assert memory.prefix_bytes == memory.pool.bytes_of(10 * BLOCK, 2)
-    assert memory.used_bytes == memory.pool.bytes_of((10 + 3) * BLOCK, 2)
 
 
 def test_a_text_is_cut_within_a_prefix_and_goes_on_elsewhere():

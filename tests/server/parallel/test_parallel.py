@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from talk import calling, started, talking
+from talk import PROMPT, calling, serving, talking, text_of
 from tiny_targets import CONFIGS, VOCAB, build, random_tokens, random_tree, tree_around
 from transformers import PhimoeConfig
 from transformers.models.gpt2 import GPT2Config
@@ -22,7 +22,7 @@ from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 from outrider_proto.frames import ServerTree
 from outrider_proto.tree import DraftTree
-from outrider_server.config.config import LimitsConfig, ServerConfig
+from outrider_server.config.config import ServerConfig
 from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.load import load_drafters, load_taps
 from outrider_server.engine.reference_decode import plain_greedy
@@ -36,7 +36,6 @@ from outrider_server.sessions.verifier import Verifier
 from ..engine.test_engine import GREEDY, speculate
 
 COMMAND = [sys.executable, "-c", "from outrider_server.cli.app import main; main()"]
-PROMPT = random_tokens(np.random.default_rng(1), 12)
 PATIENCE_S = 120  # nothing takes that long; it only keeps a broken test from hanging
 
 
@@ -133,9 +132,8 @@ async def test_sessions_features_and_drafting_on_the_server(pair):
     whole, divided, directory = pair
     sources = [drafter_dir("eagle2") if directory == target_dir() else "lookup"]
     taps, drafters = load_taps(divided, directory, sources), load_drafters(divided, directory, sources)
-    verifier = Verifier(divided, taps, LimitsConfig(kv_memory="8MiB"), drafters=drafters)
     truth = plain_greedy(whole, PROMPT, 30)
-    async with started(verifier):
+    async with serving(divided, taps, drafters, kv_memory="8MiB") as verifier:
 
         async def reply() -> list[int]:
             async with talking(verifier) as talk:
@@ -143,14 +141,14 @@ async def test_sessions_features_and_drafting_on_the_server(pair):
                 assert opened.server_draft
                 tree = ServerTree(breadth=4, levels=3, budget=12)
                 verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 30, tree=tree)
-                return [token for v in verdicts for token in (*v.tokens, v.bonus) if token is not None]
+                return text_of(verdicts)
 
         assert await asyncio.gather(*(reply() for _ in range(3))) == [truth] * 3
         assert verifier.alive
 
 
 @contextmanager
-def serving(target: Path, *options: str):
+def running(target: Path, *options: str):
     """A server's process, the line that it is ready with, and the process of its other rank."""
     need_cpu()
     arguments = [
@@ -187,7 +185,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="finds the other rank
 @pytest.mark.slow
 def test_the_command_serves_and_stops(tiny, tmp_path):
     ready = tmp_path / "ready.json"
-    with serving(tiny, "--ready-file", str(ready)) as (process, line, worker):
+    with running(tiny, "--ready-file", str(ready)) as (process, line, worker):
         address = json.loads(ready.read_text())["address"]
         assert line == (
             f"outrider-server: ready on {address}, target {tiny.name}, features for last-hidden, edge bundles\n"
@@ -199,7 +197,7 @@ def test_the_command_serves_and_stops(tiny, tmp_path):
             async with calling(address) as talk:
                 await talk.open(about)
                 verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 20)
-            return [token for v in verdicts for token in (*v.tokens, v.bonus) if token is not None]
+            return text_of(verdicts)
 
         assert asyncio.run(reply()) == plain_greedy(whole, PROMPT, 20)
         signal.pidfd_send_signal(worker.fileno(), signal.SIGTERM)  # as systemd does it, to all at once
@@ -212,7 +210,7 @@ def test_the_command_serves_and_stops(tiny, tmp_path):
 @linux
 @pytest.mark.slow
 def test_a_rank_that_dies_ends_the_server_and_its_clients_are_told_to_come_again(tiny):
-    with serving(tiny) as (process, line, worker):
+    with running(tiny) as (process, line, worker):
         address = line.split("ready on ")[1].split(",")[0]
 
         async def cut() -> Refusal | LinkError:
@@ -235,7 +233,7 @@ def test_a_rank_that_dies_ends_the_server_and_its_clients_are_told_to_come_again
 @linux
 @pytest.mark.slow
 def test_no_rank_outlives_the_server(tiny):
-    with serving(tiny) as (process, _, worker):
+    with running(tiny) as (process, _, worker):
         process.kill()
         assert ended(worker)
 

@@ -1,4 +1,4 @@
-"""Mistakes of `outrider-server deploy`: one line and exit code 2, before anything is started."""
+"""Mistakes of `outrider-server deploy`: one line and exit code 2, before anything is started; what replicas share."""
 
 import logging
 import socket
@@ -9,9 +9,11 @@ import pytest
 from typer.testing import CliRunner
 from watched import server_config
 
+from outrider_proto.errors import UsageError
 from outrider_server.cli.app import app
 from outrider_server.config.telemetry import TelemetryConfig
 from outrider_server.rayserve.replica import Replica
+from outrider_server.rayserve.scale import Scale
 from outrider_server.telemetry.logs import JsonFormatter
 
 
@@ -68,3 +70,42 @@ def test_without_ray(monkeypatch):
     result = CliRunner().invoke(app, ["deploy"])
     assert result.exit_code == 2
     assert result.stderr.endswith(': Ray is not installed: pip install "outrider[deploy]"\n')
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"streams_per_replica": 0.0}, "streams_per_replica=0.0: need more than 0"),
+        ({"streams_per_replica": float("nan")}, "streams_per_replica=nan"),
+        ({"cpus": -1.0}, "cpus=-1.0"),
+        ({"http_port": 70000}, "http_port=70000"),
+    ],
+)
+def test_refused(fields, message):
+    with pytest.raises(UsageError, match=message):
+        Scale(**fields)
+
+
+def test_grows():
+    assert Scale(2, 2).max_replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("scale", "machines", "share"),
+    [
+        (Scale(), 1, "50%"),
+        (Scale(3), 1, "16.7%"),
+        (Scale(2, 5, surge=True), 1, "5%"),
+        (Scale(6), 4, "25%"),
+        (Scale(6, gpus=1.0), 1, "50%"),
+        (Scale(6, gpus=0.5), 1, "25%"),
+        (Scale(2, gpus=0.1), 1, "25%"),
+    ],
+)
+def test_replicas_divide_what_they_may_share(scale, machines, share):
+    assert scale.kv_memory(machines) == share
+
+
+def test_replicas_on_gpus_divide_their_machines_memory_too():
+    assert Scale(6, gpus=0.5).kv_swap(2) == "8.33%"
+    assert Scale(6).kv_swap(2) == "0"

@@ -11,11 +11,10 @@ import threading
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from talk import TAP, calling
-from tiny_targets import random_tokens, target
+from talk import PROMPT, TAP, calling
+from tiny_targets import target
 from watched import DRAFTER, TARGET, client_config
 
 from outrider_client import AsyncClient
@@ -30,7 +29,6 @@ from outrider_server.rpc.server import Server
 from outrider_server.rpc.service import SERVICE
 from outrider_server.sessions.verifier import Verifier
 
-PROMPT = random_tokens(np.random.default_rng(1), 12)
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 NEW = 60
 

@@ -8,31 +8,23 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from talk import TAP, Talk, calling
-from tiny_targets import random_tokens, target
+from talk import PROMPT, TAP, Talk, calling
+from tiny_targets import target
 
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto import verifier_pb2_grpc as stubs
 from outrider_proto.description import description_from_proto
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.feature_codec import decode_rows, encode_rows
-from outrider_proto.frames import Codec, Decode, Draft, Features, Ping, Pong, Verdict
+from outrider_proto.frames import Codec, Decode, Draft, Features, Verdict
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
 from outrider_proto.wire import MAX_FRAME_BYTES
 from outrider_server.config.config import LimitsConfig
-from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.rpc.server import Server
 from outrider_server.rpc.service import VerifierService
 from outrider_server.security.authenticator import Authenticator
 from outrider_server.sessions.verifier import Verifier
-
-PROMPT = random_tokens(np.random.default_rng(1), 12)
-
-
-@pytest.fixture(scope="module")
-def truth() -> list[int]:
-    return plain_greedy(target(), PROMPT, 30)
 
 
 @asynccontextmanager
@@ -53,15 +45,6 @@ async def answer(talk: Talk, truth: list[int]) -> None:
     assert (await talk.prompt(PROMPT)).bonus == truth[0]
     verdict = await talk.verdict(len(PROMPT), (), truth[0], DraftTree.chain(truth[1:5]))
     assert (len(verdict.path), verdict.bonus) == (4, truth[5])
-
-
-async def test_a_session(truth):
-    async with serving() as server, session(server) as talk:
-        await answer(talk, truth)
-        await talk.send(Ping(2**63))
-        assert await talk.receive() == Pong(2**63)
-        await talk.end()
-        assert await talk.receive() is None
 
 
 @pytest.mark.parametrize("codec", ["int8", "float32"])
@@ -157,17 +140,6 @@ async def test_random_bytes_get_a_refusal(truth):
             assert isinstance(error_from_rpc(refused.value), Refusal)
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         await answer(other, truth)
-
-
-async def test_resume_on_a_new_connection_and_takeover(truth):
-    async with serving() as server, calling(server.address) as first, calling(server.address) as second:
-        about = server.verifier.describe()
-        name = (await first.open(about)).session_id
-        await answer(first, truth)
-        opened = await second.open(about, session_id=name, committed_len=len(PROMPT) + 5)
-        assert (opened.resumed, opened.kept_len) == (True, len(PROMPT) + 5)
-        assert (await first.refusal()).reason is Reason.TAKEN_OVER
-        assert (await second.verdict(len(PROMPT) + 5, (), truth[5])).bonus == truth[6]
 
 
 async def test_streams_that_nobody_reads_shut_out_their_own_address_alone():

@@ -1,29 +1,484 @@
-"""The thread the target runs in, where what it is to tell others goes wrong."""
+"""What the engine loop does of and for the next pass while one runs, beside the plain order; and where what it tells
+others goes wrong.
+
+A device runs memory operations behind the pass that was launched before them. So does a CPU, which is through with a
+pass when launch() returns: whatever is done between launch() and finish() meets the same rows.
+"""
 
 import asyncio
+import random
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from talk import KeysTap, started, talking
-from tiny_targets import random_tokens, target
+import torch
+from talk import PROMPT, TAP, KeysTap, conversing, serving, started, talking
+from tiny_targets import build, random_tokens, target
 
-from outrider_proto.frames import Decode, Draft, Features, Finish, Sampling, Verdict
+from outrider_drafters.contracts.tap import LAST, Activations
+from outrider_proto.errors import Reason, Refusal
+from outrider_proto.frames import Decode, Draft, Features, Finish, Sampling, TapInfo, Verdict
 from outrider_proto.tree import DraftTree
 from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.engine import Engine
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
+from outrider_server.engine.target import Target
 from outrider_server.kv.memory import KVMemory
+from outrider_server.kv.prefix import BLOCK
 from outrider_server.scheduling.engine_loop import EngineLoop
+from outrider_server.scheduling.feature_feed import FeatureFeed
+from outrider_server.scheduling.pass_runner import _DEFERRED_ROWS
 from outrider_server.scheduling.request import Reply, ReplyRoute, Request, RequestDone, new_request
 from outrider_server.scheduling.request_queues import PrefixQuery
 from outrider_server.scheduling.tree_budget import NO_LIMIT
 from outrider_server.sessions.verifier import Verifier
 from outrider_server.telemetry.observer import ServerObserver
 
-PROMPT = random_tokens(np.random.default_rng(1), 12)
+COMMON = random_tokens(np.random.default_rng(2), 2 * BLOCK)
+BOTH = pytest.mark.parametrize("plan_ahead", ["off", "on"])
+
+
+class WatchedLoop(EngineLoop):
+    """A loop whose steps the test runs. `during` is called in a pass behind its launch, `before_read` at its end."""
+
+    def __init__(self, plan_ahead: str = "on", on: Target | None = None, *, overlap: bool = True, **limits) -> None:
+        limits = LimitsConfig(plan_ahead=plan_ahead, room_wait_s=60, **limits)
+        super().__init__(Engine(on or target()), limits, overlap=overlap)
+        self.during: Callable[[], None] = lambda: None
+        self.before_read: Callable[[], None] = lambda: None
+        launch, finish = self._passes._engine.launch, self._passes._engine.finish
+
+        def launched(inputs):
+            one = launch(inputs)
+            self.during()
+            return one
+
+        def finished(one):
+            self.before_read()
+            return finish(one)
+
+        self._passes._engine.launch, self._passes._engine.finish = launched, finished
+
+    def step(self, *items) -> None:
+        for item in items:
+            self.submit(item)
+        self._gather()
+        self._step()
+
+    def run(self, requests: list[Request], *items) -> None:
+        """Run requests to their end; those that are not among `items` have been submitted, or come while passes run."""
+        self.step(*items)
+        while not all(request.ended for request in requests):
+            self.step()
+
+
+def session(memory: KVMemory | None = None, **more) -> Sequence:
+    return Sequence(memory or KVMemory(target().kv), None, **more)
+
+
+def decode(
+    sequence: Sequence, said: list[Reply], count: int = 4, prompt: list[int] = PROMPT, sampling=None, **more
+) -> Request:
+    return new_request(
+        sequence, frame(count, prompt), Sampler(sampling or Sampling()), ReplyRoute(said.append, **more), 0.0
+    )
+
+
+def tokens_of(said: list[Reply]) -> list[int]:
+    return [token for reply in said if isinstance(reply, Verdict) for token in (*reply.tokens, reply.bonus)]
+
+
+@BOTH
+def test_the_host_prepares_the_next_pass_before_it_reads(plan_ahead):
+    """Of what arrives while a pass runs, all that needs no result of it and nobody's rows."""
+    loop, said, seen = WatchedLoop(plan_ahead), {name: [] for name in "abcdq"}, {}
+    memory = KVMemory(target().kv)
+    newcomer = decode(session(memory), said["b"])
+    doomed = decode(session(memory), said["c"])
+    doomed.cancelled = True
+    features = Sequence(memory, TAP)
+    draft = Draft(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], DraftTree())
+    loop.step(new_request(features, draft, Sampler(Sampling()), ReplyRoute([].append), 0.0))
+    feed = FeatureFeed(features)
+    frame = Features(7, 0, np.empty((0, TAP.info.width), np.float32), last=True)
+    feed._is_full = True  # as if its client had not read
+    feed.promise(said["d"].append, frame, 0, 5)
+
+    def arrive() -> None:
+        loop.during = lambda: None
+        for item in (newcomer, doomed, PrefixQuery(features, 3, said["q"].append), feed):
+            loop.submit(item)
+
+    def look() -> None:
+        loop.before_read = lambda: None
+        seen["begun"] = newcomer.sequence.tokens == PROMPT[:-1] and newcomer.sequence.slot.holds_any
+        seen.update({name: len(said[name]) for name in "cdq"})
+
+    loop.during, loop.before_read = arrive, look
+    runs = decode(session(memory), said["a"])
+    loop.step(runs)
+    on = plan_ahead == "on"
+    assert seen == {"begun": on, "c": 2 * on, "d": on, "q": on}
+    loop.run([runs, newcomer, doomed])
+    truth = plain_greedy(target(), PROMPT, 4)
+    assert tokens_of(said["a"]) == tokens_of(said["b"]) == truth
+    assert [reply.finish for reply in said["c"][:-1]] == [Finish.CANCELLED]
+    assert (said["d"][0].rows == features.feature_rows(0, 5)).all()
+    assert said["q"][0].length == 3
+
+
+class Texts:
+    """Conversations of two turns whose requests come in while passes run, with memory for half of them."""
+
+    def __init__(self, plan_ahead: str, layout: str, seed: int, swap: bool) -> None:
+        rng = random.Random(seed)
+        row = target().kv.bytes_per_token + 4 * TAP.info.width
+        rows = 420 if layout == "contiguous" else 320
+        self.memory = KVMemory(
+            target().kv, rows * row, "all", layout=layout, swap_bytes=rows * row * swap, small_bytes=0
+        )
+        self.loop = WatchedLoop(plan_ahead, batch_tokens=48, chunk_tokens=32)
+        self.said: list[list[Reply]] = []
+        self.prompts: list[list[int]] = []
+        self.samplings: list[Sampling] = []
+        self.turns: list[list[Request]] = []
+        for number in range(6):
+            own = random_tokens(np.random.default_rng(100 * seed + number), rng.randrange(5, 40))
+            prompt = [*COMMON, *own] if number % 3 else own
+            sampling = Sampling(0.9, seed=number) if number % 2 else Sampling()
+            sequence = Sequence(self.memory, TAP if number % 4 < 2 else None)
+            said: list[Reply] = []
+            features = {"features_from": 0} if sequence.tap else {}
+            first = Decode(1, 0, tuple(prompt[:-1]), prompt[-1], 12, **features)
+            # Back to somewhere in the text, which its client says anew.
+            again = [*prompt[: rng.randrange(2, len(prompt))], 7, 9]
+            base = min(len(again) - 3, len(prompt) - 1)
+            then = Draft(2, base, tuple(again[base:-1]), again[-1], DraftTree.chain([3, 4, 5]), **features)
+            self.turns.append(
+                [
+                    new_request(sequence, frame, Sampler(sampling), ReplyRoute(said.append), 0.0)
+                    for frame in (first, then)
+                ]
+            )
+            self.said.append(said)
+            self.prompts.append(prompt)
+            self.samplings.append(sampling)
+        self._coming = [request for turn in zip(*self.turns, strict=True) for request in turn]
+        self._rng = rng
+
+    def run(self) -> None:
+        def arrive() -> None:
+            for _ in range(self._rng.randrange(3)):
+                if self._coming:
+                    self.loop.submit(self._coming.pop(0))
+
+        self.loop.during = arrive
+        self.loop.step(self._coming.pop(0))
+        while self._coming or self.loop._queues or not self.loop._inbox.empty():
+            if not self.loop._queues and self.loop._inbox.empty():
+                arrive()
+                continue
+            self.loop.step()
+
+
+@pytest.mark.parametrize("swap", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", ["contiguous", "paged"])
+def test_every_text_is_that_of_the_plain_order(layout, swap):
+    """Greedy and sampled, with features and without, while sessions share prefixes and lose rows to each other."""
+    evictions = hits = 0
+    for seed in range(4):
+        plain, ahead = (Texts(plan_ahead, layout, seed, swap) for plan_ahead in ("off", "on"))
+        for texts in (plain, ahead):
+            texts.run()
+            for number, said in enumerate(texts.said):
+                assert not any(isinstance(reply, Refusal) for reply in said)
+                assert sum(isinstance(reply, RequestDone) for reply in said) == 2
+                if not number % 2:
+                    first = [reply for reply in said if isinstance(reply, Verdict) and reply.seq == 1]
+                    assert tokens_of(first) == plain_greedy(target(), texts.prompts[number], 12)
+        for one, other in zip(plain.said, ahead.said, strict=True):
+            assert told(one) == told(other)
+        evictions += ahead.memory.evictions
+        hits += ahead.memory.prefix_hits_tokens
+    assert evictions
+    assert hits
+
+
+def told(said: list[Reply]) -> list[object]:
+    """What does not depend on time: verdicts in their order, and all rows of each request."""
+    verdicts = [reply for reply in said if isinstance(reply, Verdict)]
+    rows = [
+        (reply.seq, reply.first + n) for reply in said if isinstance(reply, Features) for n in range(len(reply.rows))
+    ]
+    return [*((v.seq, v.path, v.tokens, v.bonus, v.finish) for v in verdicts), sorted(set(rows))]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "paged"])
+def test_a_session_in_the_pass_loses_no_rows_to_one_that_begins_meanwhile(layout):
+    """Though its client has left, and nothing else would have room."""
+    rows = 300 if layout == "contiguous" else 230
+    memory = KVMemory(target().kv, rows * target().kv.bytes_per_token, "none", layout=layout)
+    loop, gone, said = WatchedLoop(), [], []
+    first = decode(session(memory), gone, count=2)
+    other = decode(session(memory), said, prompt=random_tokens(np.random.default_rng(3), 200))
+
+    def leave() -> None:
+        loop.during = lambda: None
+        first.abandoned = first.sequence.parked = True
+        loop.submit(other)
+
+    seen = []
+    loop.during = leave
+    loop.before_read = lambda: seen.append((memory.evictions, first.sequence.slot.holds_any))
+    loop.step(first)
+    assert seen == [(0, True)]
+    assert first.sequence.slot.length == len(PROMPT)  # committed
+    loop.run([other])
+    assert memory.evictions == 1
+    assert tokens_of(said) == plain_greedy(target(), other.sequence.tokens[:200], 4)
+
+
+def test_memory_that_ran_out_is_freed_after_the_pass():
+    memory = KVMemory(target().kv)
+    loop, said, idle = WatchedLoop(), [], session(memory)
+    loop.step(decode(idle, [], count=1))
+    held = []
+
+    def run_out() -> None:
+        loop.during = lambda: None
+        memory.must_free_all = True
+        loop.submit(decode(session(memory), []))
+
+    loop.during = run_out
+    loop.before_read = lambda: held.append(idle.slot.holds_any)
+    one = decode(session(memory), said, count=3)
+    loop.run([one], one)
+    assert held[0]
+    assert not idle.slot.holds_any
+    assert tokens_of(said) == plain_greedy(target(), PROMPT, 3)
+
+
+@pytest.mark.parametrize("place", ["launch", "finish"])
+@BOTH
+def test_of_a_pass_that_fails_only_the_session_at_fault_ends(plan_ahead, place, monkeypatch):
+    loop, said = WatchedLoop(plan_ahead), {name: [] for name in ("good", "bad", "late")}
+    bad, good, late = (decode(session(), said[name]) for name in ("bad", "good", "late"))
+    once = getattr(loop._passes._engine, place)
+
+    def failing(given):
+        inputs = given if place == "launch" else given.inputs
+        if any(one.sequence is bad.sequence for one in inputs):
+            raise RuntimeError("broken")
+        return once(given)
+
+    monkeypatch.setattr(loop._passes._engine, place, failing)
+    arrive = [late]
+    loop.during = lambda: loop.submit(arrive.pop()) if arrive else None
+    loop.run([bad, good, late], bad, good)
+    assert [getattr(reply, "reason", None) for reply in said["bad"]] == [Reason.INTERNAL, None]
+    truth = plain_greedy(target(), PROMPT, 4)
+    for name in ("good", "late"):
+        assert tokens_of(said[name]) == truth
+        assert sum(isinstance(reply, RequestDone) for reply in said[name]) == 1
+
+
+@BOTH
+def test_a_loop_that_is_stopped_during_a_pass_ends_after_it(plan_ahead):
+    loop, said = WatchedLoop(plan_ahead), []
+    loop.during = lambda: loop.submit(None)
+    loop.submit(decode(session(), said, count=9))
+    loop.start()
+    loop._thread.join(60)
+    assert not loop._thread.is_alive()
+    assert tokens_of(said) == plain_greedy(target(), PROMPT, 1)
+    assert not loop.broken.done()
+    loop.stop()
+
+
+def test_requests_that_arrive_during_a_pass_were_not_left_out_of_it():
+    loop, waiting = WatchedLoop(), []
+    loop._on_step = lambda stats: waiting.append(stats.waiting)
+    loop.during = lambda: loop.submit(decode(session(), []))
+    loop.step(decode(session(), []))
+    assert waiting == [0]
+
+
+def test_a_cpu_plans_ahead_only_when_it_is_told_to():
+    assert [WatchedLoop(plan_ahead)._plans_ahead for plan_ahead in ("auto", "on", "off")] == [False, True, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_plans_ahead_by_itself():
+    on_gpu = Target.of(build("llama").to("cuda"))
+    loop, steps, said = WatchedLoop("auto", on_gpu), [], ([], [])
+    loop._on_step = steps.append
+    memory = KVMemory(on_gpu.kv)
+    samplings = (Sampling(), Sampling(0.9, top_p=0.9, seed=4))
+    first, second = (
+        decode(session(memory), own, sampling=one, count=20) for own, one in zip(said, samplings, strict=True)
+    )
+    come = [second]
+    loop.during = lambda: loop.submit(come.pop()) if come else None
+    loop.run([first, second], first)
+    assert tokens_of(said[0]) == plain_greedy(target(), PROMPT, 20)
+    alone: list[Reply] = []
+    third = decode(session(KVMemory(target().kv)), alone, sampling=samplings[1], count=20)
+    WatchedLoop("off").run([third], third)
+    assert tokens_of(said[1]) == tokens_of(alone)
+    assert all(step.forward_s > 0 for step in steps)
+
+
+LONG = random_tokens(np.random.default_rng(2), 2 * BLOCK)
+
+
+class RunningMeanTap:
+    """A tap with a state: the mean of the hidden states so far."""
+
+    needs_kv = False
+    hidden_layers = (LAST,)
+    info = TapInfo("running-mean", "test", 1)
+
+    def __init__(self) -> None:
+        self.means: list[float] = []
+
+    def new_state(self) -> "RunningMeanTap":
+        return RunningMeanTap()
+
+    def rows(self, acts: Activations):
+        rows = acts.hidden[LAST].mean(dim=1, keepdim=True).clone()
+        for row in rows:
+            row += len(self.means)  # wrong where rows are left out or come twice
+            self.means.append(float(row))
+        return rows
+
+    def truncate(self, length: int) -> None:
+        del self.means[length:]
+
+
+def request(sequence: Sequence, frame: Decode | Draft, said: list[Reply]) -> Request:
+    return new_request(sequence, frame, Sampler(Sampling()), ReplyRoute(said.append), 0.0)
+
+
+def run(thread: WatchedLoop, one: Request) -> None:
+    """Run a request to its end, which must not be a refusal: a session that fails begins anew, and ends up right."""
+    post, refusals = one.post, []
+
+    def watched(reply: Reply) -> None:
+        refusals.extend([reply] if isinstance(reply, Refusal) else [])
+        post(reply)
+
+    one.post = watched
+    thread.run([one], one)
+    assert not refusals
+
+
+def frame(count: int, prompt: list[int] = PROMPT, base_len: int = 0, **more) -> Decode:
+    return Decode(1, base_len, tuple(prompt[base_len:-1]), prompt[-1], count, **more)
+
+
+def rows_of(said: list[Reply]) -> np.ndarray:
+    return np.concatenate([reply.rows for reply in said if isinstance(reply, Features)])
+
+
+@pytest.mark.parametrize("tap", [TAP, KeysTap(), RunningMeanTap()], ids=lambda tap: tap.info.family)
+def test_features_that_nobody_read_are_the_same_when_they_are_asked_for(tap):
+    count = _DEFERRED_ROWS + 20
+    answer = plain_greedy(target(), PROMPT, count)
+    replies = {}
+    for overlap in (False, True):
+        thread, said = WatchedLoop("off", overlap=overlap), []
+        sequence = Sequence(KVMemory(target().kv), tap)
+        run(thread, request(sequence, frame(count), []))
+        assert (sequence.num_untapped > 1) == overlap
+        text = [*PROMPT, *answer]
+        run(thread, request(sequence, Draft(2, len(text) - 1, (), text[-1], DraftTree(), features_from=0), said))
+        assert not sequence.num_untapped
+        replies[overlap] = said
+    assert [type(reply) for reply in replies[True]] == [Verdict, Features, RequestDone]
+    assert replies[True][0].bonus == replies[False][0].bonus
+    np.testing.assert_allclose(rows_of(replies[True]), rows_of(replies[False]), rtol=1e-5, atol=1e-5)
+
+
+def test_features_of_a_text_that_is_cut_before_they_are_made():
+    rows = {}
+    for overlap in (False, True):
+        thread, said = WatchedLoop("off", overlap=overlap), []
+        sequence = Sequence(KVMemory(target().kv), RunningMeanTap())
+        run(thread, request(sequence, frame(30), []))
+        other = [*PROMPT, *plain_greedy(target(), PROMPT, 9)[:9], 5, 6]
+        run(thread, request(sequence, frame(20, other, len(other) - 3), []))
+        end = len(sequence.tokens)
+        run(thread, request(sequence, Draft(2, end, (), sequence.bonus, DraftTree(), features_from=0), said))
+        rows[overlap] = rows_of(said)
+    np.testing.assert_allclose(rows[True], rows[False], rtol=1e-5, atol=1e-5)
+
+
+def test_a_prefix_that_another_session_holds_takes_the_place_of_rows_without_features():
+    begun = [*PROMPT, *plain_greedy(target(), PROMPT, 4)]
+    text = [*begun, *LONG]
+    rows = {}
+    for overlap in (False, True):
+        thread, said, memory = WatchedLoop("off", overlap=overlap), [], KVMemory(target().kv)
+        first, second = (Sequence(memory, TAP, payer="one") for _ in range(2))
+        run(thread, request(second, frame(5), []))
+        assert second.tokens == begun
+        run(thread, request(first, frame(2, text, features_from=0), []))
+        # It holds rows without features, and the other session more of the text.
+        run(thread, request(second, frame(2, text, len(begun)), []))
+        assert memory.prefix_hits_tokens
+        run(thread, request(second, Draft(2, len(text), (), second.tokens[-1], DraftTree(), features_from=0), said))
+        rows[overlap] = rows_of(said)
+        assert len(rows[overlap]) > len(text)
+    np.testing.assert_allclose(rows[True], rows[False], rtol=1e-5, atol=1e-5)
+
+
+def test_verdicts_keep_their_order_and_come_before_the_end():
+    thread, said = WatchedLoop("off"), []
+    run(thread, request(session(), frame(20), said))
+    *verdicts, done = said
+    assert [verdict.bonus for verdict in verdicts] == plain_greedy(target(), PROMPT, 20)
+    assert done == RequestDone()
+
+
+def test_a_verdict_that_waited_comes_before_the_refusal_of_the_next_pass(monkeypatch):
+    thread, said = WatchedLoop("off"), []
+    one = request(session(), frame(20), said)
+    thread.step(one)
+    thread.step()
+    monkeypatch.setattr(thread._passes._engine, "launch", lambda inputs: 1 / 0)
+    thread.step()
+    assert [type(reply) for reply in said] == [Verdict, Verdict, Refusal, RequestDone]
+
+
+class Waking:
+    """An event loop that counts how often it is woken."""
+
+    count = 0
+
+    def call_soon_threadsafe(self, callback) -> None:
+        self.count += 1
+        callback()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_event_loop_is_woken_before_the_next_pass_or_in_it(overlap):
+    waking, said, paused = Waking(), [], False
+    thread = WatchedLoop("off", overlap=overlap)
+    thread._replies.attach(waking)
+    route = ReplyRoute(lambda reply: thread._replies.post(lambda: said.append(reply)), lambda: paused)
+    thread.step(new_request(session(), frame(20), Sampler(Sampling()), route, 0.0))
+    assert len(said) == (not overlap)
+    thread._step()
+    assert len(said) >= 1
+    paused = True  # no pass follows
+    thread._step()
+    thread.stop()
+    assert [verdict.bonus for verdict in said] == plain_greedy(target(), PROMPT, 2)
+    assert waking.count <= 2
 
 
 class Steps(ServerObserver):
@@ -34,25 +489,19 @@ class Steps(ServerObserver):
         self.reports.append(report)
 
 
-async def test_an_inquiry_that_fails_stops_nobody():
-    (truth,) = plain_greedy(target(), PROMPT, 1)  # on the same model, which must not serve then
-    verifier = Verifier(target())
-    await verifier.start()
+async def test_an_inquiry_that_fails_stops_nobody(truth):
     failing = threading.Event()
 
     def fail(_) -> None:
         failing.set()
         raise RuntimeError("nobody takes it")
 
-    try:
+    async with serving() as verifier, talking(verifier) as talk:
         verifier._engine_loop.submit(PrefixQuery(Sequence(verifier.memory, None), 0, fail))
         assert await asyncio.to_thread(failing.wait, 60)
-        async with talking(verifier) as talk:
-            await talk.open(verifier.describe())
-            assert (await talk.prompt(PROMPT)).bonus == truth
+        await talk.open(verifier.describe())
+        assert (await talk.prompt(PROMPT)).bonus == truth[0]
         assert verifier.alive
-    finally:
-        await verifier.stop()
 
 
 async def test_a_request_whose_answers_are_not_read_rests_while_others_run():
@@ -70,12 +519,9 @@ async def test_a_request_whose_answers_are_not_read_rests_while_others_run():
         return len(said) >= 3 and not reads.is_set()
 
     async with started(verifier):
-        frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 12)
-        verifier._engine_loop.submit(
-            new_request(sequence, frame, Sampler(Sampling()), ReplyRoute(post, is_behind), 0.0)
-        )
-        async with talking(verifier) as talk:
-            await talk.open(verifier.describe())
+        route = ReplyRoute(post, is_behind)
+        verifier._engine_loop.submit(new_request(sequence, frame(12), Sampler(Sampling()), route, 0.0))
+        async with conversing(verifier) as talk:
             for _ in range(8):
                 assert [verdict.bonus for verdict in await talk.decode(0, PROMPT[:-1], PROMPT[-1], 4)] == truth[:4]
         assert len(said) == 3
@@ -95,14 +541,11 @@ async def test_a_request_that_rests_ends_when_it_is_stopped():
         if isinstance(answer, RequestDone):
             ended.set()
 
-    frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 12)
-    request = new_request(
-        Sequence(verifier.memory, None), frame, Sampler(Sampling()), ReplyRoute(post, lambda: True), 0.0
-    )
+    route = ReplyRoute(post, lambda: True)
+    request = new_request(Sequence(verifier.memory, None), frame(12), Sampler(Sampling()), route, 0.0)
     async with started(verifier):
         verifier._engine_loop.submit(request)
-        async with talking(verifier) as talk:
-            await talk.open(verifier.describe())
+        async with conversing(verifier) as talk:
             await talk.prompt(PROMPT)
         assert said == []
         request.cancelled = True
@@ -111,38 +554,27 @@ async def test_a_request_that_rests_ends_when_it_is_stopped():
 
 
 async def test_a_decode_waits_for_a_client_that_does_not_read_and_then_goes_on():
-    count = 400
-    truth = plain_greedy(target(), PROMPT, count)
-    verifier = Verifier(target())
-    async with started(verifier):
-        async with talking(verifier) as talk, talking(verifier) as other:
-            await talk.open(verifier.describe())
-            (stream,) = [stream for stream in verifier._streams if stream.session is not None]
-            await talk.send(Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], count))
-            await other.open(verifier.describe())
-            while not stream.is_unread:  # every answer is a pass of both
-                await other.prompt(PROMPT)
-            verdicts = [await talk.receive() for _ in range(len(truth))]
-        assert [verdict.bonus for verdict in verdicts] == truth
+    truth = plain_greedy(target(), PROMPT, 400)
+    async with serving() as verifier, conversing(verifier) as talk, talking(verifier) as other:
+        (stream,) = [stream for stream in verifier._streams if stream.session is not None]
+        await talk.send(frame(400))
+        await other.open(verifier.describe())
+        while not stream.is_unread:  # every answer is a pass of both
+            await other.prompt(PROMPT)
+        verdicts = [await talk.receive() for _ in truth]
+    assert [verdict.bonus for verdict in verdicts] == truth
 
 
-def by_hand(limits: LimitsConfig | None = None) -> EngineLoop:
-    """A loop that is never started: the test runs its steps, each to its end."""
-    return EngineLoop(Engine(target()), limits or LimitsConfig(), overlap=False)
-
-
-def step(thread: EngineLoop, *requests: Request) -> None:
-    for request in requests:
-        thread.submit(request)
-    thread._gather()
-    thread._step()
+def by_hand() -> WatchedLoop:
+    """Each step to its end."""
+    return WatchedLoop("off", overlap=False)
 
 
 def decoding(
     sequence: Sequence, said: list[Reply], is_behind=lambda: False, features_from: int | None = None
 ) -> Request:
-    frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 12, features_from=features_from)
-    return new_request(sequence, frame, Sampler(Sampling()), ReplyRoute(said.append, is_behind), 0.0)
+    route = ReplyRoute(said.append, is_behind)
+    return new_request(sequence, frame(12, features_from=features_from), Sampler(Sampling()), route, 0.0)
 
 
 def test_a_request_that_is_abandoned_while_another_takes_its_room_does_not_run():
@@ -155,7 +587,7 @@ def test_a_request_that_is_abandoned_while_another_takes_its_room_does_not_run()
         return False
 
     bystander = decoding(Sequence(memory, None), others, hang_up)
-    step(by_hand(), first, bystander)
+    by_hand().step(first, bystander)
     assert said == []
     assert not memory.must_free_all  # the machine lacks nothing
     assert [type(answer) for answer in others] == [Verdict]
@@ -164,13 +596,13 @@ def test_a_request_that_is_abandoned_while_another_takes_its_room_does_not_run()
 def test_a_decode_that_lost_its_rows_while_it_rested_ends_its_features_when_it_is_cancelled():
     said, thread, update_paused = [], by_hand(), threading.Event()
     request = decoding(Sequence(KVMemory(target().kv), KeysTap()), said, update_paused.is_set, features_from=0)
-    step(thread, request)
+    thread.step(request)
     sent = [answer for answer in said if isinstance(answer, Features)][-1]
     update_paused.set()
-    step(thread)
+    thread.step()
     request.sequence.evict()
     request.cancelled = True
-    step(thread)
+    thread.step()
     *_, verdict, features, done = said
     assert (verdict.finish, done) == (Finish.CANCELLED, RequestDone())
     assert (features.first, features.last) == (sent.first, True)
@@ -183,7 +615,7 @@ def test_of_a_draft_far_larger_than_was_asked_for_the_first_nodes_are_verified(m
     loop, said = by_hand(), []
     monkeypatch.setattr(loop._tree_budget, "_most", advice or loop._tree_budget._most)
     draft = Draft(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], DraftTree.chain(truth[:30]))
-    step(loop, new_request(Sequence(target().kv, None), draft, Sampler(Sampling()), ReplyRoute(said.append), 0.0))
+    loop.step(new_request(Sequence(target().kv, None), draft, Sampler(Sampling()), ReplyRoute(said.append), 0.0))
     verdict, done = said
     assert verdict.path == tuple(range(verified))
     assert verdict.bonus == truth[verified]
@@ -192,7 +624,7 @@ def test_of_a_draft_far_larger_than_was_asked_for_the_first_nodes_are_verified(m
 
 def test_to_rest_is_no_waiting_for_room():
     update_paused = threading.Event()
-    request = decoding(Sequence(KVMemory(target().kv), None), [], update_paused.is_set)
+    request = decoding(session(), [], update_paused.is_set)
     assert request.memory_wait_s(10.0) == 0
     assert request.memory_wait_s(12.0) == 2
     update_paused.set()
@@ -202,19 +634,17 @@ def test_to_rest_is_no_waiting_for_room():
 
 def test_a_thread_whose_requests_all_rest_is_idle():
     thread = by_hand()
-    step(thread, decoding(Sequence(KVMemory(target().kv), None), [], lambda: True))
+    thread.step(decoding(session(), [], lambda: True))
     before = thread._idle_s
-    step(thread)
+    thread.step()
     assert thread._idle_s > before
 
 
 async def test_a_parked_session_keeps_nothing_of_what_its_client_did_not_read():
-    verifier = Verifier(target())
-    async with started(verifier):
-        async with talking(verifier) as talk, talking(verifier) as other:
-            await talk.open(verifier.describe())
+    async with serving() as verifier:
+        async with conversing(verifier) as talk, talking(verifier) as other:
             (stream,) = [stream for stream in verifier._streams if stream.session is not None]
-            await talk.send(Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 40))
+            await talk.send(frame(40))
             await other.open(verifier.describe())
             while not stream.waiting_bytes:
                 await other.prompt(PROMPT)

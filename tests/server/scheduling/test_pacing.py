@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from talk import TAP, started, talking
+from talk import PROMPT, TAP, conversing, serving
 from tiny_targets import random_tokens, target
 
 from outrider_drafters.emulation.pace import Pace
@@ -13,9 +13,7 @@ from outrider_proto.wire import server_frame_to_proto
 from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
-from outrider_server.sessions.verifier import Verifier
 
-PROMPT = random_tokens(np.random.default_rng(1), 12)
 PACE = Pace("p", "made up", 40.0, 3.0, 3.0, row_us=500.0)
 
 
@@ -72,9 +70,8 @@ def test_what_is_verified_does_not_depend_on_the_pace():
 
 
 async def test_verdicts_tell_the_paced_time_and_features_are_padded():
-    verifier = Verifier(target(), [TAP], pace=Pace("p", "", 20.0, 0.0, 0.0, feature_width=2048))
-    async with started(verifier), talking(verifier) as talk:
-        await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
+    pace = Pace("p", "", 20.0, 0.0, 0.0, feature_width=2048)
+    async with serving(pace=pace) as verifier, conversing(verifier, tap=TAP) as talk:
         await talk.draft(0, PROMPT[:-1], PROMPT[-1])
         await talk.draft(len(PROMPT), (), 5, features_from=len(PROMPT))
         frames = [await talk.receive() for _ in range(5)]  # 12 rows of 2048 are two pieces

@@ -31,6 +31,10 @@ def left_over(requests: list[SchedulingRequest], planned: list[int], now: float)
     ]
 
 
+def kind_of(request: SchedulingRequest) -> tuple[object, bool]:
+    return request.payer, request.is_draft
+
+
 def passes(scheduler, requests: list[SchedulingRequest]):
     """Run pass after pass until no request waits."""
     for now in count(1000):
@@ -41,56 +45,31 @@ def passes(scheduler, requests: list[SchedulingRequest]):
         requests = left_over(requests, planned, now)
 
 
-@given(CROWD, BUDGETS, CHUNKS)
-def test_passes_keep_to_budget_and_chunk(members, budget, chunk):
-    for requests, planned in passes(Scheduler(budget, chunk), crowd(members)):
-        over = sum(planned) > budget
-        assert not over or [rows for rows in planned if rows] == [max(planned)]  # alone
-        for request, rows in zip(requests, planned, strict=True):
-            assert rows in (0, request.rows) or (not request.is_draft and rows <= min(chunk, request.context))
-
-
 OWED = [(0, (0, 1)), (4, (34, 38)), (0, (39, 6)), (0, (33, 31)), (0, (322, 101)), (0, (309, 127))]
 
 
 @given(CROWD, BUDGETS, CHUNKS)
 @example(OWED, 130, 78)  # prefill is owed its share when none is left, and the last draft exceeds the budget
-def test_no_room_is_left_while_somebody_could_use_it(members, budget, chunk):
+def test_a_pass_keeps_budget_and_order_and_leaves_no_room_that_somebody_could_use(members, budget, chunk):
+    """And everything runs in the end, no row twice; of a payer and a kind, requests begin as they came."""
+    all_rows, num_run, num_passes = sum(request.rows for request in crowd(members)), 0, 0
     for requests, planned in passes(Scheduler(budget, chunk), crowd(members)):
-        room = budget - sum(planned)
+        num_run, num_passes, room = num_run + sum(planned), num_passes + 1, budget - sum(planned)
         assert any(planned)
-        for payer in {request.payer for request in requests}:
-            for is_draft in (True, False):
-                waiting = [
-                    request
-                    for request, rows in zip(requests, planned, strict=True)
-                    if not rows and request.payer == payer and request.is_draft == is_draft
-                ]
-                oldest = min(waiting, key=lambda request: request.since, default=None)
-                assert oldest is None or oldest.part(min(room, chunk) if not is_draft else room) == 0
-
-
-@given(CROWD, BUDGETS, CHUNKS)
-def test_everything_runs_in_the_end_and_no_row_twice(members, budget, chunk):
-    requests = crowd(members)
-    total = sum(request.rows for request in requests)
-    run = [sum(planned) for _, planned in passes(Scheduler(budget, chunk), requests)]
-    assert sum(run) == total
-    assert len(run) <= total
-
-
-@given(CROWD, BUDGETS, CHUNKS)
-def test_a_payers_requests_of_a_kind_begin_in_the_order_they_came(members, budget, chunk):
-    for requests, planned in passes(Scheduler(budget, chunk), crowd(members)):
-        for payer in {request.payer for request in requests}:
-            for is_draft in (True, False):
-                line = sorted(
-                    (request.since, rows > 0)
-                    for request, rows in zip(requests, planned, strict=True)
-                    if request.payer == payer and request.is_draft == is_draft
-                )
-                ran = [has_run for _, has_run in line]
-                assert ran == sorted(ran, reverse=True)
+        assert room >= 0 or [rows for rows in planned if rows] == [max(planned)]  # alone
+        for request, rows in zip(requests, planned, strict=True):
+            assert rows in (0, request.rows) or (not request.is_draft and rows <= min(chunk, request.context))
+        for kind in {(request.payer, request.is_draft) for request in requests}:
+            line = sorted(
+                ((request, rows) for request, rows in zip(requests, planned, strict=True) if kind_of(request) == kind),
+                key=lambda pair: (pair[0].since, pair[1] > 0),
+            )
+            ran = [rows > 0 for _, rows in line]
+            assert ran == sorted(ran, reverse=True)
+            oldest = next((request for request, rows in line if not rows), None)
+            assert oldest is None or oldest.part(room if oldest.is_draft else min(room, chunk)) == 0
+    assert num_run == all_rows
+    assert num_passes <= all_rows
 
 
 class Clients:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from talk import Clock
 
 from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_server.config.security import SecurityConfig
@@ -14,13 +15,6 @@ from outrider_server.security.principal import ANONYMOUS, Principal, Quota, Scop
 
 HOME = PeerAddress.of("ipv4:127.0.0.1:5")
 AWAY = PeerAddress.of("ipv4:203.0.113.7:5")
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def caller(key=None, address=AWAY, certificate="") -> Caller:
@@ -68,10 +62,6 @@ def test_a_key_makes_a_principal(authenticator, secret):
 )
 def test_whatever_else_a_call_comes_with_is_no_key(authenticator, metadata):
     assert reason_of(lambda: authenticator.admit(Caller(metadata, AWAY), Scope.SESSION)) is Reason.NO_KEY
-
-
-def test_a_key_is_good_for_its_scopes_alone(authenticator, secret):
-    assert reason_of(lambda: authenticator.admit(caller(secret), Scope.BUNDLE)) is Reason.OUT_OF_SCOPE
 
 
 def test_too_many_wrong_keys_must_wait_and_a_valid_key_need_not(authenticator, secret):

@@ -1,4 +1,5 @@
-"""Keys, scopes and quotas on the real server, over real gRPC."""
+"""Keys, scopes and quotas on the real server over real gRPC; TLS with certificates renewed while it serves, clients'
+certificates, and what never gets so far."""
 
 import asyncio
 import logging
@@ -7,8 +8,9 @@ from contextlib import asynccontextmanager
 import grpc
 import numpy as np
 import pytest
+from cryptography import x509
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from talk import TAP, calling
+from talk import PROMPT, TAP, Clock, calling
 from tiny_targets import random_tokens, target
 
 from outrider_proto import verifier_pb2 as pb
@@ -22,27 +24,12 @@ from outrider_server.config.security import SecurityConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.rpc.server import Server
 from outrider_server.security import authenticator as authenticator_module
+from outrider_server.security import certs
 from outrider_server.security.authenticator import Authenticator
 from outrider_server.security.keys import Key, digest_of, new_secret, read_keys, write_keys
 from outrider_server.security.principal import Principal, Quota, Scope
 from outrider_server.sessions.stream_reader import StreamReader
 from outrider_server.sessions.verifier import Verifier
-
-PROMPT = random_tokens(np.random.default_rng(3), 12)
-
-
-class Clock:
-    """Stands still unless told."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture(scope="module")
-def truth() -> list[int]:
-    return plain_greedy(target(), PROMPT, 30)
 
 
 @pytest.fixture
@@ -74,6 +61,12 @@ def about(server: Server):
 def open_frame(server: Server) -> Open:
     known = about(server)
     return Open(known.protocol_version, known.target_fingerprint, known.tokenizer_fingerprint)
+
+
+@asynccontextmanager
+async def joined(server: Server, key: str):
+    async with joined(server, key) as talk:
+        yield talk
 
 
 async def refused(call) -> Reason:
@@ -164,15 +157,13 @@ async def test_a_keys_context_is_what_it_is_told_and_held_to(keys_file, truth):
             verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 1000)
             assert [verdict.bonus for verdict in verdicts] == truth[: 20 - len(PROMPT)]
             assert verdicts[-1].finish is Finish.CONTEXT_FULL
-        async with calling(server.address, key) as talk:
-            await talk.open(about(server))
+        async with joined(server, key) as talk:
             await talk.prompt(PROMPT)
-            verdict = await talk.verdict(len(PROMPT), (), truth[0], DraftTree.chain(truth[1:]))
+            verdict = await talk.verdict(len(PROMPT), (), truth[0], DraftTree.chain(truth[1:30]))
             drafted = (truth[0], *truth[1 : 1 + len(verdict.path)], verdict.bonus)
             assert drafted == tuple(truth[: 20 - len(PROMPT)])
             assert verdict.finish is Finish.CONTEXT_FULL
-        async with calling(server.address, key) as talk:
-            await talk.open(about(server))
+        async with joined(server, key) as talk:
             await talk.draft(0, PROMPT + PROMPT, PROMPT[0])
             assert (await talk.refusal()).reason is Reason.CONTEXT_FULL
 
@@ -196,8 +187,7 @@ async def test_over_its_rate_a_key_is_refused_until_it_has_earned_more_and_its_s
 async def test_over_its_rate_a_key_waits_while_its_pings_are_answered(keys_file, truth):
     """The clock stands still, so the draft would wait for ever; cancelled, it need not."""
     key = give(keys_file, "a", tokens_per_minute=60)
-    async with serving(keys_file, Clock(), longest_wait_s=1000) as server, calling(server.address, key) as talk:
-        await talk.open(about(server))
+    async with serving(keys_file, Clock(), longest_wait_s=1000) as server, joined(server, key) as talk:
         await talk.prompt(random_tokens(np.random.default_rng(1), 400))
         await talk.send(Decode(10, 400, (), 1, 5))
         await talk.send(Ping(7))
@@ -210,8 +200,7 @@ async def test_over_its_rate_a_key_waits_while_its_pings_are_answered(keys_file,
 
 async def test_a_decode_over_its_rate_pauses_and_goes_on_with_the_same_text(keys_file):
     key, clock = give(keys_file, "a", tokens_per_minute=60), Clock()  # 1 a second, 10 at once
-    async with serving(keys_file, clock) as server, calling(server.address, key) as talk:
-        await talk.open(about(server))
+    async with serving(keys_file, clock) as server, joined(server, key) as talk:
         await talk.send(Decode(1, 0, PROMPT[:-1], PROMPT[-1], 100))
         verdicts = [await talk.receive() for _ in range(64)]  # the first step, which was paid at its start
         for _ in range(6000):
@@ -231,8 +220,7 @@ async def test_a_decode_over_its_rate_pauses_and_goes_on_with_the_same_text(keys
 async def test_a_revoked_key_ends_its_streams_and_nobody_elses(keys_file, truth, monkeypatch):
     monkeypatch.setattr(authenticator_module, "_LOOK_S", 0.01)
     mine, other = give(keys_file, "me"), give(keys_file, "other")
-    async with serving(keys_file) as server, calling(server.address, mine) as talk:
-        await talk.open(about(server))
+    async with serving(keys_file) as server, joined(server, mine) as talk:
         async with calling(server.address, other) as revoked:
             opened = await revoked.open(about(server))
             write_keys(keys_file, [read_keys(keys_file)["me"]])
@@ -291,3 +279,119 @@ async def test_a_key_is_in_no_log_and_no_status(keys_file, caplog, monkeypatch):
         assert key not in everything
         assert key.rpartition(".")[2] not in everything
         assert digest_of(key).hex() not in everything
+
+
+HOSTS = ["127.0.0.1", "server.example"]
+
+
+@pytest.fixture
+def authority():
+    return certs.new_authority(9)
+
+
+@pytest.fixture
+def folder(tmp_path, authority):
+    certs.write_issued(authority, tmp_path / "ca.pem", tmp_path / "ca.key")
+    issue(tmp_path, certs.new_server_certificate(authority, HOSTS, 9), "server")
+    issue(tmp_path, certs.new_client_certificate(authority, "phone", 9), "phone")
+    return tmp_path
+
+
+def issue(folder, issued, name):
+    certs.write_issued(issued, folder / f"{name}.pem", folder / f"{name}.key", force=True)
+
+
+def over_tls(folder, **more) -> Server:
+    security = SecurityConfig(folder / "server.pem", folder / "server.key", **more)
+    return Server(Verifier(target(), [TAP]), authenticator=Authenticator(security))
+
+
+def trusting(folder, client=None) -> grpc.ChannelCredentials:
+    pair = () if client is None else ((folder / f"{client}.key").read_bytes(), (folder / f"{client}.pem").read_bytes())
+    return grpc.ssl_channel_credentials((folder / "ca.pem").read_bytes(), *pair)
+
+
+async def describes(server, credentials, *options) -> bool:
+    own = [("grpc.use_local_subchannel_pool", 1), *options]
+    async with grpc.aio.secure_channel(server.address, credentials, options=own) as channel:
+        try:
+            return bool((await stubs.VerifierStub(channel).Describe(pb.DescribeRequest(), timeout=20)).vocab_size)
+        except grpc.aio.AioRpcError:
+            return False
+
+
+async def test_a_session_over_tls(folder):
+    async with over_tls(folder) as server, calling(server.address, credentials=trusting(folder)) as talk:
+        assert (await talk.open(server.verifier.describe())).session_id
+        assert await describes(server, trusting(folder), ("grpc.ssl_target_name_override", "server.example"))
+        assert not await describes(server, trusting(folder), ("grpc.ssl_target_name_override", "other.example"))
+
+
+async def test_a_renewed_certificate_is_used_for_the_next_connection(folder):
+    async with over_tls(folder) as server, calling(server.address, credentials=trusting(folder)) as talk:
+        await talk.open(server.verifier.describe())
+        other = certs.new_authority(9)
+        issue(folder, certs.new_server_certificate(other, HOSTS, 9), "server")
+        assert not await describes(server, trusting(folder))
+        issue(folder, other, "ca")
+        assert await describes(server, trusting(folder))
+        (folder / "server.pem").write_text("half a file")  # as it may be while somebody copies: the old one stays
+        assert await describes(server, trusting(folder))
+        assert (await talk.decode(0, (), 1, 1))[0].bonus is not None  # streams that are open know nothing of it
+
+
+async def test_unusable_files_are_read_once_and_not_for_every_caller(folder, caplog):
+    caplog.set_level(logging.ERROR, "outrider_server.security.tls")
+    async with over_tls(folder) as server:
+        (folder / "server.pem").write_text("half a file")
+        for _ in range(3):
+            assert await describes(server, trusting(folder))
+    assert len(caplog.records) == 1
+
+
+async def test_only_clients_with_a_certificate_connect_and_it_names_them(folder):
+    seen = []
+    server = over_tls(folder, client_ca=folder / "ca.pem")
+    admit = server.authenticator.admit
+    server.authenticator.admit = lambda *args: seen.append(admit(*args)) or seen[-1]
+    async with server:
+        assert await describes(server, trusting(folder, "phone"))
+        assert not await describes(server, trusting(folder))
+        issue(folder, certs.new_client_certificate(certs.new_authority(9), "phone", 9), "phone")
+        assert not await describes(server, trusting(folder, "phone"))
+    assert [principal.payer for principal in seen] == ["cert:phone"]
+
+
+async def test_clients_whose_certificates_have_no_name_are_told_apart(folder, authority, monkeypatch):
+    monkeypatch.setattr(certs, "_name", lambda name: x509.Name([]))
+    for client in ("one", "other"):
+        issue(folder, certs.new_client_certificate(authority, client, 9), client)
+    seen = []
+    server = over_tls(folder, client_ca=folder / "ca.pem")
+    admit = server.authenticator.admit
+    server.authenticator.admit = lambda *args: seen.append(admit(*args)) or seen[-1]
+    async with server:
+        for client in ("one", "other", "one"):
+            assert await describes(server, trusting(folder, client))
+    one, other, again = (principal.payer for principal in seen)
+    assert one.startswith("cert:sha256-")
+    assert other.startswith("cert:sha256-")
+    assert one == again != other
+
+
+async def test_a_connection_that_says_nothing_is_ended(folder):
+    async with over_tls(folder, handshake_s=0.2) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        async with asyncio.timeout(60):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_headers_have_a_size(folder):
+    async with over_tls(folder) as server, grpc.aio.secure_channel(server.address, trusting(folder)) as channel:
+        call = stubs.VerifierStub(channel).Describe(pb.DescribeRequest(), metadata=(("x", "y" * 20_000),))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        small = stubs.VerifierStub(channel).Describe(pb.DescribeRequest(), metadata=(("x", "y" * 4000),))
+        assert (await small).vocab_size

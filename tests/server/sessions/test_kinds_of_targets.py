@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from talk import started, talking
+from talk import conversing, started
 from tiny_targets import random_tokens, target, tree_around
 
 from outrider_drafters.contracts.tap import LastHiddenTap
@@ -29,8 +29,7 @@ def truth(name: str, which: int) -> tuple[int, ...]:
 async def conversation(verifier: Verifier, name: str, which: int, tap: str) -> list[int]:
     """The answer by drafts of trees, some of whose branches are right; it waits between them, as over a link."""
     rng, said = np.random.default_rng(which), list[int]()
-    async with talking(verifier) as talk:
-        await talk.open(verifier.describe(), tap=tap)
+    async with conversing(verifier, tap=tap) as talk:
         prompt = PROMPTS[which]
         text, context, root, finish = [], prompt[:-1], prompt[-1], Finish.NOT_YET
         while len(said) < NEW_TOKENS and finish is Finish.NOT_YET:

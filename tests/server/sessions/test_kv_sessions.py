@@ -1,12 +1,11 @@
 """Eviction, sharing and want of memory, as sessions see them: not at all, but for the time it takes."""
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
 import torch
-from talk import TAP, started, talking
+from talk import TAP, conversing, serving, talking, text_of
 from tiny_targets import FakeRequest, random_tokens, random_tree, target
 
 from outrider_models.core.embedded import model_dirs
@@ -32,11 +31,8 @@ PROMPTS = [random_tokens(np.random.default_rng(seed), 40) for seed in range(4)]
 ROW = target().kv.bytes_per_token + 4 * TAP.info.width
 
 
-@asynccontextmanager
-async def serving(rows: int = 10**6, **limits):
-    verifier = Verifier(target(), [TAP], LimitsConfig(kv_memory=str(rows * ROW), **limits))
-    async with started(verifier):
-        yield verifier
+def memory_of(rows: int) -> str:
+    return str(rows * ROW)
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +52,16 @@ async def test_decodes_that_take_turns_write_what_each_writes_alone(tap, monkeyp
     """Room for one of two; each loses its rows while it runs."""
     monkeypatch.setattr(verifier_module, "_HOLD_S", 0.0)
     fingerprint = tap.info.fingerprint if tap else ""
-    async with serving(rows=130, room_wait_s=60) as verifier, talking(verifier) as one, talking(verifier) as two:
+    async with (
+        serving(kv_memory=memory_of(130), room_wait_s=60) as verifier,
+        talking(verifier) as one,
+        talking(verifier) as two,
+    ):
 
         async def written(talk, prompt) -> list[int]:
             await talk.open(verifier.describe(), tap=fingerprint)
             verdicts = await talk.decode(0, prompt[:-1], prompt[-1], 60, features_from=0)
-            return [token for v in verdicts for token in (*v.tokens, v.bonus) if token is not None]
+            return text_of(verdicts)
 
         prompts = [PROMPTS[0], PROMPTS[3]]
         answers = await asyncio.gather(written(one, prompts[0]), written(two, prompts[1]))
@@ -77,13 +77,12 @@ async def test_decodes_that_take_turns_write_what_each_writes_alone(tap, monkeyp
 async def test_who_has_most_of_the_memory_gives_way_in_the_middle_of_an_answer(hog, others):
     """A long answer holds nine tenths; short prompts of others do not wait for its end, nor change it."""
     long = random_tokens(np.random.default_rng(1), 200)
-    async with serving(rows=420, room_wait_s=60) as verifier, talking(verifier, hog) as long_talk:
+    async with serving(kv_memory=memory_of(420), room_wait_s=60) as verifier, talking(verifier, hog) as long_talk:
         await long_talk.open(verifier.describe(), tap=TAP.info.fingerprint)
         await long_talk.send(Decode(1, 0, tuple(long[:-1]), long[-1], 150))
         verdicts = [await long_talk.receive()]
         for i, principal in enumerate(others):
-            async with talking(verifier, principal) as talk:
-                await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
+            async with conversing(verifier, principal, tap=TAP) as talk:
                 assert (await talk.prompt(PROMPTS[i])).bonus == plain_greedy(target(), PROMPTS[i], 1)[0]
         while verdicts[-1].finish is Finish.NOT_YET:
             verdicts.append(await long_talk.receive())
@@ -119,7 +118,7 @@ def leave(verifier: Verifier, sequence: Sequence) -> None:
 
 async def test_a_request_waits_for_room_and_then_runs(truths, monkeypatch):
     monkeypatch.setattr(verifier_module, "_HOLD_S", 3600.0)
-    async with serving(rows=200, room_wait_s=60) as verifier, talking(verifier) as talk:
+    async with serving(kv_memory=memory_of(200), room_wait_s=60) as verifier, talking(verifier) as talk:
         occupant = occupy(verifier, 240)
         await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
         await talk.draft(0, PROMPTS[1][:-1], PROMPTS[1][-1])
@@ -131,15 +130,13 @@ async def test_a_request_waits_for_room_and_then_runs(truths, monkeypatch):
 
 async def test_who_waits_too_long_is_refused(truths, monkeypatch):
     monkeypatch.setattr(verifier_module, "_HOLD_S", 3600.0)
-    async with serving(rows=200, room_wait_s=0) as verifier:
+    async with serving(kv_memory=memory_of(200), room_wait_s=0) as verifier:
         occupant = occupy(verifier, 240)
-        async with talking(verifier) as talk:
-            await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
+        async with conversing(verifier, tap=TAP) as talk:
             await talk.draft(0, PROMPTS[1][:-1], PROMPTS[1][-1])
             assert (await talk.refusal()).reason is Reason.SERVER_FULL
         leave(verifier, occupant)
-        async with talking(verifier) as talk:
-            await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
+        async with conversing(verifier, tap=TAP) as talk:
             assert (await talk.prompt(PROMPTS[1])).bonus == truths[1][0]
 
 
@@ -251,12 +248,13 @@ def test_sizes_as_they_are_shown():
 
 async def test_a_draft_that_can_never_fit_leaves_the_session_as_it_was(truths):
     prompt = PROMPTS[0]
-    async with serving(rows=100) as verifier:
+    async with serving(kv_memory=memory_of(100)) as verifier:
         async with talking(verifier) as talk:
             session = (await talk.open(verifier.describe())).session_id
             await talk.prompt(prompt)
             await talk.draft(3, prompt * 4, 5)
-            assert (await talk.refusal()).reason is Reason.CONTEXT_FULL
+            refusal = await talk.refusal()
+            assert (refusal.reason, "--kv-memory" in refusal.message) == (Reason.CONTEXT_FULL, True)
         async with talking(verifier) as talk:
             opened = await talk.open(verifier.describe(), session_id=session, committed_len=len(prompt))
             assert (opened.kept_len, opened.kept_hash) == (len(prompt), prefix_hash(prompt))

@@ -1,23 +1,25 @@
-"""Many sessions at once: every text is the plain loop's, a full server refuses in time, and
-clients obey when the server asks for smaller trees."""
+"""Many sessions at once: every text is the plain loop's, a full server refuses in time, clients obey when it asks for
+smaller trees; who gets a place in a full server, and whose session goes for it."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from talk import TAP, talking
+from talk import TAP, Clock, conversing, serving, talking, text_of, watched_launches
 from tiny_targets import VOCAB, random_tokens, target
 
-from outrider_proto.errors import UsageError
-from outrider_proto.frames import ServerTree
+from outrider_proto.errors import Reason, Refusal
+from outrider_proto.frames import Decode, Ping, Pong, ServerTree
 from outrider_proto.tree import DraftTree
 from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.scheduling import tree_budget
+from outrider_server.security.principal import ANONYMOUS, Principal, Quota
 from outrider_server.sessions.verifier import Verifier
 
-from ..engine.test_server_drafter import Prophet, serving, text_of
+from ..engine.test_server_drafter import Prophet
 from .test_verifier import finish
 
 RNG = np.random.default_rng(5)
@@ -31,8 +33,7 @@ def truths() -> list[list[int]]:
 
 async def answer(verifier: Verifier, number: int, truth: list[int]) -> list[int]:
     prompt = PROMPTS[number]
-    async with talking(verifier) as talk:
-        await talk.open(verifier.describe(), tap=TAP.info.fingerprint if number % 2 else "")
+    async with conversing(verifier, tap=TAP.info.fingerprint if number % 2 else "") as talk:
         first = await talk.prompt(prompt)
         return await finish(talk, len(prompt), [first.bonus], truth, seed=number)
 
@@ -52,19 +53,14 @@ async def answers(verifier: Verifier, truths: list[list[int]]) -> list[list[int]
     ids=str,
 )
 async def test_who_waits_for_whom_changes_no_text(limits, truths):
-    async with serving([], **limits) as verifier:
+    async with serving(**limits) as verifier:
         assert await answers(verifier, truths) == truths
 
 
 async def test_passes_keep_to_the_budget(truths, monkeypatch):
     """But for a draft that is larger: its rows are the root, its tree and at most so short a context."""
-    async with serving([], batch_tokens=40, chunk_tokens=30) as verifier:
-        rows = []
-        engine = verifier._engine_loop._passes._engine
-        launch = engine.launch
-        monkeypatch.setattr(
-            engine, "launch", lambda inputs: rows.append([w.num_rows for w in inputs]) or launch(inputs)
-        )
+    async with serving(batch_tokens=40, chunk_tokens=30) as verifier:
+        rows = watched_launches(verifier, monkeypatch, lambda inputs: [work.num_rows for work in inputs])
         assert await answers(verifier, truths) == truths
     assert max(sum(of_pass) for of_pass in rows) <= 40
     assert max(map(len, rows)) > 1
@@ -78,8 +74,7 @@ def always_busy(monkeypatch) -> None:
 
 
 async def wishes(verifier: Verifier, truth: list[int]) -> list[int]:
-    async with talking(verifier) as talk:
-        await talk.open(verifier.describe())
+    async with conversing(verifier) as talk:
         verdicts = [await talk.prompt(PROMPTS[2])]
         for token, after in pairwise(truth[:26]):
             wrong = DraftTree.chain([(after + 1) % VOCAB] * 10)
@@ -89,42 +84,103 @@ async def wishes(verifier: Verifier, truth: list[int]) -> list[int]:
 
 @pytest.mark.usefixtures("always_busy")
 async def test_verdicts_carry_the_wish_unless_told_not_to(truths):
-    async with serving([], batch_tokens=12) as verifier:
+    async with serving(batch_tokens=12) as verifier:
         asked = await wishes(verifier, truths[2])
     assert asked[0] == 0
     assert 1 <= asked[-1] <= 8
-    async with serving([], batch_tokens=12, adaptive_trees=False) as verifier:
+    async with serving(batch_tokens=12, adaptive_trees=False) as verifier:
         assert set(await wishes(verifier, truths[2])) == {0}
 
 
 async def test_the_servers_own_drafts_obey_too(truths, monkeypatch):
     prompt, truth = PROMPTS[2], truths[2]
-    async with serving([Prophet(prompt + truth, errs=1000)]) as verifier, talking(verifier) as talk:
+    async with serving(drafters=[Prophet(prompt + truth, errs=1000)]) as verifier, talking(verifier) as talk:
         verifier._engine_loop._tree_budget._most = 3
-        sizes = []
-        engine = verifier._engine_loop._passes._engine
-        launch = engine.launch
-        monkeypatch.setattr(
-            engine, "launch", lambda inputs: sizes.extend(len(w.tree) for w in inputs) or launch(inputs)
-        )
+        sizes = watched_launches(verifier, monkeypatch, lambda inputs: max(len(work.tree) for work in inputs))
         await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
         verdicts = await talk.decode(0, prompt[:-1], prompt[-1], 25, tree=ServerTree(3, 4, 12))
     assert text_of(verdicts) == truth[:25]
     assert max(sizes[:7]) == 3  # it is never looked at anew before that
 
 
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        ({"batch_tokens": 0}, "batch_tokens=0"),
-        ({"batch_tokens": 16, "chunk_tokens": 17}, "chunk_tokens=17: need at most batch_tokens=16"),
-    ],
-)
-def test_limits_out_of_range(limits, message):
-    with pytest.raises(UsageError, match=message):
-        LimitsConfig(**limits)
-
-
 def test_a_small_pass_has_small_chunks():
     assert LimitsConfig(batch_tokens=16).chunk_rows == 16
     assert LimitsConfig(batch_tokens=16, chunk_tokens=7).chunk_rows == 7
+
+
+IDLE_S = 11.0
+STRANGER, OTHER = Principal(address="198.51.100.7"), Principal(address="203.0.113.9")
+
+
+async def opened(stack: AsyncExitStack, verifier: Verifier, principal: Principal = ANONYMOUS):
+    talk = await stack.enter_async_context(talking(verifier, principal))
+    await talk.open(verifier.describe())
+    return talk
+
+
+async def refusal_of(verifier: Verifier, principal: Principal) -> Reason:
+    async with talking(verifier, principal) as talk:
+        with pytest.raises(Refusal) as refused:
+            await talk.open(verifier.describe())
+        return refused.value.reason
+
+
+async def test_silent_sessions_keep_nobody_out():
+    """Addresses with a session each fill the server and say no more than pings; sessions at work stay."""
+    clock = Clock()
+    async with serving(clock=clock, max_sessions=5) as verifier, AsyncExitStack() as stack:
+        busy = await opened(stack, verifier)
+        await busy.send(Decode(1, 0, (3, 4, 5), 6, 400))  # nobody reads on: it stays under way
+        await busy.receive()
+        addresses = [Principal(address=f"198.51.100.{number}") for number in range(4)]
+        silent = [await opened(stack, verifier, address) for address in addresses]
+        assert await refusal_of(verifier, Principal("new")) is Reason.SERVER_FULL
+        clock.now += IDLE_S
+        for talk in silent:
+            await talk.send(Ping(1))
+            assert await talk.receive() == Pong(1)
+        for i in range(4):
+            await (await opened(stack, verifier, Principal(f"new {i}"))).prompt([3, 4, 5])
+        assert [(await talk.refusal()).reason for talk in silent] == [Reason.STALLED] * 4
+        assert await refusal_of(verifier, Principal("late")) is Reason.SERVER_FULL
+        await busy.receive()
+        stats = verifier.stats()
+        assert (stats.active, stats.parked) == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("principal", "most", "limits"),
+    [
+        (STRANGER, 3, {}),
+        (STRANGER, 1, {"client_sessions": 1}),
+        (Principal("key"), 3, {}),
+        (Principal("key", quota=Quota(sessions=5)), 5, {}),
+        (ANONYMOUS, 6, {}),
+    ],
+    ids=["address", "a limit", "key", "key with a quota", "loopback"],
+)
+async def test_one_client_has_half_of_the_sessions_unless_it_is_told_otherwise(principal, most, limits):
+    async with serving(clock=Clock(), max_sessions=6, **limits) as verifier, AsyncExitStack() as stack:
+        for _ in range(most):
+            await opened(stack, verifier, principal)
+        full = Reason.SERVER_FULL if principal is ANONYMOUS else Reason.OVER_QUOTA
+        assert await refusal_of(verifier, principal) is full
+        if principal is not ANONYMOUS:
+            await opened(stack, verifier, OTHER)
+
+
+@pytest.mark.parametrize("stranger", [STRANGER, ANONYMOUS], ids=["address", "loopback"])
+async def test_who_opens_and_leaves_many_sessions_displaces_no_parked_one_of_others(stranger):
+    """Of one holder, sessions without a text go before those with one."""
+    async with serving(clock=Clock(), max_sessions=6, parked_sessions=6) as verifier:
+        ids = []
+        for _ in range(3):
+            async with talking(verifier) as talk:
+                ids.append((await talk.open(verifier.describe())).session_id)
+                await talk.prompt([5, 6, 7, 8])
+        for _ in range(12):
+            async with conversing(verifier, stranger):
+                pass
+        for session_id in ids:
+            async with talking(verifier) as talk:
+                assert (await talk.open(verifier.describe(), session_id=session_id, committed_len=4)).resumed

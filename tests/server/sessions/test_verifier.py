@@ -1,20 +1,25 @@
-"""Sessions in process, beyond what their machine walks through: sampling, refusals, faults, takeovers, ends."""
+"""Sessions in process, beyond what their machine walks through: sampling, refusals, faults, takeovers, ends; drafts
+sent ahead of the verdict they build on; and a Decode's features, which come as its tokens are made."""
 
 import asyncio
+import itertools
 import threading
-from contextlib import asynccontextmanager
+from hashlib import blake2b
 
 import numpy as np
 import pytest
-from talk import NO_TREE, TAP, WAIT_S, started, talking
-from tiny_targets import random_tokens, target, tree_around
+from talk import NO_TREE, PROMPT, TAP, WAIT_S, KeysTap, conversing, serving, talking, watched_launches
+from tiny_targets import build, random_tokens, target, tree_around
 
 from outrider_drafters.contracts.token_rules import AnswerRules
+from outrider_proto import packing
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import (
+    Cancel,
     Close,
     Decode,
     Draft,
+    Features,
     Finish,
     Open,
     Ping,
@@ -22,25 +27,13 @@ from outrider_proto.frames import (
     TokenRules,
     Verdict,
 )
+from outrider_proto.packing import pack_tokens, prefix_hash
 from outrider_proto.tree import DraftTree
-from outrider_server.config.config import LimitsConfig
+from outrider_server.engine.engine import Engine
 from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.sequence import Sequence
+from outrider_server.engine.target import Target
 from outrider_server.scheduling.engine_loop import EngineLoop
-from outrider_server.sessions.verifier import Verifier
-
-PROMPT = random_tokens(np.random.default_rng(1), 12)
-
-
-@asynccontextmanager
-async def serving(**limits):
-    verifier = Verifier(target(), [TAP], LimitsConfig(**limits))
-    async with started(verifier):
-        yield verifier
-
-
-@pytest.fixture(scope="module")
-def truth() -> list[int]:
-    return plain_greedy(target(), PROMPT, 60)
 
 
 async def finish(talk, have: int, answer: list[int], truth: list[int], seed: int = 0) -> list[int]:
@@ -54,25 +47,9 @@ async def finish(talk, have: int, answer: list[int], truth: list[int], seed: int
     return answer[: len(truth)]
 
 
-async def test_sampled_decode_and_drafts_say_the_same():
-    async with serving() as verifier:
-        texts = []
-        for _ in range(2):
-            async with talking(verifier) as talk:
-                await talk.open(verifier.describe(), sampling=Sampling(0.9, seed=8))
-                verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 20)
-                texts.append([v.bonus for v in verdicts])
-        async with talking(verifier) as talk:
-            await talk.open(verifier.describe(), sampling=Sampling(0.9, seed=8))
-            first = await talk.prompt(PROMPT)
-            texts.append(await finish(talk, len(PROMPT), [first.bonus], texts[0]))
-        assert texts[0] == texts[1] == texts[2]
-
-
 async def test_a_request_may_change_the_sampling(truth):
     sampled = Sampling(0.9, seed=8)
-    async with serving() as verifier, talking(verifier) as opened_so, talking(verifier) as talk:
-        await opened_so.open(verifier.describe(), sampling=sampled)
+    async with serving() as verifier, conversing(verifier, sampling=sampled) as opened_so, talking(verifier) as talk:
         expected = [v.bonus for v in await opened_so.decode(0, PROMPT[:-1], PROMPT[-1], 20)]
         opened = await talk.open(verifier.describe())
         assert opened.request_sampling
@@ -87,8 +64,7 @@ async def test_a_request_may_change_the_sampling(truth):
 async def test_typical_decodes_argmaxes_and_drafts_as_the_rule_has_it(truth):
     """No draft: the target's greedy text, whatever the seed. A draft of typical tokens stands, right or not."""
     loose = Sampling(5.0, seed=8, acceptance="typical", epsilon=1e-9)
-    async with serving() as verifier, talking(verifier) as talk:
-        await talk.open(verifier.describe(), sampling=loose)
+    async with serving() as verifier, conversing(verifier, sampling=loose) as talk:
         assert [v.bonus for v in await talk.decode(0, PROMPT[:-1], PROMPT[-1], 9)] == truth[:9]
         wrong = DraftTree.chain([(token + 1) % 61 or 3 for token in truth[1:5]])
         verdict = await talk.verdict(len(PROMPT), (), truth[0], wrong)
@@ -174,11 +150,9 @@ async def test_an_open_that_does_not_fit_is_refused(changes, reason):
 
 @pytest.mark.parametrize(("frame", "reason"), REQUESTS)
 async def test_a_bad_request_ends_its_stream_and_nobody_elses(frame, reason, truth):
-    async with serving(max_nodes=20) as verifier, talking(verifier) as other:
-        await other.open(verifier.describe())
+    async with serving(max_nodes=20) as verifier, conversing(verifier) as other:
         assert (await other.prompt(PROMPT)).bonus == truth[0]
-        async with talking(verifier) as talk:
-            await talk.open(verifier.describe())
+        async with conversing(verifier) as talk:
             await talk.send(frame)
             assert (await talk.refusal()).reason is reason
         assert await finish(other, len(PROMPT), truth[:1], truth) == truth
@@ -192,8 +166,7 @@ async def test_the_first_frame_must_be_open(frame):
 
 
 async def test_a_sequence_number_must_grow(truth):
-    async with serving() as verifier, talking(verifier) as talk:
-        await talk.open(verifier.describe())
+    async with serving() as verifier, conversing(verifier) as talk:
         await talk.prompt(PROMPT)
         talk.seq = 0
         await talk.draft(len(PROMPT), (), truth[0])
@@ -226,17 +199,8 @@ async def test_a_session_at_fault_is_forgotten_and_others_go_on(monkeypatch, tru
 
 async def test_a_long_prompt_lets_others_through(monkeypatch):
     long = random_tokens(np.random.default_rng(2), 400)
-    async with serving(chunk_tokens=20) as verifier, talking(verifier) as slow, talking(verifier) as quick:
-        await slow.open(verifier.describe())
-        await quick.open(verifier.describe())
-        passes = []
-        engine = verifier._engine_loop._passes._engine
-        launch = engine.launch
-        monkeypatch.setattr(
-            engine,
-            "launch",
-            lambda inputs: passes.append([len(w.chain) for w in inputs]) or launch(inputs),
-        )
+    async with serving(chunk_tokens=20) as verifier, conversing(verifier) as slow, conversing(verifier) as quick:
+        passes = watched_launches(verifier, monkeypatch, lambda inputs: [len(work.chain) for work in inputs])
         expected = plain_greedy(target(), long, 1)  # before the thread has work: both use the one model
         await slow.draft(0, long[:-1], long[-1])
         await quick.draft(0, PROMPT[:-1], PROMPT[-1])
@@ -247,8 +211,7 @@ async def test_a_long_prompt_lets_others_through(monkeypatch):
 
 
 async def test_drafts_in_flight_are_answered_in_order(truth):
-    async with serving() as verifier, talking(verifier) as talk:
-        await talk.open(verifier.describe())
+    async with serving() as verifier, conversing(verifier) as talk:
         await talk.draft(0, PROMPT[:-1], PROMPT[-1])
         for i in range(20):
             await talk.draft(len(PROMPT) + i, (), truth[i])
@@ -258,9 +221,7 @@ async def test_drafts_in_flight_are_answered_in_order(truth):
 
 
 async def test_drain_answers_what_is_under_way_and_then_ends_streams(truth):
-    async with serving() as verifier, talking(verifier) as talk, talking(verifier) as idle:
-        await talk.open(verifier.describe())
-        await idle.open(verifier.describe())
+    async with serving() as verifier, conversing(verifier) as talk, conversing(verifier) as idle:
         await talk.draft(0, PROMPT[:-1], PROMPT[-1])
         await asyncio.sleep(0)  # lets the reader take it
         await asyncio.sleep(0)
@@ -276,8 +237,7 @@ async def test_drain_answers_what_is_under_way_and_then_ends_streams(truth):
 
 
 async def test_a_client_that_does_not_read_is_not_listened_to():
-    async with serving() as verifier, talking(verifier) as talk:
-        await talk.open(verifier.describe())
+    async with serving() as verifier, conversing(verifier) as talk:
         for i in range(2000):
             await talk.send(Ping(i))
         await talk.send(Close())
@@ -332,3 +292,258 @@ async def test_a_session_that_has_failed_is_not_taken_over(truth):
         assert not again.resumed
         assert again.session_id != opened.session_id
         assert (await second.prompt(PROMPT)).bonus == truth[0]
+
+
+HAVE = len(PROMPT)
+
+
+@pytest.fixture
+async def verifier():
+    async with serving(taps=[TAP, KeysTap()], chunk_tokens=100) as verifier:
+        yield verifier
+
+
+def ahead(seq: int, answer: list[int], tree: DraftTree = NO_TREE, prompt: list[int] = PROMPT, **changes) -> Draft:
+    """A draft below the last token of `answer`, before anybody said that it stands."""
+    tokens = [*prompt, *answer]
+    fields = {"base_len": len(tokens) - 1, "context": (), "assumes": prefix_hash(tokens)} | changes
+    return Draft(seq, root=answer[-1], tree=tree, **fields)
+
+
+def stale(seq: int) -> Verdict:
+    return Verdict(seq, (), None, stale=True)
+
+
+async def begun(talk, verifier, **how) -> None:
+    """A session whose prompt is being processed as draft 1."""
+    await talk.open(verifier.describe(), **how)
+    await talk.draft(0, PROMPT[:-1], PROMPT[-1])
+
+
+async def test_a_draft_whose_assumption_comes_true_is_verified(verifier, truth):
+    async with talking(verifier) as talk:
+        await begun(talk, verifier, tap=TAP.info.fingerprint)
+        await talk.send(ahead(2, truth[:1], DraftTree.chain([*truth[1:4], 60]), features_from=HAVE))
+        await talk.send(ahead(3, truth[:5], DraftTree.chain(truth[5:7]), features_from=HAVE + 4))
+        frames = [await talk.receive() for _ in range(6)]
+        verdicts = {frame.seq: frame for frame in frames if isinstance(frame, Verdict)}
+        rows = {frame.seq: (frame.first, len(frame.rows)) for frame in frames if not isinstance(frame, Verdict)}
+        assert [verdicts[seq].path for seq in (1, 2, 3)] == [(), (0, 1, 2), (0, 1)]
+        assert [verdicts[seq].bonus for seq in (1, 2, 3)] == [truth[0], truth[4], truth[7]]
+        assert rows == {1: (0, HAVE), 2: (HAVE, 4), 3: (HAVE + 4, 3)}
+        assert not any(verdict.stale for verdict in verdicts.values())
+
+
+WRONG = [
+    ("another bonus", lambda truth: ahead(2, [(truth[0] + 1) % 61])),
+    ("another prefix", lambda truth: ahead(2, truth[:1], prompt=[(PROMPT[0] + 1) % 61, *PROMPT[1:]])),
+    ("too little of the text", lambda truth: ahead(2, truth[:1], prompt=PROMPT[:-1])),
+    ("too much of the text", lambda truth: ahead(2, truth[:2])),
+    ("a hash of something else", lambda truth: ahead(2, truth[:1], assumes=bytes(8))),
+    ("another root than was hashed", lambda truth: ahead(2, [5], assumes=prefix_hash([*PROMPT, truth[0]]))),
+    ("a place before what is held", lambda truth: ahead(2, truth[:1], base_len=3)),
+]
+
+
+@pytest.mark.parametrize("draft", [make for _, make in WRONG], ids=[name for name, _ in WRONG])
+async def test_a_wrong_assumption_is_answered_stale_and_changes_nothing(verifier, truth, draft, monkeypatch):
+    passes = watched_launches(verifier, monkeypatch, len)
+    async with talking(verifier) as talk:
+        await begun(talk, verifier, tap=TAP.info.fingerprint)
+        await talk.send(draft(truth))
+        frames = [await talk.receive() for _ in range(3)]
+        assert stale(2) in frames
+        assert len(passes) == 1
+        await talk.send(ahead(3, truth[:1], DraftTree.chain(truth[1:4]), features_from=HAVE))
+        verdict, features = await talk.receive(), await talk.receive()
+        assert (verdict.path, verdict.bonus) == ((0, 1, 2), truth[4])
+        assert (features.seq, features.first, len(features.rows)) == (3, HAVE, 4)
+
+
+async def test_drafts_behind_a_miss_are_stale_one_by_one_until_one_fits(verifier, truth):
+    async with talking(verifier) as talk:
+        await begun(talk, verifier)
+        await talk.send(ahead(2, truth[:1], DraftTree.chain([60, 59])))  # nothing of it stands
+        wrong = [truth[0], 60, 59, 58]
+        await talk.send(ahead(3, wrong[:4], DraftTree.chain([3])))
+        await talk.send(ahead(4, [*wrong, 3, 4]))
+        await talk.send(ahead(5, truth[:2], DraftTree.chain(truth[2:4])))
+        await talk.send(ahead(6, truth[:2]))  # out of order: that place has been passed
+        await talk.send(ahead(7, truth[:5]))
+        verdicts = [await talk.receive() for _ in range(7)]
+        assert [verdict.stale for verdict in verdicts] == [False, False, True, True, False, True, False]
+        assert [verdict.seq for verdict in verdicts] == list(range(1, 8))
+        assert [verdicts[i].bonus for i in (0, 1, 4, 6)] == [truth[0], truth[1], truth[4], truth[5]]
+
+
+def test_what_is_held_awaits_its_last_bonus_only():
+    sequence = Sequence(target().kv, None)
+    assert not sequence.expects(0, 7, prefix_hash([7]))
+    sequence.slot.length = 2
+    sequence.tokens, sequence.bonus = [3, 4], 7
+    assert sequence.expects(2, 7, prefix_hash([3, 4, 7]))
+    sequence.truncate(2)
+    assert sequence.expects(2, 7, prefix_hash([3, 4, 7]))
+    sequence.truncate(1)
+    assert sequence.bonus is None
+
+
+def test_a_long_text_is_hashed_once_however_many_drafts_assume_it(monkeypatch):
+    hashed = []
+    monkeypatch.setattr(packing, "pack_tokens", lambda tokens: hashed.append(len(tokens)) or pack_tokens(tokens))
+    text = random_tokens(np.random.default_rng(2), 5000)
+    sequence = Sequence(target().kv, None)
+    sequence.tokens, sequence.bonus = text[:1000], 7
+    for length in (*range(1000, 5000, 40), 3000, *range(3000, 5000, 40)):
+        sequence.truncate(length)
+        sequence.tokens += text[len(sequence.tokens) : length]
+        sequence.bonus = 7
+        assumes = blake2b(pack_tokens([*text[:length], 7]), digest_size=8).digest()
+        assert sequence.expects(length, 7, assumes)
+        assert not sequence.expects(length, 7, bytes(8))
+    assert sum(hashed) < 5000 + 5000 + 1000  # once, once more from where it was cut, and every bonus
+
+
+async def test_nothing_follows_an_end_of_text(truth):
+    model = build("llama")
+    stop = max(i for i in range(12) if truth[i] not in truth[:i])
+    model.generation_config.eos_token_id = [truth[stop]]
+    async with serving(Target.of(model)) as verifier, talking(verifier) as talk:
+        await begun(talk, verifier)
+        await talk.send(ahead(2, truth[:1], DraftTree.chain(truth[1:stop])))
+        await talk.send(ahead(3, truth[: stop + 1]))  # the bonus, but it ends the text
+        assert [(await talk.receive()).finish for _ in range(2)] == [Finish.NOT_YET, Finish.EOS]
+        assert await talk.receive() == stale(3)
+
+
+@pytest.mark.parametrize("changes", [{"assumes": b"1234567"}, {"context": (3,)}])
+async def test_a_hash_that_is_none_and_one_with_context_are_refused(verifier, truth, changes):
+    async with conversing(verifier) as talk:
+        await talk.send(ahead(1, truth[:1], **changes))
+        assert (await talk.refusal()).reason is Reason.MALFORMED_FRAME
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, seed=8)], ids=["greedy", "sampled"])
+async def test_two_in_flight_write_what_the_plain_loop_writes(verifier, sampling):
+    """A guesser that is right now and then; whatever it assumes wrongly is answered stale and made good."""
+    rng = np.random.default_rng(3)
+    async with conversing(verifier, sampling=sampling) as talk:
+        truth = [verdict.bonus for verdict in await talk.decode(0, PROMPT[:-1], PROMPT[-1], 60)]
+        await talk.draft(0, PROMPT[:-1], PROMPT[-1])
+        answer = [(await talk.receive()).bonus]
+        missed = 0
+        while len(answer) < 50:
+            tree = tree_around(rng, truth[len(answer) :], 3, 3)
+            guess = truth[len(answer) : len(answer) + 4] if rng.random() < 0.6 else random_tokens(rng, 3)
+            second = tree_around(rng, truth[len(answer) + 4 :], 3, 2)
+            talk.seq += 2
+            await talk.send(Draft(talk.seq - 1, HAVE + len(answer) - 1, (), answer[-1], tree))
+            await talk.send(ahead(talk.seq, [*answer, *guess], second))
+            first, next_one = await talk.receive(), await talk.receive()
+            answer += [*tree.path_tokens(first.path), first.bonus]
+            if next_one.stale:
+                missed += 1
+            else:
+                answer += [*second.path_tokens(next_one.path), next_one.bonus]
+        assert answer == truth[: len(answer)]
+        assert 0 < missed < 10
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Every pass waits until it is let go."""
+    let_go = threading.Semaphore(0)
+    launch = Engine.launch
+
+    def waiting(engine, inputs):
+        assert let_go.acquire(timeout=WAIT_S)
+        return launch(engine, inputs)
+
+    monkeypatch.setattr(Engine, "launch", waiting)
+    return let_go
+
+
+def is_features(frame: Verdict | Features) -> bool:
+    return isinstance(frame, Features)
+
+
+async def frames_of(talk, decode: Decode, until: int, passes=None) -> list[Verdict | Features]:
+    """All frames of a Decode, up to the features that are its last, which end at position `until`. With `passes`, the
+    next pass begins once the last one's features are here."""
+    await talk.send(decode)
+    frames = []
+    while not (frames and is_features(frames[-1]) and frames[-1].last):
+        if passes is not None and (not frames or is_features(frames[-1])):
+            passes.release()
+        frames.append(await talk.receive())
+    assert frames[-1].first + len(frames[-1].rows) == until
+    return frames
+
+
+def rows_of(frames) -> np.ndarray:
+    """All rows, once they are seen to follow each other."""
+    features = [frame for frame in frames if isinstance(frame, Features)]
+    for one, other in itertools.pairwise(features):
+        assert other.first == one.first + len(one.rows)
+    return np.concatenate([frame.rows for frame in features])
+
+
+async def test_rows_come_along_as_they_are_made(verifier, passes):
+    async with conversing(verifier, tap=TAP) as talk:
+        decode = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 9, features_from=0)
+        frames = await frames_of(talk, decode, HAVE + 8, passes)
+        assert "".join("f" if is_features(frame) else "v" for frame in frames) == "vf" * 9
+        assert [frame.last for frame in frames if isinstance(frame, Features)] == [False] * 8 + [True]
+        verdicts = [frame for frame in frames if isinstance(frame, Verdict)]
+        answer = [verdict.bonus for verdict in verdicts]
+        rows = rows_of(frames)
+    passes.release()
+    async with conversing(verifier, tap=TAP) as fresh:
+        await fresh.draft(0, [*PROMPT, *answer[:7]], answer[7])
+        await fresh.receive()
+        features = await fresh.receive()
+        np.testing.assert_allclose(rows, features.rows, atol=2e-5)
+
+
+async def test_only_the_rows_that_are_lacking_come(verifier):
+    async with conversing(verifier, tap=TAP) as talk:
+        first = await talk.prompt(PROMPT)
+        await talk.receive()
+        frames = await frames_of(talk, Decode(2, HAVE, (), first.bonus, 5, features_from=HAVE - 2), HAVE + 5)
+        assert next(frame for frame in frames if isinstance(frame, Features)).first == HAVE - 2
+        assert len(rows_of(frames)) == 7
+
+
+async def test_a_long_prompts_rows_hold_up_its_first_token_no_more_than_others(verifier):
+    prompt = random_tokens(np.random.default_rng(2), 350)
+    async with conversing(verifier, tap=TAP) as talk:
+        frames = await frames_of(talk, Decode(1, 0, tuple(prompt[:-1]), prompt[-1], 3, features_from=0), 352)
+        assert isinstance(frames[0], Verdict)
+        assert next(len(frame.rows) for frame in frames if isinstance(frame, Features)) == 350
+        assert len(rows_of(frames)) == 352
+
+
+async def test_a_tap_that_is_read_at_its_newest_only_sends_that(verifier):
+    async with conversing(verifier, tap="keys") as talk:
+        frames = await frames_of(talk, Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 4, features_from=0), HAVE + 3)
+        features = [frame for frame in frames if isinstance(frame, Features)]
+        assert [(frame.first, len(frame.rows)) for frame in features] == [(HAVE - 1 + i, 1) for i in range(4)]
+
+
+async def test_a_cancelled_decode_ends_its_features_too(verifier):
+    async with conversing(verifier, tap=TAP) as talk:
+        await talk.send(Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 400, features_from=0))
+        await talk.receive()
+        await talk.send(Cancel(1))
+        frames = [await talk.receive()]
+        while not (isinstance(frames[-1], Features) and frames[-1].last):
+            frames.append(await talk.receive())
+        assert any(isinstance(frame, Verdict) and frame.finish is Finish.CANCELLED for frame in frames)
+        assert len(frames) < 800
+
+
+async def test_without_features_from_none_come(verifier):
+    async with conversing(verifier, tap=TAP) as talk:
+        await talk.send(Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 5))
+        frames = [await talk.receive() for _ in range(5)]
+        assert all(isinstance(frame, Verdict) for frame in frames)

@@ -2,18 +2,12 @@
 
 import logging
 
-import numpy as np
 import pytest
-from talk import started, talking
-from tiny_targets import random_tokens, target
+from talk import PROMPT, conversing, serving
 
 from outrider_proto.errors import Reason
-from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.sessions.verifier import Verifier
 from outrider_server.telemetry.access_log import AccessLog
 from outrider_server.telemetry.observer import ObserverGroup, ServerObserver, StreamObserver
-
-PROMPT = random_tokens(np.random.default_rng(1), 12)
 
 
 class Broken(ServerObserver, StreamObserver):
@@ -49,16 +43,14 @@ class Counting(ServerObserver, StreamObserver):
 
 
 @pytest.mark.parametrize("after", range(8))
-async def test_a_failing_observer_ends_no_stream_and_not_the_engine_thread(after, caplog):
-    truth = plain_greedy(target(), PROMPT, 3)
+async def test_a_failing_observer_ends_no_stream_and_not_the_engine_thread(after, truth, caplog):
     others = Counting(), Counting()
-    verifier = Verifier(target(), observer=ObserverGroup([others[0], Broken(after), AccessLog(), others[1]]))
-    async with started(verifier):
+    observer = ObserverGroup([others[0], Broken(after), AccessLog(), others[1]])
+    async with serving(observer=observer) as verifier:
         for _ in range(2):
-            async with talking(verifier) as talk:
-                await talk.open(verifier.describe())
+            async with conversing(verifier) as talk:
                 verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 3)
-                assert [verdict.bonus for verdict in verdicts] == truth
+                assert [verdict.bonus for verdict in verdicts] == truth[:3]
         assert verifier.alive
     (failed,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert failed.getMessage() == "Broken failed; the server goes on, and what it reports may be wrong"
