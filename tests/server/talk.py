@@ -6,12 +6,13 @@ from contextlib import asynccontextmanager, suppress
 
 import grpc
 import numpy as np
+import pytest
 import torch
 from tiny_targets import random_tokens, target
 
 from outrider_drafters.contracts.tap import Activations, LastHiddenTap, StatelessTap
 from outrider_proto import verifier_pb2 as pb
-from outrider_proto.errors import Refusal
+from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Features, Finish, Open, TapInfo, Verdict
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
@@ -115,6 +116,10 @@ def watched_launches(verifier: Verifier, monkeypatch, told) -> list:
     launch = engine.launch
     monkeypatch.setattr(engine, "launch", lambda inputs: seen.append(told(inputs)) or launch(inputs))
     return seen
+
+
+def refused(reason: Reason, match: str | None = None):
+    return pytest.raises(Refusal, match=match, check=lambda refusal: refusal.reason is reason)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from talk import PROMPT, TAP, calling
+from talk import PROMPT, TAP, calling, refused
 from tiny_targets import target
 
 from outrider_drafters.checkpoints.bundle import find_bundle
@@ -106,9 +106,8 @@ async def test_a_damaged_cache_is_rebuilt_and_no_request_waits_long(copied, made
     monkeypatch.setattr(bundles_module, "_ANSWER_S", 0.0)
     (copied / "config.json").write_text("{}")
     bundles = bundles_in(copied.parent, pair)
-    with pytest.raises(Refusal, match="still building") as refused:
+    with refused(Reason.BUNDLE_NOT_READY, "still building"):
         await bundles.manifest()
-    assert refused.value.reason is Reason.BUNDLE_NOT_READY
     monkeypatch.undo()
     await until_made(bundles)
     assert (copied / "config.json").read_bytes() == (made / "config.json").read_bytes()
@@ -130,9 +129,8 @@ async def test_a_cache_that_went_away(copied, pair):
     bundles = bundles_in(copied.parent, pair)
     manifest = await bundles.manifest()
     copied.rename(copied.with_name("away"))
-    with pytest.raises(Refusal) as refused:
+    with refused(Reason.BUNDLE_CHANGED):
         await content(bundles, manifest, "config.json")
-    assert refused.value.reason is Reason.BUNDLE_CHANGED
     copied.with_name("away").rename(copied)
     assert await bundles.manifest() == manifest
     assert await content(bundles, manifest, "config.json")
@@ -142,10 +140,9 @@ async def test_what_cannot_be_made(pair, tmp_path, caplog):
     """The log says why, the client does not learn where things lie."""
     (tmp_path / "drafter").mkdir()
     (tmp_path / "drafter/config.json").write_text("{}")
-    with pytest.raises(Refusal) as refused:
+    with refused(Reason.NO_BUNDLE) as caught:
         await until_made(EdgeBundles(pair[0], [str(tmp_path / "drafter")], ("float32",), tmp_path / "cache"))
-    assert refused.value.reason is Reason.NO_BUNDLE
-    assert str(tmp_path) not in refused.value.message
+    assert str(tmp_path) not in caught.value.message
     assert "has neither model.safetensors" in caplog.text
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -180,9 +177,8 @@ async def test_stopping_ends_the_maker(pair, tmp_path, monkeypatch):
     ],
 )
 async def test_what_is_not_on_offer(made, cache, pair, asked, message):
-    with pytest.raises(Refusal, match=message) as refused:
+    with refused(Reason.NO_BUNDLE, message):
         await bundles_in(cache, pair).manifest(*asked)
-    assert refused.value.reason is Reason.NO_BUNDLE
 
 
 @pytest.mark.parametrize(
@@ -201,9 +197,8 @@ async def test_offsets_and_ids(ready):
     assert await content(bundles, manifest, manifest.files[0].name, size) == b""
     with pytest.raises(Refusal, match="offset="):
         await content(bundles, manifest, manifest.files[0].name, size + 1)
-    with pytest.raises(Refusal) as refused:
+    with refused(Reason.BUNDLE_CHANGED):
         await anext(bundles.chunks("0" * 64, "config.json", 0, "a"))
-    assert refused.value.reason is Reason.BUNDLE_CHANGED
 
 
 async def test_fetches_are_bounded_and_end_with_the_server(made, cache, pair):
@@ -212,15 +207,13 @@ async def test_fetches_are_bounded_and_end_with_the_server(made, cache, pair):
     fetches = [bundles.chunks(manifest.bundle_id, "model.safetensors", 0, f"{n}") for n in range(MAX_FETCHES)]
     for fetch in fetches:
         await anext(fetch)
-    with pytest.raises(Refusal) as refused:
+    with refused(Reason.SERVER_FULL):
         await content(bundles, manifest, "config.json")
-    assert refused.value.reason is Reason.SERVER_FULL
     await fetches[0].aclose()
     assert await content(bundles, manifest, "config.json")
     bundles.drain()
-    with pytest.raises(Refusal) as refused:
+    with refused(Reason.SHUTTING_DOWN):
         await anext(fetches[1])
-    assert refused.value.reason is Reason.SHUTTING_DOWN
     for fetch in fetches:
         await fetch.aclose()
 
@@ -252,9 +245,8 @@ async def test_places_go_from_those_with_most_and_longest_to_those_who_wait(made
     hogs = [await fetch("a") for _ in range(4)] + [await fetch("b") for _ in range(4)]
     others = [await fetch(f"{n}") for n in range(6)]  # at once: one place of each hog stays
     for evicted in (*hogs[:3], *hogs[4:7]):
-        with pytest.raises(Refusal, match="fetch the rest later") as refused:
+        with refused(Reason.SERVER_FULL, "fetch the rest later"):
             await anext(evicted)
-        assert refused.value.reason is Reason.SERVER_FULL
     with pytest.raises(Refusal, match="being fetched already"):
         await fetch("late")
     now += 60

@@ -31,28 +31,25 @@ FALSE_ALARM = 1e-4  # per chi-square test, for a right implementation; seeds are
 
 
 @pytest.mark.parametrize(
-    ("chosen", "expected"),
+    ("chosen", "max_depth", "expected"),
     [
-        ([8, 0, 0, 0, 0, 0], AcceptedPath((), 8, Finish.NOT_YET)),
-        ([4, 7, 0, 0, 8, 0], AcceptedPath((0, 3), 8, Finish.NOT_YET)),
-        ([5, 0, 6, 0, 0, 8], AcceptedPath((1, 4), 8, Finish.NOT_YET)),
-        ([5, 0, 7, 0, 0, 8], AcceptedPath((1,), 7, Finish.NOT_YET)),
-        ([2, 0, 0, 0, 0, 0], AcceptedPath((), 2, Finish.EOS)),
-        ([4, 2, 0, 0, 0, 0], AcceptedPath((0,), 2, Finish.EOS)),
+        ([8, 0, 0, 0, 0, 0], 9, AcceptedPath((), 8, Finish.NOT_YET)),
+        ([4, 7, 0, 0, 8, 0], 9, AcceptedPath((0, 3), 8, Finish.NOT_YET)),
+        ([5, 0, 6, 0, 0, 8], 9, AcceptedPath((1, 4), 8, Finish.NOT_YET)),
+        ([5, 0, 7, 0, 0, 8], 9, AcceptedPath((1,), 7, Finish.NOT_YET)),
+        ([2, 0, 0, 0, 0, 0], 9, AcceptedPath((), 2, Finish.EOS)),
+        ([4, 2, 0, 0, 0, 0], 9, AcceptedPath((0,), 2, Finish.EOS)),
+        ([4, 7, 0, 0, 8, 0], 2, AcceptedPath((0, 3), 8, Finish.CONTEXT_FULL)),
+        ([4, 7, 0, 0, 8, 0], 1, AcceptedPath((0,), 7, Finish.CONTEXT_FULL)),
+        ([4, 7, 0, 0, 8, 0], 0, AcceptedPath((), 4, Finish.CONTEXT_FULL)),
     ],
 )
-def test_the_walk_follows_the_chosen_tokens(chosen, expected):
-    assert judged(chosen, {2}) == expected
+def test_the_walk_follows_the_chosen_tokens_as_far_as_the_context_goes(chosen, max_depth, expected):
+    assert judged(chosen, {2}, max_depth) == expected
 
 
 def test_an_accepted_end_of_text_ends_the_path_without_bonus():
     assert judged([5, 0, 6, 0, 0, 8], {6}) == AcceptedPath((1, 4), None, Finish.EOS)
-
-
-def test_the_context_limits_the_path():
-    assert judged([4, 7, 0, 0, 8, 0], set(), 2) == AcceptedPath((0, 3), 8, Finish.CONTEXT_FULL)
-    assert judged([4, 7, 0, 0, 8, 0], set(), 1) == AcceptedPath((0,), 7, Finish.CONTEXT_FULL)
-    assert judged([4, 7, 0, 0, 8, 0], set(), 0) == AcceptedPath((), 4, Finish.CONTEXT_FULL)
 
 
 VOCAB = 4

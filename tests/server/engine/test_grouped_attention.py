@@ -74,21 +74,25 @@ def placed(parts: list[Work]) -> list[Placed]:
     return answer
 
 
-@of_the_host
+@pytest.mark.parametrize("layout", [pytest.param("auto", marks=of_the_host), "paged"])
 @pytest.mark.parametrize("prefixes", [0, 1, 2])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_together_is_as_alone(name, prefixes):
+def test_together_is_as_alone(name, prefixes, layout):
     rng = np.random.default_rng(prefixes)
     beginnings = [random_tokens(rng, 64 + 32 * i) for i in range(prefixes)] or [[]]
     lengths = [9, 30, 3, 12, 20, 1, 25, 17] if prefixes else [60, 75, 50, 90, 64, 55, 80, 20]
+    lengths, num_nodes = ([9, 30, 3, 62, 20, 1, 25, 117], 5) if layout == "paged" else (lengths, 9)
     parts = [
-        (sequence, random_tokens(rng, int(rng.integers(1, 4))), random_tree(rng, int(rng.integers(0, 9))))
-        for sequence in sessions(name, beginnings, lengths)
+        (sequence, random_tokens(rng, int(rng.integers(1, 4))), random_tree(rng, int(rng.integers(0, num_nodes))))
+        for sequence in sessions(name, beginnings, lengths, layout)
     ]
-    parts[3] = (parts[3][0], random_tokens(rng, 80), DraftTree())  # one that must go alone
-    together, alone = group_segments(placed(parts), HOST_LIMITS)
-    assert together
-    assert len(alone) < len(parts) / 2
+    parts[3] = (parts[3][0], random_tokens(rng, 80), DraftTree())  # one that must go alone: too many rows to pad to
+    if layout == "paged":
+        parts[5] = (parts[5][0], parts[5][1], random_tree(rng, 20))
+    else:
+        together, alone = group_segments(placed(parts), HOST_LIMITS)
+        assert together
+        assert len(alone) < len(parts) / 2
     assert (parts[0][0].slot.start > 0) == (prefixes > 0)
     plain, fast = logits(name, parts, None), logits(name, parts)
     torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)
@@ -235,23 +239,6 @@ def test_on_a_device_the_sessions_that_its_limits_were_made_for_attend_together(
     kind: list[Placed] = [(0, cast(BatchSegment, segment))] * 32
     assert [len(group) for group in similar(kind, lambda _: held + rows, DEVICE_LIMITS, DEVICE_LIMITS.keys)] == [32]
     assert len(similar(kind, lambda _: held + rows, HOST_LIMITS, HOST_LIMITS.keys)) > 4
-
-
-@pytest.mark.parametrize("prefixes", [0, 1, 2])
-@pytest.mark.parametrize("name", CONFIGS)
-def test_one_call_for_all_is_the_loop_over_segments(name, prefixes):
-    rng = np.random.default_rng(prefixes)
-    beginnings = [random_tokens(rng, 64 + 32 * i) for i in range(prefixes)] or [[]]
-    parts = [
-        (sequence, random_tokens(rng, int(rng.integers(1, 4))), random_tree(rng, int(rng.integers(0, 5))))
-        for sequence in sessions(name, beginnings, [9, 30, 3, 62, 20, 1, 25, 117], "paged")
-    ]
-    parts[3] = (parts[3][0], random_tokens(rng, 80), DraftTree())  # too many rows to be padded to
-    parts[5] = (parts[5][0], parts[5][1], random_tree(rng, 20))
-    assert (parts[0][0].slot.start > 0) == (prefixes > 0)
-    plain, fast = logits(name, parts, None), logits(name, parts)
-    torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)
-    assert torch.equal(fast.argmax(-1), plain.argmax(-1))
 
 
 def conversations(name: str, layout: KVLayout, attention: str) -> tuple[list[list[int]], KVMemory]:

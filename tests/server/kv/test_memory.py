@@ -75,7 +75,12 @@ def go_on(sequence: Sequence, base_len: int, context: list[int], request: object
     run(sequence)
 
 
-def check_rows(sequence: Sequence) -> None:
+def check_rows(*sequences: Sequence) -> None:
+    for sequence in sequences:
+        check_rows_of(sequence)
+
+
+def check_rows_of(sequence: Sequence) -> None:
     values, stands = stamps(sequence.tokens), sequence.slot.length
     keys, negated = sequence.slot.rows(0, stands)
     for layer in range(sequence.slot.shape.layers):
@@ -192,8 +197,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     @invariant()
     def everybody_has_their_own_rows(self) -> None:
-        for sequence in self.sessions:
-            check_rows(sequence)
+        check_rows(*self.sessions)
 
     @invariant()
     def every_byte_is_accounted(self) -> None:
@@ -411,8 +415,7 @@ def test_a_common_beginning_is_stored_once():
     own = sum(sequence.slot.num_bytes for sequence in sessions)
     assert own <= 10 * 256 * ROW
     assert [sequence.slot.start for sequence in sessions] == [len(system)] * 10
-    for sequence in sessions:
-        check_rows(sequence)
+    check_rows(*sessions)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "paged"])
@@ -451,8 +454,7 @@ def test_features_go_along_or_nothing_does():
     assert one.slot.start == 0
     two = new(memory, 100, tap=KeyTap())
     assert two.slot.start == 96
-    check_rows(one)
-    check_rows(two)
+    check_rows(one, two)
 
 
 def test_a_text_outlives_its_session_where_there_is_room():
@@ -502,8 +504,7 @@ def test_what_is_small_is_copied_by_all():
     assert memory.prefix_hits_tokens == 2 * 96
     larger = [new(memory, 200, 500) for _ in range(3)]
     assert [sequence.slot.start for sequence in larger] == [192] * 3
-    for sequence in (*sessions, *larger):
-        check_rows(sequence)
+    check_rows(*sessions, *larger)
 
 
 def test_a_copy_is_known_when_what_it_was_copied_from_is_gone():
@@ -583,8 +584,7 @@ def test_what_goes_on_from_a_copy_is_not_stored_twice():
     sessions = [new(memory, 20 * BLOCK) for _ in range(2)]
     assert [sequence.slot.start for sequence in sessions] == [20 * BLOCK] * 2
     assert memory.prefix_bytes == 20 * BLOCK * ROW
-    for sequence in sessions:
-        check_rows(sequence)
+    check_rows(*sessions)
 
 
 def test_a_text_may_be_cut_into_any_number_of_prefixes():

@@ -151,18 +151,8 @@ async def test_sessions_features_and_drafting_on_the_server(pair):
 def running(target: Path, *options: str):
     """A server's process, the line that it is ready with, and the process of its other rank."""
     need_cpu()
-    arguments = [
-        "serve",
-        "--target",
-        str(target),
-        "--port",
-        "0",
-        "--threads",
-        "1",
-        "--set",
-        "tensor-parallel=2",
-        *options,
-    ]
+    places = ["--target", str(target), "--port", "0", "--threads", "1"]
+    arguments = ["serve", *places, "--set", "tensor-parallel=2", *options]
     with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True) as process:
         try:
             while "ready on" not in (ready := process.stderr.readline()):  # libraries may have warned of this machine

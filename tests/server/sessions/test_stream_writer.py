@@ -36,10 +36,7 @@ async def test_long_features_leave_in_pieces_and_a_verdict_overtakes_them():
 
 @pytest.mark.parametrize(("width", "padded", "rows"), [(96, 0, 170), (96, 2048, 8), (40_000, 0, 1), (96, 40_000, 1)])
 async def test_a_piece_is_of_what_the_wire_carries(width, padded, rows):
-    stream = StreamWriter()
-    stream.send(waiting(200, width, padded_width=padded))
-    stream.wind_down()
-    pieces = [frame async for frame in stream.frames()]
+    pieces = await sent(waiting(200, width, padded_width=padded))
     assert [len(piece.rows) for piece in pieces[:-1]] == [rows] * (len(pieces) - 1)
     assert sum(len(piece.rows) for piece in pieces) == 200
     assert {piece.padded_width for piece in pieces} == {padded}
