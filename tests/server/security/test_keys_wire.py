@@ -65,7 +65,8 @@ def open_frame(server: Server) -> Open:
 
 @asynccontextmanager
 async def joined(server: Server, key: str):
-    async with joined(server, key) as talk:
+    async with calling(server.address, key) as talk:
+        await talk.open(about(server))
         yield talk
 
 

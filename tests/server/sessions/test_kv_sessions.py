@@ -1,16 +1,19 @@
-"""Eviction, sharing and want of memory, as sessions see them: not at all, but for the time it takes."""
+"""Eviction, sharing and want of memory, as sessions see them: not at all, but for the time it takes; nor where
+a target's attention is not Llama's."""
 
 import asyncio
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from talk import TAP, conversing, serving, talking, text_of
-from tiny_targets import FakeRequest, random_tokens, random_tree, target
+from talk import TAP, conversing, serving, started, talking, text_of
+from tiny_targets import FakeRequest, random_tokens, random_tree, target, tree_around
 
+from outrider_drafters.contracts.tap import LastHiddenTap
 from outrider_models.core.embedded import model_dirs
 from outrider_proto.errors import Reason, UsageError
-from outrider_proto.frames import Decode, Features, Finish, Ping, Pong, Sampling
+from outrider_proto.frames import Decode, Features, Finish, Ping, Pong, Sampling, Verdict
 from outrider_proto.packing import prefix_hash
 from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.engine import Engine, StepInput
@@ -259,3 +262,55 @@ async def test_a_draft_that_can_never_fit_leaves_the_session_as_it_was(truths):
             opened = await talk.open(verifier.describe(), session_id=session, committed_len=len(prompt))
             assert (opened.kept_len, opened.kept_hash) == (len(prompt), prefix_hash(prompt))
             assert (await talk.verdict(len(prompt), (), truths[0][0])).bonus == truths[0][1]
+
+
+NAMES = ["gpt-oss", "gemma4", "gemma4-shared"]
+NEW_TOKENS = 40
+BEGINNING = random_tokens(np.random.default_rng(0), 70)
+RELATED = [BEGINNING + random_tokens(np.random.default_rng(seed), 20 + 9 * seed) for seed in range(1, 6)]
+
+
+@cache
+def answer_to(name: str, which: int) -> tuple[int, ...]:
+    return tuple(plain_greedy(target(name), RELATED[which], NEW_TOKENS))
+
+
+async def conversation(verifier: Verifier, name: str, which: int, tap: str) -> list[int]:
+    """The answer by drafts of trees, some of whose branches are right; it waits between them, as over a link."""
+    rng, said = np.random.default_rng(which), list[int]()
+    async with conversing(verifier, tap=tap) as talk:
+        prompt = RELATED[which]
+        text, context, root, finish = [], prompt[:-1], prompt[-1], Finish.NOT_YET
+        while len(said) < NEW_TOKENS and finish is Finish.NOT_YET:
+            rest = list(answer_to(name, which)[len(said) :])
+            tree = tree_around(rng, rest, int(rng.integers(0, 4)), int(rng.integers(0, 6)))
+            await talk.draft(len(text), context, root, tree, features_from=0)
+            while not isinstance(frame := await talk.receive(), Verdict):
+                assert isinstance(frame, Features)
+            accepted = tree.path_tokens(frame.path)
+            text += [*context, root, *accepted]
+            said += [*accepted, *([] if frame.bonus is None else [frame.bonus])]
+            context, root, finish = [], frame.bonus, frame.finish
+            await asyncio.sleep(0)
+    return said[:NEW_TOKENS]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "paged"])
+@pytest.mark.parametrize("name", NAMES)
+async def test_sessions_say_what_the_plain_loop_says(name, layout, monkeypatch):
+    """Features are on for half of them: their rows are no one else's."""
+    monkeypatch.setattr(verifier_module, "_HOLD_S", 0.0)
+    served = target(name)
+    truths = [list(answer_to(name, which)) for which in range(len(RELATED))]  # before it serves
+    tap = LastHiddenTap(served.hidden_size)
+    rows = 360 * (served.kv.bytes_per_token + 4 * tap.info.width)
+    limits = LimitsConfig(kv_memory=str(rows), kv_layout=layout, kv_swap=str(rows), room_wait_s=60)
+    verifier = Verifier(served, [tap], limits)
+    async with started(verifier):
+        taps = [tap.info.fingerprint if which % 2 else "" for which in range(len(RELATED))]
+        answers = await asyncio.gather(*(conversation(verifier, name, which, own) for which, own in enumerate(taps)))
+        again = await conversation(verifier, name, 0, "")
+        memory = verifier.memory
+        assert memory.prefix_hits_tokens > 0
+        assert memory.evictions > 0
+    assert [*answers, again] == [*truths, truths[0]]
