@@ -20,6 +20,7 @@ WORDS = Keywords({"a": ("word",)})
         ({"on_reconnect": "panic"}, "keep, verify"),
         ({"codec": "int1"}, "need one of int8, "),
         ({"threads": 0}, "threads=0"),
+        ({"drafter_dtype": "float64"}, "drafter_dtype='float64': need one of float32, bfloat16"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
         ({"offline_limit": -1}, "offline_limit=-1"),
         ({"wait_for_link_s": float("nan")}, "wait_for_link_s=nan"),

@@ -110,13 +110,13 @@ class WatchedConnection(LocalConnection):
         return any(isinstance(sent, Draft) and sent.seq > seq and not sent.assumes for sent in self._log)
 
 
-class WatchedTransport(LocalTransport):
-    def __init__(self, verifier, log, drafting):
+class Transport(LocalTransport):
+    def __init__(self, verifier, connection, *watched):
         super().__init__(verifier.describe, verifier.session)
-        self._verifier, self._log, self._drafting = verifier, log, drafting
+        self._connection = lambda: connection(verifier.session, *watched)
 
     async def connect(self):
-        return WatchedConnection(self._verifier.session, self._log, self._drafting)
+        return self._connection()
 
 
 class ObservedAnswer:
@@ -143,7 +143,7 @@ async def observe(fast, models, verifier, language):
 
     async def mode_run(mode, wrong=(), reach=UNLIMITED, max_new_tokens=NEW, **choices):
         log, drafting = [], CountingThread(SureDrafter(language, dict(wrong), reach))
-        transport = WatchedTransport(verifier, log, drafting)
+        transport = Transport(verifier, WatchedConnection, log, drafting)
         clients.append(AsyncClient(fast, models=models, transport=transport, drafting=drafting))
         asked = {"shape": TreeShape.chain(LEVELS), "outcomes": OUTCOMES, "max_new_tokens": max_new_tokens}
         completion = await clients[-1].complete(PROMPT, mode=mode, **(asked | choices))
@@ -291,8 +291,7 @@ class LateRows(LocalConnection):
 
     def __init__(self, session):
         super().__init__(session)
-        self._late = []
-        self._due = []
+        self._late, self._due = [], []
 
     async def receive(self):
         if self._due:
@@ -306,17 +305,12 @@ class LateRows(LocalConnection):
         return frame
 
 
-class LateTransport(LocalTransport):
-    async def connect(self):
-        return LateRows(self._session)
-
-
 @pytest.mark.parametrize("mode", ["proactive", "pipelined"])
 @pytest.mark.parametrize("wrong", [{}, {WRONG_AT: NEVER}])
 async def test_a_forecast_that_waits_for_rows_holds_up_no_verdict(fast, models, verifier, language, mode, wrong):
     """It is then none: the next draft is grown as ever."""
     drafting = CountingThread(SureDrafter(language, wrong))
-    transport = LateTransport(verifier.describe, verifier.session)
+    transport = Transport(verifier, LateRows)
     async with AsyncClient(fast, models=models, transport=transport, drafting=drafting) as client:
         asked = {"shape": TreeShape.chain(LEVELS), "max_new_tokens": NEW, "wait_for_features": False}
         async with asyncio.timeout(4.0):

@@ -29,26 +29,22 @@ CALL = ToolCall("add", '{"a": 1}')
         ('{"name": "add", "parameters": {"a": 1}}', ""),
         (' {"name": "add", "arguments": {"a": 1}}\n', ""),
         ('[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]', ""),
+        *(
+            (text, None)
+            for text in ("", "Hello", "{", '{"name": "other", "arguments": {}}', "<tool_call>", "[1]", '"add"')
+        ),
+        ("<tool_call>{</tool_call>", None),
     ],
 )
-def test_the_forms_of_a_call(text, front):
-    assert calls_in(text, [ADD, WAIT]) == (front, [CALL])
+def test_the_forms_of_a_call_and_text_that_is_none(text, front):
+    assert calls_in(text, [ADD, WAIT]) == ((text, []) if front is None else (front, [CALL]))
 
 
 def test_several_calls():
-    assert calls_in(written([CALL, ToolCall("wait", "{}")]), [ADD, WAIT]) == ("", [CALL, ToolCall("wait", "{}")])
-    assert calls_in('[{"name": "wait"}, {"name": "add", "arguments": {"a": 1}}]', [ADD, WAIT]) == (
-        "",
-        [ToolCall("wait", "{}"), CALL],
-    )
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "Hello", "{", '{"name": "other", "arguments": {}}', "<tool_call>", "<tool_call>{</tool_call>", "[1]", '"add"'],
-)
-def test_what_is_no_call_stays_text(text):
-    assert calls_in(text, [ADD, WAIT]) == (text, [])
+    wait = ToolCall("wait", "{}")
+    assert calls_in(written([CALL, wait]), [ADD, WAIT]) == ("", [CALL, wait])
+    several = '[{"name": "wait"}, {"name": "add", "arguments": {"a": 1}}]'
+    assert calls_in(several, [ADD, WAIT]) == ("", [wait, CALL])
 
 
 def test_a_schema_of_one_call_or_one_of_several():
