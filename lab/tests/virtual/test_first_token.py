@@ -44,7 +44,7 @@ def test_a_question_is_asked_after_others_that_no_other_prompt_has(models):
     for before, after in zip(asked, late, strict=True):
         assert 300 <= len(after.prompt) < 600
         assert after.sample.messages[-1] == before.sample.messages[-1]
-        assert after.sample.check == before.sample.check
+        assert after.sample.answer == before.sample.answer
     openings = {after.sample.messages[0].content for after in late}
     assert len(openings) == len(late)
     assert lengthened(asked, models, 300) == late
