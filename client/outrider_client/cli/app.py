@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -113,9 +114,7 @@ def generate(
     rules = {} if json_schema is None else {"json_schema": read_schema(json_schema)}
     config = options.config().for_answer(raw=raw or prompt_ids is not None, **rules)
 
-    def answer(config: ClientConfig) -> None:
-        _answer(config, parsed, stop or (), as_json=as_json)
-
+    answer = partial(_answer, prompt=parsed, stops=stop or (), as_json=as_json)
     if as_json or not can_offer_pull(config):
         answer(with_models(config))
     else:

@@ -9,7 +9,7 @@ from typer import Option
 
 from outrider_client.cli.interrupts import raise_on_interrupt
 from outrider_client.cli.options import ClientOptions, with_models
-from outrider_client.core.config import UNLIMITED
+from outrider_client.core.config import UNLIMITED, ClientConfig
 from outrider_proto.errors import UsageError
 
 KEY_VARIABLE = "OUTRIDER_API_KEY"
@@ -67,30 +67,37 @@ def gateway_command(
     ] = "auto",
 ) -> None:
     """Serve OpenAI's API on this device: /v1/chat/completions, /v1/completions, /v1/models; a chat page at /."""
-    for name, how in _OF_REQUESTS.items():
-        if name in options.on_command_line:
-            raise UsageError(f"{name}: each request sets it itself, {how}")
+    _refuse_what_requests_set(options)
     try:
         from outrider_client.gateway.gateway import GatewayConfig
         from outrider_client.gateway.serving import ServingConfig, serve
-        from outrider_client.models.local_models import recommended_sampling
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'outrider[gateway]'") from error
     key = _api_key(api_key, api_key_file)
     client = with_models(options.config())
-    max_tokens = client.max_new_tokens
     if generation_config:
-        recommended = recommended_sampling(client.target)
-        used = {name: value for name, value in recommended.items() if not options.says(name)}
-        max_tokens = used.pop("max_new_tokens", max_tokens)
-        client = client.for_answer(**used)
+        client = _as_recommended(client, options)
+    limit = None if client.max_new_tokens == UNLIMITED else client.max_new_tokens
     # Each request sets its own.
     client = client.for_answer(max_new_tokens=1, on_reconnect="verify", logprobs=None)
     names = tuple(model_name or GatewayConfig().names)
-    limit = None if max_tokens == UNLIMITED else max_tokens
     config = GatewayConfig(names, sessions, queue, limit, unverified, key, tuple(allow_origin or ()))
     raise_on_interrupt()
     serve(ServingConfig(client, config, host, port, profile, engine))
+
+
+def _refuse_what_requests_set(options: ClientOptions) -> None:
+    for name, how in _OF_REQUESTS.items():
+        if name in options.on_command_line:
+            raise UsageError(f"{name}: each request sets it itself, {how}")
+
+
+def _as_recommended(client: ClientConfig, options: ClientOptions) -> ClientConfig:
+    """Sample as the target's generation_config.json says, where no option does."""
+    from outrider_client.models.local_models import recommended_sampling
+
+    recommended = recommended_sampling(client.target)
+    return client.for_answer(**{name: value for name, value in recommended.items() if not options.says(name)})
 
 
 def _api_key(key: str | None, file: Path | None) -> str | None:

@@ -75,15 +75,7 @@ class Verifier:
             self._release,
             self._limits.client_sessions,
         )
-        policy = EvictionPolicy(kv_bytes, _HOLD_S, self._limits.room_wait_s)
-        self.memory = KVMemory(
-            target.kv,
-            kv_bytes,
-            self._limits.shared_prefixes,
-            policy=policy,
-            layout=self._limits.kv_layout,
-            swap_bytes=swap_bytes(self._limits.kv_swap, target.kv),
-        )
+        self.memory = _memory(target, kv_bytes, self._limits)
         replies = ReplyPoster()
         self._engine_loop = EngineLoop(Engine(target, pace), self._limits, replies, self._stepped)
         if target.ranks is not None:
@@ -256,6 +248,17 @@ class Verifier:
         while True:
             await asyncio.sleep(_SWEEP_S)
             self._sessions.expire(self._context.clock())
+
+
+def _memory(target: Target, kv_bytes: int, limits: LimitsConfig) -> KVMemory:
+    return KVMemory(
+        target.kv,
+        kv_bytes,
+        limits.shared_prefixes,
+        policy=EvictionPolicy(kv_bytes, _HOLD_S, limits.room_wait_s),
+        layout=limits.kv_layout,
+        swap_bytes=swap_bytes(limits.kv_swap, target.kv),
+    )
 
 
 def _paced(drafter: Drafter, pace: Pace | None) -> Drafter:
