@@ -1,7 +1,6 @@
 """Every published form of DFlash and DSpark, as a directory that a test writes, and its slow formulas."""
 
 import json
-import math
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 import torch
 from block_formulas import (
     BLOCK,
-    HEAD_DIM,
     HEADS,
     KV_HEADS,
     LAYERS,
@@ -87,8 +85,6 @@ ZLAB = {
     "block_size": BLOCK,
     "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 3, 5]},
 }
-LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LLAMA3 |= {"original_max_position_embeddings": 16}
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW, "use_sliding_window": True}
 
 
@@ -103,15 +99,6 @@ def sees_of_zlab(query: int, key: int, layer: int, config: dict[str, Any]) -> bo
     sliding = "layer_types" in config and layer == 0
     causal = config.get("is_causal", sliding)
     return not (causal and key > query) and not (sliding and abs(query - key) >= WINDOW)
-
-
-def frequency(pair: int, config: dict[str, Any]) -> float:
-    plain = THETA ** (-2 * pair / HEAD_DIM)
-    if "rope_scaling" not in config:
-        return plain
-    turns = 16 * plain / (2 * math.pi)  # within the original context
-    part = min(max((turns - 1.0) / (4.0 - 1.0), 0.0), 1.0)
-    return plain * part + plain / 4.0 * (1 - part)
 
 
 @dataclass
@@ -171,7 +158,6 @@ def dspark(config: dict[str, Any], kind: str, confidence: str = "") -> dict[str,
 FROM_ROOT = {"sample_from_anchor": True}
 FORMS = {
     "dflash, DeepSpec": Form(DEEPSPEC),
-    "dflash, speculators": Form(SPECULATORS, first=1),
     "dflash, speculators, defaults": Form(
         {key: value for key, value in SPECULATORS.items() if not key.startswith(("sample_from", "sliding"))}, first=1
     ),
@@ -200,9 +186,7 @@ FORMS |= {
         "": {},
         ", sliding and causal": SLIDING,
         ", sliding, not causal": SLIDING | {"is_causal": False},
-        ", all causal": {"is_causal": True},
         ", scales": {"input_embedding_scale": 1.5, "output_multiplier": 0.5, "final_logit_softcapping": 2.0},
-        ", llama3 rope": {"rope_scaling": LLAMA3},
     }.items()
 }
 for kind in ("vanilla", "gated", "rnn"):
@@ -211,7 +195,6 @@ for kind in ("vanilla", "gated", "rnn"):
         f"{kind}, speculators": Form(
             dspark(SPECULATORS, kind, "hidden") | FROM_ROOT, kind=kind, confidence="hidden", few=True
         ),
-        f"{kind}, speculators, not from the root": Form(dspark(SPECULATORS, kind), kind=kind, first=1),
     }
 FORMS["vanilla, speculators, sliding"] = Form(
     dspark(SPECULATORS, "vanilla") | FROM_ROOT, nested=SLIDING, kind="vanilla", sliding="causal"
@@ -222,7 +205,6 @@ FORMS["confidence alone"] = Form(
     | FROM_ROOT,
     confidence="hidden",
 )
-CONFIDENT = [name for name, form in FORMS.items() if form.confidence]
 
 
 class Place:
@@ -269,8 +251,7 @@ def fed(place: Place, frozen: TargetWeights, lacking: int = 0, options: str = ""
         state.add_features(2, features[2:])
     embed = place.tensors.get("embed_tokens.weight", frozen.embed) * place.config.get("input_embedding_scale", 1.0)
     root, late = (TOKENS[-1], len(TOKENS) - 1), TOKENS[count:-1][-LATE_ROWS:]
-    how = place.form.sees(root[1]), partial(frequency, config=place.config)
-    return state, block_rows(place.tensors, embed, list(hidden.values()), root, *how, late)
+    return state, block_rows(place.tensors, embed, list(hidden.values()), root, place.form.sees(root[1]), late)
 
 
 def expected_path(place: Place, rows: Tensor, path: list[int]) -> tuple[Tensor, Tensor]:

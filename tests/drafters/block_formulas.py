@@ -61,7 +61,6 @@ def block_rows(
     hidden: Sequence[Tensor],
     root: tuple[int, int],
     sees: Sees = lambda query, key, layer: True,
-    frequency: Callable[[int], float] = lambda pair: THETA ** (-2 * pair / HEAD_DIM),
     late: Sequence[int] = (),
 ) -> Tensor:
     """The rows [BLOCK, E] after the final norm. hidden: per tapped layer [n, E]; root: its token and position.
@@ -85,11 +84,11 @@ def block_rows(
             queries = (w[attention + "q_proj.weight"] @ row).view(HEADS, HEAD_DIM)
             mixed = []
             for head in range(HEADS):
-                query = rotated(norm(queries[head], w[attention + "q_norm.weight"]), place + i, frequency)
+                query = rotated(norm(queries[head], w[attention + "q_norm.weight"]), place + i)
                 seen = [j for j, at in enumerate(places) if sees(place + i, at, layer)]
                 group = head // (HEADS // KV_HEADS)
                 normed_keys = [norm(keys[j][group], w[attention + "k_norm.weight"]) for j in seen]
-                turned = [rotated(key, places[j], frequency) for key, j in zip(normed_keys, seen, strict=True)]
+                turned = [rotated(key, places[j]) for key, j in zip(normed_keys, seen, strict=True)]
                 parts = (torch.stack([query @ key for key in turned]) / math.sqrt(HEAD_DIM)).softmax(0)
                 mixed.append(sum(part * values[j][group] for part, j in zip(parts, seen, strict=True)))
             x[i] = x[i] + w[attention + "o_proj.weight"] @ torch.cat(mixed)
@@ -104,10 +103,10 @@ def norm(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.pow(2).mean() + 1e-6).sqrt() * weight
 
 
-def rotated(x: Tensor, position: int, frequency: Callable[[int], float]) -> Tensor:
+def rotated(x: Tensor, position: int) -> Tensor:
     half, out = HEAD_DIM // 2, x.clone()
     for pair in range(half):
-        angle = position * frequency(pair)
+        angle = position * THETA ** (-2 * pair / HEAD_DIM)
         a, b = x[pair], x[pair + half]
         out[pair] = a * math.cos(angle) - b * math.sin(angle)
         out[pair + half] = b * math.cos(angle) + a * math.sin(angle)

@@ -34,7 +34,6 @@ class Form:
     draft_vocab: int = 100
     fc_norm: bool = False
     input_norm: bool = False
-    fc_bias: bool = False
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: bool = False
@@ -97,7 +96,6 @@ class Head:
         shapes |= {"norm.weight": (hidden,)}
         optional: list[tuple[bool, dict[str, tuple[int, ...]]]] = [
             (form.fused, {"fc.weight": (hidden, fused)}),
-            (form.fc_bias, {"fc.bias": (hidden,)}),
             (form.fc_norm, {f"fc_norm.{i}.weight": (HT,) for i in range(len(form.layers))}),
             (form.input_norm, {"input_norm.weight": (fused,)}),
             (form.holds_embedding, {"embed_tokens.weight": (V, hidden)}),

@@ -32,7 +32,7 @@ class Formulas:
         joined = torch.cat(states, dim=-1)
         if "input_norm.weight" in self.tensors:
             joined = self.norm(joined, self.tensors["input_norm.weight"])
-        return joined @ self.tensors["fc.weight"].T + self.tensors.get("fc.bias", 0)
+        return joined @ self.tensors["fc.weight"].T
 
     def draft(self, tokens: list[int], features: Tensor, path: list[int]) -> Tensor:
         """Draft logits [Vd] after `tokens` (one more than features) and a drafted path."""

@@ -2,14 +2,11 @@
 
 import pytest
 import torch
-from block_forms import CONFIDENT, DRAFTED, FORMS, Place, expected_path, fed, random_target
+from block_forms import DRAFTED, FORMS, Place, expected_path, fed, random_target
 from block_formulas import BLOCK, VOCABULARY, WIDTH
 from heads_place import paths_of
 
-from outrider_drafters import TargetWeights, TreeShape, grow_tree, write_draft_vocab
-from outrider_drafters.families.dflash.family import FAMILY as DFLASH
-from outrider_drafters.families.dspark.family import FAMILY as DSPARK
-from outrider_drafters.load import recognize_family
+from outrider_drafters import TargetWeights, TreeShape, grow_tree
 from outrider_proto.tree import ROOT
 
 
@@ -43,26 +40,6 @@ def test_agrees_with_the_formulas(place, lacking, frozen):
         assert int(ours.isfinite().sum()) == ours[:, kept].numel()
 
 
-@pytest.mark.parametrize("place", list(FORMS), indirect=True)
-def test_the_family_follows_from_the_heads(place):
-    family = recognize_family(place.files())
-    assert family is (DSPARK if place.form.kind or place.form.confidence else DFLASH)
-
-
-@pytest.mark.parametrize("place", CONFIDENT, indirect=True)
-@pytest.mark.parametrize("threshold", [pytest.param(0.2, marks=pytest.mark.slow), 0.5])
-def test_a_chain_ends_where_the_confidence_is_less(place, threshold, frozen):
-    """Slot by slot, not by the product; the whole block without a threshold."""
-    state, rows = fed(place, frozen)
-    whole = grow_tree(state, TreeShape.chain(BLOCK))
-    assert len(whole) == BLOCK
-    _, confidences = expected_path(place, rows, list(whole.tokens[:-1]))
-    less = (confidences < threshold).flatten().tolist()
-    stopping, _ = fed(place, frozen, options=f",confidence={threshold}")
-    cut = grow_tree(stopping, TreeShape.chain(BLOCK))
-    assert cut.tokens == whole.tokens[: less.index(True) if True in less else BLOCK]
-
-
 def test_a_tree_ends_node_by_node(place, frozen):
     """What the drafter holds likely, in tree_logits, is not cut."""
     state, rows = fed(place, frozen, options=",confidence=0.5,ddtree=24")
@@ -78,7 +55,7 @@ def test_a_tree_ends_node_by_node(place, frozen):
         assert float(expected_path(place, rows, path)[1][-1]) >= 0.5
 
 
-@pytest.mark.parametrize("place", ["dflash, DeepSpec", "vanilla, DeepSpec", "rnn, speculators"], indirect=True)
+@pytest.mark.parametrize("place", ["dflash, DeepSpec", "rnn, speculators"], indirect=True)
 def test_ddtree_is_the_likeliest_paths_of_all(place, frozen):
     budget = 12
     drafter = place.load(frozen, f",ddtree={budget}")
@@ -99,25 +76,6 @@ def test_ddtree_is_the_likeliest_paths_of_all(place, frozen):
         frontier = sorted(grown, reverse=True)[:budget]
         scored += frontier
     assert set(paths_of(grow_tree(state, drafter.plan))) == {path for _, path in sorted(scored, reverse=True)[:budget]}
-
-
-@pytest.mark.parametrize("place", ["dflash, DeepSpec", "rnn, speculators"], indirect=True)
-def test_a_block_drafts_a_tree_unless_a_chain_is_asked_for(place, frozen):
-    assert place.load(frozen).plan == TreeShape(breadth=16, levels=BLOCK, budget=16)
-    assert place.load(frozen, ",ddtree=0").plan == TreeShape.chain(BLOCK)
-
-
-@pytest.mark.parametrize("place", ["dflash, DeepSpec", "gated, DeepSpec", "rnn, speculators"], indirect=True)
-def test_a_draft_vocabulary_cuts_head_and_markov_head_alike(place, frozen):
-    write_draft_vocab(place.path, [7, 2, 19, 4])
-    blocks = []
-    for options in ("", ",draft_vocab=all"):
-        state, _ = fed(place, frozen, options=options)
-        blocks.append(torch.stack([torch.as_tensor(state.root_logits()), state.expand([7], [ROOT])[0]]))
-    few, every = blocks
-    own = [2, 7, 19] if place.form.few else [2, 4, 7, 19]
-    assert few.isfinite().any(0).nonzero()[:, 0].tolist() == own
-    torch.testing.assert_close(few[:, own], every[:, own])
 
 
 @pytest.mark.parametrize("place", ["vanilla, speculators"], indirect=True)

@@ -8,12 +8,11 @@ from block_forms import FORMS, Place, hidden_states, random_target
 from block_formulas import BLOCK, MASK, TARGET, WIDTH
 from heads_place import begun
 
-from outrider_drafters import Activations, TreeShape, grow_tree, write_draft_vocab
+from outrider_drafters import Activations, write_draft_vocab
 from outrider_drafters.contracts.tap import LAST
 from outrider_drafters.families.dflash.family import FAMILY, load_network
 from outrider_drafters.families.dflash.tap import DFlashTap
 from outrider_proto.errors import UsageError
-from outrider_proto.tree import ROOT
 
 FROZEN = random_target()
 
@@ -34,15 +33,6 @@ def block_of(state) -> torch.Tensor:
     return torch.stack([root, *(state.expand([level], [level - 1])[0] for level in range(BLOCK - 2))])
 
 
-def test_every_path_gets_its_levels_logits(drafter):
-    state = begun(drafter, [1, 2])
-    levels = block_of(state)
-    state.root_logits()
-    torch.testing.assert_close(state.expand([3, 4], [ROOT, ROOT]), levels[[1, 1]])
-    torch.testing.assert_close(state.expand([5, 6, 7], [0, 0, 1]), levels[[2, 2, 2]])
-    torch.testing.assert_close(state.expand([5], [2]), levels[[3]])
-
-
 def test_below_its_end_stands_another_block(drafter):
     """It drafts what a block of the text with that path does, for all paths in one pass."""
     state = begun(drafter, [1, 2, 6], torch.ones(2, WIDTH))
@@ -55,7 +45,7 @@ def test_below_its_end_stands_another_block(drafter):
         torch.testing.assert_close(state.expand([5], [row])[0], levels[1])
 
 
-@pytest.mark.parametrize("place", ["z-lab", "z-lab, scales"], indirect=True)
+@pytest.mark.parametrize("place", ["z-lab, scales"], indirect=True)
 def test_a_draft_vocabulary_leaves_the_logits_of_its_tokens_as_they_are(place):
     """Behind a cap on logits, too, which must not make a number of -inf."""
     write_draft_vocab(place.path, [7, 2, 19])
@@ -67,15 +57,6 @@ def test_a_draft_vocabulary_leaves_the_logits_of_its_tokens_as_they_are(place):
     assert few.isfinite().any(0).nonzero()[:, 0].tolist() == [2, 7, 19]
     torch.testing.assert_close(few[:, [2, 7, 19]], every[:, [2, 7, 19]])
     assert every.isfinite().all()
-
-
-def test_drafts_a_chain_of_its_block(drafter):
-    assert drafter.plan == TreeShape.chain(BLOCK - 1)
-    state = begun(drafter, [1, 2])
-    tree = grow_tree(state, drafter.plan)
-    assert list(tree.tokens) == block_of(state).argmax(-1).tolist()
-    assert tree.parents == (-1, 0, 1, 2)
-    assert max(grow_tree(state, TreeShape.chain(9)).depths()) == 9
 
 
 def test_both_halves_name_the_same_features(place, drafter):

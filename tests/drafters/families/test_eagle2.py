@@ -8,8 +8,7 @@ import torch
 from heads_place import SETTINGS, begun, check_published_generation, check_published_tree, close
 from safetensors.torch import load_file
 
-from outrider_drafters import Eagle2, Eagle2Sizes, TargetSizes, TreeShape, load_drafter
-from outrider_drafters.families import feature_drafter
+from outrider_drafters import Eagle2, Eagle2Sizes, TreeShape, load_drafter
 from outrider_drafters.families.eagle2.drafter import TOLERANT_STEPS, Eagle2Drafter
 from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_drafters.families.shared_layout import STEPS
@@ -50,48 +49,6 @@ def test_teacher_forced_pass_agrees(eagle, eagle_case):
     close(hidden @ drafter.target.lm_head.T, arrays["drafter_logits"])
 
 
-def test_teacher_forced_mask_is_causal_unless_given(eagle, eagle_case):
-    arrays = eagle_case.arrays
-    embeds, features = eagle_case.drafter.embed[arrays["drafter_input_ids"]], arrays["target_features"]
-    causal = torch.ones(19, 19, dtype=torch.bool).tril()
-    close(eagle.forward_train(embeds, features, causal), eagle.forward_train(embeds, features))
-    own_only = eagle.forward_train(embeds, features, torch.eye(19, dtype=torch.bool))
-    close(own_only[:, :1], eagle.forward_train(embeds, features)[:, :1])
-    assert not torch.allclose(own_only[:, 1:], eagle.forward_train(embeds, features)[:, 1:])
-
-
-@pytest.mark.parametrize("layers", [1, 3])
-def test_rows_of_a_verdict_in_one_pass_are_those_in_two(layers, eagle_case, monkeypatch):
-    torch.manual_seed(0)
-    network = Eagle2(Eagle2Sizes(64, 4, 2, 16, 128, layers=layers)).requires_grad_(False)
-    features = eagle_case.arrays["target_features"][0]
-
-    def logits() -> torch.Tensor:
-        state, made = Eagle2Drafter(network, eagle_case.drafter.target).new_state(), []
-        state.append(eagle_case.arrays["prompt_ids"][0][:4].tolist())
-        for first, end in ((0, 3), (3, 4), (4, 9)):  # a prompt, and verdicts of one row and of several
-            state.add_features(first, features[first:end])
-            state.append(eagle_case.arrays["prompt_ids"][0][end + 1 : end + 5].tolist())
-            made.append(state.root_logits())
-        return torch.stack(made)
-
-    together = logits()
-    monkeypatch.setattr(feature_drafter, "_FEW_ROWS", 0)
-    close(together, logits())
-
-
-def test_incremental_state_equals_teacher_forced_pass(eagle, eagle_case):
-    arrays, drafter = eagle_case.arrays, eagle_case.drafter
-    tokens, features = arrays["vanilla_output_ids"][0].tolist()[:12], arrays["target_features"][0]
-    state = begun(drafter, tokens[:1])
-    for position in range(11):
-        state.append([tokens[position + 1]])
-        state.add_features(position, features[position : position + 1])
-        embeds = drafter.embed[torch.tensor([tokens[1 : position + 2]])]
-        hidden = eagle.forward_train(embeds, features[None, : position + 1])
-        close(state.root_logits(), hidden[0, -1] @ drafter.target.lm_head.T)
-
-
 @pytest.mark.parametrize("number", range(len(SETTINGS)))
 def test_tree_is_identical(state, eagle_case, number):
     check_published_tree(state, eagle_case.arrays, number)
@@ -120,17 +77,6 @@ def test_export_loads_again(tmp_path: Path, frozen, fc_bias: bool):
     close(state.root_logits(), hidden @ frozen.lm_head.T)
 
 
-def test_export_in_half_size(tmp_path: Path, frozen):
-    eagle = Eagle2(Eagle2Sizes(64, 4, 2, 16, 40))
-    eagle.export(tmp_path, frozen.sizes, torch.bfloat16)
-    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
-    loaded = load_drafter(tmp_path, frozen)
-    assert isinstance(loaded, Eagle2Drafter)
-    weight = loaded.fc.weight
-    assert weight.dtype == torch.float32
-    assert torch.equal(weight, eagle.fc.weight.bfloat16().float())
-
-
 @pytest.mark.parametrize(("told", "tolerant"), [({}, False), ({STEPS: 3}, False), ({STEPS: TOLERANT_STEPS}, True)])
 def test_a_head_taught_over_many_steps_drafts_on_without_the_newest_features(tmp_path, frozen, told, tolerant):
     Eagle2(Eagle2Sizes(64, 4, 2, 16, 40)).export(tmp_path, frozen.sizes)
@@ -143,17 +89,4 @@ def test_a_head_taught_over_many_steps_drafts_on_without_the_newest_features(tmp
 def test_steps_that_are_no_number_are_refused(tmp_path: Path, frozen):
     Eagle2(Eagle2Sizes(64, 4, 2, 16, 40)).export(tmp_path, frozen.sizes, steps=0)
     with pytest.raises(ValueError, match="outrider_steps=0"):
-        load_drafter(tmp_path, frozen)
-
-
-def test_trains():
-    eagle = Eagle2(Eagle2Sizes(8, 2, 1, 4, 12))
-    eagle.forward_train(torch.randn(2, 5, 8), torch.randn(2, 5, 8)).sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in eagle.parameters())
-
-
-def test_sizes_of_another_target_are_refused(tmp_path: Path, frozen):
-    sizes = TargetSizes(32, 4, 4, 2, 8, 256, 10000.0, 1e-5, 512, "llama")
-    Eagle2(Eagle2Sizes(32, 4, 2, 8, 40)).export(tmp_path, sizes)
-    with pytest.raises(ValueError, match="hidden size is 32, the target's 64"):
         load_drafter(tmp_path, frozen)

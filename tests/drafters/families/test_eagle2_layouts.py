@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from outrider_drafters import Eagle2, Eagle2Sizes, TargetWeights, load_drafter, load_tap
 from outrider_drafters.blocks.rope import RopeScaling
-from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
 TARGET = "target_l4"
@@ -104,22 +103,17 @@ def write(directory: Path, frozen: TargetWeights, **sizes):
     return {name: tensor.detach() for name, tensor in eagle.state_dict().items()}
 
 
-LINEAR, TYPE = {"type": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}
+LINEAR = {"type": "linear", "factor": 4.0}
 UNSAID = ("num_key_value_heads", "rope_theta", "rope_scaling", "head_dim", "bias", "qkv_bias")
 LAYOUTS = {  # sizes, settings that are written over the exported ones, options; and the rope that comes of them
     "plain": ({}, {}, "", {}),
-    "no bias": ({"fc_bias": False}, {}, "", {}),
-    "biases of q, k and v": ({"qkv_bias": True}, {}, "", {}),
-    "two layers": ({"layers": 2}, {}, "", {}),
     "three layers": ({"layers": 3, "fc_bias": False, "qkv_bias": True}, {}, "", {}),
     "layers are counted, not read from the config": ({}, {"num_hidden_layers": 32}, "", {}),
     "a Vicuna config leaves much unsaid": ({}, dict.fromkeys(UNSAID, "gone"), "", {}),
-    "a base": ({"rope_theta": 5e5}, {}, "", {"theta": 5e5}),
     "a base of choice": ({"rope_theta": 5e5}, {}, ",rope_theta=7000", {"theta": 7000.0}),
     "linear scaling is exported": ({"rope_scaling": RopeScaling("linear", 2.5)}, {}, "", {"factor": 2.5}),
     # cnets1.py builds the scaled rotary embedding without the base.
     "linear scaling forgets the base": ({}, {"rope_scaling": LINEAR, "rope_theta": 5e5}, "", {"factor": 4.0}),
-    "by its other name": ({}, {"rope_scaling": TYPE, "rope_theta": 5e5}, "", {"factor": 4.0}),
     "scaling and a base of choice": ({}, {"rope_scaling": LINEAR}, ",rope_theta=500000", {"theta": 5e5, "factor": 4.0}),
 }
 
@@ -132,12 +126,6 @@ def test_layouts(tmp_path, frozen, name):
     assert "rope_scaling" not in sizes or exported["rope_scaling"]["type"] == "linear"
     path.write_text(json.dumps({key: value for key, value in (exported | config).items() if value != "gone"}))
     check(load_drafter(f"{tmp_path}{options}", frozen), tensors, frozen, **rope)
-
-
-def test_later_layers_alone_have_an_input_norm(tmp_path, frozen):
-    names = set(write(tmp_path, frozen, layers=2))
-    assert "layers.1.input_layernorm.weight" in names
-    assert "layers.0.input_layernorm.weight" not in names
 
 
 @pytest.mark.parametrize("pickled", [False, True], ids=["safetensors", "bin"])
@@ -157,20 +145,6 @@ def test_a_copy_of_the_embedding(tmp_path, frozen, pickled):
         check(loaded, tensors, frozen, embed)
     check(load_drafter(f"{tmp_path},embedding=own", frozen), tensors, frozen, other)
     check(load_drafter(f"{tmp_path},embedding=target", frozen), tensors, frozen)
-
-
-def test_a_misshapen_embedding_can_be_passed_over(tmp_path, frozen):
-    tensors = write(tmp_path, frozen)
-    save_file({**tensors, "embed_tokens.weight": torch.zeros(300, WIDTH)}, tmp_path / "model.safetensors")
-    with pytest.raises(UsageError, match=r"rows of embed_tokens\.weight is 300"):
-        load_drafter(tmp_path, frozen)
-    check(load_drafter(f"{tmp_path},embedding=target", frozen), tensors, frozen)
-
-
-def test_an_own_embedding_that_is_not_there_is_refused(tmp_path, frozen):
-    write(tmp_path, frozen)
-    with pytest.raises(UsageError, match=r"embedding=own: it has no tensor embed_tokens\.weight"):
-        load_drafter(f"{tmp_path},embedding=own", frozen)
 
 
 SPECULATORS = {
@@ -209,11 +183,7 @@ def write_speculators(directory: Path, frozen: TargetWeights, rename=to_speculat
     return tensors
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [{"fc_bias": False}, {"fc_bias": True}, {"norms": True}, {"norms": True, "fc_bias": False, "qkv_bias": True}],
-    ids=str,
-)
+@pytest.mark.parametrize("sizes", [{"fc_bias": True}, {"norms": True, "fc_bias": False, "qkv_bias": True}], ids=str)
 def test_speculators(tmp_path, frozen, sizes):
     tensors = write_speculators(tmp_path, frozen, **sizes)
     drafter = load_drafter(tmp_path, frozen)
@@ -230,15 +200,6 @@ def test_what_speculators_converts_from(tmp_path, frozen):
     flat = {"num_attention_heads": HEADS, "rms_norm_eps": EPS, "vocab_size": 256, "rope_theta": 55.0}
     (tmp_path / "config.json").write_text(json.dumps(flat))
     check(load_drafter(tmp_path, frozen), tensors, frozen, theta=55.0)
-
-
-def test_norms_matter(tmp_path, frozen):
-    tensors, tokens = write_speculators(tmp_path, frozen, norms=True), [5, 9, 3]
-    features, plain = torch.randn(2, WIDTH), dict(tensors)
-    with_norms = expected(tensors, frozen, frozen.embed, features, tokens)
-    for name in ("embedding_layernorm.weight", "layers.0.input_layernorm.weight", "pre_lm_head_layernorm.weight"):
-        without = {other: tensor for other, tensor in plain.items() if other != name}
-        assert not torch.allclose(expected(without, frozen, frozen.embed, features, tokens), with_norms, atol=1e-2)
 
 
 def test_speculators_scale_rope_as_their_layer_does(tmp_path, frozen):

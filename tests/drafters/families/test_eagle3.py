@@ -53,20 +53,6 @@ def over_draft_vocabulary(case: Case, logits: Tensor) -> Tensor:
     return logits[ids]
 
 
-def test_tap_reads_three_layers_and_sends_one_width(case, golden):
-    assert case.tap.hidden_layers == (2, 4, 5)
-    assert not case.tap.needs_kv
-    assert case.tap.info == case.drafter.tap
-    assert case.tap.info.width == 64
-    fc = load_file(golden / "eagle3_llama" / "drafter" / "model.safetensors")["fc.weight"]
-    close(case.features(), case.arrays["target_features"][0] @ fc.T)
-
-
-def test_every_layout_is_the_same_head(golden):
-    taps = [Case(golden, layout).tap.info for layout in ("drafter", "drafter_gguf")]
-    assert taps[0] == taps[1]
-
-
 def test_prefill_agrees(case):
     state = case.prompted()
     close(over_draft_vocabulary(case, state.root_logits()), case.arrays["drafter_logits"][0, -1])
@@ -95,21 +81,6 @@ def test_generation_is_identical(case, target_l8, generate):
     prompt = case.arrays["prompt_ids"][0].tolist()
     made = generate(target_l8, case.drafter, case.tap, prompt, TreeShape(6, 5, 23), num_tokens=61)
     check_published_generation(made, case.arrays, case.directory)
-
-
-def test_never_drafts_outside_its_vocabulary(case):
-    """More asked for than it can name."""
-    tree = grow_tree(case.prompted(), TreeShape(breadth=64, levels=3, budget=255))
-    assert set(tree.tokens) <= set(case.drafter._draft_tokens.tolist())
-
-
-def test_half_precision_is_the_targets(golden):
-    frozen = TargetWeights.load(golden / "target_l8", torch.bfloat16)
-    drafter = load_drafter(golden / "eagle3_llama" / "drafter", frozen)
-    assert drafter.block.new_cache().keys.dtype == torch.bfloat16
-    assert drafter.tap == Case(golden, "drafter").tap.info  # of the values as stored
-    state = begun(drafter, [1, 2], torch.ones(1, 64))
-    assert state.root_logits().dtype == torch.float32
 
 
 @pytest.fixture(scope="module")

@@ -13,24 +13,10 @@ def head(tmp_path, golden) -> SpoiledHead:
     return SpoiledHead(tmp_path / "head", golden, "eagle3")
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_maps_of_other_types_and_without_membership(head, dtype):
-    del head.tensors["t2d"]
-    ids = head.load()._draft_tokens
-    head.tensors["d2t"] = head.tensors["d2t"].to(dtype)
-    assert torch.equal(head.load()._draft_tokens, ids)
-
-
 def test_whole_vocabularies_may_carry_idle_maps(head):
     head.tensors["lm_head.weight"] = torch.randn(256, 64)
     head.tensors |= {"d2t": torch.zeros(256, dtype=torch.int64), "t2d": torch.zeros(256, dtype=torch.bool)}
     assert head.load()._draft_tokens is None
-
-
-def test_what_trainers_keep_of_the_target_is_left_out(head):
-    head.tensors |= {"verifier_norm.weight": torch.ones(64), "verifier_lm_head.weight": torch.ones(128, 64)}
-    head.tensors["midlayer.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
-    head.load()
 
 
 def test_without_fc_it_reads_what_eagle2_reads(head):

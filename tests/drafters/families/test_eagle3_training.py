@@ -74,12 +74,6 @@ def test_every_step_is_what_drafting_computes(sizes, frozen):
                 drafted = state.expand([int(tokens[row + step + 2])], [step - 1 if step else ROOT])[0]
 
 
-def test_hidden_is_before_the_norm(sizes):
-    eagle = network(sizes)
-    for step in eagle.forward_train(torch.randn(2, 5, sizes.hidden), torch.randn(2, 5, sizes.hidden), 2):
-        torch.testing.assert_close(eagle.norm(step.hidden), step.normed)
-
-
 def test_rows_see_what_the_mask_shows():
     """Two texts in one row do not see each other; one alone gives the same."""
     eagle = network(PLAIN)
@@ -89,21 +83,6 @@ def test_rows_see_what_the_mask_shows():
     first = eagle.forward_train(embeds[:, :4], fused[:, :4], 2)
     torch.testing.assert_close(packed[0].normed[:, :4], first[0].normed)
     torch.testing.assert_close(packed[1].normed[:, :3], first[1].normed[:, :3])
-
-
-def test_more_steps_than_rows():
-    made = network(PLAIN).forward_train(torch.randn(1, 2, 64), torch.randn(1, 2, 64), 4)
-    assert all(step.normed.isfinite().all() for step in made)
-
-
-def test_trains(sizes):
-    eagle = Eagle3(sizes)
-    states = torch.randn(2, 5, 64 * max(1, len(sizes.target_layers)))
-    made = eagle.forward_train(torch.randn(2, 5, sizes.hidden), eagle.fuse(states), 3)
-    sum(eagle.lm_head(step.normed).square().mean() for step in made).backward()
-    idle = {name for name, parameter in eagle.named_parameters() if parameter.grad is None}
-    assert idle == ({"embed_tokens.weight"} if sizes.own_embedding else set())
-    assert all(p.grad.isfinite().all() and p.grad.any() for p in eagle.parameters() if p.grad is not None)
 
 
 def test_export_loads_again(tmp_path: Path, frozen, sizes):
@@ -144,18 +123,3 @@ def test_export_has_the_published_names(tmp_path: Path, frozen):
 def test_draft_tokens_must_rise_within_the_vocabulary(tokens, message):
     with pytest.raises(UsageError, match=message):
         Eagle3(PLAIN).set_draft_tokens(tokens)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"fc_norm": True, "input_norm": True}, "one or the other"),
-        ({"draft_vocab": 300}, "draft_vocab=300: need 1 to 256"),
-        ({"target_hidden": 32}, "the embedding must be the head's own"),
-        ({"target_hidden": 32, "target_layers": (), "own_embedding": True}, "there is no fc"),
-        ({"own_head": False}, "the target's fits only"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(changes, message):
-    with pytest.raises(UsageError, match=message):
-        replace(PLAIN, **changes)

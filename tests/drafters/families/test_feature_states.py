@@ -1,7 +1,6 @@
 """Drafters that read a feature of every token: what features do to their drafts."""
 
 import torch
-from heads_place import begun
 
 from outrider_drafters import DraftState, FeatureDrafter, check_drafter
 from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
@@ -13,13 +12,6 @@ def answers(state: DraftState) -> torch.Tensor:
     return torch.cat([state.root_logits()[None], state.expand([2, 5], [ROOT, ROOT])])
 
 
-def test_features_matter(drafter):
-    state = begun(drafter, [1, 2, 3])
-    without = state.root_logits()
-    state.add_features(0, torch.ones(2, drafter.tap.width))
-    assert not torch.allclose(state.root_logits(), without)
-
-
 def test_the_roots_own_feature_waits_for_a_successor(drafter):
     rows = torch.randn(3, drafter.tap.width, generator=torch.Generator().manual_seed(4))
     state, fresh = drafter.new_state(), drafter.new_state()
@@ -29,19 +21,6 @@ def test_the_roots_own_feature_waits_for_a_successor(drafter):
     state.add_features(2, rows[2:])
     torch.testing.assert_close(answers(state), answers(fresh))
     assert state.num_features == 3
-
-
-def test_drafting_equals_appending(drafter):
-    """With the same features, a drafted path gives the logits that the path's tokens give when they stand."""
-    rows = torch.randn(3, drafter.tap.width, generator=torch.Generator().manual_seed(4))
-    state = begun(drafter, [1, 2, 3, 4], rows)
-    state.root_logits()
-    drafted = [state.expand([5], [ROOT]), state.expand([6], [0])]
-    state.append([5])
-    standing = [state.root_logits()]
-    state.append([6])
-    standing.append(state.root_logits())
-    torch.testing.assert_close(torch.stack(standing), torch.cat(drafted), atol=1e-4, rtol=1e-4)
 
 
 def test_a_step_alone_is_enough_for_a_long_prompt(tiny_drafters, monkeypatch):
