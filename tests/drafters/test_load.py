@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from heads_place import begun
 from safetensors.torch import load_file, save_file
 from spoiled import SpoiledHead
 
-from outrider_drafters import LastHiddenTap, TargetWeights, load_drafter, load_tap
+from outrider_drafters import TargetWeights, load_drafter, load_tap
 from outrider_drafters.load import FAMILIES as FAMILIES_OF_OUTRIDER
 from outrider_drafters.load import options_of
 from outrider_proto.errors import UsageError
@@ -29,11 +28,6 @@ def eagle(tmp_path, golden) -> SpoiledHead:
 @pytest.fixture
 def moa(tmp_path, golden) -> SpoiledHead:
     return SpoiledHead(tmp_path / "drafter", golden, "moa")
-
-
-def test_stored_rope_buffer_is_ignored(eagle):
-    eagle.tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
-    eagle.load()
 
 
 def test_keys_and_values_of_another_target_are_refused(moa):
@@ -77,13 +71,6 @@ def test_another_family_than_was_asked_for_is_refused(golden):
         load_drafter(f"{golden}/eagle2_llama/drafter,family=nobody", frozen)
 
 
-def test_options_of_other_families_are_refused(golden):
-    with pytest.raises(UsageError, match="independent takes tie_to_target"):
-        load_drafter(golden / "target_vicuna_tiny,rope_theta=5", TargetWeights.load(golden / "target_tiny"))
-    with pytest.raises(UsageError, match="lookup: option tli: family lookup takes ngram"):
-        load_drafter("lookup,tli=1", TargetWeights.load(golden / "target_tiny"))
-
-
 def test_what_is_no_drafter_directory_is_refused(tmp_path, golden):
     target = golden / "target_tiny"
     frozen = TargetWeights.load(target)
@@ -107,69 +94,6 @@ def test_presence_decides_on_fc_bias(eagle, flag, held):
     if not held:
         del eagle.tensors["fc.bias"]
     assert (eagle.load().fc.bias is not None) == held
-
-
-def test_qkv_biases_of_a_qwen2_drafter(eagle):
-    for name, rows in (("q", 64), ("k", 32), ("v", 32)):
-        eagle.tensors[f"layers.0.self_attn.{name}_proj.bias"] = torch.ones(rows)
-    assert eagle.load().block.shape.qkv_bias
-    del eagle.tensors["layers.0.self_attn.v_proj.bias"]
-    eagle.refused("lacks tensors layers.0.self_attn.v_proj.bias")
-
-
-def test_embedding_may_be_absent_or_a_copy_or_its_own(eagle):
-    drafter = eagle.load()
-    assert drafter.embed is drafter.target.embed  # the copy is dropped
-    embed = eagle.tensors.pop("embed_tokens.weight")
-    drafter = eagle.load()
-    assert drafter.embed is drafter.target.embed
-    eagle.tensors["embed_tokens.weight"] = embed + 1
-    assert torch.equal(eagle.load().embed, embed + 1)
-
-
-def test_missing_rope_theta_means_ten_thousand(eagle):
-    assert "rope_theta" not in eagle.config
-    assert eagle.load().block.shape.rope_theta == 10000.0
-    eagle.config["rope_parameters"] = {"rope_type": "default", "rope_theta": 7.0}
-    assert eagle.load().block.shape.rope_theta == 7.0
-
-
-def test_type_of_the_target_is_taken(directory):
-    directory.tensors = {name: tensor.bfloat16() for name, tensor in directory.tensors.items()}
-    directory.save()
-    for dtype in (torch.float32, torch.bfloat16):
-        drafter = load_drafter(directory.path, TargetWeights.load(directory.target, dtype))
-        state = begun(drafter, [1, 2], torch.ones(1, drafter.tap.width))
-        assert state.root_logits().dtype == torch.float32
-        linear = drafter.fc if drafter.family == "eagle2" else drafter.ekv2e
-        assert linear.weight.dtype == dtype
-
-
-def test_pickled_file(eagle):
-    torch.save(eagle.tensors, eagle.path / "pytorch_model.bin")
-    (eagle.path / "model.safetensors").unlink()
-    assert load_drafter(eagle.path, TargetWeights.load(eagle.target)).family == "eagle2"
-
-
-class Bomb:
-    def __reduce__(self):
-        return print, ("code of a file must not run",)
-
-
-@pytest.mark.parametrize("content", [[1, 2], {"fc.weight": 3}, {"fc.weight": Bomb()}])
-def test_pickled_file_of_anything_else_is_refused(eagle, content, capsys):
-    torch.save(content, eagle.path / "pytorch_model.bin")
-    (eagle.path / "model.safetensors").unlink()
-    with pytest.raises(UsageError, match=r"pytorch_model\.bin: (not a plain file of tensors|need a dict of tensors)"):
-        load_drafter(eagle.path, TargetWeights.load(eagle.target))
-    assert capsys.readouterr().out == ""
-
-
-def test_eagle_tap_needs_no_weights(eagle):
-    tap = load_tap(eagle.path, eagle.target)
-    assert isinstance(tap, LastHiddenTap)
-    assert tap.info == load_drafter(eagle.path, TargetWeights.load(eagle.target)).tap
-    assert tap.info.fingerprint == "last-hidden:64"
 
 
 MTP_LAYOUTS = {

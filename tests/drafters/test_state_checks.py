@@ -3,9 +3,8 @@
 from typing import ClassVar
 
 import pytest
-import torch
 
-from outrider_drafters import LookupDrafter, TextDrafter, check_drafter
+from outrider_drafters import TextDrafter, check_drafter
 from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
 from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_drafters.families.suffix.hybrid import HybridDrafter
@@ -25,11 +24,6 @@ def test_every_family_keeps_the_contract(family, float64_drafters, in_float64):
     """In float64: in float32, these random weights turn the last bit of a sum into a thousandth of a logit."""
     with in_float64():
         check_drafter(float64_drafters[family], scripts=25, seed=1, tolerance=1e-6)
-
-
-@pytest.mark.parametrize("ngram", [1, 2, 4])
-def test_so_does_lookup_of_any_length(ngram):
-    check_drafter(LookupDrafter(23, ngram), scripts=40, tolerance=0)
 
 
 @pytest.mark.parametrize("shortest", [0, 1])
@@ -117,11 +111,6 @@ class TakesGaps(Broken):
         super().add_features(min(first, self.num_features), rows)
 
 
-class WrongShape(Broken):
-    def root_logits(self):
-        return super().root_logits()[None]
-
-
 class NoNumbers(Broken):
     def root_logits(self):
         return super().root_logits() * float("nan")
@@ -143,7 +132,6 @@ FAULTS = {
     WrongTree: "tree_logits is not what expand gives",
     DraftsAheadOfOthers: "a draft ahead of a verdict is not that of a text with this outcome",
     TakesGaps: "features behind a gap: need a UsageError",
-    WrongShape: "shape of root_logits: \\(1, 23\\), need \\(23,\\)",
     NoNumbers: "logits hold nan or inf",
     WrongReach: "max_levels",
 }
@@ -166,9 +154,3 @@ def test_guesses_that_depend_on_more_than_the_text_are_found():
 
     with pytest.raises(AssertionError, match=r"text: .*not as a fresh state"):
         check_drafter(Moody(23))
-
-
-def test_in_float32_the_tolerance_it_has_by_default_is_enough(tiny_drafters):
-    for family in ("moa", "eagle2", "hydra"):
-        check_drafter(tiny_drafters[family], scripts=5)
-    assert torch.get_default_dtype() == torch.float32

@@ -7,8 +7,7 @@ import torch
 
 from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.contracts.tap import Activations, LastHiddenTap
-from outrider_drafters.contracts.tree_choices import TreeChoices, shipped_choices
-from outrider_drafters.families.heads import NewestHiddenTap, default_choices, newest_hidden_info
+from outrider_drafters.families.heads import NewestHiddenTap, newest_hidden_info
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
@@ -51,15 +50,6 @@ def test_without_a_feature_nothing_is_drafted(drafter, rows):
         drafter.new_state().root_logits()
 
 
-def test_a_stale_feature_answers_by_a_later_head(drafter, rows):
-    """Drafted over or appended, the same tokens after the same feature have the same successors."""
-    state = told(drafter, rows, 4)
-    state.root_logits()
-    drafted = state.expand([7], [ROOT])
-    state.append([7])
-    torch.testing.assert_close(state.root_logits(), drafted[0])
-
-
 def test_the_roots_own_feature_gives_lm_heads_answer_first(tiny_drafters, rows):
     for name in ("medusa", "hydra", "mlp"):
         drafter = tiny_drafters[name]
@@ -80,13 +70,6 @@ def test_behind_a_prefix_layer_the_roots_own_feature_waits(tiny_drafters, rows):
     assert both.max_levels == older.max_levels + 1
 
 
-def test_what_is_older_than_the_newest_is_not_taken(drafter, rows):
-    state = told(drafter, rows, 4, 3)
-    before = state.root_logits()
-    state.add_features(2, torch.full((3, 16), 1e9))
-    torch.testing.assert_close(state.root_logits(), before)
-
-
 def test_hydra_reads_a_nodes_own_path_and_medusa_none(tiny_drafters, rows):
     for name, reads_path in (("hydra", True), ("mlp", True), ("medusa", False)):
         state = told(tiny_drafters[name], rows, 4)
@@ -97,30 +80,6 @@ def test_hydra_reads_a_nodes_own_path_and_medusa_none(tiny_drafters, rows):
         state.root_logits()
         state.expand([11], [ROOT])
         torch.testing.assert_close(state.expand([6], [0])[0], among[1])
-
-
-def test_a_level_beyond_the_last_head_is_refused(drafter, rows):
-    state = told(drafter, rows, 4)
-    state.root_logits()
-    for level in range(1, drafter.num_heads):
-        state.expand([1], [level - 2])
-    with pytest.raises(UsageError, match=f"beyond the last of {drafter.num_heads} heads"):
-        state.expand([1], [drafter.num_heads - 2])
-
-
-@pytest.mark.parametrize(("num_heads", "num_paths"), [(1, 10), (2, 38), (3, 61), (4, 63), (5, 63)])
-def test_default_choices_end_with_the_heads(num_heads, num_paths):
-    choices = default_choices(num_heads)
-    assert (choices.levels, len(choices.paths)) == (min(num_heads, 4), num_paths)
-
-
-@pytest.mark.parametrize("name", shipped_choices())
-def test_shipped_choices_are_medusas(name):
-    """63 nodes of at most four levels, ranks below the ten that its code looks at."""
-    choices = TreeChoices.load(name)
-    assert len(choices.paths) == 63
-    assert choices.levels == (3 if name == "vicuna_33b_stage1" else 4)
-    assert max(map(max, choices.paths)) == 9
 
 
 def test_the_tap_asks_for_the_newest_row_under_a_name_of_its_own():

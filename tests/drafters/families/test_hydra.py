@@ -49,17 +49,6 @@ def test_the_tree_agrees_with_the_published_buffers(case, frozen, arrays):
     assert tree.ancestors().tolist() == buffers["attn_mask"][1:, 1:].bool().tolist()
 
 
-def test_a_nodes_successors_follow_from_its_own_path(case, frozen, tensors, arrays):
-    """Each node against the formula, written out."""
-    state, hidden = fed(load_drafter(case / "drafter", frozen), arrays), arrays["hidden_post_norm"][10]
-    root = arrays["input_ids"].flatten()[11].item()
-    state.root_logits()
-    found = [*zip([[5], [6]], state.expand([5, 6], [ROOT, ROOT]), strict=True)]
-    found += zip([[6, 8], [5, 8], [5, 9]], state.expand([8, 8, 9], [1, 0, 0]), strict=True)
-    for path, logits in found:
-        close(logits, by_formula(tensors, hidden, frozen.embed[[root, *path]], len(path)))
-
-
 def by_formula(tensors, hidden, embeds, head, blocks=1):
     z = torch.cat((hidden, embeds.flatten()))
     for block in range(blocks):
@@ -124,14 +113,3 @@ def test_export_loads_again(tmp_path, frozen, arrays, prefix, grounded):
     features = hidden[0] if hydra.prefix is None else hydra.prefix(hidden)[0]
     expected = torch.stack([logits[0, 10] for logits in hydra.forward_train(hidden, embeds)])
     close(along_the_text(drafter, arrays | {"hidden_post_norm": features}), expected)
-
-
-@pytest.mark.parametrize("prefix", [None, BlockShape(8, 2, 2, 4, 12)])
-def test_trains_from_the_targets_output(prefix):
-    hydra, lm_head = Hydra(HydraSizes(8, 12, heads=2, blocks=2, prefix=prefix)), torch.randn(12, 8)
-    hydra.start_from(lm_head)
-    assert all(torch.equal(output.weight, lm_head) and not output.bias.any() for _, output in hydra.heads)
-    logits = hydra.forward_train(torch.randn(2, 6, 8), torch.randn(2, 6, 8), dropout=0.2)
-    assert [tuple(each.shape) for each in logits] == [(2, 5, 12), (2, 4, 12)]
-    sum(each.square().sum() for each in logits).backward()
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in hydra.parameters())

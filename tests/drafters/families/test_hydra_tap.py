@@ -130,13 +130,6 @@ def test_what_was_truncated_is_forgotten(tap, made, hidden):
     close(shown(state, hidden[5:9]), made.features(hidden[5:9]))
 
 
-def test_sessions_do_not_meet(tap, made, hidden):
-    one, other = tap.new_state(), tap.new_state()
-    shown(one, hidden[:5])
-    close(shown(other, hidden[50:53]), made.features(hidden[50:53]))
-    close(shown(one, hidden[5:7]), made.features(hidden[:7])[5:])
-
-
 def test_drafts_as_a_fresh_prefill_would(drafter_dir, frozen, tap, made, hidden):
     """Cycle by cycle, with rejected drafts, features that lag, and a rollback of both sides; then each node against the
     slow reference."""
@@ -175,12 +168,6 @@ def check(state, made, feature, since):
             close(logits, made.after(feature, [*since, *path]))
 
 
-def test_both_halves_name_the_same_tap(drafter_dir, target, frozen, tap):
-    assert tap.info == load_drafter(drafter_dir, frozen).tap
-    assert (tap.info.width, tap.info.newest_only, tap.needs_kv, tap.hidden_layers) == (E, True, False, (-1,))
-    assert load_tap(drafter_dir, target, dtype=torch.bfloat16).info == tap.info  # the file's values count
-
-
 def test_rope_is_of_base_10000_whatever_the_targets_is(drafter_dir, frozen, made, hidden):
     """The published code ignores rope_theta; an option says otherwise."""
     files = DrafterFiles.open(DrafterSource.parse(drafter_dir))
@@ -191,10 +178,3 @@ def test_rope_is_of_base_10000_whatever_the_targets_is(drafter_dir, frozen, made
     other = FAMILY.tap(asked, sizes, like(torch.float32, "cpu"))
     close(shown(other.new_state(), hidden[:30]), reference(frozen, theta=500000.0).features(hidden[:30]))
     assert other.info.fingerprint != tap.info.fingerprint
-
-
-def test_half_precision_answers_float32(drafter_dir, target, made, hidden):
-    tap = load_tap(drafter_dir, target, dtype=torch.bfloat16)
-    rows = shown(tap.new_state(), hidden[:10].bfloat16())
-    assert rows.dtype == torch.float32
-    torch.testing.assert_close(rows, made.features(hidden[:10]), atol=0.3, rtol=0.1)

@@ -11,12 +11,10 @@ from heads_place import begun
 from heads_place import near as close
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     Gemma2Config,
     GPT2Config,
     LlamaConfig,
-    MambaConfig,
     MistralConfig,
     PretrainedConfig,
     Qwen2Config,
@@ -24,7 +22,6 @@ from transformers import (
 )
 
 from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
-from outrider_drafters.contracts.drafter import UNLIMITED
 from outrider_drafters.families.independent.drafter import CHUNK
 from outrider_drafters.quantization.quantize import code_tensors, quantize
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
@@ -145,12 +142,6 @@ def test_tied_to_the_target(llama, tmp_path):
         load_drafter(llama, frozen_of(tmp_path))
 
 
-def test_tied_to_a_target_of_another_width_is_refused(tmp_path):
-    path = made(LlamaConfig(**SIZES | {"hidden_size": 32}), tmp_path / "wide")
-    with pytest.raises(UsageError, match="hidden size is 32, the target's 24"):
-        load_drafter(f"{path},tie_to_target=true", frozen_of(tmp_path))
-
-
 def write_tokenizer(path: Path, words: list[str], added: dict[int, str] | None = None, unigram: bool = False) -> None:
     vocabulary = [[word, -1.0] for word in words] if unigram else {word: i for i, word in enumerate(words)}
     extra = [{"id": token, "content": word} for token, word in (added or {}).items()]
@@ -212,12 +203,6 @@ def test_its_own_context_limits_its_reach(tmp_path):
         state.root_logits()
 
 
-def test_a_model_without_such_attention_is_refused(tmp_path):
-    path = made(MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1), tmp_path / "mamba")
-    with pytest.raises(UsageError, match="mamba: "):
-        load_drafter(path, frozen_of(tmp_path))
-
-
 def test_missing_unknown_and_misshapen_tensors_are_named(llama, tmp_path):
     frozen, file = frozen_of(tmp_path), llama / "model.safetensors"
     whole = load_file(file)
@@ -242,28 +227,6 @@ def test_code_of_the_directory_is_not_run_and_not_asked_about(llama, tmp_path, m
     with pytest.raises(UsageError, match="cannot load it"):
         load_drafter(llama, frozen_of(tmp_path))
     assert not (tmp_path / "run").exists()
-
-
-def test_an_architecture_that_transformers_does_not_know_is_refused(llama, tmp_path):
-    config = json.loads((llama / "config.json").read_text())
-    (llama / "config.json").write_text(json.dumps(config | {"model_type": "nobody's"}))
-    with pytest.raises(UsageError, match="drafter: transformers cannot load it as a causal language model"):
-        load_drafter(llama, frozen_of(tmp_path))
-
-
-def test_type_of_the_target_is_taken(llama, tmp_path):
-    frozen_of(tmp_path)
-    drafter = load_drafter(llama, TargetWeights.load(tmp_path / "target_40", torch.bfloat16))
-    assert drafter.model.model.dtype == torch.bfloat16
-    state = begun(drafter, [1, 2])
-    assert state.root_logits().dtype == torch.float32
-    assert AutoConfig.from_pretrained(llama).model_type == "llama"
-
-
-def test_a_model_without_limit_reaches_on(llama, tmp_path):
-    drafter = load_drafter(llama, frozen_of(tmp_path))
-    drafter.model.max_context = None
-    assert drafter.new_state().max_levels == UNLIMITED
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2, tied"])

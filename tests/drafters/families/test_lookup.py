@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from heads_place import begun
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from text_edits import edited, edits_of
 
@@ -39,14 +39,6 @@ def chain(state, count: int) -> list[int]:
     return list(tree.tokens)
 
 
-@given(tokens=texts, ngram=ngrams, count=st.integers(1, 12))
-@example(tokens=[1, 2, 3, 1, 2], ngram=2, count=10)
-@example(tokens=[1, 1, 1], ngram=3, count=10)  # overlapping, and cut off where the text ends
-@example(tokens=[1, 2, 4, 2, 3, 1, 2], ngram=1, count=3)  # the leftmost of several
-def test_drafts_what_a_plain_search_finds(tokens, ngram, count):
-    assert drafted(tokens, ngram, count) == plain(tokens, ngram, count)
-
-
 @given(tokens=texts, ngram=ngrams)
 def test_drafts_what_transformers_drafts(tokens, ngram):
     candidates = pytest.importorskip("transformers.generation.candidate_generator")
@@ -74,14 +66,6 @@ def test_the_matched_token_is_certain_and_all_others_impossible():
     assert (state.expand([4], [1])[0] == -math.inf).all()
 
 
-def test_without_a_match_it_reaches_nothing():
-    state = begun(LookupDrafter(VOCABULARY), [1, 2, 3])
-    assert state.max_levels == 0
-    assert len(grow_tree(state, TreeShape())) == 0
-    with pytest.raises(UsageError, match="did not occur before"):
-        state.root_logits()
-
-
 def test_the_index_grows_with_the_text_and_shrinks_with_it():
     """What an append adds is dropped again: a long session does not leak."""
     state = begun(LookupDrafter(VOCABULARY, 3), [1, 2, 3, 4])
@@ -92,14 +76,6 @@ def test_the_index_grows_with_the_text_and_shrinks_with_it():
     assert len(state._ends) == size == 6
     state.rollback(0)
     assert not state._ends
-
-
-def test_a_refused_rollback_changes_nothing():
-    state = begun(LookupDrafter(VOCABULARY), [1, 2, 1])
-    for wrong in (-1, 4):
-        with pytest.raises(UsageError, match="there are 3"):
-            state.rollback(wrong)
-    assert chain(state, 10) == [2, 1]
 
 
 def test_needs_no_files(golden, tiny_frozen):

@@ -43,12 +43,6 @@ def test_server_half_agrees(moa, moa_case):
     close(moa.Ekv2E(rows), arrays["ekv2e_out"])
 
 
-def test_packing_keeps_leading_dimensions(moa_case):
-    arrays = moa_case.arrays
-    batch = pack_kv(arrays["past_keys"].expand(3, -1, -1, -1, -1), arrays["past_values"].expand(3, -1, -1, -1, -1))
-    assert torch.equal(batch[1], arrays["packed_kv"])
-
-
 def test_teacher_forced_pass_agrees(moa, moa_case, meta):
     arrays = moa_case.arrays
     sync = torch.arange(24).clamp(max=meta["s"])
@@ -56,12 +50,6 @@ def test_teacher_forced_pass_agrees(moa, moa_case, meta):
     close(hidden, arrays["ca_out"])
     close(hidden, arrays["draft_features"])
     close(hidden @ moa_case.drafter.target.lm_head.T, arrays["draft_logits"])
-
-
-def test_self_attention_agrees(moa, moa_case):
-    embeds, sa = moa_case.arrays["input_embeds"][None], moa.self_attention
-    causal = torch.ones(24, 24, dtype=torch.bool).tril()
-    close(sa.self_attend(embeds, sa.shape.rope(torch.arange(24)), causal)[0], moa_case.arrays["sa_out"])
 
 
 def test_drafting_on_stale_features_agrees(moa_case, meta):
@@ -72,21 +60,6 @@ def test_drafting_on_stale_features_agrees(moa_case, meta):
     for position in range(sync + 1, len(tokens)):
         state.append([tokens[position]])
         close(state.root_logits(), arrays["draft_logits"][position])
-
-
-def test_state_equals_teacher_forced_pass_between_syncs(moa, moa_case):
-    """With the bounded mask, every query that is no sync point sees what a state would that was fed at sync points."""
-    arrays = moa_case.arrays
-    tokens, step = arrays["input_ids"].tolist(), 5
-    sync = torch.arange(24) // step * step
-    hidden = moa.forward_train(arrays["input_embeds"][None], arrays["packed_kv"][None], sync[None])[0]
-    state = moa_case.drafter.new_state()
-    for position, token in enumerate(tokens):
-        state.append([token])
-        if position % step == 0:
-            state.add_features(0, arrays["lsa_mean"][: position + 1])
-        else:
-            close(state.root_logits(), hidden[position] @ moa_case.drafter.target.lm_head.T)
 
 
 class WithTokenState:
@@ -162,21 +135,6 @@ def test_vllm_format_config_gives_the_same_drafter(moa_case, golden: Path, tmp_p
     assert torch.equal(*(state.root_logits() for state in states))
 
 
-def test_both_halves_name_the_same_tap(moa_case, golden: Path):
-    assert moa_case.tap.info == moa_case.drafter.tap
-    assert moa_case.tap.info.width == 32
-    narrow = load_tap(moa_case.directory / "drafter", golden / "target_tiny", dtype=torch.bfloat16)
-    assert narrow.info == moa_case.tap.info  # the file's values count, not the type they are computed in
-
-
-def test_tap_in_half_precision_answers_float32(moa_case, golden: Path):
-    arrays = moa_case.arrays
-    tap = load_tap(moa_case.directory / "drafter", golden / "target_tiny", dtype=torch.bfloat16)
-    rows = tap.rows(Activations(arrays["past_keys"], arrays["past_values"], {}))
-    assert rows.dtype == torch.float32
-    torch.testing.assert_close(rows, arrays["lsa_mean"], atol=0.1, rtol=0)
-
-
 SIZES = MoASizes(64, 8, 8, 32, 2, 24, 4, 40, 8, 48, rope_theta=500000.0)
 WITHOUT_LSA = replace(SIZES, packed_kv=0, lsa_kv_heads=0, lsa_mlp=0)
 LLAMA3 = RopeScaling("llama3", factor=8.0, original_context=64, slow=1.0, fast=4.0)
@@ -197,10 +155,8 @@ def exported(directory: Path, golden: Path, sizes: MoASizes, **changes) -> Targe
         (SIZES, 29),
         (replace(SIZES, qkv_bias=True), 35),  # a Qwen2 target's: SA and LSA have biases, CA has none
         (replace(SIZES, tli=2), 29),
-        (replace(SIZES, lsa_heads=4), 29),
         (replace(SIZES, rope_scaling=LLAMA3), 29),
         (WITHOUT_LSA, 18),
-        (replace(WITHOUT_LSA, tli=1), 18),
     ],
 )
 def test_export_loads_again(tmp_path: Path, golden: Path, sizes: MoASizes, num_tensors: int):
@@ -252,16 +208,6 @@ def test_published_layouts_leave_tli_to_the_reader(tmp_path: Path, golden: Path)
     assert load_drafter(f"{tmp_path},tli=1", frozen).tap.width == 64
 
 
-@pytest.mark.parametrize("has_lsa", [True, False])
-def test_trains(has_lsa):
-    mixed = (8, 1, 12) if has_lsa else (0, 0, 0)
-    moa = MoA(MoASizes(8, 2, 4, *mixed, 1, 12, 2, 12))
-    sync = torch.zeros(2, 5, dtype=torch.int64)
-    activations = torch.randn(2, 5, 3, 8) if has_lsa else torch.randn(2, 5, 8)
-    moa.forward_train(torch.randn(2, 5, 8), activations, sync, torch.tensor([True, False])).sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in moa.parameters())
-
-
 @torch.no_grad()
 def test_staircase_hides_what_the_features_tell():
     """In the rows named, self-attention reaches back to the latest sync point, and no further."""
@@ -287,11 +233,8 @@ def test_staircase_hides_what_the_features_tell():
     ("change", "message"),
     [
         ({"packed_kv": 36}, "packed_kv=36: LSA's 8 heads do not divide it"),
-        ({"lsa_heads": 5}, "packed_kv=32: LSA's 5 heads do not divide it"),
-        ({"packed_kv": 24}, "head_dim=3: RoPE needs an even one"),
         ({"sa_kv_heads": 3}, "kv_heads=3: must divide heads=8"),
         ({"ca_mlp": 0}, "every size must be at least 1"),
-        ({"tli": -1}, "tli=-1: need 0 or more"),
     ],
 )
 def test_impossible_sizes_are_refused(change, message):

@@ -110,8 +110,6 @@ REFUSED = {  # of a head: tensors, settings and options that are changed, and wh
     "moa": [
         ({}, {"disable_LSA": True}, "", r"says disable_LSA, but it holds Ekv2E\.bias, Ekv2E\.weight, layer"),
         ({}, {"target_layer_inference": -1}, "", "target_layer_inference=-1: need 0 or more"),
-        ({}, {"target_layer_inference": 5}, "", "tli=5: the target has 4 layers"),
-        ({}, {}, ",rope_theta=5", "option rope_theta: family moa takes tli"),
     ],
     "eagle2": [
         ({"layers.1.mlp.up_proj.weight": (2,)}, {}, "", r"unknown tensors layers\.1\.mlp\.up_proj\.weight"),
@@ -120,22 +118,16 @@ REFUSED = {  # of a head: tensors, settings and options that are changed, and wh
         ({"layers.0.self_attn.q_proj.bias": REST}, {}, "", r"lacks tensors layers\.0\.self_attn\.k_proj\.bias"),
         *(({}, {"rope_scaling": {"type": kind, "factor": 2.0}}, "", f"rope_scaling of type {kind}")
           for kind in ("dynamic", "llama3", "yarn")),
-        ({}, {}, ",target_layers=1-2", r"eagle2 takes rope_theta \(a number above 0\), emb"),
-        ({}, {}, ",family=moa", "family eagle2, not moa"),
     ],
     "eagle2, speculators": [
         ({}, {"fusion_bias": False}, "", r"fusion_bias=False: it holds fc\.bias"),
-        ({}, {"layernorms": False}, "", r"layernorms=False: it holds pre_lm_head_layernorm\.weight"),
-        ({}, {"fusion_bias": "no"}, "", "fusion_bias=no: need true or false"),
         ({}, {"fusion_norm": True}, "", "fusion_norm=True is not understood: need one of fusion_bias, layernorms"),
-        ({}, {"layernorms": 1}, "", "layernorms=1: need true or false"),
         ({}, {"transformer_layer_architecture": "Gemma2DecoderLayer"}, "", "=Gemma2DecoderLayer: need one of auto, L"),
     ],
     "eagle3": [
         ({"d2t": GONE}, {}, "", r"lacks tensors d2t: lm_head\.weight has 128 rows"),
         ({"lm_head.weight": GONE}, {}, "", r"lacks tensors lm_head\.weight"),
         ({"layers.1.mlp.up_proj.weight": (128, 64)}, {}, "", r"lacks tensors layers\.1\.input_layernorm\.weight"),
-        ({"layers.2.mlp.up_proj.weight": (128, 64)}, {}, "", r"lacks tensors layers\.1\.input_layernorm\.weight"),
         ({"layers.0.hidden_norm.weight": REST}, {}, "", r"layers\.0\.hidden_norm\.weight and midlayer\.hidden_norm"),
         ({f"midlayer.self_attn.{x}_proj.weight": (32 if x != "q" else 64, 64) for x in "qkv"}, {}, "",
          "q_proj has 64 columns: need 128"),
@@ -144,32 +136,25 @@ REFUSED = {  # of a head: tensors, settings and options that are changed, and wh
         ({f"fc_norm.{i}.weight": REST for i in range(3)} | {"input_norm.weight": (192,)}, {}, "", "one or the other"),
         ({"t2d": torch.ones(255, dtype=torch.bool)}, {}, "", r"t2d has shape \[255\]: need \[256\]"),
         ({"d2t": torch.arange(128) * 2}, {}, "", "d2t leads to token 0 to 381: need 0 to 255"),  # ids, not offsets
-        ({"d2t": torch.zeros(128).long() - 1}, {}, "", "d2t leads to token -1"),
         ({"d2t": torch.where(torch.arange(128) == 5, 1, 0)}, {}, "", "must rise"),
         ({"d2t": torch.zeros(128).long()}, {}, "", "t2d and d2t contradict each other"),
         ({"embed_tokens.weight": (250, 64)}, {}, "", r"rows of embed_tokens\.weight is 250, the target's 256"),
-        ({"embed_tokens.weight": (256, 48)}, {}, "", r"embed_tokens\.weight has 48 columns: need 64"),
         ({"embed_tokens.weight": (256, 48)}, {}, ",embedding=own", r"embed_tokens\.weight has 48 columns: need 64"),
         ({}, {"target_hidden_size": 32}, "", "target_hidden_size is 32, the target's 64"),
         ({}, {"norm_before_fc": True}, "", r"lacks tensors input_norm\.weight"),
-        ({}, {"fc_norm": True}, "", r"lacks tensors fc_norm\.0\.weight, fc_norm\.1\.weight, fc_norm\.2\.weight"),
         ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4]}, "", "takes 3 hidden states, but the layers are 2-4; name 3"),
         ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "", "2-4-9: 9 is not within 0 to 8"),
         ({}, {"eagle_aux_hidden_state_layer_ids": "2"}, "", "need a list of layers"),
         ({}, {}, ",embedding=own", r"lacks tensors embed_tokens\.weight"),
-        ({}, {}, ",target_layers=2-4", "takes 3 hidden states, but the layers are 2-4"),
-        ({}, {}, ",family=moa", "a drafter of family eagle3, not moa"),
     ],
     "eagle3, speculators": [({}, {"norm_after_fc": True}, "", "norm_after_fc=True is not understood: need one of dra")],
     "dflash": [
-        ({}, {"vocab_size": 300}, "", "vocab_size is 300, the target's 256"),
         ({}, {"num_target_layers": 6}, "", "num_target_layers is 6, the target's 8"),
         ({}, {"layer_types": ["full_attention"]}, "", "layer_types has 1 entries: layer 1 has none"),
         ({}, {"layer_types": ["full_attention", "chunked_attention"]}, "", "layer 1 is chunked_attention: need full_a"),
         ({}, {"num_hidden_layers": 4}, "", r"holds 3 layers: config\.json says num_hidden_layers=4"),
         ({}, {"sample_from_anchor": 1}, "", "sample_from_anchor=1: need true or false"),
         ({}, {"dflash_config": {"mask_token_id": 256, "target_layer_ids": [0, 4, 6]}}, "", "=256: need a row of the t"),
-        ({}, {"dflash_config": {"target_layer_ids": [0, 4, 6]}}, "", "mask_token_id=None: need a row"),
         ({}, {"dflash_config": {"mask_token_id": 255}}, "", "target_layer_ids=None: need the target's layers; give ta"),
         ({}, {"dflash_config": {"mask_token_id": 255, "target_layer_ids": [1, 8]}}, "",
          f"taps hidden state 9, the target has 0 to 8: {ANOTHER_TARGET}"),
@@ -182,14 +167,9 @@ REFUSED = {  # of a head: tensors, settings and options that are changed, and wh
         ({"candidate_selector.hidden_projection.weight": (2,)}, {}, "", "only DFlash 1"),
         ({"lm_head.weight": (2,)}, {}, "", r"lm_head\.weight of its own, but config\.json is that of no layout which"),
         ({"layers.0.pre_feedforward_layernorm.weight": (2,)}, {}, "", "blocks of Gemma's kind are not supported"),
-        ({}, {}, ",target_layers=0-1", "width of fc is 192, the target's 128"),
-        ({}, {}, ",target_layers=0-1-9", "taps hidden state 9, the target has 0 to 8"),
-        ({}, {}, ",confidence=0.5", "option confidence: family dflash takes"),
     ],
     "dspark": [
-        ({}, {"target_layer_ids": [1, 3, 8]}, "", "taps hidden state 9, the target has 0 to 8"),
         ({}, {"block_size": None}, "", "block_size=None: need a whole number"),
-        ({}, {"mask_token_id": None}, "", "mask_token_id=None: need a row"),
         ({}, {"markov_rank": 4}, "", r"markov_rank=4: markov_head\.markov_w1\.weight has 16 columns"),
         ({}, {"markov_head_type": "sum"}, "", "markov_head_type=sum: need one of vanilla, gated, rnn"),
         ({}, {"markov_head_type": "gated"}, "", r"lacks tensors markov_head\.gate_proj\.bias, markov_head\.gate_proj"),
@@ -213,51 +193,35 @@ REFUSED = {  # of a head: tensors, settings and options that are changed, and wh
         ({"mask_hidden": (1, 1, 64)}, {}, "", r"tensor mask_hidden has shape \[1, 1, 64\]: need 192 values, as fc tak"),
         ({"norm.weight": (3,)}, {}, "", r"tensor norm\.weight has shape \[3\]: need \[64\]"),
         ({"mask_embed": (2,)}, {}, "", "holds unknown tensors mask_embed"),
-        ({}, {"mask_token_id": None}, "", "mask_token_id=None: need a row of the embedding, 0 to 255"),
         ({}, {"mask_token_id": 256}, "", "mask_token_id=256: need a row of the embedding, 0 to 255"),
-        ({}, {"mask_token_id": True}, "", "mask_token_id=True: need a row"),
         ({}, {"norm_before_fc": True}, "", r"one or the other|lacks tensors input_norm\.weight"),
-        ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4]}, "", "takes 3 hidden states, but the layers are 2-4"),
         ({}, {"eagle_aux_hidden_state_layer_ids": "2"}, "", "need a list of layers"),
         ({}, {"target_hidden_size": 32}, "", "target_hidden_size is 32, the target's 64"),
         ({}, {"norm_after_fc": True}, "", "norm_after_fc=True is not understood: need one of down_sample_ratio"),
         ({}, PROPOSING, "", "speculative_tokens=0: need a whole number"),
         ({}, {}, ",drafts=0", "'drafts=0': need a whole number of at least 1"),
-        ({}, {}, ",norm_output=true", r"option norm_output: family peagle takes rope_theta .*ddtree"),
     ],
     "medusa": [
         ({"2.0.linear.weight": GONE}, {}, "", r"lacks tensors 2\.0\.linear\.weight"),
-        ({"2.0.linear.bias": GONE}, {}, "", r"lacks tensors 2\.0\.linear\.bias"),
         ({"3.1.weight": GONE}, {}, "", r"lacks tensors 3\.1\.weight"),
         ({"1.0.linear.weight": (64, 63)}, {}, "", r"tensor 1\.0\.linear\.weight has shape \[64, 63\]"),
-        ({"5.0.linear.weight": (64, 64)}, {}, "", r"lacks tensors 4\."),
-        ({"0.1.bias": (256,)}, {}, "", r"holds unknown tensors 0\.1\.bias"),
         ({"1.1.weight": (250, 64)}, {}, "", r"tensor 1\.1\.weight has shape \[250, 64\]: need \[256, 64\]"),
         ({f"{i}.1.weight": (300, 64) for i in range(4)}, {}, "", r"rows of 0\.1\.weight is 300, the target's 256"),
         ({"0.0.linear.weight": (32, 32)}, {}, "", "hidden size is 32, the target's 64"),
         ({}, {"vocab_size": 300}, "", "vocab_size is 300, the target's 256"),
-        ({}, {}, ",tli=1", "medusa takes draft_vocab"),
     ],
     "hydra": [
         ({"hydra_mlp.1.0.linear.bias": GONE}, {}, "", r"lacks tensors hydra_mlp\.1\.0\.linear\.bias"),
         ({"hydra_mlp.2.0.res_connection.weight": GONE}, {}, "", r"lacks tensors hydra_mlp\.2\.0\.res_connection\.weig"),
-        ({"hydra_mlp.0.0.linear.weight": GONE}, {}, "", r"lacks tensors hydra_mlp\.0\.0\.linear\.weight"),
-        ({"hydra_lm_head.2.bias": GONE}, {}, "", r"lacks tensors hydra_lm_head\.2\.bias"),
         ({"hydra_lm_head.2.1.bias": (256,)}, {}, "", r"hydra_lm_head\.2\.1\.bias and hydra_lm_head\.2\.bias are the s"),
-        ({"hydra_mlp.0.7.linear.weight": (64, 64)}, {}, "", r"lacks tensors hydra_mlp\.0\.1\.linear\.bias"),
         ({"hydra_mlp.0.0.linear.weight": (64, 192)}, {}, "", r"has shape \[64, 192\]: need \[64, 128\]"),
         ({"input_embed_fn.weight": (300, 64)}, {}, "", r"rows of input_embed_fn\.weight is 300, the target's 256"),
-        ({"input_embed_fn.weight": (256, 32)}, {}, "", r"width of input_embed_fn\.weight is 32, the target's 64"),
-        ({"hydra_lm_head.0.weight": (300, 64)}, {}, "", r"rows of hydra_lm_head\.0\.weight is 300, the target's 256"),
         ({"hydra_lm_head.0.weight": (256, 32)}, {}, "", "hidden size is 32, the target's 64"),
         ({"prefix_embeding_layer.norm.weight": REST}, {"hydra_head_arch": GONE}, "", r"lacks tensors prefix_embeding_"),
         ({}, {"hydra_head_arch": "prefix-mlp"}, "", r"lacks tensors prefix_embeding_layer\.layers\.0"),
         ({}, {"hidden_state_offset": 9}, "", "hidden_state_offset=9: need 0 to"),
-        ({}, {"hidden_state_offset": "1"}, "", "hidden_state_offset=1: need 0 to"),
-        ({}, {"vocab_size": 300}, "", "vocab_size is 300, the target's 256"),
         *(({}, {"hydra_head_arch": kind}, "", f"hydra_head_arch={kind}: Hydra heads of this kind are not supported")
           for kind in ("cross-attn", "eagle-attn", "new")),
-        ({}, {}, ",embedding=own", "family hydra takes rope_theta"),
     ],
 }  # fmt: skip
 ROWS = [(head, *row) for head, rows in REFUSED.items() for row in rows]
@@ -296,22 +260,6 @@ LAYERS_OF_SPECULATORS = [
 def test_speculators_layers_are_as_its_config_says(head, changes, message):
     head.llama.update(changes)
     head.refused(message)
-
-
-@pytest.mark.parametrize("head", ["eagle3"], indirect=True)
-@pytest.mark.parametrize("part", ["self_attn.q_proj", "mlp.up_proj", "input_layernorm"])
-def test_a_later_layer_must_be_whole_and_takes_no_pairs(head, part):
-    first = {name: tensor for name, tensor in head.tensors.items() if name.startswith("midlayer.")}
-    narrow = {name: tensor[:, :64] if "self_attn" in name and "o_proj" not in name else tensor
-              for name, tensor in first.items()}  # fmt: skip
-    head.tensors |= {name.replace("midlayer", "layers.1"): tensor.clone() for name, tensor in narrow.items()}
-    head.refused(r"holds unknown tensors layers\.1\.hidden_norm\.weight")
-    del head.tensors["layers.1.hidden_norm.weight"]
-    head.load()
-    tensor = head.tensors.pop(f"layers.1.{part}.weight")
-    head.refused(rf"lacks tensors layers\.1\.{part}\.weight")
-    head.tensors[f"layers.1.{part}.weight"] = tensor[..., :5].clone()
-    head.refused(rf"tensor layers\.1\.{part}\.weight has shape")
 
 
 @pytest.mark.parametrize("head", ["dspark"], indirect=True)

@@ -11,7 +11,7 @@ from text_edits import edited, edits_of
 from outrider_drafters import TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.families.suffix.drafter import TREE, SuffixDrafter
-from outrider_drafters.families.suffix.index import GrowingText, History, candidates, reading
+from outrider_drafters.families.suffix.index import GrowingText, candidates
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_drafters.routing.rules import Routing
 from outrider_drafters.trees.grow import grow
@@ -46,17 +46,6 @@ def test_a_tree_that_is_large_enough_holds_all_candidates_with_their_probabiliti
     assert grown == pytest.approx(paths(wanted.tree, wanted.probabilities), rel=1e-5)
 
 
-@given(text=texts, breadth=st.integers(1, 3), levels=st.integers(1, 4), budget=st.integers(1, 6))
-def test_a_smaller_tree_holds_some_of_them(text, breadth, levels, budget):
-    drafted = grow(state_of(text), TreeShape(breadth, levels, budget))
-    wanted = found(text)
-    every = paths(wanted.tree, wanted.probabilities)
-    assert len(drafted.tree) <= budget
-    assert max(drafted.tree.depths(), default=0) <= levels
-    for path, score in paths(drafted.tree, drafted.scores).items():
-        assert math.exp(score) == pytest.approx(every[path], rel=1e-5)
-
-
 @given(text=texts)
 def test_several_heads_and_fixed_choices_draft_it_too(text):
     """Both take other ways through the logits, to the same probabilities."""
@@ -79,16 +68,6 @@ def test_equals_a_fresh_state_after_any_edits(text, edits):
         assert state.max_levels == state_of(told).max_levels
 
 
-def test_other_tokens_than_candidates_lead_nowhere():
-    state = state_of([1, 2, 3, 4, 1, 2])
-    assert state.root_logits().argmax() == 3
-    after = state.expand([3, 5], [ROOT, ROOT])
-    assert after[0].argmax() == 4
-    assert (after[1] == -math.inf).all()
-    assert (state.expand([4], [1]) == -math.inf).all()
-    assert state.expand([4], [0])[0].argmax() == 1
-
-
 def test_without_a_pattern_it_reaches_nothing():
     state = state_of([1, 2, 3])
     assert state.max_levels == 0
@@ -97,21 +76,6 @@ def test_without_a_pattern_it_reaches_nothing():
         state.root_logits()
     with pytest.raises(UsageError, match="append the prompt"):
         SuffixDrafter(VOCABULARY).new_state().root_logits()
-
-
-def test_it_drafts_from_a_history_it_may_read():
-    state = state_of([1, 2, 3])
-    with reading(History([[2, 3, 4, 5]])):
-        assert grow_tree(state, TREE).tokens == (4, 5)
-    assert not grow_tree(state, TREE).tokens
-
-
-def test_a_refused_rollback_changes_nothing():
-    state = state_of([1, 2, 1])
-    for wrong in (-1, 4):
-        with pytest.raises(UsageError, match="there are 3"):
-            state.rollback(wrong)
-    assert grow_tree(state, TREE).tokens[0] == 2
 
 
 def test_needs_no_files(golden, tiny_target):
