@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import subprocess
 import sys
 import textwrap
@@ -36,34 +35,12 @@ def test_complete_and_generate(client, language):
     assert isinstance(events[-1], Finished)
 
 
-def test_stopping_half_way_keeps_the_session(client, verifier, language):
-    events = client.generate(PROMPT)
-    list(itertools.islice(events, 6))
-    events.close()
-    assert client.complete([*PROMPT, 1]).token_ids == language.answer([*PROMPT, 1], 40)
-    assert len(verifier.opens) == 1
-
-
-def test_an_interrupt_ends_the_request(client, language):
-    events = client.generate(PROMPT)
-    next(events)
-    with pytest.raises(KeyboardInterrupt):
-        events.throw(KeyboardInterrupt())
-    assert client.complete(PROMPT).token_ids == language.answer(PROMPT, 40)
-
-
 def test_errors_reach_the_caller(client, verifier):
     with pytest.raises(UsageError):
         client.complete([])
     verifier.down_for = 1
     with pytest.raises(LinkError):
         list(client.generate(PROMPT))
-
-
-def test_describe_and_closing_twice(client):
-    assert client.describe().target_name == "fake"
-    client.close()
-    client.close()
 
 
 def test_closing_ends_what_another_thread_waits_for(client, verifier):
@@ -128,28 +105,6 @@ def test_a_mistake_in_the_prompt_costs_the_session_nothing(client, verifier, lan
     client.complete([*PROMPT, *first])
     assert len(verifier.opens) == 1
     assert verifier.requests[-1].base_len > len(PROMPT)
-
-
-async def test_leaving_the_loop_frees_the_client(connect, verifier, language):
-    client = connect()
-    async for event in client.generate(PROMPT):
-        if isinstance(event, Committed):
-            break
-    assert (await client.complete([*PROMPT, 1])).token_ids == language.answer([*PROMPT, 1], 40)
-    assert len(verifier.opens) == 1
-
-
-async def test_closing_ends_an_answer(connect, verifier):
-    client = connect()
-    events = client.generate(PROMPT, mode="stream")
-    await anext(events)
-    await client.close()
-    with pytest.raises(UsageError, match="closed"):
-        async for _ in events:
-            pass
-    with pytest.raises(UsageError, match="closed"):
-        await client.complete(PROMPT)
-    assert not verifier.sessions
 
 
 def test_one_client_in_two_event_loops(verifier, models, fast, language):

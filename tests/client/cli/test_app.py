@@ -73,23 +73,6 @@ def test_an_answer_ends_at_a_stop_text(outrider, plain, mode):
     assert outrider("generate", "hello", "--stop", "")[0] == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "json-schema={file}: no JSON (Expecting property name"),
-        (None, "json-schema={file}: No such file or directory"),
-        ('{"type": "foo"}', "json_schema: Invalid type: foo"),
-    ],
-)
-def test_a_schema_that_cannot_be_followed(outrider, tmp_path, text, message):
-    file = tmp_path / "schema.json"
-    if text is not None:
-        file.write_text(text)
-    code, out, err = outrider("generate", "hello", "--json-schema", str(file))
-    assert (code, out) == (2, "")
-    assert message.format(file=file) in err
-
-
 def test_an_answer_follows_the_schema_of_a_file(outrider, tmp_path):
     (tmp_path / "schema.json").write_text('{"enum": [["hello", 1]]}')
     code, out, _ = outrider("generate", "hello", "--json-schema", str(tmp_path / "schema.json"))
@@ -126,35 +109,6 @@ def test_offline_without_a_drafter_copies_or_says_that_it_cannot(outrider, model
     code, out, err = outrider("generate", "--raw", "abcd", *bare, options=False, address="127.0.0.1:1")
     assert (code, out) == (4, "")
     assert "neither the drafter nor the last resort" in err
-
-
-def test_heads_share_the_drafting(outrider, models, plain):
-    """Two copies of one head write the target's text, and the first is always chosen."""
-    heads = ("--target", str(models[0]), "--drafter", str(models[1]), "--drafter", f"{models[1]},tli=0")
-    arguments = (
-        *("--prompt-ids", "1,2,3", "--json", "--max-new-tokens", "20", "--mode", "stop-and-wait"),
-        *("--set", "route=entropy"),
-    )
-    code, out, _ = outrider("generate", *arguments, *heads, options=False)
-    assert code == 0
-    answer = json.loads(out.splitlines()[-1])
-    assert answer["token_ids"] == plain([1, 2, 3], 20)[1]
-    use = answer["statistics"]["heads"]
-    assert use["extra_drafts"] == 1.0
-    assert list(use["shares"].values()) == [1.0, 0.0]
-
-
-def test_chat_reuses_the_session(outrider, plain):
-    code, out, _ = outrider("chat", "--json", "--mode", "stop-and-wait", "--max-new-tokens", "12", typed="hi\n\nyou\n")
-    assert code == 0
-    objects = [json.loads(line) for line in out.splitlines()]
-    first, second = [o for o in objects if o["event"] == "answer"]
-    assert first["text"] == plain("u:hi;a:", 12)[0]
-    assert second["text"] == plain(f"u:hi;a:{first['text']};u:you;a:", 12)[0]
-    turns = [o["request"] for o in objects if o["event"] == "cycle" and not o["request"]["tree"]["tokens"]]
-    assert turns[0]["base_len"] == 0
-    assert turns[1]["base_len"] >= len("u:hi;a:")
-    assert len([o for o in objects if o["event"] == "link_changed"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -237,29 +191,6 @@ def test_the_shell_completes_commands_and_modes():
     assert "stop-and-wait" in completed("outrider generate --mode ")
 
 
-def test_a_server_by_name_for_every_command(server, models, outrider, tmp_path, monkeypatch):
-    text = f'''
-        server = "home"
-        target = {str(models[0])!r}
-        drafter = {str(models[1])!r}
-        link-floor-ms = 5000
-        max-new-tokens = 5
-        [servers.home]
-        address = "{server.address}"
-        mode = "stop-and-wait"
-    '''
-    monkeypatch.setenv("OUTRIDER_CONFIG", str(tmp_path / "file.toml"))
-    (tmp_path / "file.toml").write_text(text)
-    code, out, err = outrider("generate", "hi", "--json", options=False, address="home")
-    assert (code, err) == (0, "")
-    assert '"new_tokens": 5' in out
-    described = outrider("describe", options=False, address="home")[1]
-    assert all(part in described for part in ("target name", "moa"))
-    (tmp_path / "file.toml").write_text(text.replace("[servers.home]", "[servers.box]"))
-    code, _, err = outrider("describe", options=False, address="home")
-    assert (code, "cannot reach home:50051" in err) == (4, True)
-
-
 def test_nobody_is_asked_to_pull_where_nobody_types_or_the_model_was_named(outrider, server, monkeypatch):
     refusal = f"they must be the same: `outrider pull {server.address}` fetches what fits"
     monkeypatch.setattr("typer.confirm", lambda *_, **__: pytest.fail("somebody was asked"))
@@ -267,18 +198,6 @@ def test_nobody_is_asked_to_pull_where_nobody_types_or_the_model_was_named(outri
         monkeypatch.setattr("outrider_client.cli.pull.is_interactive", lambda there=is_there: there)
         code, out, err = outrider("generate", "hi", *options, options=False)
         assert (code, refusal in out + err) == (3, True)
-
-
-def test_tokens_without_text_are_reported(outrider, golden):
-    """The golden target's directory has no tokenizer."""
-    pair = ("--target", str(golden / "target_tiny"), "--drafter", "none", "--mode", "offline")
-    arguments = ("--prompt-ids", "1,2,3,1,2", "--max-new-tokens", "4", *pair)
-    code, out, err = outrider("generate", *arguments, options=False)
-    assert (code, out) == (0, "")
-    assert "--json shows their ids" in err
-    code, out, err = outrider("generate", *arguments, "--json", options=False)
-    assert json.loads(out.splitlines()[-1])["token_ids"][0] == 3
-    assert err == ""
 
 
 def test_a_draft_vocabulary_holds_all_that_the_drafter_writes(outrider, tmp_path):

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
-from typer.testing import CliRunner
 
-from outrider_client.cli.app import app
-from outrider_client.cli.chat.commands import COMMANDS, SlashCommand, parse_command
+from outrider_client.cli.chat.commands import COMMANDS
 from outrider_client.cli.chat.conversation import ChatConversation
-from outrider_client.cli.chat.information import greeting, statistics_table
 from outrider_client.cli.chat.input import _from_terminal, without_private
 from outrider_client.cli.chat.link import ChatLink
 from outrider_client.cli.chat.repl import ChatRepl
@@ -26,23 +23,9 @@ from outrider_client.core.config import UNLIMITED, ClientConfig
 from outrider_client.core.events import Committed, Finished
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.core.statistics import Statistics
-from outrider_client.models.pulled import pulled_dir
-from outrider_drafters.checkpoints.bundle import MANIFEST
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
-from outrider_proto.frames import ServerDescription
 
 from .terminal import Terminal
-
-
-def test_lines_with_a_slash_are_commands():
-    assert parse_command("/mode stream") == SlashCommand("mode", "stream")
-    assert parse_command("/stats") == SlashCommand("stats")
-    assert parse_command("/?") == SlashCommand("help")
-    assert parse_command("//etc is a folder") is None
-    assert parse_command("3 / 4") is None
-    for line, message in (("/nonsense", "/nonsense: no such"), ("/stats now", "takes nothing")):
-        with pytest.raises(UsageError, match=message):
-            parse_command(line)
 
 
 def test_an_answer_to_something_private_is_private():
@@ -82,10 +65,6 @@ def test_a_history_keeps_nothing_private(line):
     kept = without_private(line)
     assert "<<private: >>" in kept
     assert not set("12@") & set(kept)
-
-
-def test_a_history_keeps_what_is_not_private_as_it_was_typed():
-    assert without_private(r"1 \<< 4 >> 2 << 1, `<<a>>`, <<NAME: b>>") == r"1 \<< 4 >> 2 << 1, `<<a>>`, <<private: >>"
 
 
 class Scripted:
@@ -182,20 +161,6 @@ def test_an_answer_that_is_cut_says_so(capsys):
     ]
 
 
-@pytest.mark.parametrize(("options", "limit"), [([], UNLIMITED), (["--max-new-tokens", "7"], 7)])
-def test_answers_are_not_cut_unasked(monkeypatch, options, limit):
-    configs = []
-
-    def no_client(config):
-        configs.append(config)
-        raise LinkError("nobody there")
-
-    monkeypatch.setattr("outrider_client.client.Client", no_client)
-    asked = CliRunner().invoke(app, ["chat", "--mode", "offline", "--target", "embedded", *options])
-    assert isinstance(asked.exception, LinkError)
-    assert [config.max_new_tokens for config in configs] == [limit]
-
-
 def test_a_later_failure_than_that_of_the_first_answer_does_not_end_the_chat(capsys):
     client = Scripted("one", LinkError("gone"), "three")
     chat(
@@ -228,17 +193,6 @@ def test_a_saved_conversation_is_not_replaced_unasked(capsys, tmp_path, monkeypa
     heard = capsys.readouterr()
     assert heard.err == f"outrider: {tmp_path}/saved exists: /save ~/saved! replaces it\n"
     assert heard.out.count("saved to ") == 2
-
-
-def test_paths_begin_at_home_and_need_a_name(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "secret").write_text("4711")
-    client = Scripted("one")
-    chat(client, "/private", "/load", "/save", "/load ~nobody-of-that-name/a.json", "/private ~/secret", "hi")
-    assert client.asked[0][0][0]["content"][-1] == Segment("4711", private=True)
-    said = capsys.readouterr().err.splitlines()
-    assert said[:3] == [f"outrider: /{name} needs the name of a file" for name in ("private", "load", "save")]
-    assert "home directory" in said[3]
 
 
 def test_the_system_message_leads_every_prompt_until_it_is_removed(capsys):
@@ -336,20 +290,6 @@ def test_what_is_no_saved_conversation_changes_nothing(text, message):
     assert conversation.prompt == [{"role": "system", "content": "Be brief."}]
 
 
-class Late(Scripted):
-    """Ctrl-C arrives a moment after its first answer."""
-
-    def begin_conversation(self):
-        raise KeyboardInterrupt
-
-
-def test_a_late_interrupt_loses_no_conversation(capsys):
-    client = Late("one", "two")
-    chat(client, "hi", "/clear", "you")
-    assert len(client.asked) == 2
-    assert capsys.readouterr().err == "outrider: stopped\n"
-
-
 def test_errors_of_a_chat_are_plain_or_json(capsys):
     refused = "cannot reach 127.0.0.1:4: failed to connect to all addresses; last error: Connection refused"
     errors = (LinkError(refused), Refusal(Reason.CONTEXT_FULL, "too long"), UsageError("x=1: need 2"))
@@ -367,45 +307,6 @@ def test_errors_of_a_chat_are_plain_or_json(capsys):
         ("error", "context_full"),
         ("error", "usage"),
     ]
-
-
-class Described(Scripted):
-    """A client whose server answers, or raises."""
-
-    def describe(self):
-        if self._answers:
-            raise self._answers[0]
-
-
-def test_the_greeting_names_models_and_server_and_no_directory_of_ours(tmp_path, monkeypatch):
-    config = ClientConfig("edge:1", target="smollm2", drafter="smollm2/moa")
-    assert str(greeting(Described(), config)).startswith(
-        "smollm2, drafter smollm2/moa, server edge:1 \N{BLACK CIRCLE} online\n/help lists"
-    )
-    down = LinkError("cannot reach edge:1: errors resolving edge:1")
-    assert "not online: cannot reach edge:1: there is no host of that name" in str(greeting(Described(down), config))
-    alone = replace(config, mode="offline", drafter=None)
-    assert str(greeting(Described(down), alone)).startswith("smollm2, its own drafter, offline: no server is asked\n")
-    assert "no drafter" in str(greeting(Described(), replace(config, drafter="none")))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    pulled_dir("edge:1").mkdir(parents=True)
-    (pulled_dir("edge:1") / MANIFEST).touch()
-    pulled = str(greeting(Described(), ClientConfig("edge:1", target=pulled_dir("edge:1"))))
-    assert pulled.startswith("the model pulled from edge:1, its own drafter, server edge:1")
-
-
-def test_the_models_are_named(capsys):
-    config = ClientConfig("edge:1", target="smollm2", drafter="smollm2/moa")
-    served = ServerDescription(1, "0.1.0", "big", "f", "t", 9, 512, 64, (0,), ())
-    client = Described()
-    client.describe = lambda: served
-    chat(client, "/model", config=config)
-    chat(Described(LinkError("cannot reach edge:1: errors resolving")), "/model", config=config)
-    here = "here: smollm2, drafter smollm2/moa edge:1: "
-    assert " ".join(capsys.readouterr().out.split()) == (
-        f"{here}big, context of 512 tokens, outrider-server 0.1.0"
-        f" {here}cannot reach edge:1: there is no host of that name (--server HOST names another server)"
-    )
 
 
 def test_the_last_chat_is_kept_without_private_text(tmp_path, capsys):
@@ -448,15 +349,6 @@ def test_quotes_hold_several_lines_together(tmp_path):
     kept = (tmp_path / "typed").read_text()
     assert "Greet <<private: >>" in kept
     assert "nn" not in kept
-
-
-def test_statistics_are_summed():
-    table = statistics_table(
-        [Statistics(new_tokens=10, tokens_per_second=5.0), Statistics(new_tokens=30, tokens_per_second=30.0)]
-    )
-    names, last, together = (list(column.cells) for column in table.columns)
-    assert (last[names.index("tokens")], together[names.index("tokens")]) == ("30", "40")
-    assert together[names.index("tokens/s")] == "13.3"  # 40 in 3 s
 
 
 def test_an_emulated_link_can_be_changed():

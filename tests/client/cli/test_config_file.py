@@ -132,13 +132,6 @@ def test_a_mistake_is_one_line_with_file_and_key(outrider, text, message):
     assert said[0].startswith(f"outrider: HERE/outrider.toml: {message}")
 
 
-def test_what_is_wrong_on_the_command_line_does_not_name_the_file_and_help_needs_none(outrider):
-    _, _, err = outrider("temperature = 1.0", "generate", "hi", "--temperature", "-1")
-    assert err == "outrider: temperature=-1.0: need 0 (greedy) to 100\n"
-    code, out, _ = outrider("nonsense = 1", "generate", "--help")
-    assert (code, "--max-new-tokens" in out) == (0, True)
-
-
 def test_the_default_file_may_be_missing_and_a_named_one_may_not(outrider, tmp_path, monkeypatch):
     monkeypatch.setenv("OUTRIDER_CONFIG", str(tmp_path / "none.toml"))
     code, _, err = outrider("", "describe")
@@ -150,12 +143,6 @@ def test_the_default_file_may_be_missing_and_a_named_one_may_not(outrider, tmp_p
     default.parent.mkdir(parents=True)
     default.write_text("seed = 3")
     assert "seed = 3  (file)" in outrider("", "config")[1]
-
-
-def test_the_gateway_passes_over_what_each_request_sets(outrider):
-    text = 'logprobs = 2\non-reconnect = "keep"\n'
-    code, _, err = outrider(text, "gateway", "--host", "0.0.0.0")
-    assert (code, "api-key" in err) == (2, True)
 
 
 def test_every_option_that_is_a_path_is_relative_to_the_file(outrider):

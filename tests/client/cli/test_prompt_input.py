@@ -102,10 +102,3 @@ def test_a_system_message_comes_first(capsys):
     for text, ids, raw in (("hi", None, True), (None, "1,2", False)):
         with pytest.raises(UsageError, match="system: --raw and --prompt-ids do without"):
             read_prompt(text, ids, system="Be brief.", raw=raw)
-
-
-def test_token_ids_stand_alone(tmp_path):
-    assert read_prompt(None, "1,2") == [1, 2]
-    for more in ({"text": "hi"}, {"text": None, "files": [tmp_path]}, {"text": None, "private": [tmp_path]}):
-        with pytest.raises(UsageError, match="give either text or --prompt-ids"):
-            read_prompt(more.pop("text"), "1,2", **more)

@@ -43,14 +43,3 @@ def test_generate_offers_to_pull_and_goes_on(command, server, tmp_path):
     terminal.until("the answer is cut after 5 tokens", terminal.until("for target target"))
     assert terminal.ended() == 0
     assert [path.name for path in pulled.iterdir()] == [server.address.replace(":", "_")]
-
-
-def test_a_chat_offers_it_before_the_first_question(command):
-    terminal = Terminal(*command("chat"))
-    terminal.until(OFFER)
-    terminal.type("y\r")
-    seen = terminal.until(">", terminal.until("the model pulled from"))
-    terminal.type("hi\r")
-    seen = terminal.until("the answer is cut after 5 tokens", seen)
-    terminal.type("/bye\r")
-    assert terminal.ended() == 0

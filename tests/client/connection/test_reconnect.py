@@ -136,14 +136,6 @@ def test_a_refusal_is_left_in_peace(error):
     assert BACKOFF.silence_cap_s < max(between) <= BACKOFF.cap_s
 
 
-def test_what_was_met_last_decides():
-    tried = reconnect((0.0, Silence()), (10.0, No(LinkError("refused"))), (40.0, Silence()), (60.0, Yes()))
-    refused = [pause for when, pause in zip(tried, pauses(tried, 0.0), strict=False) if 10.0 <= when < 38.0]
-    silent = [pause for when, pause in zip(tried, pauses(tried, ATTEMPT_S), strict=False) if when >= 40.0]
-    assert min(refused) >= BACKOFF.cap_s / 2
-    assert max(silent) <= BACKOFF.silence_cap_s + 1e-9
-
-
 def test_a_server_that_says_nothing_gets_longer_for_it_each_time():
     tried = reconnect((0.0, Deaf()), (20.0, Yes()))
     lasted = pauses(tried, 0.0)[:5]

@@ -72,13 +72,6 @@ def test_cold_start_probes_the_target_alone():
     assert choose(Measurements(limits=ModeLimits(OFFERED), rtt_ms=300.0, stream_ms=33.0), probe).mode == "server-draft"
 
 
-def test_leaves_and_comes_back_with_the_round_trip():
-    near, far = measured(), measured(rtt_ms=200.0)
-    split = choose(near, None)
-    assert choose(far, split).mode == "stream"
-    assert choose(near, choose(far, split)).mode == split.mode
-
-
 def where_both_are_equal():
     """A round trip at which the split is as fast as the stream."""
     low, high = 30.0, 300.0
@@ -109,71 +102,10 @@ def test_a_measured_speed_outweighs_its_prediction():
     assert choose(measured(), split, {split.mode: 0.5}).mode in set(SPLIT) - {split.mode}
 
 
-def test_why_is_one_short_line_with_the_grounds():
-    split = choose(measured(), None)
-    why = choose(measured(rtt_ms=200.0), split).why
-    assert why.startswith("stream 32.9 tokens/s against ")
-    assert " of pipelined: R 200 ms, T_v 33 ms, t_d 7.0 ms, tau 4.0" in why
-    assert why.endswith("; R > (tau - 1) T_v")
-    assert "hits 0.57; R < (tau - 1) T_v" in split.why
-    assert "\n" not in why
-    assert len(why) < 140
-
-
-def test_levels_follow_acceptance_and_the_cost_of_a_level():
-    free = ModeLimits(PLAIN)
-    alone = frozenset(("stream", "stop-and-wait"))
-    sure = choose(measured(acceptance=0.95, modes=alone, limits=free), None)
-    unsure = choose(measured(acceptance=0.7, level_ms=2.0, rtt_ms=5.0, modes=alone, limits=free), None)
-    assert sure.levels > unsure.levels
-    dear = choose(measured(acceptance=0.95, level_ms=40.0, verify_ms=100.0, modes=alone, limits=free), None)
-    assert dear.levels < sure.levels
-    assert sure.budget > 16  # nodes grow with levels
-    assert choose(measured(limits=replace(free, max_nodes=9)), None).budget == 9
-
-
-def test_of_what_is_nearly_as_fast_the_shallowest_is_drafted():
-    alone = frozenset(("stream", "stop-and-wait"))
-    what = measured(acceptance=0.95, modes=alone, limits=ModeLimits())
-    speeds = {levels: predict(what, Choice("stop-and-wait", levels=levels)).tokens_per_second for levels in (8, 10)}
-    assert 0.99 * speeds[10] < speeds[8] < speeds[10]
-    assert choose(what, None).levels == 8
-
-
-def test_hidden_time_pays_for_deeper_trees():
-    choice = choose(measured(rtt_ms=60.0, acceptance=0.9, modes=ONE_AT_A_TIME, limits=ModeLimits()), None)
-    assert choice.mode == "proactive"
-    assert choice.ahead_levels > choice.levels
-    assert choice.ahead_shape.levels == choice.ahead_levels
-
-
 def test_the_users_shape_stands():
     limits = ModeLimits(shape=TreeShape(2, 7, 20), fixed=True, outcomes=2)
     choice = choose(measured(limits=limits), Choice("pipelined", levels=3, outcomes=8))
     assert (choice.shape, choice.ahead_shape, choice.outcomes) == (limits.shape, limits.shape, 2)
-
-
-def test_outcomes_follow_the_batch_cost():
-    cheap = choose(measured(modes=ONE_AT_A_TIME), None)
-    dear = choose(measured(modes=ONE_AT_A_TIME, rtt_ms=10.0, batch_factors={8: 4.0}), None)
-    assert (cheap.mode, cheap.outcomes) == ("proactive", 8)
-    assert (dear.mode, dear.outcomes) == ("proactive", 1)
-
-
-def test_narrower_trees_where_rows_are_dear_and_ranks_steep():
-    what = {"modes": frozenset(("stream", "stop-and-wait")), "level_ms": 30.0, "verify_ms": 80.0}
-    steep = measured(limits=ModeLimits(), batch_factors={8: 7.5}, ranks=(0.98, 0.01, 0.01), **what)
-    assert choose(steep, None).breadth == 1
-    assert choose(replace(steep, ranks=(0.4, 0.3, 0.3)), None).breadth == 4
-    assert choose(replace(steep, batch_factors={8: 1.0}), None).breadth == 4
-
-
-def test_more_in_flight_only_where_it_keeps_someone_busy():
-    many = ModeLimits(in_flight=4, fixed=True)
-    far = choose(measured(rtt_ms=250.0, acceptance=0.97, hit=0.95, limits=many, level_ms=3.0), None)
-    near = choose(measured(rtt_ms=20.0, acceptance=0.97, hit=0.95, limits=many, level_ms=3.0), None)
-    assert (far.mode, far.in_flight) == ("pipelined", 4)
-    assert (near.mode, near.in_flight) == ("pipelined", 2)
 
 
 def test_a_family_that_suffers_waits_for_features_that_come_soon():

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
 from outrider_client.connection.heartbeat import RttEstimator
 from outrider_client.controller.mode_controller import MANY_ROWS, ModeController
-from outrider_client.controller.prediction import predict
 from outrider_client.core.config import ClientConfig
 from outrider_client.drafting.drafting_thread import AheadCost
-from outrider_drafters.emulation.pace import Pace
-from outrider_drafters.trees.grow import ScoredTree
 from outrider_drafters.trees.predraft import TreeOutcome
 from outrider_proto.frames import Decode, Draft, Opened, ServerTree, Verdict
 from outrider_proto.tree import DraftTree
@@ -60,17 +55,6 @@ def stream(controller, clock, gap_s: float, count: int = 12) -> None:
         controller.record_verdict(DECODE, Verdict(1, (), 5, verify_us=round(gap_s * 1e6)), stale=False)
 
 
-def test_features_come_along_only_where_there_is_room_for_them(controller, clock):
-    assert not controller.affords_features
-    stream(controller, clock, 0.033)
-    assert not controller.affords_features  # of the link nothing is known
-    controller.record_features(0.4, 500, 500_000)  # 10 Mbit/s; a token's features need .24
-    assert controller.affords_features
-    controller.record_features(20.0, 500, 500_000)
-    controller.record_features(20.0, 500, 500_000)
-    assert not controller.affords_features
-
-
 def replies(controller, clock, lag_s: float, num_bytes: int, count: int = 20) -> None:
     """Four tokens each, a tenth of a second apart."""
     controller.enter_mode("stop-and-wait")
@@ -99,35 +83,6 @@ def test_features_that_fill_the_link_come_coarser_until_there_is_room(controller
     assert controller.codec is None
 
 
-def test_the_link_bounds_the_speed_that_is_predicted(controller, clock):
-    """A token's features take 125 ms, so eight tokens a second fit, however fast drafts and verdicts are."""
-    replies(controller, clock, 0.5, 4000)
-    choice = controller.decide(OPENED, rtt(0.03))
-    measured = controller._observer.measured()
-    assert measured.limits.bytes_per_token == pytest.approx(1000)
-    drafting = replace(choice, mode="stop-and-wait")
-    assert predict(measured, drafting).tokens_per_second == pytest.approx(8, rel=0.01)
-    assert predict(replace(measured, down_bps=None), drafting).tokens_per_second > 20
-
-
-def test_a_configured_codec_stays(controller, clock):
-    controller.begin(ClientConfig(mode="auto", codec="int8"), None)
-    controller.decide(OPENED, rtt(0.03))
-    replies(controller, clock, 0.09, 4000)
-    controller.decide(OPENED, rtt(0.03))
-    assert controller.codec is None
-
-
-def test_a_streams_features_need_room_as_replies_have_shown_it(controller, clock):
-    stream(controller, clock, 0.033)
-    controller.begin(ClientConfig(mode="auto"), None)
-    assert controller.affords_features  # nothing is known: the second answer
-    replies(controller, clock, 0.09, 4000)
-    assert not controller.affords_features
-    replies(controller, clock, 0.001, 4000)
-    assert controller.affords_features
-
-
 def test_a_prompts_features_that_take_longer_than_a_round_trip_do_not_come_soon(controller):
     assert not controller.should_decode_first(MANY_ROWS - 1, rtt(0.05))
     assert controller.should_decode_first(MANY_ROWS, rtt(0.05))  # nothing is known of the link
@@ -148,31 +103,6 @@ def test_a_batch_that_costs_too_much_is_made_smaller(clock):
     assert controller.outcomes == 4  # five milliseconds a level instead of two
     controller.begin(ClientConfig(mode="proactive", outcomes=3), None)
     assert controller.outcomes == 3
-
-
-def test_the_levels_of_a_block_cost_a_pass_together(clock):
-    def least(levels_per_pass: int, seconds: float) -> float:
-        drafting = SimpleNamespace(stale_tolerant=True, can_draft_ahead=True, levels_per_pass=levels_per_pass)
-        controller = ModeController(drafting, None, clock)
-        controller.begin(ClientConfig(mode="stop-and-wait", tree="auto"), None)
-        controller.enter_mode("stop-and-wait")
-        for nodes in range(1, 25):
-            clock.now += 0.05
-            draft = replace(DRAFT, tree=DraftTree.chain(tuple(range(nodes))))
-            verdict = Verdict(1, (0,), 5, verify_us=round(1e4 + 100 * nodes))
-            controller.record_drafting(seconds, 4)
-            controller.record_verdict(draft, verdict, stale=False)
-            controller.record_tree(ScoredTree(draft.tree, tuple(-0.5 * (node + 1) for node in range(nodes))), verdict)
-        return controller.tuned(None).min_level_probability
-
-    assert least(1, 0.02) < least(4, 0.02)  # 5 ms, 20 ms
-    assert least(4, 0.02) == pytest.approx(least(1, 0.08))
-
-
-def test_a_pace_says_what_a_batch_costs(clock):
-    controller = ModeController(DRAFTING, Pace("p", "here", 33, 7, 7, batch_factors={1: 1.0, 4: 1.2, 8: 2.0}), clock)
-    controller.begin(ClientConfig(mode="proactive"), None)
-    assert controller.outcomes == 4
 
 
 def test_without_a_drafter_there_is_but_one_mode(clock):
@@ -208,19 +138,6 @@ def test_it_drafts_on_the_side_once_in_32_tokens_in_whatever_bunches_they_come(c
     controller.record_trial(133, DraftTree.chain((1,)))
     controller.record_text((0,) * 134)
     assert not controller.wants_trial
-
-
-def test_it_drafts_on_the_side_more_often_while_little_is_known(controller, clock):
-    controller.decide(OPENED, rtt(0.03))
-    tried = []
-    for number in range(40):
-        stream(controller, clock, 0.033, 8)
-        if controller.wants_trial:
-            tried.append(number)
-            controller.record_trial(64, DraftTree.chain((1, 2, 3)))
-            controller.record_text((0,) * 68)
-    assert tried[:10] == list(range(10))
-    assert [later - sooner for sooner, later in pairwise(tried[-4:])] == [4, 4, 4]
 
 
 def test_what_is_drafted_on_the_side_is_judged_once_the_text_is_long_enough(controller, clock):

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from outrider_client.controller.acceptance import AcceptanceEstimator, accepted_path
+from outrider_client.controller.acceptance import AcceptanceEstimator
 from outrider_client.controller.choice import SPLIT, Choice
 from outrider_client.controller.hysteresis import ModeSelector
 from outrider_client.controller.measurements import ModeLimits
-from outrider_client.controller.mode_history import ModeRun
 from outrider_client.controller.observer import CycleObserver, Priors
-from outrider_client.controller.smoothing import Mean, Median
 from outrider_proto.frames import Verdict
-from outrider_proto.tree import ROOT, DraftTree
+from outrider_proto.tree import DraftTree
 
 ALL = ModeLimits(frozenset(("stream", "server-draft", *SPLIT)))
 CHAIN = DraftTree.chain((1, 2, 3, 4))
-TREE = DraftTree((4, 5, 6, 7), (ROOT, ROOT, 1, 1))
 
 
 def observer(mode="stop-and-wait", **declared):
@@ -27,13 +24,6 @@ def observer(mode="stop-and-wait", **declared):
 
 def verdict(num_accepted=0, bonus=7, **more):
     return Verdict(1, tuple(range(num_accepted)), bonus, queue_us=2000, verify_us=30_000, **more)
-
-
-def test_nothing_is_known_at_first():
-    measured = observer(draft_level_ms=7.0, batch_factors={8: 1.3}).measured()
-    assert measured.is_cold
-    assert (measured.draft_level_ms, measured.batch_factors) == (7.0, {8: 1.3})
-    assert (measured.rtt_ms, measured.acceptance, measured.hit_rates) == (None, (), {})
 
 
 def test_times():
@@ -66,16 +56,6 @@ def test_neither_a_hiccup_nor_waiting_in_a_pipeline_nor_a_stale_verdict_is_a_par
     assert watched.measured().verify_ms == 30
 
 
-def test_stream():
-    watched = observer("stream")
-    for now in (0.5, 0.53, 0.56, 9.0, 9.03):  # a prompt first, an outage in between
-        watched.record_verdict(now, verdict())
-    measured = watched.measured()
-    assert measured.stream_ms == pytest.approx(30)
-    assert measured.verify_ms is None
-    assert watched.active_s == pytest.approx(0.09)
-
-
 def test_the_stream_is_taken_to_slow_down_as_passes_do():
     watched = observer("stop-and-wait")
     watched.record_verdict(1.0, Verdict(1, (), 7, verify_us=33_000), CHAIN)
@@ -87,30 +67,6 @@ def test_the_stream_is_taken_to_slow_down_as_passes_do():
     for _ in range(20):
         watched.record_verdict(4.0, Verdict(1, (), 7, verify_us=66_000), CHAIN)
     assert watched.measured().stream_ms == pytest.approx(60)
-
-
-def test_server_draft():
-    watched = observer("server-draft")
-    for _ in range(200):
-        watched.record_verdict(1.0, verdict(tokens=(4, 4, 4), draft_us=20_000), levels=5)
-    measured = watched.measured()
-    assert measured.server_level_ms == 4
-    assert measured.acceptance[:4] == pytest.approx((1, 1, 1, 0), abs=0.1)
-
-
-def test_what_was_ridden_counts_from_verdict_to_verdict_in_one_mode():
-    watched = observer()
-    for number in range(9):
-        watched.record_verdict(0.1 * number, verdict(3), CHAIN)
-    watched.began("stop-and-wait", 90.0)  # another answer
-    watched.record_verdict(95.0, verdict(), CHAIN)
-    mode_run = watched.take_mode_run()
-    assert (mode_run.mode, mode_run.cycles, mode_run.tokens) == ("stop-and-wait", 8, 32)
-    assert mode_run.seconds == pytest.approx(0.8)
-    assert watched.take_mode_run() == ModeRun("stop-and-wait")
-    watched.record_verdict(95.1, verdict(), CHAIN)
-    watched.began("stream", 96.0)
-    assert watched.take_mode_run() == ModeRun("stream")
 
 
 def test_the_first_verdict_of_the_servers_drafts_is_on_none():
@@ -147,15 +103,6 @@ def test_hits_and_of_a_forecast_that_was_cut_short_only_the_hit():
     assert cut.measured().hit_rates == {1: 1.0, 8: 0.5}
 
 
-def test_stale_drafts_are_counted():
-    watched = observer(staleness_factor=0.9)
-    for number in range(10):
-        watched.record_verdict(1.0, verdict(), CHAIN, stale=number < 5)
-    measured = watched.measured()
-    assert measured.stale_share == pytest.approx(0.5)
-    assert measured.staleness_factor == 0.9
-
-
 def test_acceptance_by_position():
     acceptance = AcceptanceEstimator()
     for number in range(300):
@@ -164,16 +111,6 @@ def test_acceptance_by_position():
     assert first == pytest.approx(1.0, abs=0.03)
     assert second == pytest.approx(0.5, abs=0.05)
     assert third > 0.85
-
-
-def test_a_position_not_tried_any_more_takes_after_the_one_before():
-    acceptance = AcceptanceEstimator()
-    for _ in range(30):
-        acceptance.judged(2, 1)
-    assert acceptance.by_position[1] < 0.2
-    for _ in range(900):
-        acceptance.judged(1, 1)
-    assert acceptance.by_position[1] > 0.9
 
 
 def test_a_bad_reputation_fades_while_no_one_drafts():
@@ -187,30 +124,6 @@ def test_a_bad_reputation_fades_while_no_one_drafts():
     assert watched.measured().acceptance[0] > 0.5
 
 
-def test_ranks_among_siblings_and_paths_of_drafts_on_the_side():
-    acceptance = AcceptanceEstimator()
-    assert acceptance.ranks == ()
-    for _ in range(20):
-        acceptance.ranked(TREE, (1, 2))
-    assert acceptance.ranks == (0.5, 0.5)
-    assert [accepted_path(TREE, text) for text in ((5, 7, 9), (5,), (9, 5))] == [(1, 3), (1,), ()]
-
-
-def test_smoothing():
-    mean, middle = Mean(2), Median(3)
-    assert middle.value is None
-    for sample in (1.0, 3.0, 9.0, 9.0):
-        mean.add(sample)
-        middle.add(sample)
-    assert mean.value == pytest.approx(7.25)
-    assert middle.value == 9
-
-
-def watch(watched, num_verdicts, cycle_s, num_accepted=3, start=0.0):
-    for number in range(num_verdicts):
-        watched.record_verdict(start + cycle_s * number, verdict(num_accepted), CHAIN)
-
-
 def split_of(watched):
     controller = ModeSelector(watched)
     watched.record_rtt(0.02, 0.0)
@@ -218,33 +131,6 @@ def split_of(watched):
     choice = controller.decide()
     watched.began(choice.mode, 0.0)
     return controller, choice
-
-
-def test_controller_is_patient_with_small_differences_and_not_with_large_ones():
-    watched = CycleObserver(ModeLimits(frozenset(("stream", "stop-and-wait"))), Priors(draft_level_ms=5.0))
-    controller, choice = split_of(watched)
-    assert choice.mode == "stop-and-wait"
-    num_reviews = 0
-    while controller.decide().mode == "stop-and-wait":
-        watch(watched, 4, 0.14, start=0.56 * num_reviews)  # 29 tokens/s; the stream would bring 31
-        num_reviews += 1
-        assert num_reviews < 20
-    assert num_reviews >= 3
-
-    controller, _ = split_of(watched)
-    watched.record_rtt(0.5, 0.0)
-    watch(watched, 4, 0.6)
-    assert controller.decide().mode == "stream"
-
-
-def test_controller_reviews_no_sooner_than_after_16_tokens():
-    watched = CycleObserver(ModeLimits(frozenset(("stream", "stop-and-wait"))), Priors(draft_level_ms=5.0))
-    controller, choice = split_of(watched)
-    watched.record_rtt(0.5, 0.0)
-    watch(watched, 3, 0.6)
-    assert controller.decide() is choice
-    watch(watched, 1, 0.6)
-    assert controller.decide() is not choice
 
 
 def test_controller_leaves_a_mode_that_is_no_longer_offered_at_once():
@@ -265,11 +151,3 @@ def test_the_links_rate_is_seen_in_replies_until_a_prompt_shows_it():
     assert watched.down_bps == watched.measured().down_bps == pytest.approx(80e3)
     watched.record_transfer(100_000, 4.0)
     assert watched.down_bps == pytest.approx(200e3)
-
-
-def test_the_speed_is_that_of_the_last_verdicts():
-    watched = CycleObserver(ModeLimits())
-    assert watched.tokens_per_second is None
-    for number in range(200):
-        watched.record_verdict(0.1 * number, Verdict(1, (), 5, tokens=(4, 4)))
-    assert watched.tokens_per_second == pytest.approx(30.0)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from outrider_client.core.head_statistics import AcceptedMeans, HeadMeter, HeadUse
+from outrider_client.core.head_statistics import AcceptedMeans, HeadMeter
 from outrider_client.core.statistics import Meter, Statistics
 from outrider_drafters.routing.confidence import confidence_of
 from outrider_drafters.routing.routed_drafter import RoutedDraft
@@ -43,16 +43,6 @@ def test_acceptance_of_a_drafted_tree_goes_to_its_head():
     assert statistics.heads.confidence.accepted == pytest.approx(math.exp(-0.1))
 
 
-def test_times():
-    meter = Meter(10.0)
-    for now in (10.5, 11.0, 12.5):
-        meter.tokens_arrived(now)
-    statistics = snapshot(meter, now=13.0, new_tokens=5)
-    assert statistics.time_to_first_token_ms == 500
-    assert statistics.mean_itl_ms == 500
-    assert statistics.tokens_per_second == 2
-
-
 def test_split_is_per_verified_token():
     meter = Meter(0.0)
     meter.drafted(0.02)
@@ -61,17 +51,6 @@ def test_split_is_per_verified_token():
     split = snapshot(meter, new_tokens=12, unverified=2).split_ms
     parts = (split.draft, split.wire, split.queue, split.verify, split.wait)
     assert parts == pytest.approx((2.0, 4.0, 0.2, 0.8, 1.0))
-
-
-def test_levels_and_ways_there_and_back_are_means():
-    meter = Meter(0.0)
-    meter.levels_drafted(0.03, 4)
-    meter.levels_drafted(0.01, 1)
-    meter.levels_drafted(0.02, 2, ahead=True)
-    meter.verdict(Verdict(1, (), 1, queue_us=2000, verify_us=8000), 0.05, on_draft=True)
-    meter.verdict(Verdict(2, (), 1, verify_us=8000), 0.058)
-    found = snapshot(meter)
-    assert (found.level_ms, found.ahead_level_ms, found.exchange_ms) == pytest.approx((8.0, 10.0, 40.0))
 
 
 def test_outages_count_once_each():
@@ -86,16 +65,6 @@ def test_outages_count_once_each():
     assert statistics.offline_ms == 2500
 
 
-def test_nothing_happened():
-    statistics = snapshot(Meter(0.0), new_tokens=0)
-    assert (statistics.mean_acceptance_length, statistics.draft_acceptance_rate, statistics.tokens_per_second) == (
-        0,
-        0,
-        0,
-    )
-    assert HeadMeter().snapshot(0) == HeadUse()
-
-
 TREE = DraftTree((4, 5, 6), (ROOT, ROOT, 0))
 DRAFTED = ScoredTree(TREE, tuple(map(math.log, (0.5, 0.3, 0.4))), (1.0, 1.0, 2.5))
 
@@ -104,26 +73,6 @@ def routed(
     head: int, num_drafts: int, num_passes: int, skipped: bool = False, drafted: ScoredTree = DRAFTED
 ) -> RoutedDraft:
     return RoutedDraft(drafted, head, confidence_of(drafted), num_drafts, num_passes, skipped)
-
-
-def test_overhead():
-    meter = HeadMeter(["math", "chat"])
-    for made in [routed(0, 2, 10), routed(1, 2, 10), routed(1, 1, 5, skipped=True), routed(1, 1, 5, skipped=True)]:
-        meter.drafted(made)
-    use = meter.snapshot(num_tokens=12)
-    assert (use.drafts, use.passes, use.gate_skips) == (6, 30, 2)
-    assert use.drafts_per_1000_tokens == pytest.approx(500)
-    assert use.passes_per_1000_tokens == pytest.approx(2500)
-    assert use.extra_drafts == pytest.approx(0.5)
-    assert use.cycles == {"math": 1, "chat": 3}
-    assert use.shares == {"math": 0.25, "chat": 0.75}
-
-
-def test_a_cycle_without_a_draft_counts_for_no_head():
-    meter = HeadMeter(["one"])
-    meter.drafted(routed(0, 0, 0, drafted=ScoredTree()))
-    use = meter.snapshot(3)
-    assert (use.cycles, use.shares, use.extra_drafts) == ({"one": 0}, {"one": 0.0}, 0.0)
 
 
 def test_confidence_is_split_by_the_verdict():
@@ -137,9 +86,3 @@ def test_confidence_is_split_by_the_verdict():
     assert use.entropy == AcceptedMeans(accepted=1.75, rejected=1.0)
     assert use.drafted_by_confidence == (0, 0, 0, 2, 2, 2, 0, 0, 0, 0)
     assert use.accepted_by_confidence == (0, 0, 0, 0, 1, 1, 0, 0, 0, 0)
-
-
-def test_a_certain_token_counts_in_the_last_tenth():
-    meter = HeadMeter(["one"])
-    meter.judged(ScoredTree(DraftTree((4,), (ROOT,)), (1e-9,)), (0,))
-    assert meter.snapshot(1).drafted_by_confidence[-1] == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from outrider_client.connection.link_state import LinkState
-from outrider_client.core.answer_text import AnswerText, Span
+from outrider_client.core.answer_text import Span
 from outrider_client.core.events import (
     Committed,
     Cycle,
@@ -25,14 +24,12 @@ from outrider_client.core.events import (
     Verified,
     Warned,
 )
-from outrider_client.core.head_statistics import HeadUse
 from outrider_client.core.statistics import Statistics
-from outrider_client.display import terminal
 from outrider_client.display.display import PlainDisplay, display_for, show_answer
 from outrider_client.display.json_display import JsonDisplay
 from outrider_client.display.messages import print_message
 from outrider_client.display.pull_display import TextPullDisplay
-from outrider_client.display.terminal import LiveDisplay, MarkdownDisplay, colored, marked
+from outrider_client.display.terminal import LiveDisplay, MarkdownDisplay, colored
 from outrider_client.pull.pull import BytesPulled, FilePulled, Pulled, PullStarted, PullWaiting
 from outrider_proto.frames import Decode, Draft, Verdict
 from outrider_proto.tree import DraftTree
@@ -69,16 +66,6 @@ def test_plain_text_never_takes_anything_back():
     assert seen[7] == seen[5] == "one\ntwo"  # unverified text waits
     assert seen[9] == "one\ntwo three"
     assert all(after.startswith(before) for before, after in itertools.pairwise(seen))
-
-
-def test_plain_text_that_is_built_on_is_printed():
-    out = io.StringIO()
-    display = PlainDisplay(out)
-    for event in (Unverified(0, (1,), "a"), Committed(1, (2,), "bonus", "b"), Unverified(2, (3,), "c")):
-        display.show(event)
-    assert out.getvalue() == "ab"
-    display.show(Finished("unverified", STATISTICS))
-    assert out.getvalue() == "abc"
 
 
 def test_one_json_object_an_event_and_one_for_the_answer():
@@ -143,28 +130,6 @@ def test_terminal_ends_with_the_text_and_the_status():
     assert "1 rolled back" in final
 
 
-def test_terminal_shows_whose_drafts_were_sent():
-    use = HeadUse(drafts_per_1000_tokens=251.7, cycles={"math": 3, "chat": 1}, shares={"math": 0.75, "chat": 0.25})
-    screen = shown([Finished("limit", Statistics(heads=use))], width=140, height=20)
-    assert "math 75%, chat 25% of drafts, 252 trees/1000 tokens" in screen
-    one = HeadUse(drafts_per_1000_tokens=251.7, cycles={"moa": 3}, shares={"moa": 1.0})
-    assert "trees" not in shown([Finished("limit", Statistics(heads=one))], width=140, height=20)
-
-
-@pytest.mark.parametrize("origin", ["accepted", "corrected"])
-def test_what_has_scrolled_away_is_not_styled_again(monkeypatch, origin):
-    sizes, style = [], terminal.styled
-    monkeypatch.setattr(terminal, "styled", lambda spans, console: sizes.append(len(spans)) or style(spans, console))
-    events, words = [], []
-    for number in range(600):
-        words.append(f"word{number}" + ("\n" if number % 10 == 9 else " "))
-        events.append(Committed(number, (number,), origin if number % 40 < 30 else "bonus", words[-1]))
-    screen = shown([*events, Finished("eos", STATISTICS)], width=200, height=20)
-    lines = "".join(words).splitlines()
-    assert [line for line in lines if line not in re.sub("{=|=}", "", screen)] == []
-    assert max(sizes) <= 60
-
-
 def test_a_pipe_that_lacks_a_character_gets_the_others(monkeypatch):
     pipe = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
     monkeypatch.setattr(sys, "stdout", pipe)
@@ -215,18 +180,6 @@ def test_terminal_scrolls_what_can_no_longer_change():
     assert screen.count("line 7\n") == 1
 
 
-def test_colors_or_marks_show_the_origin():
-    written = AnswerText()
-    for event in ANSWER[:8]:
-        written.take(event)
-    styles = [str(span.style) for span in colored(written.spans).spans]
-    assert styles == ["green", "cyan", "yellow italic", "yellow italic", "yellow italic"]
-    assert marked(written.spans).plain == "one\ntwo{~ three for fife~}"
-    for event in ANSWER[8:]:
-        written.take(event)
-    assert marked(written.spans).plain == "one\ntwo three{= four=}!"
-
-
 def test_markdown_is_rendered_except_the_unverified_end():
     events = [Committed(0, (1,), "bonus", "# Boxes\n\n- **one**\n"), Unverified(1, (2,), "- **two**")]
     screen = shown(events, MarkdownDisplay, width=40, height=20)
@@ -234,13 +187,6 @@ def test_markdown_is_rendered_except_the_unverified_end():
     assert "{~- **two**~}" in screen
     screen = shown([*events, Verified(1, 1)], MarkdownDisplay, width=40, height=20)
     assert "• two" in screen[screen.rindex("• one") :]
-
-
-def test_markdown_longer_than_the_terminal_is_complete_at_the_end():
-    lines = [Committed(n, (n,), "accepted", f"line {n}\n\n") for n in range(50)]
-    screen = shown([*lines, Finished("eos", STATISTICS)], MarkdownDisplay, width=40, height=8)
-    final = screen[screen.rindex("line 0") :]
-    assert all(f"line {n}" in final for n in range(50))
 
 
 STARTED = PullStarted("0" * 64, "llama", "moa", "int8", 2_000_000, 500_000)
@@ -255,12 +201,6 @@ def pull_shown(*, terminal: bool) -> tuple[str, str]:
         display.show(event)
     display.close()
     return progress.getvalue(), out.getvalue()
-
-
-def test_a_pull_on_a_pipe():
-    progress, out = pull_shown(terminal=False)
-    assert progress == "gone; trying again\n500,000 of 2,000,000 bytes are here already\n"
-    assert out == "/there: 2,000,000 bytes, drafter moa, int8, for target llama (ab)\n"
 
 
 def test_a_pull_on_a_terminal():

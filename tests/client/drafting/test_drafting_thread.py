@@ -14,7 +14,7 @@ import torch
 from outrider_client.drafting.drafting_thread import AheadDraft, DraftingThread, PreDraftSpec
 from outrider_drafters.contracts.drafter import UNLIMITED
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_drafters.trees.predraft import NO_OUTCOME, TreeOutcome
+from outrider_drafters.trees.predraft import TreeOutcome
 from outrider_proto.tree import ROOT, DraftTree
 
 from ..conftest import VOCAB, WIDTH, FakeDrafter, FakeDraftState
@@ -166,38 +166,6 @@ async def test_given_up_it_frees_the_thread_within_a_level(drafter, drafting, pe
     assert len(drafter.passes) <= max(OF_TREE, permits + 1)
 
 
-async def test_given_up_before_its_turn_it_costs_no_pass(drafter, drafting):
-    """Guessing never delays real work."""
-    first = drafting.draft_ahead(TEXT, TREE, WANTED)
-    await asyncio.to_thread(drafter.begun.wait)
-    second = drafting.draft_ahead((*TEXT, 4, 5, 6), TREE, WANTED)
-    await asyncio.sleep(0)
-    second.cancel()
-    drafter.permit(ALL)
-    await asyncio.wait_for(first.task, IN_TIME_S)
-    drafter.permit(100)
-    await asyncio.wait_for(drafting.follow(TEXT), IN_TIME_S)
-    assert len(drafter.passes) == ALL
-
-
-async def test_begins_when_it_is_ready(drafter, drafting):
-    """Drafting uses the rows that have arrived by then. What is resolved before does not begin."""
-    ready = asyncio.Event()
-    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED, ready.wait)
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert not drafter.begun.is_set()
-    drafting.add_features(0, np.zeros((2, WIDTH), dtype=np.float32))
-    ready.set()
-    drafter.permit(100)
-    assert (await asyncio.wait_for(ahead_draft.task, IN_TIME_S))[0].outcome == LIKELIEST
-    assert drafter.states[0].num_features == 2
-    known = drafting.draft_ahead(TEXT, TREE, WANTED, ready.wait)
-    await asyncio.sleep(0)
-    known.resolve(NO_OUTCOME)
-    assert await drafted_for(known, NO_OUTCOME) is None
-
-
 @pytest.mark.parametrize("outcome", [LIKELIEST, TreeOutcome(ROOT, 20)])
 async def test_a_verdict_that_overtakes_the_rows_blocks_nothing(drafter, drafting, outcome):
     """The task that receives the rows waits for this draft, so the draft must not wait for the rows."""
@@ -211,37 +179,6 @@ async def test_a_verdict_that_overtakes_the_rows_blocks_nothing(drafter, draftin
     assert not drafter.begun.is_set()
 
 
-@pytest.mark.parametrize("reach", [0, 2])
-async def test_a_drafter_that_needs_features_looks_out_for_nothing(reach):
-    drafter = Gated(max_levels=reach)
-    drafting = DraftingThread(drafter)
-    assert not drafting.can_draft_ahead
-    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
-    assert await asyncio.wait_for(ahead_draft.task, IN_TIME_S) == ()
-    assert await drafted_for(ahead_draft, LIKELIEST) is None
-    assert not drafter.passes
-    await drafting.close()
-
-
-async def test_ends_need_no_draft(drafter, drafting):
-    drafter.permit(100)
-    ahead_draft = drafting.draft_ahead(TEXT, TREE, PreDraftSpec(WANTED.plan, 3, ends=(LIKELIEST.bonus,)))
-    made = await asyncio.wait_for(ahead_draft.task, IN_TIME_S)
-    assert LIKELIEST not in [one.outcome for one in made]
-
-
-async def test_errors_reach_the_caller_of_the_draft(drafter, drafting):
-    drafter.fault = RuntimeError("broken")
-    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
-    await asyncio.to_thread(drafter.begun.wait)
-    drafter.permit(1)
-    with pytest.raises(RuntimeError, match="broken"):
-        await drafted_for(ahead_draft, LIKELIEST)
-    drafter.fault = None
-    drafter.permit(100)
-    await asyncio.wait_for(drafting.follow(TEXT), IN_TIME_S)
-
-
 async def test_what_it_assumed_is_taken_back(drafter, drafting):
     """The next job sees its own text, whatever text the ahead draft was for, and none of the features that it knew."""
     drafter.permit(1000)
@@ -252,22 +189,6 @@ async def test_what_it_assumed_is_taken_back(drafter, drafting):
     assert routed.drafted.tree == DraftTree.chain((10, 11, 12, 13))
     assert drafter.states[0].tokens == [*TEXT, 9]
     assert drafter.states[0].num_features == drafting.num_features == 2
-
-
-async def test_what_a_level_costs_is_known_of_those_for_all_outcomes(drafter, drafting):
-    drafter.permit(ALL)
-    whole = drafting.draft_ahead(TEXT, TREE, WANTED)
-    await asyncio.wait_for(whole.task, IN_TIME_S)
-    assert (whole.cost.levels, whole.cost.outcomes, whole.is_whole) == (WANTED.plan.levels - 1, WANTED.outcomes, True)
-    assert (whole.rank_of(LIKELIEST), whole.rank_of(TreeOutcome(ROOT, 20))) == (0, None)
-    narrowed = drafting.draft_ahead(TEXT, TREE, WANTED)
-    drafter.permit(OF_TREE)
-    await reached(drafter, ALL + OF_TREE)
-    narrowed.resolve(LIKELIEST)  # before there is a level for anything
-    drafter.permit(100)
-    await drafted_for(narrowed, LIKELIEST)
-    assert narrowed.cost is None
-    assert not narrowed.is_whole
 
 
 async def test_an_ahead_draft_cut_short_reports_the_cost_of_its_levels(drafter, drafting):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from pathlib import Path
 
 import pytest
 
-from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import ClientConfig
-from outrider_client.core.events import LinkChanged, Unverified, Warned
+from outrider_client.core.events import Warned
 from outrider_client.core.prompt_segments import Segment
-from outrider_client.models.local_models import LocalModels, head_names
-from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_client.models.local_models import LocalModels
 from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_drafters.families.suffix.drafter import SuffixDrafter
 from outrider_drafters.routing.keywords import Keywords
@@ -85,20 +82,6 @@ async def test_routing_does_not_change_the_text(connect, verifier, language, rou
         assert (await client.complete(prompt, mode=mode)).token_ids == language.answer(prompt, 40)
 
 
-async def test_who_was_sent_and_what_it_took(connect, language):
-    statistics = (await connect(models=two_heads(language, Routing())).complete(PROMPT)).statistics
-    use = statistics.heads
-    assert sum(use.cycles.values()) == sum(statistics.acceptance_histogram) == use.drafts / 2
-    assert use.extra_drafts == 1.0
-    assert use.drafts_per_1000_tokens == use.drafts * 25
-    assert use.passes > use.drafts
-    assert use.confidence.accepted > use.confidence.rejected > 0
-    assert use.entropy.accepted > 0
-    gated = (await connect(models=two_heads(language, Routing(gate=0.5))).complete(PROMPT)).statistics.heads
-    assert gated.gate_skips > 0
-    assert gated.drafts == 2 * sum(gated.cycles.values()) - gated.gate_skips
-
-
 async def test_words_choose_the_head(connect, language):
     keywords = Keywords({"good": ("hello",), "bad": ("goodbye",)})
     client = connect(models=two_heads(language, Routing("keywords"), keywords))
@@ -149,48 +132,6 @@ async def test_a_chat_is_not_answered_with_a_copy_of_itself(connect, language, d
     if drafter is not None:
         with pytest.raises(UsageError, match="this drafter only copies"):
             await client.complete((Segment("abab"), Segment("abab", private=True)))
-
-
-async def test_copying_bridges_an_outage_without_a_drafter(connect, verifier, bare_models):
-    verifier.language = Looping()
-    verifier.cut_before = {20}
-    client = connect(models=bare_models)
-    events = []
-    async with contextlib.aclosing(client.generate([20, 21, 22, 23])) as stream:
-        async for event in stream:
-            if isinstance(event, LinkChanged) and event.state is LinkState.OFFLINE:
-                verifier.down_for = 20
-            events.append(event)
-    assert any(isinstance(event, Unverified) for event in events)
-    assert events[-1].statistics.copied > 0
-    assert events[-1].statistics.rolled_back == 0
-    assert events[-1].statistics.new_tokens == 40
-
-
-@pytest.mark.parametrize(
-    ("sources", "names"),
-    [
-        ([None], ("moa",)),
-        (["a/math", Path("b/chat")], ("math", "chat")),
-        (["a/head", "b/head", "c/other,tli=1"], ("a/head", "b/head", "other")),
-        ([DrafterSource("hub/x"), "lookup,ngram=2"], ("x", "lookup")),
-    ],
-)
-def test_heads_are_called_by_their_directories(sources, names):
-    assert head_names(sources) == names
-
-
-def test_words_need_text(golden):
-    heads = golden / "eagle2_llama" / "drafter"
-    config = ClientConfig(
-        target=golden / "target_l4",
-        drafter=heads,
-        other_heads=(heads,),
-        routing=Routing("keywords"),
-        keywords=Keywords({"drafter": ("word",)}),
-    )
-    with pytest.raises(UsageError, match="route=keywords needs the text"):
-        LocalModels.load(config)
 
 
 def test_heads_are_loaded_together(golden):

@@ -23,7 +23,7 @@ from outrider_client.gateway import request_bodies
 from outrider_client.gateway.gateway import GatewayConfig
 from outrider_client.gateway.middleware import MAX_BODY_BYTES, KeyMiddleware
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest
-from outrider_client.gateway.serving import ServingConfig, _socket
+from outrider_client.gateway.serving import ServingConfig
 from outrider_proto.errors import UsageError
 
 SECRET = "zebra-7731"
@@ -49,12 +49,10 @@ def schema(given: dict) -> dict:
 CALL = {"type": "function", "function": {"name": SECRET}}
 BAD = [  # a part of a request and what the error begins with: the name of its parameter
     ({"messages": []}, "messages: need at least 1"),
-    ({"messages": SECRET}, "messages: "),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: need text or a list"),
     ({"wibble": 1}, "wibble: "),
     ({"n": 0}, "n: Input should be greater than or equal to 1"),
     ({"n": 33}, "n: "),
-    ({"n": True}, "n: "),
     ({"best_of": 2}, "best_of: all answers are given, as they were written: leave it out, or send 1"),
     ({"audio": {}}, "audio: the model reads and writes text only: leave it out"),
     ({"presence_penalty": 2.5}, "presence_penalty: "),
@@ -62,45 +60,36 @@ BAD = [  # a part of a request and what the error begins with: the name of its p
     ({"logit_bias": {"2048": 1}}, "logit_bias has token 2048: the vocabulary has 2048"),
     ({"logit_bias": {"5": 101}}, "logit_bias.5: "),
     ({"tools": [{}]}, "tools.0.type: Field required"),
-    ({"tools": [{"type": "function"}]}, "tools.0.function: "),
     ({"tools": TOOLS, "tool_choice": CALL}, "tool_choice: "),
     ({"tool_choice": "must"}, "tool_choice: Input should be 'none', 'auto' or 'required'"),
     ({"tool_choice": "required"}, "tool_choice: there is no such function in tools"),
     ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format: "),
     ({"response_format": {"type": "json_schema"}}, "response_format: type json_schema and a json_schema go together"),
-    (schema({"name": "x"}), "response_format.json_schema.schema: "),
     (schema({"schema": {"type": "foo"}}), "response_format: "),
     ({"temperature": 3}, "temperature: "),
-    ({"temperature": "hot"}, "temperature: "),
     ({"top_p": 0}, "top_p: "),
     ({"min_p": 1.1}, "min_p: "),
     ({"repetition_penalty": 0}, "repetition_penalty: "),
-    ({"max_tokens": 0}, "max_tokens: "),
     ({"max_tokens": [SECRET]}, "max_tokens: "),
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop: at most 4 are allowed, not 5"),
     ({"stop": ["a", 5]}, "stop.1: Input should be a valid string"),
     ({"stop": 5}, "stop: need text or a list"),
-    ({"stop": ""}, "stop: "),
     ({"stop": [""]}, "stop.0: String should have at least 1 character"),
-    ({"top_logprobs": 2}, "top_logprobs: "),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: "),
     ({"stream_options": {"include_usage": True}}, "stream_options: "),
     ({"functions": [{"name": "f"}]}, "functions: "),
-    ({"ignore_eos": True}, "ignore_eos: "),
     ({"echo": True}, "echo: "),
     ({"chat_template_kwargs": {"a": SECRET}}, "chat_template_kwargs: "),
     (message(role="function"), "messages.0.role: "),
     (message(role="assistant", tool_calls=[{"id": SECRET}]), "messages.0.tool_calls.0.function: "),
-    (message(content=None), "messages.0.content: "),
     (message(content=[{"type": "input_audio"}]), "messages.0.content.0.type: the model reads text only"),
     (message(content=[{"type": "text", "text": 5}]), "messages.0.content.0.text: Input should be a valid string"),
-    (message(content=f"{SECRET}\ud800"), "messages.0.content: "),
     (message(content=[{"type": "text", "text": f"{SECRET}\ud800"}]), "messages.0.content.0.text: "),
     ({"outrider": {"mode": "fast"}}, "outrider.mode: "),
     ({"outrider": {"wibble": 1}}, "outrider.wibble: "),
     ({"outrider": {"drafter": "eagle"}}, "outrider.drafter: "),
 ]
-UNSUPPORTED = ("best_of", "audio", "functions", "ignore_eos", "chat_template_kwargs")
+UNSUPPORTED = ("best_of", "audio", "functions", "chat_template_kwargs")
 
 
 @pytest.mark.parametrize(("fields", "expected"), BAD)
@@ -118,7 +107,6 @@ def test_a_bad_parameter_is_named(gateway, fields, expected):
     ("body", "status", "code"),
     [
         (b'{"model": ', 400, None),
-        (b"\xff\xfe", 400, None),
         ([GOOD], 400, None),
         (GOOD | {"model": "gpt-5"}, 404, "model_not_found"),
         ({"messages": GOOD["messages"]}, 400, None),
@@ -160,26 +148,12 @@ def test_the_documentation_names_each_parameter():
     assert [name for name in sorted(fields | ignored | refused) if f"`{name}`" not in page] == []
 
 
-def test_what_is_accepted_without_effect_has_none(gateway):
-    def tokens(*messages: dict, **more) -> int:
-        status, answer = post(gateway, GOOD | {"messages": messages} | more)
-        assert status == 200, answer
-        return answer["usage"]["prompt_tokens"]
-
-    user, nothing = {"role": "user", "content": "x"}, {"role": "assistant", "content": ""}
-    assert tokens(user | {"name": "Ann"}, tools=[{"type": "function"}], tool_choice="none") == tokens(user)
-    for said in ({"content": None}, {"content": None, "refusal": None, "tool_calls": []}, {}):
-        assert tokens(user, {"role": "assistant"} | said, user) == tokens(user, nothing, user)
-
-
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
-        (["a", 5], "prompt.1: need text or a list"),
         ([[1, 2], []], "prompt.1: need at least 1"),
         ([1, "a"], "prompt.0.1: Input should be a valid integer"),
         (["a"] * 33, "prompt: at most 32 are allowed, not 33"),
-        ([], "prompt: need at least 1"),
         ({"text": SECRET}, "prompt: need text or a list"),
     ],
 )
@@ -191,15 +165,11 @@ def test_errors_say_what_is_wrong_with_a_prompt(gateway, prompt, expected):
 @pytest.mark.parametrize(
     ("method", "path", "status", "allowed"),
     [
-        ("POST", "/v1/embeddings", 404, None),
         ("GET", "/v1/responses", 405, "POST"),
         ("POST", "/chat/completions", 404, None),  # an app whose base address lacks /v1
         ("GET", "/none.js", 404, None),
-        ("GET", "/v1/chat/completions", 405, "POST"),
         ("OPTIONS", "/v1/completions", 405, "POST"),
-        ("POST", "/v1/models", 405, "GET"),
         ("DELETE", "/outrider/link", 405, "GET, POST"),
-        ("POST", "/health", 405, "GET"),
     ],
 )
 def test_unknown_paths_and_methods(gateway, method, path, status, allowed):
@@ -278,25 +248,6 @@ def test_others_are_answered_while_a_prompt_is_tokenized(gateway, models, monkey
         assert asking.result()[0] == 200
 
 
-@pytest.mark.parametrize("privacy", ["local", "placeholder"])
-def test_private_text_is_tokenized_in_a_thread(gateway, models, monkeypatch, privacy):
-    threads, split, encode = [], models.text.encode_part, models.text.render
-
-    def record(function):
-        def recorded(argument):
-            threads.append(threading.current_thread().name)
-            return function(argument)
-
-        return recorded
-
-    monkeypatch.setattr(models.text, "encode_part", record(split))
-    monkeypatch.setattr(models.text, "render", record(encode))
-    private = {"type": "text", "text": SECRET, "private": True}
-    assert post(gateway, GOOD | message(content=[private]) | {"outrider": {"privacy": privacy}})[0] == 200
-    assert len(threads) >= 4  # first for the choice of the session
-    assert [name for name in threads if not name.startswith("asyncio_")] == []
-
-
 @pytest.mark.parametrize(
     ("headers", "status", "told"),
     [
@@ -367,12 +318,6 @@ def test_an_address_for_others_needs_a_key(tmp_path):
         _api_key("k-1", tmp_path / "key")
     with pytest.raises(UsageError, match="api-key is empty"):
         GatewayConfig(api_key=" ")
-
-
-def test_an_address_in_use(start_gateway, gateway, server, models):
-    port = int(gateway.url.rpartition(":")[2])
-    with pytest.raises(UsageError, match="cannot listen"):
-        _socket(ServingConfig(ClientConfig(), GatewayConfig(), port=port))
 
 
 def test_the_command_checks_before_it_loads():

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
-
-import pytest
 
 from outrider_client.core.config import ClientConfig
 from outrider_client.gateway.gateway import GatewayConfig, target_name
 from outrider_client.gateway.serving import ServingConfig, listening
 from outrider_models.core.embedded import target_dir
-from outrider_proto.errors import UsageError
-
-
-@pytest.mark.parametrize("target", ["embedded", "smollm2", "Qwen/Qwen2.5-0.5B-Instruct"])
-def test_a_target_with_a_name_keeps_it(target):
-    assert target_name(target) == target
 
 
 def test_of_a_path_only_the_last_part_is_told(tmp_path, monkeypatch):
@@ -29,16 +20,6 @@ def test_of_a_path_only_the_last_part_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "lab" / "tiny")
     assert target_name(".") == "tiny"
     assert target_name(target_dir()) == "target"
-
-
-def test_a_bundle_has_its_targets_name(tmp_path):
-    (tmp_path / "bundle.json").write_text(json.dumps({"target": "tiny"}))
-    assert target_name(tmp_path) == "tiny"
-
-
-def test_a_name_has_letters():
-    with pytest.raises(UsageError, match="name is empty"):
-        GatewayConfig(names=("a", ""))
 
 
 async def test_small_chunks_do_not_wait_for_acknowledgements(models):

@@ -132,15 +132,6 @@ def test_kept_text_is_never_contradicted(emulated, cut_link):
     assert screen.last.outrider["statistics"]["unverified"] >= screen.origins.count("unverified")
 
 
-def test_a_whole_answer_through_an_outage(emulated, cut_link, plain):
-    tokens, text = plain(QUESTION, NEW)
-    with emulated.openai() as openai:
-        cut_link()
-        answer = openai.chat.completions.create(**ask(), extra_body={"outrider": CHAIN})
-    assert answer.choices[0].message.content == text
-    assert answer.usage.completion_tokens == len(tokens)
-
-
 @pytest.mark.parametrize("allowed_by", [None, "gateway", *slow("request")])
 def test_the_answer_completes_without_the_link_where_unverified_text_is_allowed(start_gateway, server, allowed_by):
     config = GatewayConfig(unverified="keep" if allowed_by == "gateway" else "hold")
@@ -199,15 +190,6 @@ def test_a_server_with_other_models_is_told(start_gateway, golden, capfd):
         said = capfd.readouterr().err
     assert f"{server.address} has other models" in said
     assert "outrider pull" in said
-
-
-def test_offline_on_purpose_streams_at_once(emulated):
-    with emulated.openai() as openai, contextlib.closing(streamed(openai, mode="offline")) as stream:
-        screen = Screen()
-        for chunk in stream:
-            screen.show(chunk)
-    assert set(screen.origins) == {"unverified"}
-    assert len(screen.origins) > 1
 
 
 def test_what_cannot_be_taken_back_waits_although_unverified_text_may_be_streamed(emulated, cut_link, plain):

@@ -75,12 +75,6 @@ def test_an_answer_that_is_cut_is_incomplete(openai):
     assert events[-1].type == "response.incomplete"
 
 
-def test_json_by_a_schema(openai):
-    form = {"type": "json_schema", "name": "count", "schema": SCHEMA, "strict": True}
-    given = json.loads(ask(openai, text={"format": form}).output_text)
-    assert list(given) == ["word", "count"]
-
-
 @pytest.mark.parametrize("stream", [True, *slow(False)])
 def test_a_function_is_called_and_its_result_read(openai, stream):
     if stream:
@@ -102,12 +96,6 @@ def test_a_function_is_called_and_its_result_read(openai, stream):
         {"role": "user", "content": "<tool_response>\n7\n</tool_response>"},
     ]
     assert after.output_text == chat(openai, messages)
-
-
-def test_text_beside_tools_is_text(openai):
-    events = list(ask(openai, tools=[TOOL], stream=True))
-    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
-    assert deltas == [ask(openai, tools=[TOOL]).output_text]
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,9 @@ import asyncio
 
 import pytest
 
-from outrider_client.connection.link_state import LinkState
 from outrider_client.gateway import link_watch
 from outrider_client.gateway.errors import ApiError
 from outrider_client.gateway.session_pool import SessionPool
-from outrider_proto.errors import LinkError
 
 
 class Held:
@@ -130,19 +128,17 @@ async def test_a_private_answer_does_not_stop_the_probes(pool, monkeypatch):
 
 
 class CountingProbe:
-    """Of a server that is there or away: how often it was probed, and whether a connection is open."""
+    """How often it was probed, and whether a connection is open."""
 
     def __init__(self) -> None:
         self.num_probes = 0
-        self.is_open = self.is_away = False
+        self.is_open = False
         self.probed = asyncio.Event()
 
     async def measure(self) -> float:
         self.num_probes += 1
         self.probed.set()
         self.is_open = True
-        if self.is_away:
-            raise LinkError("away")
         return 0.1
 
     async def close(self) -> None:
@@ -181,19 +177,6 @@ async def test_an_idle_gateway_sends_nothing_until_somebody_looks(probed):
     await anext(page)
     await probes(probe, 9)
     await page.aclose()
-
-
-async def test_a_server_that_is_away_is_probed_ever_less_often(probed):
-    watch, probe = probed
-    probe.is_away = True
-    watch.wake()
-    await asyncio.sleep(0.3)
-    assert probe.num_probes < 14  # 1 + 2 + 4 + ... ms
-    probe.is_away = False
-    watch.wake()
-    count = probe.num_probes
-    await probes(probe, count + 1)
-    assert watch.state is LinkState.ONLINE
 
 
 async def test_a_request_that_stops_waiting_leaves_no_trace(pool):

@@ -47,13 +47,6 @@ OUTAGE = [
 ]
 
 
-def test_held_text_waits_for_the_target():
-    stream = TextStream(StopStrings(), "hold")
-    sent = [[chunk.text for chunk in stream.take(event)] for event in OUTAGE]
-    assert sent[:6] == [["one "], [], [], [], [], ["t", "w"]]
-    assert "".join(text for texts in sent for text in texts) == "one two three"
-
-
 def test_held_text_is_sent_at_the_end_of_an_outage_that_lasts():
     lasting = [letters(0, "a"), *alone(1, "bc"), Finished("unverified", Statistics())]
     chunks = flow(TextStream(StopStrings(), "hold"), lasting)

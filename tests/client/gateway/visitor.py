@@ -18,7 +18,6 @@ QUESTION = (
     "Write a function build_total(names). Given a list of words, it should keep words ending with 'e', then keep words"
     " with the letter 'r', then keep words with more than 9 letters, then return one text with spaces between."
 )  # the embedded pair knows the like of it
-PHONE = {"width": 390, "height": 844}
 SMALL_PHONE = {"width": 320, "height": 568}
 DESK = {"width": 1280, "height": 860}
 WAIT_MS = 60_000
@@ -125,10 +124,10 @@ class Visitor:
         )
 
 
-def html(visitor, text: str, *, is_open: bool = False) -> str:
+def html(visitor, text: str) -> str:
     """The answer's elements without what tells origins."""
     visitor.page.evaluate("document.getElementById('turns').replaceChildren()")
-    visitor.draw([(text, {"origin": "bonus"})], is_open=is_open)
+    visitor.draw([(text, {"origin": "bonus"})])
     return visitor.answer.evaluate("""text => {
         const copy = text.cloneNode(true);
         copy.querySelectorAll(".bar").forEach((bar) => bar.remove());

@@ -96,22 +96,6 @@ async def test_nothing_goes_on(client_and_drafting, verifier, language, mode, mo
 
 
 @pytest.mark.parametrize("mode", AHEAD)
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13, 21, 34])
-async def test_nor_between_two_events(client_and_drafting, language, mode, steps):
-    """Left after so many steps of the loop, with drafts under way."""
-    client, drafting = client_and_drafting
-    events = client.generate(PROMPT, mode=mode, in_flight=3)
-    for _ in range(10):
-        await anext(events)
-    for _ in range(steps):
-        await asyncio.sleep(0)
-    await events.aclose()
-    await asyncio.sleep(0)
-    await assert_rest(drafting)
-    assert (await client.complete(NEXT, mode=mode)).token_ids == language.answer(NEXT, NEW)
-
-
-@pytest.mark.parametrize("mode", AHEAD)
 async def test_nor_while_the_server_is_silent(client_and_drafting, verifier, language, mode):
     client, drafting = client_and_drafting
     events = client.generate(PROMPT, mode=mode, in_flight=3)
@@ -133,14 +117,6 @@ async def test_nor_while_the_server_is_silent(client_and_drafting, verifier, lan
 async def drain(events):
     async for _ in events:
         pass
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_nor_after_an_answer_s_end(client_and_drafting, mode):
-    client, drafting = client_and_drafting
-    for max_new_tokens in (1, 2, 7, NEW):
-        await client.complete(PROMPT, mode=mode, max_new_tokens=max_new_tokens, in_flight=3)
-        await assert_rest(drafting)
 
 
 @pytest.mark.parametrize("mode", ["stream", "server-draft", "stop-and-wait"])

@@ -16,7 +16,7 @@ from outrider_client.connection.transport import LocalConnection, LocalTransport
 from outrider_client.drafting.drafting_thread import DraftingThread
 from outrider_drafters.contracts.drafter import UNLIMITED
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_proto.frames import Draft, Features, Verdict
+from outrider_proto.frames import Draft, Verdict
 
 from ..conftest import VOCAB, FakeDrafter, FakeDraftState
 
@@ -160,14 +160,6 @@ async def observe(fast, models, verifier, language):
 # -- always right -----------------------------------------------------------------------------------------------------
 
 
-async def test_stop_and_wait_grows_every_draft(observe):
-    seen = await observe("stop-and-wait")
-    assert seen.num_grown == CYCLES
-    assert not seen.ahead_drafts
-    assert seen.statistics.target_calls == 1 + CYCLES
-    assert seen.statistics.forecasts == 0
-
-
 async def test_proactive_drafts_only_once_while_nothing_is_under_way(observe):
     seen = await observe("proactive")
     assert seen.num_grown == 1
@@ -205,23 +197,9 @@ async def test_never_more_in_flight_than_allowed_and_nothing_for_what_the_limit_
     assert all(request.base_len + 1 < len(PROMPT) + NEW for request in verifier.requests)
 
 
-async def test_a_drafter_that_cannot_look_ahead_stops_and_waits(observe):
-    for mode in ("proactive", "pipelined"):
-        seen = await observe(mode, reach=LEVELS)
-        assert seen.num_grown == CYCLES
-        assert seen.statistics.forecasts == 0
-
-
-@pytest.mark.parametrize("mode", ["proactive", "pipelined"])
-async def test_without_a_drafter(connect, bare_models, language, mode):
-    completion = await connect(models=bare_models).complete(PROMPT, mode=mode)
-    assert completion.token_ids == language.answer(PROMPT, 40)
-
-
 # -- wrong once: the second token of the second draft -----------------------------------------------------------------
 
 WRONG_AT = FIRST_ROOT + CYCLE + 2
-UP_TO_THERE = FIRST_ROOT + CYCLE + 2  # tokens that stand after its verdict, bonus not counted
 CALLS = 1 + 1 + 1 + 4  # the prompt, right, two tokens, and the fifteen that are left
 
 
@@ -255,24 +233,12 @@ async def test_a_miss_costs_no_extra_round_trip(observe, verifier, how, width):
 DRAFT = LEVELS  # nodes
 
 
-async def test_what_was_drafted_for_other_outcomes_is_wasted(observe):
-    """All right: of each forecast one draft is sent. The last one does not count, no verdict has passed on it."""
-    seen = await observe("proactive")
-    assert seen.statistics.wasted_nodes == (CYCLES - 1) * (OUTCOMES - 1) * DRAFT
-
-
 async def test_a_draft_sent_for_nothing_is_wasted_once(observe):
     """Neither the forecast that was missed nor the one below the draft that was sent for it is of any use; that draft
     itself is a part of the former. Four other forecasts came true."""
     seen = await observe("pipelined", {WRONG_AT: NEVER}, in_flight=2)
     assert seen.statistics.forecasts == 5
     assert seen.statistics.wasted_nodes == 2 * OUTCOMES * DRAFT + 4 * (OUTCOMES - 1) * DRAFT
-
-
-async def test_missing_features_are_counted_as_a_draft_is_begun(observe):
-    """Proactive: the rows of the last verdict come before the forecast begins. Pipelined: they cannot."""
-    assert (await observe("proactive", wait_for_features=True)).statistics.stale_tokens == 0
-    assert (await observe("pipelined", wait_for_features=True)).statistics.stale_tokens > 0
 
 
 @pytest.mark.parametrize("mode", ["proactive", "pipelined"])
@@ -284,36 +250,3 @@ async def test_features_are_sent_once(observe, verifier, mode, wrong):
     for request in verifier.requests:
         assert min(known, request.base_len) <= request.features_from
         known = max(known, request.base_len + len(request.context) + 1)
-
-
-class LateRows(LocalConnection):
-    """Rows of all drafts but the first come after the verdict that follows them."""
-
-    def __init__(self, session):
-        super().__init__(session)
-        self._late, self._due = [], []
-
-    async def receive(self):
-        if self._due:
-            return self._due.pop(0)
-        frame = await super().receive()
-        while isinstance(frame, Features) and frame.seq > 1:
-            self._late.append(frame)
-            frame = await super().receive()
-        if isinstance(frame, Verdict):
-            self._due, self._late = self._late, []
-        return frame
-
-
-@pytest.mark.parametrize("mode", ["proactive", "pipelined"])
-@pytest.mark.parametrize("wrong", [{}, {WRONG_AT: NEVER}])
-async def test_a_forecast_that_waits_for_rows_holds_up_no_verdict(fast, models, verifier, language, mode, wrong):
-    """It is then none: the next draft is grown as ever."""
-    drafting = CountingThread(SureDrafter(language, wrong))
-    transport = Transport(verifier, LateRows)
-    async with AsyncClient(fast, models=models, transport=transport, drafting=drafting) as client:
-        asked = {"shape": TreeShape.chain(LEVELS), "max_new_tokens": NEW, "wait_for_features": False}
-        async with asyncio.timeout(4.0):
-            completion = await client.complete(PROMPT, mode=mode, **asked)
-    assert completion.token_ids == language.answer(PROMPT, NEW)
-    assert completion.statistics.outages == 0

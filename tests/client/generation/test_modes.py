@@ -66,13 +66,6 @@ async def test_the_server_writes_until_the_client_can_take_over():
     assert answer.calls == ["ask", "commit", "commit", "commit", "stop"]
 
 
-async def test_an_answer_that_ends_meanwhile():
-    answer = Writing(there_after=3)
-    answer.finished = True
-    await decode_during_prefill(answer)
-    assert answer.calls == ["ask", "stop"]
-
-
 @pytest.fixture(params=["moa", *slow("eagle2")])
 def config(golden, request) -> ClientConfig:
     target, drafter = DRAFTERS[request.param]

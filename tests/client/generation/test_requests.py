@@ -14,8 +14,7 @@ from outrider_client.generation.requests import RequestTracker
 from outrider_client.text.transcript import Transcript
 from outrider_drafters.trees.grow import ScoredTree
 from outrider_proto.errors import LinkError
-from outrider_proto.frames import Features, Opened, TapInfo, Verdict
-from outrider_proto.packing import prefix_hash
+from outrider_proto.frames import Features, TapInfo, Verdict
 from outrider_proto.tree import DraftTree
 
 PROMPT = (1, 2, 3, 4)
@@ -138,14 +137,6 @@ async def begun(stage):
     return stage
 
 
-async def test_rows_on_the_way_to_a_verdict_are_taken(begun):
-    draft = begun.asks(TREE)
-    begun.link.put(rows(draft.seq - 1, 2, 2))
-    asked = await begun.hears(Verdict(draft.seq, (0,), 20))
-    assert asked.request is draft
-    assert begun.link.proofs == 2
-
-
 LIKELY = (*PROMPT, 9, 10, 11, 19)  # what the likeliest outcome of TREE makes of the text
 LIKELIEST = (*LIKELY, 10, 11, 19)
 
@@ -160,26 +151,6 @@ async def test_stale_answers_are_counted_and_passed_over_among_rows_too(begun):
     await begun.hears(Verdict(draft.seq, (), 20))
     assert begun.statistics().stale_drafts == 2
     assert begun.statistics().target_calls == 3  # those that the target answered
-
-
-async def test_stale_answers_of_the_answer_before_are_not_this_one_s(begun):
-    begun.asks(TREE)
-    ahead = begun.asks_ahead(LIKELY)
-    following = Stage(begun.drafting, begun)
-    draft = following.asks()
-    following.link.put(Verdict(ahead.seq, (), None, stale=True))
-    await following.hears(Verdict(draft.seq, (), 40))
-    assert following.statistics().stale_drafts == 0
-
-
-async def test_answers_to_what_is_no_longer_asked_are_passed_over(begun):
-    """The answer before was left while its drafts were under way."""
-    abandoned = begun.asks(TREE)
-    begun.transcript.begin((*PROMPT, 9, 30), 20)
-    draft = begun.asks()
-    begun.link.put(Verdict(abandoned.seq, (0,), 20), rows(abandoned.seq, 4, 2))
-    asked = await begun.hears(Verdict(draft.seq, (), 40))
-    assert asked.request is draft
 
 
 async def test_nothing_is_waited_for_for_ever_and_a_lost_link_reaches_the_receiver_of_rows(begun):
@@ -207,15 +178,6 @@ async def test_rows_are_asked_for_once(begun):
     assert begun.drafting.num_features == len(PROMPT) + 3
 
 
-async def test_after_a_reconnection_missing_rows_are_asked_for_again(begun):
-    draft = begun.asks(TREE)
-    await begun.hears(Verdict(draft.seq, (0, 1), 20))
-    kept = tuple(begun.transcript.tokens[:-1])
-    begun.transcript.resume(Opened("s", True, len(kept), prefix_hash(kept), 1000, 255, ()))
-    assert begun.tracker.known_features == len(PROMPT)
-    assert begun.asks(TREE).features_from == len(PROMPT)
-
-
 async def test_rows_that_are_waited_for_elsewhere_wake_all_who_wait(begun):
     draft = begun.asks(TREE)
     await begun.hears(Verdict(draft.seq, (0,), 20))
@@ -226,18 +188,6 @@ async def test_rows_that_are_waited_for_elsewhere_wake_all_who_wait(begun):
     begun.link.put(rows(draft.seq, 4, 1, last=False), rows(draft.seq, 5, 1))
     await begun.hears(Verdict(following.seq, (), 30))
     await asyncio.wait_for(asyncio.gather(*waiting), TIMEOUT_S)
-
-
-async def test_rows_in_pieces_are_there_with_the_last(begun):
-    draft = begun.asks(TREE)
-    await begun.hears(Verdict(draft.seq, (0,), 20))
-    waiting = asyncio.create_task(begun.tracker.await_rows())
-    following = begun.asks(TREE)
-    begun.link.put(rows(draft.seq, 4, 1, last=False))
-    await begun.hears(Verdict(following.seq, (), 30))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    waiting.cancel()
 
 
 async def test_waiting_covers_what_has_a_verdict_by_then(begun):
@@ -258,24 +208,6 @@ async def test_rows_beyond_what_stands_are_dropped(begun):
     begun.link.put(rows(draft.seq, 4, 3))
     await begun.hears(Verdict(draft.seq, (), 20))
     assert begun.drafting.num_features == len(PROMPT)
-
-
-@pytest.mark.parametrize("drafting", [None, Eater(fingerprint="")])
-async def test_a_drafter_without_features_waits_for_none(drafting):
-    stage = Stage(drafting)
-    draft = stage.asks()
-    await stage.hears(Verdict(draft.seq, (), 9))
-    await asyncio.wait_for(stage.tracker.await_rows(), TIMEOUT_S)
-    await asyncio.wait_for(stage.tracker.receive_rows(TIMEOUT_S), TIMEOUT_S)
-
-
-async def test_rows_of_the_answer_before_are_taken_as_far_as_they_are_shared(begun):
-    draft = begun.asks(TREE)
-    await begun.hears(Verdict(draft.seq, (0, 1), 20))
-    begun.link.put(Verdict(70, (), None, stale=True), rows(draft.seq, 4, 3))
-    begun.transcript.begin((*PROMPT, 9, 10, 50), 20)
-    begun.tracker.take_arrived()
-    assert begun.drafting.num_features == len(PROMPT) + 2
 
 
 async def test_waiting_for_rows_loses_no_verdict(begun):
@@ -300,22 +232,3 @@ async def test_round_trips_are_kept_apart(begun):
     assert statistics.split_ms.wire == pytest.approx(250.0)
     assert statistics.split_ms.queue == pytest.approx(100.0)
     assert statistics.verify_ms == pytest.approx(75.0)  # of two calls
-
-
-async def test_a_prompt_s_rows_are_timed_when_they_are_there_not_when_the_server_is_done(monkeypatch):
-    stage, timed = Stage(Eater()), []
-    monkeypatch.setattr(
-        "outrider_client.controller.mode_controller.ModeController.record_features",
-        lambda controller, lag_s, num_rows, num_bytes: timed.append((round(lag_s, 3), num_rows)),
-    )
-    decode = stage.transcript.next_decode(0, None)
-    stage.tracker.send(decode)
-    await stage.hears(Verdict(decode.seq, (), 9))
-    for at, frame in ((0.2, rows(decode.seq, 0, len(PROMPT) - 1, False)), (0.3, rows(decode.seq, 3, 1, False))):
-        stage.now = at
-        stage.link.put(frame, Verdict(decode.seq, (), 9))
-        await stage.tracker.next_verdict(TIMEOUT_S)
-    stage.now = 5.0
-    stage.link.put(rows(decode.seq, 4, 1, True), Verdict(decode.seq, (), 9))
-    await stage.tracker.next_verdict(TIMEOUT_S)
-    assert timed == [(0.3, len(PROMPT))]

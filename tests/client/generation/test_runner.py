@@ -10,12 +10,9 @@ import pytest
 
 from outrider_client.connection.link_state import LinkState
 from outrider_client.connection.policy import Patience
-from outrider_client.controller.choice import Choice
-from outrider_client.controller.hysteresis import ModeSelector
 from outrider_client.core.config import UNLIMITED
 from outrider_client.core.events import Committed, Finished, LinkChanged, RolledBack, Unverified, Verified, Warned
-from outrider_client.generation.requests import RequestTracker
-from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
+from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_proto.frames import Sampling
 
 from ..answers import is_offline, replayed
@@ -50,17 +47,6 @@ async def test_answer_is_that_of_the_plain_loop(connect, language, mode, waits):
         assert (len(completion.token_ids), completion.reason) == (num_tokens, reason)
 
 
-async def test_drafting_saves_target_calls(connect):
-    client = connect()
-    drafted = (await client.complete(PROMPT)).statistics
-    assert drafted.mean_acceptance_length > 2
-    assert drafted.target_calls < 20
-    assert sum(drafted.acceptance_histogram) == drafted.target_calls - 1  # the prompt's verdict has no draft
-    plain = (await client.complete([7, 7], mode="stream")).statistics
-    assert plain.target_calls == 40
-    assert plain.mean_acceptance_length == 0
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("when", ["cut_before", "cut_after"])
 @pytest.mark.parametrize("verdict", [0, 1, 3, 6])
@@ -82,15 +68,6 @@ async def test_verified_answer_survives_a_cut(connect, verifier, language, mode,
     assert states[:2] == [LinkState.CONNECTING, LinkState.ONLINE]
     assert states[2] is LinkState.OFFLINE
     assert states[-2:] == [LinkState.RESUMING, LinkState.ONLINE]
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_many_outages(connect, verifier, language, mode):
-    verifier.cut_before = {2, 3, 8}
-    verifier.cut_after = {5, 6, 10}
-    completion = await connect().complete(PROMPT, mode=mode, offline_limit=3)
-    assert completion.token_ids == language.answer(PROMPT, 40)
-    assert completion.statistics.outages >= 4
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -122,19 +99,6 @@ async def test_drafter_that_is_done_before_the_link_is_back(connect, verifier, l
         assert events[-1].reason == "limit"
     *_, last_change = [event for event in events if isinstance(event, LinkChanged)]
     assert last_change.state is LinkState.ONLINE
-
-
-async def test_only_an_end_of_text_is_right(connect, verifier, language):
-    """The answer ends with the very verdict that takes the tail back."""
-    first_call = await connect().complete(PROMPT)
-    calls = verifier.num_verdicts
-    language.eos_at = len(PROMPT) + 12
-    verifier.cut_before = set(range(calls, calls + 1))
-    go_down = functools.partial(setattr, verifier, "down_for", 40)
-    events = await collect(connect(), when_offline=go_down, offline_limit=30)
-    assert replayed(events) == list(language.answer(PROMPT, 40)) == [*first_call.token_ids[:12], 0]
-    assert isinstance(events[-1], Finished)
-    assert events[-1].reason == "eos"
 
 
 async def test_wrong_guesses_are_rolled_back_and_corrected(connect, verifier, language):
@@ -185,39 +149,11 @@ async def test_without_a_drafter(connect, verifier, language, bare_models):
     assert (last.reason, last.statistics.new_tokens) == ("link", 4)
 
 
-async def test_unreachable_at_the_start(connect, verifier):
-    verifier.down_for = 1
-    client = connect()
-    with pytest.raises(LinkError):
-        await client.complete(PROMPT)
-    assert (await client.complete(PROMPT)).statistics.outages == 0
-
-
-async def test_offline_start(connect, verifier, language, fast):
-    verifier.down_for = 30
-    client = connect(dataclasses.replace(fast, offline_start=True))
-    events = await collect(client)
-    assert any(isinstance(event, Unverified) for event in events)
-    assert replayed(events) == list(language.answer(PROMPT, 40))
-
-
 async def test_offline_mode_needs_no_server(connect, verifier):
     completion = await connect().complete(PROMPT, mode="offline", max_new_tokens=12)
     assert completion.origins == ("unverified",) * 12
     assert completion.reason == "unverified"
     assert not verifier.opens
-
-
-async def test_cancelled_answer_leaves_the_session_usable(connect, verifier, language):
-    client = connect()
-    for mode in MODES:
-        async with contextlib.aclosing(client.generate(PROMPT, mode=mode)) as stream:
-            async for event in stream:
-                if isinstance(event, Committed) and event.first > 10:
-                    break
-        prompt = [*PROMPT, 8]
-        assert (await client.complete(prompt, mode=mode)).token_ids == language.answer(prompt, 40)
-    assert len(verifier.opens) == 1
 
 
 async def test_next_turn_sends_only_what_is_new(connect, verifier, language):
@@ -231,14 +167,6 @@ async def test_next_turn_sends_only_what_is_new(connect, verifier, language):
     assert turn.context == (first.token_ids[-1], 30, 31)
     assert turn.features_from >= len(PROMPT)
     assert len(verifier.opens) == 1
-
-
-async def test_turn_after_a_silent_death_of_the_link(connect, verifier, language):
-    client = connect()
-    calls = (await client.complete(PROMPT, max_new_tokens=10)).statistics.target_calls
-    verifier.cut_before = {calls}
-    prompt = [*PROMPT, 40]
-    assert (await client.complete(prompt)).token_ids == language.answer(prompt, 40)
 
 
 async def test_another_sampling_goes_with_the_next_request(connect, verifier):
@@ -284,46 +212,6 @@ async def test_server_that_shuts_down_is_an_outage(connect, verifier, language):
     verifier.refusal = Refusal(Reason.SHUTTING_DOWN, "bye")
     events = await collect(client, when_offline=functools.partial(setattr, verifier, "refusal", None))
     assert replayed(events) == list(language.answer(PROMPT, 40))
-
-
-async def test_same_prompt_again_waits_for_nothing(connect, language):
-    client = connect()
-    await client.complete(PROMPT, max_new_tokens=1)
-    again = await client.complete(PROMPT)
-    assert again.token_ids == language.answer(PROMPT, 40)
-    assert again.statistics.split_ms.wait < 10
-
-
-@pytest.mark.parametrize("waits", [True, False])
-async def test_auto_waits_for_features_as_it_has_chosen(connect, language, monkeypatch, waits):
-    choice = Choice("stop-and-wait", wait_for_features=waits)
-    monkeypatch.setattr(ModeSelector, "decide", lambda self: choice)
-    num_waits, receive_rows = 0, RequestTracker.receive_rows
-
-    async def counted(self, timeout_s):
-        nonlocal num_waits
-        num_waits += 1
-        await receive_rows(self, timeout_s)
-
-    monkeypatch.setattr(RequestTracker, "receive_rows", counted)
-    completion = await connect().complete(PROMPT, mode="auto")
-    assert completion.token_ids == language.answer(PROMPT, 40)
-    assert num_waits == completion.statistics.target_calls - 1 if waits else num_waits <= 2
-
-
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        ([], "empty"),
-        ("", "empty"),
-        ([999], "vocabulary"),
-        ([1, {"role": "user"}], "mixes"),
-        ([1] * 200, "context is 200"),
-    ],
-)
-async def test_bad_prompts(connect, prompt, message):
-    with pytest.raises(Refusal if len(prompt) == 200 else UsageError, match=message):
-        await connect().complete(prompt)
 
 
 async def test_one_answer_at_a_time(connect):

@@ -131,16 +131,6 @@ def test_a_damaged_file_is_told_once_and_started_anew(tmp_path, how, adding):
     assert kept.take_warnings() == []
 
 
-def test_a_file_that_cannot_be_used_is_told_once_and_stops_nothing(tmp_path):
-    (tmp_path / "draft_history").write_text("a file where the folder should be")
-    kept = history(tmp_path)
-    for _ in range(2):
-        assert texts(kept) == []
-        kept.add((1,))
-    (warning,) = kept.take_warnings()
-    assert "cannot be used" in warning
-
-
 def test_a_lock_that_is_held_delays_nothing_for_long(tmp_path, monkeypatch):
     monkeypatch.setattr(draft_history, "_LOCK_S", 0.05)
     history(tmp_path).add((1,))

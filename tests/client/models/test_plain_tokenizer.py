@@ -89,23 +89,6 @@ def test_what_only_transformers_knows(changed, fields):
     assert plain_tokenizer(changed(**fields)) is None
 
 
-def test_a_configuration_that_is_nested_too_deep_and_none_at_all(changed, tmp_path_factory):
-    directory = changed()
-    (directory / "tokenizer_config.json").write_text("[" * 100_000)
-    assert plain_tokenizer(directory) is None
-    empty = tmp_path_factory.mktemp("empty")
-    assert plain_tokenizer(empty) is None
-    (empty / "tokenizer_config.json").write_text("[]")
-    assert plain_tokenizer(empty) is None
-
-
-def test_a_template_in_a_file_of_its_own(changed):
-    directory = changed(chat_template=None)
-    assert isinstance(plain_tokenizer(directory), PlainTokenizer)
-    (directory / "chat_template.jinja").write_text("x")
-    assert plain_tokenizer(directory) is None
-
-
 def test_templates_may_refuse(changed):
     template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}x"
     tokenizer = plain_tokenizer(changed(chat_template=template))

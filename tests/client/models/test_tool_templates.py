@@ -73,11 +73,6 @@ def test_tools_calls_and_what_they_gave_are_shown_by_the_template(directory, mod
     assert "CALL wait with" in models.decode(sent(models, messages=messages))
 
 
-def test_a_call_that_must_come_is_shown_alike(directory, models):
-    assert sent(models, tools=[TOOL], tool_choice="required") == rendered(directory, [ASKED], [TOOL])
-    assert sent(models, tools=[TOOL], tool_choice="none") == rendered(directory, [ASKED], None)
-
-
 def test_where_the_template_refuses_the_functions_are_text(directory, models):
     call = {"id": "call_0123456789", "type": "function", "function": {"name": "wait", "arguments": "{}"}}
     messages = [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}, ASKED]
@@ -96,13 +91,3 @@ def test_private_chats_have_the_functions_as_text(models):
 def test_a_template_without_tools_says_so(make):
     with pytest.raises(UsageError, match="shows no tools"):
         make(target_dir()).encode_with_tools([ASKED], [TOOL])
-
-
-def test_the_oldest_turns_are_left_out_here_too(models):
-    long = [{"role": "user", "content": f"turn {n} " + "word " * 60} for n in range(30)]
-    tokens = sent(models, messages=[*long, ASKED], tools=[TOOL])
-    assert len(tokens) < models.max_context
-    text = models.decode(tokens)
-    assert "Functions:" in text
-    assert "turn 29" in text
-    assert "turn 0 " not in text

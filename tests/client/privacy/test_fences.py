@@ -12,7 +12,7 @@ from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.models.local_models import LocalModels
 from outrider_client.models.private_tokens import split
-from outrider_client.privacy.fences import parse_fences, parse_prompt, private_kinds
+from outrider_client.privacy.fences import parse_fences, parse_prompt
 from outrider_proto.errors import UsageError
 
 from ..conftest import EOS, Language, Letters, fake_models
@@ -155,17 +155,6 @@ def test_private_text_cannot_be_encoded_for_the_server_nor_mixed_nor_quoted():
         models.encode([Segment("a"), 3], raw=False)
     with pytest.raises(UsageError, match="beyond the vocabulary of 5"):
         LocalModels(None, 5, 100, (), "t", "k", Letters).split([private("z")], raw=True)
-
-
-def test_commands_take_fences_and_files(tmp_path):
-    file = tmp_path / "notes"
-    file.write_text(SECRET)
-    asked = parse_prompt("call <<NAME: Ann>>", [file])
-    assert [segment.text for segment in asked] == ["call ", "Ann", "\n\n", SECRET]
-    assert private_kinds(asked) == ["NAME", "PRIVATE"]
-    assert parse_prompt("<<Ann>>", fences=False) == "<<Ann>>"
-    assert parse_prompt(r"1 \<< 2") == "1 << 2"
-    assert parse_prompt("", [file]) == (private(SECRET),)
 
 
 def test_unreadable_files_are_named(tmp_path):

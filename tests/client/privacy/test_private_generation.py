@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
 from dataclasses import replace
 
 import pytest
@@ -13,15 +11,14 @@ from typer.testing import CliRunner
 from outrider_client import Client
 from outrider_client.cli import app as cli
 from outrider_client.connection.transport import LocalTransport
-from outrider_client.core.answer_text import AnswerText
-from outrider_client.core.events import Finished, LinkChanged, Private, Warned
+from outrider_client.core.events import LinkChanged, Private, Warned
 from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.drafting.drafting_thread import DraftingThread
 from outrider_client.privacy.detector import Detector
 from outrider_drafters.families.lookup.drafter import LookupDrafter
-from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
-from outrider_proto.frames import Draft, TapInfo
+from outrider_proto.errors import Reason, Refusal, UsageError
+from outrider_proto.frames import Draft
 
 from ..conftest import EOS, FAST, VOCAB, FakeDrafter, Language, Letters, fake_models
 
@@ -79,18 +76,6 @@ async def test_it_has_the_targets_features_of_the_safe_prefix_and_no_connection_
     assert known == [(len(SAFE_TOKENS), False)] * 3
 
 
-async def test_stopped_half_way_its_drafter_is_gone_too(connect):
-    before = {thread.ident for thread in threading.enumerate()}
-    client = connect()
-    async with contextlib.aclosing(client.generate(PROMPT)) as events:
-        async for event in events:
-            if isinstance(event, Private) and event.first == 5:
-                break
-    names = [thread.name for thread in threading.enumerate() if thread.ident not in before]
-    assert names.count("outrider-draft") == 2  # the client's own, and the last resort's
-    assert (await client.complete(PROMPT)).reason == "private"
-
-
 async def test_of_the_same_safe_prefix_only_features_are_asked_again_and_the_next_turn_stays_here_too(
     connect, verifier
 ):
@@ -106,17 +91,6 @@ async def test_of_the_same_safe_prefix_only_features_are_asked_again_and_the_nex
     assert [request.root for request in verifier.requests] == [SAFE_TOKENS[-1]] * 3
     for again in verifier.requests[1:]:
         assert (again.base_len, again.context, again.features_from) == (len(SAFE_TOKENS) - 1, (), 0)
-
-
-async def test_ordinary_turns_before_and_after(connect, verifier, language):
-    client = connect()
-    plain = [EOS, *Letters().encode("hello")]
-    for mode in ("stop-and-wait", "proactive", "stream"):
-        assert (await client.complete("hello", mode=mode)).token_ids == language.answer(plain, 40)
-        await client.complete(PROMPT)
-        assert (await client.complete(SAFE, mode=mode)).token_ids == language.answer(SAFE_TOKENS, 40)
-    assert not any(set(Letters().encode(SECRET)) <= set(getattr(request, "context", ())) - set(SAFE_TOKENS)
-                   for request in verifier.requests)  # fmt: skip
 
 
 async def test_cut_before_the_verdict_it_asks_again(connect, verifier, language):
@@ -139,15 +113,6 @@ async def test_link_that_stays_away_leaves_it_without_features(connect, verifier
     assert events[-1].reason == "private"
 
 
-async def test_no_server_to_begin_with(connect, verifier, fast):
-    verifier.down_for = 10**6
-    with pytest.raises(LinkError):
-        await connect().complete(PROMPT)
-    completion = await connect(replace(fast, offline_start=True, wait_for_link_s=0.0)).complete(PROMPT)
-    assert completion.reason == "private"
-    assert not verifier.requests
-
-
 @pytest.mark.parametrize(
     ("prompt", "overrides"), [(PROMPT, {"mode": "offline"}), ((Segment(SECRET, True),), {"raw": True})]
 )
@@ -156,13 +121,6 @@ async def test_without_a_safe_part_the_server_is_not_asked(connect, verifier, pr
     assert events[-1].reason == "private"
     assert not verifier.opens
     assert not any(isinstance(event, LinkChanged) and event.state.value == "online" for event in events)
-
-
-async def test_drafters_without_features_need_no_server(connect, verifier, language):
-    drafter = FakeDrafter(language, tap=TapInfo("", "fake", 0))
-    completion = await connect(models=fake_models(language, drafter)).complete(PROMPT)
-    assert completion.token_ids == alone(language)
-    assert not verifier.requests
 
 
 class MuteState:
@@ -209,33 +167,6 @@ async def test_what_it_cannot_answer_leaves_the_session_as_it_is(connect, langua
     await client.complete("hello again", mode="stream")
     assert [opened.session_id for opened in verifier.opens][1:] == ["s1"] * (len(verifier.opens) - 1)
     assert set(verifier.sessions) == {"s1"}
-
-
-async def test_after_a_refusal_the_next_answer_opens_a_new_session(connect, verifier):
-    client = connect()
-    await client.complete("hello", mode="stream")
-    await client._context.session.disconnect("idle")
-    verifier.refusal = Refusal(Reason.TARGET_MISMATCH, "another target")
-    with pytest.raises(Refusal):
-        await client.complete(PROMPT)
-    verifier.refusal = None
-    assert (await client.complete(PROMPT)).reason == "private"
-    assert verifier.opens[-1].session_id == ""
-
-
-def test_without_async(verifier, models):
-    transport = LocalTransport(verifier.describe, verifier.session)
-    with Client(FAST, models=models, transport=transport) as client:
-        written = AnswerText()
-        for event in client.generate(PROMPT, max_new_tokens=4):
-            written.take(event)
-    assert written.num_settled_chars == len(written.text) == 4
-    assert isinstance(event, Finished)
-
-
-async def test_an_unknown_privacy_is_refused(connect):
-    with pytest.raises(UsageError, match="privacy='off'"):
-        await asyncio.wait_for(connect().complete(PROMPT, privacy="off"), 5)
 
 
 @pytest.mark.parametrize("options", [[], ["--no-fences"], ["--detect-pii"]])

@@ -12,7 +12,6 @@ import itertools
 import json
 import random
 import shutil
-import subprocess
 from pathlib import Path
 
 import grpc
@@ -191,42 +190,6 @@ async def test_an_interrupted_pull_resumes(serve, made, tmp_path):
     assert sum(event.count for event in events if isinstance(event, BytesPulled)) == total
     assert any(isinstance(event, PullWaiting) for event in events)
     assert any(isinstance(event, PullStarted) and event.kept_bytes for event in events)
-
-
-@pytest.mark.parametrize(("drafter", "limit"), [("moa", 400_000), ("eagle2", 2_500_000)])
-async def test_a_killed_pull_resumes(serve, made, tmp_path, drafter, limit):
-    """The process ends in the middle of a file; the next one downloads the rest, of another bundle what is unlike."""
-    out = tmp_path / "device"
-    events = []
-    async with serve() as server:
-        async with Relay(server.address, [limit]) as relay:
-            with pytest.raises(LinkError, match=r"bytes are kept in .*device\.part: pull again to go on"):
-                await pull_bundle(pull_config(relay.address, out, retry_s=0.0))
-        assert not out.exists()
-        kept = sum(map(len, contents(tmp_path / "device.part").values()))
-        assert 0 < kept < limit
-        await pull_bundle(pull_config(server.address, out, drafter=drafter), events.append)
-    if drafter == "moa":
-        assert next(event for event in events if isinstance(event, PullStarted)).kept_bytes == kept
-    assert contents(out) == contents(made[drafter])
-
-
-async def test_a_server_that_restarts(serve, made, tmp_path):
-    """The new process has the same port and bundle, and no memory of the pull."""
-    first, starts = serve(), asyncio.Event()
-    await first.start()
-    second = serve(first.port)
-
-    def watch(event) -> None:
-        if isinstance(event, BytesPulled):
-            starts.set()
-
-    pulling = asyncio.create_task(pull_bundle(pull_config(first.address, tmp_path / "device"), watch))
-    await starts.wait()
-    await first.stop()
-    async with second:
-        assert (await pulling).changed
-    assert contents(tmp_path / "device") == contents(made["moa"])
 
 
 async def test_concurrent_pulls(serve, made, tmp_path):
@@ -411,41 +374,6 @@ async def test_a_file_size_limit_stands_for_a_full_disk(serve, made, tmp_path, r
     assert contents(out) == contents(made["moa"])
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of half a megabyte."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
-@pytest.mark.root
-async def test_a_small_disk_is_noticed_beforehand(serve, small_disk):
-    async with serve() as server:
-        with pytest.raises(UsageError, match=r"more bytes are needed and [\d,]+ are free; make room, or name another"):
-            await pull_bundle(pull_config(server.address, small_disk / "device"))
-    assert contents(small_disk) == {}
-
-
-@pytest.mark.root
-async def test_a_disk_that_fills_up_during_the_pull(serve, made, small_disk, monkeypatch):
-    """Another process uses up the space during the pull."""
-    plenty = shutil.disk_usage("/")._replace(free=2**40)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: plenty)
-    async with serve() as server:
-        with pytest.raises(UsageError, match="No space left on device; "):
-            await pull_bundle(pull_config(server.address, small_disk / "device"))
-        assert 300_000 < sum(map(len, contents(small_disk).values())) < 2**19
-        mounting = ["mount", "-o", "remount,size=32m", str(small_disk)]
-        await asyncio.to_thread(subprocess.run, mounting, check=True)
-        await pull_bundle(pull_config(server.address, small_disk / "device"))
-    assert contents(small_disk / "device") == contents(made["moa"])
-
-
 @pytest.mark.parametrize("there", ["file", "directory"])
 async def test_other_files_are_never_replaced(tmp_path, there):
     out = tmp_path / "mine"
@@ -466,16 +394,6 @@ async def test_a_reader_of_the_progress_who_goes_is_no_full_disk(serve, tmp_path
     async with serve() as server:
         with pytest.raises(BrokenPipeError):
             await pull_bundle(pull_config(server.address, tmp_path / "device"), gone)
-
-
-async def test_killed_between_the_renames_it_leaves_its_neighbors_alone(serve, made, tmp_path):
-    shutil.copytree(made["moa"], tmp_path / "device.part.old")
-    (tmp_path / "device.old").mkdir()
-    (tmp_path / "device.old/letter").write_text("mine")
-    async with serve() as server:
-        assert not (await pull_bundle(pull_config(server.address, tmp_path / "device"))).changed
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["device", "device.old"]
-    assert contents(tmp_path / "device.old") == {"letter": b"mine"}
 
 
 async def test_the_lock_on_windows(serve, tmp_path, monkeypatch):
@@ -548,20 +466,6 @@ async def test_the_command(serve, command, tmp_path, models):
         assert (code, "drafter moa, eagle2 and weights float32" in err) == (3, True)
         code, _, err = await command("pull", server.address, "--out", str(Path(__file__)))
         assert (code, "a file; name a directory" in err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("pull", "127.0.0.1:1"), 4, "cannot reach 127.0.0.1:1"),
-        (("pull", "127.0.0.1:http"), 2, "need HOST:PORT"),
-        (("pull", "127.0.0.1:1", "--retry", "-1"), 2, "retry=-1.0"),
-    ],
-)
-async def test_mistakes_are_one_clear_line(command, arguments, code, message):
-    got, out, err = await command(*arguments)
-    assert (got, out, err.count("\n")) == (code, "", 1)
-    assert message in err
 
 
 async def test_a_server_without_bundles(models, tmp_path):

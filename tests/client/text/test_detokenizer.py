@@ -18,29 +18,6 @@ def sentence_decode(tokens) -> str:
     return " ".join(f"w{token}" for token in tokens)
 
 
-def test_characters_are_held_back_until_whole():
-    detokenizer = Detokenizer(decode)
-    parts = [detokenizer.push([byte]) for byte in "aé€😀".encode()]
-    assert parts == ["a", "", "é", "", "", "€", "", "", "", "😀"]
-
-
-def test_several_tokens_at_once():
-    detokenizer = Detokenizer(decode)
-    data = "xé€".encode()
-    assert detokenizer.push(data[:4]) == "xé"
-    assert detokenizer.push(data[4:]) == "€"
-
-
-def test_rollback_takes_back_what_came_out():
-    detokenizer = Detokenizer(decode)
-    detokenizer.push("aé€".encode())
-    assert detokenizer.roll_back(4) == "€"  # one byte of it stays, held back
-    assert detokenizer.text == "aé"
-    assert detokenizer.push("€".encode()[1:]) == "€"
-    assert detokenizer.roll_back(1) == "é€"
-    assert detokenizer.push(b"b") == "b"
-
-
 def test_what_is_held_back_comes_out_at_the_end():
     detokenizer = Detokenizer(decode)
     detokenizer.push("a€".encode()[:3])

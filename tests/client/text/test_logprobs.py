@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import io
-import json
 
 import pytest
 import torch
@@ -16,8 +14,7 @@ from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.policy import Backoff, Patience
 from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.answer_text import AnswerText
-from outrider_client.core.events import Committed, Finished, RolledBack, Unverified, Verified
-from outrider_client.display.json_display import JsonDisplay
+from outrider_client.core.events import RolledBack, Unverified, Verified
 from outrider_client.models.local_models import LocalModels
 from outrider_client.text.logprobs import TokenLogprobs
 from outrider_client.text.transcript import Transcript
@@ -108,20 +105,6 @@ async def test_every_mode_over_grpc(config, sampling):
         assert answers[0].token_ids == tuple(plain_greedy(oracle(str(config.target)), PROMPT, NEW))
 
 
-@pytest.mark.parametrize("mode", MODES)
-async def test_events_carry_those_of_their_tokens_and_only_if_asked(config, mode):
-    async with in_process(config) as (client, _):
-        for num_top in (None, 0):
-            written = AnswerText()
-            async for event in client.generate(PROMPT, mode=mode, logprobs=num_top, max_new_tokens=12):
-                written.take(event)
-                if isinstance(event, Committed):
-                    tokens = tuple(one.token for one in event.logprobs)
-                    assert tokens == (() if num_top is None else event.tokens)
-            num_without = check(config, written.token_ids, written.logprobs, 0)
-            assert num_without == (12 if num_top is None else 0)
-
-
 class Severable(LocalTransport):
     """A link that dies once instead of the verdict after `num_verdicts`, and stays dead until it is restored."""
 
@@ -197,21 +180,6 @@ async def test_tokens_without_a_verdict_have_none(config):
     assert check(config, written.token_ids, written.logprobs, 3) == 8
 
 
-async def test_in_json_and_as_an_option(config):
-    out = io.StringIO()
-    display = JsonDisplay(out)
-    async with in_process(config) as (client, _):
-        async for event in client.generate(PROMPT, max_new_tokens=6):
-            display.show(event)
-    assert isinstance(event, Finished)
-    lines = [json.loads(line) for line in out.getvalue().splitlines()]
-    answer = lines[-1]
-    assert [one["token"] for one in answer["logprobs"]] == answer["token_ids"]
-    assert all(one["logprob"] <= 0 and len(one["top"]) == 3 for one in answer["logprobs"])
-    committed = [one for line in lines if line["event"] == "committed" for one in line["logprobs"]]
-    assert committed == answer["logprobs"]
-
-
 @pytest.mark.parametrize("wrong", [-1, 21])
 def test_numbers_out_of_range(wrong):
     with pytest.raises(UsageError, match=f"logprobs={wrong}: need 0 to 20"):
@@ -250,14 +218,3 @@ def test_a_verdict_is_joined_with_its_tokens_as_far_as_there_is_room():
 def test_a_verdict_that_is_not_what_was_asked_for(wrong, message):
     with pytest.raises(Violation, match=message):
         judged(**wrong)
-
-
-def test_a_tail_that_is_confirmed_gets_those_of_its_tokens():
-    transcript = Transcript()
-    transcript.begin((5, 6), 9, 2)
-    for token in (8, 9, 10):
-        transcript.write_unverified(token)
-    draft = transcript.next_draft(transcript.tail_chain(255), 0)
-    change = transcript.apply(Verdict(draft.seq, (0, 1), 20, logprobs=GOOD), VOCAB)
-    assert (change.confirmed, change.dropped, change.bonus) == (2, 1, (20,))
-    assert [one.token for one in change.logprobs] == [8, 9, 20]

@@ -9,9 +9,6 @@ from outrider_client.text.tool_calls import (
     ToolCall,
     call_schema,
     calls_in,
-    described,
-    for_template,
-    instructions,
     written,
 )
 
@@ -52,22 +49,3 @@ def test_a_schema_of_one_call_or_one_of_several():
     any_of = json.loads(call_schema([ADD, WAIT]))["anyOf"]
     assert [call["properties"]["name"]["const"] for call in any_of] == ["add", "wait"]
     assert any_of[1]["properties"]["arguments"] == {"type": "object", "properties": {}, "additionalProperties": False}
-
-
-def test_what_the_target_reads():
-    for is_must in (False, True):
-        text = instructions([ADD, WAIT], is_must=is_must)
-        listed = text.partition("<tools>\n")[2].partition("\n</tools>")[0].splitlines()
-        assert [json.loads(line)["function"]["name"] for line in listed] == ["add", "wait"]
-        assert ("<tool_call>" in text) != is_must
-
-
-def test_what_a_template_gets():
-    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
-    assert described(WAIT)["function"] == {"name": "wait", "description": "", "parameters": nothing}
-    assert for_template(CALL, "c1") == {
-        "type": "function",
-        "id": "c1",
-        "function": {"name": "add", "arguments": {"a": 1}},
-    }
-    assert for_template(ToolCall("add", "{a:"), None)["function"]["arguments"] == "{a:"

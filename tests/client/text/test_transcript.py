@@ -30,29 +30,6 @@ def answered(transcript: Transcript, tree=NO_TREE, path=(), bonus=20, finish=Fin
     return draft, transcript.apply(Verdict(draft.seq, path, bonus, finish), VOCAB)
 
 
-def test_prompt_goes_up_with_an_empty_tree():
-    transcript = begun()
-    draft, outcome = answered(transcript, bonus=9)
-    assert (draft.base_len, draft.context, draft.root, len(draft.tree)) == (0, (1, 2, 3), 4, 0)
-    assert outcome.first == 4
-    assert outcome.bonus == (9,)
-    assert transcript.new_tokens == (9,)
-    assert transcript.new_origins == ("bonus",)
-
-
-def test_path_and_bonus_are_committed():
-    transcript = begun()
-    answered(transcript, bonus=9)
-    draft, outcome = answered(transcript, TREE, (0, 2, 3), 30)
-    assert (draft.base_len, draft.context, draft.root) == (4, (), 9)
-    assert outcome.accepted == (10, 12, 13)
-    assert transcript.new_tokens == (9, 10, 12, 13, 30)
-    assert transcript.new_origins == ("bonus", "accepted", "accepted", "accepted", "bonus")
-    following = transcript.next_draft(DraftTree(), 0)
-    assert (following.base_len, following.root) == (8, 30)
-    assert following.seq > draft.seq
-
-
 @pytest.mark.parametrize(
     ("limit", "path", "bonus", "finish", "left"),
     [
@@ -65,18 +42,6 @@ def test_limit_and_end_of_text_cut_a_verdict(limit, path, bonus, finish, left):
     transcript = begun(max_new_tokens=limit)
     _, outcome = answered(transcript, TREE, path, bonus, finish)
     assert (outcome.finish, transcript.new_tokens) == left
-
-
-def test_decode_verdicts_follow_one_another():
-    transcript = begun(max_new_tokens=3)
-    decode = transcript.next_decode()
-    assert (decode.base_len, decode.context, decode.root, decode.max_tokens) == (0, (1, 2, 3), 4, 3)
-    finishes = [transcript.apply(Verdict(decode.seq, (), token), VOCAB).finish for token in (7, 8)]
-    assert finishes == [None, None]
-    assert transcript.awaits(decode.seq)
-    assert transcript.apply(Verdict(decode.seq, (), 9, Finish.LIMIT), VOCAB).finish == "limit"
-    assert not transcript.awaits(decode.seq)
-    assert transcript.new_tokens == (7, 8, 9)
 
 
 def test_a_decode_cancelled_before_it_began_leaves_the_server_what_it_had():
@@ -93,17 +58,6 @@ def with_tail(*tokens: int) -> Transcript:
     for token in tokens:
         transcript.write_unverified(token)
     return transcript
-
-
-def test_tail_is_checked_as_a_chain():
-    transcript = with_tail(50, 51, 52)
-    draft = transcript.next_draft(transcript.tail_chain(2), 0)
-    assert (draft.root, draft.tree) == (9, DraftTree.chain((50, 51)))
-    outcome = transcript.apply(Verdict(draft.seq, (0, 1), 52), VOCAB)
-    assert (outcome.confirmed, outcome.dropped, outcome.bonus) == (3, 0, ())
-    assert transcript.tail_len == 0
-    assert transcript.new_origins == ("bonus", "accepted", "accepted", "accepted")
-    assert transcript.next_draft(DraftTree(), 0).base_len == 7
 
 
 @pytest.mark.parametrize(
@@ -151,27 +105,6 @@ def test_resume_sends_what_the_server_lacks_and_all_where_it_holds_other_tokens(
     assert (draft.base_len, draft.context, draft.root) == sent
 
 
-def test_after_a_lost_verdict_only_the_base_is_sure():
-    transcript = begun()
-    answered(transcript, bonus=9)
-    lost = transcript.next_draft(TREE, 0)
-    transcript.begin((*PROMPT, 9, 5), 20)
-    draft = transcript.next_draft(DraftTree(), 0)
-    assert lost.base_len == draft.base_len == 4
-    assert draft.context == (9,)
-    assert not transcript.awaits(lost.seq)
-
-
-def test_next_turn_keeps_the_common_prefix():
-    transcript = begun()
-    answered(transcript, bonus=9)
-    answered(transcript, TREE, (0, 2), 30)
-    common = transcript.begin((*PROMPT, 9, 10, 77, 78), 20)
-    draft = transcript.next_draft(DraftTree(), 0)
-    assert common == 6
-    assert (draft.base_len, draft.context, draft.root) == (6, (77,), 78)
-
-
 def features(seq: int, first: int, num_rows: int) -> Features:
     return Features(seq, first, np.zeros((num_rows, 2), dtype=np.float32), True)
 
@@ -184,12 +117,6 @@ def test_features_of_tokens_that_are_gone_do_not_count():
     transcript.begin((1, 2, 50, 51), 20)
     assert transcript.num_usable_rows(features(draft.seq, 0, 4)) == 2
     assert transcript.num_usable_rows(features(draft.seq, 3, 1)) == 0
-
-
-def test_root_s_features_are_always_asked_for():
-    transcript = begun()
-    assert transcript.next_draft(DraftTree(), 99).features_from == 3
-    assert transcript.next_draft(DraftTree(), 1).features_from == 1
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gguf_dflash import DFlashWriter
 
 from outrider_bench.core.pair import in_process
 from outrider_bench.core.prompts import spread_questions
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.core.events import Cycle, Unverified
+from outrider_client.core.events import Cycle
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.load import load_tap
 from outrider_models.core.embedded import drafter_dir, target_dir
@@ -104,36 +103,3 @@ async def test_blocks_drafted_ahead_come_true_and_change_nothing(mode):
     assert completion.statistics.forecasts > 0
     assert completion.statistics.hit_rate > 0
     assert sampled.token_ids == streamed.token_ids != expected
-
-
-async def test_a_gguf_file_drafts_as_the_directory_it_was_made_from(golden, tmp_path):
-    directory = golden / "dflash_zlab" / "drafter"
-    target, file = golden / "target_l8", DFlashWriter(directory, tmp_path / "drafter.gguf").write()
-    # Not with an opening: which token the server wrote last when the features came is a matter of time.
-    trees = await drafted(target, file, opening=False)
-    assert any(len(tree) for tree in trees)
-    assert trees == await drafted(target, directory, opening=False)
-
-
-async def test_no_features_are_asked_for_and_none_come(golden):
-    config = ClientConfig(target=golden / "target_tiny", drafter="lookup", max_new_tokens=NEW, mode="stop-and-wait")
-    async with in_process(config.target, config) as pair:
-        assert pair.models.open_frame().tap == ""
-        assert [tap.family for tap in pair.verifier.describe().taps] == ["last-hidden"]
-        async with pair.client() as client:
-            requests = [event.request async for event in client.generate(PROMPT) if isinstance(event, Cycle)]
-    assert all(isinstance(request, Draft) for request in requests)
-    assert any(len(request.tree) for request in requests)
-
-
-@pytest.mark.parametrize("name", ["lookup", "independent"])
-async def test_writes_alone_without_a_link(name, golden):
-    drafter = golden / "target_vicuna_tiny" if name == "independent" else name
-    config = ClientConfig(target=golden / "target_tiny", drafter=drafter, max_new_tokens=8, mode="offline", raw=True)
-    prompt = (5, 6, 7, 8, 9, 5, 6)
-    async with in_process(config.target, config) as pair, pair.client() as client:
-        events = [event async for event in client.generate(prompt)]
-    written = [token for event in events if isinstance(event, Unverified) for token in event.tokens]
-    assert written
-    if name == "lookup":
-        assert written[:6] == [7, 8, 9, 5, 6, 7]

@@ -13,7 +13,7 @@ from transformers.models.gemma4 import Gemma4ForCausalLM, Gemma4TextConfig
 
 from outrider_bench.core.pair import in_process
 from outrider_client import ClientConfig
-from outrider_client.core.events import Cycle, Unverified
+from outrider_client.core.events import Cycle
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.families.gemma4.network import Assistant, AssistantSizes, LentShape
 from outrider_drafters.load import load_tap
@@ -21,11 +21,9 @@ from outrider_proto.frames import Draft
 from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.hf_model import eager_attention
-from outrider_server.engine.load import load_drafters, load_taps
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
-from outrider_server.sessions.verifier import Verifier
 
 from ...marks import slow
 
@@ -108,29 +106,6 @@ async def test_greedy_answers_are_the_plain_loops(target_dir, assistant, plain, 
     if mode != "stream":
         trees = [one.request.tree for one in events if isinstance(one, Cycle) and isinstance(one.request, Draft)]
         assert any(len(tree) for tree in trees)
-
-
-async def test_the_server_drafts_with_it_too(target_dir, assistant, plain):
-    target = Target.load(str(target_dir))
-    taps, drafters = load_taps(target, target_dir, [assistant]), load_drafters(target, target_dir, [assistant])
-    verifier = Verifier(target, taps, drafters=drafters)
-    config = ClientConfig(target=target_dir, drafter=assistant, max_new_tokens=NEW, mode="server-draft")
-    async with in_process(target_dir, config, target) as pair:
-        await verifier.start()
-        try:
-            served = type(pair)(target, verifier, pair.models, config)
-            async with served.client() as client:
-                assert (await client.complete(PROMPT)).token_ids == plain
-        finally:
-            await verifier.stop()
-
-
-async def test_it_writes_on_without_a_link(target_dir, assistant):
-    """Once it has what the target lends."""
-    config = ClientConfig(target=target_dir, drafter=assistant, max_new_tokens=8, mode="offline", raw=True)
-    async with in_process(target_dir, config) as pair, pair.client() as client:
-        events = [event async for event in client.generate((5, 6, 7, 8, 9, 5, 6))]
-    assert [token for event in events if isinstance(event, Unverified) for token in event.tokens]
 
 
 @torch.inference_mode()

@@ -15,7 +15,7 @@ from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_client.connection.policy import Patience, Timeouts
 from outrider_client.connection.transport import LocalTransport
-from outrider_client.core.events import Committed, Finished, LinkChanged, Private, Warned
+from outrider_client.core.events import Finished, LinkChanged, Private, Warned
 from outrider_client.core.prompt import is_private
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.models.local_models import LocalModels
@@ -262,19 +262,6 @@ async def test_a_client_that_sends_the_whole_prompt_is_found(tiny, monkeypatch):
     assert haul.leaks(sent)  # in the bytes of the socket alone, too
 
 
-async def test_a_client_that_does_not_heed_privacy_is_found():
-    """Its placeholders are the values."""
-    generator = random.Random(3)
-    tap, models, _ = in_process(3)
-    haul = Haul(tap, models)
-    async with AsyncClient(SHORT, models=models, transport=tap) as client:
-        client._placeholders.replace = lambda prompt: "".join(segment.text for segment in prompt)
-        while not haul._asked:
-            if isinstance((made := asked(generator)).prompt[0], Segment):
-                await haul.ask(client, made, mode="stream", privacy="placeholder")
-    assert haul.leaks() == haul._asked[0][0].canaries
-
-
 async def test_a_hash_and_a_log_line_are_found():
     tap, models, _ = in_process(4)
     haul = Haul(tap, models)
@@ -340,13 +327,6 @@ async def test_the_same_frames_whatever_is_private_and_however_long(seed, privac
     assert len(frames[0]) > 4
 
 
-async def test_the_same_frames_on_sockets(tiny):
-    models = replace(tiny[2], load_text=Bytes)
-    async with server_of(tiny) as server:
-        short, long = [await frames_of(7, size, "local", GrpcTransport(server.address), models) for size in (0, 40)]
-    assert short == long
-
-
 async def test_nothing_at_all_crosses_the_wire_while_it_writes(tiny):
     models = replace(tiny[2], load_text=Bytes)
     async with server_of(tiny) as server, Relay(server.address) as relay:
@@ -361,27 +341,6 @@ async def test_nothing_at_all_crosses_the_wire_while_it_writes(tiny):
             assert num_private
         assert (len(relay.up), len(relay.down)) == before
         assert before[0] > 0
-
-
-async def test_rolling_back_and_resuming_over_placeholders(tiny):
-    """The line is cut in mid-answer; what the drafter wrote meanwhile is judged on a new connection."""
-    models = replace(tiny[2], load_text=Bytes)
-    made = asked(random.Random(5))
-    async with server_of(tiny) as server, Relay(server.address) as relay:
-        tap = Tap(GrpcTransport(relay.address))
-        haul = Haul(tap, models)
-        config = replace(SHORT, max_new_tokens=40, patience=Patience(floor_s=2.0), wait_for_link_s=20.0)
-        states, forms = [], needles(made, models.text.encode)
-        async with AsyncClient(config, models=models, transport=tap) as client:
-            async for event in client.generate(made.prompt, mode="proactive", privacy="placeholder"):
-                if isinstance(event, Committed) and event.first > 5 and not states:
-                    relay.cut()
-                    states.append("cut")
-                if isinstance(event, LinkChanged) and states:
-                    states.append(event.state.value)
-        assert states[:2] == ["cut", "offline"]
-        haul._asked.append((made, forms))
-        assert haul.leaks(bytes(relay.up + relay.down)) == []
 
 
 def test_what_is_searched_for():

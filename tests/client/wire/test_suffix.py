@@ -10,12 +10,11 @@ import pytest
 
 from outrider_bench.core.pair import InProcessPair, in_process
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.core.events import Cycle, Warned
+from outrider_client.core.events import Cycle
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.models.draft_history import DraftHistory
 from outrider_client.models.local_models import LocalModels
 from outrider_models.core.embedded import drafter_dir, target_dir
-from outrider_proto.errors import UsageError
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
@@ -133,36 +132,8 @@ async def test_private_answers_neither_read_nor_fill_it(tmp_path):
     assert history.texts().tokens.tolist() == kept
 
 
-async def test_a_damaged_history_is_told_in_a_line_and_the_answer_goes_on(tmp_path):
-    config = embedded(drafter="suffix")
-    async with in_process(config.target, config) as pair:
-        file = history_in(tmp_path, pair.models).file
-        file.parent.mkdir()
-        file.write_bytes(b"no history")
-        async with client_of(pair, tmp_path) as client:
-            events = [event async for event in client.generate((5, 6, 7, 5, 6))]
-            again = [event async for event in client.generate((5, 6, 7, 5, 6))]
-    (warning,) = [event.message for event in events if isinstance(event, Warned)]
-    assert "damaged draft history" in warning
-    assert not [event for event in again if isinstance(event, Warned)]
-
-
 async def test_only_approved_tokens_are_kept(tmp_path):
     config = embedded(mode="offline", raw=True)
     async with in_process(config.target, config) as pair, client_of(pair, tmp_path) as client:
         assert (await client.complete((5, 6, 7))).token_ids
         assert not history_in(tmp_path, pair.models).texts().tokens.size
-
-
-def test_it_needs_a_drafter_that_can_use_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    for drafter in ("lookup", f"{drafter_dir('moa')},copy=0,suffix=0"):
-        with pytest.raises(UsageError, match="draft_history_mb=1: the drafter does not draft from earlier text"):
-            LocalModels.load(ClientConfig(target=target_dir(), drafter=drafter, draft_history_mb=1))
-    with pytest.raises(UsageError, match="draft_history_mb=-1: need at least 0"):
-        ClientConfig(draft_history_mb=-1)
-    models = LocalModels.load(ClientConfig(target=target_dir(), drafter="suffix", draft_history_mb=1, served_as="a:1"))
-    assert models.history is not None
-    assert models.history.file.name.startswith("a%3A1_")
-    assert not list(tmp_path.iterdir())
-    assert models.only_copies

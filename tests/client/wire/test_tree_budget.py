@@ -96,9 +96,3 @@ async def test_a_server_that_asks_for_nothing_gets_whole_trees(config):
         events = await written(config, server, PROMPTS[0], "stop-and-wait")
     assert events[-1].statistics.tree_budget == 0
     assert max(nodes for nodes, _ in sizes(events)) == 14
-
-
-async def test_a_client_that_is_alone_gets_whole_trees(config):
-    async with server_for(config) as server:
-        events = await written(config, server, PROMPTS[0], "stop-and-wait")
-    assert events[-1].statistics.tree_budget == 0

@@ -165,11 +165,6 @@ async def test_what_keeps_them_apart_is_said_at_once_and_is_final(case, loaded, 
             await pull_bundle(PullConfig(server.address, access=access, out=pki / "out"))
 
 
-async def test_a_server_that_is_not_there_is_the_links_fault(pki):
-    with pytest.raises(LinkError):
-        await GrpcTransport("127.0.0.1:1", Access(ca=pki / "ca.pem")).describe()
-
-
 async def test_a_stranger_in_the_place_of_a_server_that_was_reached_is_the_links_fault(loaded, pki):
     """A captive portal goes away again."""
     async with serving(loaded, tls(pki)) as server:
