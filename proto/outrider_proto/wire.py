@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import assert_never
+from typing import Any, assert_never
 
 from outrider_proto import frames as f
 from outrider_proto import verifier_pb2 as pb
@@ -52,6 +52,17 @@ _ACCEPTANCE_TO_PB: dict[f.Acceptance, pb.Acceptance] = {
     "typical": pb.ACCEPTANCE_TYPICAL,
 }
 _ACCEPTANCE_FROM_PB: dict[int, f.Acceptance] = {number: acceptance for acceptance, number in _ACCEPTANCE_TO_PB.items()}
+
+# The fields that are the same on both sides.
+_OPEN = ("protocol_version", "target_fingerprint", "tokenizer_fingerprint", "tap", "session_id", "committed_len")
+_SAMPLING = ("temperature", "top_k", "top_p", "seed", "epsilon", "alpha", "min_p")
+_RULES = ("answer_from", "json_schema", "frequency_penalty", "presence_penalty")
+_DRAFT = ("seq", "base_len", "root", "features_from", "assumes")
+_DECODE = ("seq", "base_len", "root", "max_tokens")
+_OFFERS = ("server_draft", "request_sampling", "token_rules")
+_OPENED = ("session_id", "resumed", "kept_len", "kept_hash", "max_context", "max_nodes", *_OFFERS)
+_VERDICT = ("seq", "stale", "tree_budget", "draft_levels")
+_TIMES = ("queue_us", "verify_us", "draft_us")
 
 
 def client_frame_to_proto(frame: f.ClientFrame) -> pb.ClientFrame:
@@ -123,65 +134,38 @@ def server_frame_from_proto(message: pb.ServerFrame) -> f.ServerFrame:
             raise malformed("an empty frame, or one of a newer protocol version")
 
 
+def _same(source: object, names: tuple[str, ...]) -> dict[str, Any]:  # Any: each field has its own type
+    return {name: getattr(source, name) for name in names}
+
+
 def _open_to_proto(frame: f.Open) -> pb.Open:
-    return pb.Open(
-        protocol_version=frame.protocol_version,
-        target_fingerprint=frame.target_fingerprint,
-        tokenizer_fingerprint=frame.tokenizer_fingerprint,
-        tap=frame.tap,
-        codec=_CODEC_TO_PB[frame.codec],
-        sampling=_sampling_to_proto(frame.sampling),
-        session_id=frame.session_id,
-        committed_len=frame.committed_len,
-    )
+    same = _same(frame, _OPEN)
+    return pb.Open(**same, codec=_CODEC_TO_PB[frame.codec], sampling=_sampling_to_proto(frame.sampling))
 
 
 def _open_from_proto(message: pb.Open) -> f.Open:
     check_texts(message, "target_fingerprint", "tokenizer_fingerprint", "tap", "session_id")
-    return f.Open(
-        protocol_version=message.protocol_version,
-        target_fingerprint=message.target_fingerprint,
-        tokenizer_fingerprint=message.tokenizer_fingerprint,
-        tap=message.tap,
-        codec=_codec(message.codec),
-        sampling=_sampling_asked(message) or f.Sampling(),
-        session_id=message.session_id,
-        committed_len=message.committed_len,
-    )
+    sampling = _sampling_asked(message) or f.Sampling()
+    return f.Open(**_same(message, _OPEN), codec=_codec(message.codec), sampling=sampling)
 
 
 def _sampling_to_proto(sampling: f.Sampling) -> pb.Sampling:
     return pb.Sampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
+        **_same(sampling, _SAMPLING),
         acceptance=_ACCEPTANCE_TO_PB[sampling.acceptance],
-        epsilon=sampling.epsilon,
-        alpha=sampling.alpha,
-        min_p=sampling.min_p,
         rules=_rules_to_proto(sampling.rules) if sampling.rules else None,
     )
 
 
 def _rules_to_proto(rules: f.TokenRules) -> pb.TokenRules:
-    return pb.TokenRules(
-        answer_from=rules.answer_from,
-        json_schema=rules.json_schema,
-        frequency_penalty=rules.frequency_penalty,
-        presence_penalty=rules.presence_penalty,
-        logit_bias=dict(rules.logit_bias),
-        repetition_penalty=rules.repetition_penalty,
-    )
+    bias = dict(rules.logit_bias)
+    return pb.TokenRules(**_same(rules, _RULES), logit_bias=bias, repetition_penalty=rules.repetition_penalty)
 
 
 def _rules_from_proto(message: pb.TokenRules) -> f.TokenRules:
     check_size("logit_bias", message.logit_bias, f.MAX_LOGIT_BIASES)
     return f.TokenRules(
-        answer_from=message.answer_from,
-        json_schema=message.json_schema,
-        frequency_penalty=message.frequency_penalty,
-        presence_penalty=message.presence_penalty,
+        **_same(message, _RULES),
         logit_bias=tuple(sorted(message.logit_bias.items())),  # a map has no order
         repetition_penalty=message.repetition_penalty or 1.0,  # 0: left out
     )
@@ -195,31 +179,18 @@ def _sampling_from_proto(message: pb.Sampling) -> f.Sampling:
     if message.acceptance not in _ACCEPTANCE_FROM_PB:
         raise Violation(Reason.BAD_SAMPLING, f"acceptance={message.acceptance}: unknown")
     return f.Sampling(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p,
-        seed=message.seed,
+        **_same(message, _SAMPLING),
         acceptance=_ACCEPTANCE_FROM_PB[message.acceptance],
-        epsilon=message.epsilon,
-        alpha=message.alpha,
-        min_p=message.min_p,
         rules=_rules_from_proto(message.rules) if message.HasField("rules") else f.TokenRules(),
     )
 
 
 def _draft_to_proto(frame: f.Draft) -> pb.Draft:
     return pb.Draft(
-        seq=frame.seq,
-        base_len=frame.base_len,
-        context=pack_tokens(frame.context),
-        root=frame.root,
+        **_same(frame, _DRAFT),
         tokens=pack_tokens(frame.tree.tokens),
         parents=pack_parents(frame.tree.parents),
-        features_from=frame.features_from,
-        assumes=frame.assumes,
-        logprobs=frame.logprobs,
-        codec=_codec_of_request(frame),
-        sampling=None if frame.sampling is None else _sampling_to_proto(frame.sampling),
+        **_request_to_proto(frame),
     )
 
 
@@ -229,32 +200,16 @@ def _draft_from_proto(message: pb.Draft) -> f.Draft:
     # Checked before unpacking: Python numbers take ten times the memory of the message.
     if len(message.parents) > MAX_NODES or len(message.tokens) > TOKEN_BYTES * MAX_NODES:
         raise Violation(Reason.TREE_TOO_LARGE, f"{len(message.parents)} nodes: at most {MAX_NODES}")
-    return f.Draft(
-        seq=message.seq,
-        base_len=message.base_len,
-        context=unpack_tokens(message.context),
-        root=message.root,
-        tree=DraftTree(unpack_tokens(message.tokens), unpack_parents(message.parents)),
-        features_from=message.features_from,
-        assumes=message.assumes,
-        logprobs=_num_top(message),
-        codec=_codec_asked(message),
-        sampling=_sampling_asked(message),
-    )
+    tree = DraftTree(unpack_tokens(message.tokens), unpack_parents(message.parents))
+    return f.Draft(**_same(message, _DRAFT), tree=tree, **_request_from_proto(message))
 
 
 def _decode_to_proto(frame: f.Decode) -> pb.Decode:
     return pb.Decode(
-        seq=frame.seq,
-        base_len=frame.base_len,
-        context=pack_tokens(frame.context),
-        root=frame.root,
-        max_tokens=frame.max_tokens,
+        **_same(frame, _DECODE),
         features_from=frame.features_from,
         tree=None if frame.tree is None else pb.ServerTree(**asdict(frame.tree)),
-        logprobs=frame.logprobs,
-        codec=_codec_of_request(frame),
-        sampling=None if frame.sampling is None else _sampling_to_proto(frame.sampling),
+        **_request_to_proto(frame),
     )
 
 
@@ -263,25 +218,30 @@ def _decode_from_proto(message: pb.Decode) -> f.Decode:
         raise malformed("max_tokens=0: need at least 1")
     tree = message.tree
     return f.Decode(
-        seq=message.seq,
-        base_len=message.base_len,
-        context=unpack_tokens(message.context),
-        root=message.root,
-        max_tokens=message.max_tokens,
+        **_same(message, _DECODE),
         features_from=message.features_from if message.HasField("features_from") else None,
         tree=f.ServerTree(tree.breadth, tree.levels, tree.budget, tree.auto) if message.HasField("tree") else None,
-        logprobs=_num_top(message),
-        codec=_codec_asked(message),
-        sampling=_sampling_asked(message),
+        **_request_from_proto(message),
     )
 
 
-def _codec_of_request(frame: f.Draft | f.Decode) -> pb.FeatureCodec:
-    return pb.FEATURE_CODEC_UNSPECIFIED if frame.codec is None else _CODEC_TO_PB[frame.codec]
+def _request_to_proto(frame: f.Draft | f.Decode) -> dict[str, Any]:  # Any: each field has its own type
+    """Return what a Draft and a Decode have in common."""
+    return {
+        "context": pack_tokens(frame.context),
+        "logprobs": frame.logprobs,
+        "codec": pb.FEATURE_CODEC_UNSPECIFIED if frame.codec is None else _CODEC_TO_PB[frame.codec],
+        "sampling": None if frame.sampling is None else _sampling_to_proto(frame.sampling),
+    }
 
 
-def _codec_asked(message: pb.Draft | pb.Decode) -> f.Codec | None:
-    return _codec(message.codec) if message.codec else None
+def _request_from_proto(message: pb.Draft | pb.Decode) -> dict[str, Any]:  # Any: each field has its own type
+    return {
+        "context": unpack_tokens(message.context),
+        "logprobs": _num_top(message),
+        "codec": _codec(message.codec) if message.codec else None,
+        "sampling": _sampling_asked(message),
+    }
 
 
 def _num_top(message: pb.Draft | pb.Decode) -> int | None:
@@ -293,18 +253,7 @@ def _num_top(message: pb.Draft | pb.Decode) -> int | None:
 
 
 def _opened_to_proto(frame: f.Opened) -> pb.Opened:
-    return pb.Opened(
-        session_id=frame.session_id,
-        resumed=frame.resumed,
-        kept_len=frame.kept_len,
-        kept_hash=frame.kept_hash,
-        max_context=frame.max_context,
-        max_nodes=frame.max_nodes,
-        eos_token_ids=frame.eos_token_ids,
-        server_draft=frame.server_draft,
-        request_sampling=frame.request_sampling,
-        token_rules=frame.token_rules,
-    )
+    return pb.Opened(**_same(frame, _OPENED), eos_token_ids=frame.eos_token_ids)
 
 
 def _opened_from_proto(message: pb.Opened) -> f.Opened:
@@ -312,33 +261,17 @@ def _opened_from_proto(message: pb.Opened) -> f.Opened:
     check_limits(message)
     if len(message.kept_hash) != HASH_BYTES:
         raise malformed(f"kept_hash of {len(message.kept_hash)} bytes: need {HASH_BYTES}")
-    return f.Opened(
-        session_id=message.session_id,
-        resumed=message.resumed,
-        kept_len=message.kept_len,
-        kept_hash=message.kept_hash,
-        max_context=message.max_context,
-        max_nodes=message.max_nodes,
-        eos_token_ids=tuple(message.eos_token_ids),
-        server_draft=message.server_draft,
-        request_sampling=message.request_sampling,
-        token_rules=message.token_rules,
-    )
+    return f.Opened(**_same(message, _OPENED), eos_token_ids=tuple(message.eos_token_ids))
 
 
 def _verdict_to_proto(frame: f.Verdict) -> pb.Verdict:
     return pb.Verdict(
-        seq=frame.seq,
+        **_same(frame, _VERDICT),
+        **{name: min(us, _MAX_US) for name, us in _same(frame, _TIMES).items()},
         path=bytes(frame.path),
         bonus=frame.bonus,
         finish=_FINISH_TO_PB[frame.finish],
-        queue_us=min(frame.queue_us, _MAX_US),
-        verify_us=min(frame.verify_us, _MAX_US),
-        stale=frame.stale,
         tokens=pack_tokens(frame.tokens),
-        draft_us=min(frame.draft_us, _MAX_US),
-        tree_budget=frame.tree_budget,
-        draft_levels=frame.draft_levels,
         logprobs=pb.Logprobs(**pack_logprobs(frame.logprobs)._asdict()) if frame.logprobs else None,
     )
 
@@ -352,17 +285,11 @@ def _verdict_from_proto(message: pb.Verdict) -> f.Verdict:
         if (number := getattr(message, name)) > MAX_NODES:
             raise malformed(f"{name}={number}: need 0 to {MAX_NODES}")
     return f.Verdict(
-        seq=message.seq,
+        **_same(message, _VERDICT + _TIMES),
         path=tuple(message.path),
         bonus=message.bonus if message.HasField("bonus") else None,
         finish=_FINISH_FROM_PB[message.finish],
-        queue_us=message.queue_us,
-        verify_us=message.verify_us,
-        stale=message.stale,
         tokens=unpack_tokens(message.tokens),
-        draft_us=message.draft_us,
-        tree_budget=message.tree_budget,
-        draft_levels=message.draft_levels,
         logprobs=_logprobs_from_proto(message.logprobs) if message.HasField("logprobs") else (),
     )
 
