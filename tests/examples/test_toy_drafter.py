@@ -1,6 +1,5 @@
 """The example of a drafter family in a package of its own: installed, trained, served and drafting, by the commands."""
 
-import importlib
 import json
 import os
 import shutil
@@ -10,10 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from outrider_client import ClientConfig, LocalModels
-from outrider_drafters import DrafterFiles, DrafterSource, TargetWeights, check_drafter, load_drafter
+from outrider_drafters import TargetWeights, load_drafter
 from outrider_models import held_out, target_dir
 from outrider_proto.errors import UsageError
 from outrider_server.engine.reference_decode import plain_greedy
@@ -127,20 +125,6 @@ def test_it_drafts_for_a_server_and_the_text_is_the_targets(installed, drafter, 
 
 
 @pytest.mark.slow
-def test_it_is_listed_with_its_options(installed):
-    said = installed.run("outrider-models", "families")
-    assert said.startswith(
-        "toy (outrider-toy-drafter 0.1.0): reads the target's last hidden state; trees: dynamic; offline: goes on\n"
-        "  strength: factor of"
-    )
-
-
-@pytest.mark.slow
-def test_the_server_drafts_with_it(installed, drafter, address, expected):
-    assert asked(installed, address, str(drafter), "server-draft")[0] == expected
-
-
-@pytest.mark.slow
 def test_a_bundle_holds_it(installed, drafter, address, expected, tmp_path):
     bundle = str(tmp_path / "bundle")
     installed.run(
@@ -154,39 +138,6 @@ def test_without_the_package_its_drafter_is_refused(drafter):
     refusal = "not a drafter directory .*OutriderToyDrafter"
     with pytest.raises(UsageError, match=refusal):
         load_drafter(drafter, TargetWeights.load(target_dir()))
-
-
-@pytest.mark.slow
-def test_an_option_that_it_does_not_have_is_refused(installed, drafter):
-    for option, refusal in (("depth=1", "option depth: family toy takes strength (a number from 0 to 2), draft_vocab"),
-                            ("strength=9", "drafter option 'strength=9': need a number from 0 to 2")):  # fmt: skip
-        arguments = ["generate", WORDS, "--target", str(target_dir()), "--drafter", f"{drafter},{option}"]
-        with installed.start("outrider", *arguments) as client:
-            said = client.communicate(timeout=60)[0]
-        assert (client.returncode, said.count("\n")) == (2, 1)
-        assert refusal in said
-
-
-@pytest.mark.slow
-def test_its_states_keep_the_contract(drafter, monkeypatch):
-    monkeypatch.syspath_prepend(str(PACKAGE))
-    family = importlib.import_module("outrider_toy.drafter").FAMILY
-    with torch.inference_mode():
-        loaded = family.drafter(DrafterFiles.open(DrafterSource.parse(drafter)), TargetWeights.load(target_dir()))
-        check_drafter(loaded)
-
-
-@pytest.mark.slow
-def test_help_of_the_commands_loads_no_package(installed, tmp_path):
-    """A package that cannot be imported does not even warn where its family is not needed."""
-    broken = Installed(tmp_path)
-    (tmp_path / "outrider_toy-1.dist-info").mkdir()
-    (tmp_path / "outrider_toy-1.dist-info" / "METADATA").write_text("Name: outrider-toy\nVersion: 1\n")
-    entry = "[outrider.drafters]\ntoy = outrider_toy.drafter:FAMILY\n"
-    (tmp_path / "outrider_toy-1.dist-info" / "entry_points.txt").write_text(entry)
-    for command in MAIN:
-        with broken.start(command, "--help") as process:
-            assert "toy" not in process.communicate(timeout=60)[0]
 
 
 @pytest.mark.parametrize("file", ["pyproject.toml", "outrider_toy/drafter.py", "outrider_toy/training.py"])

@@ -20,7 +20,6 @@ from outrider_server.sessions.verifier import Verifier
 
 LENGTH = 500
 PROMPT = tuple(random_tokens(np.random.default_rng(0), LENGTH))
-NO_ROWS = 2**31
 
 
 class WideTap(StatelessTap):
@@ -86,15 +85,6 @@ async def test_rows_are_sent_again_once_a_stream_and_few_wait():
             await ask_again(talk, 9)
             again = await rows_until(talk, talk.seq)
             assert LENGTH <= sum(len(frame.rows) for frames in again.values() for frame in frames) < LENGTH + 9
-
-
-async def test_what_the_client_says_anew_is_sent_anew():
-    async with serving() as verifier, talking(verifier) as talk:
-        await talk.open(verifier.describe(), tap="wide")
-        await talk.draft(0, PROMPT[:39], PROMPT[39])
-        await talk.draft(30, PROMPT[30:49], PROMPT[49], features_from=30)
-        found = await rows_until(talk, 2)
-        assert (found[2][0].first, len(joined(found[2]))) == (30, 20)
 
 
 async def test_a_long_answers_rows_wait_in_the_sessions_memory():
@@ -163,11 +153,3 @@ def test_rows_that_are_evicted_follow_once_they_are_made_again(sequence):
 
 class Over:
     over = True
-
-
-def test_a_text_that_is_cut_takes_back_what_was_promised(sequence):
-    feed = FeatureFeed(sequence, num_sent=40)
-    feed.begin(30)
-    assert feed.claim(30) == (30, 0)
-    assert feed.claim(10) == (10, 20)
-    assert feed.claim(10) == (30, 0)

@@ -5,11 +5,10 @@ import logging
 
 import pytest
 from stage import NEW, PROMPT, opened, plain, server
-from talk import NO_TREE, calling, talking
+from talk import NO_TREE, calling
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Cancel, Close, Draft, Ping
-from outrider_server.security.principal import Principal
 
 
 @pytest.fixture
@@ -89,17 +88,3 @@ async def test_no_id_is_in_the_logs_or_in_a_refusal(running, caplog, monkeypatch
     said = caplog.text + "".join(map(str, told))
     assert "RuntimeError" in said
     assert not [each for each in ids if each in said]
-
-
-async def test_an_id_is_worth_nothing_under_another_key(running):
-    """The server knows who opened a session; to anybody else it is not there, and its owner's stream goes on."""
-    verifier = running.verifier
-    alice, mallory = Principal("alice"), Principal("mallory")
-    async with talking(verifier, alice) as hers, talking(verifier, mallory) as theirs:
-        about = await hers.open(verifier.describe())
-        await hers.prompt(PROMPT)
-        stolen = await theirs.open(verifier.describe(), session_id=about.session_id, committed_len=len(PROMPT))
-        assert not stolen.resumed
-        assert stolen.kept_len == 0
-        assert stolen.session_id != about.session_id
-        assert (await hers.verdict(len(PROMPT), (), plain()[0])).bonus == plain()[1]

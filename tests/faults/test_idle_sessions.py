@@ -1,14 +1,12 @@
 """A full server parks sessions that are idle: they keep nobody out, and go on exactly when their clients are back."""
 
-import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
 from stage import PROMPT, answer, client, opened, plain, server, until
 from talk import talking
 
-from outrider_client.connection.link_state import LinkState
-from outrider_client.core.events import Cycle, LinkChanged, RolledBack, Unverified
+from outrider_client.core.events import Cycle
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Ping, Pong
 from outrider_server.security.principal import Principal
@@ -42,29 +40,6 @@ async def test_more_silent_streams_than_places_keep_nobody_out(at_once):
         assert (stats.active, stats.parked) == (NUM_PLACES, 16)
         async with client(running.address) as mine:
             assert await answer(mine) == plain()
-
-
-async def test_parked_clients_go_on_exactly_and_send_no_text_again(at_once):
-    """Three chats and one place: each turn parks another chat, which notices nothing but a new connection."""
-    async with server(max_sessions=1) as running, AsyncExitStack() as stack:
-        chats = [await stack.enter_async_context(client(running.address)) for _ in range(3)]
-        texts = [PROMPT[:-1], PROMPT, (*PROMPT, 5)]
-        for _ in range(3):
-            for i, mine in enumerate(chats):
-                held = len(mine.tokens)
-                async with asyncio.timeout(120):
-                    events = [event async for event in mine.generate(texts[i])]
-                assert tuple(mine.tokens) == (*texts[i], *plain(texts[i]))
-                assert not [event for event in events if isinstance(event, Unverified | RolledBack)]
-                states = [event.state for event in events if isinstance(event, LinkChanged)]
-                assert states[-1:] in ([], [LinkState.ONLINE])
-                first = next(event for event in events if isinstance(event, Cycle)).request
-                # Of the text before, at most its last token is sent again: the target had not run it.
-                assert first.base_len >= held - 1
-                texts[i] = (*mine.tokens, 7, 8)
-                await rest(running)
-        stats = running.verifier.stats()
-        assert (stats.active, stats.parked, stats.evictions) == (1, 2, 0)
 
 
 async def test_places_are_for_those_at_work_and_a_parked_client_gets_one_back_later(at_once):

@@ -3,10 +3,9 @@
 import asyncio
 
 import pytest
-from stage import ANSWER_S, NEW, PROMPT, answer, client, opened, plain, server, until
+from stage import ANSWER_S, NEW, PROMPT, answer, client, opened, plain, server
 
 from outrider_proto.errors import Reason, Refusal
-from outrider_server.sessions import session_table
 
 MARK = 77  # a token of the prompt that there is no memory for
 NUM_CLIENTS = 4
@@ -56,38 +55,6 @@ async def test_an_allocation_that_fails_ends_one_session(monkeypatch, error):
             assert refused.value.reason in (Reason.INTERNAL, Reason.SERVER_FULL)
             assert await others == plain(PROMPT, 2 * NEW)
             assert await answer(mine) == plain()  # a session of its own
-
-
-async def test_more_clients_than_sessions_finish_or_are_told_that_the_server_is_full():
-    """A refused client may try again."""
-    async with server(max_sessions=2) as running:
-        clients = [client(running.address) for _ in range(NUM_CLIENTS)]
-        try:
-            said = await asyncio.gather(*map(answer, clients), return_exceptions=True)
-            refused = [one for one in said if isinstance(one, Refusal)]
-            assert {one.reason for one in refused} <= {Reason.SERVER_FULL}
-            assert set(said) - set(refused) == {plain()}
-            again = [mine for mine, one in zip(clients, said, strict=True) if isinstance(one, Refusal)]
-            for mine in clients:
-                if mine not in again:
-                    await mine.close()
-            for mine in again:
-                await until(lambda: not running.verifier._streams, "those before have gone")
-                assert await answer(mine) == plain()
-                await mine.close()
-        finally:
-            for mine in clients:
-                await mine.close()
-
-
-async def test_open_chats_that_rest_share_the_places_of_a_full_server(monkeypatch):
-    """Room for one session: whoever writes has it, and the others resume where they were."""
-    monkeypatch.setattr(session_table, "_IDLE_S", 0.0)
-    async with server(max_sessions=1) as running, client(running.address) as one, client(running.address) as two:
-        streams = running.verifier._streams
-        for mine in (one, two, one, two):
-            assert await answer(mine) == plain()
-            await until(lambda: not any(stream.is_busy for stream in streams), "the last reply is out")
 
 
 async def test_a_fault_of_the_loop_itself_leaves_nobody_waiting(monkeypatch):

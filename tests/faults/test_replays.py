@@ -7,7 +7,7 @@ from talk import NO_TREE, calling, talking
 
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import Reason
-from outrider_proto.frames import Cancel, Close, Decode, Draft, Open, Opened, Ping, Pong, Verdict
+from outrider_proto.frames import Close, Decode, Draft, Open, Opened, Verdict
 from outrider_proto.wire import client_frame_to_proto
 
 
@@ -60,16 +60,6 @@ async def test_a_wrong_frame_ends_its_stream_and_not_its_session(running, what):
             await talk.send(frame)
         assert (await talk.refusal()).reason is reason
     assert await resumed(running, about, [*PROMPT, plain()[0]]) == list(plain()[1:])
-
-
-async def test_cancels_of_nothing_change_nothing(running):
-    async with opened(running) as (talk, _):
-        for seq in (0, 7, 2**32 - 1):
-            await talk.send(Cancel(seq))
-        assert (await first_verdict(talk)).bonus == plain()[0]
-        await talk.send(Cancel(1))  # answered already
-        await talk.send(Ping(5))
-        assert await skipping_features(talk) == Pong(5)
 
 
 async def test_a_decode_and_a_draft_keep_their_order(running):

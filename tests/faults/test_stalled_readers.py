@@ -10,7 +10,7 @@ from stage import PROMPT, answer, client, plain, server, until
 
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import Reason, Refusal
-from outrider_proto.frames import Decode, Draft, Features, Open, Ping, Verdict
+from outrider_proto.frames import Decode, Draft, Features, Open, Ping
 from outrider_proto.tree import DraftTree
 from outrider_proto.wire import client_frame_to_proto
 from outrider_server.sessions.stream_writer import (
@@ -100,19 +100,6 @@ async def test_a_client_that_says_nothing_is_ended():
         await until(lambda: not running.verifier._streams, "no stream")
 
 
-async def test_there_are_only_so_many_streams():
-    async with server(max_sessions=1) as running, grpc.aio.insecure_channel(running.address) as channel:
-        calls = [channel.stream_stream("/outrider.v1.Verifier/Session")() for _ in range(5)]
-        async with asyncio.timeout(60):
-            done, waiting = await asyncio.wait(
-                [asyncio.create_task(call.code()) for call in calls], return_when=asyncio.FIRST_COMPLETED
-            )
-        assert [task.result() for task in done] == [grpc.StatusCode.RESOURCE_EXHAUSTED]
-        assert len(waiting) == 4
-        for task in waiting:
-            task.cancel()
-
-
 def rows(num_bytes: int) -> Features:
     return Features(1, 0, np.zeros((num_bytes // 1024, 256), np.float32), last=False)
 
@@ -128,19 +115,6 @@ async def test_more_than_a_reader_would_let_wait_ends_the_stream():
     with pytest.raises(Refusal) as refused:
         await anext(stream.frames())
     assert refused.value.reason is Reason.STALLED
-
-
-async def test_one_that_reads_may_take_far_more_than_may_wait():
-    stream, taken = StreamWriter(), 0
-    frames = stream.frames()
-    for _ in range(4 * ROOM_BYTES // _MAX_UNREAD_BYTES):
-        stream.send(rows(_MAX_UNREAD_BYTES - 1024))
-        stream.send(Verdict(1, (), 5))
-        while stream.waiting_bytes:
-            taken += isinstance(await anext(frames), Features)
-    assert taken > 4 * ROOM_BYTES // _MAX_UNREAD_BYTES
-    assert not stream.is_ending
-    await frames.aclose()
 
 
 async def test_streams_without_open_give_way_to_those_who_come():

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import shutil
 import signal
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -17,13 +17,12 @@ from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto import verifier_pb2_grpc as stubs
 from outrider_proto.bundles import CHUNK_BYTES, manifest_from_proto
-from outrider_proto.errors import Reason, Refusal, UsageError
+from outrider_proto.errors import Reason, Refusal
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
 from outrider_server.bundles import catalogue as bundles_module
-from outrider_server.bundles.builder import BundleOffer, cache_key, checked_weights
-from outrider_server.bundles.catalogue import MAX_FETCHES, MAX_FETCHES_OF_PEER, EdgeBundles
-from outrider_server.rpc import bundle_service
+from outrider_server.bundles.builder import BundleOffer, cache_key
+from outrider_server.bundles.catalogue import MAX_FETCHES, EdgeBundles
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
@@ -124,18 +123,6 @@ def test_another_draft_vocabulary_is_another_bundle(pair, tmp_path):
     assert len(keys) == 3
 
 
-async def test_a_cache_that_went_away(copied, pair):
-    """The fetch notices it, and the next request builds the bundle again (here: finds it again)."""
-    bundles = bundles_in(copied.parent, pair)
-    manifest = await bundles.manifest()
-    copied.rename(copied.with_name("away"))
-    with refused(Reason.BUNDLE_CHANGED):
-        await content(bundles, manifest, "config.json")
-    copied.with_name("away").rename(copied)
-    assert await bundles.manifest() == manifest
-    assert await content(bundles, manifest, "config.json")
-
-
 async def test_what_cannot_be_made(pair, tmp_path, caplog):
     """The log says why, the client does not learn where things lie."""
     (tmp_path / "drafter").mkdir()
@@ -218,20 +205,6 @@ async def test_fetches_are_bounded_and_end_with_the_server(made, cache, pair):
         await fetch.aclose()
 
 
-async def test_nobody_has_all_places(ready):
-    bundles, manifest = ready
-    fetches = [bundles.chunks(manifest.bundle_id, "config.json", 0, "a") for _ in range(MAX_FETCHES_OF_PEER)]
-    for fetch in fetches:
-        await anext(fetch)
-    with pytest.raises(Refusal, match="from your address"):
-        await content(bundles, manifest, "config.json")
-    other = bundles.chunks(manifest.bundle_id, "config.json", 0, "b")
-    assert await anext(other)
-    for fetch in (*fetches, other):
-        await fetch.aclose()
-    assert await content(bundles, manifest, "config.json")
-
-
 async def test_places_go_from_those_with_most_and_longest_to_those_who_wait(made, cache, pair):
     now = 0.0
     bundles = EdgeBundles(pair[0], [pair[1]], ("float32",), cache, lambda: now)
@@ -256,39 +229,6 @@ async def test_places_go_from_those_with_most_and_longest_to_those_who_wait(made
     for chunks in (*hogs, *others):
         await chunks.aclose()
     assert not bundles._places
-
-
-async def test_who_takes_little_by_little_loses_the_place(monkeypatch):
-    class Clock:
-        now = 0.0
-
-        def time(self) -> float:
-            return self.now
-
-    class Reader:
-        num_taken = 0
-
-        async def write(self, chunk) -> None:
-            self.num_taken += 1
-            clock.now += 50
-
-    async def chunks():
-        for _ in range(9):
-            yield b" " * CHUNK_BYTES
-
-    clock, reader = Clock(), Reader()
-    monkeypatch.setattr(bundle_service.asyncio, "get_running_loop", lambda: clock)
-    monkeypatch.setattr(bundle_service.asyncio, "timeout", lambda seconds: nullcontext())
-    with pytest.raises(TimeoutError):
-        await bundle_service._write(chunks(), reader)
-    assert reader.num_taken == 2
-
-
-def test_kinds_of_weights():
-    assert checked_weights(("int4", "float32")) == ("int4", "float32")
-    assert checked_weights(()) == ("int8",)
-    with pytest.raises(UsageError, match="edge_weights=int2: need one of"):
-        checked_weights(("int2",))
 
 
 @asynccontextmanager

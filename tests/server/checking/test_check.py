@@ -66,12 +66,6 @@ def test_a_pair_that_fits():
     assert any(f"drafter {DRAFTER}: family moa, features of" in line and "a trial wrote" in line for line in lines)
 
 
-def test_every_family_of_drafter_is_tried():
-    code, found = check(**GOOD | {"drafters": ["lookup", str(DRAFTER)]})
-    assert code == 0
-    assert "no features" in found["drafter lookup"][0]["text"] or "features of" in found["drafter lookup"][0]["text"]
-
-
 def test_a_drafter_of_another_target_and_one_that_is_none(golden, tmp_path):
     other = golden / "eagle3" / "drafter"
     code, found = check(**GOOD | {"drafters": [str(DRAFTER), str(tmp_path), str(other)]})
@@ -118,21 +112,6 @@ def test_a_server_is_not_open_to_the_network_by_accident():
     assert code == 2
     assert "--open-to-network" in found["exposure"][0]["text"]
     assert check(**GOOD, host="0.0.0.0", open_to_network=True)[0] == 0
-
-
-def test_certificates(tmp_path):
-    cert, key = certificate(tmp_path, "good")
-    code, found = check(**GOOD, tls_cert=cert, tls_key=key)
-    assert (code, verdicts(found["tls"]), verdicts(found["tls_cert"])) == (0, ["ok"], ["ok"])
-    assert "CN=good, valid until" in found["tls_cert"][0]["text"]
-
-
-def test_a_key_of_another_certificate(tmp_path):
-    cert, _ = certificate(tmp_path, "one")
-    _, key = certificate(tmp_path, "two")
-    code, found = check(**GOOD, tls_cert=cert, tls_key=key)
-    assert (code, verdicts(found["tls"])) == (2, ["error"])
-    assert "the key is not the certificate's" in found["tls"][0]["text"]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,7 @@ from typer.testing import CliRunner
 
 from outrider_models.bundling import make_bundle
 from outrider_server.cli.app import app
-from outrider_server.cli.serving import StopSignals, _announce
-from outrider_server.config.config import ServerConfig
-from outrider_server.rpc.server import Server, build_verifier
+from outrider_server.cli.serving import StopSignals
 
 COMMAND = [sys.executable, "-c", "from outrider_server.cli.app import main; main()"]
 
@@ -57,30 +55,11 @@ def test_a_bad_option_is_one_line_and_exit_code_2(options, message, target_dir):
     assert text.count("\n") == 1
 
 
-def test_a_directory_that_is_no_target(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    code, text = serve("--target", str(tmp_path))
-    assert (code, text.count("\n")) == (2, 1)
-
-
 def test_an_edge_bundle_is_no_target(target_dir, tmp_path):
     make_bundle(target_dir, "lookup", "int8", tmp_path / "bundle")
     code, heard = serve("--target", str(tmp_path / "bundle"))
     assert code == 2
     assert "an edge bundle, which has no layers" in heard
-
-
-def test_missing_tensors_are_named(target_dir, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    for file in ("config.json", "generation_config.json"):
-        (tmp_path / file).write_text((target_dir / file).read_text())
-    tensors = load_file(target_dir / "model.safetensors")
-    del tensors["model.layers.2.self_attn.k_proj.weight"]
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    code, text = serve("--target", str(tmp_path))
-    assert code == 2
-    assert "model.layers.2.self_attn.k_proj.weight" in text
 
 
 def test_a_port_in_use(target_dir):
@@ -101,14 +80,6 @@ async def test_either_signal_stops_it(number):
     assert not stop.second.is_set()
     for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().remove_signal_handler(each)
-
-
-def test_a_server_that_is_paced_or_drafts_says_so(target_dir, tmp_path, capsys):
-    config = ServerConfig(str(target_dir), ("lookup",), pace="paper", server_draft=True)
-    _announce(Server(build_verifier(config), "here", 1), tmp_path / "ready.json")
-    heard = capsys.readouterr().err
-    assert "features for last-hidden, drafting with lookup, paced as paper (emulated times: arXiv 2410.03804" in heard
-    assert json.loads((tmp_path / "ready.json").read_text())["pace"] == "paper"
 
 
 def test_it_says_when_it_is_ready_and_stops_on_a_signal(target_dir, tmp_path):

@@ -14,7 +14,6 @@ from outrider_proto.options.values import as_toml
 from outrider_server.cli.app import app
 from outrider_server.config.config import LimitsConfig, ServerConfig
 from outrider_server.config.file import load_config
-from outrider_server.config.security import SecurityConfig
 from outrider_server.config.telemetry import TelemetryConfig
 from outrider_server.rayserve.scale import DeployConfig, Scale
 
@@ -31,46 +30,11 @@ def file(tmp_path):
     return write
 
 
-def test_every_part_can_be_in_the_file(file):
-    config = load_config(
-        file("""
-            target = "org/model"
-            drafters = ["org/drafter,tli=1"]
-            port = 1
-            server_draft = true
-            [limits]
-            max_sessions = 7
-            session_ttl_s = 3
-            [security]
-            tls_cert = "/etc/cert.pem"
-            tls_key = "/etc/key.pem"
-            [telemetry]
-            log_format = "json"
-        """),
-        {},
-    )
-    assert config == ServerConfig(
-        "org/model",
-        ("org/drafter,tli=1",),
-        port=1,
-        server_draft=True,
-        limits=LimitsConfig(max_sessions=7, session_ttl_s=3.0),
-        security=SecurityConfig(Path("/etc/cert.pem"), Path("/etc/key.pem")),
-        telemetry=TelemetryConfig(log_format="json"),
-    )
-
-
 def test_a_draft_vocabulary_is_an_option_of_every_drafter(file, tmp_path):
     (tmp_path / "vocab.json").touch()
     config = load_config(file('target = "org/t"\ndrafters = ["org/a", "org/b,tli=1"]\ndraft_vocab = "vocab.json"'), {})
     chosen = f"draft_vocab={tmp_path / 'vocab.json'}"
     assert config.drafters == (f"org/a,{chosen}", f"org/b,tli=1,{chosen}")
-
-
-def test_options_override_the_file_one_by_one(file):
-    path = file('target = "a"\nport = 1\n[limits]\nmax_sessions = 7\nmax_nodes = 9\n')
-    config = load_config(path, {"port": 2, "limits": {"max_nodes": 8}})
-    assert (config.port, config.limits.max_sessions, config.limits.max_nodes) == (2, 7, 8)
 
 
 def test_paths_are_relative_to_the_file(file, tmp_path):
@@ -135,12 +99,6 @@ def test_a_mistake_on_the_command_line_is_not_blamed_on_the_file(file):
         load_config(file('target = "a"\n[limits]\nmax_sessions = 7'), {"limits": {"max_sessions": 0}})
 
 
-def test_an_option_may_mend_what_the_file_leaves_open(file):
-    path = file('target = "a"\n[security]\ntls_cert = "/c.pem"')
-    config = load_config(path, {"security": {"tls_key": "/k.pem"}})
-    assert config.security.tls_key == Path("/k.pem")
-
-
 @pytest.mark.parametrize(
     ("content", "message"), [(None, "No such file or directory"), (b"\xff", "not UTF-8"), ("folder", "Is a directory")]
 )
@@ -198,11 +156,6 @@ def test_a_deployment_has_a_section_of_its_own(file):
     )
     assert config.deploy == Scale(2, surge=True)
     assert config.security.keys.is_absolute()
-
-
-def test_a_bad_file_is_one_line_and_exit_code_2(file):
-    result = CliRunner().invoke(app, ["serve", "--config", str(file("port = []"))])
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
 
 
 def test_the_example_file_loads_and_names_only_what_there_is():

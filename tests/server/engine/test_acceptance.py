@@ -151,7 +151,3 @@ def test_typical_stops_at_an_end_of_text_and_at_the_end_of_the_context():
     assert typically([-1.0, -9.0, REJECTED, REJECTED, REJECTED], eos={101}) == AcceptedPath((0,), 101, Finish.EOS)
     assert typically([-2.0, -1.0, -1.0, -1.0, -1.0], max_depth=1) == AcceptedPath((1,), 102, Finish.CONTEXT_FULL)
     assert typically([-1.0] * 5, max_depth=0) == AcceptedPath((), 100, Finish.CONTEXT_FULL)
-
-
-def test_typical_without_a_tree_is_the_argmax():
-    assert verify_typical(DraftTree(), [], lambda node: 7, (), 9) == AcceptedPath((), 7, Finish.NOT_YET)

@@ -151,13 +151,6 @@ def test_an_end_of_text_inside_the_path_ends_it():
     assert sequence.tokens == prompt + truth[: stop + 1]
 
 
-def test_a_text_of_one_token_and_a_draft_of_nothing():
-    sequence = Sequence(target().kv, None)
-    verdict = cycle(Engine(target()), sequence, [5], DraftTree())
-    assert [verdict.bonus] == plain_greedy(target(), [5], 1)
-    assert sequence.tokens == [5]
-
-
 class KVTap(StatelessTap):
     """Every K and V value of a token: the strictest of taps."""
 
@@ -311,11 +304,3 @@ def test_features_after_many_turns_are_those_of_a_fresh_session(tap):
     assert first == theirs_first
     assert len(script.sequence.features(len(script.sequence.tokens) - 2)[1]) == min(len(ours), 2)
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
-
-
-def test_of_a_tap_that_is_read_at_its_newest_only_that_row_is_sent():
-    script = next(script for script in scripts(3) if script.tap == "keys")
-    play(Engine(target()), [script])
-    assert [len(rows) for _, rows in script.sent] == [1] * len(script.sent)
-    assert script.sequence.features(0)[0] == len(script.sequence.tokens) - 1
-    assert len(script.sequence.features(len(script.sequence.tokens))[1]) == 0

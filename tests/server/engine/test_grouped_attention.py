@@ -3,8 +3,6 @@ without."""
 
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -15,17 +13,14 @@ from outrider_drafters.contracts.tap import LastHiddenTap
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
 from outrider_server.engine import attention as attention_module
-from outrider_server.engine import grouped_attention
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.grouped_attention import (
-    DEVICE_LIMITS,
     HOST_LIMITS,
     GroupLimits,
     Placed,
     group_segments,
-    similar,
 )
 from outrider_server.engine.paged_attention import group_pages
 from outrider_server.engine.sampler import Sampler
@@ -33,7 +28,6 @@ from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.budget import KVShape, MemoryBudget
 from outrider_server.kv.buffers import BufferPool
 from outrider_server.kv.memory import KVMemory
-from outrider_server.kv.pages import PAGE
 from outrider_server.kv.prefix import Prefix
 from outrider_server.kv.size import KVLayout
 from outrider_server.kv.slot import KVSlot
@@ -115,32 +109,6 @@ def test_those_who_are_no_neighbours_and_of_several_slabs_go_together(name):
 
 
 @of_the_host
-def test_a_short_text_does_not_go_with_a_long_one():
-    sequence = sessions("llama", [[]], [400, 1, 1, 1])
-    together, alone = group_segments(placed([(each, [5], DraftTree()) for each in sequence]), HOST_LIMITS)
-    assert [len(group._members) for group in together] == [3]
-    assert [segment.slot for _, segment in alone] == [sequence[0].slot]
-
-
-def test_both_paths_give_the_same_verdicts():
-    rng = np.random.default_rng(5)
-    verdicts = []
-    inputs = [
-        StepInput(
-            sequence,
-            random_tokens(rng, 2),
-            random_tree(rng, 12),
-            Sampler(Sampling(0.8, seed=i) if i % 2 else Sampling()),
-        )
-        for i, sequence in enumerate(sessions("qwen3", [random_tokens(rng, 70), []], [30] * 8))
-    ]
-    for attention in ("plain", "bunched"):
-        results = Engine(target("qwen3"), attention=attention).verify(inputs)
-        verdicts.append([(result.accepted.path, result.accepted.bonus) for result in results])
-    assert verdicts[0] == verdicts[1]
-
-
-@of_the_host
 def test_memory_of_an_earlier_session_is_nothing_to_the_next():
     """What a lane held before lies behind its rows, where nothing times it must be nothing."""
     rng = np.random.default_rng(7)
@@ -174,14 +142,6 @@ def test_a_window_is_that_of_the_deepest_node_wherever_it_stands(name):
             answers.append(rows.view(2, 10, -1)[:, order])
     for answer in answers[1:]:
         torch.testing.assert_close(answer, answers[0], atol=TOLERANCE, rtol=0)
-
-
-def test_scores_of_one_product_have_a_bound():
-    sequence = sessions("llama", [[]], [40] * 6)
-    parts = [(each, [5], DraftTree()) for each in sequence]
-    together, alone = group_segments(placed(parts), replace(HOST_LIMITS, scores=41 * 4))
-    assert [len(each._members) for each in together] == [4, 2]
-    assert not alone
 
 
 @pytest.mark.parametrize("limits", [None, HOST_LIMITS], ids=["plain", "grouped"])
@@ -230,15 +190,6 @@ def test_half_precision_is_as_exact_behind_a_prefix_as_in_one_piece(dtype, limit
     exact = scores.masked_fill(future, -torch.inf).softmax(-1) @ wide_values
     off = {behind: (attend(behind=behind) - exact).abs().mean() / exact.abs().mean() for behind in (False, True)}
     assert off[True] < 2 * off[False]
-
-
-def test_on_a_device_the_sessions_that_its_limits_were_made_for_attend_together():
-    """32 sessions with 8k of context each, and trees of 16."""
-    held, rows = 8192, 17
-    segment = SimpleNamespace(num_rows=rows, slot=SimpleNamespace(length=held, start=0))
-    kind: list[Placed] = [(0, cast(BatchSegment, segment))] * 32
-    assert [len(group) for group in similar(kind, lambda _: held + rows, DEVICE_LIMITS, DEVICE_LIMITS.keys)] == [32]
-    assert len(similar(kind, lambda _: held + rows, HOST_LIMITS, HOST_LIMITS.keys)) > 4
 
 
 def conversations(name: str, layout: KVLayout, attention: str) -> tuple[list[list[int]], KVMemory]:
@@ -330,20 +281,4 @@ def test_copies_of_pages_have_a_bound():
     assert [len(group._segments) for group in groups] == [4, 2]
     assert not others
     plain, fast = logits("llama", parts, None), logits("llama", parts, few)
-    torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)
-
-
-def test_a_short_text_is_not_padded_to_a_long_one(monkeypatch):
-    monkeypatch.setattr(grouped_attention, "_FEW_KEYS", PAGE)
-    parts = [(each, [5], DraftTree()) for each in sessions("llama", [[]], [300, 1, 20, 1], "paged")]
-    groups, _ = group_pages(placed(parts), HOST_LIMITS)
-    assert [len(group._segments) for group in groups] == [1, 3]
-
-
-def test_on_a_device_texts_of_different_length_go_together():
-    """Texts within four times of each other, and a few keys more."""
-    parts = [(each, [5], DraftTree()) for each in sessions("llama", [[]], [500, 95, 300, 130], "paged")]
-    assert [len(group._segments) for group in group_pages(placed(parts), DEVICE_LIMITS)[0]] == [4]
-    assert [len(group._segments) for group in group_pages(placed(parts), HOST_LIMITS)[0]] == [2, 2]
-    plain, fast = logits("llama", parts, None), logits("llama", parts, DEVICE_LIMITS)
     torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)

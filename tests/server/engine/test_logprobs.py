@@ -1,22 +1,17 @@
 """Log probabilities with verdicts: those of the target's own softmax, for exactly those who ask."""
 
-import asyncio
-
 import numpy as np
 import pytest
 import torch
 from talk import TAP, conversing, serving, text_of
-from tiny_targets import VOCAB, build, of_the_host, random_tokens, random_tree, target, tree_around
+from tiny_targets import VOCAB, build, random_tokens, target, tree_around
 
 from outrider_proto.errors import Reason, Violation
-from outrider_proto.frames import MIN_LOGPROB, Cancel, Draft, Finish, Sampling, Verdict
-from outrider_proto.packing import prefix_hash
+from outrider_proto.frames import MIN_LOGPROB, Finish, Sampling
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import AcceptedPath
-from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.sampler import Sampler, token_logprobs
-from outrider_server.engine.sequence import Sequence
+from outrider_server.engine.sampler import token_logprobs
 from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier
 
@@ -82,15 +77,6 @@ async def test_a_drafts_path_and_bonus(plain, rule):
         assert deepest >= 2
 
 
-async def test_a_prompt_in_chunks_and_a_decode(plain):
-    prompt = random_tokens(RNG, 300)
-    async with serving() as verifier, session(verifier) as talk:
-        verdicts = await talk.decode(0, prompt[:-1], prompt[-1], 5, logprobs=4)
-    words = text_of(verdicts)
-    given = [one for verdict in verdicts for one in verdict.logprobs]
-    check(given, plain([*prompt, *words])[len(prompt) - 1 :], words, 4)
-
-
 @pytest.mark.parametrize("rule", ["greedy", "sampled"])
 async def test_what_the_server_drafts(plain, rule):
     prophet = Prophet([])
@@ -114,52 +100,6 @@ async def test_a_path_that_ends_the_text_has_no_bonus(truth, plain):
         verdict = await talk.verdict(0, PROMPT[:-1], PROMPT[-1], tree, logprobs=1)
     assert (verdict.path, verdict.bonus) == ((0, 1, 2), None)
     check(verdict.logprobs, plain([*PROMPT, *truth[:3]])[HAVE - 1 :], truth[:3], 1)
-
-
-async def test_stale_and_cancelled_verdicts_have_none(truth):
-    async with serving() as verifier, session(verifier) as talk:
-        await talk.prompt(PROMPT)
-        wrong = prefix_hash([*PROMPT, truth[0] + 1])
-        stale = await talk.verdict(HAVE, (), truth[0], assumes=wrong, logprobs=3)
-        await talk.send(Draft(9, HAVE, (), truth[0], DraftTree(), logprobs=3))
-        while not isinstance(judged := await talk.receive(), Verdict):
-            pass
-    assert stale.stale
-    assert stale.logprobs == ()
-    assert len(judged.logprobs) == 1
-    async with serving() as verifier, session(verifier) as talk:
-        decoding = asyncio.create_task(talk.decode(0, PROMPT[:-1], PROMPT[-1], 400, logprobs=1))
-        await asyncio.sleep(0)
-        await talk.send(Cancel(1))
-        last = (await decoding)[-1]
-    assert last.finish is Finish.CANCELLED
-    assert last.logprobs == ()
-
-
-@of_the_host
-def test_only_those_who_ask_pay(plain, monkeypatch):
-    """Sessions in one pass, of which every other one asks."""
-    asked = []
-
-    def counting(logits, *rest):
-        asked.append(len(logits))
-        return token_logprobs(logits, *rest)
-
-    monkeypatch.setattr("outrider_server.engine.sampler.token_logprobs", counting)
-    prompts = [random_tokens(RNG, count) for count in (7, 3, 9, 5)]
-    trees = [random_tree(RNG, count) for count in (4, 6, 0, 5)]
-    inputs = [
-        StepInput(Sequence(target().kv, None), prompt, tree, Sampler(Sampling()), 2 if i % 2 else None)
-        for i, (prompt, tree) in enumerate(zip(prompts, trees, strict=True))
-    ]
-    context = StepInput(Sequence(target().kv, None), random_tokens(RNG, 6))
-    results = Engine(target()).verify([inputs[0], context, *inputs[1:]])
-    assert asked == [7, 6]
-    assert [len(result.logprobs) > 0 for result in results] == [False, False, True, False, True]
-    for prompt, tree, result in zip(prompts, trees, results[:1] + results[2:], strict=True):
-        if result.logprobs:
-            words = [*tree.path_tokens(result.accepted.path), result.accepted.bonus]
-            check(result.logprobs, plain([*prompt, *words])[len(prompt) - 1 :], words, 2)
 
 
 @pytest.mark.parametrize("wrong", [-1, 21])

@@ -72,12 +72,6 @@ def test_the_draw_depends_on_seed_and_position_and_on_no_other_row():
     assert together != Sampler(Sampling(1.0, seed=6)).choose(logits, positions)
 
 
-def test_a_token_of_probability_zero_is_never_drawn():
-    logits = torch.full((2000, 4), float("-inf"))
-    logits[:, 1] = 0.0
-    assert set(Sampler(Sampling(1.0)).choose(logits, list(range(2000)))) == {1}
-
-
 def typical(**rule) -> Sampler:
     return Sampler(Sampling(**({"temperature": 0.7, "acceptance": "typical"} | rule)))
 
@@ -100,12 +94,6 @@ def test_a_drafted_token_is_typical_by_the_formula(rule):
     assert any(gain > -math.inf for gain in log_probs)
 
 
-def test_the_threshold_has_to_be_exceeded():
-    logits, tree = torch.zeros(2, 4), DraftTree((1,), (-1,))  # p is exactly 1/4
-    assert typical(epsilon=0.25, alpha=100.0).log_probs(logits, tree) == [-math.inf]
-    assert typical(epsilon=0.2499, alpha=100.0).log_probs(logits, tree) == [pytest.approx(math.log(0.25))]
-
-
 @pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-30, 1e-9])
 @pytest.mark.parametrize("acceptance", ["exact", "typical"])
 def test_the_coldest_temperatures_choose_tokens(temperature, acceptance):
@@ -114,12 +102,6 @@ def test_the_coldest_temperatures_choose_tokens(temperature, acceptance):
     sampler = Sampler(Sampling(temperature, seed=3, acceptance=acceptance))
     assert sampler.choose(logits, [5, 6]) == [1, 0]
     assert sampler.distribution(logits).isfinite().all()
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(2.0, seed=3, acceptance="typical")])
-def test_greedy_and_typical_choose_argmaxes(sampling):
-    logits = torch.tensor([[0.0, 2.0, 1.9], [3.0, 2.9, 1.0]])
-    assert Sampler(sampling).choose(logits, [5, 6]) == [1, 0]
 
 
 def test_no_draw_leaves_the_vocabulary():

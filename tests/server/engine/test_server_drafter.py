@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import math
 import threading
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,6 @@ import torch
 from talk import PROMPT, TAP, conversing, serving, talking, text_of
 from tiny_targets import VOCAB, build, random_tokens, target
 
-from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
 from outrider_drafters.checkpoints.target_weights import target_sizes
 from outrider_drafters.contracts.drafter import UNLIMITED, Drafter
 from outrider_drafters.contracts.tree_shape import TreeShape
@@ -49,7 +47,6 @@ from outrider_server.kv.memory import KVMemory
 from outrider_server.scheduling import server_drafting
 from outrider_server.scheduling.engine_loop import EngineLoop
 from outrider_server.scheduling.request import ReplyRoute, RequestDone, new_request
-from outrider_server.scheduling.scheduler import Scheduler
 from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.security.principal import ANONYMOUS, Principal, Quota
 
@@ -264,14 +261,6 @@ def decoded(prophet: Prophet, num_sessions: int, count: int, num_plain: int = 0)
     return [[reply for reply in own if isinstance(reply, Verdict)] for own in replies]
 
 
-def test_sessions_are_drafted_for_level_by_level_in_turn(truth):
-    prophet = Prophet(PROMPT + truth, errs=1000)
-    assert [text_of(verdicts) for verdicts in decoded(prophet, 3, 11)] == [truth[:11]] * 3
-    one, two, three = prophet.levels[:3]
-    assert prophet.levels[:12] == [one, two, three] * 4
-    assert len({one, two, three}) == 3
-
-
 def eagle_of(directory) -> tuple[Target, Drafter]:
     """A target that lies in the directory, and a drafter for it."""
     build("llama").save_pretrained(directory)
@@ -329,27 +318,6 @@ def test_drafts_take_no_longer_than_they_may_and_the_one_left_out_goes_first_the
     assert all(len(verdict.tokens) <= 1 for each in verdicts for verdict in each)  # a level a pass, of one session
     one, two = prophet.levels[:2]
     assert prophet.levels == [one, two] * (len(prophet.levels) // 2) + [one] * (len(prophet.levels) % 2)
-
-
-def test_drafts_take_less_time_beside_those_who_get_nothing_from_it(truth, monkeypatch):
-    """Each level takes 40 ms by the clock, and passes no time: on a busy machine they take longer than a draft may."""
-    draft = server_drafting.ServerDrafting.draft
-    monkeypatch.setattr(
-        server_drafting.ServerDrafting, "draft", lambda its, requests, nodes, _: draft(its, requests, nodes, 0.0)
-    )
-
-    def most_drafted(num_plain: int) -> int:
-        prophet, levels = Prophet(PROMPT + truth, errs=1000), []
-        monkeypatch.setattr(server_drafting, "time", SimpleNamespace(monotonic=lambda: 0.04 * len(levels)))
-        prophet.on_level = lambda: levels.append(None)
-        verdicts = decoded(prophet, 1, 20, num_plain)
-        assert [text_of(each) for each in verdicts] == [truth[:20]] * (1 + num_plain)
-        return max(len(verdict.tokens) for verdict in verdicts[0])
-
-    assert most_drafted(num_plain=0) == 3
-    assert most_drafted(num_plain=1) == 1
-    monkeypatch.setattr(Scheduler, "rows_beside", lambda *_: math.inf)  # their verdicts travel
-    assert most_drafted(num_plain=0) == 1
 
 
 def test_the_largest_shapes_that_clients_ask_for_fit():
@@ -450,22 +418,6 @@ def test_drafters_share_the_loaded_targets_weights(tmp_path):
     assert drafter.target.embed.data_ptr() == loaded.model.get_input_embeddings().weight.data_ptr()
     assert drafter.target.lm_head.data_ptr() == loaded.model.get_output_embeddings().weight.data_ptr()
     assert drafter.tap == TAP.info
-
-
-async def test_a_draft_vocabulary_changes_no_text(truth, tmp_path):
-    """An independent drafter that is the target, so that whatever it may draft is right."""
-    build("llama").save_pretrained(tmp_path)
-    loaded = Target.load(str(tmp_path))
-    write_draft_vocab(tmp_path / "vocab.json", sorted(set(truth))[::2])
-    source = f"{tmp_path},family=independent,draft_vocab={tmp_path / 'vocab.json'}"
-    async with (
-        serving(loaded, drafters=load_drafters(loaded, tmp_path, [source])) as verifier,
-        talking(verifier) as talk,
-    ):
-        await talk.open(verifier.describe())
-        verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 50, tree=SHAPE)
-    assert text_of(verdicts) == truth[:50]
-    assert len(verdicts) < 50
 
 
 def grown(drafter: SessionDrafter, known: DraftContext, shape: TreeShape) -> DraftTree:

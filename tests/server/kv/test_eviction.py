@@ -59,11 +59,6 @@ def test_what_exceeds_the_fair_level_goes_at_once_even_at_work_to_who_stays_with
     assert policy.order(other, [hog, small], 100.0) == [hog]
 
 
-def test_who_wants_more_than_the_level_takes_nothing_from_those_within():
-    policy = EvictionPolicy(100, hold_s=1.0)
-    assert policy.order(waiting("a", 70), [holding("b", 20), holding("c", 20)], 100.0) == []
-
-
 def test_equals_take_turns_the_longest_waiting_from_the_longest_placed():
     policy = EvictionPolicy(100, hold_s=1.0)
     placed = [holding(str(i), 50, placed_at=i) for i in (2, 1)]
@@ -83,17 +78,6 @@ def test_turns_are_as_far_apart_as_running_again_takes_eight_times():
     assert policy.order(asking, [left], 103.5) == []
     left.usage.used_at = 104.5
     assert policy.order(asking, [left], 104.5) == [left]
-
-
-def test_turns_come_sooner_where_many_wait():
-    policy = EvictionPolicy(100, hold_s=1.0, patience_s=12.0)
-    policy.learn(100, 1, 1.0)
-    policy.learn(4, 1, 0.01)
-    left = holding("2", 50, used_at=101.6)
-    policy.preempt(holding("1", 50), 100.0)
-    line = [waiting(str(i), 50, 99.5) for i in range(4, 7)]
-    assert policy.order(waiting("3", 50), [left], 101.6) == []
-    assert policy.order(waiting("3", 50), [left, *line], 101.6) == [left]
 
 
 def verdicts_per_second(num_clients: int, seconds: float = 12.0) -> float:

@@ -16,7 +16,6 @@ from outrider_proto.errors import Violation
 from outrider_proto.frames import TapInfo
 from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.budget import KVShape, OutOfKVMemory, RowShape
-from outrider_server.kv.buffers import rounded_capacity
 from outrider_server.kv.eviction import EvictionPolicy
 from outrider_server.kv.host_copies import RowCopy
 from outrider_server.kv.memory import KVMemory, Sharing
@@ -275,42 +274,6 @@ def new(memory: KVMemory, length: int, seed: int = 0, payer: str = "", tap: KeyT
     return sequence
 
 
-def test_sizes_are_few():
-    asked = (1, 128, 129, 193, 257, 385, 513, 769)
-    assert [rounded_capacity(n) for n in asked] == [128, 128, 192, 256, 384, 512, 768, 1024]
-
-
-def test_what_one_session_gives_back_the_next_one_takes():
-    memory = KVMemory(SHAPE, 10_000 * ROW, "none")
-    for seed in range(5):
-        new(memory, 300, seed).release()
-    assert memory.pool.num_allocated == 1
-
-
-def test_the_parked_go_first_then_the_idle_and_of_each_the_longest_unused():
-    now, limit = [0.0], 4 * 128 * ROW
-    memory = KVMemory(SHAPE, limit, "none", policy=EvictionPolicy(limit, hold_s=1.0), clock=lambda: now[0])
-    first, second, parked = (new(memory, 100, 200 * i) for i in range(3))
-    now[0] = 10.0
-    busy = new(memory, 100, 600)
-    parked.parked = True
-    request = FakeRequest()
-    busy.begin(request, 100, [], 1)
-    gone = []
-    for seed in range(3):
-        new(memory, 100, 1000 + seed).begin(FakeRequest(), 100, [], 1)
-        gone.append([sequence.slot.length == 0 for sequence in (first, second, parked, busy)])
-    assert gone == [[False, False, True, False], [True, False, True, False], [True, True, True, False]]
-    assert memory.evictions == 3
-    with pytest.raises(OutOfKVMemory):
-        new(memory, 100, 5000)
-    request.over = True
-    now[0] = 20.0
-    new(memory, 100, 5000)
-    assert not busy.slot.length
-    assert len(busy.tokens) == 100
-
-
 def test_where_room_cannot_be_made_nobody_loses_anything():
     memory = KVMemory(SHAPE, 4 * 128 * ROW, "none")
     idle, busy = new(memory, 100), new(memory, 250, 500)
@@ -335,22 +298,6 @@ def test_an_evicted_session_gets_its_rows_back_from_the_host(layout, tap):
     run(sequence)
     check_rows(sequence)
     assert (memory.evictions, memory.restored_tokens, other.num_uncomputed) == (2, 90, 120)
-
-
-def test_of_copies_on_the_host_the_oldest_go_first_and_too_large_ones_are_not_made():
-    memory = KVMemory(SHAPE, 256 * ROW, "none", layout="paged", swap_bytes=150 * ROW)
-    first, second, third = (new(memory, 100, 300 * i) for i in range(3))
-    assert (memory.evictions, memory.swapped_bytes) == (1, 100 * ROW)
-    large = new(memory, 220, 1000)
-    assert (memory.evictions, memory.swapped_bytes) == (3, 100 * ROW)
-    large._request = None
-    for sequence, uncomputed in [(third, 0), (first, 100), (second, 100), (large, 220)]:
-        sequence.begin(FakeRequest(), len(sequence.tokens), [], 2)
-        assert sequence.num_uncomputed == uncomputed
-        run(sequence)
-        sequence._request = None
-        check_rows(sequence)
-    assert memory.restored_tokens == 100
 
 
 def test_what_failed_is_not_restored():
@@ -469,56 +416,6 @@ def test_a_text_outlives_its_session_where_there_is_room():
     assert [prefix.stop for prefix in memory.prefixes] == []
 
 
-def test_a_text_outlives_the_turn_to_another():
-    memory = shared_memory()
-    sequence = new(memory, 100)
-    go_on(sequence, 0, [5] * 40)
-    assert [prefix.stop for prefix in memory.prefixes] == [96]
-    go_on(sequence, 1, [i % 1000 for i in range(1, 100)])  # what it has of its text is less than what is known
-    assert memory.prefix_hits_tokens == 0  # another text: it begins with 5
-    go_on(sequence, 0, [i % 1000 for i in range(100)])
-    assert memory.prefix_hits_tokens == 96
-    check_rows(sequence)
-
-
-def test_a_single_session_copies_and_the_second_makes_both_share():
-    memory = shared_memory()
-    new(memory, 100).release()
-    one = new(memory, 100)
-    assert one.slot.start == 0
-    assert [prefix.num_slots for prefix in memory.prefixes] == [0]
-    two = new(memory, 100)
-    assert [sequence.slot.start for sequence in (one, two)] == [96] * 2
-    two.release()
-    go_on(one, 100, [7])
-    assert one.slot.start == 0  # alone again
-    check_rows(one)
-    one.release()
-    assert {prefix.stop for prefix in memory.prefixes} == {96}
-
-
-def test_what_is_small_is_copied_by_all():
-    memory = KVMemory(SHAPE, 100_000 * ROW, small_bytes=96 * ROW)
-    sessions = [new(memory, 100) for _ in range(3)]
-    assert [sequence.slot.start for sequence in sessions] == [0] * 3
-    assert memory.prefix_hits_tokens == 2 * 96
-    larger = [new(memory, 200, 500) for _ in range(3)]
-    assert [sequence.slot.start for sequence in larger] == [192] * 3
-    check_rows(*sessions, *larger)
-
-
-def test_a_copy_is_known_when_what_it_was_copied_from_is_gone():
-    memory = shared_memory()
-    new(memory, 100).release()
-    one = new(memory, 100)
-    memory._drop_unused(0)
-    assert not memory.prefixes
-    two = new(memory, 100)
-    assert memory.prefix_hits_tokens == 2 * 96
-    assert [sequence.slot.start for sequence in (one, two)] == [96] * 2
-    check_rows(two)
-
-
 def test_a_name_that_is_met_by_chance_is_not_believed():
     memory = shared_memory()
     one = new(memory, 64)
@@ -566,27 +463,6 @@ def test_many_prefixes_go_in_few_looks_at_them():
     assert len(looks) <= 4
 
 
-def test_those_who_come_at_once_to_a_known_text_share_it():
-    memory = shared_memory()
-    new(memory, 10 * BLOCK).release()
-    sessions = [Sequence(memory, None) for _ in range(3)]
-    for sequence in sessions:
-        sequence.begin(FakeRequest(), 0, [i % 1000 for i in range(10 * BLOCK + 5)], 1)
-    assert [sequence.slot.start for sequence in sessions] == [10 * BLOCK] * 3
-    for sequence in sessions:
-        run(sequence)
-        check_rows(sequence)
-
-
-def test_what_goes_on_from_a_copy_is_not_stored_twice():
-    memory = shared_memory()
-    new(memory, 10 * BLOCK).release()
-    sessions = [new(memory, 20 * BLOCK) for _ in range(2)]
-    assert [sequence.slot.start for sequence in sessions] == [20 * BLOCK] * 2
-    assert memory.prefix_bytes == 20 * BLOCK * ROW
-    check_rows(*sessions)
-
-
 def test_a_text_may_be_cut_into_any_number_of_prefixes():
     memory, num_blocks = shared_memory(), 600
     text = [i % 1000 for i in range(num_blocks * BLOCK)]
@@ -601,37 +477,12 @@ def test_a_text_may_be_cut_into_any_number_of_prefixes():
     check_rows(sequence)
 
 
-def test_the_newest_text_outlives_its_session_rather_than_the_longest_unused():
-    memory = KVMemory(SHAPE, 3 * 128 * ROW, small_bytes=0)
-    for seed in range(5):
-        new(memory, 100, 100 * seed).release()
-    assert memory.evictions == 0
-    newest = max(memory.prefixes, key=lambda prefix: prefix.used_at)
-    assert newest.tokens[0] == 400
-
-
 def test_a_store_made_within_a_pass_serves_others_after_it():
     pool = KVMemory(SHAPE).pool
     with torch.inference_mode():
         buffer = pool.take(10, 0)
     pool.give(buffer)
     assert pool.take(10, 0) is buffer
-
-
-def test_who_has_no_room_for_a_copy_disturbs_nobody_by_asking_for_it(monkeypatch):
-    memory = KVMemory(SHAPE, 1500 * ROW, small_bytes=0)
-    new(memory, 640).release()
-    memory.pool.trim()
-    busy, sequence = Sequence(memory, None), Sequence(memory, None)
-    busy.begin(FakeRequest(), 0, [5] * 700, 1)
-    sequence.begin(FakeRequest(), 0, [i % 1000 for i in range(640)], 30)
-    assert sequence.slot.start == 640
-    trims = []
-    monkeypatch.setattr(memory.pool, "trim", lambda: trims.append(1))
-    for _ in range(3):
-        go_on(sequence, len(sequence.tokens), [7])
-    assert not trims
-    check_rows(sequence)
 
 
 @pytest.mark.parametrize("length", [3, 90])

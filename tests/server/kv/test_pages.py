@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outrider_proto.errors import UsageError
 from outrider_server.engine.sequence import Sequence
-from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory, RowShape
+from outrider_server.kv.budget import KVShape, MemoryBudget, RowShape
 from outrider_server.kv.buffers import BufferPool
 from outrider_server.kv.memory import KVMemory
 from outrider_server.kv.pages import PAGE, PagePool
@@ -63,23 +63,6 @@ def test_pages_become_a_shared_prefix_where_they_lie():
     assert memory.used_bytes == 0
 
 
-def test_a_single_session_keeps_the_prefix_it_begins_with():
-    memory = paged_memory()
-    new(memory, 100).release()
-    one = new(memory, 100)
-    assert one.slot.start == 96
-    assert memory.used_bytes == (3 + 1) * PAGE_BYTES
-    check_rows(one)
-
-
-def test_a_text_is_cut_within_a_prefix_and_goes_on_elsewhere():
-    memory = paged_memory()
-    one, two = new(memory, 100), new(memory, 100)
-    go_on(one, 70, [9] * 40)
-    assert one.slot.start == 64
-    check_rows(one, two)
-
-
 def test_a_page_is_zeros_for_its_next_owner():
     pool = PagePool(SHAPE, MemoryBudget(PAGE_BYTES))
     slot = KVSlot(pool)
@@ -98,16 +81,6 @@ def test_an_arena_without_a_limit_grows_and_keeps_its_rows():
     go_on(others[0], 300, [5] * 40)
     check_rows(first, *others)
     assert memory.pool.num_pages >= 5 * 10
-
-
-def test_there_are_as_many_pages_as_the_budget_holds():
-    memory = paged_memory(4, "none")
-    one = new(memory, 3 * PAGE - 3)
-    with pytest.raises(OutOfKVMemory):
-        memory.pool.take(PAGE + 1, 0)
-    assert memory.pool.take(PAGE, 0).capacity == PAGE
-    assert memory.budget.free_bytes == 0
-    check_rows(one)
 
 
 def test_features_of_another_device_are_not_in_its_budget():
@@ -168,15 +141,6 @@ def test_passes_commits_and_truncations_behave_as_on_a_list(script, pool):
     check_slot(slot, model)
 
 
-def test_a_slot_cannot_be_truncated_to_more_than_it_holds():
-    with pytest.raises(ValueError, match="holds 0 rows"):
-        KVSlot(UNLIKE).truncate(1)
-
-
-def test_the_price_of_a_token():
-    assert UNLIKE.bytes_per_token == 2 * 3 * (4 + 5) * 4
-
-
 def test_a_row_of_layers_that_differ_takes_what_each_keeps():
     """Twice 3 heads of 4 + 5, once 2 heads of 8 + 6; the fourth layer reads the rows of the second."""
     shape = KVShape.of_layers(
@@ -195,10 +159,3 @@ def test_a_row_of_layers_that_differ_takes_what_each_keeps():
         slot.write(1, keys, values)
         seen = slot.write(3, keys + 1, values + 1)  # what a layer without rows is given is another's
         assert [part.tolist() for part in seen] == [keys.tolist(), values.tolist()]
-
-
-def test_layers_of_one_shape_are_uniform():
-    device = torch.device("cpu")
-    assert KVShape.of_layers([RowShape(3, 4, 5)] * 2, [], torch.float32, device) == UNLIKE
-    assert UNLIKE.is_uniform
-    assert not KVShape.of_layers([RowShape(3, 4, 5)] * 2, [(1, 0)], torch.float32, device).is_uniform

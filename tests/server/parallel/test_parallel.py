@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 import torch
 from talk import PROMPT, calling, serving, talking, text_of
-from tiny_targets import CONFIGS, VOCAB, build, random_tokens, random_tree, tree_around
+from tiny_targets import CONFIGS, VOCAB, build, tree_around
 from transformers import PhimoeConfig
 from transformers.models.gpt2 import GPT2Config
 
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 from outrider_proto.frames import ServerTree
-from outrider_proto.tree import DraftTree
 from outrider_server.config.config import ServerConfig
 from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.load import load_drafters, load_taps
@@ -29,7 +28,6 @@ from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.parallel.load import load_target
-from outrider_server.parallel.pass_message import PassMessage
 from outrider_server.parallel.shard import leave
 from outrider_server.sessions.verifier import Verifier
 
@@ -81,21 +79,6 @@ def test_any_draft_gives_the_whole_targets_output(pair):
 
 
 @pytest.mark.slow
-def test_several_sessions_in_one_pass(pair):
-    whole, divided, _ = pair
-    rng = np.random.default_rng(8)
-    chains, trees = [random_tokens(rng, n) for n in (4, 30, 1, 9)], [random_tree(rng, n) for n in (0, 8, 20, 3)]
-
-    def results(target: Target, attention):
-        inputs = [StepInput(Sequence(target.kv, None), *work, GREEDY) for work in zip(chains, trees, strict=True)]
-        context = StepInput(Sequence(target.kv, None), chains[1])
-        return Engine(target, attention=attention).verify([inputs[0], context, *inputs[1:]])
-
-    for ours, theirs in zip(results(divided, "bunched"), results(whole, "plain"), strict=True):
-        assert ours.accepted == theirs.accepted
-
-
-@pytest.mark.slow
 def test_hidden_states_and_kv_are_the_whole_targets(pair):
     whole, divided, directory = pair
     drafters = [drafter_dir("eagle3")] if directory == target_dir() else []
@@ -107,24 +90,6 @@ def test_hidden_states_and_kv_are_the_whole_targets(pair):
         Engine(target).commit(result)
         rows.append((result.hidden, sequence.slot.rows(0, len(PROMPT))))
     torch.testing.assert_close(rows[1], rows[0], atol=1e-3, rtol=1e-3)
-
-
-class Failing:
-    """Slots whose third layer is out of order."""
-
-    def attend(self, layer, query, key, value, call):
-        if layer == 2:
-            raise MemoryError("no room")
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
-
-
-@pytest.mark.slow
-def test_attention_that_fails_fails_its_pass_alone(pair):
-    whole, divided, _ = pair
-    with torch.inference_mode(), pytest.raises(MemoryError, match="no room"):
-        divided.forward(PROMPT, list(range(len(PROMPT))), Failing(), [0], frozenset())
-    answer = speculate(Engine(divided), Sequence(divided.kv, None), PROMPT, 5, lambda _: DraftTree())
-    assert answer == plain_greedy(whole, PROMPT, 5)
 
 
 @pytest.mark.slow
@@ -251,24 +216,8 @@ def test_layers_of_few_heads_cannot_be_divided(tmp_path):
         load_target(ServerConfig(str(tmp_path), tensor_parallel=2))
 
 
-def test_a_number_of_processes():
-    with pytest.raises(UsageError, match="tensor_parallel=0: need at least 1"):
-        ServerConfig("target", tensor_parallel=0)
-
-
 @pytest.mark.parametrize("config", [GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4), PhimoeConfig()])
 def test_a_model_without_a_plan(tmp_path, config):
     config.save_pretrained(tmp_path)
     with pytest.raises(UsageError, match=f"no plan that divides the attention heads of {config.model_type}"):
         load_target(ServerConfig(str(tmp_path), tensor_parallel=2))
-
-
-def test_orders_come_through():
-    rows = torch.arange(10).view(2, 1, 5)
-    for keep in (None, torch.tensor([3, 1])):
-        message = PassMessage(*rows, keep, on_slots=True)
-        came = PassMessage.unpacked(message.packed(), torch.device("cpu"))
-        assert torch.equal(came.tokens, message.tokens)
-        assert torch.equal(came.positions, message.positions)
-        assert came.on_slots
-        assert (came.keep is None) if keep is None else torch.equal(came.keep, keep)

@@ -94,21 +94,10 @@ def assert_refused(context, reason: Reason) -> None:
     assert reason.name.encode() in dict(context.trailing)[DETAILS_KEY]
 
 
-async def test_unary(bridge):
-    answer = await bridge.unary("/echo/Once", b"yes ", RayContext())
-    assert answer.SerializeToString() == b"yes value"
-
-
 async def test_unary_refused(bridge):
     context = RayContext()
     assert (await bridge.unary("/echo/Once", b"no", context)).SerializeToString() == b""
     assert_refused(context, Reason.CONTEXT_FULL)
-
-
-async def test_streamed(bridge):
-    context = RayContext()
-    assert await received(bridge, sent(b"one", b"two"), context) == [b"one", b"two"]
-    assert context.code is None
 
 
 async def test_streamed_and_refused(bridge):

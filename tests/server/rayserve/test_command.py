@@ -1,20 +1,14 @@
 """Mistakes of `outrider-server deploy`: one line and exit code 2, before anything is started; what replicas share."""
 
-import logging
-import socket
 import sys
 from importlib.util import find_spec
 
 import pytest
 from typer.testing import CliRunner
-from watched import server_config
 
 from outrider_proto.errors import UsageError
 from outrider_server.cli.app import app
-from outrider_server.config.telemetry import TelemetryConfig
-from outrider_server.rayserve.replica import Replica
 from outrider_server.rayserve.scale import Scale
-from outrider_server.telemetry.logs import JsonFormatter
 
 
 @pytest.mark.parametrize(
@@ -37,34 +31,6 @@ def test_mistakes(options, complaint):
     assert complaint in result.stderr
 
 
-def test_a_port_in_use():
-    pytest.importorskip("ray", reason="Ray is not installed")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        result = CliRunner().invoke(app, ["deploy", "--set", f"port={port}", "--set", "http-port=0"])
-    assert result.exit_code == 2
-    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
-
-
-async def test_a_replica_logs_as_its_deployment_was_told():
-    root = logging.getLogger()
-    former, level = root.handlers[:], root.level
-    try:
-        replica = Replica.__new__(Replica)
-        await replica.__init__(server_config(telemetry=TelemetryConfig(log_format="json", log_level="info")))
-        assert (type(root.handlers[0].formatter), root.level) == (JsonFormatter, logging.INFO)
-        await replica._server.verifier.stop()
-    finally:
-        root.handlers[:] = former
-        root.setLevel(level)
-
-
-def test_metrics_that_replicas_do_not_serve_are_said_not_to_be(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    result = CliRunner().invoke(app, ["deploy", "--set", "metrics-port=0"])
-    assert result.stderr.startswith("outrider-server: metrics_port has no effect here")
-
-
 def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     result = CliRunner().invoke(app, ["deploy"])
@@ -84,10 +50,6 @@ def test_without_ray(monkeypatch):
 def test_refused(fields, message):
     with pytest.raises(UsageError, match=message):
         Scale(**fields)
-
-
-def test_grows():
-    assert Scale(2, 2).max_replicas == 2
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from outrider_proto import verifier_pb2_grpc as stubs
 from outrider_proto.description import description_from_proto
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.feature_codec import decode_rows, encode_rows
-from outrider_proto.frames import Codec, Decode, Draft, Features, Verdict
+from outrider_proto.frames import Codec, Decode, Draft, Features
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
 from outrider_proto.wire import MAX_FRAME_BYTES
@@ -49,16 +49,6 @@ async def answer(talk: Talk, truth: list[int]) -> None:
     assert (await talk.prompt(PROMPT)).bonus == truth[0]
     verdict = await talk.verdict(len(PROMPT), (), truth[0], DraftTree.chain(truth[1:5]))
     assert (len(verdict.path), verdict.bonus) == (4, truth[5])
-
-
-@pytest.mark.parametrize("codec", ["int8", "float32"])
-async def test_features_cross_the_wire(codec, truth):
-    async with serving() as server, session(server, tap=TAP.info.fingerprint, codec=codec) as talk:
-        await talk.draft(0, PROMPT[:-1], PROMPT[-1])
-        assert isinstance(await talk.receive(), Verdict)
-        features = await talk.receive()
-        assert isinstance(features, Features)
-        assert features.rows.shape == (len(PROMPT), 32)
 
 
 @pytest.mark.parametrize("asked", [Draft, Decode])
@@ -168,12 +158,6 @@ async def test_streams_that_nobody_reads_shut_out_their_own_address_alone():
 
 SETTINGS, PING, GOAWAY = 4, 6, 7  # RFC 9113, section 6
 NUM_PINGS = 20
-
-
-def test_no_option_is_given_twice():
-    for options in (CHANNEL_OPTIONS, SERVER_OPTIONS):
-        names = [name for name, _ in options]
-        assert len(names) == len(set(names))
 
 
 def test_each_side_takes_the_largest_frame_that_the_other_may_send():

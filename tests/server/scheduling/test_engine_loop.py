@@ -5,7 +5,6 @@ A device runs memory operations behind the pass that was launched before them. S
 pass when launch() returns: whatever is done between launch() and finish() meets the same rows.
 """
 
-import asyncio
 import random
 import threading
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from talk import PROMPT, TAP, KeysTap, conversing, serving, started, talking
+from talk import PROMPT, TAP, KeysTap, conversing, serving, talking
 from tiny_targets import build, random_tokens, target
 
 from outrider_drafters.contracts.tap import LAST, Activations
@@ -34,8 +33,6 @@ from outrider_server.scheduling.pass_runner import _DEFERRED_ROWS
 from outrider_server.scheduling.request import Reply, ReplyRoute, Request, RequestDone, new_request
 from outrider_server.scheduling.request_queues import PrefixQuery
 from outrider_server.scheduling.tree_budget import NO_LIMIT
-from outrider_server.sessions.verifier import Verifier
-from outrider_server.telemetry.observer import ServerObserver
 
 COMMON = random_tokens(np.random.default_rng(2), 2 * BLOCK)
 BOTH = pytest.mark.parametrize("plan_ahead", ["off", "on"])
@@ -285,31 +282,6 @@ def test_of_a_pass_that_fails_only_the_session_at_fault_ends(plan_ahead, place, 
         assert sum(isinstance(reply, RequestDone) for reply in said[name]) == 1
 
 
-@BOTH
-def test_a_loop_that_is_stopped_during_a_pass_ends_after_it(plan_ahead):
-    loop, said = WatchedLoop(plan_ahead), []
-    loop.during = lambda: loop.submit(None)
-    loop.submit(decode(session(), said, count=9))
-    loop.start()
-    loop._thread.join(60)
-    assert not loop._thread.is_alive()
-    assert tokens_of(said) == plain_greedy(target(), PROMPT, 1)
-    assert not loop.broken.done()
-    loop.stop()
-
-
-def test_requests_that_arrive_during_a_pass_were_not_left_out_of_it():
-    loop, waiting = WatchedLoop(), []
-    loop._on_step = lambda stats: waiting.append(stats.waiting)
-    loop.during = lambda: loop.submit(decode(session(), []))
-    loop.step(decode(session(), []))
-    assert waiting == [0]
-
-
-def test_a_cpu_plans_ahead_only_when_it_is_told_to():
-    assert [WatchedLoop(plan_ahead)._plans_ahead for plan_ahead in ("auto", "on", "off")] == [False, True, False]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_plans_ahead_by_itself():
@@ -436,14 +408,6 @@ def test_a_prefix_that_another_session_holds_takes_the_place_of_rows_without_fea
     np.testing.assert_allclose(rows[True], rows[False], rtol=1e-5, atol=1e-5)
 
 
-def test_verdicts_keep_their_order_and_come_before_the_end():
-    thread, said = WatchedLoop("off"), []
-    run(thread, request(session(), frame(20), said))
-    *verdicts, done = said
-    assert [verdict.bonus for verdict in verdicts] == plain_greedy(target(), PROMPT, 20)
-    assert done == RequestDone()
-
-
 def test_a_verdict_that_waited_comes_before_the_refusal_of_the_next_pass(monkeypatch):
     thread, said = WatchedLoop("off"), []
     one = request(session(), frame(20), said)
@@ -452,105 +416,6 @@ def test_a_verdict_that_waited_comes_before_the_refusal_of_the_next_pass(monkeyp
     monkeypatch.setattr(thread._passes._engine, "launch", lambda inputs: 1 / 0)
     thread.step()
     assert [type(reply) for reply in said] == [Verdict, Verdict, Refusal, RequestDone]
-
-
-class Waking:
-    """An event loop that counts how often it is woken."""
-
-    count = 0
-
-    def call_soon_threadsafe(self, callback) -> None:
-        self.count += 1
-        callback()
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_the_event_loop_is_woken_before_the_next_pass_or_in_it(overlap):
-    waking, said, paused = Waking(), [], False
-    thread = WatchedLoop("off", overlap=overlap)
-    thread._replies.attach(waking)
-    route = ReplyRoute(lambda reply: thread._replies.post(lambda: said.append(reply)), lambda: paused)
-    thread.step(new_request(session(), frame(20), Sampler(Sampling()), route, 0.0))
-    assert len(said) == (not overlap)
-    thread._step()
-    assert len(said) >= 1
-    paused = True  # no pass follows
-    thread._step()
-    thread.stop()
-    assert [verdict.bonus for verdict in said] == plain_greedy(target(), PROMPT, 2)
-    assert waking.count <= 2
-
-
-class Steps(ServerObserver):
-    def __init__(self) -> None:
-        self.reports = []
-
-    def stepped(self, report) -> None:
-        self.reports.append(report)
-
-
-async def test_an_inquiry_that_fails_stops_nobody(truth):
-    failing = threading.Event()
-
-    def fail(_) -> None:
-        failing.set()
-        raise RuntimeError("nobody takes it")
-
-    async with serving() as verifier, talking(verifier) as talk:
-        verifier._engine_loop.submit(PrefixQuery(Sequence(verifier.memory, None), 0, fail))
-        assert await asyncio.to_thread(failing.wait, 60)
-        await talk.open(verifier.describe())
-        assert (await talk.prompt(PROMPT)).bonus == truth[0]
-        assert verifier.alive
-
-
-async def test_a_request_whose_answers_are_not_read_rests_while_others_run():
-    (*truth,) = plain_greedy(target(), PROMPT, 12)
-    said, ended, reads, steps = [], threading.Event(), threading.Event(), Steps()
-    verifier = Verifier(target(), observer=steps)
-    sequence = Sequence(verifier.memory, None)
-
-    def post(answer) -> None:
-        said.append(answer)
-        if isinstance(answer, RequestDone):
-            ended.set()
-
-    def is_behind() -> bool:
-        return len(said) >= 3 and not reads.is_set()
-
-    async with started(verifier):
-        route = ReplyRoute(post, is_behind)
-        verifier._engine_loop.submit(new_request(sequence, frame(12), Sampler(Sampling()), route, 0.0))
-        async with conversing(verifier) as talk:
-            for _ in range(8):
-                assert [verdict.bonus for verdict in await talk.decode(0, PROMPT[:-1], PROMPT[-1], 4)] == truth[:4]
-        assert len(said) == 3
-        assert not any(report.waiting for report in steps.reports)  # it is no load
-        assert sequence.status == "idle"  # its room is anybody's
-        sequence.evict()  # nothing runs
-        reads.set()
-        assert await asyncio.to_thread(ended.wait, 60)
-        assert [answer.bonus for answer in said if isinstance(answer, Verdict)] == truth
-
-
-async def test_a_request_that_rests_ends_when_it_is_stopped():
-    verifier, said, ended = Verifier(target()), [], threading.Event()
-
-    def post(answer) -> None:
-        said.append(answer)
-        if isinstance(answer, RequestDone):
-            ended.set()
-
-    route = ReplyRoute(post, lambda: True)
-    request = new_request(Sequence(verifier.memory, None), frame(12), Sampler(Sampling()), route, 0.0)
-    async with started(verifier):
-        verifier._engine_loop.submit(request)
-        async with conversing(verifier) as talk:
-            await talk.prompt(PROMPT)
-        assert said == []
-        request.cancelled = True
-        assert await asyncio.to_thread(ended.wait, 60)
-        assert [answer.finish for answer in said[:-1]] == [Finish.CANCELLED]
 
 
 async def test_a_decode_waits_for_a_client_that_does_not_read_and_then_goes_on():
@@ -630,14 +495,6 @@ def test_to_rest_is_no_waiting_for_room():
     update_paused.set()
     assert request.update_paused(90.0)
     assert request.memory_wait_s(95.0) == 0
-
-
-def test_a_thread_whose_requests_all_rest_is_idle():
-    thread = by_hand()
-    thread.step(decoding(session(), [], lambda: True))
-    before = thread._idle_s
-    thread.step()
-    assert thread._idle_s > before
 
 
 async def test_a_parked_session_keeps_nothing_of_what_its_client_did_not_read():

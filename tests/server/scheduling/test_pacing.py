@@ -52,18 +52,6 @@ def test_a_pass_sleeps_for_what_is_left_of_its_time(num_rows, left):
     assert result.timing.ended - result.timing.started == pytest.approx(left + 0.020)
 
 
-def test_a_pass_that_takes_longer_anyway_does_not_sleep():
-    watch = Watch()
-    run(Engine(target(), Pace("fast", "", 5.0, 0.0, 0.0), watch, watch.sleep), 3)
-    assert watch.slept == []
-
-
-def test_without_a_pace_nothing_sleeps():
-    watch = Watch()
-    run(Engine(target(), None, watch, watch.sleep), 3)
-    assert watch.slept == []
-
-
 def test_what_is_verified_does_not_depend_on_the_pace():
     watch = Watch()
     assert run(Engine(target(), PACE, watch, watch.sleep), 9).accepted == run(Engine(target()), 9).accepted

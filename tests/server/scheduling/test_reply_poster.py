@@ -1,8 +1,5 @@
 """Replies run on the event loop in order, and one wake-up serves all that were posted."""
 
-import asyncio
-import threading
-
 import pytest
 
 from outrider_server.scheduling.reply_poster import ReplyPoster
@@ -54,25 +51,3 @@ def test_an_error_keeps_no_reply_back():
         loop.run()
     loop.run()
     assert seen == [1]
-
-
-def test_replies_from_a_thread_run_on_the_loop():
-    async def deliver() -> list[int]:
-        replies, seen, done = ReplyPoster(), [], asyncio.Event()
-        replies.attach(asyncio.get_running_loop())
-
-        def work() -> None:
-            for number in range(3):
-                replies.post(lambda number=number: seen.append(number))
-                with replies.waking_alongside():
-                    pass
-            replies.post(done.set)
-            replies.stop()
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        await done.wait()
-        await asyncio.to_thread(thread.join)
-        return seen
-
-    assert asyncio.run(deliver()) == [0, 1, 2]

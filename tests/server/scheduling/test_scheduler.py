@@ -1,7 +1,7 @@
 """The plan of a pass: it keeps the budget, starves no payer, wastes no room, and gives no more to who asks for more."""
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from itertools import count, pairwise
 
 import pytest
@@ -149,28 +149,11 @@ def test_prefill_never_starves_behind_drafts(budget):
     assert all(max(two) >= max(budget // 4, 1) for two in pairwise(given_rows))
 
 
-def test_a_draft_larger_than_the_budget_runs_alone():
-    requests = [
-        SchedulingRequest("large", 0, 200, 0),
-        SchedulingRequest("small", 0, 10, 1),
-        SchedulingRequest("long", 90, 1, 2),
-    ]
-    scheduler, ran = Scheduler(64, 512), deque()
-    for _, planned in passes(scheduler, requests):
-        ran.append(planned)
-    assert any(sum(planned) == max(planned) == 200 for planned in ran)
-    assert all(sum(planned) <= 64 or max(planned) == 200 for planned in ran)
-
-
 def test_long_contexts_of_several_share_what_drafts_leave():
     scheduler = Scheduler(1000, 300)
     requests = [SchedulingRequest("a", 0, 100, 0), *(SchedulingRequest(name, 2000, 1, 0) for name in "bcd")]
     assert scheduler.plan(requests) == [100, 300, 300, 300]
     assert Scheduler(500, 300).plan(requests) == [100, 300, 100, 0]
-
-
-def test_nobody_waits_and_nothing_is_planned():
-    assert Scheduler(10, 10).plan([]) == []
 
 
 def slow_machine() -> Scheduler:
@@ -196,16 +179,6 @@ def test_prefill_makes_a_pass_twice_as_long_for_those_who_draft():
     assert scheduler.plan([long(since=1.0)]) == [84]  # the verdict travels, and the next draft will come
 
 
-def test_those_who_draft_together_may_wait_longer_together():
-    drafts = [draft(name) for name in "abcd"]
-    assert slow_machine().plan([*drafts, long()]) == [17] * 4 + [186 - 4 * 17]
-
-
-def test_a_wide_draft_leaves_prefill_a_little():
-    requests = [SchedulingRequest("a", 0, 1, 0), SchedulingRequest("b", 0, 200, 0), SchedulingRequest("b", 900, 1, 0)]
-    assert slow_machine().plan(requests) == [1, 200, 32]
-
-
 def test_a_draft_is_waited_for_as_long_as_the_last_one_took_to_come_and_as_long_again():
     scheduler = slow_machine()
     scheduler.plan([draft(since=0.9)])
@@ -219,45 +192,6 @@ def test_a_draft_is_waited_for_as_long_as_the_last_one_took_to_come_and_as_long_
     assert scheduler.plan([long(since=1.1)]) == [450]
 
 
-def test_who_drafted_before_a_pause_may_be_back_but_not_for_ever():
-    """In passes of 450 rows, 45 of 50 ms go to the rows: a longer one would save little."""
-    scheduler = slow_machine()
-    scheduler.plan([draft()])
-    scheduler.learn(17, 6.7e-3, 1.0)
-    assert scheduler.plan([long(since=1.25)]) == [450]
-    assert scheduler.plan([long(since=11.25)]) == [512]
-
-
-def test_a_pause_does_not_count_as_the_time_a_draft_takes_to_come():
-    scheduler = slow_machine()
-    for since, ended in [(0.0, 1.0), (1.05, 1.1), (4.0, 4.1)]:
-        scheduler.plan([draft(since=since)])
-        scheduler.learn(17, 6.7e-3, ended)
-    assert scheduler.plan([long(since=4.15)]) == [84]
-    assert scheduler.plan([long(since=4.25)]) == [450]
-
-
-def test_prompts_of_several_payers_share_passes_that_are_not_too_long():
-    scheduler = slow_machine()
-    assert sum(scheduler.plan([long("a"), long("b"), long("c")])) == 450
-    assert sum(scheduler.plan([long("a"), long("a"), long("a")])) == 1024
-    scheduler = Scheduler(1024, 512)
-    for rows in (17, 34, 300):
-        scheduler.learn(rows, 1e-4 * rows, 0.0)  # without a fixed part
-    assert sum(scheduler.plan([long("a"), long("b")])) == 384
-
-
-def test_others_are_expected_while_their_next_drafts_may_still_come():
-    scheduler = slow_machine()
-    scheduler.plan([draft("a"), draft("b")])
-    scheduler.learn(34, 8.4e-3, 1.0)
-    growing = [draft("a", grows=True)]
-    assert scheduler.rows_beside(growing, [], 1.03) is not None
-    assert scheduler.rows_beside([*growing, draft("b", grows=True)], [], 1.03) is None
-    assert scheduler.rows_beside(growing, [], 1.05) is None
-    assert scheduler.rows_beside(growing, [draft("b")], 1.05) is not None
-
-
 def test_trees_that_the_server_grows_may_double_the_pass_of_those_who_bring_their_own():
     scheduler = slow_machine()
     growing = [draft("a", grows=True)]
@@ -269,16 +203,3 @@ def test_trees_that_the_server_grows_may_double_the_pass_of_those_who_bring_thei
     assert scheduler.rows_beside(growing, [draft("b")], 1.03) == pytest.approx(84 - 17)
     assert scheduler.rows_beside([*growing, draft("b", grows=True)], [], 1.03) == math.inf  # only c, who brings none
     assert scheduler.rows_beside(growing, [long("d")], 1.1) == math.inf
-
-
-def test_a_prompt_of_who_drafts_is_not_held_up_by_its_own_drafts():
-    scheduler = slow_machine()
-    scheduler.plan([draft()])
-    assert scheduler.plan([long("a")]) == [512]
-
-
-def test_rows_that_cost_nothing_are_not_bounded():
-    scheduler = Scheduler(1024, 512)
-    for rows in (17, 34, 300):
-        scheduler.learn(rows, 5e-3, 0.0)
-    assert scheduler.plan([draft(), long()]) == [17, 512]

@@ -41,14 +41,6 @@ def authenticator(tmp_path, secret) -> Authenticator:
     return Authenticator(SecurityConfig(keys=file, failures_per_minute=3), Clock())
 
 
-def test_a_key_makes_a_principal(authenticator, secret):
-    principal = authenticator.admit(caller(secret), Scope.SESSION)
-    assert (principal.payer, principal.quota.sessions) == ("a", 3)
-    assert authenticator.still_admits(principal)
-    assert secret not in repr(principal)
-    assert repr(digest_of(secret)) not in repr(principal)
-
-
 @pytest.mark.parametrize(
     "metadata",
     [
@@ -92,35 +84,11 @@ def test_without_keys_anybody_is_let_in_but_not_to_begin_too_many_streams():
     assert all(authenticator.admit_stream(caller(address=HOME)) is ANONYMOUS for _ in range(100))
 
 
-def test_a_certificate_pays_where_there_are_no_keys():
-    assert Authenticator().admit(caller(certificate="phone"), Scope.SESSION).payer == "cert:phone"
-
-
 @pytest.mark.parametrize("name", ["two\nlines", "\x1b[2J", "x" * 65])
 def test_a_name_that_would_spoil_a_log_is_hashed(name):
     payer = Authenticator().admit(caller(certificate=name), Scope.SESSION).payer
     assert payer.removeprefix("cert:").isalnum()
     assert payer != Authenticator().admit(caller(certificate=name + "x"), Scope.SESSION).payer
-
-
-def test_streams_that_have_not_opened_are_counted_until_they_have():
-    authenticator = Authenticator(SecurityConfig(unopened_streams=2))
-    with authenticator.waits_for_open(caller()) as opened, authenticator.waits_for_open(caller()):
-        third = authenticator.waits_for_open(caller())
-        assert reason_of(third.__enter__) is Reason.SERVER_FULL
-        opened()
-        opened()
-        with authenticator.waits_for_open(caller()):
-            pass
-    with authenticator.waits_for_open(caller()), authenticator.waits_for_open(caller()):
-        pass
-
-
-def test_a_revoked_or_replaced_key_is_admitted_no_longer(authenticator, secret):
-    principal, file = authenticator.admit(caller(secret), Scope.SESSION), authenticator.security.keys
-    write_keys(file, [Key("a", digest_of(new_secret("a")))])
-    authenticator._keyring.refresh()
-    assert not authenticator.still_admits(principal)
 
 
 def test_services_are_listed_to_this_machine_and_to_keys(authenticator, secret):

@@ -101,11 +101,6 @@ def test_a_bad_file_is_refused_without_a_line_of_it(tmp_path, text, complaint):
     assert "TOPSECRET" not in str(refused.value)
 
 
-def test_a_missing_file_says_how_it_is_made(tmp_path):
-    with pytest.raises(UsageError, match="keys add NAME"):
-        Keyring(tmp_path / "keys.toml")
-
-
 def test_a_key_is_found_by_the_whole_of_it(tmp_path):
     secret = write(tmp_path / "keys.toml", "a", "b")["a"]
     ring = Keyring(tmp_path / "keys.toml")

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 import grpc
 import numpy as np
 import pytest
-from cryptography import x509
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from talk import PROMPT, TAP, Clock, calling
 from tiny_targets import random_tokens, target
@@ -341,15 +340,6 @@ async def test_a_renewed_certificate_is_used_for_the_next_connection(folder):
         assert (await talk.decode(0, (), 1, 1))[0].bonus is not None  # streams that are open know nothing of it
 
 
-async def test_unusable_files_are_read_once_and_not_for_every_caller(folder, caplog):
-    caplog.set_level(logging.ERROR, "outrider_server.security.tls")
-    async with over_tls(folder) as server:
-        (folder / "server.pem").write_text("half a file")
-        for _ in range(3):
-            assert await describes(server, trusting(folder))
-    assert len(caplog.records) == 1
-
-
 async def test_only_clients_with_a_certificate_connect_and_it_names_them(folder):
     seen = []
     server = over_tls(folder, client_ca=folder / "ca.pem")
@@ -361,23 +351,6 @@ async def test_only_clients_with_a_certificate_connect_and_it_names_them(folder)
         issue(folder, certs.new_client_certificate(certs.new_authority(9), "phone", 9), "phone")
         assert not await describes(server, trusting(folder, "phone"))
     assert [principal.payer for principal in seen] == ["cert:phone"]
-
-
-async def test_clients_whose_certificates_have_no_name_are_told_apart(folder, authority, monkeypatch):
-    monkeypatch.setattr(certs, "_name", lambda name: x509.Name([]))
-    for client in ("one", "other"):
-        issue(folder, certs.new_client_certificate(authority, client, 9), client)
-    seen = []
-    server = over_tls(folder, client_ca=folder / "ca.pem")
-    admit = server.authenticator.admit
-    server.authenticator.admit = lambda *args: seen.append(admit(*args)) or seen[-1]
-    async with server:
-        for client in ("one", "other", "one"):
-            assert await describes(server, trusting(folder, client))
-    one, other, again = (principal.payer for principal in seen)
-    assert one.startswith("cert:sha256-")
-    assert other.startswith("cert:sha256-")
-    assert one == again != other
 
 
 async def test_a_connection_that_says_nothing_is_ended(folder):

@@ -6,9 +6,9 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from talk import Clock, refused
+from talk import Clock
 
-from outrider_proto.errors import Reason, Refusal
+from outrider_proto.errors import Refusal
 from outrider_proto.frames import Decode, Draft, Finish, ServerTree, Verdict
 from outrider_proto.tree import DraftTree
 from outrider_server.scheduling.request import RequestDone, RowsAgain
@@ -49,16 +49,6 @@ def payer() -> Payer:
     return Payer()
 
 
-async def test_without_a_rate_everything_passes_at_once():
-    passed = []
-    rate_limiter = RateLimiter(None, passed.append)
-    for seq in range(3):
-        rate_limiter.submit_or_wait(Job(seq), draft(seq), 10)
-    rate_limiter.observe(0, RequestDone())
-    rate_limiter.close()
-    assert [request.seq for request in passed] == [0, 1, 2]
-
-
 async def test_requests_pass_in_the_order_they_came_whatever_each_has_to_wait():
     passed, all_passed = [], asyncio.Event()
 
@@ -96,60 +86,12 @@ async def test_what_was_cancelled_waits_no_longer_and_costs_nothing(payer):
     stream.close()
 
 
-async def test_what_one_did_not_use_frees_those_who_wait(payer):
-    """A decode of 3900 tokens that ends after four, beside another session's draft of one row."""
-    one, other = payer.stream(), payer.stream()
-    one.submit_or_wait(Job(1), Decode(1, 0, (1,) * (BURST - 1), 3, 3900), 8000)
-    other.submit_or_wait(Job(2), draft(2), 10)
-    assert payer.passed == [1]
-    for _ in range(3):
-        one.observe(1, Verdict(1, (), 9))
-    one.observe(1, Verdict(1, (), None, Finish.EOS))
-    one.observe(1, RequestDone())
-    payer.clock.now += 0.04  # what three tokens earn, and a little
-    payer.usage.settle(0)
-    assert payer.passed == [1, 2]
-
-
 async def test_a_long_decode_keeps_no_other_session_from_asking(payer):
     payer = Payer(longest_wait_s=30.0)
     one, other = payer.stream(), payer.stream()
     one.submit_or_wait(Job(1), Decode(1, 0, (), 3, 100_000), 200_000)
     other.submit_or_wait(Job(2), draft(2), 10)
     assert payer.passed == [1, 2]
-
-
-async def test_a_decode_over_its_rate_goes_on_as_fast_as_it_earns(payer):
-    stream = payer.stream()
-    stream.submit_or_wait(Job(1), Decode(1, 0, (), 3, 100_000), 200_000)
-    num_tokens = 0
-
-    def write() -> None:
-        nonlocal num_tokens
-        while not stream.is_short(1):
-            stream.observe(1, Verdict(1, (), 9))
-            num_tokens += 1
-
-    write()
-    assert BURST <= num_tokens < BURST + 70
-    for _ in range(5):
-        payer.clock.now += 1.0
-        payer.usage.settle(0)
-        write()
-    assert BURST + 500 <= num_tokens < BURST + 570
-    stream.close()
-    assert payer.paid == num_tokens + 1 - 500
-    payer.usage.settle(0)
-    assert not payer.usage._line
-
-
-async def test_what_never_ran_costs_nothing_when_the_stream_ends(payer):
-    stream = payer.stream()
-    stream.submit_or_wait(Job(1), draft(1, context=BURST), 20)
-    stream.submit_or_wait(Job(2), draft(2, context=99), 20)
-    stream.close()
-    stream.close()
-    assert (payer.passed, payer.paid) == ([1], BURST + 1)
 
 
 async def test_a_pass_under_way_when_the_stream_ends_is_paid(payer):
@@ -181,19 +123,6 @@ async def test_a_verdict_on_its_way_when_the_stream_ends_is_paid_though_no_end_f
     assert payer.paid == 1 + 6 + 3
 
 
-async def test_over_its_rate_for_too_long_a_request_is_refused_and_goes_nowhere():
-    payer = Payer(longest_wait_s=1.0)
-    stream = payer.stream()
-    stream.submit_or_wait(Job(1), draft(1, BURST), 10)
-    stream.submit_or_wait(Job(2), draft(2, 98), 10)
-    stream.submit_or_wait(Job(3), draft(3, 98), 10)  # waits for those 99 and a row, which is a second
-    with pytest.raises(Refusal) as refused:
-        stream.submit_or_wait(Job(4), draft(4), 10)
-    assert (refused.value.reason, refused.value.retry_after_s) == (Reason.OVER_QUOTA, pytest.approx(1.99))
-    stream.close()
-    assert payer.passed == [1]
-
-
 TREE = ServerTree(2, 2, 6)
 CANCELLED = Verdict(1, (), None, Finish.CANCELLED, draft_us=40)
 COSTS = {
@@ -223,16 +152,6 @@ async def test_what_a_request_costs_in_the_end(payer, frame, replies, paid):
         stream.observe(1, reply)
     stream.observe(1, RequestDone())
     assert payer.paid == paid
-
-
-def test_a_burst_goes_at_once_and_then_it_is_the_rate():
-    rate = Gcra(rate=10, burst=50)
-    for _ in range(6):
-        assert rate.wait_s(0) == 0
-        rate.charge(10, 0)
-    assert rate.wait_s(0) == pytest.approx(1)
-    assert rate.wait_s(0.9) == pytest.approx(0.1)
-    assert rate.wait_s(1) == 0
 
 
 def test_a_cost_above_the_burst_passes_and_the_next_one_waits_for_it():
@@ -269,18 +188,6 @@ def test_a_clock_that_jumps_ahead_brings_one_burst_and_no_more():
     rate.charge(10, 1e9)
     rate.charge(10, 1e9)
     assert rate.wait_s(1e9) == pytest.approx(1)
-
-
-def test_what_would_wait_too_long_is_refused_and_says_for_how_long():
-    clock = Clock()
-    usage = QuotaUsage(600, longest_wait_s=30, clock=clock)  # 10 a second, 100 at once
-    usage.check()
-    usage.settle(500)
-    with refused(Reason.OVER_QUOTA) as caught:
-        usage.check()
-    assert caught.value.retry_after_s == pytest.approx(40)
-    clock.now += 15
-    usage.check()
 
 
 def test_a_refund_is_as_if_it_had_never_been_paid():

@@ -6,25 +6,19 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
 from talk import TAP, conversing, serving, started, talking, text_of
-from tiny_targets import FakeRequest, random_tokens, random_tree, target, tree_around
+from tiny_targets import FakeRequest, random_tokens, target, tree_around
 
 from outrider_drafters.contracts.tap import LastHiddenTap
 from outrider_models.core.embedded import model_dirs
 from outrider_proto.errors import Reason, UsageError
-from outrider_proto.frames import Decode, Features, Finish, Ping, Pong, Sampling, Verdict
+from outrider_proto.frames import Decode, Features, Finish, Verdict
 from outrider_proto.packing import prefix_hash
 from outrider_server.config.config import LimitsConfig
-from outrider_server.engine.engine import Engine, StepInput
 from outrider_server.engine.reference_decode import plain_greedy
-from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
-from outrider_server.kv.budget import fitting_context
-from outrider_server.kv.memory import KVMemory
-from outrider_server.kv.prefix import BLOCK
-from outrider_server.kv.size import MemorySize, show_bytes
+from outrider_server.kv.size import MemorySize
 from outrider_server.scheduling.request_queues import PrefixQuery
 from outrider_server.security.principal import Principal
 from outrider_server.sessions import verifier as verifier_module
@@ -41,13 +35,6 @@ def memory_of(rows: int) -> str:
 @pytest.fixture(scope="module")
 def truths() -> list[list[int]]:
     return [plain_greedy(target(), prompt, 20) for prompt in PROMPTS]
-
-
-async def features_of(talk, *draft, **more) -> tuple[int, np.ndarray]:
-    await talk.draft(*draft, **more)
-    verdict, features = await talk.receive(), await talk.receive()
-    assert isinstance(features, Features)
-    return verdict.bonus, features.rows
 
 
 @pytest.mark.parametrize("tap", [None, TAP], ids=["plain", "features"])
@@ -103,10 +90,6 @@ def test_the_default_context_is_one_that_the_memory_holds(rows, context, caplog)
     assert ("of the target's 512 tokens" in caplog.text) == (context < 512)
 
 
-def test_a_long_context_is_a_quarter_of_what_the_memory_holds():
-    assert fitting_context(131072, 64000 * ROW, target().kv, TAP.info.width) == 16000
-
-
 def occupy(verifier: Verifier, num_rows: int) -> Sequence:
     """Hold rows for a request that runs."""
     sequence = Sequence(verifier.memory, None)
@@ -117,18 +100,6 @@ def occupy(verifier: Verifier, num_rows: int) -> Sequence:
 def leave(verifier: Verifier, sequence: Sequence) -> None:
     """End it, in the engine thread."""
     verifier._engine_loop.submit(PrefixQuery(sequence, 0, lambda _: sequence.release()))
-
-
-async def test_a_request_waits_for_room_and_then_runs(truths, monkeypatch):
-    monkeypatch.setattr(verifier_module, "_HOLD_S", 3600.0)
-    async with serving(kv_memory=memory_of(200), room_wait_s=60) as verifier, talking(verifier) as talk:
-        occupant = occupy(verifier, 240)
-        await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
-        await talk.draft(0, PROMPTS[1][:-1], PROMPTS[1][-1])
-        await talk.send(Ping(1))
-        assert isinstance(await talk.receive(), Pong)  # by now it is in line
-        leave(verifier, occupant)
-        assert (await talk.receive()).bonus == truths[1][0]
 
 
 async def test_who_waits_too_long_is_refused(truths, monkeypatch):
@@ -163,64 +134,10 @@ def _no_memory(*_: object) -> None:
     raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
 
 
-async def test_sessions_share_what_their_texts_begin_with(truths):
-    """And each may leave it again: cut below it, then go another way."""
-    common = PROMPTS[0] + PROMPTS[1]
-    async with serving() as verifier, talking(verifier) as one, talking(verifier) as two:
-        for talk, last in ((one, PROMPTS[2]), (two, PROMPTS[3])):
-            await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
-            bonus, rows = await features_of(talk, 0, (*common, *last[:-1]), last[-1])
-            assert bonus == plain_greedy(target(), common + last, 1)[0]
-            assert len(rows) == len(common) + len(last)
-        memory = verifier.memory
-        assert memory.prefix_hits_tokens == 2 * BLOCK
-        assert memory.prefix_bytes == 2 * BLOCK * ROW
-        for cut in (70, 50, 3):
-            verdict = await two.verdict(cut, (), PROMPTS[2][0])
-            assert verdict.bonus == plain_greedy(target(), [*common[:cut], PROMPTS[2][0]], 1)[0]
-        verdict = await one.verdict(100, (), 9)
-        text = (common + PROMPTS[2])[:100]
-        assert verdict.bonus == plain_greedy(target(), [*text, 9], 1)[0]
-
-
-@torch.inference_mode()
-def run(engine: Engine, sequence: Sequence, prompt: list[int], count: int, sampler: Sampler) -> list[int]:
-    """An answer in cycles of random trees; `sequence` may begin with what others hold."""
-    sequence.begin(FakeRequest(), 0, prompt[:-1], 20)
-    rng, answer = np.random.default_rng(len(prompt)), [prompt[-1]]
-    while len(answer) <= count:
-        tree = random_tree(rng, 6, engine.target.vocab_size)
-        result = engine.verify([StepInput(sequence, [*sequence.uncomputed, answer[-1]], tree, sampler)])[0]
-        engine.commit(result)
-        assert result.accepted is not None
-        answer += [*tree.path_tokens(result.accepted.path), result.accepted.bonus]
-    return answer[1 : count + 1]
-
-
 def embedded() -> Target:
     if "target" not in model_dirs():
         pytest.skip("this installation has no embedded target")
     return Target.load(str(model_dirs()["target"]))
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_k=40, seed=3)], ids=["greedy", "sampled"])
-def test_answers_of_the_embedded_target_are_the_same_with_shared_prefixes_and_without(sampling):
-    big, rng = embedded(), np.random.default_rng(0)
-    system = random_tokens(rng, 100, big.vocab_size)
-    prompts = [system[: rng.integers(20, 100)] + random_tokens(rng, 12, big.vocab_size) for _ in range(8)]
-    engine, answers, held_rows = Engine(big), {}, {}
-    for sharing in ("payer", "none"):
-        memory = KVMemory(big.kv, sharing=sharing)
-        sessions = [Sequence(memory, None) for _ in prompts]
-        answers[sharing] = [
-            run(engine, sequence, prompt, 4, Sampler(sampling))
-            for sequence, prompt in zip(sessions, prompts, strict=True)
-        ]
-        held_rows[sharing] = [sequence.slot.rows(0, len(prompts[i]) - 1) for i, sequence in enumerate(sessions)]
-        assert (memory.prefix_hits_tokens > 5 * BLOCK) == (sharing == "payer")
-    assert answers["payer"] == answers["none"]
-    for shared, own in zip(held_rows["payer"], held_rows["none"], strict=True):
-        torch.testing.assert_close(shared, own, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -243,10 +160,6 @@ def test_sizes_as_people_write_them(text, size):
 def test_what_is_no_size_is_named(text):
     with pytest.raises(UsageError, match="2GiB"):
         LimitsConfig(kv_memory=text)
-
-
-def test_sizes_as_they_are_shown():
-    assert [show_bytes(n) for n in (10, 2048, 3 * 2**29)] == ["10 B", "2 KiB", "1.5 GiB"]
 
 
 async def test_a_draft_that_can_never_fit_leaves_the_session_as_it_was(truths):

@@ -7,19 +7,16 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from talk import TAP, Clock, conversing, serving, talking, text_of, watched_launches
+from talk import TAP, Clock, conversing, serving, talking, watched_launches
 from tiny_targets import VOCAB, random_tokens, target
 
 from outrider_proto.errors import Reason, Refusal
-from outrider_proto.frames import Decode, Ping, Pong, ServerTree
 from outrider_proto.tree import DraftTree
-from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.scheduling import tree_budget
 from outrider_server.security.principal import ANONYMOUS, Principal, Quota
 from outrider_server.sessions.verifier import Verifier
 
-from ..engine.test_server_drafter import Prophet
 from .test_verifier import finish
 
 RNG = np.random.default_rng(5)
@@ -92,23 +89,6 @@ async def test_verdicts_carry_the_wish_unless_told_not_to(truths):
         assert set(await wishes(verifier, truths[2])) == {0}
 
 
-async def test_the_servers_own_drafts_obey_too(truths, monkeypatch):
-    prompt, truth = PROMPTS[2], truths[2]
-    async with serving(drafters=[Prophet(prompt + truth, errs=1000)]) as verifier, talking(verifier) as talk:
-        verifier._engine_loop._tree_budget._most = 3
-        sizes = watched_launches(verifier, monkeypatch, lambda inputs: max(len(work.tree) for work in inputs))
-        await talk.open(verifier.describe(), tap=TAP.info.fingerprint)
-        verdicts = await talk.decode(0, prompt[:-1], prompt[-1], 25, tree=ServerTree(3, 4, 12))
-    assert text_of(verdicts) == truth[:25]
-    assert max(sizes[:7]) == 3  # it is never looked at anew before that
-
-
-def test_a_small_pass_has_small_chunks():
-    assert LimitsConfig(batch_tokens=16).chunk_rows == 16
-    assert LimitsConfig(batch_tokens=16, chunk_tokens=7).chunk_rows == 7
-
-
-IDLE_S = 11.0
 STRANGER, OTHER = Principal(address="198.51.100.7"), Principal(address="203.0.113.9")
 
 
@@ -123,29 +103,6 @@ async def refusal_of(verifier: Verifier, principal: Principal) -> Reason:
         with pytest.raises(Refusal) as refused:
             await talk.open(verifier.describe())
         return refused.value.reason
-
-
-async def test_silent_sessions_keep_nobody_out():
-    """Addresses with a session each fill the server and say no more than pings; sessions at work stay."""
-    clock = Clock()
-    async with serving(clock=clock, max_sessions=5) as verifier, AsyncExitStack() as stack:
-        busy = await opened(stack, verifier)
-        await busy.send(Decode(1, 0, (3, 4, 5), 6, 400))  # nobody reads on: it stays under way
-        await busy.receive()
-        addresses = [Principal(address=f"198.51.100.{number}") for number in range(4)]
-        silent = [await opened(stack, verifier, address) for address in addresses]
-        assert await refusal_of(verifier, Principal("new")) is Reason.SERVER_FULL
-        clock.now += IDLE_S
-        for talk in silent:
-            await talk.send(Ping(1))
-            assert await talk.receive() == Pong(1)
-        for i in range(4):
-            await (await opened(stack, verifier, Principal(f"new {i}"))).prompt([3, 4, 5])
-        assert [(await talk.refusal()).reason for talk in silent] == [Reason.STALLED] * 4
-        assert await refusal_of(verifier, Principal("late")) is Reason.SERVER_FULL
-        await busy.receive()
-        stats = verifier.stats()
-        assert (stats.active, stats.parked) == (5, 4)
 
 
 @pytest.mark.parametrize(
@@ -167,20 +124,3 @@ async def test_one_client_has_half_of_the_sessions_unless_it_is_told_otherwise(p
         assert await refusal_of(verifier, principal) is full
         if principal is not ANONYMOUS:
             await opened(stack, verifier, OTHER)
-
-
-@pytest.mark.parametrize("stranger", [STRANGER, ANONYMOUS], ids=["address", "loopback"])
-async def test_who_opens_and_leaves_many_sessions_displaces_no_parked_one_of_others(stranger):
-    """Of one holder, sessions without a text go before those with one."""
-    async with serving(clock=Clock(), max_sessions=6, parked_sessions=6) as verifier:
-        ids = []
-        for _ in range(3):
-            async with talking(verifier) as talk:
-                ids.append((await talk.open(verifier.describe())).session_id)
-                await talk.prompt([5, 6, 7, 8])
-        for _ in range(12):
-            async with conversing(verifier, stranger):
-                pass
-        for session_id in ids:
-            async with talking(verifier) as talk:
-                assert (await talk.open(verifier.describe(), session_id=session_id, committed_len=4)).resumed

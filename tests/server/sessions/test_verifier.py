@@ -8,12 +8,12 @@ from hashlib import blake2b
 
 import numpy as np
 import pytest
-from talk import NO_TREE, PROMPT, TAP, WAIT_S, KeysTap, conversing, refused, serving, talking, watched_launches
+from talk import NO_TREE, PROMPT, TAP, WAIT_S, KeysTap, conversing, refused, serving, talking
 from tiny_targets import build, random_tokens, target, tree_around
 
 from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_proto import packing
-from outrider_proto.errors import Reason, Refusal
+from outrider_proto.errors import Reason
 from outrider_proto.frames import (
     Cancel,
     Close,
@@ -30,7 +30,6 @@ from outrider_proto.frames import (
 from outrider_proto.packing import pack_tokens, prefix_hash
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.engine import Engine
-from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.scheduling.engine_loop import EngineLoop
@@ -59,31 +58,6 @@ async def test_a_request_may_change_the_sampling(truth):
         assert await finish(talk, len(PROMPT), [first.bonus], expected) == expected
         verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 9, sampling=Sampling())
         assert [v.bonus for v in verdicts] == truth[:9]
-
-
-async def test_typical_decodes_argmaxes_and_drafts_as_the_rule_has_it(truth):
-    """No draft: the target's greedy text, whatever the seed. A draft of typical tokens stands, right or not."""
-    loose = Sampling(5.0, seed=8, acceptance="typical", epsilon=1e-9)
-    async with serving() as verifier, conversing(verifier, sampling=loose) as talk:
-        assert [v.bonus for v in await talk.decode(0, PROMPT[:-1], PROMPT[-1], 9)] == truth[:9]
-        wrong = DraftTree.chain([(token + 1) % 61 or 3 for token in truth[1:5]])
-        verdict = await talk.verdict(len(PROMPT), (), truth[0], wrong)
-        assert verdict.path == (0, 1, 2, 3)
-        (bonus,) = await talk.decode(len(PROMPT), (truth[0], *wrong.tokens[:-1]), wrong.tokens[-1], 1)
-        assert bonus.bonus == verdict.bonus
-
-
-async def test_a_resume_fences_the_older_stream(truth):
-    async with serving() as verifier, talking(verifier) as old, talking(verifier) as new:
-        session = (await old.open(verifier.describe())).session_id
-        await old.prompt(PROMPT)
-        await old.send(Decode(9, len(PROMPT), (), truth[0], 400))
-        await old.receive()
-        opened = await new.open(verifier.describe(), session_id=session, committed_len=len(PROMPT))
-        assert (opened.resumed, opened.kept_len) == (True, len(PROMPT))
-        assert (await old.refusal()).reason is Reason.TAKEN_OVER
-        await old.hang_up()
-        assert await finish(new, len(PROMPT), truth[:1], truth) == truth
 
 
 async def test_what_a_taken_over_stream_asked_does_not_run_once_its_rules_are_compiled(truth, monkeypatch):
@@ -123,21 +97,6 @@ OPENINGS = [
     ({"tap": "moa:other"}, Reason.UNKNOWN_TAP),
     ({"codec": "int3"}, Reason.MALFORMED_FRAME),
 ]
-REQUESTS = [
-    (Draft(1, 0, (), 61, NO_TREE), Reason.TOKEN_OUT_OF_VOCABULARY),
-    (Draft(1, 0, (3, 70), 5, NO_TREE), Reason.TOKEN_OUT_OF_VOCABULARY),
-    (Draft(1, 0, (3,), 5, DraftTree((61,), (-1,))), Reason.TOKEN_OUT_OF_VOCABULARY),
-    (Draft(1, 0, (3,), 5, DraftTree.chain(range(21))), Reason.TREE_TOO_LARGE),
-    (Draft(1, 1, (3,), 5, NO_TREE), Reason.BAD_SEQUENCE),
-    (Draft(0, 0, (3,) * 600, 5, NO_TREE), Reason.CONTEXT_FULL),
-    (Draft(1, 511, (), 5, NO_TREE), Reason.CONTEXT_FULL),
-    (Draft(1, 0, (3,), 5, NO_TREE, features_from=-1), Reason.MALFORMED_FRAME),
-    (Draft(1, 0, (3,), 5, NO_TREE, codec="int3"), Reason.MALFORMED_FRAME),
-    (Decode(1, 0, (3,), 5, 0), Reason.MALFORMED_FRAME),
-    (Decode(1, 0, (3,), 5, 3, codec="int3"), Reason.MALFORMED_FRAME),
-    (Draft(-1, 0, (3,), 5, NO_TREE), Reason.BAD_SEQUENCE),
-    (Open(1, "", "none"), Reason.MALFORMED_FRAME),
-]
 
 
 @pytest.mark.parametrize(("changes", "reason"), OPENINGS)
@@ -147,110 +106,11 @@ async def test_an_open_that_does_not_fit_is_refused(changes, reason):
             await talk.open(verifier.describe(), **changes)
 
 
-@pytest.mark.parametrize(("frame", "reason"), REQUESTS)
-async def test_a_bad_request_ends_its_stream_and_nobody_elses(frame, reason, truth):
-    async with serving(max_nodes=20) as verifier, conversing(verifier) as other:
-        assert (await other.prompt(PROMPT)).bonus == truth[0]
-        async with conversing(verifier) as talk:
-            await talk.send(frame)
-            assert (await talk.refusal()).reason is reason
-        assert await finish(other, len(PROMPT), truth[:1], truth) == truth
-
-
 @pytest.mark.parametrize("frame", [Draft(1, 0, (3,), 5, NO_TREE), Ping(1), Close()])
 async def test_the_first_frame_must_be_open(frame):
     async with serving() as verifier, talking(verifier) as talk:
         await talk.send(frame)
         assert (await talk.refusal()).reason is Reason.MALFORMED_FRAME
-
-
-async def test_a_sequence_number_must_grow(truth):
-    async with serving() as verifier, conversing(verifier) as talk:
-        await talk.prompt(PROMPT)
-        talk.seq = 0
-        await talk.draft(len(PROMPT), (), truth[0])
-        assert (await talk.refusal()).reason is Reason.BAD_SEQUENCE
-
-
-async def test_a_session_at_fault_is_forgotten_and_others_go_on(monkeypatch, truth, caplog):
-    async with serving() as verifier, talking(verifier) as bad, talking(verifier) as good:
-        session = (await bad.open(verifier.describe())).session_id
-        await good.open(verifier.describe())
-        engine = verifier._engine_loop._passes._engine
-        launch = engine.launch
-
-        def failing(inputs):
-            if any(13 in work.chain for work in inputs):
-                raise RuntimeError("broken")
-            return launch(inputs)
-
-        monkeypatch.setattr(engine, "launch", failing)
-        prompt = [t for t in PROMPT if t != 13]
-        await bad.draft(0, [13], 5)
-        answered = asyncio.create_task(good.prompt(prompt))
-        assert (await bad.refusal()).reason is Reason.INTERNAL
-        await bad.hang_up()
-        assert (await answered).finish is Finish.NOT_YET
-        async with talking(verifier) as again:
-            assert not (await again.open(verifier.describe(), session_id=session)).resumed
-        assert "broken" in caplog.text
-
-
-async def test_a_long_prompt_lets_others_through(monkeypatch):
-    long = random_tokens(np.random.default_rng(2), 400)
-    async with serving(chunk_tokens=20) as verifier, conversing(verifier) as slow, conversing(verifier) as quick:
-        passes = watched_launches(verifier, monkeypatch, lambda inputs: [len(work.chain) for work in inputs])
-        expected = plain_greedy(target(), long, 1)  # before the thread has work: both use the one model
-        await slow.draft(0, long[:-1], long[-1])
-        await quick.draft(0, PROMPT[:-1], PROMPT[-1])
-        assert isinstance(await quick.receive(), Verdict)
-        assert len(passes) < 5
-        assert (await slow.receive()).bonus == expected[0]
-        assert passes[0][0] == passes[1][0] == 20
-
-
-async def test_drafts_in_flight_are_answered_in_order(truth):
-    async with serving() as verifier, conversing(verifier) as talk:
-        await talk.draft(0, PROMPT[:-1], PROMPT[-1])
-        for i in range(20):
-            await talk.draft(len(PROMPT) + i, (), truth[i])
-        verdicts = [await talk.receive() for _ in range(21)]
-        assert [v.seq for v in verdicts] == list(range(1, 22))
-        assert [v.bonus for v in verdicts] == truth[:21]
-
-
-async def test_drain_answers_what_is_under_way_and_then_ends_streams(truth):
-    async with serving() as verifier, conversing(verifier) as talk, conversing(verifier) as idle:
-        await talk.draft(0, PROMPT[:-1], PROMPT[-1])
-        await asyncio.sleep(0)  # lets the reader take it
-        await asyncio.sleep(0)
-        verifier.drain()
-        verifier.drain()
-        assert (await talk.receive()).bonus == truth[0]
-        assert (await talk.refusal()).reason is Reason.SHUTTING_DOWN
-        assert (await idle.refusal()).reason is Reason.SHUTTING_DOWN
-        async with talking(verifier) as late:
-            with pytest.raises(Refusal, match="shutting down"):
-                await late.open(verifier.describe())
-        await verifier.stop()
-
-
-async def test_a_client_that_does_not_read_is_not_listened_to():
-    async with serving() as verifier, conversing(verifier) as talk:
-        for i in range(2000):
-            await talk.send(Ping(i))
-        await talk.send(Close())
-        assert (await talk.receive()).nonce == 0
-        await asyncio.sleep(0)
-        (stream,) = verifier._streams
-        assert len(stream._frames) <= 256
-        pongs = [frame async for frame in _rest(talk)]
-        assert [pong.nonce for pong in pongs] == list(range(1, 2000))
-
-
-async def _rest(talk):
-    while (frame := await talk.receive()) is not None:
-        yield frame
 
 
 async def test_a_stream_that_is_cancelled_twice_still_lets_go_of_its_session():
@@ -333,32 +193,6 @@ async def test_a_draft_whose_assumption_comes_true_is_verified(verifier, truth):
         assert not any(verdict.stale for verdict in verdicts.values())
 
 
-WRONG = [
-    ("another bonus", lambda truth: ahead(2, [(truth[0] + 1) % 61])),
-    ("another prefix", lambda truth: ahead(2, truth[:1], prompt=[(PROMPT[0] + 1) % 61, *PROMPT[1:]])),
-    ("too little of the text", lambda truth: ahead(2, truth[:1], prompt=PROMPT[:-1])),
-    ("too much of the text", lambda truth: ahead(2, truth[:2])),
-    ("a hash of something else", lambda truth: ahead(2, truth[:1], assumes=bytes(8))),
-    ("another root than was hashed", lambda truth: ahead(2, [5], assumes=prefix_hash([*PROMPT, truth[0]]))),
-    ("a place before what is held", lambda truth: ahead(2, truth[:1], base_len=3)),
-]
-
-
-@pytest.mark.parametrize("draft", [make for _, make in WRONG], ids=[name for name, _ in WRONG])
-async def test_a_wrong_assumption_is_answered_stale_and_changes_nothing(verifier, truth, draft, monkeypatch):
-    passes = watched_launches(verifier, monkeypatch, len)
-    async with talking(verifier) as talk:
-        await begun(talk, verifier, tap=TAP.info.fingerprint)
-        await talk.send(draft(truth))
-        frames = [await talk.receive() for _ in range(3)]
-        assert stale(2) in frames
-        assert len(passes) == 1
-        await talk.send(ahead(3, truth[:1], DraftTree.chain(truth[1:4]), features_from=HAVE))
-        verdict, features = await talk.receive(), await talk.receive()
-        assert (verdict.path, verdict.bonus) == ((0, 1, 2), truth[4])
-        assert (features.seq, features.first, len(features.rows)) == (3, HAVE, 4)
-
-
 async def test_drafts_behind_a_miss_are_stale_one_by_one_until_one_fits(verifier, truth):
     async with talking(verifier) as talk:
         await begun(talk, verifier)
@@ -373,18 +207,6 @@ async def test_drafts_behind_a_miss_are_stale_one_by_one_until_one_fits(verifier
         assert [verdict.stale for verdict in verdicts] == [False, False, True, True, False, True, False]
         assert [verdict.seq for verdict in verdicts] == list(range(1, 8))
         assert [verdicts[i].bonus for i in (0, 1, 4, 6)] == [truth[0], truth[1], truth[4], truth[5]]
-
-
-def test_what_is_held_awaits_its_last_bonus_only():
-    sequence = Sequence(target().kv, None)
-    assert not sequence.expects(0, 7, prefix_hash([7]))
-    sequence.slot.length = 2
-    sequence.tokens, sequence.bonus = [3, 4], 7
-    assert sequence.expects(2, 7, prefix_hash([3, 4, 7]))
-    sequence.truncate(2)
-    assert sequence.expects(2, 7, prefix_hash([3, 4, 7]))
-    sequence.truncate(1)
-    assert sequence.bonus is None
 
 
 def test_a_long_text_is_hashed_once_however_many_drafts_assume_it(monkeypatch):
@@ -504,24 +326,6 @@ async def test_rows_come_along_as_they_are_made(verifier, passes):
         np.testing.assert_allclose(rows, features.rows, atol=2e-5)
 
 
-async def test_only_the_rows_that_are_lacking_come(verifier):
-    async with conversing(verifier, tap=TAP) as talk:
-        first = await talk.prompt(PROMPT)
-        await talk.receive()
-        frames = await frames_of(talk, Decode(2, HAVE, (), first.bonus, 5, features_from=HAVE - 2), HAVE + 5)
-        assert next(frame for frame in frames if isinstance(frame, Features)).first == HAVE - 2
-        assert len(rows_of(frames)) == 7
-
-
-async def test_a_long_prompts_rows_hold_up_its_first_token_no_more_than_others(verifier):
-    prompt = random_tokens(np.random.default_rng(2), 350)
-    async with conversing(verifier, tap=TAP) as talk:
-        frames = await frames_of(talk, Decode(1, 0, tuple(prompt[:-1]), prompt[-1], 3, features_from=0), 352)
-        assert isinstance(frames[0], Verdict)
-        assert next(len(frame.rows) for frame in frames if isinstance(frame, Features)) == 350
-        assert len(rows_of(frames)) == 352
-
-
 async def test_a_tap_that_is_read_at_its_newest_only_sends_that(verifier):
     async with conversing(verifier, tap="keys") as talk:
         frames = await frames_of(talk, Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 4, features_from=0), HAVE + 3)
@@ -539,10 +343,3 @@ async def test_a_cancelled_decode_ends_its_features_too(verifier):
             frames.append(await talk.receive())
         assert any(isinstance(frame, Verdict) and frame.finish is Finish.CANCELLED for frame in frames)
         assert len(frames) < 800
-
-
-async def test_without_features_from_none_come(verifier):
-    async with conversing(verifier, tap=TAP) as talk:
-        await talk.send(Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], 5))
-        frames = [await talk.receive() for _ in range(5)]
-        assert all(isinstance(frame, Verdict) for frame in frames)

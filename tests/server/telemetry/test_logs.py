@@ -10,7 +10,6 @@ import pytest
 from talk import PROMPT, conversing, serving
 from watched import client_of, server_config
 
-from outrider_proto.errors import Reason
 from outrider_server.rpc.server import Server
 from outrider_server.telemetry.access_log import AccessLog
 from outrider_server.telemetry.logs import JsonFormatter, start_logging
@@ -63,27 +62,6 @@ async def test_neither_tokens_nor_text_nor_whole_sessions_are_logged(lines):
     text = json.dumps(lines("outrider_server"))
     assert str([61, 59, 53])[1:-1] not in text
     assert str(list(completion.token_ids))[1:-1] not in text
-
-
-def test_an_error_is_one_line_with_its_traceback(lines):
-    try:
-        raise ValueError("so\nit is")
-    except ValueError as error:
-        logging.getLogger("outrider_server.x").error("it failed: %d", 3, exc_info=error)
-    (entry,) = lines("outrider_server.x")
-    assert (entry["level"], entry["logger"], entry["message"]) == ("error", "outrider_server.x", "it failed: 3")
-    assert entry["traceback"].endswith("ValueError: so\nit is")
-
-
-def test_a_field_never_hides_what_every_line_has(lines):
-    logging.getLogger("outrider_server.x").warning("told", extra={"fields": {"level": "none", "mine": 1}})
-    (entry,) = lines("outrider_server.x")
-    assert (entry["level"], entry["mine"]) == ("warning", 1)
-
-
-def test_refused_calls(lines):
-    AccessLog().refused(Reason.SERVER_FULL)
-    assert lines("outrider_server.access")[0]["reason"] == "server_full"
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
@@ -153,22 +131,3 @@ async def test_a_failing_observer_ends_no_stream_and_not_the_engine_thread(after
     assert sorted(others[0].calls) == sorted(others[1].calls)
     assert others[0].calls.count("ended") == 2
     assert others[0].calls.count("stepped") == 6
-
-
-def test_calls_that_are_no_streams_are_guarded_too(caplog):
-    watched = Counting()
-    observers = ObserverGroup([Broken(), watched])
-    observers.refused(Reason.NO_KEY)
-    observers.received(7)
-    observers.sent(7)
-    assert watched.calls == ["refused", "received", "sent"]
-    assert len(caplog.records) == 1
-
-
-def test_what_is_no_failure_passes():
-    class Stopped(ServerObserver):
-        def received(self, num_bytes: int) -> None:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        ObserverGroup([Stopped()]).received(7)
