@@ -7,9 +7,6 @@ out here, rather than taken from the reader.
 import json
 from pathlib import Path
 
-import gguf
-import numpy as np
-from gguf import GGMLQuantizationType as Kind
 from gguf_writing import writing
 from safetensors.torch import load_file
 from torch import Tensor
@@ -48,11 +45,11 @@ def converted(name: str) -> str:
 class DFlashWriter:
     """What the converter makes of a directory of z-lab's or DeepSpec's; a test may change it before it is written."""
 
-    def __init__(self, directory: Path, path: Path, kind: Kind = Kind.F32) -> None:
+    def __init__(self, directory: Path, path: Path) -> None:
         config = json.loads((directory / "config.json").read_text())
         settings = config | config.get("dflash_config", {})
         stored = load_file(directory / "model.safetensors")
-        self.path, self.kind, self.architecture = path, kind, "dflash"
+        self.path, self.architecture = path, "dflash"
         self.tensors: dict[str, Tensor] = {converted(name): tensor for name, tensor in stored.items()}
         self.mask_token: int | None = settings["mask_token_id"]
         self.values: dict[str, object] = {
@@ -84,8 +81,5 @@ class DFlashWriter:
             if self.mask_token is not None:
                 writer.add_mask_token_id(self.mask_token)
             for name, tensor in self.tensors.items():
-                values = tensor.numpy()
-                plain = values.ndim == 1 or values.dtype == np.int64 or self.kind == Kind.F32
-                kind = None if plain else self.kind
-                writer.add_tensor(name, values if kind is None else gguf.quants.quantize(values, kind), raw_dtype=kind)
+                writer.add_tensor(name, tensor.numpy())
         return self.path

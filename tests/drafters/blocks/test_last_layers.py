@@ -33,8 +33,6 @@ TARGETS = {
     "qwen2": Qwen2Config(**{key: value for key, value in SIZES.items() if key != "head_dim"}),
     "qwen2 sliding": Qwen2Config(**{key: value for key, value in SIZES.items() if key != "head_dim"}, **SLIDING),
     "qwen3": Qwen3Config(**SIZES),
-    "qwen3 sliding": Qwen3Config(**SIZES, **SLIDING),
-    "mistral": MistralConfig(**SIZES, sliding_window=None),
     "mistral sliding": MistralConfig(**SIZES, sliding_window=4),
 }
 
@@ -104,18 +102,6 @@ def test_layers_of_another_kind_are_refused(tmp_path, config, message):
     saved(tmp_path, config)
     with pytest.raises(UsageError, match=message):
         TargetWeights.load(tmp_path).last_layers(1)
-
-
-def test_spoilt_layers_are_named(tmp_path):
-    saved(tmp_path, TARGETS["llama"])
-    whole = load_file(tmp_path / "model.safetensors")
-    for name in ("model.norm.weight", "model.layers.3.mlp.up_proj.weight", "model.layers.3.self_attn.q_proj.weight"):
-        save_file({other: tensor for other, tensor in whole.items() if other != name}, tmp_path / "model.safetensors")
-        with pytest.raises(UsageError, match=f"lacks tensor {name}"):
-            TargetWeights.load(tmp_path).last_layers(1)
-        save_file(whole | {name: torch.zeros(3)}, tmp_path / "model.safetensors")
-        with pytest.raises(UsageError, match=rf"tensor {name} has shape \[3\]: need"):
-            TargetWeights.load(tmp_path).last_layers(1)
 
 
 def test_older_buffers_and_spellings_are_read(tmp_path):

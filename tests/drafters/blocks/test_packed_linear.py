@@ -1,7 +1,5 @@
 """Packed products: the plain ones' results for any number of rows, and plain ones where weights cannot be packed."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -45,31 +43,11 @@ def test_left_to_itself_it_packs_weights_that_are_worth_a_copy(rows, is_packed):
     assert (linear._packed is not None) == (is_packed and can_pack(weight))
 
 
-def test_gradients_flow_as_through_a_plain_product():
-    torch.manual_seed(3)
-    weight, x = torch.randn(20, 24), torch.randn(5, 24, requires_grad=True)
-    PackedLinear(weight).plus(
-        PackedLinear(weight.T.contiguous())(torch.randn(5, 20)) + x, torch.zeros(5, 20)
-    ).sum().backward()
-    torch.testing.assert_close(x.grad, weight.sum(0).expand(5, -1))
-
-
 @given(st.integers(1, 100_000))
 def test_padding_is_small_and_sizes_are_few(num_rows):
     padded = padded_rows(num_rows)
     assert 0 <= padded - num_rows < max(8, num_rows / 8 + 1)
     assert padded_rows(padded) == padded
-
-
-def test_a_root_and_a_tree_of_a_power_of_two_need_no_padding():
-    assert padded_rows(0) == 0
-    assert all(padded_rows(1 + 2**n) == 1 + 2**n for n in range(12))
-
-
-def test_larger_numbers_of_rows_never_take_fewer():
-    sizes = [padded_rows(n) for n in range(1, 3000)]
-    assert all(one <= other for one, other in pairwise(sizes))
-    assert len(set(sizes)) < 80
 
 
 @torch.inference_mode()

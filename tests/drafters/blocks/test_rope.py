@@ -5,7 +5,6 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.blocks.rope import inverse_frequencies, rope_scaling
 from outrider_proto.errors import UsageError
 
@@ -38,23 +37,6 @@ def test_both_spellings_and_the_written_one_read_the_same(scaling):
     ours = rope_scaling({"rope_scaling": old})
     assert rope_scaling({"rope_parameters": scaling | {"rope_theta": 7.0}}) == ours
     assert rope_scaling({"rope_scaling": ours.as_config()}) == ours
-
-
-def test_magnitude_multiplies_both_sides_of_a_turn():
-    scaling = rope_scaling({"rope_scaling": YARN | {"attention_factor": 2.0}})
-    scaled = BlockShape(8, 1, 1, 8, 8, rope_scaling=scaling).rope(torch.tensor([0, 3]))
-    assert torch.equal(scaled.cos[0], torch.full((8,), 2.0))
-    torch.testing.assert_close(scaled.cos**2 + scaled.sin**2, torch.full((2, 8), 4.0))
-
-
-def test_context_defaults_to_the_models():
-    del (scaling := dict(LLAMA3))["original_max_position_embeddings"]
-    assert rope_scaling({"rope_scaling": scaling, "max_position_embeddings": 77}).original_context == 77
-
-
-def test_no_scaling():
-    for config in ({}, {"rope_scaling": None}, {"rope_parameters": {"rope_type": "default", "rope_theta": 3.0}}):
-        assert rope_scaling(config) is None
 
 
 @pytest.mark.parametrize(

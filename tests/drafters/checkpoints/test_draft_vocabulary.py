@@ -6,12 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from heads_place import begun
-from safetensors.torch import load_file, save_file
 
 from outrider_drafters import Drafter, TargetWeights, TreeShape, grow_tree, load_drafter
-from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, read_draft_vocab, select_rows, write_draft_vocab
-from outrider_drafters.quantization.quantize import code_tensors, quantize
-from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
+from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, read_draft_vocab, write_draft_vocab
 from outrider_drafters.routing.batched_heads import batch_heads
 from outrider_proto.errors import UsageError
 
@@ -100,12 +97,6 @@ def test_a_directory_with_a_file_drafts_its_tokens_or_the_first_of_them(frozen, 
     assert logits.isfinite().nonzero()[:, 0].tolist() == sorted(tokens)
 
 
-def test_all_leaves_the_file_unused(frozen, eagle):
-    drafter = load_drafter(f"{eagle},draft_vocab=all", frozen)
-
-    assert root_logits(drafter).isfinite().all()
-
-
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -119,36 +110,6 @@ def test_an_option_that_cannot_be_used_is_refused(frozen, eagle, option, message
         load_drafter(f"{eagle},draft_vocab={option}", frozen)
 
 
-def test_a_number_needs_a_file(golden):
-    with pytest.raises(UsageError, match=f"draft_vocab=8: it has no {DRAFT_VOCAB}"):
-        load_drafter(f"{golden}/moa_tli0/drafter,draft_vocab=8", TargetWeights.load(golden / "target_tiny"))
-
-
-def test_tokens_that_a_head_has_no_rows_for_are_refused():
-    with pytest.raises(UsageError, match="no row for any of its tokens"):
-        select_rows(torch.ones(2, 4), torch.tensor([5, 6]), torch.tensor([7]))
-
-
-@pytest.mark.parametrize("family", ["hydra", "medusa"])
-def test_a_head_may_hold_the_rows_of_its_draft_vocabulary_alone(family, golden, directory):
-    name, target_name = FAMILIES[family]
-    target = TargetWeights.load(golden / target_name)
-    file = next(path for path in (golden / name).iterdir() if path.suffix in (".safetensors", ".pt"))
-    tensors = load_file(file) if file.suffix == ".safetensors" else torch.load(file)
-    heads = {key for key, value in tensors.items() if "embed" not in key and len(value) == target.sizes.vocab}
-    cut = {key: value[sorted(TOKENS)].clone() if key in heads else value for key, value in tensors.items()}
-    for other in (golden / name).glob("*.json"):
-        (directory / other.name).write_bytes(other.read_bytes())
-    save_file(cut, directory / f"{file.stem}.safetensors")
-
-    few, whole = (load_drafter(source, target) for source in (directory, f"{golden}/{name}"))
-
-    torch.testing.assert_close(root_logits(few)[TOKENS], root_logits(whole)[TOKENS])
-    assert root_logits(few).isfinite().sum() == len(TOKENS)
-    two = load_drafter(f"{directory},draft_vocab=2", target)
-    assert root_logits(two).isfinite().nonzero()[:, 0].tolist() == sorted(TOKENS[:2])
-
-
 def test_drafters_of_one_vocabulary_share_its_rows(frozen, eagle):
     """So several EAGLE heads still draft in one batch."""
     one, other = load_drafter(eagle, frozen), load_drafter(eagle, frozen)
@@ -157,35 +118,3 @@ def test_drafters_of_one_vocabulary_share_its_rows(frozen, eagle):
     batch = batch_heads([one, other])
     assert batch is not None
     assert batch.logits(torch.ones(2, 1, frozen.sizes.hidden)).isfinite().sum() == 2 * len(TOKENS)
-
-
-def test_a_drafter_of_codes_gets_the_targets_rows_as_codes(frozen, eagle):
-    """In float32 they were a third of a level."""
-    wanted = root_logits(load_drafter(eagle, frozen))
-    parts: dict[str, torch.Tensor] = {}
-    for name, tensor in load_file(f"{eagle}/model.safetensors").items():
-        parts |= code_tensors(name, quantize(tensor, "int8")) if tensor.ndim == 2 else {name: tensor}
-    save_file(parts, f"{eagle}/model.safetensors")
-
-    drafter = load_drafter(eagle, frozen)
-
-    assert isinstance(drafter.target.lm_head, QuantizedWeight)
-    assert type(frozen.lm_head) is torch.Tensor
-    logits = root_logits(drafter)
-    assert logits.isfinite().nonzero()[:, 0].tolist() == sorted(TOKENS)
-    torch.testing.assert_close(logits[TOKENS], wanted[TOKENS], atol=0.05, rtol=0.05)
-
-
-@pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_rows_of_a_quantized_head_are_gathered_as_codes(weights):
-    matrix = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    head, wanted = quantize(matrix, weights), torch.tensor([1, 5, 40])
-
-    rows, tokens = select_rows(head, None, wanted)
-
-    assert isinstance(rows, QuantizedWeight)
-    assert torch.equal(tokens, wanted)
-    torch.testing.assert_close(rows.values(), head.values()[wanted])
-    x = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
-    few = torch.nn.functional.linear(x, rows)
-    torch.testing.assert_close(few, x @ head.values()[wanted].T, atol=0.2, rtol=0.05)

@@ -22,7 +22,6 @@ from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
 from outrider_drafters.families.eagle3.layout import canonical
 from outrider_drafters.readers.checkpoint import Checkpoint
-from outrider_drafters.readers.gguf_file import GgufFile
 from outrider_proto.errors import UsageError
 
 H, HT, V, VD, HEADS, KV, HD, MLP = 256, 64, 256, 96, 4, 2, 64, 256  # rows divide into K-quants' blocks of 256
@@ -145,14 +144,9 @@ def test_is_the_head_that_was_converted(head, tensors, golden):
     torch.testing.assert_close(answers(drafter), answers(other))
 
 
-def test_permuted_rows_matter(head, tensors, golden):
-    head.tensors["blk.0.attn_q.weight"] = tensors["midlayer.self_attn.q_proj.weight"]
-    assert not torch.allclose(answers(head.load(golden)), answers(expected(tensors, golden)), atol=1e-3)
-
-
 @pytest.mark.parametrize(
     ("kind", "tolerance"),
-    [(Kind.F16, 1e-3), (Kind.BF16, 8e-3), (Kind.Q8_0, 1e-2), (Kind.Q5_0, 7e-2), (Kind.Q4_1, 1e-1)],
+    [(Kind.BF16, 8e-3), (Kind.Q8_0, 1e-2), (Kind.Q4_1, 1e-1)],
 )
 def test_stored_types_that_the_package_writes(tmp_path, tensors, golden, kind, tolerance):
     """Weights within the type's own error."""
@@ -165,16 +159,9 @@ def test_stored_types_that_the_package_writes(tmp_path, tensors, golden, kind, t
     assert load_drafter(path, TargetWeights.load(golden / "target_l8")).family == "eagle3"
 
 
-BLOCKS = {  # bytes a block of 256 values; the package reads these and does not write them
-    Kind.Q2_K: 84,
-    Kind.Q3_K: 110,
-    Kind.Q4_K: 144,
-    Kind.Q5_K: 176,
-    Kind.Q6_K: 210,
-    Kind.IQ2_XXS: 66,
-    Kind.IQ3_XXS: 98,
-    Kind.IQ3_S: 110,
-    Kind.IQ4_XS: 136,
+BLOCKS = {  # bytes a block of 256 values, and where its half-precision scales lie; the package only reads these
+    Kind.Q4_K: (144, (0, 2)),
+    Kind.Q6_K: (210, (208,)),
 }
 
 
@@ -182,14 +169,14 @@ BLOCKS = {  # bytes a block of 256 values; the package reads these and does not 
 def test_stored_types_that_the_package_only_reads(tmp_path, tensors, golden, kind):
     """Random codes with a small scale: the values are those the package says, through permutation and all."""
     head, generator = Writer(tmp_path / "head.gguf", tensors), np.random.default_rng(7)
-    raw: dict[str, np.ndarray] = {}
+    (size, scales), raw = BLOCKS[kind], dict[str, np.ndarray]()
 
     def add(writer: gguf.GGUFWriter, name: str, values: np.ndarray) -> None:
         if values.ndim == 1:
             writer.add_tensor(name, values)
             return
-        blocks = generator.integers(0, 256, (len(values), values.shape[1] // 256, BLOCKS[kind]), dtype=np.uint8)
-        for start in scale_bytes(kind):
+        blocks = generator.integers(0, 256, (len(values), values.shape[1] // 256, size), dtype=np.uint8)
+        for start in scales:
             blocks[..., start : start + 2] = np.frombuffer(np.float16(1e-3).tobytes(), dtype=np.uint8)
         raw[name] = blocks.reshape(len(values), -1)
         writer.add_tensor(name, raw[name], raw_dtype=kind)
@@ -206,24 +193,7 @@ def test_stored_types_that_the_package_only_reads(tmp_path, tensors, golden, kin
     assert answers(drafter).isfinite().any()
 
 
-def scale_bytes(kind: Kind) -> tuple[int, ...]:
-    """Where a block's half-precision scales lie."""
-    match kind:
-        case Kind.Q2_K:
-            return (80, 82)
-        case Kind.Q3_K:
-            return (108,)
-        case Kind.Q6_K:
-            return (208,)
-        case Kind.Q4_K | Kind.Q5_K:
-            return (0, 2)
-        case _:
-            return (0,)
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.int32])
-@pytest.mark.parametrize("name", ["d2t", "d2t.weight"])
-@pytest.mark.parametrize("offsets", [False, True])
+@pytest.mark.parametrize(("dtype", "name", "offsets"), [(np.int64, "d2t", False), (np.int32, "d2t.weight", True)])
 def test_map_of_ids_or_of_offsets(head, tensors, golden, dtype, name, offsets):
     head.d2t, head.d2t_name = (ABSOLUTE - np.arange(VD) if offsets else ABSOLUTE).astype(dtype), name
     assert head.load(golden)._draft_tokens.tolist() == ABSOLUTE.tolist()
@@ -305,12 +275,8 @@ def test_whole_vocabulary_without_a_map(tmp_path, golden):
 REFUSED = {
     "values": [
         ({"block_count": 2}, "block_count=2: need 1"),
-        ({"attention.head_count": 0}, r"eagle3\.attention\.head_count=0: need a whole number"),
         ({"attention.head_count": 3}, "tensor blk.0.attn_q.weight has 256 rows: need a multiple of 6"),
         ({"rope.dimension_count": 32}, "dimension_count=32: need 64"),
-        ({"vocab_size": 999}, "vocab_size is 999, the target's 256"),
-        ({"target_hidden_size": 32}, "target_hidden_size is 32, the target's 64"),
-        ({"target_layers": [1, 2, 4, 60]}, "60 is not within 0 to 8"),
     ],
     "tensors": [
         ({"blk.0.attn_q_norm.weight": torch.ones(HD)}, r"head\.gguf: holds unknown tensors blk\.0\.attn_q_norm"),
@@ -360,9 +326,3 @@ def test_a_directory_is_read_as_gguf_when_that_is_all_it_holds(tmp_path, golden)
         shutil.copyfile(golden / "eagle3_llama" / "drafter" / name, directory / name)
     assert isinstance(DrafterFiles.open(DrafterSource(str(directory))).checkpoint, Checkpoint)
     assert DrafterFiles.open(DrafterSource(str(directory))).directory == directory
-
-
-def test_single_precision_numbers_read_as_they_were_written(head):
-    file = GgufFile.read(head.write(), ("eagle3",))
-    assert file.of_architecture("attention.layer_norm_rms_epsilon") == 1e-5
-    assert file.of_architecture("nothing") is None

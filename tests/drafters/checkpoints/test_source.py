@@ -13,14 +13,9 @@ from outrider_drafters.checkpoints.options import (
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.families.dspark.family import CONFIDENCE
 from outrider_drafters.families.eagle3.layout import NORM_OUTPUT
-from outrider_drafters.families.lookup.family import LONGEST
 from outrider_drafters.families.moa.family import TLI
 from outrider_drafters.families.suffix.hybrid import COPY_OPTION
 from outrider_proto.errors import UsageError
-
-
-def test_a_name_alone_has_no_options():
-    assert DrafterSource.parse("owner/model") == DrafterSource("owner/model")
 
 
 def test_options_follow_the_name():
@@ -54,18 +49,13 @@ def test_what_is_no_option_is_refused(pair):
 @pytest.mark.parametrize(
     ("option", "text", "needed"),
     [
-        (TLI, "", "a whole number of at least 0"),
         (TLI, "-1", "a whole number of at least 0"),
-        (LONGEST, "0", "a whole number of at least 1"),
         (EMBEDDING_OPTION, "mine", "own or target"),
         (NORM_OUTPUT, "yes", "true or false"),
         (TARGET_LAYERS_OPTION, "2-x", "whole numbers such as"),
-        (ROPE_THETA_OPTION, "big", "a number above 0"),
-        (ROPE_THETA_OPTION, "0", "a number above 0"),
         (ROPE_THETA_OPTION, "nan", "a number above 0"),
         (CONFIDENCE, "1.5", "a number from 0 to 1"),
         (DRAFT_VOCAB_OPTION, "", "a file, a number of tokens"),
-        (DRAFT_VOCAB_OPTION, "00", "a file, a number of tokens"),
         (DrafterOption.whole("width", "", 2, 4), "5", "a whole number from 2 to 4"),
     ],
 )
@@ -79,14 +69,3 @@ def test_an_unknown_option_is_refused_with_those_that_exist():
     with pytest.raises(UsageError, match=r"option breath: family moa takes tli \(a whole number of at least 0\)"):
         options.check("moa", [TLI])
     options.but(breath=None).check("moa", [TLI])
-
-
-def test_options_have_names_that_can_be_written():
-    with pytest.raises(UsageError, match="drafter option 'a-b': need a name"):
-        DrafterOption.switch("a-b", "")
-
-
-def test_any_name_can_be_given_and_options_compare_by_what_is_written():
-    assert DrafterSource.parse("d,self=1").options == DrafterOptions(**{"self": 1})
-    assert hash(DrafterOptions(a=1, b=2)) == hash(DrafterOptions(b="2", a="1"))
-    assert DrafterOptions(a=1) != DrafterOptions(a=2)

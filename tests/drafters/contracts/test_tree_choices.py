@@ -1,7 +1,5 @@
 """Sets of paths, and the static trees that are drafted along them."""
 
-import json
-
 import pytest
 import torch
 
@@ -20,33 +18,21 @@ class Alphabet:
     def __init__(self, vocab: int = 12, reach: int = UNLIMITED) -> None:
         self._vocab = vocab
         self.max_levels = reach
-        self.levels = []
 
     def root_logits(self):
         return self._after(0)
 
     def expand(self, tokens, parents):
-        self.levels.append((list(tokens), list(parents)))
         return torch.stack([self._after(token) for token in tokens])
 
     def _after(self, token):
         return -torch.arange(self._vocab).float().roll(token + 1)
 
 
-def test_paths_are_sorted_by_length_and_then_by_rank():
-    assert TreeChoices.of(PATHS).paths == ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 2))
-
-
 def test_a_static_tree_follows_the_ranks():
     tree = grow_tree(Alphabet(), TreeChoices.of(PATHS))
     assert tree.tokens == (1, 2, 2, 3, 3, 5)
     assert tree.parents == (ROOT, ROOT, 0, 0, 1, 2)
-
-
-def test_only_inner_nodes_are_expanded_a_level_at_a_time():
-    state = Alphabet()
-    grow_tree(state, TreeChoices.of(PATHS))
-    assert state.levels == [([1, 2], [ROOT, ROOT]), ([2], [0])]
 
 
 def test_a_tree_ends_where_the_state_reaches_no_further():
@@ -79,12 +65,6 @@ def test_fitting_keeps_whole_paths():
     assert choices.fitted(2, 99) == TreeChoices.of([[0], [1], [0, 0], [0, 1], [1, 0]])
     assert choices.fitted(3, 3) == TreeChoices.of([[0], [1], [0, 0]])
     assert choices.fitted(0, 3) is None
-
-
-def test_a_file_of_paths_is_read(tmp_path):
-    file = tmp_path / "mine.json"
-    file.write_text(json.dumps(PATHS))
-    assert TreeChoices.load(file) == TreeChoices.of(PATHS)
 
 
 @pytest.mark.parametrize(("text", "message"), [("[[0], 1]", "list of lists"), ("[", "JSON"), ('[["0"]]', "numbers")])

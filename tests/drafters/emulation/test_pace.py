@@ -23,11 +23,6 @@ def test_the_papers_hardware_ships():
     assert pace.source
 
 
-@pytest.mark.parametrize("name", shipped_paces())
-def test_all_that_ships_can_be_read(name):
-    assert Pace.load(name).name == name
-
-
 def test_a_file_of_ones_own(tmp_path):
     pace = Pace.load(written(tmp_path, "[batch_factors]\n4 = 1\n", row_us="250"))
     assert pace == Pace("mine", "here", 20.0, 3.5, 0.0, row_us=250.0, batch_factors={4: 1.0})
@@ -40,28 +35,15 @@ def test_a_pass_of_many_rows_lasts_longer():
     assert [pace.pass_s(n) for n in (1, 64, 65, 164)] == pytest.approx([0.020, 0.020, 0.0201, 0.030])
 
 
-def test_without_a_table_outcomes_cost_a_level_each():
-    assert Pace("p", "", 20.0, 3.0, 3.0).level_factor(5) == 5.0
-
-
 @pytest.mark.parametrize(
     ("changes", "extra", "message"),
     [
         ({"verify_ms": "-1"}, "", "verify_ms=-1.0: need 0 or more"),
-        ({"verify_ms": "nan"}, "", "verify_ms=nan: need 0 or more"),
-        ({"verify_ms": "true"}, "", "verify_ms=true: input should be a valid number"),
         ({"draft_level_ms": '"fast"'}, "", 'draft_level_ms="fast": input should be a valid number'),
         ({"server_level_ms": None}, "", "server_level_ms: missing"),
-        ({"source": "3"}, "", "source=3: input should be a valid string"),
         ({"feature_width": "2.5"}, "", "feature_width=2.5: input should be a valid integer"),
-        ({"feature_width": "-1"}, "", "feature_width=-1: need 0"),
         ({"verfy_ms": "3"}, "", "verfy_ms: no such key; did you mean verify_ms?"),
-        ({"name": '"x"'}, "", "name: no such key"),
-        ({"batch_factors": "3"}, "", "batch_factors=3: "),
         ({}, "[batch_factors]\n", "batch_factors: empty"),
-        ({}, "[batch_factors]\n0 = 1.0\n", "batch_factors.0: need at least 1 outcome"),
-        ({}, "[batch_factors]\nfew = 1.0\n", 'batch_factors="few"'),
-        ({}, "[batch_factors]\n8 = 0\n", "batch_factors.8=0.0: need more than 0"),
         ({}, "[batch_factors]\n8 = 2.0\n16 = 1.5\n", "batch_factors.16=1.5: need more than 0, and no less"),
         ({}, "oh no", "not TOML"),
     ],

@@ -55,19 +55,6 @@ def test_its_states_answer_as_the_wrapped_ones():
     assert torch.equal(state.tree_logits(tree), plain.tree_logits(tree))
 
 
-def test_features_reach_the_wrapped_state():
-    told = []
-
-    class State:
-        def add_features(self, first, rows):
-            told.append((first, len(rows)))
-
-    drafter = LookupDrafter(20)
-    drafter.new_state = State
-    PacedDrafter(drafter, 7.0).new_state().add_features(3, torch.zeros(2, 4))
-    assert told == [(3, 2)]
-
-
 def test_every_pass_lasts_a_level():
     watch = Watch()
     state = begun(paced(watch), TEXT)

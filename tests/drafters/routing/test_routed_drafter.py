@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from outrider_drafters import Drafter, Eagle2, Eagle2Drafter, Eagle2Sizes, TargetSizes, TargetWeights, TreeShape
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.families.lookup.drafter import LookupDrafter
-from outrider_drafters.routing.batched_block import can_stack
 from outrider_drafters.routing.batched_heads import BatchedHeadsState, batch_heads
-from outrider_drafters.routing.confidence import confidence_of
 from outrider_drafters.routing.head_states import HeadStates, SeparateStates
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_drafters.routing.rules import Routing
@@ -122,29 +120,6 @@ def test_one_batch_equals_one_after_another(script):
         assert_equal(answers(ours, [0, 1, 2]), answers(plain, [0, 1, 2]))
 
 
-@settings(max_examples=50)
-@given(script=scripts)
-def test_the_stack_equals_a_fresh_one(script):
-    ours, fresh = together(EAGLES), together(EAGLES)
-    told = play(ours, script)
-    if told:
-        fresh.append(told)
-        fresh.add_features(0, rows(0, ours.num_features))
-        assert_equal(answers(ours, [0, 1, 2]), answers(fresh, [0, 1, 2]))
-
-
-def test_a_long_text_outgrows_every_buffer():
-    text = torch.randint(VOCABULARY, (300,), generator=torch.Generator().manual_seed(1)).tolist()
-    ours, plain = together(EAGLES), SeparateStates(EAGLES)
-    for states in (ours, plain):
-        for start in range(0, 300, 50):
-            states.append(text[start : start + 50])
-            states.add_features(start, rows(start, 49))
-            answers(states, [0, 1, 2])
-            states.add_features(start + 49, rows(start + 49, 1))
-    assert_equal(answers(ours, [0, 1, 2]), answers(plain, [0, 1, 2]))
-
-
 def test_stacks_with_every_part():
     """Biases everywhere, and a middle head that is not asked with the others."""
     frozen = frozen_target()
@@ -170,18 +145,6 @@ def test_unlike_heads_do_not_stack():
     assert RoutedDrafter(EAGLES).batched
     assert not RoutedDrafter(EAGLES, routing=Routing(batched=False)).batched
     assert not RoutedDrafter(EAGLES, routing=Routing("keywords")).batched
-
-
-def test_only_plain_weights_stack():
-    class Packed(torch.Tensor):
-        """As quantized weights are: a tensor that is none to bmm."""
-
-    plain = torch.zeros(2, 2)
-    assert can_stack(plain, torch.nn.Parameter(plain))
-    assert not can_stack(plain, plain.as_subclass(Packed))
-    assert not can_stack(plain, plain.double())
-    assert not can_stack(plain, None)
-    assert can_stack(None, None)
 
 
 def told(heads: RoutedDrafter, text: list[int] = [3, 1, 4, 1, 5]):  # noqa: B006 # never changed
@@ -241,20 +204,6 @@ def test_spared_heads_stay_in_step(batched):
         assert state.draft(SHAPE, only=head).drafted.tree == fresh.draft(SHAPE, only=head).drafted.tree
 
 
-def test_words_have_the_others_left_alone():
-    state = told(RoutedDrafter(EAGLES, routing=Routing("keywords")))
-    routed = state.draft(SHAPE, only=2)
-    assert (routed.head, routed.num_drafts, routed.num_passes, routed.skipped) == (2, 1, 4, False)
-    assert state.current == 2
-
-
-def test_one_head_measures_no_entropy():
-    assert told(RoutedDrafter(EAGLES[:1])).draft(SHAPE).confidence.entropy is None
-    assert RoutedDrafter.of(EAGLES[0]).heads == (EAGLES[0],)
-    heads = RoutedDrafter(EAGLES)
-    assert RoutedDrafter.of(heads) is heads
-
-
 def test_a_head_that_has_nothing_to_say_is_passed_over():
     """Lookup finds nothing, then something it is sure of."""
     lookup = LookupDrafter(VOCABULARY)
@@ -271,17 +220,6 @@ def test_a_head_that_has_nothing_to_say_is_passed_over():
     only = told(RoutedDrafter([lookup, lookup]), [1, 2, 3])
     assert only.draft(SHAPE).drafted.tree.tokens == ()
     assert not only.switch_to_able_head()
-
-
-def test_it_is_a_state_of_the_head_in_use():
-    state, plain = told(RoutedDrafter(EAGLES)), told(RoutedDrafter([EAGLES[1]]))
-    state.draft(SHAPE, only=1)
-    torch.testing.assert_close(state.root_logits(), plain.root_logits(), atol=1e-5, rtol=1e-5)
-    expanded = state.expand([3, 4], [ROOT, ROOT]), plain.expand([3, 4], [ROOT, ROOT])
-    torch.testing.assert_close(*expanded, atol=1e-5, rtol=1e-5)
-    assert confidence_of(grow(state, SHAPE)).expected == pytest.approx(
-        confidence_of(grow(plain, SHAPE)).expected, abs=1e-4
-    )
 
 
 def test_heads_share_their_features():

@@ -29,22 +29,10 @@ def test_entropy_is_that_of_the_best_path():
     assert confidence_of(ScoredTree(TREE, DRAFTED.scores)).entropy is None
 
 
-def test_an_empty_tree_is_worth_nothing():
-    nothing = confidence_of(ScoredTree())
-    assert (nothing.mean, nothing.expected, nothing.entropy) == (0.0, 0.0, math.inf)
-    for route in ("mean-confidence", "entropy"):
-        assert Routing(route).choose({0: nothing, 1: confidence_of(DRAFTED)}, current=0) == 1
-
-
 @pytest.mark.parametrize(("route", "chosen"), [("mean-confidence", 2), ("entropy", 0)])
 def test_the_best_is_sent(route, chosen):
     drafts = {0: Confidence(0.2, 2.0, 0.5), 1: Confidence(0.1, 1.0, 0.6), 2: Confidence(0.3, 3.0, 0.7)}
     assert Routing(route).choose(drafts, current=1) == chosen
-
-
-def test_a_short_tree_does_not_win_by_being_short():
-    long, short = Confidence(mean=0.4, expected=2.0), Confidence(mean=0.5, expected=0.5)
-    assert Routing().choose({0: short, 1: long}, current=0) == 1
 
 
 def test_of_equals_the_one_in_use_stays():
@@ -65,7 +53,6 @@ def test_gate():
     [
         ({"route": "dice"}, "route='dice'"),
         ({"gate": 0.0}, "gate=0.0"),
-        ({"gate": 1.1}, "gate=1.1"),
         ({"gate": 0.5, "route": "keywords"}, "none to skip"),
     ],
 )
@@ -91,10 +78,6 @@ def test_words_choose(text, head):
     assert RULE.choose(text, current=1) == head
 
 
-def test_of_equal_counts_the_one_in_use_stays():
-    assert [RULE.choose("tell, solve", current) for current in range(3)] == [0, 0, 2]
-
-
 def test_words_come_from_a_file(tmp_path):
     (tmp_path / "k.toml").write_text('math = ["solve"]\nchat = []\n')
     (tmp_path / "k.json").write_text(json.dumps({"math": ["solve"], "chat": []}))
@@ -110,17 +93,10 @@ def test_words_come_from_a_file(tmp_path):
         ("k.txt", "", "need a .toml or .json file"),
         ("k.toml", "math = [", "cannot be read"),
         ("k.json", '["solve"]', "lists of words by head name"),
-        ("k.json", '{"math": [3]}', "lists of words by head name"),
         ("k.json", '{"math": []}', "at least one word"),
-        ("k.json", '{"math": [" "]}', "a word is empty"),
     ],
 )
 def test_bad_files(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError, match=message):
         Keywords.load(tmp_path / name)
-
-
-def test_missing_file(tmp_path):
-    with pytest.raises(UsageError, match="cannot be read"):
-        Keywords.load(tmp_path / "no.toml")

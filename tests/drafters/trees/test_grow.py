@@ -21,7 +21,7 @@ from outrider_drafters.load import load_drafter
 from outrider_drafters.trees.grow import TreeGrowth, grow, start_tree
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.errors import UsageError
-from outrider_proto.tree import ROOT, DraftTree
+from outrider_proto.tree import ROOT
 
 
 class Lookup:
@@ -130,16 +130,6 @@ def test_a_row_for_all_nodes_of_a_level_is_worked_on_once(entropies):
     assert trees[0].drafted() == trees[1].drafted()
 
 
-def test_chain_is_greedy():
-    state = Lookup(50, 1)
-    tree = grow_tree(state, TreeShape.chain(6))
-    assert tree == DraftTree.chain(tree.tokens)
-    path: tuple[int, ...] = ()
-    for token in tree.tokens:
-        assert token == int(state.logits(path).argmax())
-        path = (*path, token)
-
-
 def test_sure_children_never_push_out_their_parents():
     """A child of probability 1 ties with its parent: exactly, in float32."""
     tree = grow_tree(Lookup(8, 2, sure=True), TreeShape(breadth=4, levels=5, budget=5))
@@ -183,11 +173,6 @@ def test_only_a_level_that_costs_a_pass_can_be_too_unlikely(levels_per_pass):
     assert state.num_levels == levels_per_pass - 1
 
 
-def test_vocabulary_smaller_than_breadth():
-    tree = grow_tree(Lookup(2, 4), TreeShape(breadth=8, levels=2, budget=16))
-    assert len(tree) == 2 + 2 * 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -200,16 +185,6 @@ def test_vocabulary_smaller_than_breadth():
 def test_shapes_out_of_range_are_refused(arguments, message):
     with pytest.raises(UsageError, match=message):
         TreeShape(**arguments)
-
-
-def test_scores_are_log_probabilities_of_paths():
-    """Rescaling one node's logits by a constant offset changes nothing."""
-
-    class Shifted(Lookup):
-        def logits(self, path):
-            return super().logits(path) + math.pi * len(path)
-
-    assert grow_tree(Shifted(20, 5), TreeShape()) == grow_tree(Lookup(20, 5), TreeShape())
 
 
 @pytest.mark.parametrize("plan", [TreeShape(3, 4, 9), TreeChoices.of([(0,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 1)])])
@@ -262,13 +237,3 @@ def test_trees_that_grow_together_are_those_that_grow_alone(family):
         assert one.drafted().tree == other.drafted().tree
         assert one.drafted().scores == pytest.approx(other.drafted().scores, abs=1e-4)
         assert one.num_expanded == other.num_expanded
-
-
-@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 5))
-@settings(max_examples=40)
-def test_a_breadth_beyond_the_budget_changes_no_tree(seed, budget, levels):
-    """So a shape that is cut to a small budget need not run its whole breadth."""
-    wide = TreeShape(64, levels, 255)
-    fitted = wide.fitted(levels, budget)
-    assert fitted == TreeShape(budget, levels, budget)
-    assert grow_tree(Lookup(70, seed), fitted) == grow_tree(Lookup(70, seed), replace(wide, budget=budget))

@@ -11,7 +11,7 @@ from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_drafter
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_drafters.trees.grow import grow
-from outrider_drafters.trees.predraft import NO_OUTCOME, TreeOutcome, can_predraft, likeliest_outcomes, predraft
+from outrider_drafters.trees.predraft import NO_OUTCOME, TreeOutcome, likeliest_outcomes, predraft
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -46,32 +46,6 @@ def test_each_draft_is_what_a_fresh_state_would_draft_after_that_outcome(family,
         assert one.drafted.scores == pytest.approx(told.scores, abs=1e-3)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_tree_logits_are_those_of_root_and_levels(family, frozen):
-    drafter = load_drafter(drafter_dir(family), frozen)
-    plain, state = state_of(drafter, TEXT), state_of(drafter, TEXT)
-    tree = grow(plain, PLAN).tree
-    logits = state.tree_logits(tree)
-    root = plain.root_logits()
-    torch.testing.assert_close(logits[0], root, atol=1e-4, rtol=1e-4)
-    deep = DraftTree.chain(tree.path_tokens(path_to(tree, len(tree) - 1)))
-    for depth, (token, node) in enumerate(zip(deep.tokens, path_to(tree, len(tree) - 1), strict=True)):
-        after = plain.expand([token], [depth - 1])
-        torch.testing.assert_close(logits[1 + node], after[0], atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_forecast_leaves_the_state_as_it_was(family, frozen):
-    drafter = load_drafter(drafter_dir(family), frozen)
-    state = state_of(drafter, TEXT)
-    before = grow(state, PLAN)
-    predraft(state, before.tree, PLAN, 4, ())
-    after = grow(state, PLAN)
-    assert after.tree == before.tree
-    state.append([5, 6])
-    assert grow(state, PLAN).tree == grow(state_of(drafter, [*TEXT, 5, 6]), PLAN).tree
-
-
 def test_heads_that_draft_in_one_batch_foresee_as_one_head_does(frozen):
     eagles = [load_drafter(drafter_dir(name), frozen) for name in ("eagle2", "eagle2_math")]
     heads = RoutedDrafter(eagles)
@@ -99,12 +73,6 @@ def test_outcomes_are_ranked_by_joint_probability_and_leave_out_children_and_end
     )
 
 
-def test_a_root_without_a_tree_has_outcomes_too(frozen):
-    drafter = load_drafter(drafter_dir("moa"), frozen)
-    foreseen = predraft(state_of(drafter, TEXT), DraftTree(), PLAN, 2, ())
-    assert [f.outcome.node for f in foreseen] == [ROOT, ROOT]
-
-
 def test_once_the_truth_is_known_only_its_draft_grows_on(frozen):
     drafter = load_drafter(drafter_dir("moa"), frozen)
     state = state_of(drafter, TEXT)
@@ -117,14 +85,6 @@ def test_once_the_truth_is_known_only_its_draft_grows_on(frozen):
     asked = iter([None, None, NO_OUTCOME])
     assert predraft(state, tree, PLAN, 4, (), lambda: next(asked)) == ()
     assert predraft(state, tree, PLAN, 4, (), lambda: NO_OUTCOME) == ()
-
-
-def test_a_drafter_that_only_reaches_so_far_foresees_nothing(frozen):
-    medusa = load_drafter(drafter_dir("medusa"), frozen)
-    state = state_of(medusa, TEXT, num_features=0)
-    assert not can_predraft(state)
-    assert predraft(state, DraftTree(), PLAN, 4, ()) == ()
-    assert can_predraft(state_of(load_drafter(drafter_dir("moa"), frozen), TEXT))
 
 
 def path_to(tree, node):

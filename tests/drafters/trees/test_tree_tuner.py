@@ -69,22 +69,6 @@ def test_nodes_and_levels_must_bring_what_their_time_brings_elsewhere():
     assert tuner.shape(LIMITS, speed, 0.0).min_level_probability < shape.min_level_probability
 
 
-def test_trees_of_blocks_are_limited_where_a_block_ends():
-    assert taught(0.2).shape(LIMITS, 0.05, 1.0).levels_per_pass == 1
-    tuner = TreeTuner(taught(0.2).row_cost, levels_per_pass=5)
-    assert tuner.shape(LIMITS, 0.05, 1.0).levels_per_pass == 5
-
-
-def test_dearer_rows_and_worse_drafters_make_smaller_trees():
-    base = taught(0.2).shape(LIMITS, 0.05, 1.0)
-    dearer = taught(1.0).shape(LIMITS, 0.05, 1.0)
-    worse = taught(0.2, path=()).shape(LIMITS, 0.05, 1.0)
-    assert base.min_probability < dearer.min_probability
-    assert base.min_probability < worse.min_probability <= 0.5  # likely nodes are always tried
-    slow_link = taught(0.2).shape(LIMITS, 0.005, 1.0)
-    assert slow_link.min_probability < base.min_probability
-
-
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("accept", [0.3, 0.7])
 def test_the_best_size_in_a_simulation(accept, copies):
