@@ -1,4 +1,4 @@
-"""A drafter of one method: what it guesses is what is drafted. Its states are in test_state_checks.py with all others."""
+"""A drafter of one method: what it guesses is what is drafted. Its states: test_state_checks.py, with all others."""
 
 import pytest
 
