@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from outrider_client.cli import app as cli
-from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
@@ -167,15 +166,6 @@ def test_the_server_may_be_named_once_for_all_commands(server, monkeypatch, comm
         assert error["message"].startswith("cannot reach 127.0.0.1:1: no server listens there")
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "gateway"])
-def test_help_shows_the_server_variable_and_the_way_to_what_experts_need(command):
-    shown = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "200"}).output
-    assert "[env var: OUTRIDER_SERVER]" in shown
-    assert "--set list" in shown
-    assert "--breadth" not in shown
-    assert "Default: 2147483647" not in shown
-
-
 def test_the_shell_completes_commands_and_modes():
     def completed(words):
         environment = {"_OUTRIDER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
@@ -198,14 +188,6 @@ def test_nobody_is_asked_to_pull_where_nobody_types_or_the_model_was_named(outri
         monkeypatch.setattr("outrider_client.cli.pull.is_interactive", lambda there=is_there: there)
         code, out, err = outrider("generate", "hi", *options, options=False)
         assert (code, refusal in out + err) == (3, True)
-
-
-def test_a_draft_vocabulary_holds_all_that_the_drafter_writes(outrider, tmp_path):
-    write_draft_vocab(tmp_path / "vocab.json", [72, 9, 101, 30])
-    arguments = ("generate", "hi", "--mode", "offline", "--max-new-tokens", "8", "--json")
-    code, out, _ = outrider(*arguments, "--set", f"draft-vocab={tmp_path / 'vocab.json'}")
-    assert code == 0
-    assert set(json.loads(out.splitlines()[-1])["token_ids"]) <= {72, 9, 101, 30}
 
 
 def test_standard_output_that_cannot_be_written():

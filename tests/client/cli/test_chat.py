@@ -129,18 +129,6 @@ def test_turns_add_up_and_commands_take_effect(capsys, tmp_path):
     assert out.endswith("user: again\n\nassistant: three\n")
 
 
-def test_a_private_conversation_says_so_and_code_starts_none(capsys):
-    client = Scripted("one", "two", "three", "four")
-    chat(client, "what is (1 << 4) and 256 >> 2 ?", "Greet <<NAME: Ann>>.", "again", "/clear", "cout << x << y")
-    assert [len(prompt) for prompt, _ in client.asked] == [1, 3, 5, 1]
-    assert [client.asked[index][0][0]["content"] for index in (0, 3)] == [
-        "what is (1 << 4) and 256 >> 2 ?",
-        "cout << x << y",
-    ]
-    alone = "outrider: this conversation holds private text: answered on this device alone, until /clear"
-    assert capsys.readouterr().err.splitlines() == ["outrider: private: NAME", alone, alone]
-
-
 class Cut(Scripted):
     """Its answers end for a given reason."""
 

@@ -203,19 +203,6 @@ def test_a_body_too_large_is_refused_before_it_is_read(gateway, declared):
     assert "8 MiB" in error["message"]
 
 
-def test_a_long_chat_loses_its_oldest_turns_and_is_told(gateway, start_gateway, server):
-    turns = [{"role": role, "content": SECRET * 60} for role in ("user", "assistant")] * 2
-    long = GOOD | {"messages": [{"role": "system", "content": "x"}, *turns, {"role": "user", "content": SECRET}]}
-    status, answer = post(gateway, long)
-    assert status == 200
-    [warning] = answer["outrider"]["warnings"]
-    assert "oldest messages are left out" in warning
-    assert answer["usage"]["prompt_tokens"] < 1024
-    with start_gateway(server, on_full_context="error") as strict:
-        status, error = post(strict, long)
-    assert (status, error["code"]) == (400, "context_length_exceeded")
-
-
 def test_a_prompt_of_megabytes_is_refused_by_its_length(gateway, models, monkeypatch):
     """Tokenizing one takes seconds and a gigabyte."""
     monkeypatch.setattr(models.text, "encode_part", None)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from visitor import BROWSER, DESK, QUESTION, SMALL_PHONE, WAIT_MS
+from visitor import BROWSER, QUESTION, WAIT_MS
 
 from outrider_client.gateway.gateway import GatewayConfig
 
 pytestmark = [*BROWSER, pytest.mark.slow]
-
-
-def color(locator, name: str = "color") -> str:
-    return locator.evaluate("(element, name) => getComputedStyle(element)[name]", name)
 
 
 def test_who_opens_another_conversation_mixes_nothing(visitor, page):
@@ -76,47 +72,10 @@ def test_a_key_is_asked_for(start_gateway, server, browser):
         page.close()
 
 
-UNVERIFIED = {"origin": "unverified"}
-
-
-OUTAGE = [
-    ("one ", {"origin": "accepted", "offset": 0}),
-    ("𝄞 ", UNVERIFIED | {"offset": 4}),
-    ("tw", UNVERIFIED | {"offset": 6}),
-    ("o three", UNVERIFIED | {"offset": 8}),
-]
-
-
-BACK = [
-    ("", {"origin": "accepted", "offset": 4, "verified_to": 8}),
-    ("", {"origin": "corrected", "offset": 8, "rollback_to": 8}),
-    ("elve", {"origin": "corrected", "offset": 8}),
-    (" men", {"origin": "bonus", "offset": 12}),
-]
-
-
 def spans(visitor) -> list[list[str]]:
     return visitor.answer.locator("[data-origin]").evaluate_all(
         "all => all.map(e => [e.textContent, e.dataset.origin])"
     )
-
-
-def test_unverified_text_is_a_ghost_until_it_is_confirmed_or_taken_back(visitor):
-    visitor.page.emulate_media(reduced_motion="reduce")
-    visitor.draw(OUTAGE, is_open=True)
-    assert spans(visitor) == [["one ", "accepted"], ["𝄞 two three", "unverified"]]  # one span, whatever the tokens
-    ghost = visitor.answer.locator("[data-origin=unverified]")
-    assert color(ghost) != color(visitor.answer)
-    assert "underline" in color(ghost, "textDecorationLine")
-    visitor.draw([*OUTAGE, *BACK])
-    assert spans(visitor)[:2] == [["one ", "accepted"], ["𝄞 tw", "accepted"]]  # the second one has just settled
-    assert [origin for _, origin in spans(visitor)[2:]] == ["corrected", "bonus"]
-    for settled in visitor.answer.locator("[data-origin]").all():
-        assert color(settled) == color(visitor.answer)
-        assert color(settled, "backgroundColor") == "rgba(0, 0, 0, 0)"
-    gone = visitor.answer.locator("del")
-    assert gone.inner_text() == "o three"
-    assert "line-through" in color(gone, "textDecorationLine")
 
 
 def test_asking_again_in_vain_loses_nothing(visitor, page):
@@ -143,38 +102,6 @@ def test_asking_again_in_vain_loses_nothing(visitor, page):
     page.wait_for_selector("#problem:empty", state="attached")
     visitor.wait_for_answers(1)
     assert visitor.answer.inner_text() == written
-
-
-LONG = "\n\n".join(f"Paragraph {number}." for number in range(80))
-
-
-def gap(page) -> int:
-    """Pixels between what is in sight and the newest words."""
-    return page.evaluate("(log => log.scrollHeight - log.scrollTop - log.clientHeight)(document.getElementById('log'))")
-
-
-@pytest.mark.parametrize("size", [DESK, SMALL_PHONE], ids=["desk", "small"])
-def test_the_message_stays_and_the_answer_is_followed(behind_link, visit, size):
-    visitor = visit(behind_link, viewport=size)
-    page = visitor.page
-    visitor.draw([(LONG, {"origin": "bonus"})], is_open=True)
-    visitor.ask(QUESTION)
-    page.wait_for_selector(".turn .actions")
-    assert not visitor.sticks_out
-    assert page.evaluate("document.documentElement.scrollHeight") <= size["height"]
-    send = page.locator("#send").bounding_box()
-    assert send["y"] + send["height"] <= size["height"]
-    assert gap(page) < 8
-    visitor.draw([(LONG, {"origin": "bonus"})], is_open=True)
-    assert gap(page) < 8
-    page.evaluate("document.getElementById('log').scrollTop -= 300")
-    page.wait_for_selector("#to-newest")
-    before = page.evaluate("document.getElementById('log').scrollTop")
-    visitor.draw([(LONG, {"origin": "bonus"})], is_open=True)
-    assert page.evaluate("document.getElementById('log').scrollTop") == before
-    page.click("#to-newest")
-    assert gap(page) < 8
-    assert page.is_hidden("#to-newest")
 
 
 def test_a_word_of_two_origins_keeps_its_marks_and_links_lead_away_safely(visitor):

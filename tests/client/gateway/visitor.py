@@ -107,20 +107,18 @@ class Visitor:
     def bodies(self) -> list[dict]:
         return [request.post_data_json for request in self.requests if request.url.endswith("/v1/chat/completions")]
 
-    def draw(self, chunks: Sequence[tuple[str, dict]], *, is_open: bool = False) -> None:
+    def draw(self, chunks: Sequence[tuple[str, dict]]) -> None:
         """Show an answer of these chunks in a turn of its own, as if the gateway had sent them."""
         self.page.evaluate(
-            """async ([chunks, isOpen]) => {
+            """async (chunks) => {
                 const { AnswerText } = await import("./answer.js");
                 const { AnswerTurn } = await import("./turn.js");
                 const turn = new AnswerTurn(new AnswerText());
                 document.getElementById("turns").append(turn.element);
                 for (const [text, extension] of chunks) turn.take(text, extension);
-                const frame = () => new Promise(requestAnimationFrame);
-                if (isOpen) await frame().then(frame); // drawn in the first one, and followed before the second
-                else turn.finish({ statistics: null, remark: "" });
+                turn.finish({ statistics: null, remark: "" });
             }""",
-            [list(chunks), is_open],
+            list(chunks),
         )
 
 

@@ -171,20 +171,6 @@ async def test_proactive_drafts_only_once_while_nothing_is_under_way(observe):
     assert seen.statistics.hit_rate == 1.0
 
 
-async def test_pipelined_sends_before_the_verdict(observe):
-    seen = await observe("pipelined", in_flight=2)
-    assert seen.num_grown == 1
-    assert seen.statistics.hit_rate == 1.0
-    assert seen.statistics.stale_drafts == 0
-    prompt, first, *ahead = seen.drafts
-    assert not prompt.assumes
-    assert not first.assumes
-    assert all(draft.assumes for draft in ahead)
-    for number, draft in enumerate(ahead[: CYCLES - 1], start=1):
-        assert seen.sent_before(draft, number)
-        assert not seen.sent_before(draft, number - 1)  # never more than two
-
-
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 async def test_never_more_in_flight_than_allowed_and_nothing_for_what_the_limit_cuts_off(observe, verifier, width):
     """A target call for a text that the answer will not reach is the server's time wasted."""
@@ -226,19 +212,6 @@ async def test_a_miss_costs_no_extra_round_trip(observe, verifier, how, width):
     assert seen.num_grown == (1 if how == SECOND else 2)
     assert seen.statistics.stale_drafts == verifier.num_stale == width - 1
     assert seen.statistics.target_calls == CALLS
-
-
-# -- what is counted --------------------------------------------------------------------------------------------------
-
-DRAFT = LEVELS  # nodes
-
-
-async def test_a_draft_sent_for_nothing_is_wasted_once(observe):
-    """Neither the forecast that was missed nor the one below the draft that was sent for it is of any use; that draft
-    itself is a part of the former. Four other forecasts came true."""
-    seen = await observe("pipelined", {WRONG_AT: NEVER}, in_flight=2)
-    assert seen.statistics.forecasts == 5
-    assert seen.statistics.wasted_nodes == 2 * OUTCOMES * DRAFT + 4 * (OUTCOMES - 1) * DRAFT
 
 
 @pytest.mark.parametrize("mode", ["proactive", "pipelined"])

@@ -13,7 +13,6 @@ from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.policy import Patience
 from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.events import Committed, Cycle, Unverified
-from outrider_client.generation.modes import decode_during_prefill
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
 from outrider_netsim import Direction, Link, Profile
@@ -30,40 +29,6 @@ NEW = 40
 PROMPTS = (tuple(range(10, 160)), tuple(range(20, 150)), tuple(range(5, 150)))
 SLOW = Profile.symmetric("slow", Direction(10, rate_bps=1e6))  # a prompt's features take several round trips
 DRAFTERS = {"moa": ("target_tiny", "moa_tli0"), "eagle2": ("target_l4", "eagle2_llama")}
-
-
-class Writing:
-    """An answer that the server writes, of which the rows come at their own pace."""
-
-    should_decode_first = True  # as the handover has it
-    finished = False
-
-    def __init__(self, *, there_after: int) -> None:
-        self.calls: list[str] = []
-        self._there_after = there_after
-        self.handover = self
-
-    async def wait(self) -> bool:
-        return self.calls.count("commit") >= self._there_after
-
-    def ask_decode(self, *, features: bool) -> None:
-        assert features
-        self.calls.append("ask")
-
-    async def next_verdict(self) -> None:
-        """Return nothing: the verdict does not matter here."""
-
-    def commit(self, verdict: None) -> None:
-        self.calls.append("commit")
-
-    async def stop_decode(self) -> None:
-        self.calls.append("stop")
-
-
-async def test_the_server_writes_until_the_client_can_take_over():
-    answer = Writing(there_after=3)
-    await decode_during_prefill(answer)
-    assert answer.calls == ["ask", "commit", "commit", "commit", "stop"]
 
 
 @pytest.fixture(params=["moa", *slow("eagle2")])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import errno
 import fcntl
 import hashlib
-import itertools
 import json
 import random
 import shutil
@@ -39,6 +37,8 @@ from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
+
+from ..canaries import Relay
 
 QUICK = Backoff(first_s=0.001, cap_s=0.002)
 DRAFTERS = ("moa", "eagle2")
@@ -81,53 +81,6 @@ def pull_config(address: str, out: Path, **changes) -> PullConfig:
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
-
-
-class Relay:
-    """A TCP relay whose connections break after given numbers of bytes down, and are refused after the last."""
-
-    def __init__(self, address: str, limits) -> None:
-        host, _, port = address.rpartition(":")
-        self._target = host, int(port)
-        self._limits = iter(limits)
-        self._ended: list[asyncio.Task] = []
-        self.num_connections = 0
-
-    async def __aenter__(self) -> Relay:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1")
-        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_) -> None:
-        self._server.close()
-        for task in self._ended:
-            task.cancel()
-        await asyncio.gather(*self._ended, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.num_connections += 1
-        self._ended.append(asyncio.current_task())
-        ends = [writer]
-        try:
-            there, back = await asyncio.open_connection(*self._target)
-            ends.append(back)
-            async with asyncio.TaskGroup() as group:
-                up = group.create_task(_copy(reader, back, None))
-                await _copy(there, writer, next(self._limits, 0))
-                up.cancel()
-        finally:
-            for end in ends:
-                end.transport.abort()
-                with contextlib.suppress(OSError):
-                    await end.wait_closed()
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int | None) -> None:
-    with contextlib.suppress(OSError):
-        while limit != 0 and (data := await reader.read(65536 if limit is None else min(limit, 65536))):
-            limit = None if limit is None else limit - len(data)
-            writer.write(data)
-            await writer.drain()
 
 
 async def test_a_device_with_nothing_but_what_was_pulled(serve, made, models, tmp_path):
@@ -179,16 +132,19 @@ async def test_what_has_changed_is_replaced_and_the_rest_is_not_fetched(serve, m
 
 async def test_an_interrupted_pull_resumes(serve, made, tmp_path):
     """Each byte is downloaded about once, over dozens of connections."""
-    generator = random.Random(1)
-    limits = (generator.choice([0, generator.randrange(3000), generator.randrange(400_000)]) for _ in itertools.count())
-    events = []
-    async with serve() as server, Relay(server.address, itertools.chain([150_000], limits)) as relay:
-        await pull_bundle(pull_config(relay.address, tmp_path / "device"), events.append)
-        assert relay.num_connections > 5
+    generator, events = random.Random(1), []
+    async with serve() as server, Relay(server.address) as relay:
+
+        def cut_often(event) -> None:
+            events.append(event)
+            if isinstance(event, BytesPulled) and generator.random() < 0.3:
+                relay.cut()
+
+        await pull_bundle(pull_config(relay.address, tmp_path / "device"), cut_often)
     assert contents(tmp_path / "device") == contents(made["moa"])
     total = sum(map(len, contents(made["moa"]).values()))
     assert sum(event.count for event in events if isinstance(event, BytesPulled)) == total
-    assert any(isinstance(event, PullWaiting) for event in events)
+    assert sum(isinstance(event, PullWaiting) for event in events) > 5
     assert any(isinstance(event, PullStarted) and event.kept_bytes for event in events)
 
 

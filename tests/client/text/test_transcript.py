@@ -30,20 +30,6 @@ def answered(transcript: Transcript, tree=NO_TREE, path=(), bonus=20, finish=Fin
     return draft, transcript.apply(Verdict(draft.seq, path, bonus, finish), VOCAB)
 
 
-@pytest.mark.parametrize(
-    ("limit", "path", "bonus", "finish", "left"),
-    [
-        (2, (0, 2, 3), 30, Finish.NOT_YET, ("limit", (10, 12))),
-        (20, (0, 2), None, Finish.EOS, ("eos", (10, 12))),
-        (1, (0, 2), None, Finish.EOS, ("limit", (10,))),  # an end beyond the limit does not count
-    ],
-)
-def test_limit_and_end_of_text_cut_a_verdict(limit, path, bonus, finish, left):
-    transcript = begun(max_new_tokens=limit)
-    _, outcome = answered(transcript, TREE, path, bonus, finish)
-    assert (outcome.finish, transcript.new_tokens) == left
-
-
 def test_a_decode_cancelled_before_it_began_leaves_the_server_what_it_had():
     transcript = begun()
     decode = transcript.next_decode(0)
@@ -75,14 +61,6 @@ def test_what_a_verdict_leaves_of_a_tail(tail, max_nodes, verdict, outcome, new_
     assert (got.confirmed, got.dropped, got.bonus, got.finish) == (*outcome[:3], outcome[4])
     assert got.bonus_origin == outcome[3] or not got.bonus
     assert (transcript.new_tokens, transcript.new_origins) == (new_tokens, tuple(origins.split()))
-
-
-def test_kept_tail_is_context_and_stays_marked():
-    transcript = with_tail(50, 51)
-    transcript.keep_tail()
-    draft, _ = answered(transcript, bonus=70)
-    assert (draft.base_len, draft.context, draft.root) == (4, (9, 50), 51)
-    assert transcript.new_origins == ("bonus", "unverified", "unverified", "bonus")
 
 
 def opened(kept: tuple[int, ...]) -> Opened:

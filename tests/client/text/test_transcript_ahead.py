@@ -6,8 +6,7 @@ import pytest
 
 from outrider_client.text.transcript import Transcript
 from outrider_proto.errors import Violation
-from outrider_proto.frames import Draft, Finish, Opened, Verdict
-from outrider_proto.packing import prefix_hash
+from outrider_proto.frames import Draft, Verdict
 from outrider_proto.tree import DraftTree
 
 VOCAB = 100
@@ -67,38 +66,3 @@ def test_verdicts_out_of_turn_and_stale_ones_whose_text_stands_are_the_servers_f
     transcript.apply(Verdict(first.seq, (0, 1, 2), 19), VOCAB)
     with pytest.raises(Violation, match="stale"):
         transcript.apply(Verdict(ahead.seq, (), None, stale=True), VOCAB)
-
-
-@pytest.mark.parametrize(
-    ("limit", "finishes", "ends"),
-    [
-        (30, [Finish.EOS], ["eos"]),
-        (30, [Finish.CONTEXT_FULL], ["context"]),
-        (4, [Finish.NOT_YET], ["limit"]),  # cut by the limit, what was assumed does not stand
-        (7, [Finish.NOT_YET, Finish.NOT_YET], [None, "limit"]),
-    ],
-)
-def test_the_end_of_the_answer_ends_all(limit, finishes, ends):
-    transcript = begun(max_new_tokens=limit)
-    flights = zip(three_in_flight(transcript), (19, 29), finishes, strict=False)
-    changes = [transcript.apply(Verdict(d.seq, (0, 1, 2), bonus, finish), VOCAB) for d, bonus, finish in flights]
-    assert [change.finish for change in changes] == ends
-    assert transcript.awaited is None
-    assert transcript.new_tokens == (9, *LIKELIEST[5:])[: min(limit, 1 + 4 * len(ends))]
-
-
-def opened(kept: tuple[int, ...]) -> Opened:
-    return Opened("s", True, len(kept), prefix_hash(kept), 1000, 255, ())
-
-
-@pytest.mark.parametrize("kept", [PROMPT, TEXT])
-def test_a_new_connection_forgets_them(kept):
-    """However many of them the server has judged before the link went: it keeps no more than what stands here."""
-    transcript = begun()
-    drafts = three_in_flight(transcript)
-    transcript.resume(opened(kept))
-    assert transcript.awaited is None
-    assert transcript.requested_len == 0
-    assert not any(transcript.awaits(draft.seq) for draft in drafts)
-    draft = transcript.next_draft(TREE, 4)
-    assert (draft.base_len, draft.context, draft.root, draft.assumes) == (4, (), 9, b"")

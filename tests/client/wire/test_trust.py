@@ -9,13 +9,10 @@ import pytest
 from outrider_client import Access, AsyncClient, ClientConfig
 from outrider_client.connection.emulated import emulated_link
 from outrider_client.connection.grpc_transport import GrpcConnection, GrpcTransport
-from outrider_client.connection.link_state import LinkState
 from outrider_client.connection.policy import Patience, Timeouts
 from outrider_client.connection.tls_diagnosis import TrustError
-from outrider_client.core.events import LinkChanged
 from outrider_client.models.local_models import LocalModels
 from outrider_client.pull.pull import PullConfig, pull_bundle
-from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
 from outrider_proto.errors import LinkError, Reason, Refusal
 from outrider_proto.frames import Ping
@@ -28,7 +25,6 @@ from outrider_server.security import authenticator as authenticator_module
 from outrider_server.security import certs
 from outrider_server.security.authenticator import Authenticator
 from outrider_server.security.keys import Key, digest_of, new_secret, write_keys
-from outrider_server.security.principal import Principal, Quota
 from outrider_server.sessions.verifier import Verifier
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
@@ -219,29 +215,6 @@ async def test_a_revoked_key_ends_the_answer(loaded, models, tmp_path, monkeypat
             with pytest.raises(Refusal) as refused:
                 await asyncio.wait_for(answers(remote), WAIT_S)
         assert refused.value.reason is Reason.NO_KEY
-
-
-async def test_a_key_over_its_rate_gets_the_same_answer_only_later(loaded, models, plain, tmp_path):
-    """The server's clock stands still until the client has been turned away: so it is, once, and comes back."""
-    now, seen = [0.0], []
-    secret, file = new_secret("a"), tmp_path / "keys"
-    key = Key("a", digest_of(secret), quota=Quota(tokens_per_minute=600))
-    write_keys(file, [key])
-    security = SecurityConfig(keys=file)
-    async with (
-        serving(loaded, security, clock=lambda: now[0], longest_wait_s=0.0) as server,
-        client(models, server.address, Access(key=secret), shape=TreeShape(2, 2, 4)) as remote,
-        asyncio.timeout(WAIT_S),
-    ):
-        server.verifier._quotas.of(Principal("a", quota=key.quota)).settle(101)
-        async for event in remote.generate(PROMPT):
-            if isinstance(event, LinkChanged):
-                seen.append((event.state, event.detail))
-                now[0] += 1e6
-        assert tuple(remote.tokens[len(PROMPT) :][:NEW]) == plain
-    losses = [detail for state, detail in seen if state is LinkState.OFFLINE]
-    assert len(losses) == 1
-    assert "600 tokens a minute, all used" in losses[0]
 
 
 async def test_the_key_is_in_no_exception(loaded, tmp_path):
