@@ -11,7 +11,7 @@ from .contracts.tree_choices import TreeChoices
 from .contracts.tree_shape import TreePlan, TreeShape
 from .emulation.pace import Pace
 from .emulation.paced_drafter import PacedDrafter
-from .families.eagle2.drafter import Eagle2Drafter
+from .families.eagle2.family import Eagle2Drafter
 from .families.eagle2.network import Eagle2, Eagle2Sizes
 from .families.family import Family
 from .families.feature_drafter import FeatureDrafter, FeatureRows

@@ -5,7 +5,7 @@ from typing import ClassVar
 import pytest
 
 from outrider_drafters import TextDrafter, check_drafter
-from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
+from outrider_drafters.families.eagle2.family import Eagle2Drafter
 from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_drafters.families.suffix.hybrid import HybridDrafter
 from outrider_proto.tree import ROOT, DraftTree

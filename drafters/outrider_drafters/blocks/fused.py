@@ -4,7 +4,6 @@ layers.LlamaBlock is the plain form, which is trained; this one computes the sam
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -16,20 +15,6 @@ from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.blocks.row_buffer import AnyCache, JointCache, KVCache
 
 _PIECE = 512  # rows of a prompt that pass through several blocks at a time
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockWeights:
-    """A block's matrices [out, in], bias and norms; None for those it lacks."""
-
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    head_norms: Tensor | None  # [heads + kv_heads, 1, head_dim]
-    out: Tensor
-    gate_up: Tensor
-    down: Tensor
-    input_norm: Tensor | None
-    mlp_norm: Tensor
 
 
 class FusedProjections:
@@ -93,21 +78,6 @@ class FusedBlock:
         self._mlp = FusedMLP(block.post_attention_layernorm, block.mlp, packed=packed)
         norm = block.input_layernorm
         self._input_norm = norm.weight.detach() if isinstance(norm, RMSNorm) else None
-
-    @property
-    def weights(self) -> BlockWeights:
-        """Return the weights, to stack blocks of one shape."""
-        projections, mlp = self._projections, self._mlp
-        return BlockWeights(
-            projections.weight,
-            projections.bias,
-            projections.norms,
-            self._out.weight,
-            mlp.gate_up.weight,
-            mlp.down.weight,
-            self._input_norm,
-            mlp.norm,
-        )
 
     def new_cache(self) -> KVCache:
         return KVCache(self.shape.kv_heads, self.shape.head_dim, self._out.weight.dtype, self._out.weight.device)

@@ -36,11 +36,10 @@ class RowBuffer:
 
 
 class KVCache:
-    """Keys and values of an attention layer, or of several side by side, each [layers, kv_heads, length, head_dim]."""
+    """Keys and values of an attention layer, each [1, kv_heads, length, head_dim]."""
 
-    def __init__(self, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, layers: int = 1) -> None:
-        self._keys = RowBuffer(layers, kv_heads, width=head_dim, dtype=dtype, device=device)
-        self._values = RowBuffer(layers, kv_heads, width=head_dim, dtype=dtype, device=device)
+    def __init__(self, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._keys, self._values = (RowBuffer(1, kv_heads, width=head_dim, dtype=dtype, device=device) for _ in "kv")
 
     @property
     def keys(self) -> Tensor:

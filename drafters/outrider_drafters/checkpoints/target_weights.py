@@ -122,7 +122,7 @@ class TargetWeights:
 
         They are gathered once however many drafters ask.
         """
-        # One object for all of them: heads are batched only if they share their target.
+        # One object for all of them: several heads run its lm_head at once only if they share it.
         key = (tuple(sorted(tokens)), int8)
         if key not in self._restricted:
             wanted = torch.tensor(key[0], device=self.lm_head.device)

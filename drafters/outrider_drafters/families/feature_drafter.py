@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Protocol
 
 import torch
@@ -78,6 +79,11 @@ class FeatureDrafter(ABC):
     def logits(self, outputs: Tensor) -> Tensor:
         """Compute logits [n, V] float32 of outputs [n, width]; by default the target's lm_head does."""
         return self.target.logits(outputs)
+
+    @property
+    def shared_output(self) -> object:
+        """What computes its logits: where that is one for several drafters, it runs once for all of their rows."""
+        return self
 
     def new_cache(self) -> KVCache | None:
         """Make the cache of one text; None for a step that looks at its own row alone."""
@@ -167,8 +173,17 @@ class FeatureState(WithTokenState):
         self._num_true = min(self._num_true, self._token_state.usable)
         self._output = None
 
-    @torch.inference_mode()
     def root_logits(self) -> Tensor:
+        return self.roots_together([self])[0]
+
+    @staticmethod
+    @torch.inference_mode()
+    def roots_together(states: Sequence[FeatureState]) -> list[Tensor]:
+        """Return the root_logits of states whose drafters share their output."""
+        return list(states[0]._drafter.logits(torch.cat([state._root_output() for state in states])))
+
+    def _root_output(self) -> Tensor:
+        """Start a new draft; the output [1, width] of the root's row."""
         self._token_state.need_root()
         output = self._output
         if output is None or self._num_true != self._token_state.usable:
@@ -181,7 +196,7 @@ class FeatureState(WithTokenState):
         self._tree_mask.clear()
         self._outputs.truncate(0)
         self._outputs.append(output)
-        return self._drafter.logits(output)[0]
+        return output
 
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         (logits,) = self.expand_together([(self, Level(tokens, parents))])
@@ -190,6 +205,14 @@ class FeatureState(WithTokenState):
     @staticmethod
     @torch.inference_mode()
     def expand_together(levels: Sequence[tuple[FeatureState, Level]]) -> list[Tensor]:
+        """As JointState has it; the states may be of several drafters that share their output."""
+        by_drafter = [list(own) for _, own in groupby(levels, key=lambda pair: id(pair[0]._drafter))]
+        outputs = torch.cat([FeatureState._step_together(own) for own in by_drafter])
+        return split_logits(levels[0][0]._drafter.logits(outputs), [len(level.tokens) for _, level in levels])
+
+    @staticmethod
+    def _step_together(levels: Sequence[tuple[FeatureState, Level]]) -> Tensor:
+        """Run a level of each text in one pass of their drafter; the outputs [n, width], text behind text."""
         states, drafter = [state for state, _ in levels], levels[0][0]._drafter
         features, positions, masks = [], [], []
         for state, level in levels:
@@ -204,7 +227,7 @@ class FeatureState(WithTokenState):
         outputs = drafter.step(FeatureRows(tokens, torch.cat(features), torch.cat(positions), joint, None))
         for state, own in zip(states, torch.split(outputs, sizes), strict=True):
             state._outputs.append(own)
-        return split_logits(drafter.logits(outputs), sizes)
+        return outputs
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
         return tree_logits_by_level(tree, self.root_logits(), self.expand)

@@ -9,7 +9,7 @@ A single head is the same without a choice. Knows no family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,9 +19,8 @@ from outrider_drafters.checkpoints.draft_vocabulary import DraftLogits
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import NO_FEATURES
 from outrider_drafters.contracts.tree_shape import TreePlan
-from outrider_drafters.routing.batched_heads import BatchedHeads, batch_heads
+from outrider_drafters.families.feature_drafter import FeatureDrafter, FeatureState
 from outrider_drafters.routing.confidence import Confidence, confidence_of
-from outrider_drafters.routing.head_states import HeadStates, SeparateStates
 from outrider_drafters.routing.rules import Routing
 from outrider_drafters.trees.grow import Level, ScoredTree, TreeBuilder, start_tree
 from outrider_proto.errors import UsageError
@@ -33,8 +32,8 @@ from outrider_proto.tree import DraftTree
 class RoutedDraft:
     """One cycle's draft, the number of its head, and what it cost.
 
-    `num_drafts`: heads that drafted. `num_passes`: forward passes; one pass for several heads counts once. `skipped`:
-    the gate let the current head draft alone.
+    `num_drafts`: heads that drafted. `num_passes`: forward passes, those that several heads share counted once.
+    `skipped`: the gate let the current head draft alone.
     """
 
     drafted: ScoredTree
@@ -62,21 +61,14 @@ class RoutedDrafter:
         self.tree_in_one_pass = all(head.tree_in_one_pass for head in self.heads)
         self.levels_per_pass = min(head.levels_per_pass for head in self.heads)
         self.plan = self.heads[0].plan if all(head.plan == self.heads[0].plan for head in heads) else None
-        one_at_a_time = len(self.heads) == 1 or self.routing.route == "keywords" or not self.routing.batched
-        self._batch: BatchedHeads | None = None if one_at_a_time else batch_heads(self.heads)
+        # Heads with one head for logits, the target's lm_head, have it read once for all of them.
+        outputs = {id(head.shared_output) if isinstance(head, FeatureDrafter) else None for head in self.heads}
+        self.batched = self.routing.batched and len(self.heads) > 1 and len(outputs) == 1 and None not in outputs
 
     @classmethod
     def of(cls, drafter: Drafter) -> RoutedDrafter:
         """Wrap a single drafter; a RoutedDrafter is returned as it is."""
         return drafter if isinstance(drafter, RoutedDrafter) else cls((drafter,))
-
-    @property
-    def batched(self) -> bool:
-        """True if the heads draft in one batch."""
-        return self._batch is not None
-
-    def new_states(self) -> HeadStates:
-        return SeparateStates(self.heads) if self._batch is None else self._batch.new_state()
 
     def new_state(self) -> RoutedState:
         return RoutedState(self)
@@ -87,40 +79,44 @@ class RoutedState:
 
     def __init__(self, heads: RoutedDrafter) -> None:
         self._heads = heads
-        self._states = heads.new_states()
+        self._states = [head.new_state() for head in heads.heads]
+        self._with_features = [s for s, head in zip(self._states, heads.heads, strict=True) if head.tap.fingerprint]
+        self._joint = [state for state in self._states if isinstance(state, FeatureState)] if heads.batched else []
+        self._num_passes = 0
         self.current = 0
 
     @property
     def num_tokens(self) -> int:
-        return self._states.num_tokens
+        return self._states[0].num_tokens
 
     @property
     def num_features(self) -> int:
-        return self._states.num_features
+        return self._with_features[0].num_features if self._with_features else 0
 
     @property
     def max_levels(self) -> int:
-        return self._states.max_levels(self.current)
+        return self._states[self.current].max_levels
 
     def append(self, tokens: Sequence[int]) -> None:
-        self._states.append(tokens)
+        for state in self._states:
+            state.append(tokens)
 
     def add_features(self, first: int, rows: Tensor) -> None:
-        self._states.add_features(first, rows)
+        for state in self._with_features:
+            state.add_features(first, rows)
 
     def rollback(self, num_tokens: int) -> None:
-        self._states.rollback(num_tokens)
+        for state in self._states:
+            state.rollback(num_tokens)
 
     def root_logits(self) -> Tensor:
-        self._states.start()
-        return self._states.root(self.current)
+        return self._states[self.current].root_logits()
 
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        return self._states.expand({self.current: Level(list(tokens), list(parents))})[self.current]
+        return self._states[self.current].expand(tokens, parents)
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
-        self._states.start()
-        return self._states.tree(self.current, tree)
+        return self._states[self.current].tree_logits(tree)
 
     def switch_to_able_head(self) -> bool:
         """Switch to a head that can draft, unless the current one can. False if none can."""
@@ -139,11 +135,13 @@ class RoutedState:
         routing, able = self._heads.routing, self._able()
         first = self.current if only is None or only not in able else only
         others = [head for head in able if head != first] if only is None else []
-        passes_before = self._states.num_passes
-        self._states.start()
-        skipped = bool(others) and not routing.needs_comparison(_first_probability(self._states.root(first)))
-        heads = [first] if skipped else [first, *others]
-        drafts = self._grow(heads, plan, cancelled)
+        passes_before = self._num_passes
+        gated = bool(others) and routing.gate is not None
+        roots = self._roots([first] if gated else [first, *others])
+        skipped = gated and not routing.needs_comparison(_first_probability(roots[first]))
+        if gated and not skipped:
+            roots |= self._roots(others)
+        drafts = self._grow(roots, plan, cancelled)
         confidences = {head: confidence_of(drafted) for head, drafted in drafts.items()}
         self.current = routing.choose(confidences, first)
         return RoutedDraft(
@@ -151,28 +149,48 @@ class RoutedState:
             self.current,
             confidences[self.current],
             len(drafts),
-            self._states.num_passes - passes_before,
+            self._num_passes - passes_before,
             skipped,
         )
 
-    def _grow(self, heads: Sequence[int], plan: TreePlan, cancelled: Callable[[], bool]) -> dict[int, ScoredTree]:
-        """Grow trees of some heads side by side, level by level."""
+    def _grow(
+        self, roots: Mapping[int, Tensor], plan: TreePlan, cancelled: Callable[[], bool]
+    ) -> dict[int, ScoredTree]:
+        """Grow trees from some heads' logits at the root, side by side, level by level."""
         measure = len(self._heads.heads) > 1
-        builders = {head: start_tree(self._states.root(head), plan, entropies=measure) for head in heads}
+        builders = {head: start_tree(logits, plan, entropies=measure) for head, logits in roots.items()}
         for depth in range(1, plan.levels):
-            levels = {head: level for head in heads if (level := self._level(head, builders[head], depth)) is not None}
+            found = {head: self._level(head, builder, depth) for head, builder in builders.items()}
+            levels = {head: level for head, level in found.items() if level is not None}
             # Before the pass, not after it: what is grown so far is complete between levels.
             if not levels or cancelled():
                 break
-            for head, logits in self._states.expand(levels).items():
+            for head, logits in self._expanded(levels).items():
                 builders[head].take(logits)
         return {head: builder.drafted() for head, builder in builders.items()}
 
+    def _roots(self, heads: Sequence[int]) -> dict[int, Tensor]:
+        """Start a new draft of some heads: logits [V] for the root's successor."""
+        if self._joint and len(heads) > 1:
+            self._num_passes += 1
+            return dict(zip(heads, FeatureState.roots_together([self._joint[head] for head in heads]), strict=True))
+        self._num_passes += len(heads)
+        return {head: self._states[head].root_logits() for head in heads}
+
+    def _expanded(self, levels: Mapping[int, Level]) -> dict[int, Tensor]:
+        """Compute logits [n, V] for each head's level."""
+        if self._joint and len(levels) > 1:
+            self._num_passes += 1
+            together = [(self._joint[head], level) for head, level in levels.items()]
+            return dict(zip(levels, FeatureState.expand_together(together), strict=True))
+        self._num_passes += len(levels)
+        return {head: self._states[head].expand(level.tokens, level.parents) for head, level in levels.items()}
+
     def _level(self, head: int, builder: TreeBuilder, depth: int) -> Level | None:
-        return builder.level() if depth < self._states.max_levels(head) else None
+        return builder.level() if depth < self._states[head].max_levels else None
 
     def _able(self) -> list[int]:
-        return [head for head in range(len(self._heads.heads)) if self._states.max_levels(head)]
+        return [head for head in range(len(self._states)) if self._states[head].max_levels]
 
 
 def _first_probability(logits: Tensor) -> float:

@@ -44,7 +44,7 @@ class Routing:
         ),
     ] = None
     batched: Annotated[
-        bool, Flag("With several heads: run those of one kind and size as one batch.", name="batch-heads", expert=True)
+        bool, Flag("With several heads: run the lm_head that they share once for all.", name="batch-heads", expert=True)
     ] = True
 
     def __post_init__(self) -> None:

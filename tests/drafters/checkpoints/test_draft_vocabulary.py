@@ -9,7 +9,7 @@ from heads_place import begun
 
 from outrider_drafters import Drafter, TargetWeights, TreeShape, grow_tree, load_drafter
 from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, read_draft_vocab, write_draft_vocab
-from outrider_drafters.routing.batched_heads import batch_heads
+from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_proto.errors import UsageError
 
 # Of every family with a head that is loaded from files, besides DFlash (test_dflash.py): drafter and target.
@@ -111,10 +111,8 @@ def test_an_option_that_cannot_be_used_is_refused(frozen, eagle, option, message
 
 
 def test_drafters_of_one_vocabulary_share_its_rows(frozen, eagle):
-    """So several EAGLE heads still draft in one batch."""
+    """So several EAGLE heads still run it once."""
     one, other = load_drafter(eagle, frozen), load_drafter(eagle, frozen)
 
     assert one.target is other.target
-    batch = batch_heads([one, other])
-    assert batch is not None
-    assert batch.logits(torch.ones(2, 1, frozen.sizes.hidden)).isfinite().sum() == 2 * len(TOKENS)
+    assert RoutedDrafter([one, other]).batched

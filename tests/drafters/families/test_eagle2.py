@@ -9,7 +9,7 @@ from heads_place import SETTINGS, begun, check_published_generation, check_publi
 from safetensors.torch import load_file
 
 from outrider_drafters import Eagle2, Eagle2Sizes, TreeShape, load_drafter
-from outrider_drafters.families.eagle2.drafter import TOLERANT_STEPS, Eagle2Drafter
+from outrider_drafters.families.eagle2.family import TOLERANT_STEPS, Eagle2Drafter
 from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_drafters.families.shared_layout import STEPS
 

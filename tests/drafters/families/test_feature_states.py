@@ -3,7 +3,7 @@
 import torch
 
 from outrider_drafters import DraftState, FeatureDrafter, check_drafter
-from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
+from outrider_drafters.families.eagle2.family import Eagle2Drafter
 from outrider_proto.tree import ROOT
 
 

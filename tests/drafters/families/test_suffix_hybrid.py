@@ -14,7 +14,7 @@ from text_edits import edited, edits_of
 from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter
 from outrider_drafters.checkpoints.draft_vocabulary import DraftLogits
 from outrider_drafters.contracts.drafter import UNLIMITED
-from outrider_drafters.families.eagle2.drafter import Eagle2Drafter
+from outrider_drafters.families.eagle2.family import Eagle2Drafter
 from outrider_drafters.families.suffix.hybrid import COPY, SUFFIX, HybridDrafter, blended
 from outrider_drafters.families.suffix.index import GrowingText, History, candidates, reading
 from outrider_drafters.trees.grow import TreeGrowth, grow

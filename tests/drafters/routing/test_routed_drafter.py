@@ -3,20 +3,15 @@
 import pytest
 import torch
 from heads_place import begun
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from outrider_drafters import Drafter, Eagle2, Eagle2Drafter, Eagle2Sizes, TargetSizes, TargetWeights, TreeShape
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.families.lookup.drafter import LookupDrafter
-from outrider_drafters.routing.batched_heads import BatchedHeadsState, batch_heads
-from outrider_drafters.routing.head_states import HeadStates, SeparateStates
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_drafters.routing.rules import Routing
-from outrider_drafters.trees.grow import Level, grow
+from outrider_drafters.trees.grow import grow
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import TapInfo
-from outrider_proto.tree import ROOT
 
 VOCABULARY = 23
 SIZES = TargetSizes(16, 3, 4, 2, 4, VOCABULARY, 10000.0, 1e-5, 128, "llama")
@@ -55,98 +50,6 @@ def rows(first: int, count: int) -> torch.Tensor:
     return every[first : first + count]
 
 
-def together(heads: list[Eagle2Drafter]) -> BatchedHeadsState:
-    stack = batch_heads(heads)
-    assert stack is not None
-    return stack.new_state()
-
-
-tokens = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4)
-appends = st.tuples(st.just("append"), tokens)
-features = st.tuples(st.just("features"), st.integers(0, 6), st.integers(0, 12))
-rollbacks = st.tuples(st.just("rollback"), st.integers(0, 8))
-drafts = st.tuples(st.just("draft"), st.sets(st.integers(0, 2), min_size=1))
-scripts = st.lists(st.one_of(appends, features, rollbacks, drafts), max_size=24)
-
-
-def play(states: HeadStates, script: list) -> list[int]:
-    """Returns the tokens that stand."""
-    told: list[int] = []
-    for name, *arguments in script:
-        match name:
-            case "append":
-                states.append(arguments[0])
-                told += arguments[0]
-            case "features":
-                first = max(0, states.num_features - arguments[0])
-                more = min(arguments[1], len(told) - states.num_features)
-                states.add_features(first, rows(first, states.num_features - first + more))
-            case "rollback":
-                keep = max(0, len(told) - arguments[0])
-                states.rollback(keep)
-                del told[keep:]
-            case "draft":
-                if told:
-                    answers(states, sorted(arguments[0]))
-    return told
-
-
-def answers(states: HeadStates, heads: list[int]) -> list[torch.Tensor]:
-    """Logits of some heads: at the root, then of levels of unequal size, then of one head's alone."""
-    states.start()
-    made = [states.root(head) for head in heads]
-    first = {head: Level([2, 5, 1][: 1 + head % 3], [ROOT] * (1 + head % 3)) for head in heads}
-    made += states.expand(first).values()
-    made += states.expand({head: Level([7, 1], [head % 3, 0]) for head in heads}).values()
-    made += states.expand({heads[-1]: Level([4], [1 + heads[-1] % 3])}).values()
-    return made
-
-
-def assert_equal(ours: list[torch.Tensor], plain: list[torch.Tensor]) -> None:
-    for one, other in zip(ours, plain, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-
-
-@settings(max_examples=100)
-@given(script=scripts)
-def test_one_batch_equals_one_after_another(script):
-    ours, plain = together(EAGLES), SeparateStates(EAGLES)
-    told = play(ours, script)
-    assert play(plain, script) == told
-    assert (
-        (ours.num_tokens, ours.num_features) == (plain.num_tokens, plain.num_features) == (len(told), ours.num_features)
-    )
-    if told:
-        assert_equal(answers(ours, [0, 1, 2]), answers(plain, [0, 1, 2]))
-
-
-def test_stacks_with_every_part():
-    """Biases everywhere, and a middle head that is not asked with the others."""
-    frozen = frozen_target()
-    sizes = Eagle2Sizes(16, 4, 2, 4, 20, fc_bias=False, qkv_bias=True)
-    heads = [eagle(frozen, seed, sizes) for seed in (4, 5, 6)]
-    ours, plain = together(heads), SeparateStates(heads)
-    for states in (ours, plain):
-        states.append([1, 2, 3, 4])
-        states.add_features(0, rows(0, 2))
-    assert_equal(answers(ours, [0, 2]), answers(plain, [0, 2]))
-
-
-def test_unlike_heads_do_not_stack():
-    wider = eagle(FROZEN, 1, Eagle2Sizes(16, 4, 2, 4, 24))
-    without_bias = eagle(FROZEN, 1, Eagle2Sizes(16, 4, 2, 4, 20, fc_bias=False))
-    elsewhere = eagle(frozen_target(), 1)
-    own_words = Eagle2Drafter(Eagle2(EAGLE), FROZEN, torch.zeros(VOCABULARY, 16))
-    deeper = [eagle(FROZEN, seed, Eagle2Sizes(16, 4, 2, 4, 20, layers=2)) for seed in (1, 2)]
-    assert batch_heads(deeper) is None
-    for other in (wider, without_bias, elsewhere, own_words, deeper[0], LookupDrafter(VOCABULARY)):
-        assert batch_heads([EAGLES[0], other]) is None
-        assert not RoutedDrafter([EAGLES[0], other]).batched
-    assert RoutedDrafter(EAGLES).batched
-    assert not RoutedDrafter(EAGLES, routing=Routing(batched=False)).batched
-    assert not RoutedDrafter(EAGLES, routing=Routing("keywords")).batched
-
-
 def told(heads: RoutedDrafter, text: list[int] = [3, 1, 4, 1, 5]):  # noqa: B006 # never changed
     return begun(heads, text, rows(0, len(text) - 1))
 
@@ -171,12 +74,15 @@ def test_the_chosen_tree_is_the_one_that_head_drafts_alone(route, batched, plan)
     assert (routed.num_drafts, routed.skipped) == (3, False)
 
 
-def test_a_batch_is_one_pass():
+def test_heads_of_one_output_run_it_once():
     together, apart = (
         told(RoutedDrafter(EAGLES, routing=Routing(batched=batched))).draft(SHAPE) for batched in (True, False)
     )
     assert (together.num_passes, apart.num_passes) == (4, 12)
     assert told(RoutedDrafter(EAGLES[:1])).draft(SHAPE).num_passes == 4
+    own = eagle(frozen_target(), 1)
+    for heads in (EAGLES[:1], [EAGLES[0], own], [EAGLES[0], LookupDrafter(VOCABULARY)]):
+        assert not RoutedDrafter(heads).batched
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -185,7 +91,7 @@ def test_a_sure_head_spares_the_others(batched):
     assert (sure.head, sure.num_drafts, sure.num_passes, sure.skipped) == (0, 1, 4, True)
     assert sure.drafted.tree == alone(EAGLES[0]).tree
     unsure = told(RoutedDrafter(EAGLES, routing=Routing(gate=1.0, batched=batched))).draft(SHAPE)
-    assert (unsure.num_drafts, unsure.skipped) == (3, False)
+    assert (unsure.num_drafts, unsure.num_passes, unsure.skipped) == (3, 5 if batched else 12, False)
 
 
 @pytest.mark.parametrize("batched", [True, False])
