@@ -38,7 +38,7 @@ class Eagle2Drafter(PairDrafter):
     def __init__(self, eagle: Eagle2, target: TargetWeights, embed: Tensor | None = None, steps: int = 1) -> None:
         super().__init__(target, last_hidden_info(eagle.sizes.hidden), embed)
         self.stale_tolerant = steps >= TOLERANT_STEPS
-        self._fc = PackedLinear(eagle.fc.weight.detach(), eagle.fc.bias, packed=None)
+        self.fc = PackedLinear(eagle.fc.weight.detach(), eagle.fc.bias, packed=None)
         blocks = [FusedBlock(block) for block in eagle.blocks]
         self.block: FusedBlock | FusedLayers = blocks[0] if len(blocks) == 1 else FusedLayers(blocks)
         self.embed_norm, self.output_norm = eagle.embedding_layernorm, eagle.pre_lm_head_layernorm
@@ -46,7 +46,7 @@ class Eagle2Drafter(PairDrafter):
     def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:
         if self.embed_norm is not None:
             embeds = self.embed_norm(embeds)
-        return self._fc(torch.cat((embeds, features), dim=-1))
+        return self.fc(torch.cat((embeds, features), dim=-1))
 
     @property
     def shared_output(self) -> object:
