@@ -26,15 +26,7 @@ from outrider_server.engine.acceptance import AcceptedPath, verify_path, verify_
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import BatchSegment
 from outrider_server.engine.grouped_attention import DEVICE_LIMITS, HOST_LIMITS, GroupLimits
-from outrider_server.engine.sampler import (
-    NOT_FINITE,
-    ChoiceRequest,
-    MixedChoices,
-    RowChoices,
-    Sampler,
-    TokenChoices,
-    argmax,
-)
+from outrider_server.engine.sampler import NOT_FINITE, BatchedChoices, ChoiceRequest, RowChoices, Sampler, argmax
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.kv.buffers import is_out_of_memory
@@ -122,7 +114,7 @@ class LaunchedPass:
 
     inputs: abc.Sequence[StepInput]
     requests: abc.Sequence[ChoiceRequest | None]
-    choices: TokenChoices | None
+    choices: RowChoices | None
     hidden: Mapping[int, Tensor]
     timer: _PassTimer
 
@@ -272,15 +264,15 @@ class Engine:
             self._sleep(left)
         return StepTiming(timer.started, self._clock())
 
-    def _choices(self, asked: abc.Sequence[ChoiceRequest]) -> TokenChoices | None:
+    def _choices(self, asked: abc.Sequence[ChoiceRequest]) -> RowChoices | None:
         """Prepare the choice of the target's tokens; None where nothing is to be chosen."""
         if not asked:
             return None
         target = self.target
-        return MixedChoices(asked, target.vocab_size, target.kv.device) if self._is_batched else RowChoices()
+        return BatchedChoices(asked, target.vocab_size, target.kv.device) if self._is_batched else RowChoices()
 
     def _verify_tree(
-        self, step_input: StepInput, request: ChoiceRequest | None, choices: TokenChoices | None
+        self, step_input: StepInput, request: ChoiceRequest | None, choices: RowChoices | None
     ) -> AcceptedPath | None:
         """Apply the acceptance rule; None where there is nothing to be accepted, or not by these logits."""
         if request is None or choices is None or not choices.is_finite(request):

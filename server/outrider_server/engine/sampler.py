@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -91,12 +90,12 @@ class ChoiceRequest:
 class RowChoices:
     """Choices made when they are asked for; rules are applied to the rows that are asked for alone.
 
-    choose() comes first, then read(), then the questions: here as in the classes below.
+    choose() comes first, then read(), then the questions.
     """
 
     def __init__(self) -> None:
         self._logits = torch.empty(0, 0)
-        self._likeliest: list[int] = []
+        self._tokens: list[int] = []  # the likeliest of every row
 
     def choose(self, logits: Tensor) -> None:
         """Take the logits [rows, vocab] of the pass. On a GPU the host waits for nothing, not even for them."""
@@ -104,17 +103,17 @@ class RowChoices:
 
     def read(self) -> None:
         """Wait for what was chosen."""
-        self._likeliest = argmax(self._logits)
+        self._tokens = argmax(self._logits)
 
     def is_finite(self, request: ChoiceRequest) -> bool:
         """Return whether all its rows have a largest logit that is a number."""
-        return NOT_FINITE not in self._likeliest[request.rows]
+        return NOT_FINITE not in self._tokens[request.rows]
 
     def token(self, request: ChoiceRequest, node: int) -> int:
         """Return the token after `node`, or the root."""
         row, rules = 1 + node, request.sampler.rules
         if rules is None and not request.sampler.sampling.draws:
-            return self._likeliest[request.first + row]
+            return self._tokens[request.first + row]
         logits = self._logits[request.first + row : request.first + row + 1]
         if rules is not None:
             logits = rules.applied(logits, request.text, request.tree.path_tokens(_path_to(request.tree, node)))
@@ -131,24 +130,28 @@ class RowChoices:
         return token_logprobs(self._logits[request.rows], request.tree, accepted, request.num_logprobs)
 
 
-class BatchedChoices:
+class BatchedChoices(RowChoices):
     """Choices for all rows of requests without rules, made on the device and copied to the host at once.
 
     What the device needs for them is sent here: behind the layers of a pass, an upload would wait for all of them.
+    Those of requests with rules are made when they are asked for: a mask of tokens takes the host as long as a small
+    pass, and only rows on the path get one.
     """
 
     def __init__(self, requests: Sequence[ChoiceRequest], vocab: int, device: torch.device) -> None:
-        chunks = list(_chunks([one for one in requests if not one.sampler.sampling.greedy], vocab))
-        judged = _chunks([one for one in requests if one.num_logprobs is not None], vocab)
+        super().__init__()
+        free = [one for one in requests if one.sampler.rules is None]
+        chunks = list(_chunks([one for one in free if not one.sampler.sampling.greedy], vocab))
+        judged = _chunks([one for one in free if one.num_logprobs is not None], vocab)
         self._drawing = [_drawing_rows(members, device) for members in chunks if members[0].sampler.sampling.draws]
         self._typical = [_typical_rows(members, device) for members in chunks if not members[0].sampler.sampling.draws]
         self._judged = [_Rows(members, device, *_edges(members)) for members in judged]
         self._copy: _HostCopy | None = None
-        self._tokens: list[int] = []
         self._log_probs: dict[int, NDArray[np.float64]] = {}
         self._logprobs: dict[int, NDArray[np.float64]] = {}
 
     def choose(self, logits: Tensor) -> None:
+        super().choose(logits)
         tokens = likeliest = logits.argmax(-1)
         for rows in self._drawing:
             tokens = tokens.index_copy(0, rows.index, drawn(rows.distributions(logits), rows.sent[0]))
@@ -167,66 +170,24 @@ class BatchedChoices:
         self._log_probs = _by_first_row(self._typical, arrays[: len(self._typical)])
         self._logprobs = _by_first_row(self._judged, arrays[len(self._typical) :])
 
-    def is_finite(self, request: ChoiceRequest) -> bool:
-        return NOT_FINITE not in self._tokens[request.rows]
-
     def token(self, request: ChoiceRequest, node: int) -> int:
+        if request.sampler.rules is not None:
+            return super().token(request, node)
         return self._tokens[request.first + 1 + node]
 
     def log_probs(self, request: ChoiceRequest) -> Sequence[float]:
+        if request.sampler.rules is not None:
+            return super().log_probs(request)
         return self._log_probs[request.first][1:].tolist()  # type: ignore[no-any-return] # numpy's tolist
 
     def logprobs(self, request: ChoiceRequest, accepted: AcceptedPath) -> tuple[TokenLogprob, ...]:
-        if request.num_logprobs is None:
-            return ()
+        if request.num_logprobs is None or request.sampler.rules is not None:
+            return super().logprobs(request, accepted)
         rows, path = self._logprobs[request.first], [1 + node for node in accepted.path]
         own = [*rows[path, 0].tolist(), *([] if accepted.bonus is None else [float(rows[path[-1] if path else 0, 1])])]
         tops, values = np.split(rows[[0, *path][: len(own)], 2:], 2, axis=1)
         num_top = request.num_logprobs  # others of the chunk may have asked for more
         return _framed(own, tops[:, :num_top].astype(np.int64).tolist(), values[:, :num_top].tolist())
-
-
-class MixedChoices:
-    """Those of requests without rules made at once, of others when they are asked for.
-
-    A mask of tokens takes the host as long as a small pass: only rows on the path get one.
-    """
-
-    def __init__(self, requests: Sequence[ChoiceRequest], vocab: int, device: torch.device) -> None:
-        free = [request for request in requests if request.sampler.rules is None]
-        self._free = BatchedChoices(free, vocab, device) if free else None
-        self._ruled = RowChoices() if len(free) < len(requests) else None
-        self._all: list[RowChoices | BatchedChoices] = [
-            choices for choices in (self._free, self._ruled) if choices is not None
-        ]
-
-    def choose(self, logits: Tensor) -> None:
-        for choices in self._all:
-            choices.choose(logits)
-
-    def read(self) -> None:
-        for choices in self._all:
-            choices.read()
-
-    def is_finite(self, request: ChoiceRequest) -> bool:
-        return self._of(request).is_finite(request)
-
-    def token(self, request: ChoiceRequest, node: int) -> int:
-        return self._of(request).token(request, node)
-
-    def log_probs(self, request: ChoiceRequest) -> Sequence[float]:
-        return self._of(request).log_probs(request)
-
-    def logprobs(self, request: ChoiceRequest, accepted: AcceptedPath) -> tuple[TokenLogprob, ...]:
-        return self._of(request).logprobs(request, accepted)
-
-    def _of(self, request: ChoiceRequest) -> RowChoices | BatchedChoices:
-        choices = self._free if request.sampler.rules is None else self._ruled
-        assert choices is not None
-        return choices
-
-
-TokenChoices: TypeAlias = RowChoices | MixedChoices
 
 
 def _path_to(tree: DraftTree, node: int) -> list[int]:
