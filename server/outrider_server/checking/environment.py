@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from outrider_proto.errors import UsageError
 from outrider_server.checking.finding import Finding, found
 from outrider_server.config.config import ServerConfig
-from outrider_server.security.address import check_exposure
+from outrider_server.security.address import check_exposure, check_free
 
 _SOON = timedelta(days=14)
 
@@ -34,14 +32,7 @@ def check_environment(config: ServerConfig, now: datetime | None = None) -> Iter
 
 
 def _free(host: str, port: int) -> str:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            # As gRPC does: otherwise sockets in TIME_WAIT would make a free port look taken.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    check_free(host, port)
     return f"{host}:{port} is free" if port else f"{host}, a free port"
 
 

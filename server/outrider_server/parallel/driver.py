@@ -17,7 +17,6 @@ from outrider_server.engine.hf_model import AUTO, dtype_name, resolve_device, re
 from outrider_server.engine.target import Target, public_name
 from outrider_server.parallel.divisible import check_divisible
 from outrider_server.parallel.gathered_attention import GatheringAttention
-from outrider_server.parallel.pass_message import PassMessage
 from outrider_server.parallel.ranks import RankProcesses
 from outrider_server.parallel.shard import Shard, load_shard
 
@@ -76,12 +75,13 @@ class _DrivenModel:
         if self._ranks.broken.done():
             raise self._refusal()
         gathering = None if slots is None else GatheringAttention(slots)
-        keep = logits_to_keep if isinstance(logits_to_keep, Tensor) else None
-        message = PassMessage(input_ids, position_ids, keep, on_slots=gathering is not None)
+        arguments = {"input_ids": input_ids, "position_ids": position_ids}
+        if isinstance(logits_to_keep, Tensor):
+            arguments["logits_to_keep"] = logits_to_keep
         try:
-            self._ranks.broadcast(message)
+            self._ranks.broadcast(arguments, on_slots=gathering is not None)
             more = {} if gathering is None else {"slots": gathering}
-            output = self._forward(**message.arguments(), **more, output_hidden_states=output_hidden_states)
+            output = self._forward(**arguments, **more, use_cache=False, output_hidden_states=output_hidden_states)
         except Exception as error:
             if not self._ranks.watched:
                 raise  # while loading, all ranks fail alike, and the caller explains it

@@ -5,17 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from signal import Signals
 from tempfile import TemporaryDirectory
 
+from torch import Tensor
+
 from outrider_proto.errors import UsageError
-from outrider_server.parallel.pass_message import PassMessage
 from outrider_server.parallel.shard import Shard, leave
 
 READY, LOADED = b"ready", b"loaded"
@@ -40,7 +42,7 @@ class _WorkerProcess:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
         worker = cls(shard.rank, process, ours)
         with suppress(OSError):  # it has died already, which expect() will notice
-            ours.send_bytes(shard.packed())
+            ours.send(asdict(shard))
         return worker
 
     def expect(self, expected: bytes, patience_s: float) -> None:
@@ -62,7 +64,7 @@ class _WorkerProcess:
             self.process.kill()
             return
         with suppress(OSError):
-            self.socket.send_bytes(b"")
+            self.socket.send(None)
 
     def end(self) -> None:
         try:
@@ -122,11 +124,15 @@ class RankProcesses:
     def watched(self) -> bool:
         return self._watcher.ident is not None
 
-    def broadcast(self, message: PassMessage) -> None:
-        """Send a message to all. Raises OSError when a rank is gone."""
-        data = message.packed()
+    def broadcast(self, arguments: Mapping[str, Tensor], *, on_slots: bool) -> None:
+        """Have all run a pass with these arguments, on slots or with the model's own attention on their heads.
+
+        Raises OSError when a rank is gone.
+        """
+        # As arrays: torch would share the memory of its tensors with the other process.
+        message = on_slots, {name: rows.cpu().numpy() for name, rows in arguments.items()}
         for worker in self._workers:
-            worker.socket.send_bytes(data)
+            worker.socket.send(message)
 
     def fail_pass(self, error: Exception) -> None:
         """Set `broken` after a pass ended half-way, preferably to what a dead rank reported."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -30,13 +29,6 @@ class Shard:
     num_ranks: int
     rendezvous: str
     threads: int | None
-
-    def packed(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def unpacked(cls, data: bytes) -> Shard:
-        return cls(**json.loads(data))
 
     @property
     def own_device(self) -> torch.device:

@@ -12,8 +12,9 @@ import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from typing import Any
 
-_Inbox = SimpleQueue[bytes]
+_Inbox = SimpleQueue[Any]  # Any: the parameters of a shard, then passes, None at the end
 
 
 def main() -> None:
@@ -34,11 +35,11 @@ def main() -> None:
 
 def _listen(leader: Connection, inbox: _Inbox) -> None:
     try:
-        while message := leader.recv_bytes():
+        while (message := leader.recv()) is not None:
             inbox.put(message)
     except (EOFError, OSError):
         os._exit(1)  # rank 0 is gone
-    inbox.put(b"")
+    inbox.put(None)
 
 
 def _follow(leader: Connection, inbox: _Inbox) -> None:
@@ -47,23 +48,23 @@ def _follow(leader: Connection, inbox: _Inbox) -> None:
     import outrider_drafters  # noqa: F401 - before transformers, so that torchao says nothing
     from outrider_server.engine.attention import IMPLEMENTATION
     from outrider_server.parallel.gathered_attention import WorkerAttention
-    from outrider_server.parallel.pass_message import PassMessage
     from outrider_server.parallel.ranks import LOADED, READY
     from outrider_server.parallel.shard import Shard, leave, load_shard
 
     leader.send_bytes(READY)
-    shard = Shard.unpacked(inbox.get())
+    shard = Shard(**inbox.get())
     model = load_shard(shard)
     leader.send_bytes(LOADED)
     slots, implementation = WorkerAttention(), IMPLEMENTATION
     with torch.inference_mode():
-        while data := inbox.get():
-            message = PassMessage.unpacked(data, shard.own_device)
-            wanted = IMPLEMENTATION if message.on_slots else "eager"
+        while (message := inbox.get()) is not None:
+            on_slots, arguments = message
+            wanted = IMPLEMENTATION if on_slots else "eager"
             if wanted != implementation:
                 model.set_attn_implementation(wanted)
                 implementation = wanted
-            model(**message.arguments(), **({"slots": slots} if message.on_slots else {}))
+            rows = {name: torch.from_numpy(array).to(shard.own_device) for name, array in arguments.items()}
+            model(**rows, use_cache=False, **({"slots": slots} if on_slots else {}))
     leave()
 
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import signal
-import socket
 import threading
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,7 @@ from outrider_proto.files import write_atomically
 from outrider_proto.options.command import with_options
 from outrider_server.config.file import load_config
 from outrider_server.rayserve.scale import DeployConfig
-from outrider_server.security.address import check_exposure
+from outrider_server.security.address import check_exposure, check_free
 
 
 @with_options(
@@ -70,8 +69,9 @@ def _run_here(config: DeployConfig, ready_file: Path | None) -> None:
 
     # Fail here and now: a replica that cannot find its target would be started again and again.
     resolve_dir(config.target)
+    # Ray would try to listen again and again.
     for host, port in ((config.host.strip("[]"), config.port), ("127.0.0.1", config.deploy.http_port)):
-        _check_free(host, port)
+        check_free(host, port)
     import ray
 
     from outrider_server.rayserve.launch import connect, remove
@@ -104,14 +104,3 @@ def _launch(config: DeployConfig, ready_file: Path | None) -> None:
         write_atomically(ready_file, json.dumps(ready) + "\n")  # a script may be waiting for the file
     number = scale.replicas if scale.max_replicas is None else f"{scale.replicas} to {scale.max_replicas}"
     typer.echo(f"outrider-server: ready on {address}, replicas: {number}; Ray listens on ports of its own", err=True)
-
-
-def _check_free(host: str, port: int) -> None:
-    """Raise UsageError where a port is taken: Ray would try again and again."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(address)
-    except OSError as error:
-        raise UsageError(f"cannot listen on {host}:{port}: the port is in use or the address not ours") from error

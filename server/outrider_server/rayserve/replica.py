@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpc_health.v1 import health_pb2
 
+from outrider_proto import verifier_pb2 as pb
 from outrider_server.config.config import ServerConfig
-from outrider_server.rayserve.bridge import SerializedMessage, ServicerBridge
-from outrider_server.rpc.bundle_service import BUNDLES
+from outrider_server.rayserve.bridge import RayServicerContext, SerializedMessage
 from outrider_server.rpc.server import Server
-from outrider_server.rpc.service import SERVICE
 from outrider_server.telemetry.logs import start_logging
 
 if TYPE_CHECKING:
@@ -26,24 +25,28 @@ class Replica:
         # A process of its own: what `deploy` was told of logs is set here again.
         start_logging(config.telemetry.log_format, config.telemetry.log_level)
         self._server = Server.build(config)
-        self._bridge = ServicerBridge(self._server.handlers())
+        self._verifier, self._bundles = self._server.services()
         await self._server.start_verifier()
 
     async def Session(
         self, requests: AsyncIterator[bytes], grpc_context: RayServegRPCContext
     ) -> AsyncGenerator[SerializedMessage]:
-        async with aclosing(self._bridge.streamed(f"/{SERVICE}/Session", requests, grpc_context)) as messages:
+        call: Any = RayServicerContext(grpc_context)  # Any: gRPC's own context, to the service
+        async with aclosing(call.streamed(self._verifier.session(requests, call))) as messages:
             async for message in messages:
                 yield message
 
     async def Describe(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:
-        return await self._bridge.unary(f"/{SERVICE}/Describe", request, grpc_context)
+        call: Any = RayServicerContext(grpc_context)  # Any: as above, and below
+        return await call.unary(self._verifier.describe(pb.DescribeRequest.FromString(request), call))  # type: ignore[no-any-return]
 
     async def Manifest(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:
-        return await self._bridge.unary(f"/{BUNDLES}/Manifest", request, grpc_context)
+        call: Any = RayServicerContext(grpc_context)
+        return await call.unary(self._bundles.manifest(pb.ManifestRequest.FromString(request), call))  # type: ignore[no-any-return]
 
     async def Fetch(self, request: bytes, grpc_context: RayServegRPCContext) -> AsyncGenerator[SerializedMessage]:
-        async with aclosing(self._bridge.streamed(f"/{BUNDLES}/Fetch", request, grpc_context)) as messages:
+        call: Any = RayServicerContext(grpc_context)
+        async with aclosing(call.streamed(self._bundles.fetch(pb.FetchRequest.FromString(request), call))) as messages:
             async for message in messages:
                 yield message
 

@@ -92,11 +92,10 @@ class Server:
     def address(self) -> str:
         return join_host_port(self.host, self.port)
 
-    def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
-        """The methods of our services, which Ray Serve calls too (rayserve/)."""
-        authenticator = self.authenticator
-        bundles = BundlesService(self.bundles, authenticator, self.verifier.observer)
-        return VerifierService(self.verifier, authenticator).handler(), bundles.handler()
+    def services(self) -> tuple[VerifierService, BundlesService]:
+        """Return our services, whose methods Ray Serve calls too (rayserve/)."""
+        bundles = BundlesService(self.bundles, self.authenticator, self.verifier.observer)
+        return VerifierService(self.verifier, self.authenticator), bundles
 
     async def start_verifier(self) -> None:
         """Start everything but the port, for callers that have a port of their own."""
@@ -109,7 +108,7 @@ class Server:
         credentials = server_credentials(security)
         handshake = ("grpc.server_handshake_timeout_ms", round(security.handshake_s * 1000))
         server = grpc.aio.server(options=[*SERVER_OPTIONS, handshake])
-        server.add_generic_rpc_handlers(self.handlers())
+        server.add_generic_rpc_handlers([service.handler() for service in self.services()])
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         add_reflection(server, (SERVICE, BUNDLES, "grpc.health.v1.Health"), self.authenticator)
         try:

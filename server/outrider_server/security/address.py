@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from dataclasses import dataclass
 from urllib.parse import unquote
 
@@ -52,3 +53,15 @@ def check_exposure(host: str, security: SecurityConfig) -> None:
     if lacking:
         remedy = f"give {', and '.join(lacking)}"
         raise UsageError(f"host={host}: others can reach it; {remedy}, or --open-to-network to let anyone connect")
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise UsageError where a port is taken, or the address is not ours."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As gRPC does: otherwise sockets in TIME_WAIT would make a free port look taken.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error

@@ -4,11 +4,10 @@ import asyncio
 from contextlib import aclosing
 
 import grpc
-import pytest
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.status import DETAILS_KEY
-from outrider_server.rayserve.bridge import ServicerBridge
+from outrider_server.rayserve.bridge import RayServicerContext
 from outrider_server.rpc.service import abort
 
 
@@ -45,17 +44,10 @@ class Echo:
     def __init__(self) -> None:
         self.cancelled = asyncio.Event()
 
-    def handler(self):
-        methods = {
-            "Once": grpc.unary_unary_rpc_method_handler(self.once, bytes.decode, str.encode),
-            "Often": grpc.stream_stream_rpc_method_handler(self.often),
-        }
-        return grpc.method_handlers_generic_handler("echo", methods)
-
     async def once(self, request, context):
-        if request == "no":
+        if request == b"no":
             await abort(context, Refusal(Reason.CONTEXT_FULL, "not that"))
-        return request + dict(context.invocation_metadata())["x-key"]
+        return request + dict(context.invocation_metadata())["x-key"].encode()
 
     async def often(self, requests, context):
         try:
@@ -78,13 +70,14 @@ async def endless():
     await asyncio.Event().wait()
 
 
-@pytest.fixture
-def bridge():
-    return ServicerBridge([Echo().handler()])
+async def once(request, context):
+    call = RayServicerContext(context)
+    return (await call.unary(Echo().once(request, call))).SerializeToString()
 
 
-async def received(bridge, requests, context):
-    return [message.SerializeToString() async for message in bridge.streamed("/echo/Often", requests, context)]
+async def received(requests, context):
+    call = RayServicerContext(context)
+    return [message.SerializeToString() async for message in call.streamed(Echo().often(requests, call))]
 
 
 def assert_refused(context, reason: Reason) -> None:
@@ -94,25 +87,20 @@ def assert_refused(context, reason: Reason) -> None:
     assert reason.name.encode() in dict(context.trailing)[DETAILS_KEY]
 
 
-async def test_unary_refused(bridge):
+async def test_unary_refused():
     context = RayContext()
-    assert (await bridge.unary("/echo/Once", b"no", context)).SerializeToString() == b""
+    assert await once(b"no", context) == b""
     assert_refused(context, Reason.CONTEXT_FULL)
 
 
-async def test_streamed_and_refused(bridge):
+async def test_streamed_and_refused():
     context = RayContext()
-    assert await received(bridge, sent(b"one", b"no", b"two"), context) == [b"one", b""]
+    assert await received(sent(b"one", b"no", b"two"), context) == [b"one", b""]
     assert_refused(context, Reason.TAKEN_OVER)
 
 
 async def test_nobody_listens_any_more():
-    echo = Echo()
-    async with aclosing(ServicerBridge([echo.handler()]).streamed("/echo/Often", endless(), RayContext())) as messages:
+    echo, call = Echo(), RayServicerContext(RayContext())
+    async with aclosing(call.streamed(echo.often(endless(), call))) as messages:
         assert (await anext(messages)).SerializeToString() == b"first"
     assert echo.cancelled.is_set()
-
-
-async def test_unknown_method(bridge):
-    with pytest.raises(LookupError, match="no method /echo/Never"):
-        await bridge.unary("/echo/Never", b"", RayContext())
