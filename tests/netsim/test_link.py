@@ -8,11 +8,10 @@ import pytest
 from echoing import connected, serving
 
 from outrider_netsim import link as link_module
-from outrider_netsim.core.engine_names import BEST_FIRST
 from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.engines.proxy import ProxyLink
 from outrider_netsim.impairments.path import LinkStats
-from outrider_netsim.link import Link, candidates
+from outrider_netsim.link import Link
 from outrider_netsim.profiles.profile import Direction, Profile
 
 FAST = Profile.symmetric("fast", Direction(delay_ms=2))
@@ -57,12 +56,6 @@ async def echoed(link, data=b"x"):
     async with connected(link.address) as (reader, writer):
         writer.write(data)
         return await reader.readexactly(len(data))
-
-
-def test_auto_prefers_what_is_nearer_to_a_real_link():
-    assert candidates("auto") == BEST_FIRST == ("kernel", "tun", "proxy")
-    assert candidates("tun") == ("tun",)
-    assert candidates(["proxy", "tun"]) == ("proxy", "tun")
 
 
 @pytest.mark.parametrize(
@@ -110,14 +103,6 @@ async def test_elsewhere_than_on_linux_only_the_relay_is_there(monkeypatch):
     monkeypatch.setattr(link_module.sys, "platform", "darwin")
     with pytest.raises(EngineError, match="tun: needs Linux, this is darwin: use --engine proxy"):
         await Link(FAST, engine="tun").start()
-
-
-async def test_a_link_that_was_not_started_is_reported():
-    link = Link(FAST)
-    with pytest.raises(RuntimeError, match="not started"):
-        link.cut()
-    assert link.profile is FAST
-    await link.aclose()
 
 
 @pytest.mark.parametrize("engine", ENGINES)

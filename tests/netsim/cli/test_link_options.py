@@ -62,14 +62,6 @@ def test_what_cannot_be_read_is_refused_with_an_example(option, text, need):
         described(**{option: text})
 
 
-def test_what_no_link_can_have_is_refused():
-    for options in ({"delay": "2000s"}, {"distribution": "gauss"}, {"jitter": "1ms", "distribution": "constant"}):
-        with pytest.raises(ProfileError, match="need"):
-            described(**options)
-    with pytest.raises(ProfileError, match="need --profile NAME, or a link described by --delay"):
-        described()
-
-
 def test_a_queue_has_a_time_a_size_or_a_number_of_packets():
     sizes = {"300ms": {"queue_ms": 300}, "100kB": {"queue_bytes": 100_000}, "50p": {"queue_packets": 50}}
     for text, expected in sizes.items():

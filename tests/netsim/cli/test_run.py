@@ -14,9 +14,7 @@ from typer.testing import CliRunner
 from outrider_netsim import link as link_module
 from outrider_netsim.cli import run as cli_run
 from outrider_netsim.cli.app import app
-from outrider_netsim.cli.link_options import totals
 from outrider_netsim.core.errors import EngineError
-from outrider_netsim.impairments.path import LinkStats, PathStats
 
 NETSIM = [sys.executable, "-m", "outrider_netsim.cli.app"]
 
@@ -55,10 +53,6 @@ def test_the_exit_status_is_as_in_a_shell(command, status):
     done = invoke("--", *command, engine="proxy")
     assert done.exit_code == status
     assert (f"{command[0]}: " in done.stderr) is (status in (126, 127))
-
-
-def test_quiet_says_nothing_of_the_link():
-    assert invoke("--quiet", "--", "true", engine="proxy").stderr == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -136,16 +130,3 @@ def test_auto_takes_the_relay_only_for_a_command_that_names_the_link():
     assert cli_run._engines("auto", ["client", "--server", "{link}"]) == ("kernel", "tun", "proxy")
     assert cli_run._engines("auto", ["client"]) == ("kernel", "tun")
     assert cli_run._engines("proxy", ["client"]) == ("proxy",)
-
-
-def test_the_relay_says_what_goes_through_it():
-    said = invoke("--", "true", engine="proxy").stderr
-    assert "(OUTRIDER_LINK_ADDRESS) goes through the link" in said
-    assert "OUTRIDER_LINK_ADDRESS" not in invoke("--", "echo", "{link}", engine="proxy").stderr
-
-
-def test_totals_name_only_what_was_lost():
-    stats = LinkStats(PathStats(9, 5, 3, 0, 1, 900, 500), PathStats(), 2)
-    assert totals(stats) == (
-        "2 connections; up 500 bytes in 5 packets, 3 lost, 1 in outages; down 0 bytes in 0 packets"
-    )

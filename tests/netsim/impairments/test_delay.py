@@ -32,12 +32,6 @@ def test_delays_follow_the_law_of_the_profile(distribution):
     assert 2 * stats.norm.sf(abs(z)) > FALSE_ALARM
 
 
-def test_the_cut_at_zero_collects_its_share():
-    out = pushed_at(delay(JITTERY), [float(n) for n in range(4000)])
-    at_zero = sum(when - n < 0.002 + 1e-9 for when, n in out)
-    assert stats.binomtest(at_zero, 4000, stats.norm.cdf(-1)).pvalue > FALSE_ALARM
-
-
 def test_the_nth_packet_takes_the_nth_draw():
     sparse = pushed_at(delay(JITTERY), [float(n) for n in range(50)])
     dense = pushed_at(delay(JITTERY), [n / 1000 for n in range(50)])
@@ -87,25 +81,6 @@ def test_correlation_leaves_the_distribution_as_it_is(distribution):
     shares = np.array([(rank + 0.5) / 2000 for rank in range(2000)])
     expected = np.array([1000 * direction.quantile_s(u) for u in shares])
     assert stats.ks_2samp(drawn_ms, np.repeat(expected, 20)).pvalue > FALSE_ALARM
-
-
-def test_without_correlation_draws_are_the_profiles_own():
-    times = [float(n) for n in range(50)]
-    rng = random.Random(1)
-    expected = [n + JITTERY.delay_s(rng) for n in times]
-    assert sorted(when for when, _ in pushed_at(delay(JITTERY), times)) == pytest.approx(sorted(expected))
-
-
-def test_coherent_delays_kept_in_order_pile_up_far_less():
-    """An independent delay for each of many packets, kept in order, is a running maximum."""
-    direction = Direction(15, 15, "pareto", base_ms=20, in_order=True)
-    times = [n / 5000 for n in range(50_000)]
-
-    def mean_ms(link):
-        return 1000 * sum(when - times[n] for when, n in pushed_at(delay(link), times)) / len(times)
-
-    assert mean_ms(direction) > 1.5 * direction.mean_delay_ms
-    assert mean_ms(replace(direction, coherence_ms=100)) < 1.15 * direction.mean_delay_ms
 
 
 def test_ties_keep_their_order():

@@ -56,11 +56,6 @@ def test_shares_of_both_states_make_the_mean_loss():
     assert 2 * stats.norm.sf(abs(z)) > FALSE_ALARM
 
 
-def test_none_and_all():
-    assert all(fates(0.0, None, 100))
-    assert not any(fates(1.0, None, 100))
-
-
 def test_a_change_keeps_the_draws():
     link = Loss(Sink(), 1.0, None, random.Random(3))
     rng = random.Random(3)

@@ -1,6 +1,5 @@
 """Traces: opportunities and their bytes, rows and their times, and repetition."""
 
-import pytest
 from driving import numbered, pushed_at
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,10 +33,6 @@ def test_what_comes_at_the_moment_of_an_opportunity_waits_for_the_next():
     assert pushed_at(link(125, 500), [0.125], FULL) == [(0.5, 0)]
 
 
-def test_several_opportunities_at_one_moment():
-    assert pushed_at(link(250, 250, 500), [0.0] * 3, FULL) == [(0.25, 0), (0.25, 1), (0.5, 2)]
-
-
 def test_the_trace_starts_again_after_its_last_line():
     assert pushed_at(link(125, 500, started_at=10), [10.5, 10.5, 13.25], FULL) == [(10.625, 0), (11.0, 1), (13.5, 2)]
 
@@ -54,12 +49,6 @@ def test_a_new_trace_holds_for_what_waits():
     changed.push(numbered(0, FULL), 0.0)
     changed.set(DeliveryTrace("other", (125,)), 0.25)
     assert pushed_at(changed, []) == [(0.375, 0)]
-
-
-def test_throughput_is_the_traces_mean_rate():
-    trace = DeliveryTrace("uneven", (1, 2, 2, 9, 40))
-    out = pushed_at(DeliveryOpportunities(Sink(), trace), [0.0] * 1000, FULL)
-    assert 1000 * 1504 * 8 / out[-1][0] == pytest.approx(trace.mean_rate_bps)
 
 
 @given(

@@ -3,12 +3,7 @@
 import pytest
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.namespaces.interfaces import LINK_INTERFACE, interface_name
-
-
-@pytest.mark.parametrize("name", [LINK_INTERFACE, "a" * 15, "eth0"])
-def test_good_names_pass(name):
-    assert interface_name(name) == name
+from outrider_netsim.namespaces.interfaces import interface_name
 
 
 @pytest.mark.parametrize("name", ["a" * 16, "é" * 8])

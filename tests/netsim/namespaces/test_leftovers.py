@@ -20,6 +20,7 @@ import asyncio, sys
 from outrider_netsim.core.addresses import Address
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.profiles.profile import Direction, Profile
+from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.tun import TunLink
 
 async def main():
@@ -77,17 +78,6 @@ def test_what_outlives_a_killed_holder_is_found_and_removed(owner):
     assert left in find_leftovers()
     assert f"removed {left}" in remove_leftovers()
     assert left not in find_leftovers()
-
-
-def test_a_deliberately_orphaned_process_is_found_and_removed():
-    owner = subprocess.Popen(["true"])
-    mark = processes.process(owner.pid).mark
-    owner.wait()
-    with subprocess.Popen(["sleep", "1000"], env=os.environ | {processes.MARK: mark}) as orphan:
-        left = Leftover("process", str(orphan.pid), "sleep 1000")
-        assert left in find_leftovers()
-        assert f"removed {left}" in remove_leftovers()
-        assert orphan.wait() == -9
 
 
 def test_what_a_living_owner_has_is_left_alone():

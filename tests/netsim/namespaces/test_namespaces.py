@@ -91,39 +91,6 @@ async def test_what_a_function_raises_comes_back(function, arguments, expected, 
             namespaces.call_now("B", function, **arguments)
 
 
-@pytest.mark.parametrize(("command", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143)])
-async def test_a_commands_status_is_passed_on(command, status):
-    async with started() as namespaces:
-        assert await namespaces.run(["sh", "-c", command]) == status
-
-
-async def test_a_command_has_our_folder_input_and_environment(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OUTRIDER_TEST_OLD", "old")
-    async with started() as namespaces:
-        command = 'echo "$OUTRIDER_TEST_OLD $OUTRIDER_TEST_NEW" > here'
-        assert await namespaces.run(["sh", "-c", command], {"OUTRIDER_TEST_NEW": "new"}) == 0
-    assert (tmp_path / "here").read_text() == "old new\n"
-
-
-async def test_a_missing_command_is_reported_and_the_holder_serves_on():
-    async with started() as namespaces:
-        with pytest.raises(FileNotFoundError):
-            await namespaces.run(["outrider-no-such-command"])
-        assert await namespaces.run(["true"]) == 0
-
-
-async def test_signals_to_us_reach_the_command_and_leave_us_alone(tmp_path):
-    ready = tmp_path / "ready"
-    os.mkfifo(ready)
-    async with started() as namespaces:
-        script = f'trap "exit 9" INT; echo > {ready}; while :; do sleep 0.01; done'
-        running = asyncio.create_task(namespaces.run(["sh", "-c", script]))
-        await asyncio.to_thread(ready.read_bytes)
-        os.kill(os.getpid(), signal.SIGINT)
-        assert await running == 9
-
-
 BEHIND = """
 import asyncio, sys
 from outrider_netsim.core.errors import EngineError
@@ -185,14 +152,6 @@ async def test_a_killed_holder_is_noticed_and_takes_the_command_along():
             await running
         with pytest.raises(EngineError, match="not started, or have ended"):
             await namespaces.socket("A")
-
-
-async def test_closing_twice_and_before_the_start_is_safe():
-    namespaces = Namespaces()
-    await namespaces.aclose()
-    async with started() as namespaces:
-        await namespaces.aclose()
-        await namespaces.aclose()
 
 
 AS_NOBODY = """

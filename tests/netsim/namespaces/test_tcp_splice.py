@@ -63,21 +63,6 @@ async def test_the_end_of_one_way_leaves_the_other_open():
         assert await reader.read(-1) == b"all"
 
 
-async def test_a_server_that_ends_first_still_hears():
-    heard = asyncio.get_running_loop().create_future()
-
-    async def end_at_once(reader, writer):
-        writer.write_eof()
-        heard.set_result(await reader.read(-1))
-        writer.close()
-
-    async with through_two(end_at_once) as splice, connected(f"127.0.0.1:{splice.port}") as (reader, writer):
-        assert await reader.read(-1) == b""
-        writer.write(b"still here")
-        writer.write_eof()
-        assert await heard == b"still here"
-
-
 def reset(writer):
     linger = struct.pack("ii", 1, 0)
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -114,21 +99,6 @@ async def test_a_reset_by_the_client_reaches_the_server():
             await ended
 
 
-async def test_a_server_that_is_not_there_resets_and_the_splice_serves_on():
-    async with through_two() as splice:
-        unused = local_listener("127.0.0.1", 0)
-        nowhere = TcpSplice(local_listener("127.0.0.1", 0), partial(dial_locally, *unused.getsockname()))
-        unused.close()
-        await nowhere.start()
-        async with connected(f"127.0.0.1:{nowhere.port}") as (reader, _):
-            with pytest.raises(ConnectionResetError):
-                await reader.read(-1)
-        await nowhere.aclose()
-        async with connected(f"127.0.0.1:{splice.port}") as (reader, writer):
-            writer.write(b"x")
-            assert await reader.readexactly(1) == b"x"
-
-
 async def test_a_sender_is_held_back_while_the_other_side_does_not_read():
     may_read = asyncio.Event()
     size = 400 * BUFFER_BYTES  # more than all socket buffers on the way hold
@@ -149,21 +119,6 @@ async def test_a_sender_is_held_back_while_the_other_side_does_not_read():
         may_read.set()
         assert await reader.read(-1) == str(size).encode()
         await sending
-
-
-async def test_many_connections_at_once_do_not_mix():
-    async def one(splice, number):
-        sent = random.Random(number).randbytes(20_000)
-        async with connected(f"127.0.0.1:{splice.port}") as (reader, writer):
-            writer.write(sent)
-            writer.write_eof()
-            assert await reader.read(-1) == sent
-
-    async with through_two() as splice:
-        async with asyncio.TaskGroup() as group:
-            for number in range(100):
-                group.create_task(one(splice, number))
-        assert splice.connections == 100
 
 
 async def test_closing_resets_what_is_open_and_leaves_no_task():

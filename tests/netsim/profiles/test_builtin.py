@@ -47,28 +47,11 @@ def test_papers_profiles_come_in_order_too(name):
     assert PROFILES[f"{name}-inorder"] == PROFILES[name].in_order_variant()
 
 
-def test_the_trains_handovers_forward_and_only_failed_ones_lose_packets():
-    outages = PROFILES["train"].outages
-    assert all(outage.every_s for outage in outages)
-    assert [(outage.duration_s, outage.hold) for outage in outages] == [(0.05, True), (2.5, False)]
-
-
 @pytest.mark.parametrize(("name", "recorded_ms"), [("lte", (56.2, 94.7)), ("leo", (44.2, 73.0))])
 def test_fitted_profiles_have_the_recorded_median_and_90th_percentile(name, recorded_ms):
     pings = figures([simulate(PROFILES[name], 0.2, 20_000)])
     assert pings["p50, ms"] == pytest.approx(recorded_ms[0], rel=0.03)
     assert pings["p90, ms"] == pytest.approx(recorded_ms[1], rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("name", "times"), [("lte", 3), ("5g-midband", 18), ("leo", 7), ("lte-edge", 2), ("satellite", 8)]
-)
-def test_measured_links_are_faster_down_than_up(name, times):
-    assert PROFILES[name].down.rate_bps / PROFILES[name].up.rate_bps == pytest.approx(times, rel=0.06)
-
-
-def test_a_satellite_changes_every_15_s_and_loses_nothing_by_it():
-    assert [(outage.every_s, outage.duration_s) for outage in PROFILES["leo"].outages if outage.hold] == [(15, 0.05)]
 
 
 def test_an_unknown_profile_names_the_known_ones():

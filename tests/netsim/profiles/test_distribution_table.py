@@ -50,9 +50,3 @@ def test_a_profile_names_its_file_and_comes_back_as_written(tmp_path):
     profile = load_profile(written(tmp_path, text, "a.toml"))
     assert profile.up.quantile_s(0.1) == pytest.approx(0.015)
     assert load_profile(written(tmp_path, profile_text(profile), "b.toml")).up == profile.up
-
-
-def test_a_file_that_is_missing_is_named_with_the_profile(tmp_path):
-    text = "[both]\ndistribution = 'no.dist'"
-    with pytest.raises(ProfileError, match=r"a\.toml \[both\]: .*no\.dist: cannot be read"):
-        load_profile(written(tmp_path, text, "a.toml"))

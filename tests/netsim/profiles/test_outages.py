@@ -62,21 +62,6 @@ def test_recurring_outages_come_in_order_and_apart():
     assert list(islice(occurrences(several), 5)) == [(0, 1), (4.5, 6.5), (9.5, 11.5), (14.5, 18), (19.5, 21.5)]
 
 
-async def test_outages_cut_and_restore_in_turn():
-    said = []
-
-    class Link:
-        def cut(self):
-            said.append("cut")
-
-        def restore(self):
-            said.append("restore")
-
-    async with asyncio.timeout(5):
-        await run_outages(Link(), [Outage(0.001, 0.01), Outage(0.001, 0)])
-    assert said == ["cut", "restore"] * 2
-
-
 async def test_a_recurring_outage_recurs_until_it_is_cancelled():
     cuts = asyncio.Semaphore(0)
 

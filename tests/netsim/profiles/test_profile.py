@@ -2,12 +2,11 @@
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.profiles.profile import Bursts, Direction, Outage, Profile
+from outrider_netsim.profiles.profile import Bursts, Direction
 from outrider_netsim.profiles.traces import DeliveryTrace
 
 
@@ -39,11 +38,6 @@ from outrider_netsim.profiles.traces import DeliveryTrace
 def test_absurd_values_are_refused_by_name(arguments, message):
     with pytest.raises(ProfileError, match=message):
         Direction(**arguments)
-
-
-def test_a_profile_needs_a_name():
-    with pytest.raises(ProfileError, match="needs a name"):
-        Profile("", Direction(), Direction())
 
 
 @pytest.mark.parametrize(
@@ -85,17 +79,3 @@ def test_mean_loss_of_bursts_is_that_of_their_chain():
 )
 def test_a_queue_in_time_or_bytes_limits_the_buffer_before_the_rate(direction, limit_bytes):
     assert direction.buffer_bytes == limit_bytes
-
-
-def test_the_in_order_variant_differs_in_order_alone():
-    profile = Profile.symmetric("x", Direction(delay_ms=5), outages=(Outage(1, 2),))
-    variant = profile.in_order_variant()
-    assert variant.name == "x-inorder"
-    assert variant.up.in_order
-    assert variant.down.in_order
-    assert replace(variant, name="x", up=profile.up, down=profile.down) == profile
-
-
-def test_outages_that_overlap_are_refused():
-    with pytest.raises(ProfileError, match="make them one"):
-        Profile("x", Direction(), Direction(), outages=(Outage(2, 0), Outage(1, 1)))

@@ -67,12 +67,3 @@ def test_a_lost_reset_is_repeated_when_the_other_end_sends():
     wires.b.write(100)
     wires.run(1)
     assert isinstance(wires.there.error, ConnectionResetError)
-
-
-def test_there_is_room_for_two_windows():
-    wires = Wires()
-    assert wires.a.room_bytes == 20 * 1448
-    wires.a.write(25 * 1448)
-    assert wires.a.room_bytes < 0
-    wires.run(1)
-    assert wires.a.room_bytes == 2 * wires.window.cwnd * 1448

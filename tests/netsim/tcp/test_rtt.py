@@ -5,10 +5,6 @@ import pytest
 from outrider_netsim.tcp.rtt import TcpRttEstimator
 
 
-def test_the_timeout_is_a_second_before_the_first_round_trip():
-    assert TcpRttEstimator().rto_s == 1
-
-
 def test_the_timeout_of_a_steady_path_is_its_round_trip_and_200_ms():
     rtt = TcpRttEstimator()
     for n in range(100):

@@ -37,16 +37,6 @@ def test_after_a_pause_a_transfer_starts_with_ten_packets_again():
     assert wires.window.ssthresh >= grown * 3 / 4 - 1
 
 
-def test_after_a_short_pause_the_window_is_halved_for_each_timeout():
-    wires = Wires()
-    wires.a.write(100 * 1448)
-    wires.run(1)
-    grown, idle_s = wires.window.cwnd, wires.clock.now - wires.sent[-1][0]
-    assert grown >= 60
-    wires.a.write(1)
-    assert wires.window.cwnd == max(10, grown >> int(idle_s / wires.sender.rtt.rto_s))
-
-
 def test_a_lone_lost_packet_is_sent_again_after_its_timeout():
     wires = Wires(fate=lambda n: None if n == 20 else 0.0)
     wires.ask(20)

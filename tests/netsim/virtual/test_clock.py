@@ -20,11 +20,6 @@ def test_events_happen_in_the_order_of_their_times_then_of_planning():
     assert seen[2:] == [(1.5, "late"), (2.0, "c"), (2.0, "d")]
 
 
-def test_a_step_into_nothing_is_reported():
-    with pytest.raises(StandstillError, match="nothing is scheduled"):
-        VirtualClock().step()
-
-
 def test_sleeping_takes_no_time_and_timeouts_come_at_theirs():
     clock = VirtualClock()
 
@@ -119,18 +114,6 @@ def test_work_that_the_loop_cannot_see_is_announced():
     assert clock.run(program()) == ("done", 0.0)
 
 
-def test_work_that_ends_in_a_thread_lets_time_go_on():
-    clock = VirtualClock()
-
-    async def program():
-        clock.begin_work()
-        threading.Timer(0.02, clock.end_work).start()
-        await asyncio.sleep(5)
-        return clock.now
-
-    assert clock.run(program()) == 5
-
-
 def test_waiting_for_nothing_is_an_error_not_a_hang():
     clock = VirtualClock()
     clock.call_at(2.5, lambda: None)
@@ -145,10 +128,3 @@ def test_what_a_program_raises_comes_out():
 
     with pytest.raises(KeyError, match="mine"):
         VirtualClock().run(program())
-
-
-def test_one_program_after_another_on_one_clock():
-    clock = VirtualClock()
-    clock.run(asyncio.sleep(2))
-    clock.run(asyncio.sleep(3))
-    assert clock.now == 5

@@ -1,16 +1,16 @@
-"""A real Debian kernel under qemu, booted once for all tests marked `guest`.
+"""A real Debian kernel under qemu, in which a script measures the kernel engine.
 
     host                                          guest (TCG, one CPU, 512 MB, no disk, no network card)
-    kernel package + busybox + Python  --image--> /init: mounts, modules, lo --> runner: main(arguments) --+
-    this package's guest_*.py, netsim  --overlay-^                                                         |
-    result  <----------------------------------- second serial port, JSON <--------------------------------+
+    kernel package + busybox + Python  --image--> /init: mounts, modules, lo --> runner: script.main(arguments) --+
+    script.py, netsim, arguments, seed --image-^                                                                  |
+    result  <----------------------------------- second serial port, JSON <---------------------------------------+
 
-A script is a `guest_*.py` of this folder with `def main(arguments: dict) -> dict`, both JSON. It runs as root, can
-import `outrider_netsim`, pyroute2 and its neighbors here; what it prints is the console's tail of an error. The guest's
-clock counts instructions (see machine.py): its measurements do not see the host's load.
+`script.py` runs as root, can import `outrider_netsim` and pyroute2, and takes and returns JSON; what it prints is the
+console's tail of an error. The guest's clock counts instructions (see machine.py): its measurements do not see the
+host's load.
 """
 
-from vm.batch import check_in_guest
+from vm.guest import GuestError, measured_in_guest
 from vm.prerequisites import missing
 
-__all__ = ["check_in_guest", "missing"]
+__all__ = ["GuestError", "measured_in_guest", "missing"]

@@ -1,4 +1,4 @@
-"""One boot of the guest: starts qemu, waits, reads the results, and always ends it."""
+"""One boot of the guest: starts qemu, waits, reads the result, and always ends it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import signal
 import subprocess
 import tempfile
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vm.image import GuestOrder, image
+from vm.image import image
 from vm.kernel_package import Kernel, KernelUnavailableError, debian_kernel
 from vm.machine import command
 
+TIMEOUT_S = 400.0
 TAIL_LINES = 80  # a panic's report is 50
 GRACE_S = 10  # by which the watchdog outlives our own timeout
 
@@ -29,41 +28,23 @@ class GuestError(RuntimeError):
     """The script failed, or the guest panicked, hung or said nothing; the message ends with the console's end."""
 
 
-@dataclass(frozen=True, slots=True)
-class BootOutcome:
-    """How a boot ended: the answers that came before, and the end of the console."""
-
-    ended: str
-    answers: list[dict[str, Any]]
-    tail: str
-
-
-def boot_for(orders: Sequence[GuestOrder], timeout_s: float, seed: int = 1) -> BootOutcome:
-    """Boot a guest that runs `orders`, each in a process of its own, with the same `seed`."""
+def measured_in_guest(arguments: dict[str, Any], seed: int) -> dict[str, Any]:  # Any: JSON
+    """Boot a guest, and return what the script's `main` returns there. Raises GuestError."""
     with tempfile.TemporaryDirectory(prefix="outrider-vm-") as temporary:
         folder = Path(temporary)
         kernel = kernel_or_skip()
         initramfs = folder / "initramfs"
-        initramfs.write_bytes(image(kernel, orders, seed))
-        console, result = folder / "console", folder / "result"
-        ended = _boot(command(kernel.image, initramfs, console, result), folder, timeout_s)
-        return BootOutcome(ended, answers_in(_text(result)), _tail(_text(console)))
-
-
-def result_of(script: Path, outcome: BootOutcome, number: int) -> dict[str, Any]:
-    """The result of a boot's order, a call of `script`. Raises GuestError where it failed, or there is none."""
-    if number >= len(outcome.answers):
-        raise GuestError(f"{script.name}: no result; the guest {outcome.ended}; its console ends:\n{outcome.tail}")
-    answer = outcome.answers[number]
-    if "error" in answer:
-        raise GuestError(f"{script.name}: failed in the guest:\n{answer['error']}\nits console ends:\n{outcome.tail}")
-    result: dict[str, Any] = answer["result"]
-    return result
-
-
-def answers_in(sent: str) -> list[dict[str, Any]]:
-    """The answers in what the guest sent (see runner.py), but for a last one that is not whole."""
-    return [json.loads(zlib.decompress(base64.b64decode(line))) for line in sent.split("\n")[:-1]]
+        initramfs.write_bytes(image(kernel, arguments, seed))
+        console, answer = folder / "console", folder / "answer"
+        ended = _boot(command(kernel.image, initramfs, console, answer), folder)
+        tail = "\n".join(_text(console).splitlines()[-TAIL_LINES:])
+        if not _text(answer).endswith("\n"):
+            raise GuestError(f"no result; the guest {ended}; its console ends:\n{tail}")
+        said: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(_text(answer))))
+        if "error" in said:
+            raise GuestError(f"the script failed in the guest:\n{said['error']}\nits console ends:\n{tail}")
+        result: dict[str, Any] = said["result"]
+        return result
 
 
 def kernel_or_skip() -> Kernel:
@@ -74,17 +55,17 @@ def kernel_or_skip() -> Kernel:
         pytest.skip(str(error))
 
 
-def _boot(qemu: list[str], folder: Path, timeout_s: float) -> str:
+def _boot(qemu: list[str], folder: Path) -> str:
     """Runs qemu to its end or ours. `timeout` ends it even where we are killed before we can."""
-    watchdog = ["timeout", "--signal=KILL", str(timeout_s + GRACE_S)]
+    watchdog = ["timeout", "--signal=KILL", str(TIMEOUT_S + GRACE_S)]
     with (folder / "stderr").open("w+") as errors:
         process = subprocess.Popen(
             [*watchdog, *qemu], stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, start_new_session=True
         )
         try:
-            code = process.wait(timeout_s)
+            code = process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            return f"hung: not done in {timeout_s:g} s"
+            return f"hung: not done in {TIMEOUT_S:g} s"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -95,7 +76,3 @@ def _boot(qemu: list[str], folder: Path, timeout_s: float) -> str:
 
 def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
-
-
-def _tail(console: str) -> str:
-    return "\n".join(console.splitlines()[-TAIL_LINES:])

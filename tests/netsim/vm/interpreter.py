@@ -36,11 +36,6 @@ def interpreter_entries() -> list[Entry]:
     return [*entries, Entry(INTERPRETER, Path(INTERPRETER).read_bytes(), executable=True)]
 
 
-def input_files() -> list[Path]:
-    """The files that the entries are made of, but for shared libraries: what a cached image depends on."""
-    return [Path(INTERPRETER), *_standard_library(), *(path for _, path in _package_files())]
-
-
 def compiled(path: Path, shown_as: str) -> bytes:
     """Bytecode that is never checked against its source: an initramfs keeps no times of change."""
     with tempfile.TemporaryDirectory() as folder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -9,16 +10,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from vm.cache import cache_folder
-
+REPOSITORY = Path(__file__).parents[3]
 META_PACKAGE = "linux-image-cloud-amd64"
-MODULES = (
-    "sch_netem",
-    "sch_tbf",
-    "sch_codel",
-    "sch_plug",
-    "veth",
-)
+MODULES = "sch_netem", "sch_tbf", "sch_codel", "sch_plug", "veth"  # none of them needs another
 WITH_MODULES = "+".join(("", *MODULES))  # ends a cached folder's name, so that one made with fewer is not taken
 DOWNLOAD_TIMEOUT_S = 200.0
 APT_OPTIONS = ("-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10")
@@ -34,7 +28,7 @@ class Kernel:
 
     name: str
     image: Path
-    modules: tuple[Path, ...]  # in the order in which to load them
+    modules: tuple[Path, ...]
 
 
 def debian_kernel() -> Kernel:
@@ -91,30 +85,17 @@ def _keep_needed(unpacked: Path, kept: Path) -> None:
     kept.mkdir()
     (image,) = (unpacked / "boot").glob("vmlinuz-*")
     shutil.copy(image, kept / "vmlinuz")
-    for place, module in enumerate(_load_order(unpacked / "lib" / "modules")):
-        shutil.copy(module, kept / f"{place:02d}-{module.name}")
-
-
-def _load_order(modules: Path) -> list[Path]:
-    """The files of MODULES, each after those it depends on. Read from the files: the package has no modules.dep."""
-    files = {path.name.split(".")[0].replace("-", "_"): path for path in modules.rglob("*.ko*")}
-    order: list[Path] = []
-
-    def add(name: str) -> None:
-        path = files[name]
-        for needed in _dependencies(path):
-            add(needed)
-        if path not in order:
-            order.append(path)
-
     for name in MODULES:
-        add(name)
-    return order
+        (module,) = unpacked.rglob(f"{name}.ko*")
+        shutil.copy(module, kept)
 
 
-def _dependencies(module: Path) -> list[str]:
-    found = re.search(rb"\0depends=([^\0]*)\0", module.read_bytes())
-    return [name.replace("-", "_") for name in found[1].decode().split(",") if name] if found else []
+def cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/outrider-netsim-vm` where that is set, else `.cache/netsim-vm` here; made if need be."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    folder = Path(home) / "outrider-netsim-vm" if home else REPOSITORY / ".cache" / "netsim-vm"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _kernel(folder: Path) -> Kernel:
