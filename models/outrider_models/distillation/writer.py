@@ -1,26 +1,30 @@
-"""A target that writes in many dialogs at once: whoever has finished leaves its row to the next."""
+"""A target that writes in many dialogs at once, by transformers' generate."""
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LogitsProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+)
 from transformers.utils import logging
 
 from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir
 from outrider_drafters.processor import has_bf16
-from outrider_models.distillation.row_cache import RowCache
 from outrider_models.distillation.turns import TurnTemplate
 from outrider_models.training.data.tokens import need_chat_template
-from outrider_proto.packing import common_prefix_len
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _ASKED_EVERY = 16  # tokens
-_PROMPTS_AT_ONCE = 8  # a pass over one prompt alone costs nearly as much as over several
-_MOST_FED_ON = 32  # tokens of a text that a row takes one by one instead of in a pass of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +52,11 @@ class Continuation:
 Dialog = Generator[Opening, Continuation, None]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Row:
     dialog: Dialog
     opening: Opening
-    tokens: list[int]  # the opening's, then what is written
-    num_given: int  # the opening's
-    noise: torch.Generator | None
-    num_cached: int = 0  # tokens whose keys and values are in the cache
-
-    @property
-    def written(self) -> list[int]:
-        return self.tokens[self.num_given :]
-
-    def takes_over(self, row: Self) -> bool:
-        """Go on from the keys and values of the dialog's last text if this one is nearly all of it."""
-        # The last token is always fed: what follows it is read from its output.
-        shared = min(common_prefix_len(self.tokens[:-1], row.tokens), row.num_cached)
-        if len(self.tokens) - shared > _MOST_FED_ON:
-            return False
-        self.num_cached = shared
-        return True
+    tokens: list[int]  # the opening's
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,48 +83,29 @@ class TargetWriter:
         template = TurnTemplate.of(tokenizer, TargetWeights.load(directory).eos_token_ids)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=_DTYPES[dtype])  # Any: its class varies
+        # The model's own may penalize what it repeats.
+        model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # transformers'
         return cls(model.to(device).eval(), tokenizer, template, batch)
 
-    @torch.inference_mode()
     def write(self, dialogs: Iterable[Dialog]) -> None:
         """Continue what each dialog opens and send it what was written, until all have ended.
 
-        The same dialogs, batch and machine give the same words. Raises UsageError for a target that is not made of
-        attention layers alone.
+        The same dialogs, batch and machine give the same words.
         """
-        cache = RowCache(self.model, self.batch)
         rows: list[_Row] = []
-        waiting: deque[_Row] = deque()
         coming = iter(dialogs)
         while True:
-            while len(rows) + len(waiting) < self.batch and (dialog := next(coming, None)) is not None:
-                if (new := self._advanced(dialog, None)) is not None:
-                    waiting.append(new)
-            if not (rows or waiting):
+            while len(rows) < self.batch and (dialog := next(coming, None)) is not None:
+                rows += self._advanced(dialog, None)
+            if not rows:
                 return
-            if len(waiting) >= _PROMPTS_AT_ONCE or not rows:
-                some = _of_like_length(waiting)
-                self._pass(cache, some, len(rows), [row.tokens for row in some])
-                rows += some
-            else:
-                self._pass(cache, rows, 0, [[row.tokens[row.num_cached]] for row in rows])
-            for number in reversed(range(len(rows))):
-                row = rows[number]
-                if (done := self._continuation(row)) is None:
-                    continue
-                new = self._advanced(row.dialog, done)
-                if new is not None and new.takes_over(row):
-                    rows[number] = new
-                    continue
-                if new is not None:
-                    waiting.append(new)
-                # The last row takes its place, so that live rows stay together.
-                last = rows.pop()
-                if last is not row:
-                    rows[number] = last
-                    cache.move(len(rows), number, last.num_cached)
+            # Users' turns, which are short, come first: an answer may then be written beside as many others as can be.
+            some = [row for row in rows if row.opening.seed is not None] or rows
+            rows = [row for row in rows if row not in some]
+            for row, done in zip(some, self._continued(some), strict=True):
+                rows += self._advanced(row.dialog, done)
 
-    def _advanced(self, dialog: Dialog, done: Continuation | None) -> _Row | None:
+    def _advanced(self, dialog: Dialog, done: Continuation | None) -> list[_Row]:
         """Tell a dialog what was written; return a row for what it opens next, if it does."""
         limit = self.model.config.get_text_config().max_position_embeddings
         try:
@@ -144,57 +113,58 @@ class TargetWriter:
             while True:
                 tokens = self.tokenizer(opening.text, add_special_tokens=False)["input_ids"]
                 if tokens and len(tokens) + opening.max_new_tokens <= limit:
-                    break
+                    return [_Row(dialog, opening, tokens)]
                 opening = dialog.send(Continuation((), "", ended=False))
         except StopIteration:
-            return None
-        noise = None if opening.seed is None else torch.Generator(self.model.device).manual_seed(opening.seed)
-        return _Row(dialog, opening, tokens, len(tokens), noise)
+            return []
 
-    def _pass(self, cache: RowCache, rows: Sequence[_Row], first: int, tokens: Sequence[list[int]]) -> None:
-        """Run the target over the next tokens of rows from `first` on; append to rows that were given no more."""
-        longest, device = max(map(len, tokens)), self.model.device
-        padded = torch.tensor([row + [0] * (longest - len(row)) for row in tokens], device=device)
-        begins = torch.tensor([row.num_cached for row in rows], device=device)
-        positions = begins[:, None] + torch.arange(longest, device=device)
-        hidden = self.model.base_model(
-            input_ids=padded,
-            attention_mask=cache.prepare(first, positions, self.model.dtype),
-            position_ids=positions,
-            past_key_values=cache.layers,
-            use_cache=True,
-        ).last_hidden_state
-        for row, new in zip(rows, tokens, strict=True):
-            row.num_cached += len(new)
-        ready = [number for number, row in enumerate(rows) if row.num_cached == len(row.tokens)]
-        if not ready:
-            return
-        logits = self.model.get_output_embeddings()(  # type: ignore[no-untyped-call]  # transformers
-            hidden[torch.tensor(ready, device=device), [len(tokens[number]) - 1 for number in ready]]
+    def _continued(self, rows: Sequence[_Row]) -> Iterator[Continuation]:
+        """Write on in all rows at once."""
+        openings, longest = [row.opening for row in rows], max(len(row.tokens) for row in rows)
+        padded = torch.tensor([[0] * (longest - len(row.tokens)) + row.tokens for row in rows])
+        mask = torch.tensor([[0] * (longest - len(row.tokens)) + [1] * len(row.tokens) for row in rows])
+        limits, seeds = _Limits(openings, longest), [opening.seed for opening in openings if opening.seed is not None]
+        generate: Any = self.model.generate  # Any: its types are transformers' own
+        output = generate(
+            input_ids=padded.to(self.model.device),
+            attention_mask=mask.to(self.model.device),
+            max_new_tokens=max(opening.max_new_tokens for opening in openings),
+            do_sample=False,
+            eos_token_id=sorted(self.template.ends) or None,
+            pad_token_id=0,
+            stopping_criteria=[limits],
+            logits_processor=[_Noise(seeds, self.model.device)] if seeds else [],
         )
-        chosen = logits.argmax(-1)
-        for place, number in enumerate(ready):
-            if (noise := rows[number].noise) is not None:
-                chosen[place] = torch.multinomial(logits[place].float().softmax(-1), 1, generator=noise)[0]
-        for number, token in zip(ready, chosen.tolist(), strict=True):
-            rows[number].tokens.append(token)
-
-    def _continuation(self, row: _Row) -> Continuation | None:
-        """Return what was written once it has ended or is long enough."""
-        if not (written := row.written):
-            return None
-        ended, length = written[-1] in self.template.ends, len(written)
-        enough = length == row.opening.max_new_tokens or (not length % _ASKED_EVERY and row.opening.enough(written))
-        if not (ended or enough):
-            return None
-        kept = written[:-1] if ended else written
-        return Continuation(tuple(kept), str(self.tokenizer.decode(kept)), ended)
+        for tokens, limit in zip(output[:, longest:].tolist(), limits.lengths, strict=True):
+            written = tokens[:limit]
+            end = next((place for place, token in enumerate(written) if token in self.template.ends), None)
+            yield Continuation(tuple(written[:end]), str(self.tokenizer.decode(written[:end])), end is not None)
 
 
-def _of_like_length(waiting: deque[_Row]) -> list[_Row]:
-    """Take out the row that waits longest, and others whose prompts need little padding beside its own."""
-    length = len(waiting[0].tokens)
-    some = [row for row in waiting if 2 * length <= 3 * len(row.tokens) and 2 * len(row.tokens) <= 3 * length]
-    for row in some[:_PROMPTS_AT_ONCE]:
-        waiting.remove(row)
-    return some[:_PROMPTS_AT_ONCE]
+class _Limits(StoppingCriteria):
+    """Stops each row where its opening wants no more; `lengths` [tokens written] is where that was, or would be."""
+
+    def __init__(self, openings: Sequence[Opening], num_given: int) -> None:
+        self._openings, self._num_given = openings, num_given
+        self.lengths = [opening.max_new_tokens for opening in openings]
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:  # Any: unused
+        written = input_ids[:, self._num_given :]
+        length = written.shape[1]
+        for place, opening in enumerate(self._openings):
+            asked = length < self.lengths[place] and not length % _ASKED_EVERY
+            if asked and opening.enough(written[place].tolist()):
+                self.lengths[place] = length
+        return torch.tensor([length >= own for own in self.lengths], device=input_ids.device)
+
+
+class _Noise(LogitsProcessor):
+    """Gumbel noise, by which the likeliest token is one sampled at temperature 1; each row has a seed of its own."""
+
+    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
+        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        shape: Any = {"size": scores.shape[1:], "device": scores.device, "dtype": torch.float64}
+        uniform = torch.stack([torch.rand(generator=generator, **shape) for generator in self._generators])
+        return scores - (-uniform.log()).log()

@@ -141,31 +141,6 @@ def test_a_target_without_a_sound_question_ends_the_run(writer, tmp_path, monkey
         Distillation(writer, options(tmp_path)).run()
 
 
-def test_a_dialog_goes_on_where_its_last_text_ended(writer, monkeypatch):
-    """Its keys and values are not made again, and change nothing."""
-    fed: list[int] = []
-    passes = TargetWriter._pass
-    monkeypatch.setattr(TargetWriter, "_pass", lambda *args: (fed.extend(map(len, args[-1])), passes(*args))[1])
-    first, further = ASKED[0].turns
-    template, answers = writer.template, []
-
-    def dialog() -> Dialog:
-        asked = [{"role": "user", "content": first}]
-        answers.append((yield Opening(template.assistants(asked), 48)))
-        asked += [{"role": "assistant", "content": answers[0].text}, {"role": "user", "content": further}]
-        answers.append((yield Opening(template.assistants(asked), 48)))
-        answers.append((yield Opening(template.assistants(asked), 24)))  # less than it holds
-        answers.append((yield Opening(template.assistants(asked[:1]), 48)))
-
-    writer.write([dialog()])
-    assert sum(length > 1 for length in fed) == 1  # the first text alone in a pass of its own
-    asked = [{"role": "user", "content": first}, {"role": "assistant", "content": answers[0].text}]
-    asked.append({"role": "user", "content": further})
-    assert answers[1] == continued(writer, [template.assistants(asked)], 48)[0]
-    assert answers[2].tokens == answers[1].tokens[:24]
-    assert answers[3] == answers[0]
-
-
 def test_given_questions_are_asked_turn_by_turn(writer, tmp_path):
     wanted = options(tmp_path, tokens=10_000, held_out=0.0)
     Distillation(writer, wanted, ASKED).run()
