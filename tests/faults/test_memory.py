@@ -20,7 +20,7 @@ def long_prompt(number: int) -> tuple[int, ...]:
 async def test_more_long_sessions_than_there_is_room_for_all_finish_exactly():
     async with server() as running:
         memory = running.verifier.memory
-        row = memory.pool.row_bytes(running.verifier.describe().taps[0].width)
+        row = memory.pool.bytes_of(1, running.verifier.describe().taps[0].width)
     budget = 2 * 512 * row  # two contexts
     async with server(kv_memory=str(budget), room_wait_s=ANSWER_S) as running:
         clients = [client(running.address) for _ in range(NUM_CLIENTS)]
@@ -29,7 +29,7 @@ async def test_more_long_sessions_than_there_is_room_for_all_finish_exactly():
                 writing = (answer(mine, long_prompt(number)) for number, mine in enumerate(clients))
                 texts = await asyncio.gather(*writing)
                 assert texts == [plain(long_prompt(number)) for number in range(NUM_CLIENTS)]
-                assert running.verifier.memory.used_bytes <= budget
+                assert running.verifier.memory.budget.used_bytes <= budget
             assert running.verifier.memory.evictions
         finally:
             for mine in clients:

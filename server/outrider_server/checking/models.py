@@ -55,8 +55,8 @@ def _described(target: Target) -> str:
     kv = target.kv
     session_mib = kv.bytes_per_token * target.max_context / 2**20
     return (
-        f"{target.name}: {target.model.config.model_type}, {kv.layers} layers, vocabulary {target.vocab_size}, context"
-        f" {target.max_context}, {kv.dtype} on {kv.device}; slots reproduce its own attention;"
+        f"{target.name}: {target.model.config.model_type}, {len(kv.rows)} layers, vocabulary {target.vocab_size},"
+        f" context {target.max_context}, {kv.dtype} on {kv.device}; slots reproduce its own attention;"
         f" {kv.bytes_per_token} bytes of K/V a token, {session_mib:.1f} MiB a full session"
     )
 

@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
-from outrider_server.engine.grouped_attention import AttentionGroup, GroupLimits, group_segments, wide_scores
+from outrider_server.engine.grouped_attention import AttentionGroup, GroupLimits, attend_by_hand, group_segments
 from outrider_server.engine.paged_attention import PagedGroup, group_pages
 
 Part: TypeAlias = tuple[Tensor, Tensor]  # keys and values of one layer, [kv_heads, n, dim] each
@@ -142,25 +142,17 @@ def _by_hand(segment: BatchSegment, query: Tensor, parts: Sequence[Part], call: 
 
     For soft-capped scores (Gemma 2), for sinks (gpt-oss), and for one softmax over keys in several places.
     """
-    heads, num_rows, dim = query.shape
-    kv_heads, lengths = parts[0][0].shape[0], [keys.shape[1] for keys, _ in parts]
-    grouped = query.reshape(kv_heads, -1, num_rows, dim)
-    mask = segment.mask(call.window, 1)
-    block = max(1, _SCORES // (heads * sum(lengths)))
+    (heads, num_rows, dim), kv_heads = query.shape, parts[0][0].shape[0]
+    *shared, (keys, values) = parts
+    group, mask = heads // kv_heads, segment.mask(call.window, 1)
+    block = max(1, _SCORES // (heads * sum(keys.shape[1] for keys, _ in parts)))
     answers = []
-    for first in range(0, num_rows, block):
-        rows = grouped[:, :, first : first + block].flatten(1, 2)
-        scores = torch.cat([wide_scores(rows, keys) for keys, _ in parts], dim=-1) * call.scaling
-        if call.softcap is not None:
-            scores = torch.tanh(scores / call.softcap) * call.softcap
-        scores = scores.view(kv_heads, heads // kv_heads, -1, sum(lengths))
-        if mask is not None:
-            scores = scores + mask[0, :, first : first + block]
-        weights = call.weights(scores.flatten(0, 1)).to(query.dtype).reshape(kv_heads, -1, sum(lengths))
-        shares = torch.split(weights, lengths, dim=-1)
-        out = torch.stack([torch.bmm(share, values) for share, (_, values) in zip(shares, parts, strict=True)]).sum(0)
-        answers.append(out.view(kv_heads, heads // kv_heads, -1, parts[0][1].shape[2]))
-    return torch.cat(answers, dim=2).reshape(heads, num_rows, -1)
+    for rows in torch.split(query.reshape(1, kv_heads, group, num_rows, dim), block, dim=3):
+        first, count = block * len(answers), rows.shape[3]
+        own = None if mask is None else mask[:, :, first : first + count].repeat(1, 1, group, 1)
+        out = attend_by_hand(rows.flatten(2, 3), keys[None], values[None], own, count, shared, call)
+        answers.append(out.view(heads, count, -1))
+    return torch.cat(answers, dim=1)
 
 
 def _outrider_slots(

@@ -69,8 +69,8 @@ def probe(model: PreTrainedModel, max_context: int) -> KVShape:
     if sorted(recorder.windows) != list(range(layers)) or recorder.calls != layers:
         raise UsageError(f"{kind}: {len(recorder.windows)} of {layers} layers go through AttentionInterface; need all")
     _check_windows(kind, config, recorder)
-    rows = [recorder.rows[layer] for layer in range(layers)]
-    return KVShape.of_layers(rows, recorder.readers, recorder.dtype, model.device)
+    rows = tuple(recorder.rows[layer] for layer in range(layers))
+    return KVShape(rows, recorder.dtype, model.device, tuple(recorder.readers))
 
 
 @torch.inference_mode()

@@ -167,7 +167,7 @@ def attend_by_hand(
     rows: Tensor,
     keys: Tensor,
     values: Tensor,
-    mask: Tensor,
+    mask: Tensor | None,
     num_rows: int,
     shared: Sequence[tuple[Tensor, Tensor]],
     call: AttentionCall,
@@ -179,12 +179,14 @@ def attend_by_hand(
     """
     members, kv_heads, count, _ = rows.shape
     merged = rows.transpose(0, 1).reshape(kv_heads, members * count, -1) if shared else rows
-    scores = [wide_scores(merged, part).view(kv_heads, members, count, -1) for part, _ in shared]
-    own = wide_scores(rows, keys)
+    scores = [_wide_scores(merged, part).view(kv_heads, members, count, -1) for part, _ in shared]
+    own = _wide_scores(rows, keys)
     everything = torch.cat([*(each.transpose(0, 1) for each in scores), own], dim=-1) * call.scaling
     if call.softcap is not None:
         everything = torch.tanh(everything / call.softcap) * call.softcap
-    of_heads = (everything + mask).view(members, -1, num_rows, everything.shape[-1])
+    if mask is not None:
+        everything = everything + mask
+    of_heads = everything.view(members, -1, num_rows, everything.shape[-1])
     weights = call.weights(of_heads).to(rows.dtype).reshape(everything.shape)
     shares = torch.split(weights, [*(part.shape[1] for part, _ in shared), keys.shape[2]], dim=-1)
     answer = torch.matmul(shares[-1], values)
@@ -194,7 +196,7 @@ def attend_by_hand(
     return answer
 
 
-def wide_scores(rows: Tensor, keys: Tensor) -> Tensor:
+def _wide_scores(rows: Tensor, keys: Tensor) -> Tensor:
     """Multiply rows [..., n, dim] with keys [..., k, dim] to scores [..., n, k] in float32, or in their wider type.
 
     As a fused kernel holds them: a score of 20 rounded to bfloat16 is off by up to 0.06, and its weight by 6 %.

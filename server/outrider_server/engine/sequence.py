@@ -246,7 +246,8 @@ class Sequence:
         if self.tap is not None and self.tap.needs_kv:
             keys, values = self.slot.rows(first, stop)
         else:
-            keys = values = torch.empty(self.slot.shape.layers, self.slot.shape.kv_heads, stop - first, 0)
+            rows_of = self.slot.shape.rows
+            keys = values = torch.empty(len(rows_of), rows_of[0].kv_heads, stop - first, 0)
         hidden = {layer: rows[0] if len(rows) == 1 else torch.cat(rows) for layer, rows in self._hidden.items()}
         return Activations(keys=keys, values=values, hidden=hidden)
 

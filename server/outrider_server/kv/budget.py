@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,28 +44,20 @@ class LayerStack:
 class KVShape:
     """Sizes and place of one row of K/V in all layers of a target.
 
-    `kv_heads`, `key_dim` and `value_dim` are those of every layer but `others`. `readers`: layers that keep no rows,
-    each with the earlier one whose rows it reads (Gemma 4 has both).
+    `rows`: those of each layer. `readers`: layers that keep no rows, each with the earlier one whose rows it reads
+    (Gemma 4 has them, and layers that differ).
     """
 
-    layers: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
+    rows: tuple[RowShape, ...]
     dtype: torch.dtype
     device: torch.device
-    others: tuple[tuple[int, RowShape], ...] = ()
     readers: tuple[tuple[int, int], ...] = ()
     stacks: tuple[LayerStack, ...] = field(init=False, repr=False, compare=False)
     _places: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        most, others, readers = (
-            RowShape(self.kv_heads, self.key_dim, self.value_dim),
-            dict(self.others),
-            dict(self.readers),
-        )
-        rows = {layer: others.get(layer, most) for layer in range(self.layers) if layer not in readers}
+        readers = dict(self.readers)
+        rows = {layer: row for layer, row in enumerate(self.rows) if layer not in readers}
         stacks = tuple(
             LayerStack(row, tuple(layer for layer, own in rows.items() if own == row))
             for row in dict.fromkeys(rows.values())
@@ -75,21 +66,7 @@ class KVShape:
             layer: (number, index) for number, stack in enumerate(stacks) for index, layer in enumerate(stack.layers)
         }
         object.__setattr__(self, "stacks", stacks)
-        object.__setattr__(self, "_places", tuple(places[readers.get(layer, layer)] for layer in range(self.layers)))
-
-    @classmethod
-    def of_layers(
-        cls, rows: Sequence[RowShape], readers: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device
-    ) -> KVShape:
-        """Return the shape of layers with these rows."""
-        first = rows[0]
-        others = tuple((layer, row) for layer, row in enumerate(rows) if row != first)
-        return cls(len(rows), first.kv_heads, first.key_dim, first.value_dim, dtype, device, others, tuple(readers))
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether all layers keep rows of one shape."""
-        return not self.others and not self.readers
+        object.__setattr__(self, "_places", tuple(places[readers.get(layer, layer)] for layer in range(len(self.rows))))
 
     @property
     def bytes_per_token(self) -> int:

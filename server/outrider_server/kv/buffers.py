@@ -6,14 +6,15 @@ Every byte is counted in the budget.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
+from outrider_server.kv.budget import KVShape, LayerStack, MemoryBudget, OutOfKVMemory
 from outrider_server.kv.rows import KVRows
 
 _SMALLEST = 128  # rows of the smallest buffer
@@ -30,17 +31,14 @@ class BufferSlab:
 
     def __init__(self, shape: KVShape, lanes: int, capacity: int, width: int) -> None:
         self.shape = shape
-        sizes = [(len(stack.layers), lanes, capacity, stack.row.kv_heads) for stack in shape.stacks]
-        dims = [(stack.row.key_dim, stack.row.value_dim) for stack in shape.stacks]
-        # Zeros, not empty: a product over the whole slab multiplies the rows behind a buffer's own by a weight of 0,
-        # and 0 * NaN is NaN.
-        self.keys, self.values = (
-            [
-                torch.zeros(*size, dim[which], dtype=shape.dtype, device=shape.device)
-                for size, dim in zip(sizes, dims, strict=True)
-            ]
-            for which in (0, 1)
-        )
+
+        def zeros(stack: LayerStack, dim: int) -> Tensor:
+            # Zeros, not empty: a product over the whole slab multiplies the rows behind a buffer's own by a weight of
+            # 0, and 0 * NaN is NaN.
+            size = (len(stack.layers), lanes, capacity, stack.row.kv_heads, dim)
+            return torch.zeros(size, dtype=shape.dtype, device=shape.device)
+
+        self.stacks = [(zeros(stack, stack.row.key_dim), zeros(stack, stack.row.value_dim)) for stack in shape.stacks]
         self.features: NDArray[np.float32] = np.empty((lanes, capacity, width), dtype=np.float32)
         self.capacity = capacity
         self.num_lanes = lanes
@@ -48,13 +46,13 @@ class BufferSlab:
 
     @property
     def num_bytes(self) -> int:
-        tensors: int = sum(stack.nbytes for stack in (*self.keys, *self.values))
-        return tensors + self.features.nbytes
+        return _num_bytes(self.stacks) + self.features.nbytes
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return K and V of a layer: [lanes, capacity, kv_heads, dim] each."""
         stack, index = self.shape.place(layer)
-        return self.keys[stack][index], self.values[stack][index]
+        keys, values = self.stacks[stack]
+        return keys[index], values[index]
 
 
 class KVBuffer:
@@ -64,35 +62,40 @@ class KVBuffer:
         self.slab = slab
         self.lane = lane
         self.capacity = slab.capacity
-        # Of each stack of layers [layers, kv_heads, capacity, dim].
-        self.keys, self.values = ([each[:, lane].transpose(1, 2) for each in both] for both in (slab.keys, slab.values))
         self.features: NDArray[np.float32] = slab.features[lane]
-        self.layer_keys, self.layer_values = (_by_layer(slab.shape, stacks) for stacks in (self.keys, self.values))
+        # Of each stack of layers [layers, kv_heads, capacity, dim], and of each layer.
+        self._stacks = [
+            (keys[:, lane].transpose(1, 2), values[:, lane].transpose(1, 2)) for keys, values in slab.stacks
+        ]
+        by_stack = [(keys.unbind(0), values.unbind(0)) for keys, values in self._stacks]
+        places = map(slab.shape.place, range(len(slab.shape.rows)))
+        self._layers = [(by_stack[stack][0][index], by_stack[stack][1][index]) for stack, index in places]
 
     @property
     def num_bytes(self) -> int:
-        tensors: int = sum(stack.nbytes for stack in (*self.keys, *self.values))
-        return tensors + self.features.nbytes
+        return _num_bytes(self._stacks) + self.features.nbytes
 
     @property
     def width(self) -> int:
         return int(self.features.shape[1])
 
     def layer_rows(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
-        return self.layer_keys[layer][:, :stop], self.layer_values[layer][:, :stop]
+        keys, values = self._layers[layer]
+        return keys[:, :stop], values[:, :stop]
 
     def rows(self, first: int, stop: int) -> list[tuple[Tensor, Tensor]]:
         return [(keys[:, :, first:stop], values[:, :, first:stop]) for keys, values in self._stacks]
 
     def write(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
         stop = first + keys.shape[1]
-        self.layer_keys[layer][:, first:stop].copy_(keys)
-        self.layer_values[layer][:, first:stop].copy_(values)
+        own_keys, own_values = self._layers[layer]
+        own_keys[:, first:stop].copy_(keys)
+        own_values[:, first:stop].copy_(values)
 
     def move(self, sources: Sequence[int], first: int) -> None:
         # index_select copies before the assignment writes: source and destination rows may overlap.
         rows = torch.tensor(sources, device=self.slab.shape.device)
-        for tensor in (*self.keys, *self.values):
+        for tensor in chain.from_iterable(self._stacks):
             tensor[:, :, first : first + len(sources)] = tensor.index_select(2, rows)
 
     def feature_rows(self, first: int, stop: int) -> NDArray[np.float32]:
@@ -105,7 +108,7 @@ class KVBuffer:
     @torch.inference_mode()
     def wipe(self) -> None:
         """Set keys and values to zero: the former user may have left NaN there."""
-        for tensor in (*self.keys, *self.values):
+        for tensor in chain.from_iterable(self._stacks):
             tensor.zero_()
 
     # A buffer made during a pass consists of inference tensors, which cannot be written outside inference mode.
@@ -117,10 +120,6 @@ class KVBuffer:
             keys[:, :, here], values[:, :, here] = from_keys, from_values
         self.features[here] = source.feature_rows(source_first, stop)
 
-    @property
-    def _stacks(self) -> list[tuple[Tensor, Tensor]]:
-        return list(zip(self.keys, self.values, strict=True))
-
 
 class BufferPool:
     """Buffers in a few sizes, so that one session's fits the next. Not thread-safe."""
@@ -128,16 +127,12 @@ class BufferPool:
     def __init__(self, shape: KVShape, budget: MemoryBudget) -> None:
         self.shape = shape
         self.budget = budget
-        self.num_allocated = 0  # slabs since the start
         self.spare_bytes = 0  # of unused buffers; they count in the budget like all others
         self._spare: dict[tuple[int, int], list[KVBuffer]] = defaultdict(list)
 
-    def row_bytes(self, width: int) -> int:
-        return self.shape.bytes_per_token + width * np.dtype(np.float32).itemsize
-
     def bytes_of(self, num_rows: int, width: int) -> int:
         """Return the bytes that so many rows need at least."""
-        return num_rows * self.row_bytes(width)
+        return num_rows * (self.shape.bytes_per_token + width * np.dtype(np.float32).itemsize)
 
     def empty(self, width: int) -> KVBuffer:
         """Return a buffer without rows."""
@@ -149,7 +144,7 @@ class BufferPool:
 
     def wanted_bytes(self, buffer: KVRows, num_taken: int) -> int:
         """Return the bytes of what `buffer` becomes with so many rows taken."""
-        return rounded_capacity(num_taken) * self.row_bytes(buffer.width)
+        return self.bytes_of(rounded_capacity(num_taken), buffer.width)
 
     def grown(self, buffer: KVRows, taken: KVRows, used: int) -> KVRows:
         """Return a larger buffer with the first `used` rows of `buffer`, which is given back."""
@@ -184,7 +179,7 @@ class BufferPool:
             if buffer.slab.num_lanes > 1:
                 buffer.wipe()
             return buffer
-        lane_bytes = rounded * self.row_bytes(width)
+        lane_bytes = self.bytes_of(rounded, width)
         lanes = min(_SLAB_LANES, max(min(_SLAB_BYTES, self.budget.free_bytes // _SLAB_SHARE) // lane_bytes, 1))
         try:
             first, *others = self._allocate(lanes, rounded, width)
@@ -215,7 +210,7 @@ class BufferPool:
     def has_room(self, num_rows: int, width: int) -> bool:
         """Return whether take() would need nothing that is kept ready for others."""
         rounded = rounded_capacity(num_rows)
-        return bool(self._spare.get((rounded, width))) or rounded * self.row_bytes(width) <= self.budget.free_bytes
+        return bool(self._spare.get((rounded, width))) or self.bytes_of(rounded, width) <= self.budget.free_bytes
 
     def fits_beside(
         self,
@@ -253,7 +248,7 @@ class BufferPool:
             torch.cuda.empty_cache()
 
     def _allocate(self, lanes: int, capacity: int, width: int) -> list[KVBuffer]:
-        num_bytes = lanes * capacity * self.row_bytes(width)
+        num_bytes = self.bytes_of(lanes * capacity, width)
         # Spare slabs count in the budget: give them back before refusing.
         if num_bytes > self.budget.free_bytes:
             self.trim()
@@ -267,14 +262,11 @@ class BufferPool:
                 raise
             self.trim()
             raise OutOfKVMemory(num_bytes) from error
-        self.num_allocated += 1
         return [KVBuffer(slab, lane) for lane in range(lanes)]
 
 
-def _by_layer(shape: KVShape, stacks: Sequence[Tensor]) -> list[Tensor]:
-    """Return each layer's part of the stacks' tensors."""
-    unbound = [stack.unbind(0) for stack in stacks]
-    return [unbound[stack][index] for stack, index in map(shape.place, range(shape.layers))]
+def _num_bytes(stacks: Iterable[tuple[Tensor, Tensor]]) -> int:
+    return sum(keys.nbytes + values.nbytes for keys, values in stacks)
 
 
 def _lanes(buffers: Collection[KVRows]) -> Iterator[KVBuffer]:

@@ -11,39 +11,21 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from heapq import heapify, heappop, heappush
-from typing import Literal, Protocol
+from typing import Literal
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
 from outrider_server.kv.buffers import BufferPool, KVBuffer
-from outrider_server.kv.eviction import EvictionPolicy, Holding, Status, Usage
+from outrider_server.kv.eviction import EvictionPolicy, Holding
 from outrider_server.kv.host_copies import HostCopies
 from outrider_server.kv.pages import PagePool
-from outrider_server.kv.prefix import BLOCK, Prefix, group_hash
+from outrider_server.kv.prefix import BLOCK, group_hash
 from outrider_server.kv.prefix_cache import CachedSequence, PrefixCache
 from outrider_server.kv.rows import KVRows
 from outrider_server.kv.size import KVLayout
 from outrider_server.kv.slot import KVSlot, RowPool, Take
 
 Sharing = Literal["payer", "all", "none"]
-
-
-class EvictableSequence(CachedSequence, Protocol):
-    """A sequence whose rows can be taken away."""
-
-    usage: Usage
-
-    @property
-    def status(self) -> Status: ...
-
-    @property
-    def num_restorable(self) -> int:
-        """Number of its first rows that are whole, and depend on nothing that evict() drops besides."""
-        ...
-
-    def evict(self) -> None:
-        """Drop rows and features; keep the tokens."""
-        ...
 
 
 _SMALL_BYTES = 256 * 1024  # a separate product in every pass costs more than this memory
@@ -78,53 +60,26 @@ class KVMemory:
         self.prefix_asked_tokens = 0  # tokens looked up
         self.policy = policy or EvictionPolicy(self.budget.limit_bytes)
         self._clock = clock
-        self._prefix_cache = PrefixCache(self, small_bytes, copies=not self._is_paged)
+        self.prefix_cache = PrefixCache(self, small_bytes, copies=not self._is_paged)
         self._sharing = sharing
-        self._host = HostCopies(swap_bytes)
-        self._sequences: dict[EvictableSequence, None] = {}
+        self.host = HostCopies(swap_bytes)
+        self._sequences: dict[CachedSequence, None] = {}
         self.must_free_all = False  # a pass has failed for lack of memory
         self._pass_runs = False
         self.count = 0  # number of uses: the clock of least recent use
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes in use, with prefixes and spare buffers."""
-        return self.budget.used_bytes
-
-    @property
-    def spare_bytes(self) -> int:
-        """Bytes kept ready for the next session."""
-        return self.pool.spare_bytes
-
-    @property
-    def swapped_bytes(self) -> int:
-        """Bytes of the host's memory in use for evicted sessions."""
-        return self._host.used_bytes
-
-    @property
-    def budget_bytes(self) -> int:
-        return self.budget.limit_bytes
-
-    @property
-    def prefixes(self) -> Collection[Prefix]:
-        return self._prefix_cache.all
-
-    @property
-    def prefix_bytes(self) -> int:
-        return self._prefix_cache.num_bytes
 
     def group(self, payer: str, tap: str) -> bytes:
         """Return the key of the sequences that may share rows: same payer (or all), same tap."""
         return group_hash(b"" if self._sharing == "all" else payer.encode(), tap.encode())
 
-    def new_slot(self, sequence: EvictableSequence, width: int) -> KVSlot:
+    def new_slot(self, sequence: CachedSequence, width: int) -> KVSlot:
         """Register the sequence, whose rows may be evicted from now on."""
         sequence.slot = KVSlot(self.pool, width)
         # Last: from here on the engine thread may use every field of the sequence.
         self._sequences[sequence] = None
         return sequence.slot
 
-    def take_for(self, sequence: EvictableSequence, num_rows: int, width: int) -> KVRows:
+    def take_for(self, sequence: CachedSequence, num_rows: int, width: int) -> KVRows:
         """Return a buffer to grow with. Raises OutOfKVMemory, and lets the sequence wait in line then."""
         now = self._clock()
         sequence.usage.wait(self.pool.wanted_bytes(sequence.slot.buffer, num_rows), now)
@@ -132,11 +87,11 @@ class KVMemory:
             sequence.usage.placed_at = now
         return self._taken(self.pool.take, num_rows, width, (sequence,), asking=sequence)
 
-    def touch(self, sequence: EvictableSequence) -> None:
+    def touch(self, sequence: CachedSequence) -> None:
         """Note that a pass, or the client that they are sent to, has used its rows."""
         sequence.usage.used_at = self._clock()
 
-    def begin(self, sequence: EvictableSequence, num_rows: int) -> int:
+    def begin(self, sequence: CachedSequence, num_rows: int) -> int:
         """Attach the cached prefix of a sequence that will grow to `num_rows` rows.
 
         Returns how many of its tokens have rows and features by that.
@@ -148,74 +103,74 @@ class KVMemory:
             sequence.usage.placed_at = now
         if self._shares(sequence):
             is_more_to_know = len(sequence.tokens) - first >= BLOCK
-            if is_more_to_know and (known := self._prefix_cache.find(sequence)) is not None:
-                self._prefix_cache.attach(sequence, known)
-            elif first > slot.start and (known := self._prefix_cache.find_duplicate(sequence)) is not None:
+            if is_more_to_know and (known := self.prefix_cache.find(sequence)) is not None:
+                self.prefix_cache.attach(sequence, known)
+            elif first > slot.start and (known := self.prefix_cache.find_duplicate(sequence)) is not None:
                 slot.rebase(known)
         if slot.prefix is not None:
             slot.prefix.used_at = self.count
         # Before unshare(), which moves the rows that were shared into the sequence's own buffer.
         given = slot.start
-        self._prefix_cache.unshare(sequence, num_rows)
+        self.prefix_cache.unshare(sequence, num_rows)
         self.prefix_hits_tokens += slot.length - first
         self.prefix_asked_tokens += len(sequence.tokens) - first
         return given
 
-    def check_fit(self, sequence: EvictableSequence, num_rows: int) -> None:
+    def check_fit(self, sequence: CachedSequence, num_rows: int) -> None:
         """Raise Refusal for a text that would not fit even if it were the only one."""
-        num_bytes = self.pool.bytes_of(num_rows, sequence.slot.width)
-        if num_bytes > self.budget_bytes:
+        num_bytes, most = self.pool.bytes_of(num_rows, sequence.slot.width), self.budget.limit_bytes
+        if num_bytes > most:
             raise Refusal(
                 Reason.CONTEXT_FULL,
-                f"{num_rows} tokens need {num_bytes} bytes of the server's memory for K/V: it has {self.budget_bytes}"
+                f"{num_rows} tokens need {num_bytes} bytes of the server's memory for K/V: it has {most}"
                 " (--kv-memory); send a shorter text",
             )
 
-    def fits_only_alone(self, sequence: EvictableSequence, num_rows: int) -> bool:
+    def fits_only_alone(self, sequence: CachedSequence, num_rows: int) -> bool:
         """Return whether its rows can never lie beside their own, larger copy."""
         num_bytes = self.pool.bytes_of(num_rows, sequence.slot.width)
-        return not self._is_paged and 0 < self.budget_bytes - num_bytes < sequence.slot.num_bytes
+        return not self._is_paged and 0 < self.budget.limit_bytes - num_bytes < sequence.slot.num_bytes
 
-    def register_blocks(self, sequence: EvictableSequence) -> None:
+    def register_blocks(self, sequence: CachedSequence) -> None:
         """Make its new full blocks known. Moves no rows: another sequence may be half-way through a pass."""
         if self._shares(sequence):
-            self._prefix_cache.register_blocks(sequence)
+            self.prefix_cache.register_blocks(sequence)
 
-    def unregister_blocks(self, sequence: EvictableSequence, length: int) -> None:
+    def unregister_blocks(self, sequence: CachedSequence, length: int) -> None:
         """Forget its blocks behind `length`, before it drops them."""
-        self._prefix_cache.unregister_blocks(sequence, length)
+        self.prefix_cache.unregister_blocks(sequence, length)
 
-    def restore(self, sequence: EvictableSequence) -> bool:
+    def restore(self, sequence: CachedSequence) -> bool:
         """Copy back rows and features that it had when it was evicted; return whether there were any.
 
         For a sequence with features of all its rows, and with room for those.
         """
-        num_rows = self._host.restore(sequence, sequence.slot)
+        num_rows = self.host.restore(sequence, sequence.slot)
         self.restored_tokens += num_rows
         return num_rows > 0
 
-    def forget(self, sequence: EvictableSequence, length: int = 0) -> None:
+    def forget(self, sequence: CachedSequence, length: int = 0) -> None:
         """Never restore what it had behind the first `length` tokens."""
-        self._host.truncate(sequence, length)
+        self.host.truncate(sequence, length)
 
-    def leave(self, sequence: EvictableSequence, length: int = 0) -> None:
+    def leave(self, sequence: CachedSequence, length: int = 0) -> None:
         """Keep as a prefix what it is about to drop behind the first `length` tokens."""
         if length < BLOCK * len(sequence.block_hashes) and self._shares(sequence):
             try:
-                self._prefix_cache.retain(sequence)
+                self.prefix_cache.retain(sequence)
             # Prefixes unused for long are worth less than this one: drop them, if that alone makes enough room.
             except OutOfKVMemory as shortage:
-                if shortage.num_bytes <= self.budget.free_bytes + self.prefix_bytes:
+                if shortage.num_bytes <= self.budget.free_bytes + self.prefix_cache.num_bytes:
                     self._drop_some_unused(shortage.num_bytes)
                     with suppress(OutOfKVMemory):
-                        self._prefix_cache.retain(sequence)
+                        self.prefix_cache.retain(sequence)
 
-    def release(self, sequence: EvictableSequence) -> None:
+    def release(self, sequence: CachedSequence) -> None:
         """Give back everything of a sequence that ends."""
         self._sequences.pop(sequence, None)
-        self._host.drop(sequence)
+        self.host.drop(sequence)
         self.leave(sequence)
-        self._prefix_cache.forget(sequence)
+        self.prefix_cache.forget(sequence)
         sequence.evict()
 
     def take_copy(self, source: KVRows, first: int, count: int, spare: Sequence[CachedSequence]) -> KVRows:
@@ -270,7 +225,7 @@ class KVMemory:
         self._drop_unused(-1)
         self.pool.give_back()
 
-    def _shares(self, sequence: EvictableSequence) -> bool:
+    def _shares(self, sequence: CachedSequence) -> bool:
         return self._sharing != "none" and sequence.group is not None
 
     def _taken(
@@ -279,7 +234,7 @@ class KVMemory:
         num_rows: int,
         width: int,
         spare: Sequence[CachedSequence],
-        asking: EvictableSequence | None = None,
+        asking: CachedSequence | None = None,
     ) -> KVRows:
         """Call `take`, evicting step by step; nothing is evicted where that cannot suffice. Raises OutOfKVMemory.
 
@@ -299,17 +254,17 @@ class KVMemory:
                     return take(num_rows, width)
             raise
 
-    def _free_stepwise(self, num_bytes: int, victims: Mapping[EvictableSequence, Holding]) -> Iterator[None]:
+    def _free_stepwise(self, num_bytes: int, victims: Mapping[CachedSequence, Holding]) -> Iterator[None]:
         """Free memory, a step at each iteration."""
         self._drop_some_unused(num_bytes)
         yield
         for sequence, holding in victims.items():
             self.policy.preempt(holding, self._clock(), runs_again=not self._evict(sequence))
             self.pool.trim()
-            self._drop_unused(self.budget_bytes - num_bytes)
+            self._drop_unused(self.budget.limit_bytes - num_bytes)
             yield
 
-    def _can_make_room(self, num_rows: int, width: int, victims: Collection[EvictableSequence]) -> bool:
+    def _can_make_room(self, num_rows: int, width: int, victims: Collection[CachedSequence]) -> bool:
         """Return whether the rows fit beside everything that must stay."""
         staying = [t for t in list(self._sequences) if t not in victims]
         links = {link for t in staying if t.slot.prefix for link in t.slot.prefix.chain()}
@@ -321,9 +276,7 @@ class KVMemory:
             width,
         )
 
-    def _victims(
-        self, spare: Sequence[CachedSequence], asking: EvictableSequence | None
-    ) -> dict[EvictableSequence, Holding]:
+    def _victims(self, spare: Sequence[CachedSequence], asking: CachedSequence | None) -> dict[CachedSequence, Holding]:
         """Return the sequences that may be evicted, in that order."""
         # Most parked sessions have no rows any more.
         concerned = [t for t in list(self._sequences) if t.slot.holds_any or t.usage.wanted_bytes]
@@ -331,32 +284,32 @@ class KVMemory:
         order = self.policy.order(None if asking is None else _holding(asking), list(sequences), self._clock())
         return {sequences[holding]: holding for holding in order}
 
-    def _evict(self, sequence: EvictableSequence) -> bool:
+    def _evict(self, sequence: CachedSequence) -> bool:
         """Return whether its rows are kept on the host."""
-        is_kept = self._host.keep(sequence, sequence.slot, sequence.num_restorable)
+        is_kept = self.host.keep(sequence, sequence.slot, sequence.num_restorable)
         sequence.evict()
         self.evictions += 1
         return is_kept
 
     def _drop_some_unused(self, num_bytes: int) -> None:
         """Drop unused prefixes of `num_bytes` or somewhat more."""
-        self._drop_unused(self.budget.used_bytes - max(num_bytes, self.budget_bytes // _DROP_SHARE))
+        self._drop_unused(self.budget.used_bytes - max(num_bytes, self.budget.limit_bytes // _DROP_SHARE))
 
     def _drop_unused(self, enough: int) -> None:
         """Drop unused prefixes, least recently used first, until at most `enough` bytes are in use."""
         if self.budget.used_bytes <= enough:
             return
         # id() breaks ties: heapq would otherwise compare prefixes, which have no order.
-        unused = [(prefix.used_at, id(prefix), prefix) for prefix in self._prefix_cache.all if not prefix.users]
+        unused = [(prefix.used_at, id(prefix), prefix) for prefix in self.prefix_cache.all if not prefix.users]
         heapify(unused)
         while unused and self.budget.used_bytes > enough:
             _, _, prefix = heappop(unused)
-            self._prefix_cache.drop(prefix)
+            self.prefix_cache.drop(prefix)
             if (parent := prefix.parent) is not None and not parent.users:
                 # Dropping the last child makes a parent unused: it becomes a candidate at once.
                 heappush(unused, (parent.used_at, id(parent), parent))
 
 
-def _holding(sequence: EvictableSequence) -> Holding:
+def _holding(sequence: CachedSequence) -> Holding:
     slot = sequence.slot
     return Holding(sequence.usage, sequence.status, slot.num_bytes, slot.length - slot.start, slot.holds_any)

@@ -19,13 +19,14 @@ from itertools import chain, dropwhile
 from typing import Protocol
 
 from outrider_server.kv.budget import OutOfKVMemory
+from outrider_server.kv.eviction import Status, Usage
 from outrider_server.kv.prefix import BLOCK, Prefix, block_hashes_of
 from outrider_server.kv.rows import KVRows
 from outrider_server.kv.slot import KVSlot
 
 
 class CachedSequence(Protocol):
-    """The part of a sequence that the cache needs.
+    """The part of a sequence that cache and memory need.
 
     `block_hashes` are those of the full blocks that have rows and features.
     """
@@ -33,6 +34,10 @@ class CachedSequence(Protocol):
     slot: KVSlot
     tokens: list[int]
     block_hashes: list[bytes]
+    usage: Usage
+
+    @property
+    def status(self) -> Status: ...
 
     @property
     def group(self) -> bytes | None:
@@ -42,6 +47,15 @@ class CachedSequence(Protocol):
     @property
     def num_computed(self) -> int:
         """Number of tokens that have both rows and features."""
+        ...
+
+    @property
+    def num_restorable(self) -> int:
+        """Number of its first rows that are whole, and depend on nothing that evict() drops besides."""
+        ...
+
+    def evict(self) -> None:
+        """Drop rows and features; keep the tokens."""
         ...
 
 

@@ -129,9 +129,9 @@ class KVSlot:
             else same[0]
             for same in zip(*parts, strict=True)
         ]
-        if self.shape.is_uniform:
+        if len(stacks) == 1 and not self.shape.readers:
             return stacks[0]
-        places = [self.shape.place(layer) for layer in range(self.shape.layers)]
+        places = [self.shape.place(layer) for layer in range(len(self.shape.rows))]
         return [stacks[stack][0][index] for stack, index in places], [
             stacks[stack][1][index] for stack, index in places
         ]

@@ -122,10 +122,10 @@ class Verifier:
         return ServerStats(
             active=len(self._sessions) - parked,
             parked=parked,
-            kv_bytes=memory.used_bytes - memory.spare_bytes,
-            kv_limit_bytes=memory.budget_bytes,
+            kv_bytes=memory.budget.used_bytes - memory.pool.spare_bytes,
+            kv_limit_bytes=memory.budget.limit_bytes,
             evictions=memory.evictions,
-            swap_bytes=memory.swapped_bytes,
+            swap_bytes=memory.host.used_bytes,
             restored=memory.restored_tokens,
             prefix_queries=memory.prefix_asked_tokens,
             prefix_hits=memory.prefix_hits_tokens,

@@ -76,7 +76,7 @@ async def test_more_clients_than_there_is_room_for(config, served, plain, layout
         memory = server.verifier.memory
         assert memory.evictions > 0
         assert (memory.restored_tokens > 0) == (swap != "0")
-        assert memory.used_bytes <= memory.budget_bytes
+        assert memory.budget.used_bytes <= memory.budget.limit_bytes
 
 
 @pytest.mark.parametrize("layout", ["paged", *slow("contiguous")])
@@ -86,4 +86,4 @@ async def test_a_common_beginning_changes_no_text(config, served, plain, sharing
     async with Server(Verifier(target, [tap], LimitsConfig(shared_prefixes=sharing, kv_layout=layout))) as server:
         assert await answers(config, server, 2) == [plain, plain]
         memory = server.verifier.memory
-        assert bool(memory.prefix_bytes) == hits
+        assert bool(memory.prefix_cache.num_bytes) == hits

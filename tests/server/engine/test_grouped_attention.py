@@ -25,7 +25,7 @@ from outrider_server.engine.grouped_attention import (
 from outrider_server.engine.paged_attention import group_pages
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
-from outrider_server.kv.budget import KVShape, MemoryBudget
+from outrider_server.kv.budget import KVShape, MemoryBudget, RowShape
 from outrider_server.kv.buffers import BufferPool
 from outrider_server.kv.memory import KVMemory
 from outrider_server.kv.prefix import Prefix
@@ -113,8 +113,8 @@ def test_memory_of_an_earlier_session_is_nothing_to_the_next():
     """What a lane held before lies behind its rows, where nothing times it must be nothing."""
     rng = np.random.default_rng(7)
     sequence = sessions("llama", [[]], [90, 40])
-    sequence[0].slot.buffer.keys[0].fill_(float("nan"))
-    sequence[0].slot.buffer.values[0].fill_(float("nan"))
+    for tensor in sequence[0].slot.buffer.rows(0, None)[0]:
+        tensor.fill_(float("nan"))
     sequence[0].invalidate()
     sequence[0].release()
     memory = sequence[1].memory
@@ -153,7 +153,7 @@ def test_half_precision_is_as_exact_behind_a_prefix_as_in_one_piece(dtype, limit
     torch.manual_seed(0)
     heads, kv_heads, dim, shared, own, rows = 8, 2, 64, 128, 40, 6
     pool, call = (
-        BufferPool(KVShape(1, kv_heads, dim, dim, dtype, torch.device("cpu")), MemoryBudget(sys.maxsize)),
+        BufferPool(KVShape((RowShape(kv_heads, dim, dim),), dtype, torch.device("cpu")), MemoryBudget(sys.maxsize)),
         AttentionCall(0.125, None, None),
     )
     keys, values = (torch.randn(2, kv_heads, shared + own + rows, dim).mul(2).to(dtype) for _ in range(2))
@@ -164,10 +164,7 @@ def test_half_precision_is_as_exact_behind_a_prefix_as_in_one_piece(dtype, limit
         prefix = None
         if behind:
             buffer = pool.take(shared, 0)
-            buffer.layer_keys[0][:, :shared], buffer.layer_values[0][:, :shared] = (
-                keys[0, :, :shared],
-                values[0, :, :shared],
-            )
+            buffer.write(0, 0, keys[0, :, :shared], values[0, :, :shared])
             prefix = Prefix(None, [7] * buffer.capacity, [b""] * (buffer.capacity // 32), buffer)
         segments, first = [], shared if behind else 0
         for each in range(2):
@@ -253,7 +250,7 @@ def test_texts_are_those_of_contiguous_rows(name):
         for sequence in list(memory._sequences):
             sequence.release()
         memory.free_all()
-        assert memory.used_bytes == 0
+        assert memory.budget.used_bytes == 0
 
 
 def test_what_another_session_has_left_in_its_pages_harms_nobody():

@@ -6,11 +6,11 @@ import torch
 from tiny_targets import FakeRequest
 
 from outrider_server.engine.sequence import Sequence
-from outrider_server.kv.budget import KVShape, OutOfKVMemory
+from outrider_server.kv.budget import KVShape, OutOfKVMemory, RowShape
 from outrider_server.kv.eviction import EvictionPolicy, Holding, Usage, fair_level
 from outrider_server.kv.memory import KVMemory
 
-SHAPE = KVShape(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype=torch.float32, device=torch.device("cpu"))
+SHAPE = KVShape((RowShape(1, 1, 1),), torch.float32, torch.device("cpu"))
 LINK_S, PASS_S, ROW_S = 0.03, 0.004, 3e-5
 
 

@@ -23,8 +23,8 @@ from outrider_server.kv.pages import PagePool
 from outrider_server.kv.prefix import BLOCK, Prefix
 from outrider_server.kv.size import KVLayout
 
-SHAPE = KVShape(layers=2, kv_heads=1, key_dim=2, value_dim=3, dtype=torch.float32, device=torch.device("cpu"))
-MIXED = replace(SHAPE, layers=3, others=((1, RowShape(2, 5, 1)),), readers=((2, 0),))  # as Gemma 4's layers
+SHAPE = KVShape((RowShape(1, 2, 3),) * 2, torch.float32, torch.device("cpu"))
+MIXED = replace(SHAPE, rows=(*SHAPE.rows[:1], RowShape(2, 5, 1), *SHAPE.rows[:1]), readers=((2, 0),))  # as Gemma 4's
 ROW = SHAPE.bytes_per_token
 TEXTS = [[t] * (2 * BLOCK) + [t + 1] * BLOCK for t in (1, 5)]  # what texts begin with, so that they meet
 
@@ -56,8 +56,7 @@ def run(sequence: Sequence, num_rows: int | None = None) -> None:
     chain = sequence.uncomputed[:num_rows]
     values = stamps(sequence.tokens[: first + len(chain)])[first:]
     shape = sequence.slot.shape
-    for layer in range(shape.layers):
-        row = dict(shape.others).get(layer, RowShape(shape.kv_heads, shape.key_dim, shape.value_dim))
+    for layer, row in enumerate(shape.rows):
         keys = (values + written_by(shape, layer))[None, :, None]
         sequence.slot.write(
             layer, keys.expand(row.kv_heads, -1, row.key_dim), -keys.expand(row.kv_heads, -1, row.value_dim)
@@ -82,7 +81,7 @@ def check_rows(*sequences: Sequence) -> None:
 def check_rows_of(sequence: Sequence) -> None:
     values, stands = stamps(sequence.tokens), sequence.slot.length
     keys, negated = sequence.slot.rows(0, stands)
-    for layer in range(sequence.slot.shape.layers):
+    for layer in range(len(sequence.slot.shape.rows)):
         expected = values[:stands] + written_by(sequence.slot.shape, layer)
         assert torch.equal(keys[layer][-1, :, -1], expected)
         assert torch.equal(negated[layer][-1, :, -1], -expected)
@@ -203,14 +202,18 @@ class MemoryMachine(RuleBasedStateMachine):
         memory = self.memory
         own = sum(sequence.slot.num_bytes for sequence in self.sessions)
         shared = {link for sequence in self.sessions if sequence.slot.prefix for link in sequence.slot.prefix.chain()}
-        assert shared <= set(memory.prefixes)
-        assert memory.prefix_bytes == sum(prefix.buffer.num_bytes for prefix in memory.prefixes)
-        assert memory.used_bytes == own + memory.prefix_bytes + memory.spare_bytes <= self.limit_bytes
+        assert shared <= set(memory.prefix_cache.all)
+        assert memory.prefix_cache.num_bytes == sum(prefix.buffer.num_bytes for prefix in memory.prefix_cache.all)
+        assert (
+            memory.budget.used_bytes
+            == own + memory.prefix_cache.num_bytes + memory.pool.spare_bytes
+            <= self.limit_bytes
+        )
 
     @invariant()
     def copies_are_of_what_their_owners_hold(self) -> None:
-        copies = self.memory._host._copies
-        assert self.memory.swapped_bytes == sum(copy.num_bytes for copy in copies.values()) <= self.swap_bytes
+        copies = self.memory.host._copies
+        assert self.memory.host.used_bytes == sum(copy.num_bytes for copy in copies.values()) <= self.swap_bytes
         for sequence, copy in copies.items():
             values = stamps(sequence.tokens[: copy.length])
             assert 0 < copy.length == len(values)
@@ -222,23 +225,23 @@ class MemoryMachine(RuleBasedStateMachine):
     @invariant()
     def a_page_has_one_owner(self) -> None:
         if isinstance(self.memory.pool, PagePool):
-            owners = [*(sequence.slot for sequence in self.sessions), *self.memory.prefixes]
+            owners = [*(sequence.slot for sequence in self.sessions), *self.memory.prefix_cache.all]
             held = [page for owner in owners for page in owner.buffer.pages]
             assert sorted([*held, *self.memory.pool._free]) == list(range(self.memory.pool.num_pages))
 
     @invariant()
     def users_are_counted(self) -> None:
-        for prefix in self.memory.prefixes:
+        for prefix in self.memory.prefix_cache.all:
             ends = sum(sequence.slot.prefix is prefix for sequence in self.sessions)
-            children = sum(other.parent is prefix for other in self.memory.prefixes)
+            children = sum(other.parent is prefix for other in self.memory.prefix_cache.all)
             assert prefix.users == ends + children
             chains = [sequence.slot.prefix.chain() for sequence in self.sessions if sequence.slot.prefix]
             assert prefix.num_slots == sum(prefix in chain for chain in chains)
 
     @invariant()
     def what_a_name_says_is_held(self) -> None:
-        prefixes = self.memory._prefix_cache
-        assert set(prefixes._copies) <= set(self.memory.prefixes)
+        prefixes = self.memory.prefix_cache
+        assert set(prefixes._copies) <= set(self.memory.prefix_cache.all)
         assert set(prefixes._copies.values()) <= set(self.sessions)
         for name, owner in prefixes._owners.items():
             assert name in owner.block_hashes
@@ -248,7 +251,7 @@ class MemoryMachine(RuleBasedStateMachine):
         for sequence in self.sessions:
             sequence.release()
         self.memory.free_all()
-        assert self.memory.used_bytes == self.memory.swapped_bytes == 0
+        assert self.memory.budget.used_bytes == self.memory.host.used_bytes == 0
 
 
 class MixedMemoryMachine(MemoryMachine):
@@ -291,7 +294,7 @@ def test_an_evicted_session_gets_its_rows_back_from_the_host(layout, tap):
     sequence = new(memory, 100, tap=tap)
     other = new(memory, 120, 500, tap=tap)
     assert sequence.num_uncomputed == 100
-    assert memory.swapped_bytes == 100 * row
+    assert memory.host.used_bytes == 100 * row
     sequence.begin(FakeRequest(), 90, [7, 8], 2)  # another text behind the first 90 tokens
     assert sequence.uncomputed == [7, 8]
     check_rows(sequence)
@@ -304,9 +307,9 @@ def test_what_failed_is_not_restored():
     memory = KVMemory(SHAPE, 200 * ROW, "none", swap_bytes=300 * ROW)
     sequence = new(memory, 100)
     new(memory, 120, 500)
-    assert memory.swapped_bytes
+    assert memory.host.used_bytes
     sequence.invalidate()
-    assert not memory.swapped_bytes
+    assert not memory.host.used_bytes
     sequence.begin(FakeRequest(), 100, [], 2)
     assert sequence.num_uncomputed == 100
 
@@ -319,7 +322,7 @@ def test_where_the_machine_has_no_memory_for_a_copy_rows_run_again(monkeypatch):
     sequence = new(memory, 100)
     monkeypatch.setattr(RowCopy, "of", fail)
     new(memory, 120, 500)
-    assert (sequence.num_uncomputed, memory.swapped_bytes) == (100, 0)
+    assert (sequence.num_uncomputed, memory.host.used_bytes) == (100, 0)
 
 
 def test_a_session_that_cannot_lie_beside_its_own_copy_grows_all_the_same():
@@ -336,7 +339,7 @@ def test_a_machine_without_memory_is_no_room_and_the_process_goes_on():
     with pytest.raises(OutOfKVMemory):
         sequence.reserve(2**50)
     assert sequence.num_uncomputed == 0
-    assert memory.used_bytes == sequence.slot.num_bytes + memory.spare_bytes
+    assert memory.budget.used_bytes == sequence.slot.num_bytes + memory.pool.spare_bytes
     go_on(sequence, 100, [5])
     check_rows(sequence)
 
@@ -358,7 +361,7 @@ def test_a_common_beginning_is_stored_once():
         go_on(sequence, 0, system + [1000 + i] * 5)
         sessions.append(sequence)
     assert memory.prefix_hits_tokens == 9 * len(system)
-    assert memory.prefix_bytes == len(system) * ROW
+    assert memory.prefix_cache.num_bytes == len(system) * ROW
     own = sum(sequence.slot.num_bytes for sequence in sessions)
     assert own <= 10 * 256 * ROW
     assert [sequence.slot.start for sequence in sessions] == [len(system)] * 10
@@ -380,9 +383,9 @@ def test_those_who_came_at_once_come_to_share(layout):
         sequence.begin(FakeRequest(), 10 * BLOCK, [], 1)
         check_rows(sequence)
     assert [sequence.slot.start for sequence in sessions] == [10 * BLOCK] * 3
-    assert memory.prefix_bytes == 10 * BLOCK * (ROW + 4 * 2)
+    assert memory.prefix_cache.num_bytes == 10 * BLOCK * (ROW + 4 * 2)
     assert memory.prefix_hits_tokens == 0
-    assert layout != "paged" or memory.used_bytes == memory.pool.bytes_of((10 + 3) * BLOCK, 2)
+    assert layout != "paged" or memory.budget.used_bytes == memory.pool.bytes_of((10 + 3) * BLOCK, 2)
 
 
 @pytest.mark.parametrize(
@@ -407,13 +410,13 @@ def test_features_go_along_or_nothing_does():
 def test_a_text_outlives_its_session_where_there_is_room():
     memory = shared_memory()
     new(memory, 100).release()
-    assert memory.used_bytes - memory.spare_bytes == 96 * ROW
+    assert memory.budget.used_bytes - memory.pool.spare_bytes == 96 * ROW
     sequence = new(memory, 70)
     assert memory.prefix_hits_tokens == 64
     check_rows(sequence)
-    assert sorted(len(prefix.tokens) for prefix in memory.prefixes) == [32, 64]
+    assert sorted(len(prefix.tokens) for prefix in memory.prefix_cache.all) == [32, 64]
     memory.free_all()
-    assert [prefix.stop for prefix in memory.prefixes] == []
+    assert [prefix.stop for prefix in memory.prefix_cache.all] == []
 
 
 def test_a_name_that_is_met_by_chance_is_not_believed():
@@ -422,7 +425,7 @@ def test_a_name_that_is_met_by_chance_is_not_believed():
     other = Sequence(memory, None)
     other.tokens = list(range(500, 564))
     for name in one.block_hashes:  # as if the hashes of the other text were the same
-        memory._prefix_cache._owners[name] = other
+        memory.prefix_cache._owners[name] = other
     sequence = new(memory, 64)
     assert sequence.slot.start == 0
     check_rows(sequence)
@@ -451,15 +454,15 @@ def test_many_prefixes_go_in_few_looks_at_them():
             looks.append(len(self))
             return super().__iter__()
 
-    memory._prefix_cache.all = Watched()
+    memory.prefix_cache.all = Watched()
     for first in range(50):
         sequence = Sequence(memory, KeyTap())
         go_on(sequence, 0, [first] * BLOCK)
         sequence.release()
-    assert len(memory.prefixes) == 50
+    assert len(memory.prefix_cache.all) == 50
     looks.clear()
     memory.free_all()
-    assert not memory.prefixes
+    assert not memory.prefix_cache.all
     assert len(looks) <= 4
 
 
@@ -470,7 +473,7 @@ def test_a_text_may_be_cut_into_any_number_of_prefixes():
         sequence = Sequence(memory, None)
         go_on(sequence, 0, text[: count * BLOCK])
         sequence.release()
-    assert len(memory.prefixes) == num_blocks
+    assert len(memory.prefix_cache.all) == num_blocks
     sequence = Sequence(memory, None)
     go_on(sequence, 0, [*text, 5])
     assert memory.prefix_hits_tokens == sum(range(1, num_blocks)) * BLOCK + len(text)

@@ -55,12 +55,12 @@ def test_pages_become_a_shared_prefix_where_they_lie():
     assert [sequence.slot.start for sequence in (one, two)] == [96, 96]
     assert pages_of(one) == before
     assert pages_of(two)[:3] == before[:3]
-    assert memory.used_bytes == (3 + 1 + 1) * PAGE_BYTES
+    assert memory.budget.used_bytes == (3 + 1 + 1) * PAGE_BYTES
     check_rows(one, two)
     one.release()
     two.release()
     memory.free_all()
-    assert memory.used_bytes == 0
+    assert memory.budget.used_bytes == 0
 
 
 def test_a_page_is_zeros_for_its_next_owner():
@@ -90,12 +90,12 @@ def test_features_of_another_device_are_not_in_its_budget():
 
 
 def test_an_arena_larger_than_the_machine_is_refused_in_a_line():
-    shape = KVShape(32, 8, 128, 128, torch.float32, torch.device("cpu"))
+    shape = KVShape((RowShape(8, 128, 128),) * 32, torch.float32, torch.device("cpu"))
     with pytest.raises(UsageError, match=r"kv_memory=1.02e.03 TiB: cpu has no room for so many pages"):
         KVMemory(shape, 2**50, layout="paged")
 
 
-UNLIKE = KVShape(layers=2, kv_heads=3, key_dim=4, value_dim=5, dtype=torch.float32, device=torch.device("cpu"))
+UNLIKE = KVShape((RowShape(3, 4, 5),) * 2, torch.float32, torch.device("cpu"))
 
 
 def stamped(stamps: list[int], layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,7 +107,7 @@ def stamped(stamps: list[int], layer: int) -> tuple[torch.Tensor, torch.Tensor]:
 def check_slot(slot: KVSlot, model: list[int]) -> None:
     assert slot.length == len(model)
     keys, values = slot.rows(0, slot.length)
-    for layer in range(UNLIKE.layers):
+    for layer in range(len(UNLIKE.rows)):
         expected_keys, expected_values = stamped(model, layer)
         assert torch.equal(keys[layer], expected_keys)
         assert torch.equal(values[layer], expected_values)
@@ -128,7 +128,7 @@ def test_passes_commits_and_truncations_behave_as_on_a_list(script, pool):
     for chain, nodes, path, fails, kept in script:
         stamps = list(range(stamp, stamp := stamp + chain + nodes))
         slot.reserve(len(stamps))
-        for layer in range(UNLIKE.layers):
+        for layer in range(len(UNLIKE.rows)):
             seen_keys, seen_values = slot.write(layer, *stamped(stamps, layer))
             assert torch.equal(seen_keys, stamped(model + stamps, layer)[0])
             assert torch.equal(seen_values, stamped(model + stamps, layer)[1])
@@ -143,12 +143,8 @@ def test_passes_commits_and_truncations_behave_as_on_a_list(script, pool):
 
 def test_a_row_of_layers_that_differ_takes_what_each_keeps():
     """Twice 3 heads of 4 + 5, once 2 heads of 8 + 6; the fourth layer reads the rows of the second."""
-    shape = KVShape.of_layers(
-        [RowShape(3, 4, 5), RowShape(2, 8, 6), RowShape(3, 4, 5), RowShape(2, 8, 6)],
-        [(3, 1)],
-        torch.float32,
-        torch.device("cpu"),
-    )
+    rows = (RowShape(3, 4, 5), RowShape(2, 8, 6)) * 2
+    shape = KVShape(rows, torch.float32, torch.device("cpu"), ((3, 1),))
     assert shape.bytes_per_token == (2 * 3 * (4 + 5) + 2 * (8 + 6)) * 4
     for pool in (BufferPool, PagePool):
         budget = MemoryBudget(200 * shape.bytes_per_token)
