@@ -26,7 +26,6 @@ def train_command(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in --out.")] = False,
     minutes: Annotated[float | None, typer.Option(help="Time limit, decay included.")] = None,
-    processes: Annotated[int, typer.Option(help="Number of processes that share the work.", min=1)] = 1,
 ) -> None:
     """Train a target or a drafter of the embedded models from a recipe."""
     from outrider_lab.training.recipe import RecipeOptions, train_recipe
@@ -35,7 +34,7 @@ def train_command(
     if minutes is not None and minutes <= 0:
         raise UsageError(f"--minutes {minutes}: need more than 0")
     options = RecipeOptions(recipe, out, target, start and drafter_source(start), minutes)
-    train_recipe(options, resume=resume, processes=processes)
+    train_recipe(options, resume=resume)
 
 
 def corpus_command(

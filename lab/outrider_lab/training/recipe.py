@@ -77,7 +77,6 @@ def train_recipe(
     options: RecipeOptions,
     *,
     resume: bool = False,
-    processes: int = 1,
     console: Console | None = None,
     stop_after_updates: int | None = None,
 ) -> Trainer:
@@ -91,7 +90,7 @@ def train_recipe(
         stop_after_updates=stop_after_updates,
         budget_s=budget_s,
     )
-    return launch.train(functools.partial(_job_of, options), resume=resume, processes=processes, console=console)
+    return launch.train(functools.partial(_job_of, options), resume=resume, console=console)
 
 
 def _job_of(options: RecipeOptions) -> TrainingJob:

@@ -1,26 +1,21 @@
 """Data-parallel training: processes share the texts of an update and sum their gradients.
 
-`torchrun` and `accelerate launch` start a process a device; `--processes` starts processes of one thread each on this
-machine's CPU. On cores with other work these are up to twice as fast as threads: threads wait for each other at every
-operation, processes once per update.
+`torchrun` and `accelerate launch` start them, one a device. On CPU cores with other work, processes of one thread each
+are up to twice as fast as threads: threads wait for each other at every operation, processes once per update.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
-from outrider_proto.addresses import free_port
 
 _TIMEOUT = timedelta(hours=2)  # the other processes wait while the leader validates
 _Text = TypeVar("_Text")
@@ -89,49 +84,13 @@ def training_device() -> torch.device:
 
 
 @contextmanager
-def data_parallel(processes: int, follow: Callable[[DataParallel], object]) -> Iterator[DataParallel]:
-    """Join the processes that a launcher started, or start `processes` - 1 that call `follow` beside this one.
-
-    `follow` must pickle. The followers end with the block.
-    """
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if launched > 1:
-        with _joined(int(os.environ["RANK"]), launched, "env://") as parallel:
-            yield parallel
-    elif processes == 1:
+def data_parallel() -> Iterator[DataParallel]:
+    """Join the other processes, where a launcher has started some."""
+    if (size := int(os.environ.get("WORLD_SIZE", "1"))) == 1:
         yield SINGLE_PROCESS
-    else:
-        torch.set_num_threads(1)  # one thread per process: more would only compete for the same cores
-        address = f"tcp://127.0.0.1:{free_port()}"
-        starting = _start_context()
-        followers = [
-            starting.Process(target=_follow, args=(follow, rank, processes, address)) for rank in range(1, processes)
-        ]
-        for process in followers:
-            process.start()
-        try:
-            with _joined(0, processes, address) as parallel:
-                yield parallel
-        # A follower waits for the leader in every update: it never ends by itself if the leader fails.
-        finally:
-            for process in followers:
-                process.terminate()
-                process.join()
-
-
-def _start_context() -> ForkServerContext | SpawnContext:
-    """Fork followers from one server process, which imports torch and transformers once for all of them."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():  # Windows
-        return multiprocessing.get_context("spawn")
-    starting = multiprocessing.get_context("forkserver")
-    starting.set_forkserver_preload(["outrider_models.training.train"])
-    return starting
-
-
-@contextmanager
-def _joined(rank: int, size: int, address: str) -> Iterator[DataParallel]:
-    dist.init_process_group(init_method=address, rank=rank, world_size=size, timeout=_TIMEOUT)
-    parallel = DataParallel(rank, size)
+        return
+    dist.init_process_group(timeout=_TIMEOUT)
+    parallel = DataParallel(dist.get_rank(), size)
     try:
         # All have read what they start from before the leader writes, and wait at the end while it validates.
         parallel.sum(torch.zeros(1))
@@ -139,9 +98,3 @@ def _joined(rank: int, size: int, address: str) -> Iterator[DataParallel]:
         parallel.sum(torch.zeros(1))
     finally:
         dist.destroy_process_group()
-
-
-def _follow(follow: Callable[[DataParallel], object], rank: int, size: int, address: str) -> None:
-    torch.set_num_threads(1)
-    with _joined(rank, size, address) as parallel:
-        follow(parallel)

@@ -24,7 +24,7 @@ from outrider_models.training.core.rates import Schedule
 from outrider_models.training.core.teacher import target_facts
 from outrider_models.training.data.chat_file import ChatSettings, ChatSource
 from outrider_models.training.data.tokens import load_chat_tokenizer
-from outrider_models.training.data_parallel import DataParallel, data_parallel, training_device
+from outrider_models.training.data_parallel import data_parallel, training_device
 from outrider_models.training.drafter import DrafterTask
 from outrider_models.training.trainer import Trainer, TrainingJob
 
@@ -66,47 +66,36 @@ class Launch:
     budget_s: float | None = None
 
     def train(
-        self,
-        prepare: Callable[[], TrainingJob],
-        *,
-        resume: bool = False,
-        processes: int = 1,
-        console: Console | None = None,
+        self, prepare: Callable[[], TrainingJob], *, resume: bool = False, console: Console | None = None
     ) -> Trainer:
-        """Run the job that `prepare`, which must pickle, makes in each process. Raises UsageError before it writes."""
+        """Run the job that `prepare` makes. Raises UsageError before it writes."""
         check_output_dir(self.out, resume)
         job = prepare()
         if resume:
             check_config(self.out, job.description)
-        finish = functools.partial(self._finish, prepare)
-        with data_parallel(processes, finish) as parallel:
-            return finish(parallel, job, console)
-
-    def _finish(
-        self,
-        prepare: Callable[[], TrainingJob],
-        parallel: DataParallel,
-        job: TrainingJob | None = None,
-        console: Console | None = None,
-    ) -> Trainer:
-        job = job or prepare()
-        # Weights come from one seed in all processes, masks and noise from one for each.
-        if parallel.rank or self.reseed_leader:
-            torch.manual_seed(job.source.seed + 1 + parallel.rank)
-        if parallel.is_leader:
-            self.out.mkdir(parents=True, exist_ok=True)
-            write_config(self.out, job.description)
-        else:
-            console = Console(quiet=True)
-        with ProgressReporter(self.out, self.title, console) as reporter:
-            reporter.say(_summary(job, parallel.size))
-            trainer = Trainer(
-                job, self.out, reporter, parallel, budget_s=self.budget_s, stop_after_updates=self.stop_after_updates
-            )
-            trainer.finish()
-        if trainer.is_done and job.config.machine.features == "auto":
-            shutil.rmtree(self.out / FEATURES, ignore_errors=True)
-        return trainer
+        with data_parallel() as parallel:
+            # Weights come from one seed in all processes, masks and noise from one for each.
+            if parallel.rank or self.reseed_leader:
+                torch.manual_seed(job.source.seed + 1 + parallel.rank)
+            if parallel.is_leader:
+                self.out.mkdir(parents=True, exist_ok=True)
+                write_config(self.out, job.description)
+            else:
+                console = Console(quiet=True)
+            with ProgressReporter(self.out, self.title, console) as reporter:
+                reporter.say(_summary(job, parallel.size))
+                trainer = Trainer(
+                    job,
+                    self.out,
+                    reporter,
+                    parallel,
+                    budget_s=self.budget_s,
+                    stop_after_updates=self.stop_after_updates,
+                )
+                trainer.finish()
+            if trainer.is_done and job.config.machine.features == "auto":
+                shutil.rmtree(self.out / FEATURES, ignore_errors=True)
+            return trainer
 
 
 def chat_run(options: ChatRunOptions) -> TrainingJob:
