@@ -102,6 +102,7 @@ class FakeVerifier:
     flowing: asyncio.Event = field(default_factory=asyncio.Event)  # cleared: connections stay up and say nothing
     refusal: Refusal | None = None
     request_sampling: bool = True
+    tree_budget: int = 0  # nodes that its verdicts ask for at most, as a busy server's do
 
     def __post_init__(self) -> None:
         self.flowing.set()
@@ -221,7 +222,7 @@ class FakeVerifier:
         full = Finish.CONTEXT_FULL if len(held) >= MAX_CONTEXT - 1 else Finish.NOT_YET
         finish = Finish.EOS if ended or bonus == EOS else full
         self.bonuses[session_id] = None if finish is Finish.EOS else bonus
-        yield from self._verdict(Verdict(frame.seq, tuple(path), bonus, finish, 10, 20))
+        yield from self._verdict(Verdict(frame.seq, tuple(path), bonus, finish, 10, 20, tree_budget=self.tree_budget))
         yield Features(frame.seq, frame.features_from, rows_of(held, frame.features_from, len(held)), last=True)
 
     def _decode(self, held: list[int], frame: Decode):

@@ -60,18 +60,6 @@ def test_text_on_a_pipe(outrider, plain, tmp_path, arguments, typed, prompt):
     assert out.removesuffix("\n") == plain(prompt, 20)[0].removesuffix("\n")
 
 
-@pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
-def test_an_answer_ends_at_a_stop_text(outrider, plain, mode):
-    text = plain("u:hello;a:", 30)[0]
-    stop = text[12:14]
-    assert stop
-    arguments = ("--stop", stop, "--stop", "\N{SNOWMAN}", "--max-new-tokens", "30", "--mode", mode)
-    code, out, err = outrider("generate", "hello", *arguments)
-    assert (code, err) == (0, "")
-    assert out.removesuffix("\n") == text[: text.index(stop)].removesuffix("\n")
-    assert outrider("generate", "hello", "--stop", "")[0] == 2
-
-
 def test_an_answer_follows_the_schema_of_a_file(outrider, tmp_path):
     (tmp_path / "schema.json").write_text('{"enum": [["hello", 1]]}')
     code, out, _ = outrider("generate", "hello", "--json-schema", str(tmp_path / "schema.json"))
@@ -94,13 +82,6 @@ def test_json(outrider, plain, mode):
     assert len([request for request in told if "context" in request]) == len({request["seq"] for request in told})
 
 
-def test_offline_mode_needs_no_server(outrider):
-    arguments = ("--prompt-ids", "1,2,3", "--json", "--max-new-tokens", "8", "--mode", "offline")
-    code, out, _ = outrider("generate", *arguments, address="127.0.0.1:1")
-    assert code == 0
-    assert json.loads(out.splitlines()[-1])["origins"] == ["unverified"] * 8
-
-
 def test_offline_without_a_drafter_copies_or_says_that_it_cannot(outrider, models):
     bare = ("--target", str(models[0]), "--drafter", "none", "--mode", "offline", "--max-new-tokens", "3")
     code, out, _ = outrider("generate", "--raw", "one two one ", *bare, options=False, address="127.0.0.1:1")
@@ -114,23 +95,15 @@ def test_offline_without_a_drafter_copies_or_says_that_it_cannot(outrider, model
     ("arguments", "code", "message"),
     [
         (["generate"], 2, "standard input is empty: give PROMPT or --prompt-ids"),
-        (["generate", " "], 2, "prompt is empty"),
         (["generate", "hi", "--file", "/nowhere"], 2, "file=/nowhere: No such file"),
         (["generate", "hi", "--raw", "--system", "be"], 2, "system: --raw and"),
         (["generate", "--prompt-ids", "1,x"], 2, "prompt-ids='1,x'"),
-        (["generate", "--prompt-ids", "1,9999"], 2, "vocabulary has 256"),
         (["generate", "hi", "--set", "breadth=0"], 2, "breadth=0"),
-        (["generate", "hi", "--temperature", "-1"], 2, "temperature=-1"),
         (["generate", "hi", "--mode", "warp"], 2, "warp"),
         (["generate", "hi", "--drafter", "/nowhere"], 2, "/nowhere"),
         (["generate", "hi", "--set", "draft-vocab=7"], 2, "draft_vocab=7: it has no draft_vocab.json"),
-        (["generate", "hi", "--set", "draft-vocab=7", "--drafter", "none"], 2, "draft_vocab=7: there is no drafter"),
         (["generate", "hi", "--set", "route=entropy"], 2, "there is only one head"),
-        (["generate", "hi", "--set", "gate=0.5"], 2, "there is only one head"),
-        (["generate", "hi", "--drafter", "a", "--drafter", "b", "--set", "gate=2"], 2, "gate=2"),
         (["generate", "hi", "--drafter", "a", "--drafter", "b", "--set", "route=keywords"], 2, "give both or neither"),
-        (["generate", "hi", "--drafter", "a", "--drafter", "none"], 2, "none cannot be one of several"),
-        (["generate", "hi", "--drafter", "a", "--drafter", "b", "--set", "keywords=words.txt"], 2, ".toml or .json"),
         (["generate", "--prompt-ids", ",".join(["1"] * 5000)], 3, "context is"),
     ],
 )

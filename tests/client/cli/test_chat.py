@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import astuple
@@ -23,7 +22,7 @@ from outrider_client.core.config import UNLIMITED, ClientConfig
 from outrider_client.core.events import Committed, Finished
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.core.statistics import Statistics
-from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
+from outrider_proto.errors import LinkError, UsageError
 
 from .terminal import Terminal
 
@@ -127,26 +126,6 @@ def test_turns_add_up_and_commands_take_effect(capsys, tmp_path):
     assert "all 2" in out
     assert "online, R 12 ms" in out
     assert out.endswith("user: again\n\nassistant: three\n")
-
-
-class Cut(Scripted):
-    """Its answers end for a given reason."""
-
-    def generate(self, prompt, **overrides):
-        reason = self._answers.pop(0)
-        yield Committed(0, (1,), "bonus", reason)
-        yield Finished(reason, Statistics(new_tokens=1))
-
-
-def test_an_answer_that_is_cut_says_so(capsys):
-    chat(Cut("eos", "limit", "context", "unverified"), *"abcd", config=ClientConfig(max_new_tokens=1))
-    said = capsys.readouterr().err.splitlines()
-    assert said == [
-        "outrider: the answer is cut after 1 tokens (--max-new-tokens)",
-        "outrider: the answer is cut: the model's context is full",
-        "outrider: the answer is cut after 1 tokens (--max-new-tokens)",
-        "outrider: the link did not come back: the end of this answer is unverified; /retry asks again",
-    ]
 
 
 def test_a_later_failure_than_that_of_the_first_answer_does_not_end_the_chat(capsys):
@@ -260,14 +239,11 @@ HI = '{"role": "user", "content": "hi"}'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("user: hi", "not JSON"),
         ("{}", "not a list"),
         ('["hi"]', "without role"),
-        ('[{"role": "tool", "content": "hi"}]', "without role"),
         (f"[{HI}]", "do not alternate"),
         (f'[{HI}, {{"role": "system", "content": "hi"}}]', "do not alternate"),
         ('[{"role": "user", "content": [{"text": "hi", "private": "yes", "kind": null}]}]', "whether it is private"),
-        ('[{"role": "user", "content": [{"text": "hi", "Private": true, "kind": null}]}]', "whether it is private"),
     ],
 )
 def test_what_is_no_saved_conversation_changes_nothing(text, message):
@@ -276,25 +252,6 @@ def test_what_is_no_saved_conversation_changes_nothing(text, message):
         conversation.load_json(text)
     assert "hi" not in str(refused.value).replace("this", "").replace("which", "")
     assert conversation.prompt == [{"role": "system", "content": "Be brief."}]
-
-
-def test_errors_of_a_chat_are_plain_or_json(capsys):
-    refused = "cannot reach 127.0.0.1:4: failed to connect to all addresses; last error: Connection refused"
-    errors = (LinkError(refused), Refusal(Reason.CONTEXT_FULL, "too long"), UsageError("x=1: need 2"))
-    for as_json in (False, True):
-        repl = ChatRepl(Scripted(*errors), ClientConfig("edge:1"), ChatConversation(), as_json=as_json, stays=True)
-        repl.run(["a", "b", "c"])
-    heard = capsys.readouterr()
-    plain = [line.removeprefix("outrider: ") for line in heard.err.splitlines()]
-    assert plain[0].startswith("cannot reach edge:1: no server listens there; is outrider-server running?")
-    assert plain[1] == "too long; /clear starts a new conversation"
-    told = [json.loads(line) for line in heard.out.splitlines()]
-    assert [each["message"] for each in told] == plain
-    assert [(each["event"], each["code"]) for each in told] == [
-        ("error", "link"),
-        ("error", "context_full"),
-        ("error", "usage"),
-    ]
 
 
 def test_the_last_chat_is_kept_without_private_text(tmp_path, capsys):

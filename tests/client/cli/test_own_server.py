@@ -1,12 +1,10 @@
 """The chat's own server: started where none listens, and gone with the chat."""
 
 import socket
-import sys
 
 import pytest
 
 from outrider_client import Client, ClientConfig
-from outrider_client.cli.app import main
 from outrider_client.cli.chat import own_server as module
 from outrider_client.cli.chat.own_server import needs_own_server, own_server
 from outrider_proto.addresses import free_port, port_of
@@ -28,18 +26,6 @@ def test_one_that_does_not_start_says_why():
     refused = pytest.raises(LinkError, match=r"one for this chat does not start: .*smollm2: not installed")
     with refused, own_server(ClientConfig(target="smollm2", drafter="lookup")):
         pass
-
-
-def test_none_is_started_for_a_link_that_is_not_known(monkeypatch, capfd):
-    monkeypatch.setattr(module, "ClientConfig", lambda: ClientConfig(server=address))
-    address = f"127.0.0.1:{free_port()}"
-    monkeypatch.setattr(sys, "argv", ["outrider", "chat", "--server", address, "--profile", "nosuch", "--no-history"])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    told = capfd.readouterr().err
-    assert stop.value.code == 2
-    assert "nosuch" in told
-    assert "starting one" not in told
 
 
 def test_only_a_chat_that_nobody_answers_gets_one(monkeypatch):

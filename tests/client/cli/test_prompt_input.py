@@ -23,27 +23,9 @@ class WriteOnly(io.StringIO):
         raise OSError(9, "Bad file descriptor")
 
 
-@pytest.fixture
-def piped(monkeypatch):
-    return lambda text: monkeypatch.setattr("sys.stdin", io.StringIO(text))
-
-
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch):
     monkeypatch.setattr("sys.stdin", Terminal("typed"))
-
-
-def test_a_pipe_is_the_prompt_where_none_is_given(piped, tmp_path):
-    file = tmp_path / "file"
-    file.write_text("text")
-    piped("hello\n")
-    assert read_prompt(None) == "hello\n"
-    piped("hello\n")
-    assert read_prompt("-", files=[file]) == "hello\n\n\ntext"
-    piped("hello\n")
-    assert read_prompt("other") == "other"
-    assert read_prompt(None, files=[file]) == "text"
-    assert read_prompt(None, private=[file]) == (Segment("text", private=True),)
 
 
 def test_a_terminal_is_read_only_where_it_is_asked_for():

@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from outrider_client import Access, ClientConfig
 from outrider_client.cli.app import app
-from outrider_client.cli.options import access_from
 from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_proto.errors import OutriderError, UsageError
 
@@ -93,15 +92,6 @@ def test_a_detour_leaves_the_servers_name_to_be_checked():
     assert Access(tls=True).through("[2001:db8::1]:50051").server_name == "2001:db8::1"
     assert Access(tls=True, server_name="x").through("server.example:1").server_name == "x"
     assert Access().through("server.example:50051") == Access()
-
-
-def test_the_key_comes_from_the_environment_or_a_file_which_goes_first(monkeypatch, tmp_path):
-    assert access_from({}) == Access()
-    monkeypatch.setenv("OUTRIDER_KEY", SECRET)
-    assert access_from({}).key == SECRET
-    assert access_from({"key_file": tmp_path / "key"}).key is None
-    monkeypatch.setenv("OUTRIDER_KEY", "")
-    assert access_from({}).key is None
 
 
 @pytest.mark.parametrize("command", [["generate", "x"], ["chat"], ["gateway"], ["describe"], ["pull"]])

@@ -30,21 +30,6 @@ def test_codecs(codec, load):
     assert codec_for(load, "lean") == codec_for(load, "leaner") == codec
 
 
-@pytest.mark.parametrize("in_use", ["lean", "leaner"])
-@pytest.mark.parametrize(
-    "load", [FeatureLoad(), FeatureLoad(None, 50, 1e3), FeatureLoad(WIDE, None, 1e3), FeatureLoad(WIDE, 50, None)]
-)
-def test_what_is_not_known_changes_nothing(load, in_use):
-    assert codec_for(load, in_use) == in_use
-
-
-def test_there_is_a_band_in_which_either_stays():
-    either = [
-        rate for rate in range(400_000, 800_000, 1000) if codec_for(FeatureLoad(WIDE, 50, rate), "lean") == "lean"
-    ]
-    assert [codec_for(FeatureLoad(WIDE, 50, rate), "leaner") for rate in (either[0], either[-1])] == ["leaner", "lean"]
-
-
 @given(loads, st.floats(1.0, 1 / SIZE_VS_FINEST[COARSEST]))
 def test_it_does_not_turn_back_for_what_it_gains(load, faster):
     """Coarser features let tokens come faster on a link that they filled: by no more than they are smaller."""

@@ -14,7 +14,6 @@ from outrider_client.controller.decision import choose, decide
 from outrider_client.controller.measurements import Measurements, ModeLimits
 from outrider_client.controller.prediction import predict
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_proto.errors import UsageError
 
 PLAIN = frozenset(("stream", *SPLIT))
 OFFERED = PLAIN | {"server-draft"}
@@ -116,15 +115,6 @@ def test_a_family_that_suffers_waits_for_features_that_come_soon():
     assert waits(2.0)
     assert not waits(60.0)
     assert waits(60.0, limits=ModeLimits(wait_for_features=True), verify_ms=90.0)
-
-
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [("modes", {"modes": frozenset(SPLIT)}), ("in_flight", {"in_flight": 0})],
-)
-def test_limits_are_checked(name, what):
-    with pytest.raises(UsageError, match=f"{name}=.*: need"):
-        ModeLimits(**what)
 
 
 WORLDS = st.builds(

@@ -138,17 +138,3 @@ def test_it_drafts_on_the_side_once_in_32_tokens_in_whatever_bunches_they_come(c
     controller.record_trial(133, DraftTree.chain((1,)))
     controller.record_text((0,) * 134)
     assert not controller.wants_trial
-
-
-def test_what_is_drafted_on_the_side_is_judged_once_the_text_is_long_enough(controller, clock):
-    controller.decide(OPENED, rtt(0.03))
-    stream(controller, clock, 0.033, 64)
-    assert controller.wants_trial
-    controller.record_trial(64, DraftTree.chain((1, 2, 3)))
-    server_drafts(controller, clock, 30)
-    assert not controller.wants_trial
-    text = tuple(range(100, 164))
-    controller.record_text((*text, 1, 2))
-    assert not controller.wants_trial  # what comes third is not known
-    controller.record_text((*text, 1, 2, 9))
-    assert controller.wants_trial

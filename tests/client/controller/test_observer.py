@@ -56,19 +56,6 @@ def test_neither_a_hiccup_nor_waiting_in_a_pipeline_nor_a_stale_verdict_is_a_par
     assert watched.measured().verify_ms == 30
 
 
-def test_the_stream_is_taken_to_slow_down_as_passes_do():
-    watched = observer("stop-and-wait")
-    watched.record_verdict(1.0, Verdict(1, (), 7, verify_us=33_000), CHAIN)
-    watched.began("stream", 1.0)
-    for now in (2.0, 2.03, 2.06):
-        watched.record_verdict(now, verdict())
-    watched.began("stop-and-wait", 3.0)
-    assert watched.measured().stream_ms == pytest.approx(30)
-    for _ in range(20):
-        watched.record_verdict(4.0, Verdict(1, (), 7, verify_us=66_000), CHAIN)
-    assert watched.measured().stream_ms == pytest.approx(60)
-
-
 def test_the_first_verdict_of_the_servers_drafts_is_on_none():
     """Below the first root of an answer the server has nothing to draft from: no token of it was rejected."""
     watched = observer("server-draft")
@@ -78,29 +65,6 @@ def test_the_first_verdict_of_the_servers_drafts_is_on_none():
     measured = watched.measured()
     assert measured.acceptance[0] > 0.95
     assert measured.server_level_ms == 4
-
-
-def test_no_draft_brings_tokens_beyond_the_end_of_an_answer():
-    """Drafts are cut to what the answer may still have; a deeper one would not have brought more."""
-    endless, short = observer(), observer()
-    for _ in range(60):
-        endless.record_verdict(1.0, verdict(4), CHAIN)
-        short.record_verdict(1.0, verdict(4), CHAIN, levels=6)
-    assert len(endless.measured().acceptance) == 4
-    assert short.measured().acceptance[3] > 0.9 > 0.2 > short.measured().acceptance[4]
-
-
-def test_hits_and_of_a_forecast_that_was_cut_short_only_the_hit():
-    watched, cut = observer("proactive"), observer("proactive")
-    for number in range(16):
-        assert watched.measured().hit_rates == {}
-        watched.record_outcome((0, 3, None, 0)[number % 4], outcomes=8)
-        cut.record_outcome((0, None)[number % 2], outcomes=8, is_whole=False)
-    assert watched.measured().hit_rates == {1: 0.5, 8: 0.75}
-    assert cut.measured().hit_rates == {8: 0.5}
-    for _ in range(16):
-        cut.record_outcome(0, outcomes=1, is_whole=False)
-    assert cut.measured().hit_rates == {1: 1.0, 8: 0.5}
 
 
 def test_acceptance_by_position():

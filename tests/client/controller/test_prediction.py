@@ -42,28 +42,6 @@ def test_closed_forms():
     assert speed("pipelined", in_flight=2, **AHEAD) == pytest.approx(1e3 * TAU / pipelined)
 
 
-def test_hit_rates_are_carried_over_to_other_numbers_and_levels():
-    def hits(outcomes, levels, measured=MEASURED):
-        return predict(measured, Choice("proactive", outcomes=outcomes, levels=levels, ahead_levels=levels)).hit_rate
-
-    assert hits(1, 5) == pytest.approx(0.34)
-    assert hits(8, 5) == pytest.approx(0.57)
-    assert 0.34 < hits(2, 5) < hits(4, 5) < 0.57
-    assert hits(8, 10) < hits(8, 5) < hits(8, 2)
-    guessed = replace(MEASURED, hit_rates={})
-    assert hits(1, 5, guessed) < hits(8, 5, guessed) < 1
-
-
-def test_stale_features_cost_tau_unless_they_are_waited_for():
-    eagle = replace(MEASURED, staleness_factor=0.9, features_ms=25.0)
-    fresh = predict(eagle, Choice("stop-and-wait", wait_for_features=True))
-    stale = predict(eagle, Choice("stop-and-wait"))
-    assert (fresh.tau, fresh.cycle_ms) == pytest.approx((TAU, 5 * 7 + FLIGHT + 25))
-    assert (stale.tau, stale.cycle_ms) == pytest.approx((0.9 * TAU, 5 * 7 + FLIGHT))
-    two, three = (predict(eagle, Choice("pipelined", in_flight=number, **AHEAD)).tau for number in (2, 3))
-    assert three < two < 0.9 * TAU
-
-
 def test_features_fill_a_narrow_way():
     narrow = replace(MEASURED, down_bps=250e3)
     heavy = replace(narrow, limits=HEAVY)

@@ -6,7 +6,6 @@ import io
 import itertools
 import json
 import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -28,10 +27,8 @@ from outrider_client.core.statistics import Statistics
 from outrider_client.display.display import PlainDisplay, display_for, show_answer
 from outrider_client.display.json_display import JsonDisplay
 from outrider_client.display.messages import print_message
-from outrider_client.display.pull_display import TextPullDisplay
 from outrider_client.display.terminal import LiveDisplay, MarkdownDisplay, colored
-from outrider_client.pull.pull import BytesPulled, FilePulled, Pulled, PullStarted, PullWaiting
-from outrider_proto.frames import Decode, Draft, Verdict
+from outrider_proto.frames import Draft, Verdict
 from outrider_proto.tree import DraftTree
 
 STATISTICS = Statistics(new_tokens=6, mean_acceptance_length=2.5, target_calls=3, bytes_up=1500, rolled_back=1)
@@ -98,18 +95,6 @@ def test_the_keys_of_a_cycle_stay_as_published():
     assert list(cycle) == ["event", "request", "verdict"]
     assert list(cycle["verdict"]) == VERDICT_KEYS.split()
     assert list(cycle["request"]) == REQUEST_KEYS.split()
-
-
-def test_the_context_of_a_request_is_told_with_its_first_verdict_alone():
-    """The target alone writes a whole answer on one request, whose context is the prompt."""
-    out = io.StringIO()
-    display = JsonDisplay(out)
-    prompt, more = tuple(range(1, 8)), Decode(2, 8, (8, 9), 10, 5)
-    for request, verdict in ((Decode(1, 0, prompt, 8, 5), 1), (Decode(1, 0, prompt, 8, 5), 1), (more, 2), (more, 2)):
-        display.show(Cycle(request, Verdict(verdict, (), 7)))
-    requests = [json.loads(line)["request"] for line in out.getvalue().splitlines()]
-    assert [request.get("context") for request in requests] == [[*prompt], None, [8, 9], None]
-    assert all(request.keys() | {"context"} == requests[0].keys() for request in requests)
 
 
 def shown(events, display_class=LiveDisplay, **size) -> str:
@@ -187,24 +172,3 @@ def test_markdown_is_rendered_except_the_unverified_end():
     assert "{~- **two**~}" in screen
     screen = shown([*events, Verified(1, 1)], MarkdownDisplay, width=40, height=20)
     assert "• two" in screen[screen.rindex("• one") :]
-
-
-STARTED = PullStarted("0" * 64, "llama", "moa", "int8", 2_000_000, 500_000)
-PULLED = Pulled(Path("/there"), "0" * 64, "llama", "ab", "moa", "int8", 2_000_000, True)
-PULL = [PullWaiting("gone", 0.1), PullWaiting("gone", 0.2), STARTED, BytesPulled(1_500_000), FilePulled("x"), PULLED]
-
-
-def pull_shown(*, terminal: bool) -> tuple[str, str]:
-    progress, out = io.StringIO(), io.StringIO()
-    display = TextPullDisplay(Console(file=progress, force_terminal=terminal, width=120, highlight=False), out)
-    for event in PULL:
-        display.show(event)
-    display.close()
-    return progress.getvalue(), out.getvalue()
-
-
-def test_a_pull_on_a_terminal():
-    progress, _ = pull_shown(terminal=True)
-    assert progress.count("gone; trying again") == 1
-    assert "llama, moa, int8" in progress
-    assert "2.0/2.0 MB" in progress

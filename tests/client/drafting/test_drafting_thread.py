@@ -138,17 +138,6 @@ async def test_narrows_to_what_the_verdict_said(drafter, drafting, outcome):
     assert ahead_draft.num_nodes == LEVELS
 
 
-async def test_an_unexpected_outcome_ends_it_within_a_level(drafter, drafting):
-    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
-    drafter.permit(OF_TREE + 1)
-    await reached(drafter, OF_TREE + 1)
-    resolved = asyncio.create_task(drafted_for(ahead_draft, TreeOutcome(ROOT, 20)))
-    await asyncio.sleep(0)
-    drafter.permit(100)
-    assert await resolved is None
-    assert len(drafter.passes) <= OF_TREE + 2
-
-
 @pytest.mark.parametrize("permits", [0, OF_TREE + 1], ids=["amid the tree", "amid the drafts"])
 async def test_given_up_it_frees_the_thread_within_a_level(drafter, drafting, permits):
     """Its tree is all that it costs where no draft has begun."""
@@ -189,18 +178,3 @@ async def test_what_it_assumed_is_taken_back(drafter, drafting):
     assert routed.drafted.tree == DraftTree.chain((10, 11, 12, 13))
     assert drafter.states[0].tokens == [*TEXT, 9]
     assert drafter.states[0].num_features == drafting.num_features == 2
-
-
-async def test_an_ahead_draft_cut_short_reports_the_cost_of_its_levels(drafter, drafting):
-    """A batch too large for its drafter is always cut short, and is to be found out all the same."""
-    drafter.permit(OF_TREE + 1)
-    ahead_draft = drafting.draft_ahead(TEXT, TREE, WANTED)
-    await reached(drafter, OF_TREE + 1)
-    drafter.permit(1)
-    await reached(drafter, OF_TREE + 2)
-    ahead_draft.resolve(LIKELIEST)
-    drafter.permit(100)
-    await drafted_for(ahead_draft, LIKELIEST)
-    assert ahead_draft.cost.outcomes == WANTED.outcomes
-    assert ahead_draft.cost.levels >= 1
-    assert not ahead_draft.is_whole

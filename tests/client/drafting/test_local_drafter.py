@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 
 import pytest
 
 from outrider_client.core.config import ClientConfig
-from outrider_client.core.events import Warned
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.families.lookup.drafter import LookupDrafter
@@ -89,17 +87,6 @@ async def test_words_choose_the_head(connect, language):
         completion = await client.complete(text.replace(" ", "_"), raw=True)  # letters are all this language has
         assert completion.statistics.heads.shares == share
         assert completion.statistics.heads.extra_drafts == 0
-
-
-@pytest.mark.parametrize(("drafted", "num_prompts", "num_said"), [(Wrong(), 4, 1), (Language(), 8, 0)])
-async def test_a_head_that_does_not_fit_is_named_once(connect, language, drafted, num_prompts, num_said):
-    client = connect(models=fake_models(language, FakeDrafter(drafted, family="odd")))
-    said = []
-    for first in range(num_prompts):
-        async with contextlib.aclosing(client.generate([first, *PROMPT])) as events:
-            said += [event.message async for event in events if isinstance(event, Warned)]
-    assert len(said) == num_said
-    assert all(message.startswith("drafter odd: ") for message in said)
 
 
 @pytest.mark.parametrize(("last_resort", "num_written", "num_copied"), [("lookup", 36, 33), ("none", 3, 0)])

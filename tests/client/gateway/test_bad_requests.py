@@ -149,20 +149,6 @@ def test_the_documentation_names_each_parameter():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ([[1, 2], []], "prompt.1: need at least 1"),
-        ([1, "a"], "prompt.0.1: Input should be a valid integer"),
-        (["a"] * 33, "prompt: at most 32 are allowed, not 33"),
-        ({"text": SECRET}, "prompt: need text or a list"),
-    ],
-)
-def test_errors_say_what_is_wrong_with_a_prompt(gateway, prompt, expected):
-    status, error = post(gateway, {"model": "outrider", "prompt": prompt}, "/v1/completions")
-    assert (status, error["message"], error["param"]) == (400, expected, expected.partition(":")[0])
-
-
-@pytest.mark.parametrize(
     ("method", "path", "status", "allowed"),
     [
         ("GET", "/v1/responses", 405, "POST"),

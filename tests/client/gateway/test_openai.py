@@ -74,17 +74,6 @@ def offsets(chunks) -> list[int]:
     return [sum(map(len, texts[:i])) for i in range(len(texts))]
 
 
-def test_completions_take_text_and_tokens(openai, plain, models):
-    tokens, text = plain("Mia has 4", 12, raw=True)
-    asked = {"model": "outrider", "temperature": 0, "max_tokens": 12}
-    answer = openai.completions.create(prompt="Mia has 4", **asked)
-    assert (answer.choices[0].text, answer.usage.completion_tokens) == (text, len(tokens))
-    ids = models.encode("Mia has 4", raw=True)
-    with openai.completions.create(prompt=ids, stream=True, **asked) as stream:
-        assert "".join(chunk.choices[0].text for chunk in stream) == text
-    assert openai.completions.create(prompt=[ids], **asked).choices[0].text == text
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("mode", ["stop-and-wait", "stream"])
 def test_a_stop_across_tokens_ends_the_answer_before_it(openai, plain, models, mode, stream):

@@ -181,34 +181,6 @@ def test_markdown_becomes_elements_and_html_stays_text(behind_link, visitor):
     assert {request.url.removeprefix(behind_link.url)[0] for request in visitor.requests} == {"/"}
 
 
-def test_every_beginning_of_an_answer_is_drawn_as_the_whole_one_would_be(visitor):
-    """Token by token, or at once: the same elements in the end."""
-    text = "\n".join(MARKDOWN)
-    whole = html(visitor, text)
-    visitor.page.evaluate("document.getElementById('turns').replaceChildren()")
-    drawn = visitor.page.evaluate(
-        """async (text) => {
-            const { AnswerText } = await import("./answer.js");
-            const { AnswerView } = await import("./render.js");
-            const draw = (container, ends) => {
-                const answer = new AnswerText(), view = new AnswerView(container);
-                let start = 0;
-                for (const end of ends) {
-                    answer.take(text.slice(start, end), { origin: "bonus" });
-                    view.show(answer, end < text.length);
-                    start = end;
-                }
-                return container.innerHTML;
-            };
-            const step = draw(document.createElement("div"), Array.from({length: text.length}, (_, i) => i + 1));
-            return [step, draw(document.createElement("div"), [text.length])];
-        }""",
-        text,
-    )
-    assert drawn[0] == drawn[1]
-    assert whole.count("<li>") == drawn[1].count("<li>") > 3
-
-
 def set_up(visitor, scene: str) -> None:
     page = visitor.page
     if scene != "empty":

@@ -40,20 +40,6 @@ def test_a_reload_in_mid_answer_loses_nothing(visitor, page):
     assert roles == ["user", "assistant", "user"]
 
 
-def test_a_page_out_of_sight_asks_nothing(visitor, page):
-    hide = """hidden => {
-        Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
-        document.dispatchEvent(new Event("visibilitychange"));
-    }"""
-    with page.expect_event("requestfailed", lambda request: request.url.endswith("/outrider/link")):
-        page.evaluate(hide, True)
-    asked = len(visitor.requests)
-    page.wait_for_timeout(2500)
-    assert len(visitor.requests) == asked
-    with page.expect_request("**/outrider/link"):
-        page.evaluate(hide, False)
-
-
 def test_a_key_is_asked_for(start_gateway, server, browser):
     with start_gateway(server, GatewayConfig(api_key="sesame")) as closed:
         page = browser.new_page()

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from outrider_client.gateway import link_watch
-from outrider_client.gateway.errors import ApiError
 from outrider_client.gateway.session_pool import SessionPool
 
 
@@ -58,26 +57,6 @@ async def test_another_drafter_replaces_the_session_that_was_free_longest(pool, 
     third = await answer(pool, (1, 2), "e")
     assert (one.is_closed, other.is_closed) == (True, False)
     assert pool.clients == [other, third]
-
-
-async def test_requests_wait_in_turn_and_one_too_many_is_refused(pool):
-    leave = asyncio.Event()
-
-    async def hold() -> None:
-        async with pool.acquire("d", (1,)):
-            await leave.wait()
-
-    holding = [asyncio.create_task(hold()) for _ in range(2)]
-    await asyncio.sleep(0)
-    waiting = asyncio.create_task(answer(pool, (2,)))
-    await asyncio.sleep(0)
-    assert (pool.num_running, pool.num_waiting) == (2, 1)
-    with pytest.raises(ApiError) as refused:
-        await answer(pool, (3,))
-    assert refused.value.status == 429
-    leave.set()
-    await asyncio.gather(*holding, waiting)
-    assert (pool.num_running, pool.num_waiting) == (0, 0)
 
 
 async def test_a_request_cancelled_while_a_session_closes_keeps_none(pool, made):

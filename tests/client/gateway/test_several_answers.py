@@ -38,20 +38,6 @@ def test_each_has_the_seed_behind_the_one_before(openai):
         assert "".join(span["text"] for span in choice.outrider["spans"]) == choice.message.content
 
 
-def test_in_a_stream_every_chunk_names_its_answer(openai):
-    asked = ask(n=3, temperature=2.0, seed=7)
-    whole = openai.chat.completions.create(**asked)
-    options = {"include_usage": True}
-    chunks = list(openai.chat.completions.create(**asked, stream=True, stream_options=options))
-    assert by_index(chunks, lambda choice: choice.delta.content or "") == {
-        choice.index: choice.message.content for choice in whole.choices
-    }
-    ended = [choice for chunk in chunks for choice in chunk.choices if choice.finish_reason]
-    assert sorted(choice.index for choice in ended) == [0, 1, 2]
-    assert len({chunk.id for chunk in chunks}) == 1
-    assert chunks[-1].usage == whole.usage
-
-
 def test_more_than_there_are_sessions_take_turns(start_gateway, server):
     """None is refused, although nobody may wait."""
     with start_gateway(server, GatewayConfig(sessions=2, queue=0)) as gateway, gateway.openai() as openai:

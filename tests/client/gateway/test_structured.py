@@ -37,17 +37,6 @@ def test_an_answer_follows_its_schema(openai, mode, temperature):
     assert (choice.message.content, choice.finish_reason) == (plain.message.content, "stop")
 
 
-def test_parse_gives_an_object(openai):
-    pydantic = pytest.importorskip("pydantic")
-    model = pydantic.create_model(
-        "Count", word=(str, pydantic.Field(max_length=8)), count=(int, pydantic.Field(ge=0, le=99))
-    )
-    answer = openai.chat.completions.parse(
-        model="outrider", messages=[{"role": "user", "content": QUESTION}], max_tokens=200, response_format=model
-    )
-    assert isinstance(answer.choices[0].message.parsed.count, int)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "count_words"}}], ids=["required", "named"]
@@ -79,27 +68,6 @@ def test_a_function_that_need_not_be_called_may_be_left_alone(openai):
     assert choice.finish_reason in ("stop", "length")
     chunks = [chunk.choices[0] for chunk in ask(openai, tools=TOOLS, stream=True) if chunk.choices]
     assert "".join(chunk.delta.content or "" for chunk in chunks) == choice.message.content
-
-
-def test_the_target_reads_tools_calls_and_what_they_gave(openai, models):
-    def prompt_tokens(messages: list[dict], **more) -> int:
-        return ask(openai, messages, 1, **more).usage.prompt_tokens
-
-    def plain(*messages: tuple[str, str]) -> int:
-        return len(models.encode([{"role": role, "content": content} for role, content in messages], raw=False))
-
-    user = {"role": "user", "content": "x"}
-    call = {"id": "c1", "type": "function", "function": {"name": "wait", "arguments": '{"s": 1}'}}
-    said = {"role": "assistant", "content": None, "tool_calls": [call]}
-    gave = {"role": "tool", "tool_call_id": "c1", "content": "done"}
-    written = '<tool_call>\n{"name": "wait", "arguments": {"s": 1}}\n</tool_call>'
-    assert prompt_tokens([user, said, gave]) == plain(
-        ("user", "x"), ("assistant", written), ("user", "<tool_response>\ndone\n</tool_response>")
-    )
-    assert prompt_tokens([user], tools=TOOLS) > prompt_tokens([user], tools=TOOLS[1:]) > prompt_tokens([user])
-    assert prompt_tokens([user], tools=TOOLS, tool_choice="none") == prompt_tokens([user])
-    system = {"role": "system", "content": "y"}
-    assert prompt_tokens([system, user], tools=TOOLS) > prompt_tokens([user], tools=TOOLS)
 
 
 def test_penalties_and_biases_change_the_answer(openai):

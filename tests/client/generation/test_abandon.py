@@ -20,7 +20,6 @@ PROMPT = [5, 9, 12, 3]
 NEXT = [*PROMPT, 8]
 NEW = 40
 MODES = [mode for mode in get_args(Mode) if mode != "offline"]
-AHEAD = ["proactive", "pipelined"]
 MOMENTS = range(1, 30, 2)  # after so many events
 THE_LINKS = {"outrider link reader", "fake server reader"}  # tasks that live as long as the session
 
@@ -93,30 +92,6 @@ async def test_nothing_goes_on(client_and_drafting, verifier, language, mode, mo
     assert completion.token_ids == language.answer(NEXT, NEW)
     assert completion.statistics.outages == 0
     assert len(verifier.opens) == 1
-
-
-@pytest.mark.parametrize("mode", AHEAD)
-async def test_nor_while_the_server_is_silent(client_and_drafting, verifier, language, mode):
-    client, drafting = client_and_drafting
-    events = client.generate(PROMPT, mode=mode, in_flight=3)
-    for _ in range(6):
-        await anext(events)
-    verifier.flowing.clear()
-    waiting = asyncio.create_task(drain(events))
-    for _ in range(50):
-        await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    await events.aclose()
-    await asyncio.sleep(0)
-    verifier.flowing.set()
-    await assert_rest(drafting)
-    assert (await client.complete(NEXT, mode=mode)).token_ids == language.answer(NEXT, NEW)
-
-
-async def drain(events):
-    async for _ in events:
-        pass
 
 
 @pytest.mark.parametrize("mode", ["stream", "server-draft", "stop-and-wait"])

@@ -232,3 +232,25 @@ async def test_round_trips_are_kept_apart(begun):
     assert statistics.split_ms.wire == pytest.approx(250.0)
     assert statistics.split_ms.queue == pytest.approx(100.0)
     assert statistics.verify_ms == pytest.approx(75.0)  # of two calls
+
+
+async def test_stale_answers_of_the_answer_before_are_not_this_one_s(begun):
+    begun.asks(TREE)
+    ahead = begun.asks_ahead(LIKELY)
+    following = Stage(begun.drafting, begun)
+    draft = following.asks()
+    following.link.put(Verdict(ahead.seq, (), None, stale=True))
+    await following.hears(Verdict(draft.seq, (), 40))
+    assert following.statistics().stale_drafts == 0
+
+
+async def test_rows_in_pieces_are_there_with_the_last(begun):
+    draft = begun.asks(TREE)
+    await begun.hears(Verdict(draft.seq, (0,), 20))
+    waiting = asyncio.create_task(begun.tracker.await_rows())
+    following = begun.asks(TREE)
+    begun.link.put(rows(draft.seq, 4, 1, last=False))
+    await begun.hears(Verdict(following.seq, (), 30))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()

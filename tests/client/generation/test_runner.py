@@ -169,15 +169,6 @@ async def test_next_turn_sends_only_what_is_new(connect, verifier, language):
     assert len(verifier.opens) == 1
 
 
-async def test_another_sampling_goes_with_the_next_request(connect, verifier):
-    client = connect()
-    await client.complete(PROMPT, max_new_tokens=3, temperature=0.5, seed=6)
-    for seed in (6, 7):
-        await client.complete(PROMPT, max_new_tokens=3, temperature=0.5, seed=seed)
-    assert len(verifier.opens) == 1
-    assert [r.sampling for r in verifier.requests if r.sampling] == [Sampling(0.5, seed=7)]
-
-
 async def test_a_sampling_survives_the_link(connect, verifier):
     client = connect()
     calls = (await client.complete(PROMPT, max_new_tokens=3)).statistics.target_calls

@@ -27,6 +27,18 @@ def test_answers_are_the_targets(mode, verifier, models, fast, language):
     assert mode == "auto" or len(sizes) > 1
 
 
+@pytest.mark.parametrize("mode", ["stop-and-wait", "proactive", "pipelined"])
+async def test_trees_shrink_as_a_busy_server_asks_and_the_text_stays(connect, verifier, language, mode):
+    verifier.tree_budget = 2
+    events = [event async for event in connect().generate([5, 9, 12, 3], mode=mode)]
+    tokens = [token for event in events if isinstance(event, Committed) for token in event.tokens]
+    assert tuple(tokens) == language.answer([5, 9, 12, 3], 40)
+    sizes = [len(request.tree) for request in verifier.requests if isinstance(request, Draft)]
+    assert sizes[0] == 0
+    assert max(sizes[4:]) == 2  # those before were made without a verdict's wish
+    assert events[-1].statistics.tree_budget == 2
+
+
 def test_fixed_choices_leave_nothing_to_choose():
     with pytest.raises(UsageError, match="leave one of them out"):
         ClientConfig(tree="auto", shape=TreeChoices(((0,), (1,))))

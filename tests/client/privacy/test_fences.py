@@ -12,7 +12,7 @@ from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.prompt_segments import Segment
 from outrider_client.models.local_models import LocalModels
 from outrider_client.models.private_tokens import split
-from outrider_client.privacy.fences import parse_fences, parse_prompt
+from outrider_client.privacy.fences import parse_fences
 from outrider_proto.errors import UsageError
 
 from ..conftest import EOS, Language, Letters, fake_models
@@ -49,7 +49,6 @@ def test_fences(text, segments):
     [
         "what does cout << x << y; do?",
         "what is (1 << 4) and 256 >> 2 ?",
-        "(1<<4) and 256>>2",
         "a[1 << n: m >> 2]; x <<= 2; y >>= 3",
         "cout<<x<<std::endl; cin>>y;",
         "cat <<EOF >>out.txt\nName: x\nEOF",
@@ -71,7 +70,6 @@ def test_code_is_text(code):
     [
         "call <<quokka>> now",
         "write to <<quokka@example.org>>, please",
-        "<<two\nquokka>>",
         "<<email: quokka>>",
         "<<EMAIL:quokka>>",
         "<<Private: quokka>>",
@@ -155,13 +153,3 @@ def test_private_text_cannot_be_encoded_for_the_server_nor_mixed_nor_quoted():
         models.encode([Segment("a"), 3], raw=False)
     with pytest.raises(UsageError, match="beyond the vocabulary of 5"):
         LocalModels(None, 5, 100, (), "t", "k", Letters).split([private("z")], raw=True)
-
-
-def test_unreadable_files_are_named(tmp_path):
-    file = tmp_path / "notes"
-    with pytest.raises(UsageError, match=r"notes: No such file"):
-        parse_prompt("x", [file])
-    file.write_bytes(SECRET.encode() + b"\xff")
-    with pytest.raises(UsageError, match=r"notes: not UTF-8") as refused:
-        parse_prompt("x", [file])
-    assert refused.value.__cause__ is None

@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.cli.options import with_models
 from outrider_client.connection.policy import Backoff
 from outrider_client.models.pulled import pulled_dir
 from outrider_client.pull.pull import BytesPulled, FilePulled, PullConfig, PullStarted, PullWaiting, pull_bundle
@@ -148,11 +147,8 @@ async def test_an_interrupted_pull_resumes(serve, made, tmp_path):
     assert any(isinstance(event, PullStarted) and event.kept_bytes for event in events)
 
 
-async def test_concurrent_pulls(serve, made, tmp_path):
+async def test_concurrent_pulls_into_one_place(serve, made, tmp_path):
     async with serve() as server:
-        await asyncio.gather(*(pull_bundle(pull_config(server.address, tmp_path / f"device{n}")) for n in range(12)))
-        for n in range(12):
-            assert contents(tmp_path / f"device{n}") == contents(made["moa"])
         refused = []
 
         async def into_one() -> None:
@@ -377,20 +373,6 @@ def is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
     return False
-
-
-def test_where_a_servers_bundle_lies(monkeypatch, tmp_path, made):
-    """Commands look there unless a target or drafter is named."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    places = [pulled_dir(a) for a in ("host:1", "host:2", "[::1]:1", "../..:1", "a/../b:1")]
-    assert len(set(places)) == 5
-    assert {place.parent for place in places} == {tmp_path / "outrider/bundles"}
-    assert with_models(ClientConfig("host:1")).target == "embedded"
-    shutil.copytree(made["moa"], places[0])
-    assert with_models(ClientConfig("host:1")).target == places[0]
-    assert with_models(ClientConfig("host:2")).target == "embedded"
-    assert with_models(ClientConfig("host:1", drafter="eagle2")).target == "embedded"
-    assert with_models(ClientConfig("host:1", target="here")).target == "here"
 
 
 @pytest.fixture

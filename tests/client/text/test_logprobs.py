@@ -169,17 +169,6 @@ async def test_tokens_that_are_verified_after_an_outage_get_theirs(config, mode)
             assert len(event.logprobs) == event.count
 
 
-async def test_tokens_without_a_verdict_have_none(config):
-    async with in_process(config) as (client, link):
-        events = await through_an_outage(client, link, 8, mode="stop-and-wait", on_reconnect="keep", offline_limit=8)
-    written = AnswerText()
-    for event in events:
-        written.take(event)
-    kept = [one for one, origin in zip(written.logprobs, written.origins, strict=True) if origin == "unverified"]
-    assert kept == [None] * 8
-    assert check(config, written.token_ids, written.logprobs, 3) == 8
-
-
 @pytest.mark.parametrize("wrong", [-1, 21])
 def test_numbers_out_of_range(wrong):
     with pytest.raises(UsageError, match=f"logprobs={wrong}: need 0 to 20"):

@@ -18,12 +18,11 @@ from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 
-from ...marks import in_turn, slow
+from ...marks import in_turn
 
 NEW = 32
 PROMPTS = (tuple(range(10, 50)), (5, 6, 7, 8, 9, 5, 6, 7), tuple(range(10, 40)) * 2)
 DRAFTERS = ("suffix", "EAGLE,suffix=1", "EAGLE,copy=2,suffix=1", "EAGLE,copy=3")
-SAMPLED = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "seed": 5}
 
 
 @pytest.fixture(params=DRAFTERS)
@@ -63,36 +62,6 @@ async def test_greedy_answers_are_the_plain_loops(config, mode, tmp_path):
                 for prompt, expected in zip(PROMPTS, plain, strict=True):
                     assert (await client.complete(prompt, mode=mode)).token_ids == expected
         assert history_in(tmp_path, pair.models).texts().tokens.tolist().count(-1) == 2 * len(PROMPTS)
-
-
-@pytest.mark.parametrize(
-    "config", ["EAGLE,copy=2,suffix=1", *slow("suffix", "EAGLE,suffix=1", "EAGLE,copy=3")], indirect=True
-)
-async def test_sampled_answers_are_those_that_the_target_streams(config, tmp_path):
-    async with in_process(config.target, config) as pair:
-        for _ in range(2):
-            async with client_of(pair, tmp_path) as client:
-                drafted = [(await client.complete(prompt, **SAMPLED)).token_ids for prompt in PROMPTS]
-        async with client_of(pair) as client:
-            streamed = [(await client.complete(prompt, mode="stream", **SAMPLED)).token_ids for prompt in PROMPTS]
-            greedy = [(await client.complete(prompt)).token_ids for prompt in PROMPTS]
-    assert drafted == streamed
-    assert drafted != greedy
-
-
-async def test_what_was_answered_before_is_drafted_in_a_later_session(tmp_path):
-    prompt = "Write a Python function that doubles a number."
-    config = embedded(drafter="suffix")
-    async with in_process(config.target, config) as pair:
-        tau = []
-        for _ in range(2):
-            async with client_of(pair, tmp_path) as client:
-                answer = await client.complete(prompt)
-                tau.append(answer.statistics.mean_acceptance_length)
-        kept = history_in(tmp_path, pair.models).texts().tokens
-    # The answers alone: nothing of the prompt.
-    assert kept.tolist() == [*answer.token_ids, -1] * 2
-    assert tau[1] > 2 * tau[0]
 
 
 async def trees_of(client: AsyncClient, prompt, **overrides) -> list:
