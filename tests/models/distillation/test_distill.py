@@ -15,8 +15,6 @@ from outrider_models.distillation.distill import (
     DistillOptions,
     SeenPrompts,
     before_loop,
-    is_sound,
-    loops,
     normalized,
 )
 from outrider_models.distillation.writer import Continuation, Dialog, Opening, TargetWriter
@@ -53,15 +51,6 @@ def continued(writer: TargetWriter, texts: list[str], max_new_tokens: int, **see
     return [found[number] for number in range(len(texts))]
 
 
-def test_a_turn_opens_and_ends_as_the_template_says(writer):
-    template = writer.template
-    assert template.users() == "<|bos|><|user|>"
-    assert template.assistants([{"role": "user", "content": "Hi"}]) == "<|bos|><|user|>Hi<|assistant|>"
-    assert template.ends == {EOS, writer.tokenizer.convert_tokens_to_ids("<|assistant|>")}
-    before = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
-    assert template.users(before) == "<|bos|><|user|>Hi<|assistant|>Hello!<|eos|><|user|>"
-
-
 def test_answers_are_the_targets_own_whatever_shares_their_batch(writer):
     texts = [writer.template.assistants([{"role": "user", "content": question.turns[0]}]) for question in ASKED]
     together = continued(writer, texts * 7, 48)  # more than its rows
@@ -71,12 +60,6 @@ def test_answers_are_the_targets_own_whatever_shares_their_batch(writer):
         ids = torch.tensor([writer.tokenizer(text, add_special_tokens=False)["input_ids"]])
         plain = model.generate(ids, do_sample=False, max_new_tokens=48, eos_token_id=sorted(writer.template.ends))
         assert list(answer.tokens) == [token for token in plain[0, ids.shape[1] :].tolist() if token != EOS]
-
-
-def test_a_seed_determines_what_is_sampled(writer):
-    text = writer.template.users()
-    first, other = continued(writer, [text] * 5, 16, seed=1), continued(writer, [text] * 5, 16, seed=2)
-    assert first == [first[0]] * 5 != other
 
 
 def test_a_text_beyond_the_context_is_not_continued(writer):
@@ -97,25 +80,6 @@ def test_questions_and_answers_of_its_own(writer, tmp_path):
     for chat, answer in zip(chats, answers, strict=True):
         assert chat["messages"][1] == {"role": "assistant", "content": answer.text}
     assert len(read_chats(wanted.out)) == len(lines(wanted.out))  # as training reads them
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_goes_on(writer, tmp_path):
-    wanted = options(tmp_path, tokens=60)
-    Distillation(writer, wanted).run()
-    before = {path: lines(path) for path in (wanted.out, wanted.held_out_file)}
-    held = sum(chat["tokens"] for chats in before.values() for chat in chats)
-    with wanted.out.open("a") as file:
-        file.write('{"messages": [{"role": "us')  # killed in mid-line
-    run = Distillation(writer, options(tmp_path, tokens=2 * held))
-    assert run.done.chats == sum(map(len, before.values()))
-    run.run()
-    assert run.done.tokens >= 2 * held
-    for path, chats in before.items():
-        assert lines(path)[: len(chats)] == chats
-    chats = lines(wanted.out) + lines(wanted.held_out_file)
-    for key in ("number", "messages"):
-        assert len({str(chat[key]) for chat in chats}) == len(chats)
 
 
 def test_the_same_seed_gives_the_same_chats(writer, tmp_path):
@@ -170,27 +134,6 @@ def test_case_accents_and_punctuation_do_not_make_a_prompt_new():
     assert seen.add("What is a bar?")
     assert len(seen) == 2
     assert normalized("Où est-il ?") == "ou est il"
-
-
-def test_few_may_begin_alike():
-    seen = SeenPrompts()
-    beginning = "Write a short story about a dog who"
-    assert [seen.add(f"{beginning} {end}") for end in ("runs", "eats", "sleeps", "barks")] == [True, True, True, False]
-
-
-@pytest.mark.parametrize(
-    ("text", "sound"),
-    [("Two words", True), ("One", False), ("", False), ("broken \ufffd character", False), ("a \x00 byte", False)],
-)
-def test_fragments_and_broken_characters(text, sound):
-    assert is_sound(text, list(range(10))) is sound
-
-
-def test_loops_are_found_by_tokens():
-    assert not loops(list(range(100)))
-    assert loops([1, 2, 3, 4, 5, 6] * 5)
-    assert not loops([1, 2, 3, 4, 5, 6] * 4)
-    assert not is_sound("two words", [7] * 40)
 
 
 def test_a_loop_is_cut_where_it_comes_again():

@@ -45,21 +45,7 @@ def test_it_holds_the_most_frequent_reply_tokens_and_the_end(tmp_path):
     assert shares["code"][8] <= shares["code"][found.sizes[-1]]
 
 
-def test_without_a_held_out_file_some_chats_are_held_out(tmp_path):
-    data = write_chats(tmp_path / "chats.jsonl", [("chat", "qqqq"), *[("chat", "abab")] * 30])
-
-    found = choose_draft_vocab(target_dir(), data, None, size=4)
-
-    assert found.kinds[0].num_tokens > 0
-    assert not set(load_chat_tokenizer(target_dir()).encode("qqqq", add_special_tokens=False)) & set(found.tokens[1:3])
-
-
 @pytest.mark.parametrize(("size", "message"), [(0, "size=0: need 1 to"), (10**6, "size=1000000: need 1 to")])
 def test_a_size_that_no_vocabulary_has_is_refused(tmp_path, size, message):
     with pytest.raises(UsageError, match=message):
         choose_draft_vocab(target_dir(), write_chats(tmp_path / "chats.jsonl", [("chat", "ab")]), None, size)
-
-
-def test_one_chat_is_too_little(tmp_path):
-    with pytest.raises(UsageError, match="0 chats to count and 1 to measure on"):
-        choose_draft_vocab(target_dir(), write_chats(tmp_path / "chats.jsonl", [("chat", "ab")]), None, size=4)

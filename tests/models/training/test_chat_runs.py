@@ -21,7 +21,6 @@ from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_models.core.held_out import FAMILIES, held_out
 from outrider_models.core.tables import merged, parse_changes
 from outrider_models.training.config import ValidationSettings
-from outrider_models.training.core.features import FeatureStore
 from outrider_models.training.core.interfaces import TeacherRequest
 from outrider_models.training.core.teacher import Teacher
 from outrider_models.training.data.texts import make_batch
@@ -142,16 +141,6 @@ def test_a_run_killed_anywhere_comes_to_the_same_weights(step, call, chats, targ
     assert (first["loss"], first["top1"]) == (second["loss"], second["top1"])
 
 
-def test_checkpoints_of_older_versions_are_refused_in_one_line(chats, target, tmp_path):
-    for name, left in (("chats", "course.json"), ("recipe", "checkpoint.pt")):
-        (tmp_path / name / "state").mkdir(parents=True)
-        if name == "recipe":
-            (tmp_path / name / "state").rmdir()
-        (tmp_path / name / left).write_text("{}")
-        with pytest.raises(UsageError, match="older version"):
-            train("moa", chats, target, tmp_path / name, resume=True)
-
-
 def tensors_of(directory):
     checkpoint = Checkpoint(directory, heads_first=True)
     return {name: checkpoint.read(name) for name in checkpoint.names}
@@ -196,22 +185,6 @@ def test_a_head_is_on_its_device_before_it_starts_from_the_target(chats, target,
     monkeypatch.setattr(TrainableEagle2, "init_from_examples", lambda self, examples: done.append("started"))
     train("eagle2", chats, target, tmp_path, "drafter.init=target", stop=0)
     assert done[:2] == ["moved", "started"]
-
-
-def test_hydra_heads_without_outputs_write_none(chats, target, tmp_path):
-    sizes = {}
-    for own in ("false", "true"):
-        run = train("hydra", chats, target, tmp_path / own, f"drafter.own_output={own}", stop=0)
-        source, frozen = DrafterSource(str(tmp_path / own), run.task.drafter.options), TargetWeights.load(target)
-        state = load_drafter(source, frozen).new_state()
-        state.append([5, 6, 7])
-        state.add_features(0, torch.ones(2, frozen.sizes.hidden))
-        sizes[own] = (tmp_path / own / "hydra_lm_head.safetensors").stat().st_size, state.root_logits()
-    outputs = 2 * run.task.drafter._settings.heads * (frozen.sizes.hidden + 1) * frozen.sizes.vocab
-    assert sizes["true"][0] - sizes["false"][0] >= outputs
-    # Untrained, both have the target's output.
-    torch.testing.assert_close(sizes["true"][1], sizes["false"][1], atol=0.1, rtol=0.05)
-    train("hydra", chats, target, tmp_path / "on", start=tmp_path / "true", stop=0)
 
 
 def test_how_an_update_is_laid_out_does_not_matter(chats, target, tmp_path):
@@ -259,13 +232,6 @@ def test_stored_features_teach_what_the_target_does(family, chats, target, tmp_p
     assert {path.name.split(".")[1] for path in files} == {*run.task.teacher.fields(run.task.drafter.teacher_request)}
 
 
-def test_families_share_stored_features(chats, target, tmp_path, monkeypatch):
-    shared = f"machine.features={tmp_path / 'shared'}"
-    train("eagle3", chats, target, tmp_path / "first", shared, "drafter.draft_vocab=200")
-    monkeypatch.setattr(FeatureStore, "_write", None)  # nothing is computed again
-    train("eagle2", chats, target, tmp_path / "second", shared, "drafter.draft_vocab=100")
-
-
 FULL = {
     "features": ("outrider_models.training.core.features.save_file", OSError(28, "No space left on device"),
                  r"No space left on device.*machine.features=no"),
@@ -292,26 +258,6 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(what, chats, tar
     monkeypatch.undo()
     assert not list(tmp_path.glob("**/*.partial"))
     assert train("eagle2", chats, target, tmp_path / "out", features, resume=True).is_done
-
-
-def test_features_beyond_the_limit_are_computed_again(chats, target, tmp_path):
-    shared = tmp_path / "shared"
-    train("eagle2", chats, target, tmp_path / "out", f"machine.features={shared}", "machine.features_gb=2e-5")
-    assert 0 < sum(path.stat().st_size for path in shared.glob("**/*.safetensors")) < 40_000
-
-
-def test_bf16_leaves_the_weights_themselves_wide(chats, target, tmp_path):
-    run = train("moa", chats, target, tmp_path, "machine.precision=bf16", stop=1)
-    assert {parameter.dtype for parameter in run.task.drafter.parameters()} == {torch.float32}
-    assert run.task.teacher.embed.dtype == torch.bfloat16
-    assert log_of(tmp_path)[-1]["loss"] > 0
-
-
-def test_a_few_chats_are_trained_on_without_validation(chats, target, tmp_path):
-    few = tmp_path / "few.jsonl"
-    few.write_text("".join(chats.read_text().splitlines(keepends=True)[:4]))
-    train("eagle2", few, target, tmp_path / "out")
-    assert "tau" not in log_of(tmp_path / "out")[-1]
 
 
 @pytest.mark.parametrize(
@@ -393,3 +339,26 @@ def test_the_shipped_drafter_scores_as_in_the_benchmark():
         DrafterSource(str(drafter_dir("moa")))
     )
     assert 3.5 < found.tau <= 5
+
+
+def test_checkpoints_of_older_versions_are_refused_in_one_line(chats, target, tmp_path):
+    for name, left in (("chats", "course.json"), ("recipe", "checkpoint.pt")):
+        (tmp_path / name / "state").mkdir(parents=True)
+        if name == "recipe":
+            (tmp_path / name / "state").rmdir()
+        (tmp_path / name / left).write_text("{}")
+        with pytest.raises(UsageError, match="older version"):
+            train("moa", chats, target, tmp_path / name, resume=True)
+
+
+def test_features_beyond_the_limit_are_computed_again(chats, target, tmp_path):
+    shared = tmp_path / "shared"
+    train("eagle2", chats, target, tmp_path / "out", f"machine.features={shared}", "machine.features_gb=2e-5")
+    assert 0 < sum(path.stat().st_size for path in shared.glob("**/*.safetensors")) < 40_000
+
+
+def test_bf16_leaves_the_weights_themselves_wide(chats, target, tmp_path):
+    run = train("moa", chats, target, tmp_path, "machine.precision=bf16", stop=1)
+    assert {parameter.dtype for parameter in run.task.drafter.parameters()} == {torch.float32}
+    assert run.task.teacher.embed.dtype == torch.bfloat16
+    assert log_of(tmp_path)[-1]["loss"] > 0

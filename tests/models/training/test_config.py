@@ -86,18 +86,6 @@ def test_a_wrong_change_is_named(change, message, facts):
     assert message in str(error.value)
 
 
-def test_a_table_where_a_value_stood():
-    with pytest.raises(UsageError, match="was given a value before"):
-        parse_changes(["length=3", "length.batch=1"])
-
-
-@pytest.mark.parametrize("name", TRAINABLE_FAMILIES)
-def test_every_family_has_defaults_for_the_embedded_target(name, facts):
-    config = make_train_config(name, facts, {})
-    assert config.family == name
-    assert make_train_config(name, facts, {"drafter": {}}) == config
-
-
 def schedule(**changes):
     values = {"peak": 6e-4, "last": 3e-5, "warmup_updates": 50, "decay": "linear", "decay_epochs": 1.0, "beta1": 0.9,
               "beta2": 0.95, "weight_decay": 0.0, "clip_norm": 1.0}  # fmt: skip
@@ -109,10 +97,3 @@ def test_moas_rate_rises_falls_over_an_epoch_and_stays():
     assert rates[0] < rates[49] < rates[50] == 6e-4
     assert rates[125] == pytest.approx((6e-4 + 3e-5) / 2)
     assert rates[200] == rates[999] == pytest.approx(3e-5)
-
-
-def test_a_cosine_over_the_run_and_a_short_run_warms_up_for_a_tenth():
-    rates = [schedule(decay="cosine", decay_epochs=0.0).rate(update, 5, 100) for update in range(101)]
-    assert max(rates) == rates[10] == 6e-4
-    assert rates[55] == pytest.approx((6e-4 + 3e-5) / 2)
-    assert rates[100] == pytest.approx(3e-5)

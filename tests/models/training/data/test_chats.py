@@ -1,7 +1,6 @@
 """Chats from files: both layouts read, every bad line named; and their tokens, replies alone marked."""
 
 import json
-import lzma
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +12,7 @@ from outrider_models.core.embedded import target_dir
 from outrider_models.training.core.rates import Length
 from outrider_models.training.data.chat_file import ChatSettings, ChatSource
 from outrider_models.training.data.chats import Chat, ChatTurn, read_chats
-from outrider_models.training.data.texts import ChatTokens, make_batch, reply_frequencies
+from outrider_models.training.data.texts import ChatTokens, make_batch
 from outrider_models.training.data.tokens import need_chat_template, tokenize
 from outrider_models.training.data_parallel import DataParallel
 from outrider_proto.errors import UsageError
@@ -51,16 +50,6 @@ def written(path, *lines):
     return path
 
 
-def test_compressed_chats_are_read_and_a_broken_file_is_named(tmp_path):
-    path = tmp_path / "chats.jsonl.xz"
-    line = json.dumps({"messages": [{"role": turn.role, "content": turn.content} for turn in TURNS]})
-    path.write_bytes(lzma.compress(line.encode()))
-    assert read_chats(path) == [Chat(TURNS, f"{path}:1")]
-    path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(UsageError, match=r"chats\.jsonl\.xz: cannot be read as text"):
-        read_chats(path)
-
-
 def test_both_layouts_are_the_same_chats(tmp_path):
     messages = {"messages": [{"role": turn.role, "content": turn.content} for turn in TURNS], "id": 7}
     names = {"user": "human", "assistant": "gpt"}
@@ -92,16 +81,6 @@ def test_a_bad_line_is_named(line, message, tmp_path):
     path = written(tmp_path / "chats.jsonl", GOOD, line)
     with pytest.raises(UsageError, match=rf"chats\.jsonl:2: .*{message}"):
         read_chats(path)
-
-
-def test_files_without_chats(tmp_path):
-    with pytest.raises(UsageError, match="holds no chats"):
-        read_chats(written(tmp_path / "empty.jsonl", ""))
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_chats(tmp_path / "none.jsonl")
-    (tmp_path / "picture").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_chats(tmp_path / "picture")
 
 
 def replies(tokenizer, chat):
@@ -146,12 +125,6 @@ def test_long_chats_are_cut_and_those_without_a_reply_left_out(tokenizer):
     assert tokenize(tokenizer, CHAT, len(whole.prompt)) is None
 
 
-def test_a_template_that_refuses_names_the_line(tokenizer):
-    tokenizer.chat_template = "{{ raise_exception('Only user and assistant roles') }}"
-    with pytest.raises(UsageError, match=r"chats\.jsonl:1: .*Only user"):
-        tokenize(tokenizer, CHAT, 100)
-
-
 def test_a_tokenizer_that_cannot_write_chats_is_refused(tokenizer):
     tokenizer.chat_template = None
     with pytest.raises(UsageError, match="no chat template"):
@@ -182,15 +155,6 @@ def test_processes_share_every_update(part, processes):
     assert sorted(len(text.ids) for text in seen) == [len(text.ids) for text in CHATS]
 
 
-def test_the_order_follows_from_seed_and_epoch():
-    def order(seed, epoch):
-        return [len(text.ids) for texts in source_of(2, seed).updates(epoch) for text in texts]
-
-    assert order(0, 0) == order(0, 0)
-    assert order(0, 0) != order(0, 1)
-    assert order(0, 0) != order(1, 0)
-
-
 def test_a_limit_keeps_the_first_chats_of_a_whole_pass_and_counts_tokens_in_all():
     kept = ChatSource(CHATS, [], 0, Length(2, 1), 0, limit=4)
     first = [text for texts in source_of(4).updates(0) for text in texts][:4]
@@ -198,12 +162,6 @@ def test_a_limit_keeps_the_first_chats_of_a_whole_pass_and_counts_tokens_in_all(
     assert [len(texts) for texts in kept.updates(3)] == [2, 2]
     assert torch.equal(kept.frequencies(20), source_of(2).frequencies(20))
     assert source_of(2).train == CHATS
-
-
-def test_a_run_ends_within_an_epoch():
-    source = source_of(2, epochs=1.5)
-    assert (source.updates_an_epoch, source.num_updates) == (6, 9)
-    assert [source.progress(update, 0) >= 1 for update in (8, 9)] == [False, True]
 
 
 def test_questions_teach_where_they_are_asked_to(tokenizer, tmp_path):
@@ -231,12 +189,6 @@ def test_questions_teach_where_they_are_asked_to(tokenizer, tmp_path):
     assert int(batch.loss_mask.sum()) == sum(text.num_labels for text in everything.train)
 
 
-def test_a_batch_pairs_tokens_with_their_labels():
-    batch = make_batch([chat_of(5, 2), chat_of(3, 1)], "cpu")
-    assert batch.tokens.tolist() == [[0, 1, 2, 3], [0, 1, 2, 0]]
-    assert batch.labels.tolist() == [[1, 2, 3, 4], [1, 2, -100, -100]]
-    assert batch.loss_mask.tolist() == [[False, False, True, True], [False, True, False, False]]
-
-
-def test_frequencies_are_of_replies():
-    assert reply_frequencies([chat_of(4, 2), chat_of(3, 1)], 6).tolist() == [0, 0, 2, 1, 0, 0]
+def test_a_file_without_chats_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="holds no chats"):
+        read_chats(written(tmp_path / "empty.jsonl", ""))

@@ -10,14 +10,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from trained_model import trained_model
 
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.families.shared_layout import STEPS
 from outrider_drafters.load import load_drafter, load_tap
 from outrider_models.training.core import block_losses, losses
-from outrider_models.training.core.interfaces import Batch, TeacherRequest, most_frequent
+from outrider_models.training.core.interfaces import Batch
 from outrider_models.training.core.losses import HeadDecay, Losses
 from outrider_models.training.families import TRAINABLE_FAMILIES, trainable_family
 from outrider_models.training.families.dspark import MarkovSettings
@@ -212,13 +211,6 @@ def test_moa_weighs_both_features_equally_where_target_layers_follow(teacher):
     assert torch.equal(output.hidden[-2], layer)
 
 
-def test_the_staircase_is_gone_after_half_of_the_run(teacher):
-    model = model_of(teacher, "moa", staircase=True)
-    assert model._stairs(1000, 0.0).all()
-    assert 400 < int(model._stairs(1000, 0.25).sum()) < 600
-    assert not model._stairs(1000, 0.5).any()
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "tolerant"),
     [
@@ -265,27 +257,6 @@ def test_the_loss_and_its_gradients_are_those_of_all_logits_at_once(name, vocab,
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_the_loss_is_least_at_the_target_s_distribution(teacher):
-    teacher.restrict(None)
-    target = teacher.run(make_batch(40).tokens, TeacherRequest())
-    labels = losses.TargetLabels(target, torch.ones(1, LENGTH, dtype=torch.bool))
-    distribution = target.hidden[-1][0] @ target.lm_head.T
-    entropy = torch.distributions.Categorical(logits=distribution).entropy()
-    eye = torch.eye(distribution.shape[1])
-    least = losses.compare(distribution, eye, None, labels, labels.ahead(0))
-    torch.testing.assert_close(least.loss, entropy, atol=1e-4, rtol=1e-4)
-    assert least.hits.all()
-    other = losses.compare(distribution + torch.randn_like(distribution), eye, None, labels, labels.ahead(0))
-    assert (other.loss > entropy).all()
-
-
-def test_all_of_the_vocabulary_makes_the_top_loss_the_whole_one():
-    weights = torch.randn(4, 12).softmax(-1)
-    torch.testing.assert_close(losses.add_top(weights, 0.0, 12, 1.0), weights)
-    top = losses.add_top(weights, 0.1, 3, 1.0)
-    assert ((top - 0.1 * weights > 1e-6).sum(-1) == 3).all()
-
-
 @torch.no_grad()
 def test_hydra_s_noise_is_neftune_s_and_of_training_alone(teacher):
     """Each row's is uniform within 75 / sqrt(its tokens x width), padding not counted."""
@@ -308,17 +279,6 @@ def test_hydra_s_noise_is_neftune_s_and_of_training_alone(teacher):
     clean = float(plain(batch, target, 0.0).total)
     assert float(model.eval()(batch, target, 0.0).total) == pytest.approx(clean, rel=1e-6)
     assert float(given.total) != pytest.approx(clean, rel=1e-3)
-
-
-def test_the_draft_vocabulary_is_what_stands_most_often():
-    assert most_frequent(torch.tensor([3, 0, 9, 3, 1]), 3).tolist() == [2, 0, 3]
-    assert most_frequent(torch.tensor([0, 0, 0, 5]), 2).tolist() == [3, 0]
-
-
-def test_tokens_that_cannot_be_drafted_have_no_loss(teacher):
-    model = model_of(teacher, "eagle3", draft_vocab=1)
-    batch = make_batch(teacher.facts.sizes.vocab)
-    assert float(model(batch, teacher.run(batch.tokens, model.teacher_request), 0.0).total.detach()) == 0
 
 
 @pytest.mark.parametrize(
@@ -365,16 +325,3 @@ def test_an_independent_drafter_starts_with_the_target_s_embedding_in_fewer_dire
     scale = made.norm() / best.norm()
     torch.testing.assert_close(made @ made.T, scale**2 * best @ best.T, rtol=1e-3, atol=1e-4)
     assert float(whole.std()) == pytest.approx(before, rel=1e-3)
-
-
-def test_an_independent_drafter_s_embedding_is_stored_once(teacher, tmp_path):
-    model = model_of(teacher, "independent")
-    model.write(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
-    assert sum(tensor.numel() for tensor in stored.values()) == sum(p.numel() for p in model.network.parameters())
-    assert all(tensor.dtype == torch.bfloat16 for tensor in stored.values())
-
-
-def test_an_unknown_family():
-    with pytest.raises(UsageError, match="dflash, dspark, eagle2"):
-        trainable_family("oracle")

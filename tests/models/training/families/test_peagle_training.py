@@ -4,8 +4,6 @@ The reference takes one anchor after the other, gives a fresh draft state the te
 cross-entropy of every depth that the reply holds.
 """
 
-import json
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,10 +13,9 @@ from trained_model import trained_model
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.families.peagle.family import FAMILY, load_network
-from outrider_drafters.load import load_drafter, load_tap, recognize_family
+from outrider_drafters.families.peagle.family import load_network
+from outrider_drafters.load import load_drafter, load_tap
 from outrider_models.training.core.interfaces import Batch
-from outrider_models.training.core.teacher import Teacher
 from outrider_models.training.families.peagle import DepthSettings, sample_masks
 from outrider_proto.errors import UsageError
 
@@ -95,29 +92,6 @@ def test_the_loss_is_that_of_drafting_at_every_row(changes, teacher, batch, tmp_
     assert float(output.total) == pytest.approx(total, rel=2e-3)
 
 
-@pytest.mark.parametrize("changes", [{}, {"layers": 1}, {"own_embedding": False}, {"target_layers": (1, 0)}], ids=str)
-def test_a_loaded_checkpoint_drafts_the_logits_of_the_network_in_training(changes, teacher, batch, tmp_path):
-    model, tokens = model_of(teacher, **changes), batch.tokens
-    network, count = model.network, LENGTH - 1
-    target = teacher.run(tokens, model.teacher_request)
-    states = torch.cat([target.hidden[layer] for layer in network.sizes.target_layers], dim=-1)
-    pairs = [(t, depth) for t in range(count) for depth in range(1, network.num_drafts)]
-    anchors, depths = torch.tensor([pairs]).unbind(-1)
-    embed = teacher.embed if network.embed_tokens is None else network.embed_tokens.weight
-    with torch.no_grad():
-        hidden = network.forward_depths(
-            F.embedding(tokens[:, 1:], embed), states[:, :-1], embed[network.mask_token], anchors, depths
-        )
-        logits = network.lm_head(hidden)[0]
-    for t, made in drafted(teacher, model, tmp_path, tokens[0]):
-        own = torch.cat((logits[t, None], logits[count:][anchors[0] == t]))
-        torch.testing.assert_close(made[:, model.draft_tokens], own, atol=1e-4, rtol=1e-4)
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert recognize_family(DrafterFiles.open(DrafterSource(str(tmp_path)))) is FAMILY
-    assert config["mask_token_id"] == network.mask_token == 0
-    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == ALL.count
-
-
 def test_the_training_pass_is_that_of_speculators(golden):
     """Its rounds hold the five rows of masks behind a root, and were made with those of every other anchor."""
     directory = golden / "peagle_speculators"
@@ -158,18 +132,6 @@ def test_rows_see_the_text_up_to_their_anchor_and_its_masks_alone(teacher):
     assert whole.isfinite().all()
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_the_loss_in_bfloat16_is_nearly_that_in_float32(own, teacher, batch, tiny_target):
-    model = model_of(teacher, own_embedding=own, draft_vocab=1 << 30)
-    wide = model(batch, teacher.run(batch.tokens, model.teacher_request), 0.0).total
-    narrow = Teacher.load(tiny_target, torch.bfloat16)
-    with torch.autocast("cpu", torch.bfloat16):
-        total = model(batch, narrow.run(batch.tokens, model.teacher_request), 0.0).total
-    total.backward()
-    assert float(total.detach()) == pytest.approx(float(wide.detach()), rel=0.03)
-    assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
 def test_depths_keep_their_share_evenly_and_never_a_mask_without_those_before_it():
     can = torch.tensor([[False] * 2 + [True] * 20, [True] * 10 + [False] * 12, [False] * 22])
     torch.manual_seed(0)
@@ -207,9 +169,3 @@ def test_the_embedding_starts_as_the_target_s_and_weights_come_with_their_mask(t
     assert torch.equal(other.network.mask_hidden, model.network.mask_hidden)
     with pytest.raises(UsageError, match="holds unknown tensors embed_tokens"):
         model_of(teacher, own_embedding=False).load_weights(DrafterFiles.open(DrafterSource(str(tmp_path))))
-
-
-@pytest.mark.parametrize(("count", "ratio", "least"), [(1, 0.7, 0.2), (8, 0.0, 0.2), (8, 1.1, 0.2), (8, 0.7, -0.1)])
-def test_wrong_depths_are_refused(count, ratio, least):
-    with pytest.raises(UsageError, match="need"):
-        DepthSettings(count, ratio, least)

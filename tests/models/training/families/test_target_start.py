@@ -140,12 +140,6 @@ def test_the_blocks_are_the_targets_where_their_input_is_right(teacher, batches)
     assert likeness.mean() > 0.9
 
 
-def test_blocks_of_another_shape_are_refused(teacher, batches):
-    shape = replace(trainable_family("eagle2").defaults(teacher.facts).shape, intermediate=100)
-    with pytest.raises(UsageError, match="init=target: its layers have mlp="):
-        started(teacher, batches[:1], shape=shape)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -161,10 +155,3 @@ def test_an_eagle3_head_of_another_shape_is_refused(changes, message, teacher, b
 def test_too_little_text_is_refused(teacher, batches):
     with pytest.raises(UsageError, match=r"init=target: \d+ tokens of text: fitting fc takes \d+: need more chats"):
         started(teacher, [replace(batches[0], tokens=batches[0].tokens[:1], labels=batches[0].labels[:1])])
-
-
-def test_more_layers_than_the_target_has_are_refused(teacher):
-    with pytest.raises(
-        UsageError, match=f"layers=99: the target, as which it starts, has {teacher.facts.sizes.layers}"
-    ):
-        started(teacher, (), layers=99)
