@@ -195,11 +195,6 @@ def float64_drafters() -> dict[str, Drafter]:
         return every_tiny_drafter()
 
 
-@pytest.fixture(params=["moa", "moa tli", "moa tli without lsa", "eagle2", "eagle2 norms", "eagle3 layers"])
-def drafter(request: pytest.FixtureRequest, tiny_drafters: dict[str, Drafter]) -> Drafter:
-    return tiny_drafters[request.param]
-
-
 @pytest.fixture(scope="session")
 def target_l4(golden: Path) -> LlamaForCausalLM:
     return LlamaForCausalLM.from_pretrained(golden / "target_l4").eval()

@@ -1,4 +1,4 @@
-"""EAGLE-3 straight from its formulas: everything computed anew for every question, no cache, no fused products.
+"""EAGLE-3, and layers of EAGLE-2, straight from the formulas: everything computed anew for every question, no cache.
 
 Tensors bear SafeAILab's names. Written from the paper (arXiv 2503.01840) and the published code's order of steps.
 """

@@ -88,14 +88,6 @@ def test_what_is_no_drafter_directory_is_refused(tmp_path, golden):
         load_drafter(tmp_path, frozen)
 
 
-@pytest.mark.parametrize(("flag", "held"), [(True, True), (False, True), (True, False), (None, False)])
-def test_presence_decides_on_fc_bias(eagle, flag, held):
-    eagle.config["bias"] = flag
-    if not held:
-        del eagle.tensors["fc.bias"]
-    assert (eagle.load().fc.bias is not None) == held
-
-
 MTP_LAYOUTS = {
     "mtp.fc.weight": r"heads \(mtp\.\*\) are not supported: they belong to targets with linear attention",
     "model.mtp.layers.0.input_layernorm.weight": r"heads \(mtp\.\*\)",

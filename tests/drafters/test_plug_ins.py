@@ -1,7 +1,6 @@
 """Families of installed packages: found when needed, asked in order, and no trouble to anybody when broken."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -162,12 +161,6 @@ def test_what_its_code_raises_names_the_package(site, directory, golden, target,
     assert isinstance(raised.value.__cause__, KeyError)
 
 
-def test_an_unknown_family_says_which_there_are(site, directory):
-    site.install("odd-drafter", "odd", "raise RuntimeError")
-    with pytest.raises(UsageError, match=r"family=strange: need one of odd, dflash, .*, or the package that adds it"):
-        opened(f"{directory},family=strange")
-
-
 def test_a_family_declares_options_of_its_own(site, target):
     code = """
 from outrider_drafters import DrafterOption
@@ -184,16 +177,3 @@ FAMILY = family("odd", drafter=load, options=(WIDTH,), offline="goes on")
         load_drafter("odd,width=10", target)
     with pytest.raises(UsageError, match=r"odd: option depth: family odd takes width \(.* 2 to 9\), copy"):
         load_drafter("odd,depth=1", target)
-
-
-def test_loading_a_family_that_was_named_looks_for_no_package():
-    """Neither importing the loader nor opening a family of Outrider by its name reads what is installed."""
-    program = """
-import importlib.metadata
-from outrider_drafters import load
-from outrider_drafters.checkpoints.source import DrafterSource
-importlib.metadata.entry_points = load.PLUG_INS.__init__.__globals__["entry_points"] = None
-print(load.open_drafter(DrafterSource.parse("lookup"))[0].name)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "lookup\n"

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pytest
 
-from outrider_drafters import TextDrafter, check_drafter
+from outrider_drafters import FeatureDrafter, LookupDrafter, TextDrafter, check_drafter
 from outrider_drafters.families.eagle2.family import Eagle2Drafter
 from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_drafters.families.suffix.hybrid import HybridDrafter
@@ -24,6 +24,18 @@ def test_every_family_keeps_the_contract(family, float64_drafters, in_float64):
     """In float64: in float32, these random weights turn the last bit of a sum into a thousandth of a logit."""
     with in_float64():
         check_drafter(float64_drafters[family], scripts=25, seed=1, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("ngram", [1, 2, 4])
+def test_so_does_lookup_of_any_length(ngram):
+    check_drafter(LookupDrafter(23, ngram), scripts=40, tolerance=0)
+
+
+def test_a_family_may_leave_fill_as_it_is(float64_drafters, in_float64, monkeypatch):
+    """The rows of a prompt then run as all others do."""
+    monkeypatch.setattr(Eagle2Drafter, "fill", FeatureDrafter.fill)
+    with in_float64():
+        check_drafter(float64_drafters["eagle2"], scripts=2, tolerance=1e-6)
 
 
 @pytest.mark.parametrize("shortest", [0, 1])

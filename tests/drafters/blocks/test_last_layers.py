@@ -64,27 +64,6 @@ def test_layers_are_the_targets(tmp_path, name, count):
     torch.testing.assert_close(finished.hidden, states[-1], atol=1e-4, rtol=1e-4)
 
 
-def test_predicted_states_stand_between_sync_points(tmp_path):
-    saved(tmp_path, TARGETS["llama"])
-    layers = TargetWeights.load(tmp_path).last_layers(1)
-    predicted, entering = torch.randn(2, 1, 6, 32).unbind()
-    predicted.requires_grad_()
-    finished = layers.forward_train(predicted, entering, torch.tensor([[0, 1, 1, 1, 4, 4]]))
-    true = torch.tensor([True, True, False, False, True, False])
-    torch.testing.assert_close(finished.entering[:, true], entering[:, true])
-    torch.testing.assert_close(finished.entering[:, ~true], predicted[:, ~true])
-    finished.hidden[:, -1].sum().backward()
-    assert (predicted.grad[0].abs().sum(-1) > 0).tolist() == [False, False, True, True, False, True]
-    assert all(parameter.grad is None for parameter in layers.parameters())
-
-
-@pytest.mark.parametrize(("layers", "count"), [(4, 5), (4, 0)])
-def test_counts_are_checked(tmp_path, layers, count):
-    saved(tmp_path, TARGETS["llama"])
-    with pytest.raises(UsageError, match=f"last {count} layers: the target has {layers}"):
-        TargetWeights.load(tmp_path).last_layers(count)
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -9,7 +9,6 @@ from heads_place import begun
 
 from outrider_drafters import Drafter, TargetWeights, TreeShape, grow_tree, load_drafter
 from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, read_draft_vocab, write_draft_vocab
-from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_proto.errors import UsageError
 
 # Of every family with a head that is loaded from files, besides DFlash (test_dflash.py): drafter and target.
@@ -79,17 +78,6 @@ def test_a_token_outside_is_never_drafted_and_the_others_have_their_logits(famil
     assert set(grow_tree(state, TreeShape(breadth=4, levels=3, budget=16)).tokens) <= set(TOKENS)
 
 
-def test_a_token_outside_can_be_read_below_the_root(frozen, eagle):
-    """The target may choose any token; drafting goes on from it."""
-    outside = 42
-    logits = []
-    for source in (eagle, f"{eagle},draft_vocab=all"):
-        state = begun(load_drafter(source, frozen), [3, outside, 5], torch.ones(1, frozen.sizes.hidden))
-        state.root_logits()
-        logits.append(state.expand([outside], [-1])[0])
-    torch.testing.assert_close(logits[0][TOKENS], logits[1][TOKENS])
-
-
 @pytest.mark.parametrize(("option", "tokens"), [("", TOKENS), (",draft_vocab=3", TOKENS[:3])])
 def test_a_directory_with_a_file_drafts_its_tokens_or_the_first_of_them(frozen, eagle, option, tokens):
     logits = root_logits(load_drafter(eagle + option, frozen))
@@ -108,11 +96,3 @@ def test_a_directory_with_a_file_drafts_its_tokens_or_the_first_of_them(frozen, 
 def test_an_option_that_cannot_be_used_is_refused(frozen, eagle, option, message):
     with pytest.raises(UsageError, match=message):
         load_drafter(f"{eagle},draft_vocab={option}", frozen)
-
-
-def test_drafters_of_one_vocabulary_share_its_rows(frozen, eagle):
-    """So several EAGLE heads still run it once."""
-    one, other = load_drafter(eagle, frozen), load_drafter(eagle, frozen)
-
-    assert one.target is other.target
-    assert RoutedDrafter([one, other]).batched

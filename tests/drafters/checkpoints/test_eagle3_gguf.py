@@ -220,17 +220,6 @@ def test_switches(head, tensors, golden, key):
     assert not torch.allclose(answers(drafter), answers(expected(tensors, golden)), atol=1e-3)
 
 
-def test_norm_before_fc(head, tensors, golden):
-    weight = torch.rand(4 * HT)
-    head.values["norm_before_fc"] = True
-    head.tensors["enc.output_norm.weight"] = weight
-    other = expected(tensors | {"input_norm.weight": weight}, golden)
-    assert head.load(golden).tap == other.tap
-    del head.tensors["enc.output_norm.weight"]
-    with pytest.raises(UsageError, match=r"lacks tensors input_norm\.weight"):
-        head.load(golden)
-
-
 def test_llama3_scaling_as_divisors(head, tensors, golden):
     """llama.cpp's converter writes the divisors of transformers' llama3 formula."""
     plain = 500000.0 ** -(torch.arange(0, HD, 2) / HD)

@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider_drafters import TargetWeights, resolve_dir, target_fingerprint, tokenizer_fingerprint
-from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_proto.errors import UsageError
 
 
@@ -54,13 +53,6 @@ def test_missing_shard_and_misplaced_tensor_are_named(tmp_path: Path):
     (tmp_path / other).unlink()
     with pytest.raises(UsageError, match=f"{other}: not a readable safetensors file"):
         TargetWeights.load(tmp_path)
-
-
-def test_tied_target_shares_one_tensor(tmp_path: Path):
-    tiny_target(tie_word_embeddings=True).save_pretrained(tmp_path)
-    frozen = TargetWeights.load(tmp_path)
-    assert frozen.lm_head is frozen.embed
-    assert frozen.sizes.vocab == 40
 
 
 def test_width_that_contradicts_the_config_is_refused(saved: Path):
@@ -120,18 +112,3 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         resolve_dir("owner/model")  # the tests are offline
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name: str(tmp_path / name))
     assert resolve_dir("owner/model") == tmp_path / "owner" / "model"
-
-
-def test_only_the_last_layers_are_read(saved: Path, monkeypatch: pytest.MonkeyPatch):
-    read = []
-    original = Checkpoint.read
-    monkeypatch.setattr(Checkpoint, "read", lambda self, name: (read.append(name), original(self, name))[1])
-    frozen = TargetWeights.load(saved, torch.bfloat16)
-    assert sorted(read) == ["lm_head.weight", "model.embed_tokens.weight"]
-    read.clear()
-    layers = frozen.last_layers(2)
-    assert {name.rpartition("layers.")[2][0] for name in read if "layers." in name} == {"1", "2"}
-    assert len(read) == 2 * 9 + 1
-    assert {parameter.dtype for parameter in layers.parameters()} == {torch.bfloat16}
-    expected = load_file(saved / "model.safetensors")["model.layers.1.mlp.up_proj.weight"].bfloat16()
-    assert torch.equal(layers.blocks[0].mlp.up_proj.weight, expected)

@@ -7,7 +7,6 @@ from outrider_drafters import grow_tree
 from outrider_drafters.contracts.drafter import UNLIMITED
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_proto.errors import UsageError
-from outrider_proto.tree import ROOT
 
 PATHS = [[1], [0], [0, 1], [0, 0], [1, 0], [0, 0, 2]]
 
@@ -27,12 +26,6 @@ class Alphabet:
 
     def _after(self, token):
         return -torch.arange(self._vocab).float().roll(token + 1)
-
-
-def test_a_static_tree_follows_the_ranks():
-    tree = grow_tree(Alphabet(), TreeChoices.of(PATHS))
-    assert tree.tokens == (1, 2, 2, 3, 3, 5)
-    assert tree.parents == (ROOT, ROOT, 0, 0, 1, 2)
 
 
 def test_a_tree_ends_where_the_state_reaches_no_further():

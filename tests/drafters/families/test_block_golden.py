@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider_drafters import Activations, TargetWeights, grow_tree, load_drafter, load_tap
 from outrider_drafters.families.dflash.drafter import DFlashDrafter, DFlashState
-from outrider_proto.tree import ROOT, DraftTree
+from outrider_proto.tree import DraftTree
 
 ROUNDS = range(3)
 
@@ -117,13 +117,3 @@ def test_the_confidence_head_ends_dsparks_chains(golden, dspark, number, thresho
     length = int(dspark.of("prefix_lengths", number)[threshold])
     tree = grow_tree(stopping.state(number), stopping.drafter.plan)
     assert list(tree.tokens) == dspark.of("greedy_tokens", number)[:length].tolist()
-
-
-def test_siblings_are_scored_by_their_parents(dspark):
-    """Two children of the root lead to different logits; each is that of its own chain."""
-    state = dspark.state(0)
-    state.root_logits()
-    both = state.expand([7, 9], [ROOT, ROOT])
-    for token, row in zip((7, 9), both, strict=True):
-        close(row, along(state, [token])[1])
-    assert not torch.allclose(both[0], both[1])

@@ -79,17 +79,6 @@ def test_ddtree_is_the_likeliest_paths_of_all(place, frozen):
 
 
 @pytest.mark.parametrize("place", ["vanilla, speculators"], indirect=True)
-def test_speculators_say_how_much_to_draft(place, frozen):
-    place.config["speculators_config"] = {
-        "algorithm": "dspark",
-        "default_proposal_method": "greedy",
-        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
-    }
-    assert place.load(frozen).plan.levels == 3
-    assert place.load(frozen, ",ddtree=0").plan == TreeShape.chain(3)
-
-
-@pytest.mark.parametrize("place", ["vanilla, speculators"], indirect=True)
 def test_an_embedding_that_is_left_out_is_the_targets(place, frozen):
     with_own = fed(place, frozen)[0].root_logits()
     place.tensors["embed_tokens.weight"] = frozen.embed.clone()

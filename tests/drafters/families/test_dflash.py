@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from block_forms import FORMS, Place, hidden_states, random_target
+from block_forms import FORMS, Place, random_target
 from block_formulas import BLOCK, MASK, TARGET, WIDTH
 from heads_place import begun
 
-from outrider_drafters import Activations, write_draft_vocab
+from outrider_drafters import write_draft_vocab
 from outrider_drafters.contracts.tap import LAST
-from outrider_drafters.families.dflash.family import FAMILY, load_network
-from outrider_drafters.families.dflash.tap import DFlashTap
+from outrider_drafters.families.dflash.family import load_network
 from outrider_proto.errors import UsageError
 
 FROZEN = random_target()
@@ -57,16 +56,6 @@ def test_a_draft_vocabulary_leaves_the_logits_of_its_tokens_as_they_are(place):
     assert few.isfinite().any(0).nonzero()[:, 0].tolist() == [2, 7, 19]
     torch.testing.assert_close(few[:, [2, 7, 19]], every[:, [2, 7, 19]])
     assert every.isfinite().all()
-
-
-def test_both_halves_name_the_same_features(place, drafter):
-    tap = FAMILY.tap(place.files(), TARGET, torch.empty(0, dtype=torch.bfloat16))
-    assert tap.info == drafter.tap
-    assert drafter.tap.width == WIDTH
-    rows = tap.rows(Activations(torch.empty(0), torch.empty(0), hidden_states(2, (2, 4, LAST))))
-    assert rows.dtype == torch.float32
-    place.config["dflash_config"]["target_layer_ids"] = [1, 2, 5]
-    assert DFlashTap(load_network(place.files(), TARGET)).info != tap.info
 
 
 def test_settings_may_lie_beside_dflash_config(place):

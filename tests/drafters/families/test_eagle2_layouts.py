@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from eagle3_formulas import Formulas
 from heads_place import begun
 from safetensors.torch import load_file, save_file
 
@@ -16,53 +17,29 @@ TARGET = "target_l4"
 WIDTH, HEADS, EPS = 64, 4, 1e-5
 
 
-def rms_norm(x, weight):
-    return x * (x.pow(2).mean(-1, keepdim=True) + EPS).rsqrt() * weight
-
-
-def rotated(x, theta, factor):
-    """Rotate heads [h, n, d] at positions 0 .. n - 1, halves as pairs."""
-    half = x.shape[-1] // 2
-    angles = torch.arange(x.shape[1])[:, None] / factor / theta ** (torch.arange(half) / half)
-    left, right = x[..., :half], x[..., half:]
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
-
-
-def attention(x, tensors, prefix, theta, factor):
-    def projected(name):
-        rows = x @ tensors[f"{prefix}{name}_proj.weight"].T + tensors.get(f"{prefix}{name}_proj.bias", 0.0)
-        return rows.view(len(x), -1, WIDTH // HEADS).transpose(0, 1)
-
-    q, k = rotated(projected("q"), theta, factor), rotated(projected("k"), theta, factor)
-    k, v = (part.repeat_interleave(HEADS // len(part), dim=0) for part in (k, projected("v")))
-    scores = (q @ k.transpose(1, 2)) / (WIDTH // HEADS) ** 0.5
-    scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -torch.inf)
-    return (scores.softmax(-1) @ v).transpose(0, 1).reshape(len(x), -1) @ tensors[f"{prefix}o_proj.weight"].T
-
-
-def outputs(tensors, embeds, features, theta, factor):
+def outputs(formulas, embeds, features):
     """Of rows of embeddings [n, E] of tokens 1 .. n and features [n, E] of positions 0 .. n - 1."""
+    tensors = formulas.tensors
     if "embedding_layernorm.weight" in tensors:
-        embeds = rms_norm(embeds, tensors["embedding_layernorm.weight"])
+        embeds = formulas.norm(embeds, tensors["embedding_layernorm.weight"])
     x = torch.cat((embeds, features), dim=-1) @ tensors["fc.weight"].T + tensors.get("fc.bias", 0.0)
-    for i in range(sum(name.endswith("q_proj.weight") for name in tensors)):
-        norm = tensors.get(f"layers.{i}.input_layernorm.weight")
-        x = x + attention(x if norm is None else rms_norm(x, norm), tensors, f"layers.{i}.self_attn.", theta, factor)
-        normed = rms_norm(x, tensors[f"layers.{i}.post_attention_layernorm.weight"])
-        gate, up, down = (tensors[f"layers.{i}.mlp.{name}_proj.weight"].T for name in ("gate", "up", "down"))
-        x = x + (torch.nn.functional.silu(normed @ gate) * (normed @ up)) @ down
+    for layer in (f"layers.{i}." for i in range(sum(name.endswith("q_proj.weight") for name in tensors))):
+        norm = tensors.get(f"{layer}input_layernorm.weight")
+        x = x + formulas.attention(x if norm is None else formulas.norm(x, norm), layer, None)
+        x = formulas.mixed(x, layer)
     return x
 
 
 def expected(tensors, frozen, embed, features, tokens, theta=10000.0, factor=1.0):
     """Logits after `tokens`; rows beyond the features go on from the row before's output."""
+    frequencies = theta ** -(torch.arange(0, WIDTH // HEADS, 2) / (WIDTH // HEADS)) / factor
+    formulas = Formulas(tensors, HEADS, 2, embed, frozen.lm_head, frequencies, EPS)
     features = features[: len(tokens) - 1]
     while True:
-        made = outputs(tensors, embed[tokens[1 : len(features) + 1]], features, theta, factor)
+        made = outputs(formulas, embed[tokens[1 : len(features) + 1]], features)
         if len(features) == len(tokens) - 1:
             norm = tensors.get("pre_lm_head_layernorm.weight")
-            return (made[-1] if norm is None else rms_norm(made[-1], norm)) @ frozen.lm_head.T
+            return (made[-1] if norm is None else formulas.norm(made[-1], norm)) @ frozen.lm_head.T
         features = torch.cat((features, made[-1:]))
 
 

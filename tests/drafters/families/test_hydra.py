@@ -9,7 +9,6 @@ from heads_place import close, fed
 from safetensors.torch import load_file
 
 from outrider_drafters import grow_tree, load_drafter, load_tap
-from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.families.hydra.network import Hydra, HydraSizes
 from outrider_proto.tree import ROOT
@@ -96,20 +95,3 @@ def test_a_hidden_state_from_deeper_is_asked_for(place, tensors, target):
     state.append([1, 2, 3])
     state.add_features(2, torch.ones(1, 64))
     assert state.max_levels == 0  # not what lm_head reads: the root's own feature waits
-
-
-@pytest.mark.parametrize("prefix", [None, BlockShape(64, 4, 4, 16, 40, eps=1e-6)])
-@pytest.mark.parametrize("grounded", [True, False])
-def test_export_loads_again(tmp_path, frozen, arrays, prefix, grounded):
-    hydra = Hydra(HydraSizes(64, 256, heads=2, blocks=3, grounded=grounded, prefix=prefix)).requires_grad_(False)
-    for parameter in hydra.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    hydra.export(tmp_path, frozen.sizes, base="vicuna")
-    names = load_file(tmp_path / "hydra_lm_head.safetensors").keys()
-    assert ("hydra_mlp.1.5.linear.weight" if prefix else "hydra_mlp.1.2.linear.weight") in names
-    assert ("hydra_lm_head.1.1.bias" if prefix else "hydra_lm_head.1.bias") in names
-    drafter = load_drafter(tmp_path, frozen)
-    hidden, embeds = arrays["hidden_post_norm"][None], frozen.embed[arrays["input_ids"].flatten()][None]
-    features = hidden[0] if hydra.prefix is None else hydra.prefix(hidden)[0]
-    expected = torch.stack([logits[0, 10] for logits in hydra.forward_train(hidden, embeds)])
-    close(along_the_text(drafter, arrays | {"hidden_post_norm": features}), expected)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from pathlib import Path
 
 import pytest
@@ -23,8 +22,6 @@ from transformers import (
 
 from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.families.independent.drafter import CHUNK
-from outrider_drafters.quantization.quantize import code_tensors, quantize
-from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
@@ -227,27 +224,3 @@ def test_code_of_the_directory_is_not_run_and_not_asked_about(llama, tmp_path, m
     with pytest.raises(UsageError, match="cannot load it"):
         load_drafter(llama, frozen_of(tmp_path))
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen2, tied"])
-def test_codes_are_read_as_their_values(name, tmp_path):
-    """A bundle's int8 files, which transformers alone cannot read."""
-    path, coded, values = made(ARCHITECTURES[name], tmp_path / "plain"), tmp_path / "coded", tmp_path / "values"
-    shutil.copytree(path, coded)
-    shutil.copytree(path, values)
-    rounded = {name: quantize(tensor, "int8") if tensor.ndim == 2 else tensor
-               for name, tensor in load_file(path / "model.safetensors").items()}  # fmt: skip
-    parts: dict[str, torch.Tensor] = {}
-    for name, tensor in rounded.items():
-        parts |= code_tensors(name, tensor) if isinstance(tensor, QuantizedWeight) else {name: tensor}
-    save_file(parts, coded / "model.safetensors")
-    decoded = {name: tensor.values() if isinstance(tensor, QuantizedWeight) else tensor
-               for name, tensor in rounded.items()}  # fmt: skip
-    save_file(decoded, values / "model.safetensors", metadata={"format": "pt"})
-    text = [3, 1, 4, 1, 5, 9]
-    state = begun(load_drafter(coded, frozen_of(tmp_path)), text)
-    close(state.root_logits(), plain_logits(values, text)[-1])
-    del parts["model.norm.weight"]
-    save_file(parts, coded / "model.safetensors")
-    with pytest.raises(UsageError, match=r"lacks tensors model\.norm\.weight"):
-        load_drafter(coded, frozen_of(tmp_path))

@@ -161,25 +161,3 @@ def test_a_pickle_with_code_is_refused(place, tensors, capsys):
     torch.save(tensors | {"0.2.weight": Bomb()}, place.path / "medusa_lm_head.pt")
     place.refused(r"medusa_lm_head\.pt: not a plain file of tensors: reading it would run code")
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("rows", [256, 0])
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_export_loads_again(tmp_path, frozen, arrays, rows, blocks):
-    medusa = Medusa(MedusaSizes(64, rows, heads=3, blocks=blocks)).requires_grad_(False)
-    for parameter in medusa.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    medusa.export(tmp_path, frozen.sizes, base="vicuna")
-    stored, config = (
-        load_file(tmp_path / "medusa_lm_head.safetensors"),
-        json.loads((tmp_path / "config.json").read_text()),
-    )
-    assert (config["base_model_name_or_path"], config["medusa_num_heads"], config["medusa_num_layers"]) == (
-        "vicuna",
-        3,
-        blocks,
-    )
-    if blocks == 2:
-        assert torch.equal(stored["0.0.linear.weight"], stored["0.1.linear.weight"])  # one block, twice
-    expected = medusa.forward_train(arrays["hidden_post_norm"][None, 10:11], None if rows else frozen.lm_head)
-    close(levels(load_drafter(tmp_path, frozen), arrays), torch.cat(expected)[:, 0])

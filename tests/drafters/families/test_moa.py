@@ -202,12 +202,6 @@ def test_without_lsa_the_last_hidden_state_is_all_it_wants(tmp_path: Path, golde
     assert load_drafter(tmp_path, frozen).tap == told
 
 
-def test_published_layouts_leave_tli_to_the_reader(tmp_path: Path, golden: Path):
-    frozen = exported(tmp_path, golden, replace(SIZES, tli=1), target_layer_inference="gone")
-    assert load_drafter(tmp_path, frozen).tap.width == 32
-    assert load_drafter(f"{tmp_path},tli=1", frozen).tap.width == 64
-
-
 @torch.no_grad()
 def test_staircase_hides_what_the_features_tell():
     """In the rows named, self-attention reaches back to the latest sync point, and no further."""
@@ -227,18 +221,3 @@ def test_staircase_hides_what_the_features_tell():
     close(stairs[1], plain[1])
     close(stairs[0, 0], plain[0, 0])
     assert not torch.allclose(stairs[0, 1:], plain[0, 1:], atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"packed_kv": 36}, "packed_kv=36: LSA's 8 heads do not divide it"),
-        ({"sa_kv_heads": 3}, "kv_heads=3: must divide heads=8"),
-        ({"ca_mlp": 0}, "every size must be at least 1"),
-    ],
-)
-def test_impossible_sizes_are_refused(change, message):
-    sizes = {"hidden": 64, "heads": 8, "head_dim": 8, "packed_kv": 32, "lsa_kv_heads": 4, "lsa_mlp": 40}
-    sizes |= {"sa_kv_heads": 2, "sa_mlp": 72, "ca_kv_heads": 4, "ca_mlp": 56}
-    with pytest.raises(UsageError, match=message):
-        MoA(MoASizes(**(sizes | change)))

@@ -33,7 +33,6 @@ SPECULATORS = {
     "speculators_version": "0.9.0",
     "speculators_config": proposals(DRAFTS),
     "mask_token_id": MASK,
-    "norm_before_fc": False,
     "norm_output": False,
     "embed_requires_grad": True,
     "target_hidden_size": None,
@@ -58,9 +57,7 @@ def form(config: dict[str, Any] | None = None, nested: dict[str, Any] | None = N
 
 FORMS = {
     "speculators": form(),
-    "norm_before_fc": form({"norm_before_fc": True}, input_norm=True),
     "silent": form(dict.fromkeys(("norm_before_residual", "embed_requires_grad", "norm_output"), "silent")),
-    "four tapped layers": form({IDS: [0, 3, 4, 8]}, layers=(0, 3, 4, 8)),
     "the target's embedding": form({"embed_requires_grad": False}, uses_own_embedding=False),
     "sliding": form(
         nested={"sliding_window": 6, "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding")]},

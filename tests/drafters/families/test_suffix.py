@@ -6,10 +6,8 @@ import pytest
 from heads_place import begun
 from hypothesis import given
 from hypothesis import strategies as st
-from text_edits import edited, edits_of
 
 from outrider_drafters import TreeShape, grow_tree, load_drafter, load_tap
-from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.families.suffix.drafter import TREE, SuffixDrafter
 from outrider_drafters.families.suffix.index import GrowingText, candidates
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
@@ -44,28 +42,6 @@ def test_a_tree_that_is_large_enough_holds_all_candidates_with_their_probabiliti
     wanted, drafted = found(text), grow(state_of(text), TreeShape(32, 32, 32))
     grown = paths(drafted.tree, map(math.exp, drafted.scores))
     assert grown == pytest.approx(paths(wanted.tree, wanted.probabilities), rel=1e-5)
-
-
-@given(text=texts)
-def test_several_heads_and_fixed_choices_draft_it_too(text):
-    """Both take other ways through the logits, to the same probabilities."""
-    wanted = found(text)
-    every = paths(wanted.tree, wanted.probabilities)
-    heads = begun(RoutedDrafter([SuffixDrafter(VOCABULARY), SuffixDrafter(VOCABULARY)], ("a", "b")), text)
-    routed = heads.draft(TREE).drafted
-    chosen = grow(state_of(text), TreeChoices(((0,), (1,), (0, 0), (0, 1), (0, 0, 0))))
-    for drafted in (routed, chosen):
-        assert bool(drafted.tree.tokens) == bool(every)
-        for path, score in paths(drafted.tree, drafted.scores).items():
-            assert math.exp(score) == pytest.approx(every[path], rel=1e-5)
-
-
-@given(text=texts, edits=edits_of(texts))
-def test_equals_a_fresh_state_after_any_edits(text, edits):
-    state = SuffixDrafter(VOCABULARY).new_state()
-    for told in edited(state, text, edits):
-        assert grow_tree(state, TREE) == grow_tree(state_of(told), TREE)
-        assert state.max_levels == state_of(told).max_levels
 
 
 def test_without_a_pattern_it_reaches_nothing():

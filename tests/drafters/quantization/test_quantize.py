@@ -1,31 +1,22 @@
 """int8 and int4 weights: how near they are, what they do in a tensor's place, how they are stored."""
 
-import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from spoiled import GOLDEN
-from torch import nn
 
-from outrider_drafters import TargetWeights, load_drafter
 from outrider_drafters.blocks.fused import FusedProjections
 from outrider_drafters.blocks.layers import Attention, BlockShape
-from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.load import open_drafter
 from outrider_drafters.quantization.codes import Int4Codes, Int8Codes
 from outrider_drafters.quantization.quantize import code_tensors, holds_codes, quantize, rebuild_weights
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_proto.errors import UsageError
-from outrider_proto.tree import ROOT
 
-CASES = [GOLDEN[name] for name in ("moa", "eagle2", "eagle3", "hydra", "medusa")]
 KINDS = ("int8", "int4")
 ERROR = {"int8": 0.02, "int4": 0.15}  # relative, on normal values
 
@@ -116,22 +107,6 @@ def test_any_other_operation_gets_the_values(weight, mode):
         assert weight.contiguous().numpy().tolist() == values.numpy().tolist()
 
 
-def test_it_goes_into_a_module(weight):
-    with torch.device("meta"):
-        module = nn.Linear(64, 48)
-    module.load_state_dict({"weight": weight, "bias": torch.zeros(48)}, assign=True)
-    module.requires_grad_(False)
-    x = torch.randn(2, 64)
-    wanted = F.linear(x, weight)
-    assert torch.equal(module(x), wanted)
-    for dtype in (torch.bfloat16, torch.float32):
-        module.to("cpu", dtype)
-        assert isinstance(module.weight, QuantizedWeight)
-        assert module.weight.dtype == dtype
-    assert torch.equal(module(x), wanted)
-    assert isinstance(module.state_dict()["weight"], QuantizedWeight)
-
-
 def test_int4_falls_back_to_int8_where_it_does_not_divide():
     assert isinstance(quantize(torch.randn(48, 64), "int4").coded, Int4Codes)
     assert isinstance(quantize(torch.randn(48, 65), "int4").coded, Int8Codes)
@@ -214,38 +189,3 @@ def test_rows_are_cut_once(monkeypatch, kind):
         projections.heads(x, 0, 8)
         projections.heads(x, 4, 8)
     assert cuts == [slice(0, 128), slice(64, 128)]
-
-
-@pytest.mark.parametrize(("case", "target"), CASES)
-def test_a_drafter_of_codes_is_one_of_their_values(tmp_path, golden, case, target, kind):
-    """Every family's network, its target's embedding and lm_head included."""
-    family, files = open_drafter(DrafterSource.parse(golden / case / "drafter"))
-    frozen = TargetWeights.load(golden / target)
-    for name, form in (("codes", lambda weight: weight), ("values", QuantizedWeight.values)):
-        tensors = {}
-        for tensor in files.names:
-            read = files.checkpoint.read(tensor)
-            if tensor.endswith(".weight") and read.ndim == 2 and not family.keep_unquantized(tensor):
-                read = form(quantize(read, kind))
-            tensors |= code_tensors(tensor, read) if isinstance(read, QuantizedWeight) else {tensor: read.clone()}
-        (tmp_path / name).mkdir()
-        save_file(tensors, tmp_path / name / "model.safetensors")
-        shutil.copyfile(files.directory / "config.json", tmp_path / name / "config.json")
-    embed, lm_head = (quantize(tensor, kind) for tensor in (frozen.embed, frozen.lm_head))
-    coded = load_drafter(tmp_path / "codes", replace(frozen, embed=embed, lm_head=lm_head))
-    plain = load_drafter(tmp_path / "values", replace(frozen, embed=embed.values(), lm_head=lm_head.values()))
-    assert coded.tap == plain.tap == load_drafter(files.directory, frozen).tap
-    made, wanted = (answers(drafter) for drafter in (coded, plain))
-    drafted = wanted.isfinite()  # the others are outside its vocabulary
-    assert torch.equal(made.isfinite(), drafted)
-    assert relative(made[drafted], wanted[drafted]) < 0.03
-    assert not torch.equal(made, wanted)  # else it would not have been computed from codes
-
-
-def answers(drafter) -> torch.Tensor:
-    """Logits at the root and of two children, if it goes on from them."""
-    state = drafter.new_state()
-    state.append([3, 4, 5, 6, 7])
-    rows = torch.randn(4, drafter.tap.width, generator=torch.Generator().manual_seed(1))
-    state.add_features(3 if drafter.tap.newest_only else 0, rows[3:] if drafter.tap.newest_only else rows)
-    return torch.cat((state.root_logits()[None], state.expand([8, 9], [ROOT, ROOT])))

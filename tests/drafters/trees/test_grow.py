@@ -6,20 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from heads_place import begun, paths_of
+from heads_place import paths_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider_drafters import TreeShape, grow_tree
 from outrider_drafters.checkpoints.draft_vocabulary import DraftLogits
-from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import UNLIMITED
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan
-from outrider_drafters.load import load_drafter
-from outrider_drafters.trees.grow import TreeGrowth, grow, start_tree
-from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_drafters.trees.grow import grow, start_tree
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
@@ -213,27 +210,3 @@ def test_columns_of_a_draft_vocabulary_make_the_tree_of_all_columns(plan, seed):
     trees = [grow(state, plan) for state in (short, plain)]
     assert trees[0].tree == trees[1].tree
     assert trees[0].scores == pytest.approx(trees[1].scores, abs=1e-5)
-
-
-@pytest.mark.parametrize("family", ["moa", "moa_tli1", "eagle2", "eagle3", "independent"])
-def test_trees_that_grow_together_are_those_that_grow_alone(family):
-    drafter = load_drafter(drafter_dir(family), TargetWeights.load(target_dir()))
-    texts = ([3, 41, 7, 300, 22, 9, 57], [81, 7, 300, 22, 11, 9, 4, 5, 6, 90], [12, 13])
-    shapes = TreeShape(3, 4, 10), TreeShape(2, 3, 6), TreeShape(4, 4, 12, min_probability=0.01)
-
-    def begin(tokens, shape) -> TreeGrowth:
-        rows = torch.randn(10, drafter.tap.width, generator=torch.Generator().manual_seed(5))
-        return TreeGrowth(begun(drafter, tokens, rows[: len(tokens) - 1] if drafter.tap.fingerprint else None), shape)
-
-    alone = [begin(tokens, shape) for tokens, shape in zip(texts, shapes, strict=True)]
-    for growth in alone:
-        while growth.step():
-            pass
-    together = [begin(tokens, shape) for tokens, shape in zip(texts, shapes, strict=True)]
-    while any(TreeGrowth.step_together(together)):
-        pass
-    assert together[0].can_step_together is (family != "independent")
-    for one, other in zip(alone, together, strict=True):
-        assert one.drafted().tree == other.drafted().tree
-        assert one.drafted().scores == pytest.approx(other.drafted().scores, abs=1e-4)
-        assert one.num_expanded == other.num_expanded

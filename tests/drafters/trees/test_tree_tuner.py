@@ -32,19 +32,6 @@ def test_the_cost_of_a_row_is_found_despite_passes_that_were_held_up(row_ms):
     assert taught(row_ms).row_cost.row_ms == pytest.approx(row_ms, abs=0.15)
 
 
-def test_the_first_trees_have_sizes_of_all_kinds():
-    tuner, sizes = TreeTuner(), set()
-    for _ in range(12):
-        sizes.add((shape := tuner.shape(LIMITS, 0.05, 1.0)).budget)
-        assert tuner.shape(TreeShape(1, 2, 3), 0.05, 1.0).budget <= 3  # within the limits even then
-        assert not shape.min_probability
-        tuner.row_cost.record_pass(1 + shape.budget, 10.0 + shape.budget)
-        tuner.record_tree(TREE, ())
-    assert {1, 4, 32} <= sizes
-    assert tuner.shape(LIMITS, 0.05, 1.0).min_probability
-    assert TreeTuner(tuner.row_cost).shape(LIMITS, 0.05, 1.0).min_probability  # another one that shares the costs
-
-
 def test_sizes_go_on_changing_until_the_cost_of_a_row_is_known():
     """Passes of one size, or of sizes within narrow limits, must not leave it at one size for ever."""
     tuner, narrow, sizes = TreeTuner(), TreeShape(1, 2, 3), []

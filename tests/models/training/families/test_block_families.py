@@ -20,7 +20,7 @@ from outrider_drafters.load import load_drafter, load_tap
 from outrider_models.training.core.block_losses import BlockLosses
 from outrider_models.training.core.interfaces import Batch
 from outrider_models.training.families import dflash, trainable_family
-from outrider_models.training.families.dflash import LATE_SHARE, default_taps, sample_anchors, sample_lacking
+from outrider_models.training.families.dflash import default_taps, sample_anchors
 from outrider_models.training.families.dspark import MarkovSettings
 
 LENGTH, GAMMA = 14, 3.0
@@ -140,33 +140,6 @@ def test_a_loaded_checkpoint_drafts_the_logits_of_the_network_in_training(
         depth = int(blocks.trained[0, number].sum())
         _, _, made = drafted(teacher, model, tmp_path, batch.tokens[0], anchor, depth, min(lacking, anchor))
         torch.testing.assert_close(torch.stack(made), logits[0, number, :depth], atol=1e-4, rtol=1e-4)
-
-
-def test_blocks_do_not_see_each_other_nor_what_comes_at_their_anchor_or_later(teacher):
-    model = model_of(teacher, "dspark")
-    network, sizes = model.network, model.network.sizes
-    torch.manual_seed(4)
-    embeds = torch.randn(1, 2, sizes.block, sizes.shape.width)
-    context = torch.randn(1, 9, sizes.shape.width)
-    anchors = torch.tensor([[3, 7]])
-    lacking = torch.zeros_like(anchors)
-    both = network.forward_train(embeds, context, anchors, lacking)
-    for number, anchor in enumerate((3, 7)):
-        other = torch.cat((context[:, :anchor], torch.full_like(context[:, anchor:], 100.0)), dim=1)
-        alone = network.forward_train(embeds[:, number, None], other, anchors[:, number, None], lacking[:, :1])
-        torch.testing.assert_close(alone[0, 0], both[0, number])
-    changed = network.forward_train(embeds, context.index_fill(1, torch.tensor([2]), 1.0), anchors, lacking)
-    assert not torch.allclose(changed, both, atol=1e-3)  # control
-
-
-def test_features_are_lacking_for_a_share_of_the_blocks():
-    torch.manual_seed(0)
-    anchors = torch.tensor([[2, 30]]).expand(4000, -1)
-    lacking = sample_lacking(anchors, 16)
-    assert float((lacking > 0).float().mean()) == pytest.approx(LATE_SHARE, abs=0.03)  # 5.5 sigma
-    assert lacking.amax(0).tolist() == [2, 16]
-    assert set(lacking[:, 1].tolist()) == set(range(17))
-    assert not sample_lacking(anchors, 0).any()
 
 
 def test_fewer_anchors_are_drawn_evenly_and_stand_for_all():

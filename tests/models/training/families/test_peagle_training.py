@@ -114,24 +114,6 @@ def test_the_training_pass_is_that_of_speculators(golden):
         torch.testing.assert_close(own, arrays[f"round{number}_logits"][0], atol=3e-4, rtol=1e-4)
 
 
-def test_rows_see_the_text_up_to_their_anchor_and_its_masks_alone(teacher):
-    network = model_of(teacher).network
-    torch.manual_seed(4)
-    embeds, mask_embed = torch.randn(1, 9, network.sizes.hidden), torch.randn(network.sizes.hidden)
-    states = torch.randn(1, 9, network.fc.in_features)
-    anchors, depths = torch.tensor([[2, 2, 5, -1, -1]]), torch.tensor([[1, 2, 1, 1, 3]])
-    whole = network.forward_depths(embeds, states, mask_embed, anchors, depths)[0]
-    for rows, t in (([2, 9, 10], 2), ([5, 11], 5)):
-        masks = [row - 9 for row in rows[1:]]
-        alone = network.forward_depths(
-            embeds[:, : t + 1], states[:, : t + 1], mask_embed, anchors[:, masks], depths[:, masks]
-        )[0]
-        torch.testing.assert_close(whole[rows], alone[t:])
-    changed = network.forward_depths(embeds.index_fill(1, torch.tensor([1]), 1.0), states, mask_embed, anchors, depths)
-    assert not torch.allclose(changed[0, [2, 9, 10, 5, 11]], whole[[2, 9, 10, 5, 11]], atol=1e-3)  # control
-    assert whole.isfinite().all()
-
-
 def test_depths_keep_their_share_evenly_and_never_a_mask_without_those_before_it():
     can = torch.tensor([[False] * 2 + [True] * 20, [True] * 10 + [False] * 12, [False] * 22])
     torch.manual_seed(0)

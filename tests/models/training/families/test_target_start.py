@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_models.core.embedded import target_dir
 from outrider_models.core.held_out import held_out
 from outrider_models.training.core.rates import Length
@@ -15,8 +14,7 @@ from outrider_models.training.core.teacher import Teacher
 from outrider_models.training.data.chat_file import ChatSettings, ChatSource
 from outrider_models.training.data.texts import make_batch
 from outrider_models.training.data.tokens import load_chat_tokenizer
-from outrider_models.training.families import target_start, trainable_family
-from outrider_models.training.families.eagle3_start import start_from_target, start_request
+from outrider_models.training.families import trainable_family
 from outrider_proto.errors import UsageError
 
 
@@ -98,46 +96,6 @@ def later_hits(teacher, model, batch):
         :, 2:-1
     ].argmax(-1)
     return right[batch.loss_mask[:, 2:-1]].float().mean()
-
-
-@torch.no_grad()
-def test_an_eagle3_head_takes_over_the_targets_biases(teacher, batches):
-    model = started(teacher, (), "eagle3", init="random")
-    request = start_request(model.network.sizes.target_layers)
-    examples = [(batch, teacher.run(batch.tokens, request)) for batch in batches[:4]]
-    found = []
-    for bias in (0.0, 2.0):
-        plain = examples[0][1].last_layers
-        biased = LastLayers(replace(plain.shape, qkv_bias=True), plain.windows).requires_grad_(False)
-        tensors = biased.state_dict()
-        biased.load_state_dict({name: torch.full_like(tensor, bias) for name, tensor in tensors.items()})
-        biased.load_state_dict(plain.state_dict(), strict=False)
-        network = model.network
-        start_from_target(network, [(batch, replace(output, last_layers=biased)) for batch, output in examples])
-        output = examples[0][1]
-        taps = torch.cat([output.hidden[layer] for layer in network.sizes.target_layers], dim=-1)
-        features = network.midlayer.hidden_norm(network.fuse(taps[:, :-1]))
-        embeds = torch.nn.functional.embedding(examples[0][0].tokens[:, 1:], output.embed)
-        pairs = torch.cat((network.midlayer.input_layernorm(embeds), features), dim=-1)
-        found.append(network.midlayer.self_attn.v_proj(pairs)[examples[0][0].loss_mask[:, 1:]])
-    added = (found[1] - found[0]).mean(0)
-    copied = added[network.sizes.block.heads // 3 * network.sizes.block.head_dim :]
-    torch.testing.assert_close(copied, torch.full_like(copied, 2.0), rtol=0.05, atol=0)
-
-
-@torch.no_grad()
-def test_the_blocks_are_the_targets_where_their_input_is_right(teacher, batches):
-    # All states of a text have one size here, as the start takes them to have.
-    model = started(teacher, batches[:4], layers=2)
-    batch = batches[4]
-    output = teacher.run(batch.tokens, target_start.start_request(2))
-    last, entering = output.last_layers, output.hidden[-3]
-    size = last.before_norm(entering).pow(2).mean(-1, keepdim=True).sqrt()
-    states = last.norm.weight * entering / size
-    for block in model.network.blocks:
-        states = block.self_attend(states, block.shape.rope(torch.arange(states.shape[1])), None)
-    likeness = torch.cosine_similarity(states, output.hidden[-1], dim=-1)[batch.loss_mask]
-    assert likeness.mean() > 0.9
 
 
 @pytest.mark.parametrize(
