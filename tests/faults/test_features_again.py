@@ -4,17 +4,13 @@ import itertools
 from contextlib import asynccontextmanager
 
 import numpy as np
-import pytest
 from stage import until
 from talk import talking
-from tiny_targets import build, random_tokens, target
+from tiny_targets import build, random_tokens
 
 from outrider_drafters.contracts.tap import StatelessTap
 from outrider_proto.frames import Decode, Features, Finish, TapInfo, Verdict
-from outrider_server.engine.engine import Engine, StepInput
-from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
-from outrider_server.scheduling.feature_feed import FeatureFeed
 from outrider_server.sessions.stream_writer import max_row_bytes
 from outrider_server.sessions.verifier import Verifier
 
@@ -112,44 +108,3 @@ async def test_a_stream_that_ends_sends_the_rows_first():
         await talk.send(None)  # no more requests
         assert len(joined((await rows_until(talk, 1))[1])) == LENGTH
         assert await talk.receive() is None
-
-
-@pytest.fixture
-def sequence() -> Sequence:
-    return Sequence(target().kv, WideTap())
-
-
-def test_rows_that_are_evicted_follow_once_they_are_made_again(sequence):
-    engine, said, told = Engine(target()), [], []
-    frame = Features(1, 0, np.empty((0, 4096), np.float32), last=True)
-    feed = FeatureFeed(sequence, 0, 20 * 16384, lambda: told.append("full"), lambda: told.append("empty"))
-
-    def run() -> None:
-        (result,) = engine.verify([StepInput(sequence, sequence.uncomputed)])
-        engine.commit(result)
-        engine.tap([sequence])
-
-    sequence.begin(Over(), 0, random_tokens(np.random.default_rng(1), 50), 0)
-    run()
-    feed.promise(said.append, frame, 0, 50)
-    assert ([len(each.rows) for each in said], told) == ([20], ["full"])
-    sequence.evict()
-    feed.taken_bytes = 20 * 16384
-    feed.pump()
-    assert ([len(each.rows) for each in said], told) == ([20], ["full", "empty"])
-    feed.begin(50)
-    run()
-    assert feed.claim(20) == (20, 0)
-    feed.promise(said.append, frame, 20, 50)
-    feed.taken_bytes += 20 * 16384
-    feed.pump()
-    assert [(each.first, len(each.rows), each.last) for each in said] == [
-        (0, 20, False),
-        (20, 20, False),
-        (40, 10, True),
-    ]
-    assert told == ["full", "empty", "full", "empty"]
-
-
-class Over:
-    over = True

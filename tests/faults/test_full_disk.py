@@ -1,9 +1,6 @@
 """No room on the disk: what needs a file says so, and sessions, which need none, go on."""
 
 import asyncio
-import errno
-import io
-import logging
 import sys
 
 import grpc
@@ -70,33 +67,3 @@ async def test_a_ready_file_that_cannot_be_written_is_said_and_leaves_no_half(tm
         assert not list(tmp_path.iterdir())
         _announce(running, ready)
         assert list(tmp_path.iterdir()) == [ready]
-
-
-class Full(io.TextIOBase):
-    """As a file on a full disk, whose buffer would besides fail again when it is closed."""
-
-    num_writes = 0
-
-    def write(self, text: str) -> int:
-        self.num_writes += 1
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
-async def test_a_log_on_a_full_disk_costs_nobody_an_answer(monkeypatch):
-    """Of a server that has something to say: a session that failed."""
-    monkeypatch.setattr(logging, "raiseExceptions", False)  # else logging says on stderr that it could not
-    full, log = Full(), logging.getLogger("outrider_server")
-    handler = logging.StreamHandler(full)
-    log.addHandler(handler)
-    try:
-        async with server() as running, client(running.address) as mine:
-            engine = running.verifier._engine_loop._passes._engine
-            launch = engine.launch
-            monkeypatch.setattr(engine, "launch", lambda inputs: 1 / 0)
-            with pytest.raises(Refusal):
-                await answer(mine)
-            monkeypatch.setattr(engine, "launch", launch)
-            assert await answer(mine) == plain()
-    finally:
-        log.removeHandler(handler)
-    assert full.num_writes

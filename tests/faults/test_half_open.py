@@ -3,8 +3,7 @@ and answers stay exact."""
 
 import pytest
 from mortal import MortalServer
-from other_client import OtherClient
-from stage import NEW, PROMPT, answer, client, opened, plain, server, until
+from stage import NEW, PROMPT, client, opened, plain, server, until
 from talk import calling
 
 import outrider_server.rpc.server as server_module
@@ -64,23 +63,3 @@ async def test_a_server_that_stands_still_is_an_outage():
             assert tuple(mine.tokens[len(prompt) :]) == plain(prompt)
     assert LinkState.OFFLINE in states
     assert LinkState.RESUMING in states
-
-
-@pytest.mark.slow
-async def test_a_client_that_stands_still_goes_on_and_one_that_is_killed_frees_its_stream():
-    """SIGSTOP for longer than its own patience: that was not the link's silence, and others do not notice. kill -9: the
-    stream goes at once, the session in time."""
-    async with server(session_ttl_s=0.0) as running, OtherClient(running.address) as other:
-        await other.answers(1)
-        other.stop()
-        async with client(running.address) as mine:
-            for _ in range(3):
-                assert await answer(mine) == plain()
-        other.go_on()
-        assert await other.answers(3) == [plain()] * 3
-        await until(lambda: len(running.verifier._streams) == 1, "its stream alone")
-        other.kill()
-        await until(lambda: not running.verifier._streams, "the stream is freed")
-        async with client(running.address) as mine:  # who comes next sees to it that what has expired goes
-            assert await answer(mine) == plain()
-            assert len(running.verifier._sessions) == 1

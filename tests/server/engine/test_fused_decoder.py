@@ -13,7 +13,6 @@ from outrider_drafters.contracts.tap import BEFORE_NORM, LAST
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import BatchSegment
-from outrider_server.engine.compatibility import agrees
 from outrider_server.engine.fused_decoder import FusedDecoder, fused_decoder
 from outrider_server.engine.target import Target, TargetOutput
 from outrider_server.kv.slot import KVSlot
@@ -99,23 +98,3 @@ def test_where_the_fused_pass_computes_something_else_transformers_own_serves(mo
     monkeypatch.setattr("outrider_server.engine.fused_decoder._rotated", lambda heads, cos, sin: heads)
     assert Target.of(build("llama")).fused is None
     assert "the fused pass does not compute here" in caplog.text
-
-
-class _OffBy:
-    """A fused pass whose logits are those of the model's own, but for noise of a size in their standard deviations."""
-
-    def __init__(self, model: nn.Module, size: float) -> None:
-        self.model, self.size = model, size
-
-    def forward(self, tokens, positions, batch, keep, hidden):
-        logits = self.model(input_ids=tokens[None], position_ids=positions[None], slots=batch, use_cache=False).logits[
-            0
-        ]
-        return (logits + self.size * logits.float().std() * torch.randn_like(logits), {})
-
-
-@pytest.mark.parametrize(("size", "is_taken"), [(0.0, True), (0.07, True), (0.35, False), (float("nan"), False)])
-def test_in_bfloat16_it_is_taken_unless_it_differs_by_more_than_two_roundings(size, is_taken):
-    torch.manual_seed(1)
-    served = Target.of(build("llama").to(torch.bfloat16), fused=False)
-    assert agrees(_OffBy(served.model, size), served.model, served.kv, 512) is is_taken

@@ -1,18 +1,16 @@
-"""Log probabilities with verdicts: those of the target's own softmax, for exactly those who ask."""
+"""Log probabilities with verdicts: those of the target's own softmax."""
 
 import numpy as np
 import pytest
 import torch
 from talk import TAP, conversing, serving, text_of
-from tiny_targets import VOCAB, build, random_tokens, target, tree_around
+from tiny_targets import VOCAB, build, random_tokens, tree_around
 
-from outrider_proto.errors import Reason, Violation
+from outrider_proto.errors import Violation
 from outrider_proto.frames import MIN_LOGPROB, Finish, Sampling
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import AcceptedPath
-from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.sampler import token_logprobs
-from outrider_server.engine.target import Target
 from outrider_server.sessions.verifier import Verifier
 
 from .test_server_drafter import SHAPE, Prophet
@@ -38,11 +36,6 @@ def plain():
             return model(torch.tensor([list(tokens)])).logits[0].double().log_softmax(-1)
 
     return of
-
-
-@pytest.fixture(scope="module")
-def truth() -> list[int]:
-    return plain_greedy(target(), PROMPT, 40)
 
 
 def session(verifier: Verifier, sampling: Sampling = SAMPLINGS["greedy"]):
@@ -89,33 +82,6 @@ async def test_what_the_server_drafts(plain, rule):
     words = text_of(verdicts)
     given = [one for verdict in verdicts for one in verdict.logprobs]
     check(given, plain([*PROMPT, *words])[HAVE - 1 :], words, 2)
-
-
-async def test_a_path_that_ends_the_text_has_no_bonus(truth, plain):
-    """The third word of the truth ends the text."""
-    model = build("llama")
-    model.generation_config.eos_token_id = truth[2]
-    async with serving(on=Target.of(model)) as verifier, session(verifier) as talk:
-        tree = DraftTree.chain(truth[:6])
-        verdict = await talk.verdict(0, PROMPT[:-1], PROMPT[-1], tree, logprobs=1)
-    assert (verdict.path, verdict.bonus) == ((0, 1, 2), None)
-    check(verdict.logprobs, plain([*PROMPT, *truth[:3]])[HAVE - 1 :], truth[:3], 1)
-
-
-@pytest.mark.parametrize("wrong", [-1, 21])
-async def test_numbers_out_of_range_are_refused(wrong):
-    async with serving() as verifier:
-        for ask in ("draft", "decode"):
-            async with session(verifier) as talk:
-                if ask == "draft":
-                    await talk.draft(0, PROMPT[:-1], PROMPT[-1], logprobs=wrong)
-                    refusal = await talk.refusal()
-                else:
-                    with pytest.raises(Violation) as caught:
-                        await talk.decode(0, PROMPT[:-1], PROMPT[-1], 3, logprobs=wrong)
-                    refusal = caught.value
-            assert refusal.reason is Reason.MALFORMED_FRAME
-            assert f"logprobs={wrong}" in refusal.message
 
 
 def test_of_impossible_tokens_and_small_vocabularies():

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 from talk import PROMPT, TAP, conversing, serving, talking, text_of
-from tiny_targets import VOCAB, build, random_tokens, target
+from tiny_targets import VOCAB, build, target
 
 from outrider_drafters.checkpoints.target_weights import target_sizes
 from outrider_drafters.contracts.drafter import UNLIMITED, Drafter
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.families.eagle2.network import Eagle2, Eagle2Sizes
 from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_drafters.families.lookup.drafter import LookupDrafter
@@ -33,7 +32,7 @@ from outrider_proto.frames import (
     ServerTree,
     Verdict,
 )
-from outrider_proto.packing import common_prefix_len, prefix_hash
+from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
 from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.engine import Engine
@@ -237,10 +236,10 @@ async def test_cancel_ends_it_even_while_it_drafts(truth):
         assert text_of(await talk.decode(HAVE, (), truth[0], 9, tree=SHAPE)) == truth[1:10]
 
 
-def decoded(prophet: Prophet, num_sessions: int, count: int, num_plain: int = 0) -> list[list]:
-    """The replies to a Decode of each session, all waiting when the engine thread starts; `num_plain` get no trees."""
+def decoded(prophet: Prophet, num_sessions: int, count: int) -> list[list]:
+    """The replies to a Decode of each session, all waiting when the engine thread starts."""
     loop = EngineLoop(Engine(target()), LimitsConfig())
-    replies, ended = [[] for _ in range(num_sessions + num_plain)], threading.Semaphore(0)
+    replies, ended = [[] for _ in range(num_sessions)], threading.Semaphore(0)
 
     def post(own: list, reply) -> None:
         own.append(reply)
@@ -248,10 +247,9 @@ def decoded(prophet: Prophet, num_sessions: int, count: int, num_plain: int = 0)
             ended.release()
 
     memory = KVMemory(target().kv)
-    for number, own in enumerate(replies):
+    for own in replies:
         sequence = Sequence(memory, TAP, prophet)
-        tree = SHAPE if number < num_sessions else None
-        frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], count, tree=tree)
+        frame = Decode(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], count, tree=SHAPE)
         loop.submit(new_request(sequence, frame, Sampler(Sampling()), ReplyRoute(partial(post, own)), 0.0))
     loop.start()
     try:
@@ -397,22 +395,6 @@ async def test_a_drafter_at_fault_ends_its_session_and_nobody_elses(truth, caplo
     assert "a session failed" in caplog.text
 
 
-async def test_paced_levels_last_what_the_servers_do(truth):
-    pace = Pace("p", "", verify_ms=0.0, draft_level_ms=0.0, server_level_ms=5.0)
-    async with serving(drafters=[Prophet(PROMPT + truth, errs=1000)], pace=pace) as verifier:
-        verdicts = await said(verifier, Sampling(), 11, SHAPE)
-    assert [len(verdict.tokens) for verdict in verdicts] == [0, 4, 4]
-    assert [verdict.draft_us >= 4 * 5000 for verdict in verdicts] == [False, True, True]
-
-
-async def test_of_two_drafters_with_the_same_features_the_first_drafts(truth):
-    first, second = Prophet(PROMPT + truth), Prophet([])
-    async with serving(drafters=[first, second, LookupDrafter(VOCAB)]) as verifier:
-        await said(verifier, Sampling(), 9, SHAPE)
-        assert verifier.drafts_with == ("prophet", "lookup")
-    assert (first.drafts > 0, second.drafts) == (True, 0)
-
-
 def test_drafters_share_the_loaded_targets_weights(tmp_path):
     loaded, drafter = eagle_of(tmp_path)
     assert drafter.target.embed.data_ptr() == loaded.model.get_input_embeddings().weight.data_ptr()
@@ -425,26 +407,6 @@ def grown(drafter: SessionDrafter, known: DraftContext, shape: TreeShape) -> Dra
     while growth.step():
         pass
     return growth.drafted().tree
-
-
-def test_a_session_drafter_keeps_in_step_with_any_text():
-    """Through growth, rewinding and a wholly other text, it drafts as a fresh one that is told everything."""
-    rng = np.random.default_rng(4)
-    features = torch.randn(40, TAP.info.width).numpy()
-
-    def rows(end: int, first: int):
-        return first, features[first:end]
-
-    prophet = Prophet(random_tokens(rng, 60))
-    sequence = Sequence(target().kv, None, prophet)
-    kept, shape, text = sequence.drafter, TreeShape(3, 3, 9), random_tokens(rng, 30)
-    for tokens in (text[:5], text[:20], text[:7], [*text[:6], 9, 9], [*text[:6], 9, 8], text, [9]):
-        *before, root = tokens
-        sequence.truncate(common_prefix_len(before, sequence.tokens))
-        sequence.tokens += before[len(sequence.tokens) :]
-        known = DraftContext(sequence.tokens, [root], partial(rows, len(before)))
-        assert grown(kept, known, shape) == grown(SessionDrafter(prophet), known, shape)
-        assert kept._state.tokens == tokens
 
 
 def test_only_so_many_sessions_keep_a_draft_state(truth):

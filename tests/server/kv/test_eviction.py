@@ -67,19 +67,6 @@ def test_equals_take_turns_the_longest_waiting_from_the_longest_placed():
     assert policy.order(first, [*placed, fresh, second], 100.0) == placed[::-1]
 
 
-def test_turns_are_as_far_apart_as_running_again_takes_eight_times():
-    policy = EvictionPolicy(100, hold_s=1.0, patience_s=1000.0)
-    policy.learn(100, 1, 1.0)
-    policy.learn(4, 1, 0.01)
-    evicted, left, asking = holding("1", 50, placed_at=0.0), holding("2", 50), waiting("3", 50)
-    assert policy.order(asking, [evicted, left], 100.0)
-    policy.preempt(evicted, 100.0)
-    left.usage.used_at = 103.5
-    assert policy.order(asking, [left], 103.5) == []
-    left.usage.used_at = 104.5
-    assert policy.order(asking, [left], 104.5) == [left]
-
-
 def verdicts_per_second(num_clients: int, seconds: float = 12.0) -> float:
     """Of clients that draft, wait for their link, and draft again, on memory for eight; time is computed."""
     now = [0.0]

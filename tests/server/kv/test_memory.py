@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tiny_targets import FakeRequest
 
 from outrider_drafters.contracts.tap import Activations, StatelessTap
-from outrider_proto.errors import Violation
 from outrider_proto.frames import TapInfo
 from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.budget import KVShape, OutOfKVMemory, RowShape
@@ -325,14 +324,6 @@ def test_where_the_machine_has_no_memory_for_a_copy_rows_run_again(monkeypatch):
     assert (sequence.num_uncomputed, memory.host.used_bytes) == (100, 0)
 
 
-def test_a_session_that_cannot_lie_beside_its_own_copy_grows_all_the_same():
-    memory = KVMemory(SHAPE, 300 * ROW, "none")
-    sequence = new(memory, 180)
-    go_on(sequence, 180, [9] * 60)
-    check_rows(sequence)
-    assert len(sequence.tokens) == 240
-
-
 def test_a_machine_without_memory_is_no_room_and_the_process_goes_on():
     memory = KVMemory(SHAPE)  # as much as there is
     sequence = new(memory, 100)
@@ -342,14 +333,6 @@ def test_a_machine_without_memory_is_no_room_and_the_process_goes_on():
     assert memory.budget.used_bytes == sequence.slot.num_bytes + memory.pool.spare_bytes
     go_on(sequence, 100, [5])
     check_rows(sequence)
-
-
-def test_a_session_that_has_ended_takes_nothing_any_more():
-    memory = KVMemory(SHAPE, 10_000 * ROW)
-    sequence = new(memory, 10)
-    sequence.release()
-    with pytest.raises(Violation):
-        sequence.begin(FakeRequest(), 0, [1], 1)
 
 
 def test_a_common_beginning_is_stored_once():

@@ -139,19 +139,3 @@ def test_passes_commits_and_truncations_behave_as_on_a_list(script, pool):
         model = model[: int(kept * len(model))]
         slot.truncate(len(model))
     check_slot(slot, model)
-
-
-def test_a_row_of_layers_that_differ_takes_what_each_keeps():
-    """Twice 3 heads of 4 + 5, once 2 heads of 8 + 6; the fourth layer reads the rows of the second."""
-    rows = (RowShape(3, 4, 5), RowShape(2, 8, 6)) * 2
-    shape = KVShape(rows, torch.float32, torch.device("cpu"), ((3, 1),))
-    assert shape.bytes_per_token == (2 * 3 * (4 + 5) + 2 * (8 + 6)) * 4
-    for pool in (BufferPool, PagePool):
-        budget = MemoryBudget(200 * shape.bytes_per_token)
-        slot = KVSlot(pool(shape, budget))
-        slot.reserve(32)
-        assert slot.num_bytes == slot.buffer.capacity * shape.bytes_per_token <= budget.used_bytes
-        keys, values = torch.rand(2, 1, 8), torch.rand(2, 1, 6)
-        slot.write(1, keys, values)
-        seen = slot.write(3, keys + 1, values + 1)  # what a layer without rows is given is another's
-        assert [part.tolist() for part in seen] == [keys.tolist(), values.tolist()]

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 import pytest
 from typer.testing import CliRunner
 
-from outrider_proto.errors import UsageError
 from outrider_server.cli.app import app
 from outrider_server.rayserve.scale import Scale
 
@@ -36,20 +35,6 @@ def test_without_ray(monkeypatch):
     result = CliRunner().invoke(app, ["deploy"])
     assert result.exit_code == 2
     assert result.stderr.endswith(': Ray is not installed: pip install "outrider[deploy]"\n')
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"streams_per_replica": 0.0}, "streams_per_replica=0.0: need more than 0"),
-        ({"streams_per_replica": float("nan")}, "streams_per_replica=nan"),
-        ({"cpus": -1.0}, "cpus=-1.0"),
-        ({"http_port": 70000}, "http_port=70000"),
-    ],
-)
-def test_refused(fields, message):
-    with pytest.raises(UsageError, match=message):
-        Scale(**fields)
 
 
 @pytest.mark.parametrize(

@@ -72,16 +72,14 @@ class WatchedLoop(EngineLoop):
             self.step()
 
 
-def session(memory: KVMemory | None = None, **more) -> Sequence:
-    return Sequence(memory or KVMemory(target().kv), None, **more)
+def session(memory: KVMemory | None = None) -> Sequence:
+    return Sequence(memory or KVMemory(target().kv), None)
 
 
 def decode(
-    sequence: Sequence, said: list[Reply], count: int = 4, prompt: list[int] = PROMPT, sampling=None, **more
+    sequence: Sequence, said: list[Reply], count: int = 4, prompt: list[int] = PROMPT, sampling: Sampling | None = None
 ) -> Request:
-    return new_request(
-        sequence, frame(count, prompt), Sampler(sampling or Sampling()), ReplyRoute(said.append, **more), 0.0
-    )
+    return new_request(sequence, frame(count, prompt), Sampler(sampling or Sampling()), ReplyRoute(said.append), 0.0)
 
 
 def tokens_of(said: list[Reply]) -> list[int]:
@@ -304,9 +302,6 @@ def test_a_gpu_plans_ahead_by_itself():
     assert all(step.forward_s > 0 for step in steps)
 
 
-LONG = random_tokens(np.random.default_rng(2), 2 * BLOCK)
-
-
 class RunningMeanTap:
     """A tap with a state: the mean of the hidden states so far."""
 
@@ -375,23 +370,9 @@ def test_features_that_nobody_read_are_the_same_when_they_are_asked_for(tap):
     np.testing.assert_allclose(rows_of(replies[True]), rows_of(replies[False]), rtol=1e-5, atol=1e-5)
 
 
-def test_features_of_a_text_that_is_cut_before_they_are_made():
-    rows = {}
-    for overlap in (False, True):
-        thread, said = WatchedLoop("off", overlap=overlap), []
-        sequence = Sequence(KVMemory(target().kv), RunningMeanTap())
-        run(thread, request(sequence, frame(30), []))
-        other = [*PROMPT, *plain_greedy(target(), PROMPT, 9)[:9], 5, 6]
-        run(thread, request(sequence, frame(20, other, len(other) - 3), []))
-        end = len(sequence.tokens)
-        run(thread, request(sequence, Draft(2, end, (), sequence.bonus, DraftTree(), features_from=0), said))
-        rows[overlap] = rows_of(said)
-    np.testing.assert_allclose(rows[True], rows[False], rtol=1e-5, atol=1e-5)
-
-
 def test_a_prefix_that_another_session_holds_takes_the_place_of_rows_without_features():
     begun = [*PROMPT, *plain_greedy(target(), PROMPT, 4)]
-    text = [*begun, *LONG]
+    text = [*begun, *COMMON]
     rows = {}
     for overlap in (False, True):
         thread, said, memory = WatchedLoop("off", overlap=overlap), [], KVMemory(target().kv)
@@ -485,16 +466,6 @@ def test_of_a_draft_far_larger_than_was_asked_for_the_first_nodes_are_verified(m
     assert verdict.path == tuple(range(verified))
     assert verdict.bonus == truth[verified]
     assert isinstance(done, RequestDone)
-
-
-def test_to_rest_is_no_waiting_for_room():
-    update_paused = threading.Event()
-    request = decoding(session(), [], update_paused.is_set)
-    assert request.memory_wait_s(10.0) == 0
-    assert request.memory_wait_s(12.0) == 2
-    update_paused.set()
-    assert request.update_paused(90.0)
-    assert request.memory_wait_s(95.0) == 0
 
 
 async def test_a_parked_session_keeps_nothing_of_what_its_client_did_not_read():

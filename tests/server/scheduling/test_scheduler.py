@@ -104,13 +104,6 @@ def test_clients_who_always_wait_get_the_same_but_for_a_bound(sizes, budget):
         assert max(served) - min(served) <= 3 * max(sizes)
 
 
-def test_many_sessions_with_large_trees_do_not_slow_one_with_small_ones():
-    clients = Clients([(60, LARGEST), (1, 5)])
-    clients.run(Scheduler(1024, 512), 60)
-    assert clients.rows[1] >= 5 * 58  # in every pass, but for the first
-    assert clients.rows[0] >= 3 * LARGEST * 60
-
-
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, LARGEST)), min_size=1, max_size=6), st.integers(1, 1200))
 def test_no_draft_waits_for_ever(clients, budget):

@@ -2,12 +2,11 @@
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_server.scheduling.step_stats import StepStats
-from outrider_server.scheduling.tree_budget import NO_LIMIT, LoadEstimate, StepTime, TimedStep, TreeBudget, best_nodes
+from outrider_server.scheduling.tree_budget import NO_LIMIT, LoadEstimate, TreeBudget, best_nodes
 
 FIXED_S, DRAFT_S, ROW_S = 0.003, 0.0007, 0.0002  # of a pass, a draft, a row
 
@@ -79,13 +78,3 @@ def test_it_rises_slowly_when_there_is_less_to_do():
 @given(st.floats(1, 1000), st.floats(0, 5000) | st.none(), st.floats(0, 3), st.integers(1, 4096))
 def test_any_load_has_an_answer(drafts, shared, gain, batch_tokens):
     assert 1 <= best_nodes(LoadEstimate(drafts, 1.0, shared, gain), batch_tokens) <= 128
-
-
-def test_what_a_pass_takes_beside_its_rows_is_found():
-    seen = [
-        TimedStep(StepStats(rows, drafts, 0, drafts, 0, 0.001), FIXED_S + DRAFT_S * drafts + ROW_S * rows)
-        for drafts in (2, 5, 9, 16)
-        for rows in (drafts * 3, drafts * 7 + 1)
-    ]
-    assert StepTime.fitted(seen).shared_rows(8) == pytest.approx((FIXED_S / 8 + DRAFT_S) / ROW_S)
-    assert StepTime(0.001, 0.001, 0.0).shared_rows(8) is None

@@ -6,16 +6,15 @@ import logging
 from contextlib import asynccontextmanager
 
 import grpc
-import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from talk import PROMPT, TAP, Clock, calling
-from tiny_targets import random_tokens, target
+from tiny_targets import target
 
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto import verifier_pb2_grpc as stubs
 from outrider_proto.errors import Reason
-from outrider_proto.frames import Cancel, Decode, Finish, Open, Ping, Pong, ServerTree, Verdict
+from outrider_proto.frames import Decode, Finish, Open, Ping, Pong, ServerTree
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
 from outrider_server.config.config import LimitsConfig
@@ -182,20 +181,6 @@ async def test_over_its_rate_a_key_is_refused_until_it_has_earned_more_and_its_s
             again = await talk.open(about(server), session_id=opened.session_id, committed_len=len(PROMPT))
             assert (again.resumed, again.kept_len) == (True, len(PROMPT))
             assert (await talk.verdict(len(PROMPT), (), truth[0])).bonus == truth[1]
-
-
-async def test_over_its_rate_a_key_waits_while_its_pings_are_answered(keys_file, truth):
-    """The clock stands still, so the draft would wait for ever; cancelled, it need not."""
-    key = give(keys_file, "a", tokens_per_minute=60)
-    async with serving(keys_file, Clock(), longest_wait_s=1000) as server, joined(server, key) as talk:
-        await talk.prompt(random_tokens(np.random.default_rng(1), 400))
-        await talk.send(Decode(10, 400, (), 1, 5))
-        await talk.send(Ping(7))
-        assert await talk.receive() == Pong(7)
-        await talk.send(Cancel(10))
-        verdict = await talk.receive()
-        assert isinstance(verdict, Verdict)
-        assert verdict.finish is Finish.CANCELLED
 
 
 async def test_a_decode_over_its_rate_pauses_and_goes_on_with_the_same_text(keys_file):

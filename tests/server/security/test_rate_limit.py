@@ -1,4 +1,4 @@
-"""The rate of a key: bursts, jumps and refunds on a clock of the test's own; and of a stream: what passes at once, in
+"""The rate of a key: bursts and jumps on a clock of the test's own; and of a stream: what passes at once, in
 which order the rest does, and what it all costs in the end."""
 
 import asyncio
@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from talk import Clock
 
-from outrider_proto.errors import Refusal
 from outrider_proto.frames import Decode, Draft, Finish, ServerTree, Verdict
 from outrider_proto.tree import DraftTree
 from outrider_server.scheduling.request import RequestDone, RowsAgain
@@ -188,20 +187,6 @@ def test_a_clock_that_jumps_ahead_brings_one_burst_and_no_more():
     rate.charge(10, 1e9)
     rate.charge(10, 1e9)
     assert rate.wait_s(1e9) == pytest.approx(1)
-
-
-def test_a_refund_is_as_if_it_had_never_been_paid():
-    clock = Clock()
-    usage = QuotaUsage(600, longest_wait_s=0, clock=clock)
-    usage.settle(400)
-    with pytest.raises(Refusal):
-        usage.check()
-    usage.settle(-300)
-    usage.check()
-    usage.settle(401)
-    with pytest.raises(Refusal) as refused:
-        usage.check()
-    assert refused.value.retry_after_s == pytest.approx(40.1)
 
 
 def test_sessions_of_one_payer_share_its_rate_and_others_have_their_own():

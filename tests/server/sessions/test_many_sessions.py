@@ -1,5 +1,5 @@
-"""Many sessions at once: every text is the plain loop's, a full server refuses in time, clients obey when it asks for
-smaller trees; who gets a place in a full server, and whose session goes for it."""
+"""Many sessions at once: every text is the plain loop's, passes keep to their budget, a busy server asks for smaller
+trees, and no client has more than its share of the places."""
 
 import asyncio
 from contextlib import AsyncExitStack

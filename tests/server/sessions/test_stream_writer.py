@@ -64,11 +64,6 @@ async def test_pieces_are_coded_as_the_whole_would_be(num_rows, rule):
     assert np.array_equal(as_received(pieces), dequantize_grouped(quantize_grouped(rows, rule), num_rows, 2048))
 
 
-async def test_what_is_a_piece_already_stays_one_of_the_whole():
-    rows = np.zeros((12, 2048), np.float32)
-    assert {piece.of_rows for piece in await sent(Features(1, 7, rows, last=True, of_rows=100))} == {100}
-
-
 async def test_a_stream_that_nobody_reads_any_more_keeps_nothing():
     stream = StreamWriter()
     for frame in (Pong(1), waiting(300, 256), Pong(2)):
