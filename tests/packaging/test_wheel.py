@@ -118,15 +118,6 @@ def test_it_holds_every_file_of_the_rooms(wheel):
     }
 
 
-def test_the_fresh_environment_has_nothing_of_the_repository(fresh):
-    where = "import outrider_client, sys; print(outrider_client.__file__, *sys.path, sep='\\n')"
-    first, *path = run(fresh, "python", "-c", where).splitlines()
-    assert Path(first).is_relative_to(fresh)
-    assert not [entry for entry in path if Path(entry).is_relative_to(ROOT)]
-    with pytest.raises(AssertionError, match="ModuleNotFoundError"):
-        run(fresh, "python", "-c", "import pytest")  # nor of the environment that the tests run in
-
-
 async def test_it_answers(fresh):
     """The target's own words, through the fresh client and a server of the repository in this process."""
     models, target = LocalModels.load(ClientConfig()), Target.load(str(target_dir()))

@@ -62,16 +62,6 @@ def test_uniforms_are_uniform_and_uncorrelated_over_positions_and_seeds():
         assert stats.pearsonr(numbers.ravel(), other.ravel()).pvalue > FALSE_ALARM
 
 
-def test_the_draw_depends_on_seed_and_position_and_on_no_other_row():
-    logits = torch.randn(30, 50, generator=torch.Generator().manual_seed(1))
-    positions = list(range(100, 130))
-    sampler = Sampler(Sampling(1.0, seed=5))
-    together = sampler.choose(logits, positions)
-    alone = [sampler.choose(logits[i : i + 1], positions[i : i + 1])[0] for i in reversed(range(30))]
-    assert together == alone[::-1]
-    assert together != Sampler(Sampling(1.0, seed=6)).choose(logits, positions)
-
-
 def typical(**rule) -> Sampler:
     return Sampler(Sampling(**({"temperature": 0.7, "acceptance": "typical"} | rule)))
 

@@ -40,16 +40,6 @@ def test_the_parked_go_first_then_the_resting_and_of_each_those_of_the_largest_h
     assert policy.order(None, others, 100.0) == [large_parked, parked, large, old, new]
 
 
-def test_who_waits_for_the_link_is_active_for_a_second_or_three_of_its_pauses():
-    policy = EvictionPolicy(100, hold_s=1.0)
-    for pause_s, active, resting in ((0.03, 0.9, 1.1), (0.7, 2.0, 2.2), (600.0, 4.9, 5.1)):
-        session = holding("a", 10, used_at=0.0, pause_s=pause_s)
-        assert policy.order(None, [session], active) == []
-        assert policy.order(None, [session], resting) == [session]
-    policy.learn(4, 1, 2.0)  # long passes, which all wait for
-    assert policy.order(None, [holding("a", 10, used_at=0.0)], 5.9) == []
-
-
 def test_what_exceeds_the_fair_level_goes_at_once_even_at_work_to_who_stays_within():
     policy = EvictionPolicy(100, hold_s=1.0)
     hog, small, other = holding("a", 70, "working", placed_at=99.9), holding("b", 20), waiting("c", 20)

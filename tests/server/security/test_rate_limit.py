@@ -110,18 +110,6 @@ async def test_a_pass_under_way_when_the_stream_ends_is_paid(payer):
     assert payer.paid == (1 + 6 + 3 + 6 + 2) + 13
 
 
-async def test_a_verdict_on_its_way_when_the_stream_ends_is_paid_though_no_end_follows(payer):
-    stream, job = payer.stream(), Job(1)
-    stream.submit_or_wait(job, Decode(1, 0, (), 3, 50, tree=ServerTree(2, 2, 6)), 100)
-    stream.close()
-    job.num_drafted = 6
-    stream.observe(1, Verdict(1, (), 9, tokens=(7, 8)))
-    assert payer.paid == 1 + 6 + 3
-    stream.observe(1, RequestDone())
-    stream.close()
-    assert payer.paid == 1 + 6 + 3
-
-
 TREE = ServerTree(2, 2, 6)
 CANCELLED = Verdict(1, (), None, Finish.CANCELLED, draft_us=40)
 COSTS = {
