@@ -1,11 +1,10 @@
 """Clients that ask for features again and again, and do not read them: they hold little, and cost others nothing."""
 
 import itertools
-from contextlib import asynccontextmanager
 
 import numpy as np
 from stage import until
-from talk import talking
+from talk import started, talking
 from tiny_targets import build, random_tokens
 
 from outrider_drafters.contracts.tap import StatelessTap
@@ -29,14 +28,8 @@ class WideTap(StatelessTap):
         return acts.hidden[-1].float().repeat(1, 128)
 
 
-@asynccontextmanager
-async def serving():
-    verifier = Verifier(Target.of(build("llama", max_position_embeddings=2048)), [WideTap()])
-    await verifier.start()
-    try:
-        yield verifier
-    finally:
-        await verifier.stop()
+def serving():
+    return started(Verifier(Target.of(build("llama", max_position_embeddings=2048)), [WideTap()]))
 
 
 async def rows_until(talk, seq: int) -> dict[int, list[Features]]:

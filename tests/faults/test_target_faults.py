@@ -5,7 +5,7 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from stage import until
-from talk import calling, talking
+from talk import calling, started, talking
 from tiny_targets import build
 
 from outrider_proto.errors import Reason, Refusal
@@ -30,10 +30,8 @@ def poisoned() -> Target:
 
 @pytest.fixture(params=["off", "on"], ids=lambda plan_ahead: f"plan_ahead={plan_ahead}")
 async def verifier(request):
-    running = Verifier(poisoned(), limits=LimitsConfig(plan_ahead=request.param))
-    await running.start()
-    yield running
-    await running.stop()
+    async with started(Verifier(poisoned(), limits=LimitsConfig(plan_ahead=request.param))) as running:
+        yield running
 
 
 async def refused(verifier: Verifier, sampling: Sampling, *, decodes: bool) -> Refusal:

@@ -62,13 +62,3 @@ async def test_pieces_are_coded_as_the_whole_would_be(num_rows, rule):
     assert [len(piece.rows) for piece in pieces[:-1]] == [8] * (len(pieces) - 1)
     assert {piece.of_rows for piece in pieces} == {num_rows}
     assert np.array_equal(as_received(pieces), dequantize_grouped(quantize_grouped(rows, rule), num_rows, 2048))
-
-
-async def test_a_stream_that_nobody_reads_any_more_keeps_nothing():
-    stream = StreamWriter()
-    for frame in (Pong(1), waiting(300, 256), Pong(2)):
-        stream.send(frame)
-    stream.close()
-    stream.wind_down()
-    assert stream.waiting_bytes == 0
-    assert [frame async for frame in stream.frames()] == []
