@@ -79,13 +79,13 @@ LINKS := paper-5g paper-4g paper-5g-inorder paper-4g-inorder
 MODES := stop-and-wait,wait_for_features=true stop-and-wait proactive pipelined auto
 bench: $(READY)
 	mkdir -p out
-	$(BIN)/outrider-lab eval --json out/eval.json --plot out/eval.png
+	$(BIN)/outrider-lab eval --json out/eval.json --set plot=out/eval.png
 	$(BIN)/outrider-bench exact --json out/exact.json
-	$(BIN)/outrider-lab staleness --json out/staleness.json --plot out/staleness.png
+	$(BIN)/outrider-lab staleness --json out/staleness.json --set plot=out/staleness.png
 	$(BIN)/outrider-bench network $(addprefix --profile ,$(LINKS)) --pace paper $(addprefix --mode ,$(MODES)) \
 	    --json out/network.json --plot out/network.png
 	$(BIN)/outrider-lab record --tape out/tape.json.gz
-	$(BIN)/outrider-lab sweep --tape out/tape.json.gz --json out/sweep.json --plot out/sweep.png
+	$(BIN)/outrider-lab sweep --tape out/tape.json.gz --json out/sweep.json --set plot=out/sweep.png
 
 # Leaves .venv (delete it by hand) and runs/, which holds checkpoints of trainings.
 clean:

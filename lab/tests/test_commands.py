@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from outrider_bench.harness.study import Study
 from outrider_lab.cli.app import STUDIES, app
+from outrider_lab.paper.measurement import settings
 
-SHORT = ("--per-family", 1, "--max-new-tokens", 3)
+SHORT = settings(per_family=1, max_new_tokens=3)
 COMMAND = [sys.executable, "-c", "from outrider_lab.cli.app import main; main()"]
 
 
@@ -32,9 +33,9 @@ def test_every_command_has_help_for_every_option(name):
     ("command", "options", "draws"),
     [
         ("staleness", (*SHORT, "--drafter", "moa", "--drafter", "independent"), True),
-        ("eval", (*SHORT, "--code", 2, "--tau-per-family", 1, "--drafter", "eagle2"), True),
-        ("depth-sweep", (*SHORT, "--drafter", "eagle2", "--levels", 2, "--repetitions", 1), True),
-        ("routing", (*SHORT, "--repetitions", 1), False),
+        ("eval", (*SHORT, *settings(code=2, tau_per_family=1), "--drafter", "eagle2"), True),
+        ("depth-sweep", (*SHORT, "--drafter", "eagle2", "--levels", 2, "--set", "repetitions=1"), True),
+        ("routing", (*SHORT, "--set", "repetitions=1"), False),
     ],
 )
 def test_a_report_shows_the_same_tables_and_plot_again(tmp_path, command, options, draws):
@@ -67,8 +68,8 @@ def counted(report: object) -> object:
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("eval", (*SHORT, "--code", 2, "--tau-per-family", 1, "--drafter", "eagle2", "--drafter", "moa")),
-        ("depth-sweep", (*SHORT, "--drafter", "medusa", "--levels", 2, "--repetitions", 2)),
+        ("eval", (*SHORT, *settings(code=2, tau_per_family=1), "--drafter", "eagle2", "--drafter", "moa")),
+        ("depth-sweep", (*SHORT, "--drafter", "medusa", "--levels", 2, "--set", "repetitions=2")),
     ],
 )
 def test_a_killed_study_goes_on_and_reports_as_an_undisturbed_one(tmp_path, command, options):

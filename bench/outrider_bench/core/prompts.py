@@ -157,7 +157,10 @@ class QuestionSource:
         """
         if file is None:
             if not _knows_corpus(target):
-                raise UsageError(f"{target}: its own prompts come only with the embedded target: give --questions FILE")
+                raise UsageError(
+                    f"{target}: its own prompts come only with the embedded target: give --questions FILE, or "
+                    "--set questions=FILE"
+                )
             return cls(_chosen(families, FAMILIES))
         found = _told_apart(read_questions(file))
         chosen = _chosen(families, tuple(dict.fromkeys(question.category for question in found)))

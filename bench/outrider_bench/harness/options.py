@@ -21,9 +21,10 @@ TargetOption = Annotated[
     str | None,
     Flag("Target: directory, GGUF file, hub name, or name got with outrider-models; default: the embedded one."),
 ]
-_FAMILIES = "Prompt families, or with --questions categories, separated by commas; default: all."
-FamiliesOption = Annotated[tuple[str, ...], Flag(_FAMILIES)]
-ExpertsFamiliesOption = Annotated[tuple[str, ...], Flag(_FAMILIES, expert=True)]
+FamiliesOption = Annotated[
+    tuple[str, ...],
+    Flag("Prompt families, or with --questions categories, separated by commas; default: all."),
+]
 QuestionsOption = Annotated[
     Path | None,
     Flag(
@@ -50,7 +51,7 @@ DraftersOption = Annotated[
 BreadthOption = Annotated[int | None, Flag("Nodes expanded per level of a draft tree; default: the drafter's own.")]
 LevelsOption = Annotated[int | None, Flag("Levels of a draft tree; default: the drafter's own.")]
 BudgetOption = Annotated[int | None, Flag("Nodes of a draft tree; default: the drafter's own.")]
-OrderSeedOption = Annotated[int, Flag("Random seed of the order in which a prompt is answered.", expert=True)]
+OrderSeedOption = Annotated[int, Flag("Random seed of the order in which a prompt is answered.")]
 JsonOption = Annotated[Path | None, Flag("Write the report to this file; - for standard output.", panel=OUTPUT)]
 DtypeOption = Annotated[str, Flag("Type of the target's weights: float32, bfloat16 or float16.")]
 DeviceOption = Annotated[str, Flag("Device of the target: cpu, cuda, cuda:1, ...")]

@@ -59,7 +59,7 @@ class StudyCommand:
             run_study(self.name, self.study(options))
 
         command.__doc__ = self.options.__doc__
-        return with_options(self.options, self.load)(command)
+        return with_options(self.options, self.load, self.options.is_shown)(command)
 
 
 @dataclass(frozen=True, kw_only=True)

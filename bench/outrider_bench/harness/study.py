@@ -26,7 +26,7 @@ from outrider_bench.core.progress import Step
 from outrider_bench.core.tables import ResultTable
 from outrider_bench.harness.options import (
     DraftersOption,
-    ExpertsFamiliesOption,
+    FamiliesOption,
     JsonOption,
     QuestionsOption,
     TargetOption,
@@ -35,6 +35,7 @@ from outrider_bench.harness.options import (
     sources_of,
     target_of,
 )
+from outrider_proto.options.fields import Option
 
 if TYPE_CHECKING:
     from outrider_bench.core.prompts import QuestionSource
@@ -47,7 +48,12 @@ _DESTINATIONS = ("json", "csv", "plot")  # say where to write, and nothing about
 class StudyOptions:
     """A study's options: a field with a Flag each; the class's docstring is the command's help."""
 
+    shown: ClassVar[str]  # names of the options on the command line; --set takes all others
     json: JsonOption = None
+
+    @classmethod
+    def is_shown(cls, option: Option) -> bool:
+        return option.name in cls.shown.split()
 
     @property
     def report_file(self) -> Path | None:
@@ -76,7 +82,7 @@ class QuestionOptions(TargetOptions):
     """Options of a study that asks held-out prompts of the embedded corpus, or a user's questions."""
 
     questions: QuestionsOption = None
-    families: ExpertsFamiliesOption = ()
+    families: FamiliesOption = ()
 
     @cached_property
     def source(self) -> QuestionSource:

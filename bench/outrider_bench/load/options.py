@@ -40,6 +40,7 @@ DEFAULT_LONG_SHARE, DEFAULT_PER_FAMILY = 0.25, 8  # of prompts of the corpus
 class LoadOptions(QuestionOptions):
     """Load one server with many clients: throughput, latency, fairness, memory; every token is checked."""
 
+    shown = "target questions drafter clients clients-kind seconds profile server server-options dtype device json plot"
     drafter: Annotated[
         str | None,
         Flag(
@@ -52,46 +53,42 @@ class LoadOptions(QuestionOptions):
         str, Flag("replay (clients draft from the known answer) or real (with a real drafter).")
     ] = "replay"
     seconds: Annotated[float, Flag("Seconds per run.")] = 10.0
-    requests: Annotated[
-        int | None, Field(ge=1), Flag("Requests per client, instead of a time; default: no limit.", expert=True)
-    ] = None
-    think: Annotated[float, Flag("Mean seconds between an answer and the next request.", expert=True)] = 0.0
+    requests: Annotated[int | None, Field(ge=1), Flag("Requests per client, instead of a time; default: no limit.")] = (
+        None
+    )
+    think: Annotated[float, Flag("Mean seconds between an answer and the next request.")] = 0.0
     rate: Annotated[float | None, Flag("Open loop: requests per second over all clients; default: closed loop.")] = None
     stay: Annotated[
         float | None,
-        Flag("Mean number of answers before a client opens a new session; default: never.", expert=True),
+        Flag("Mean number of answers before a client opens a new session; default: never."),
     ] = None
-    tau: Annotated[float, Flag("Mean acceptance length of replayed drafts.", expert=True)] = 3.0
-    draft_ms: Annotated[float, Field(ge=0), Flag("Time that a replayed draft takes, in ms.", expert=True)] = 0.0
-    mode: Annotated[str, Flag("Mode of the clients.", expert=True)] = "stop-and-wait"
+    tau: Annotated[float, Flag("Mean acceptance length of replayed drafts.")] = 3.0
+    draft_ms: Annotated[float, Field(ge=0), Flag("Time that a replayed draft takes, in ms.")] = 0.0
+    mode: Annotated[str, Flag("Mode of the clients.")] = "stop-and-wait"
     breadth: Annotated[int, Flag("Nodes expanded per level of a draft tree.")] = _TREE.breadth
     levels: Annotated[int, Flag("Levels of a draft tree.")] = _TREE.levels
     budget: Annotated[int, Flag("Nodes of a draft tree.")] = _TREE.budget
-    long_share: Annotated[
-        float | None, Flag("Share of long prompts; default: 0.25, of --questions none.", expert=True)
-    ] = None
-    long_tokens: Annotated[int, Field(ge=1), Flag("Least number of tokens of a long prompt.", expert=True)] = 384
+    long_share: Annotated[float | None, Flag("Share of long prompts; default: 0.25, of --questions none.")] = None
+    long_tokens: Annotated[int, Field(ge=1), Flag("Least number of tokens of a long prompt.")] = 384
     per_family: Annotated[int | None, Field(ge=1), per_family_option("8")] = None
     max_new_tokens: NewTokensOption = 64
     profile: Annotated[str, Flag("Link profile between clients and server (proxy engine); none for no link.")] = NO_LINK
     link_floor_ms: Annotated[
-        float, Flag("Milliseconds of silence after which the link counts as broken at the earliest.", expert=True)
+        float, Flag("Milliseconds of silence after which the link counts as broken at the earliest.")
     ] = Patience().floor_s * 1e3
     server: Annotated[str | None, Flag("HOST:PORT of a running server; default: start one for the run.")] = None
     server_options: Annotated[
         str, Flag("More options for the `outrider-server serve` that is started, e.g. '--threads 2'.")
     ] = ""
-    shared_prefixes: Annotated[
-        str, Flag("The server's --shared-prefixes; none: every prompt is computed.", expert=True)
-    ] = "none"
+    shared_prefixes: Annotated[str, Flag("The server's --shared-prefixes; none: every prompt is computed.")] = "none"
     dtype: DtypeOption = "float32"
     device: DeviceOption = "cpu"
-    workers: Annotated[int, Field(ge=1), Flag("Processes that run the clients.", expert=True)] = 1
+    workers: Annotated[int, Field(ge=1), Flag("Processes that run the clients.")] = 1
     any_cores: Annotated[bool, Flag("Let server and clients share all cores; else each has its own.")] = False
     control: Annotated[
         bool, Flag("Also measure transformers' generate, and this server with clients that do not draft.")
     ] = True
-    seed: Annotated[int, Flag("Random seed of prompts, drafts and moments.", expert=True)] = 1
+    seed: Annotated[int, Flag("Random seed of prompts, drafts and moments.")] = 1
     plot: PlotOption = None
     access: Access = Access()  # noqa: RUF009 # frozen
 

@@ -55,6 +55,7 @@ class NetworkOptions(QuestionOptions):
     The controls are stream and server-draft.
     """
 
+    shown = "target questions profile pace drafter mode prompts runs json csv plot"
     families: FamiliesOption = ()
     profiles: Annotated[
         tuple[str, ...],
@@ -90,14 +91,11 @@ class NetworkOptions(QuestionOptions):
     max_new_tokens: Annotated[int, Flag("New tokens per answer.")] = 128
     prompt_tokens: Annotated[
         int,
-        Flag("Lengthen prompts with earlier questions and answers to at least this many tokens.", expert=True),
+        Flag("Lengthen prompts with earlier questions and answers to at least this many tokens."),
     ] = 0
     cores_apart: Annotated[
         bool,
-        Flag(
-            "Pin the server to one core, client and link to another, each with one thread, as if on two machines.",
-            expert=True,
-        ),
+        Flag("Pin the server to one core, client and link to another, each with one thread, as if on two machines."),
     ] = False
     runs: Annotated[int, Flag("Repetitions, each over a link with another seed; results are medians over them.")] = 1
     engine: Annotated[EngineChoice, Flag("What emulates the link; auto takes the best that this machine allows.")] = (
@@ -105,15 +103,13 @@ class NetworkOptions(QuestionOptions):
     )
     tree: TreeOptions = TreeOptions()  # frozen
     wait_for_features: Annotated[
-        bool | None, Flag("Draft only with the newest features; default: as the drafter needs it.", expert=True)
+        bool | None, Flag("Draft only with the newest features; default: as the drafter needs it.")
     ] = None
-    in_flight: Annotated[int | None, Flag("Drafts in flight at once in mode pipelined.", expert=True)] = None
-    outcomes: Annotated[int | None, Flag("Outcomes to draft ahead for; default: as many as pay off.", expert=True)] = (
-        None
-    )
+    in_flight: Annotated[int | None, Flag("Drafts in flight at once in mode pipelined.")] = None
+    outcomes: Annotated[int | None, Flag("Outcomes to draft ahead for; default: as many as pay off.")] = None
     codecs: Annotated[
         tuple[Codec, ...],
-        Flag("Feature codec; default: int8. Repeatable with --table7, default there: all.", name="codec"),
+        Flag("Feature codec; default: int8. Repeatable with table7, default there: all.", name="codec"),
     ] = ()
     seeds: Annotated[
         tuple[int, ...],
@@ -121,7 +117,6 @@ class NetworkOptions(QuestionOptions):
             "Random seed of the link in the first run (the next one has the next) and of the order of the modes; "
             "repeatable, a case each; default: 1.",
             name="seed",
-            expert=True,
         ),
     ] = ()
     table3: Annotated[

@@ -1,6 +1,6 @@
 """The study behind `outrider-bench network`: one server, every drafter over every link with every seed, run after run.
 
-Rows are a case's setting, and every answer as it comes; with --table7 the sizes of messages, by drafter and codec.
+Rows are a case's setting, and every answer as it comes; with table7 the sizes of messages, by drafter and codec.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NetworkRow = CaseEntry | AnswerEntry | MessageSizes
 
 @dataclass(frozen=True, slots=True)
 class NetworkReport:
-    """Figures by case, or with --table7 the sizes of messages; `machine` is that on which they were measured."""
+    """Figures by case, or with table7 the sizes of messages; `machine` is that on which they were measured."""
 
     pace: str | None
     cases: tuple[ReportedCase, ...] = ()

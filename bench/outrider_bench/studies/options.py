@@ -14,7 +14,6 @@ from outrider_bench.harness.options import (
     DeviceOption,
     DraftersOption,
     DtypeOption,
-    ExpertsFamiliesOption,
     FamiliesOption,
     JsonOption,
     LevelsOption,
@@ -36,7 +35,7 @@ _TREE = TreeShape()
 _SAMPLING = Sampling()
 ChoicesOption = Annotated[
     str | None,
-    Flag("Fixed trees for all drafters: the name of a shipped set, or a JSON list of paths of ranks.", expert=True),
+    Flag("Fixed trees for all drafters: the name of a shipped set, or a JSON list of paths of ranks."),
 ]
 
 
@@ -58,6 +57,7 @@ class ExactOptions(PairOptions):
     In bfloat16 and float16 with the plain loop, and an answer may depart from it where two tokens are a near-tie.
     """
 
+    shown = "target questions drafter dtype device json"
     prompts: Annotated[
         int | None,
         Field(ge=1),
@@ -73,6 +73,7 @@ class ExactOptions(PairOptions):
 class VerifyCostOptions(TargetOptions):
     """Measure what a pass over 1, 2, 4, ... 64 new tokens costs the target, against a decode of one; medians."""
 
+    shown = "target context dtype device random json plot"
     context: Annotated[int, Flag("Tokens of context before the pass.")] = 256
     sessions: Annotated[
         tuple[int, ...], Flag("Sessions in a pass, each with as many new tokens; repeatable; default: 1.")
@@ -81,9 +82,7 @@ class VerifyCostOptions(TargetOptions):
     dtype: DtypeOption = "float32"
     device: DeviceOption = "cpu"
     threads: ThreadsOption = None
-    plain: Annotated[bool, Flag("Run transformers' own forward pass where the fused one would run.", expert=True)] = (
-        False
-    )
+    plain: Annotated[bool, Flag("Run transformers' own forward pass where the fused one would run.")] = False
     random: Annotated[bool, Flag("Read only the target's config, and make random weights: times are the same.")] = False
     control: Annotated[bool, Flag("Also measure transformers' own pass over the same tokens, with a static cache.")] = (
         False
@@ -95,36 +94,29 @@ class VerifyCostOptions(TargetOptions):
 class TraceOptions(StudyOptions):
     """Trace answers in process, cycle by cycle; without limits or choices, with the drafter's own trees."""
 
+    shown = "target drafter prompt-ids questions max-new-tokens baseline json"
     target: Annotated[str, Flag("Target: directory, GGUF file, hub name, or name got with `outrider-models get`.")]
     drafter: Annotated[str, Flag("Directory or hub name of the drafter, or lookup; options follow as ,KEY=VALUE.")]
     prompt_ids: Annotated[str | None, Flag("Token ids of the prompt, separated by commas; or give --questions.")] = None
     questions: QuestionsOption = None
-    families: ExpertsFamiliesOption = ()
+    families: FamiliesOption = ()
     max_new_tokens: Annotated[int, Field(ge=1), Flag("New tokens at most.")] = 64
     breadth: Annotated[
         int | None,
-        Flag(f"Nodes expanded per level, and children of each; default: {_TREE.breadth}.", expert=True),
+        Flag(f"Nodes expanded per level, and children of each; default: {_TREE.breadth}."),
     ] = None
-    levels: Annotated[int | None, Flag(f"Levels of a draft tree; default: {_TREE.levels}.", expert=True)] = None
-    budget: Annotated[
-        int | None, Flag(f"Nodes of a draft tree without its root; default: {_TREE.budget}.", expert=True)
-    ] = None
-    min_probability: Annotated[
-        float | None, Flag("Draft only paths of at least this probability; default: 0.", expert=True)
-    ] = None
+    levels: Annotated[int | None, Flag(f"Levels of a draft tree; default: {_TREE.levels}.")] = None
+    budget: Annotated[int | None, Flag(f"Nodes of a draft tree without its root; default: {_TREE.budget}.")] = None
+    min_probability: Annotated[float | None, Flag("Draft only paths of at least this probability; default: 0.")] = None
     choices: ChoicesOption = None
-    tli: Annotated[int | None, Flag("Target layers that a MoA drafter runs on the client.", expert=True)] = None
+    tli: Annotated[int | None, Flag("Target layers that a MoA drafter runs on the client.")] = None
     acceptance: Annotated[str, Flag("Acceptance rule: greedy, sampling, or typical, which is lossy.")] = "greedy"
     temperature: Annotated[float, Flag("Temperature for sampling and typical.")] = 1.0
-    top_k: Annotated[int, Flag("Top-k for sampling and typical; 0 turns it off.", expert=True)] = 0
-    top_p: Annotated[float, Flag("Top-p for sampling and typical; 1 turns it off.", expert=True)] = 1.0
-    seed: Annotated[int, Flag("Random seed for sampling.", expert=True)] = 0
-    epsilon: Annotated[float, Flag("For typical: a token of this probability is always accepted.", expert=True)] = (
-        _SAMPLING.epsilon
-    )
-    alpha: Annotated[float, Flag("For typical: accept from this share of exp(-entropy) on.", expert=True)] = (
-        _SAMPLING.alpha
-    )
+    top_k: Annotated[int, Flag("Top-k for sampling and typical; 0 turns it off.")] = 0
+    top_p: Annotated[float, Flag("Top-p for sampling and typical; 1 turns it off.")] = 1.0
+    seed: Annotated[int, Flag("Random seed for sampling.")] = 0
+    epsilon: Annotated[float, Flag("For typical: a token of this probability is always accepted.")] = _SAMPLING.epsilon
+    alpha: Annotated[float, Flag("For typical: accept from this share of exp(-entropy) on.")] = _SAMPLING.alpha
     baseline: Annotated[bool, Flag("Also run the target alone, and compare.")] = False
     json: JsonOption = Path("-")
 
@@ -143,6 +135,7 @@ class ComparedOptions(QuestionOptions):
 class ComparisonOptions(ComparedOptions):
     """Compare drafters with the plain loop and transformers' own methods: acceptance, cost and speed."""
 
+    shown = "target questions families drafter per-family max-new-tokens temperature json plot"
     drafter: DraftersOption = ()
     assistant: Annotated[tuple[Path, ...], Flag("Small model for transformers' assisted generation; repeatable.")] = ()
     before: Annotated[
@@ -153,9 +146,7 @@ class ComparisonOptions(ComparedOptions):
     temperature: Annotated[float, Flag("Temperature of all answers, without transformers' own methods; 0: greedy.")] = (
         0.0
     )
-    seed: Annotated[
-        int, Flag("Random seed of the order in which a prompt is answered, and of sampled tokens.", expert=True)
-    ] = 1
+    seed: Annotated[int, Flag("Random seed of the order in which a prompt is answered, and of sampled tokens.")] = 1
     breadth: BreadthOption = None
     levels: LevelsOption = None
     budget: BudgetOption = None

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 paper_app = typer.Typer(invoke_without_command=True)
-TOKENS_HELP = "Tokens of each run; default: the recipe's own."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,21 +71,25 @@ def paper_command(options: PaperOptions, context: typer.Context) -> None:
     _report(options.out, options.target, options.drafter, questions, chosen, quick=options.quick)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PaperTrainOptions:
+    """What to train, and how often."""
+
+    recipe: Annotated[tuple[str, ...], Flag("Recipe to train; repeatable; default: all that do not ship.")] = ()
+    seeds: Annotated[int, Flag("Runs of each recipe, each with a seed of its own.", expert=True)] = 1
+    tokens: Annotated[int | None, Flag("Tokens of each run; default: the recipe's own.", expert=True)] = None
+
+
 @paper_app.command("train")
-def train_command(
-    recipe: Annotated[
-        list[str] | None, typer.Option(help="Recipe to train; repeatable; default: all that do not ship.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each recipe, each with a seed of its own.")] = 1,
-    tokens: Annotated[int | None, typer.Option(min=1, help=TOKENS_HELP)] = None,
-) -> None:
+@with_options(PaperTrainOptions)
+def train_command(options: PaperTrainOptions) -> None:
     """Train the models that the papers' tables compare and that do not ship, once, into the user's cache folder.
 
     Those that are there are not trained again; after an interruption the same command goes on.
     """
     from outrider_lab.paper.trained import train_recipes
 
-    for directory in train_recipes(recipe or (), seeds, tokens):
+    for directory in train_recipes(options.recipe, options.seeds, options.tokens):
         show_line(str(directory))
 
 

@@ -22,6 +22,8 @@ from outrider_proto.options.fields import Flag
 class RecordOptions(QuestionOptions):
     """What to tape."""
 
+    shown = "target drafter tape"
+    json: None = None  # the tape is all that it writes
     tape: Annotated[Path, Flag("Write the tape to this file: .json, or .json.gz.")]
     drafter: DrafterOption = None
     prompts: Annotated[
@@ -32,10 +34,10 @@ class RecordOptions(QuestionOptions):
     max_new_tokens: Annotated[
         int, Field(ge=2), Flag("New tokens per answer that a replay may ask for; 16 more are taped.")
     ] = 128
-    breadth: Annotated[int, Flag("Breadth of the widest trees to be replayed.", expert=True)] = 4
-    levels: Annotated[int, Flag("Levels of the deepest trees to be replayed.", expert=True)] = 8
-    budget: Annotated[int, Flag("Nodes of the largest trees to be replayed.", expert=True)] = 32
-    keep: Annotated[int, Field(ge=2), Flag("Most likely next tokens taped per node.", expert=True)] = 24
+    breadth: Annotated[int, Flag("Breadth of the widest trees to be replayed.")] = 4
+    levels: Annotated[int, Flag("Levels of the deepest trees to be replayed.")] = 8
+    budget: Annotated[int, Flag("Nodes of the largest trees to be replayed.")] = 32
+    keep: Annotated[int, Field(ge=2), Flag("Most likely next tokens taped per node.")] = 24
 
     def __post_init__(self) -> None:
         if self.keep <= self.breadth:
@@ -44,7 +46,7 @@ class RecordOptions(QuestionOptions):
             )
 
 
-@with_options(RecordOptions)
+@with_options(RecordOptions, shown=RecordOptions.is_shown)
 def record_command(options: RecordOptions) -> None:
     """Tape what the drafter would draft at every token of the target's answers, in process."""
     from outrider_bench.network.options import DEFAULT_PROMPTS

@@ -1,7 +1,6 @@
 """One corpus sample and the rule that splits compositions into train and test."""
 
 import zlib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -51,10 +50,6 @@ class CorpusSample(Sample):
 
     key: str  # the composition; the split depends on it
     check: Check = field(compare=False)
-
-    def as_dict(self) -> Mapping[str, object]:
-        messages: Sequence[dict[str, str]] = [message.as_dict() for message in self.messages]
-        return {"family": self.family, "key": self.key, "messages": messages, "answer": self.answer}
 
 
 def single_turn(family: str, key: str, prompt: str, answer: str, check: Check) -> CorpusSample:

@@ -48,6 +48,11 @@ _IMPORTED = (
 )
 
 
+def settings(**values: object) -> tuple[str, ...]:
+    """Return options of a command as --set takes them."""
+    return tuple(word for name, value in values.items() for word in ("--set", f"{name.replace('_', '-')}={value}"))
+
+
 class MeasurementError(OutriderError):
     """A command of the report has failed."""
 
@@ -73,7 +78,7 @@ class Measurement:
     @property
     def key(self) -> str:
         """The command, and the content of files that it names, such as questions."""
-        named = (Path(argument) for argument in (*self.first, *self.arguments))
+        named = (Path(argument.removeprefix("questions=")) for argument in (*self.first, *self.arguments))
         digests = (blake2b(path.read_bytes(), digest_size=8).hexdigest() for path in named if path.is_file())
         return " ".join((self.command, *digests))
 

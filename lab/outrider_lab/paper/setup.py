@@ -12,14 +12,14 @@ from pathlib import Path
 from outrider_bench.core.report import without_places
 from outrider_bench.studies.drafters.comparison import drafter_label
 from outrider_lab.paper.claims import Report
-from outrider_lab.paper.measurement import Measurement, Reports
+from outrider_lab.paper.measurement import Measurement, Reports, settings
 from outrider_lab.paper.trained import ABLATION, HEADS, HYDRA, SECOND, SECOND_TARGET, SHIPPED, trained_dir
 from outrider_models.core.embedded import EMBEDDED, shipped_drafters
 from outrider_proto.errors import UsageError
 
-PAPERS_TREE = ("--breadth", "8", "--levels", "6", "--budget", "62")  # Mixture of Attentions, section 4
+PAPERS_TREE = settings(breadth=8, levels=6, budget=62)  # Mixture of Attentions, section 4
 UNTRAINED = ("lookup", "suffix")  # drafters without weights, of any target
-PAPERS_CHAIN = ("--breadth", "1", "--levels", "4", "--budget", "4")  # its section 4.3
+PAPERS_CHAIN = settings(breadth=1, levels=4, budget=4)  # its section 4.3
 OWN_TREES = "drafters-own-trees"
 # Roles of one run with trees of the drafters' own, which the exhibits share.
 HYDRA_ROLES = ("medusa", "hydra_plain", "hydra_labels", "hydra_noise", "hydra_noprefix", "hydra")
@@ -40,11 +40,6 @@ class Extent:
     repetitions: int
     seconds: int
     only: tuple[str, ...] | None = None
-
-    @property
-    def per_family_of_sweeps(self) -> int:
-        """Half as many questions as elsewhere, where every setting is a way beside the controls."""
-        return math.ceil(self.per_family / 2)
 
 
 # With everything that `paper train` trains, of one seed, 45 minutes on two cores.
@@ -147,19 +142,27 @@ class PaperSetup:
     def ask(self) -> tuple[str, ...]:
         """Options that name target and questions."""
         target = () if self.target is None else ("--target", self.target)
-        return (*target, *(() if self.questions is None else ("--questions", str(self.questions))))
+        return (*target, *(() if self.questions is None else settings(questions=self.questions)))
+
+    @property
+    def ask_sweep(self) -> tuple[str, ...]:
+        """As `ask`, with half as many questions as elsewhere, where every setting is a way beside the controls."""
+        extent = self.extent
+        count = math.ceil(extent.per_family / 2)
+        counts = settings(per_family=count, repetitions=extent.repetitions, max_new_tokens=extent.new_tokens)
+        return (*self.ask, *counts)
 
     def drafters(self, roles: Sequence[str]) -> tuple[str, ...]:
         return tuple(option for role in roles for option in ("--drafter", self.roles.get(role, role)))
 
     def comparison(self, name: str, roles: Sequence[str], *options: str, families: str | None = None) -> Measurement:
         """Compare drafters in process: `outrider-bench drafters`."""
-        extent, only = self.extent, () if families is None or not self.is_embedded else ("--families", families)
+        extent, only = self.extent, () if families is None or not self.is_embedded else settings(families=families)
         # A family alone is asked more questions, as far as the corpus has them.
         count = extent.per_family if families is None else min(extent.code, 3 * extent.per_family)
-        counts = ("--per-family", str(count), "--repetitions", str(extent.repetitions))
-        asked = (*self.ask, *only, *counts, "--max-new-tokens", str(extent.new_tokens))
-        return Measurement(self.measured_as(name), ("drafters", *asked, *self.drafters(roles), *options))
+        counts = settings(per_family=count, repetitions=extent.repetitions, max_new_tokens=extent.new_tokens)
+        asked = (*self.ask, *only, *counts, *self.drafters(roles), *options)
+        return Measurement(self.measured_as(name), ("drafters", *asked))
 
     @property
     def own_trees(self) -> Measurement:

@@ -23,6 +23,7 @@ _LONG_S = 600.0  # to have seen all prompts several times
 class SoakOptions(QuestionOptions):
     """Watch memory and answers for hours of load with faults: connections cut, a silent link, a killed server."""
 
+    shown = "seconds cuts outages kills json"
     clients: Annotated[int, Field(ge=1), Flag("Concurrent clients, which draft from the known answer.")] = 8
     seconds: Annotated[float | None, Flag("Seconds of the run; default: as long as its faults take.")] = None
     think: Annotated[float, Flag("Mean seconds between an answer and the next request.")] = 10.0
@@ -38,10 +39,10 @@ class SoakOptions(QuestionOptions):
     kills: Annotated[int, Flag("Kills (SIGKILL) and restarts of the server.")] = 0
     warm_up: Annotated[
         float | None,
-        Flag("Seconds before memory growth is measured; default: a quarter, at most 600.", expert=True),
+        Flag("Seconds before memory growth is measured; default: a quarter, at most 600."),
     ] = None
-    sample_every: Annotated[float, Field(ge=0.1), Flag("Seconds between memory samples.", expert=True)] = 10.0
-    seed: Annotated[int, Flag("Random seed of prompts, drafts, moments and faults.", expert=True)] = 1
+    sample_every: Annotated[float, Field(ge=0.1), Flag("Seconds between memory samples.")] = 10.0
+    seed: Annotated[int, Flag("Random seed of prompts, drafts, moments and faults.")] = 1
     plot: PlotOption = None
 
     @cached_property

@@ -41,6 +41,7 @@ class SpecOptions(TargetOptions):
     Writes a file per way in Spec-Bench's form, and the figures that its speed.py computes from them.
     """
 
+    shown = "target questions drafter out summarize"
     questions: Annotated[
         Path | None, Flag("File of JSON lines: Spec-Bench's question.jsonl, or chats, or prompts.")
     ] = None
@@ -70,10 +71,10 @@ class SpecOptions(TargetOptions):
     dtype: DtypeOption = "float32"
     device: DeviceOption = "cpu"
     threads: ThreadsOption = None
-    codec: Annotated[str, Flag("Feature codec over a link.", expert=True)] = DEFAULT_CODEC
-    engine: Annotated[
-        EngineChoice, Flag("What emulates the link; auto takes the best that this machine allows.", expert=True)
-    ] = "auto"
+    codec: Annotated[str, Flag("Feature codec over a link.")] = DEFAULT_CODEC
+    engine: Annotated[EngineChoice, Flag("What emulates the link; auto takes the best that this machine allows.")] = (
+        "auto"
+    )
 
     @cached_property
     def plan(self) -> SpecPlan:

@@ -37,6 +37,7 @@ class EvalOptions(PairOptions):
     With --questions only acceptance: nobody says there which answer is right.
     """
 
+    shown = "target drafter json"
     per_family: Annotated[int, Field(ge=1), Flag("Questions per family of the corpus, code excepted.")] = 100
     code: Annotated[int, Field(ge=1), Flag("Questions of the corpus' code family.")] = 164
     tau_per_family: Annotated[
@@ -52,6 +53,7 @@ class EvalOptions(PairOptions):
 class StalenessOptions(DraftersOptions):
     """Measure acceptance with late features and with coarse ones, for chains and trees."""
 
+    shown = "target drafter json"
     of_embedded = STALENESS_DRAFTERS
     drafter: Annotated[tuple[str, ...], drafters_option(", ".join(STALENESS_DRAFTERS))] = ()
     per_family: Annotated[int | None, Field(ge=1), per_family_option("80")] = None
@@ -71,14 +73,12 @@ class TypicalOptions(DraftersOptions):
     Alpha is the square root of epsilon, as in the Hydra paper.
     """
 
+    shown = "target drafter json"
     of_embedded = TYPICAL_DRAFTERS
     drafter: Annotated[tuple[str, ...], drafters_option(", ".join(TYPICAL_DRAFTERS))] = ()
     epsilon: Annotated[
         tuple[float, ...],
-        Flag(
-            f"A token of this probability is accepted; repeatable; default: {', '.join(map(str, EPSILONS))}.",
-            expert=True,
-        ),
+        Flag(f"A token of this probability is accepted; repeatable; default: {', '.join(map(str, EPSILONS))}."),
     ] = ()
     temperature: Annotated[float, Flag("Temperature for typical acceptance and exact sampling.")] = 0.7
     per_family: Annotated[int | None, Field(ge=1), per_family_option("10")] = None
@@ -98,6 +98,7 @@ class DepthSweepOptions(ComparedOptions):
     1/n is what a chain of n tokens reaches of which only the first one is ever accepted.
     """
 
+    shown = "target drafter levels json"
     drafter: Annotated[tuple[str, ...], drafters_option("the best that ships for the target, or else lookup")] = ()
     levels: Annotated[int, Field(ge=1, le=32), Flag("Draft 1 to this many levels.")] = 8
     breadth: Annotated[
@@ -133,13 +134,14 @@ class DepthSweepOptions(ComparedOptions):
 class RoutingOptions(ComparedOptions):
     """Measure two drafters, each alone and routed as heads: acceptance, speed, and what the second head costs."""
 
+    shown = "target heads json"
     heads: Annotated[
         tuple[str, str],
         Flag("One of two drafters for one target; give it twice; default: the embedded heads for math and for chat."),
     ] = ("eagle2_math", "eagle2_chat")
     gate: Annotated[
         float,
-        Flag("Probability of the first head's draft from which the second head is skipped.", expert=True),
+        Flag("Probability of the first head's draft from which the second head is skipped."),
     ] = 0.8
     per_family: Annotated[int | None, Field(ge=1), per_family_option("10")] = None
 
@@ -148,6 +150,7 @@ class RoutingOptions(ComparedOptions):
 class EdgeWeightsOptions(PairOptions):
     """Measure bytes, draft time and mean acceptance length of edge bundles, by type of weights."""
 
+    shown = "target drafter json"
     weights: Annotated[tuple[str, ...], Flag("float32, bfloat16, int8 or int4; repeatable; default: all.")] = ()
     per_family: Annotated[int | None, Field(ge=1), per_family_option("20")] = None
     max_new_tokens: LimitOption = 192

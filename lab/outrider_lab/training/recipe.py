@@ -105,7 +105,7 @@ def recipe_job(config: TrainConfig, target_name: str | None = None, start_source
     assert isinstance(rates, Rates)
     if config.family == TARGET:
         if target_name or start_source:
-            raise UsageError("--target and --start are for drafters: this recipe trains a target")
+            raise UsageError("target and start are for drafters: this recipe trains a target")
         shape: TargetShape = config.drafter
         tokenizer = target_tokenizer(shape, data.seed)
         task: Task = TargetTask(shape, tokenizer, data.seed, data.prompt_weight)

@@ -44,7 +44,7 @@ class _ReplayOptions(StudyOptions):
     breadth: BreadthOption = None
     levels: LevelsOption = None
     budget: BudgetOption = None
-    seed: Annotated[int, Flag("Random seed of the links, and of --thin.", expert=True)] = 1
+    seed: Annotated[int, Flag("Random seed of the links, and of --thin.")] = 1
     csv: CsvOption = None
     plot: PlotOption = None
 
@@ -69,20 +69,19 @@ class _ReplayOptions(StudyOptions):
 class VirtualOptions(_ReplayOptions):
     """Replay a tape over links and hardware in virtual time; report keys as in `outrider-bench network`."""
 
+    shown = "tape profile json"
     profile: Annotated[tuple[str, ...], Flag("Profile, or none; repeatable; default: paper-5g.")] = ()
-    questions: Annotated[
-        Path | None, Flag("Replay only the answers to the questions of this file; default: all.", expert=True)
-    ] = None
-    families: Annotated[
-        tuple[str, ...], Flag("Replay only these families or categories; default: all.", expert=True)
-    ] = ()
+    questions: Annotated[Path | None, Flag("Replay only the answers to the questions of this file; default: all.")] = (
+        None
+    )
+    families: Annotated[tuple[str, ...], Flag("Replay only these families or categories; default: all.")] = ()
     max_new_tokens: Annotated[int | None, Field(ge=2), Flag("New tokens per answer; default: all that were taped.")] = (
         None
     )
     prompt_tokens: Annotated[
         int,
         Field(ge=0),
-        Flag("Lengthen prompts to at least this many tokens; the answers stay the same.", expert=True),
+        Flag("Lengthen prompts to at least this many tokens; the answers stay the same."),
     ] = 0
     thin: Annotated[float, Flag("Share of the answers' tokens that the drafter shall miss.")] = 0.0
     runs: Annotated[int, Field(ge=1), Flag("Links with consecutive seeds to replay over; results are medians.")] = 5
@@ -92,17 +91,16 @@ class VirtualOptions(_ReplayOptions):
 class SweepOptions(_ReplayOptions):
     """Map which mode is the fastest over R x T_v x tau, in virtual time."""
 
+    shown = "tape json"
     rtt: Annotated[str, Flag("Round-trip times R in ms, separated by commas.")] = "5,15,30,50,80,120,200"
     verify: Annotated[str, Flag("Times T_v of a target pass in ms, separated by commas.")] = "6,15,33,60,100"
     thin: Annotated[str, Flag("Shares of the tokens that the drafter shall miss; the larger, the smaller tau.")] = (
         "0,0.1,0.25"
     )
-    jitter: Annotated[
-        float, Field(ge=0), Flag("Standard deviation of a one-way delay, as a share of it.", expert=True)
-    ] = 0.0
-    rate: Annotated[float, Field(ge=0.001), Flag("Rate of the link in Mbit/s, each way.", expert=True)] = 50.0
+    jitter: Annotated[float, Field(ge=0), Flag("Standard deviation of a one-way delay, as a share of it.")] = 0.0
+    rate: Annotated[float, Field(ge=0.001), Flag("Rate of the link in Mbit/s, each way.")] = 50.0
     max_new_tokens: NewTokensOption = 64
-    rounds: Annotated[int, Field(ge=1), Flag("Times that all prompts are asked, in one session.", expert=True)] = 1
+    rounds: Annotated[int, Field(ge=1), Flag("Times that all prompts are asked, in one session.")] = 1
 
     def numbers(self, name: str) -> Sequence[float]:
         """Return the numbers of an option. Raises UsageError."""

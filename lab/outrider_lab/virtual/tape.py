@@ -152,7 +152,7 @@ def only(tape: Tape, questions: Sequence[UserQuestion] | None, families: Sequenc
         and (ids is None or recording.category is not None)
     )
     if not chosen:
-        raise UsageError("questions: the tape has none of them: make one with outrider-lab record --questions FILE")
+        raise UsageError("questions: the tape has none of them: make one with outrider-lab record --set questions=FILE")
     return replace(tape, recordings=chosen)
 
 

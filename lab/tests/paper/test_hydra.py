@@ -195,6 +195,6 @@ def test_of_another_target_the_paper_s_temperature_counts(tmp_path):
     asked = tmp_path / "asked.jsonl"
     asked.write_text('"Who are you?"\n')
     (needed,) = EXHIBITS["hydra-figure-6"].needs(paper_setup("smollm2", (), asked, quick=False))
-    assert needed.arguments[:5] == ("typical", "--target", "smollm2", "--questions", str(asked))
+    assert needed.arguments[:5] == ("typical", "--target", "smollm2", "--set", f"questions={asked}")
     assert "smollm2/medusa" in needed.arguments
-    assert needed.arguments[needed.arguments.index("--temperature") + 1] == "0.7"
+    assert "temperature=0.7" in needed.arguments

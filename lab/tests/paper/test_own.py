@@ -13,7 +13,7 @@ from outrider_lab.paper.exhibits import moa, own, own_drafting
 from outrider_lab.paper.exhibits.moa import OWN_TREES
 from outrider_lab.paper.exhibits.own import clients_within, pareto
 from outrider_lab.paper.exhibits.own_drafting import SAMPLED, calibration_error
-from outrider_lab.paper.measurement import KEPT, Measurement, MeasurementError, take_all
+from outrider_lab.paper.measurement import KEPT, Measurement, MeasurementError, settings, take_all
 from outrider_lab.paper.setup import paper_setup
 from outrider_lab.studies.acceptance_replay import Lag
 from outrider_lab.studies.staleness import (
@@ -140,7 +140,7 @@ def test_of_another_target_its_own_drafters_are_sampled(tmp_path):
     questions.write_text('"Who are you?"\n')
     own, sampled = EXHIBITS["own-temperature"].needs(paper_setup("smollm2", (), questions, quick=False))
     assert own.name == OWN_TREES
-    assert sampled.arguments[-2:] == ("--temperature", "1")
+    assert sampled.arguments[-2:] == ("--set", "temperature=1")
     assert {"smollm2/moa", "smollm2/eagle2", "smollm2/eagle3"} <= set(sampled.arguments)
 
 
@@ -153,9 +153,9 @@ def test_energy_is_shown_where_it_was_measured(setup):
 
 
 def test_what_a_measurement_needs_is_made_first_and_found_by_it(tmp_path):
-    tape, short = ("--tape", f"{KEPT}.tape.json.gz"), ("--max-new-tokens", "4")
-    recorded = ("record", *tape, "--prompts", "1", "--drafter", "moa", *short)
-    swept = ("sweep", *tape, "--rtt", "5", "--verify", "6", "--thin", "0", "--mode", "stop-and-wait", *short)
+    tape, short = ("--tape", f"{KEPT}.tape.json.gz"), ("--set", "max-new-tokens=4")
+    recorded = ("record", *tape, "--set", "prompts=1", "--drafter", "moa", *short)
+    swept = ("sweep", *tape, *settings(rtt=5, verify=6, thin=0, mode="stop-and-wait"), *short)
     measurement = Measurement("modes", swept, first=recorded)
     report = take_all([measurement], tmp_path)["modes"]
     assert [point["rtt_ms"] for point in report["points"]] == [5]

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from outrider_lab.cli.app import app
 from outrider_lab.paper import measurement
 from outrider_lab.paper.exhibits import EXHIBITS
-from outrider_lab.paper.measurement import Measurement, MeasurementError, take_all
+from outrider_lab.paper.measurement import Measurement, MeasurementError, settings, take_all
 from outrider_lab.paper.setup import QUICK, WHOLE, paper_setup
 from outrider_proto.errors import UsageError
 
@@ -23,7 +23,7 @@ COMMAND = [sys.executable, "-c", "from outrider_lab.cli.app import main; main()"
 ONE_TABLE = ("paper", "--quick", "--table", "moa-a5", "--out")
 PAPERS, QUESTIONS = Path(__file__).parents[3] / "docs" / "papers", "docs/papers/questions.jsonl"
 IMAGE = re.compile(r"base64,[^\"]*")
-SHOWN = ("drafters", "--per-family", "1", "--repetitions", "1", "--max-new-tokens", "4", "--drafter", "lookup")
+SHOWN = ("drafters", *settings(per_family=1, repetitions=1, max_new_tokens=4), "--drafter", "lookup")
 
 
 def run(*arguments):
@@ -98,7 +98,7 @@ def test_a_report_of_other_options_is_measured_again(tmp_path):
 def test_a_report_on_a_file_of_questions_that_has_changed_is_measured_again(tmp_path):
     questions = tmp_path / "questions.jsonl"
     questions.write_text('"Who are you?"\n')
-    one = Measurement("one", (*SHOWN, "--questions", str(questions)))
+    one = Measurement("one", (*SHOWN, "--set", f"questions={questions}"))
     report = take_all([one], tmp_path / "json")["one"]
     assert one.taken(tmp_path / "json") == report
     questions.write_text('"Add 17 and 5."\n')
@@ -179,8 +179,8 @@ def test_of_another_target_its_own_drafters_answer_the_users_questions(tmp_path)
     setup = paper_setup("smollm2", (), Path(questions), quick=False)
     assert setup.roles["eagle3"] == "smollm2/eagle3"
     comparison = setup.comparison("one", ["eagle3"], families="code")
-    assert comparison.arguments[:5] == ("drafters", "--target", "smollm2", "--questions", str(questions))
-    assert "--families" not in comparison.arguments
+    assert comparison.arguments[:5] == ("drafters", "--target", "smollm2", "--set", f"questions={questions}")
+    assert "families=code" not in comparison.arguments
     # The corpus' code is asked of the embedded target only.
     assert not EXHIBITS["moa-table-4"].needs(setup)
 

@@ -11,7 +11,7 @@ from outrider_lab.cli.app import app
 from outrider_lab.soak.run import LEAST_SAMPLES, MemorySample, SoakPlan, SoakResult, memory_growths
 from outrider_proto.errors import UsageError
 
-SMALL = ["--set", "families=chat", "--per-family", "4", "--max-new-tokens", "12", "--any-cores"]
+SMALL = ["--set", "families=chat", "--set", "per-family=4", "--set", "max-new-tokens=12", "--set", "any-cores=true"]
 runner = CliRunner()
 
 
@@ -68,10 +68,10 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.mark.timeout(900)  # several processes begin with torch: on a busy machine that takes minutes
 def test_a_soak_of_cuts_outages_and_a_kill(tmp_path):
     report = tmp_path / "soak.json"
-    faults = ["--cuts", "1", "--outages", "1", "--kills", "1", "--think", "0.1"]
+    faults = ["--cuts", "1", "--outages", "1", "--kills", "1", "--set", "think=0.1"]
     faults += ["--set", "warm_up=3600"]  # too short to tell whether anything grows, however slow the machine
     result = runner.invoke(
-        app, ["soak", *SMALL, "--clients", "2", *faults, "--json", str(report)], catch_exceptions=False
+        app, ["soak", *SMALL, "--set", "clients=2", *faults, "--json", str(report)], catch_exceptions=False
     )
     soaked = json.loads(report.read_text())["soak"]
     assert soaked["deviations"] == []

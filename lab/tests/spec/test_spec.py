@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from outrider_client.models.tokenizer import load_tokenizer
 from outrider_lab.cli.app import app
+from outrider_lab.paper.measurement import settings
 from outrider_lab.spec import run as spec_run
 from outrider_lab.spec.options import SpecOptions
 from outrider_lab.spec.plan import assistant_among, drafter_names
@@ -57,8 +58,8 @@ WAYS = {
 
 
 def options(out: Path) -> list[object]:
-    asked = ["--questions", out.parent / "question.jsonl", "--max-new-tokens", NEW, "--runs", 2, "--out", out]
-    return [*asked, "--drafter", "independent", "--tree", "own", "--tree", "auto", "--tree", "chain"]
+    asked = ["--questions", out.parent / "question.jsonl", *settings(max_new_tokens=NEW, runs=2), "--out", out]
+    return [*asked, "--drafter", "independent", "--set", "tree=own", "--set", "tree=auto", "--set", "tree=chain"]
 
 
 def test_there_is_a_file_for_each_way_in_spec_bench_s_form(out):
@@ -161,19 +162,19 @@ def test_the_gap_of_logits_is_told_where_an_answer_begins_to_differ(out):
 
 def test_ways_of_an_earlier_run_leave_no_files(tmp_path):
     (tmp_path / "question.jsonl").write_text(json.dumps(QUESTIONS[1]))
-    asked = ["--questions", tmp_path / "question.jsonl", "--max-new-tokens", 2, "--out", tmp_path / "out"]
+    asked = ["--questions", tmp_path / "question.jsonl", "--set", "max-new-tokens=2", "--out", tmp_path / "out"]
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.jsonl").write_text("")
-    spec(*asked, "--drafter", "lookup", "--tree", "own")
-    spec(*asked, "--drafter", "lookup", "--tree", "chain")
+    spec(*asked, "--drafter", "lookup", "--set", "tree=own")
+    spec(*asked, "--drafter", "lookup", "--set", "tree=chain")
     names = {path.stem for path in (tmp_path / "out").glob("*.jsonl")}
     assert names == {"generate", "generate-lookup", "generate-assistant", "plain", "lookup-chain", "mine"}
 
 
 def test_modes_answer_over_a_link(tmp_path):
     (tmp_path / "question.jsonl").write_text(json.dumps(QUESTIONS[1]))
-    link = ["--profile", "none", "--mode", "stream", "--mode", "pipelined,in_flight=3"]
-    asked = ["--questions", tmp_path / "question.jsonl", "--max-new-tokens", 3, "--out", tmp_path / "out"]
+    link = ["--set", "profile=none", "--set", "mode=stream", "--set", "mode=pipelined,in_flight=3"]
+    asked = ["--questions", tmp_path / "question.jsonl", "--set", "max-new-tokens=3", "--out", tmp_path / "out"]
     spec(*asked, *link, "--drafter", "lookup")
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert {"stream-none", "lookup-pipelined-in_flight=3-none"} < set(summary["ways"])
@@ -186,11 +187,11 @@ def test_modes_answer_over_a_link(tmp_path):
     ("wrong", "message"),
     [
         ((), "need --questions and --out, or --summarize"),
-        (("--tree", "bush"), "tree='bush': choose from own, auto, chain, tree"),
+        (("--set", "tree=bush"), "tree='bush': choose from own, auto, chain, tree"),
         (("--drafter", "/nowhere"), "/nowhere"),
-        (("--mode", "telepathy"), "mode='telepathy'"),
-        (("--profile", "moon"), "profile 'moon' is unknown"),
-        (("--families", "maths"), "families='maths': choose from qa"),
+        (("--set", "mode=telepathy"), "mode='telepathy'"),
+        (("--set", "profile=moon"), "profile 'moon' is unknown"),
+        (("--set", "families=maths"), "families='maths': choose from qa"),
         (("--set", "codec=zip"), "codec='zip': choose from"),
     ],
 )

@@ -6,11 +6,12 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_lab.cli.app import app
+from outrider_lab.paper.measurement import settings
 from outrider_proto.errors import UsageError
 
 
 def swept(path, *options) -> dict:
-    command = ["depth-sweep", "--per-family", "1", "--max-new-tokens", "12", "--repetitions", "1", *options]
+    command = ["depth-sweep", *settings(per_family=1, max_new_tokens=12, repetitions=1), *options]
     result = CliRunner().invoke(app, [*command, "--json", str(path)])
     assert result.exit_code == 0, result.output
     return json.loads(path.read_text())
@@ -18,7 +19,7 @@ def swept(path, *options) -> dict:
 
 def test_deeper_chains_are_longer_and_draft_what_shorter_ones_do(tmp_path):
     plot = tmp_path / "depths.png"
-    options = ("--drafter", "eagle2", "--drafter", "medusa", "--levels", "5", "--plot", str(plot))
+    options = ("--drafter", "eagle2", "--drafter", "medusa", "--levels", "5", "--set", f"plot={plot}")
     report = swept(tmp_path / "report.json", *options)
     assert (report["breadth"], report["budget"]) == (None, None)
     for drafter, deepest in (("eagle2", 5), ("medusa", 4)):  # Medusa has four heads
@@ -34,7 +35,7 @@ def test_deeper_chains_are_longer_and_draft_what_shorter_ones_do(tmp_path):
 
 def test_trees_have_the_size_that_is_asked_for(tmp_path):
     chains = swept(tmp_path / "chains.json", "--drafter", "medusa", "--levels", "3")
-    trees = swept(tmp_path / "trees.json", "--drafter", "medusa", "--levels", "3", "--breadth", "3")
+    trees = swept(tmp_path / "trees.json", "--drafter", "medusa", "--levels", "3", "--set", "breadth=3")
     assert (trees["breadth"], trees["budget"]) == (3, 16)
     chain, tree = (report["comparison"]["drafters"]["medusa, 3"] for report in (chains, trees))
     assert tree["overall"] > chain["overall"]
@@ -46,7 +47,7 @@ def test_trees_have_the_size_that_is_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--breadth", "65"), "breadth=65: need 1 to 64"),
+        (("--set", "breadth=65"), "breadth=65: need 1 to 64"),
         (("--drafter", "nowhere"), "nowhere"),
         (("--target", "nowhere"), "nowhere"),
     ],

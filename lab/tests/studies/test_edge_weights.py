@@ -10,7 +10,7 @@ from outrider_lab.cli.app import app
 def test_bundles_by_type_of_weights(tmp_path):
     """Smaller, and as exact: what a drafter drafts never changes the answer."""
     report = tmp_path / "report.json"
-    few = ["--drafter", "moa", "--weights", "float32", "--weights", "int8", "--per-family", "1"]
+    few = ["--drafter", "moa", "--set", "weights=float32", "--set", "weights=int8", "--set", "per-family=1"]
     result = CliRunner().invoke(app, ["edge-weights", *few, "--json", str(report)])
     assert result.exit_code == 0, result.output
     full, small = json.loads(report.read_text())["edge_weights"]
@@ -25,7 +25,7 @@ def test_bundles_by_type_of_weights(tmp_path):
 def test_a_users_questions(tmp_path):
     report, asked = tmp_path / "report.json", tmp_path / "asked.jsonl"
     asked.write_text('{"prompt": "Who am I?"}\n{"prompt": "Sort these: 3, 1, 2"}\n')
-    few = ["--drafter", "moa", "--weights", "int8", "--questions", str(asked), "--max-new-tokens", "6"]
+    few = ["--drafter", "moa", "--set", "weights=int8", "--set", f"questions={asked}", "--set", "max-new-tokens=6"]
     result = CliRunner().invoke(app, ["edge-weights", *few, "--json", str(report)])
     assert result.exit_code == 0, result.output
     (measured,) = json.loads(report.read_text())["edge_weights"]

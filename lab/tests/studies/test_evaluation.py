@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_lab.cli.app import app
+from outrider_lab.paper.measurement import settings
 from outrider_models.core.embedded import PAIR
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -19,7 +20,7 @@ def run(tmp_path, *arguments):
 
 def test_evaluation_of_a_drafter_that_reads_no_features(tmp_path):
     """It was waited for features that nobody sends."""
-    few = ("--set", "families=code", "--code", 1, "--tau-per-family", 1, "--max-new-tokens", 48)
+    few = settings(families="code", code=1, tau_per_family=1, max_new_tokens=48)
     result, report = run(tmp_path, "eval", "--drafter", "independent", *few)
     assert result.exit_code == 0, result.output
     passed = report["drafters"]["independent"]["passed"]
@@ -28,8 +29,8 @@ def test_evaluation_of_a_drafter_that_reads_no_features(tmp_path):
 
 def test_evaluation_of_a_few(tmp_path):
     picture = tmp_path / "evaluation.png"
-    few = ("--per-family", 1, "--code", 2, "--tau-per-family", 1)
-    result, report = run(tmp_path, "eval", *few, "--plot", picture)
+    few = settings(per_family=1, code=2, tau_per_family=1)
+    result, report = run(tmp_path, "eval", *few, "--set", f"plot={picture}")
     assert result.exit_code == 0, result.output
     assert picture.stat().st_size > 10_000
     assert set(report["drafters"]) == set(PAIR)
@@ -42,7 +43,7 @@ def test_evaluation_of_a_few(tmp_path):
 
 def test_a_user_s_questions_have_acceptance_alone(tmp_path):
     (tmp_path / "asked.jsonl").write_text(json.dumps({"category": "math", "turns": ["1 + 1?", "And 2?"]}))
-    options = ("--questions", tmp_path / "asked.jsonl", "--max-new-tokens", 4, "--plot", tmp_path / "evaluation.png")
+    options = settings(questions=tmp_path / "asked.jsonl", max_new_tokens=4, plot=tmp_path / "evaluation.png")
     result, report = run(tmp_path, "eval", "--drafter", "lookup", *options)
     assert result.exit_code == 0, result.output
     assert (report["scores"], report["stop"], report["target_alone"]) == ({}, {}, None)

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from outrider_client.core.head_statistics import AcceptedMeans, HeadUse
 from outrider_client.core.statistics import Statistics
 from outrider_lab.cli.app import app
+from outrider_lab.paper.measurement import settings
 from outrider_lab.studies.routing import RoutingCost, RoutingStudy, routings, speed_table, tau_table
 from outrider_proto.errors import UsageError
 
@@ -15,7 +16,7 @@ from outrider_proto.errors import UsageError
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> dict:
     path = tmp_path_factory.mktemp("routing") / "report.json"
-    command = ["routing", "--per-family", "1", "--max-new-tokens", "12", "--set", "gate=0.5", "--repetitions", "2"]
+    command = ["routing", *settings(per_family=1, max_new_tokens=12, gate=0.5, repetitions=2)]
     result = CliRunner().invoke(app, [*command, "--json", str(path)])
     assert result.exit_code == 0, result.output
     return json.loads(path.read_text())

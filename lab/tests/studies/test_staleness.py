@@ -150,9 +150,9 @@ def test_degradations():
 
 
 def test_the_command(tmp_path):
-    few = ["--per-family", "1", "--max-new-tokens", "3", "--drafter", "moa", "--drafter", "independent"]
+    few = ["--set", "per-family=1", "--set", "max-new-tokens=3", "--drafter", "moa", "--drafter", "independent"]
     picture, path = tmp_path / "picture.png", tmp_path / "report.json"
-    result = CliRunner().invoke(app, ["staleness", *few, "--json", str(path), "--plot", str(picture)])
+    result = CliRunner().invoke(app, ["staleness", *few, "--json", str(path), "--set", f"plot={picture}"])
     assert result.exit_code == 0, result.output
     assert picture.stat().st_size > 10_000
     report = json.loads(path.read_text())["drafters"]
@@ -163,7 +163,7 @@ def test_the_command(tmp_path):
 def test_a_user_s_questions_are_answered_first(tmp_path):
     asked, path = tmp_path / "asked.jsonl", tmp_path / "report.json"
     asked.write_text(json.dumps({"question_id": 1, "category": "math", "turns": ["1 + 1?", "And 2 + 2?"]}))
-    few = ["--questions", str(asked), "--max-new-tokens", "3", "--drafter", "eagle2,copy=0"]
+    few = ["--set", f"questions={asked}", "--set", "max-new-tokens=3", "--drafter", "eagle2,copy=0"]
     result = CliRunner().invoke(app, ["staleness", *few, "--json", str(path)])
     assert result.exit_code == 0, result.output
     report = json.loads(path.read_text())["drafters"]

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from outrider_bench.core.answer_record import gather
 from outrider_bench.core.reference_answers import LEAST_MARGIN
 from outrider_lab.cli.app import app
+from outrider_lab.paper.measurement import settings
 from outrider_lab.studies import typical
 from outrider_lab.studies.typical import TypicalStudy
 from outrider_lab.studies.typical_report import (
@@ -26,7 +27,7 @@ from outrider_lab.studies.typical_report import (
 from outrider_proto.errors import UsageError
 
 LOOSE = Rule("typical", 0.05)
-HOT = ("--temperature", 3, "--set", "epsilon=[0.001, 0.9]")
+HOT = settings(temperature=3, epsilon="[0.001, 0.9]")
 
 
 def run(*arguments):
@@ -97,7 +98,7 @@ def test_one_departing_answer_of_many_is_looked_at(is_border, tmp_path, monkeypa
     if is_border:
         monkeypatch.setitem(LEAST_MARGIN, "float32", 1.0)
     out = tmp_path / "report.json"
-    asked = ("--drafter", "hydra", "--set", "epsilon=0.9", "--per-family", 1, "--max-new-tokens", 4, "--budget", 8)
+    asked = ("--drafter", "hydra", *settings(epsilon=0.9, per_family=1, max_new_tokens=4, budget=8))
     result = run(*asked, "--json", out)
     assert result.exit_code == (0 if is_border else 1), result.output
     drafted = figures(json.loads(out.read_text()), "hydra", "sampling")
@@ -111,8 +112,8 @@ def test_one_departing_answer_of_many_is_looked_at(is_border, tmp_path, monkeypa
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     directory = tmp_path_factory.mktemp("typical")
-    files = ("--json", directory / "report.json", "--plot", directory / "report.png")
-    result = run("--drafter", "hydra", *HOT, "--per-family", 1, "--max-new-tokens", 16, "--budget", 8, *files)
+    files = ("--json", directory / "report.json", "--set", f"plot={directory / 'report.png'}")
+    result = run("--drafter", "hydra", *HOT, *settings(per_family=1, max_new_tokens=16, budget=8), *files)
     assert result.exit_code == 0, result.output
     assert (directory / "report.png").stat().st_size > 10_000
     return json.loads((directory / "report.json").read_text())
@@ -153,10 +154,8 @@ def test_a_lower_epsilon_accepts_more_and_less_likely_tokens(report):
 def test_a_user_s_questions_have_perplexity_alone(tmp_path):
     asked, out = tmp_path / "asked.jsonl", tmp_path / "report.json"
     asked.write_text('{"prompt": "Who are you?"}\n')
-    files = ("--json", out, "--plot", tmp_path / "plot.png")
-    result = run(
-        "--questions", asked, "--drafter", "medusa", "--set", "epsilon=0.1", "--seeds", 1, "--max-new-tokens", 8, *files
-    )
+    asking = settings(questions=asked, epsilon=0.1, seeds=1, max_new_tokens=8, plot=tmp_path / "plot.png")
+    result = run("--drafter", "medusa", *asking, "--json", out)
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())["results"]
     assert [one["rule"]["name"] for one in found] == ["greedy", "sampling", "greedy", "sampling", "typical"]
@@ -171,10 +170,10 @@ def test_a_user_s_questions_have_perplexity_alone(tmp_path):
     [
         (("--set", "epsilon=-1"), "epsilon=-1"),
         (("--set", "epsilon=0"), "typical acceptance needs more than 0"),
-        (("--temperature", 0), "typical acceptance needs more"),
+        (("--set", "temperature=0"), "typical acceptance needs more"),
     ],
 )
 def test_what_is_no_typical_acceptance_is_refused(options, message):
-    result = run("--drafter", "medusa", "--per-family", 1, *options)
+    result = run("--drafter", "medusa", "--set", "per-family=1", *options)
     assert isinstance(result.exception, UsageError)
     assert message in str(result.exception)

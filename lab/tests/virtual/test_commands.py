@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_lab.cli.app import app
+from outrider_lab.paper.measurement import settings
 from outrider_lab.virtual.sweep import SweepGrid
 from outrider_proto.errors import UsageError
 
@@ -14,7 +15,7 @@ from .tapes import CYCLE, LEVELS, NEVER, RIGHT, SECOND, recording_of, tape_of
 
 NEW = 1 + 4 * CYCLE
 PACE = "source = 'made up'\nverify_ms = 30\ndraft_level_ms = 6\nserver_level_ms = 4\n"
-TREES = ("--breadth", 1, "--levels", LEVELS, "--budget", LEVELS)
+TREES = settings(breadth=1, levels=LEVELS, budget=LEVELS)
 
 
 @pytest.fixture
@@ -26,13 +27,13 @@ def tape(tmp_path):
 
 def run(tape, command, *options):
     report = tape.with_name("report.json")
-    where = ["--tape", tape, "--pace", tape.with_name("hand.toml"), "--json", report]
+    where = ["--tape", tape, "--set", f"pace={tape.with_name('hand.toml')}", "--json", report]
     result = CliRunner().invoke(app, [command, *map(str, (*where, *options))])
     return result, json.loads(report.read_text()) if report.exists() else {}
 
 
 def test_a_replay_has_the_keys_of_the_network_bench(tape):
-    result, report = run(tape, "virtual", "--profile", "paper-4g", "--profile", "none", *TREES, "--runs", 2)
+    result, report = run(tape, "virtual", "--profile", "paper-4g", "--profile", "none", *TREES, "--set", "runs=2")
     assert result.exit_code == 0, result.output
     for key in ("tokens_per_second", "mean_acceptance_length", "eta", "rtt_ms", "verify_ms", "ttft_ms", "hit_rate"):
         assert key in report
@@ -46,10 +47,10 @@ def test_a_replay_has_the_keys_of_the_network_bench(tape):
 
 def test_reports_are_shown_again_with_their_tables_and_plots(tape):
     picture = tape.with_name("picture.png")
-    grid = ("--rtt", "0,200", "--verify", "6", "--thin", "0", "--max-new-tokens", NEW)
-    commands = {"virtual": ("--profile", "none", "--runs", 1), "sweep": grid}
+    grid = settings(rtt="0,200", verify=6, thin=0, max_new_tokens=NEW)
+    commands = {"virtual": ("--profile", "none", "--set", "runs=1"), "sweep": grid}
     for command, options in commands.items():
-        result, _ = run(tape, command, *options, *TREES, "--mode", "stop-and-wait", "--plot", picture)
+        result, _ = run(tape, command, *options, *TREES, *settings(mode="stop-and-wait", plot=picture))
         drawn = picture.read_bytes()
         picture.unlink()
         again = CliRunner().invoke(app, ["show", str(tape.with_name("report.json")), "--plot", str(picture)])
@@ -60,8 +61,8 @@ def test_reports_are_shown_again_with_their_tables_and_plots(tape):
 
 def test_a_sweep_maps_the_fastest_modes_and_draws_them(tape):
     picture = tape.with_name("map.png")
-    grid = ("--rtt", "0,200", "--verify", "6,60", "--thin", "0,0.5", "--max-new-tokens", NEW)
-    result, report = run(tape, "sweep", *grid, *TREES, "--mode", "stop-and-wait", "--plot", picture)
+    grid = settings(rtt="0,200", verify="6,60", thin="0,0.5", max_new_tokens=NEW)
+    result, report = run(tape, "sweep", *grid, *TREES, *settings(mode="stop-and-wait", plot=picture))
     assert result.exit_code == 0, result.output
     points = report["points"]
     assert len(points) == 8
@@ -81,7 +82,7 @@ def rows_of(path):
 
 def test_a_replay_writes_a_row_per_answer_from_which_its_speed_follows(tape):
     answers = tape.with_name("answers.csv")
-    options = ("--profile", "paper-4g", "--mode", "stop-and-wait", *TREES, "--runs", 2, "--csv", answers)
+    options = ("--profile", "paper-4g", "--set", "mode=stop-and-wait", *TREES, *settings(runs=2, csv=answers))
     _, report = run(tape, "virtual", *options)
     rows = rows_of(answers)
     assert len(rows) == 3 * 2
@@ -95,8 +96,8 @@ def test_a_replay_writes_a_row_per_answer_from_which_its_speed_follows(tape):
 
 def test_a_sweep_writes_a_row_per_answer_with_its_point(tape):
     answers = tape.with_name("answers.csv")
-    grid = ("--rtt", "0,200", "--verify", "6", "--thin", "0,0.5", "--max-new-tokens", NEW)
-    run(tape, "sweep", *grid, *TREES, "--mode", "stop-and-wait", "--csv", answers)
+    grid = settings(rtt="0,200", verify=6, thin="0,0.5", max_new_tokens=NEW)
+    run(tape, "sweep", *grid, *TREES, *settings(mode="stop-and-wait", csv=answers))
     rows = rows_of(answers)
     points = {(row["nominal_rtt_ms"], row["nominal_verify_ms"], row["thin"]) for row in rows}
     assert points == {("0.0", "6.0", "0.0"), ("200.0", "6.0", "0.0"), ("0.0", "6.0", "0.5"), ("200.0", "6.0", "0.5")}
@@ -105,7 +106,7 @@ def test_a_sweep_writes_a_row_per_answer_with_its_point(tape):
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_replayed(tape):
-    result, _ = run(tape, "sweep", "--max-new-tokens", NEW, "--csv", tape / "answers.csv")
+    result, _ = run(tape, "sweep", *settings(max_new_tokens=NEW, csv=tape / "answers.csv"))
     assert isinstance(result.exception, UsageError)
     assert "cannot write" in str(result.exception)
 
@@ -118,8 +119,8 @@ def test_a_lead_is_decided_where_it_holds_for_other_prompts(tmp_path):
     decided = {}
     for name, recordings in (("mixed", texts), ("alike", alike)):
         tape_of(*recordings).save(tmp_path / f"{name}.json")
-        grid = ("--rtt", "20", "--verify", "30", "--thin", "0", "--max-new-tokens", NEW)
-        result, report = run(tmp_path / f"{name}.json", "sweep", *grid, *TREES, "--mode", "stop-and-wait")
+        grid = settings(rtt=20, verify=30, thin=0, max_new_tokens=NEW)
+        result, report = run(tmp_path / f"{name}.json", "sweep", *grid, *TREES, "--set", "mode=stop-and-wait")
         (point,) = report["points"]
         decided[name] = point["decided"]
         assert point["decided"] == (point["lead_ci95"][0] > 1)
@@ -127,9 +128,9 @@ def test_a_lead_is_decided_where_it_holds_for_other_prompts(tmp_path):
     assert decided == {"mixed": False, "alike": True}
 
 
-@pytest.mark.parametrize(("option", "value"), [("--rtt", "5,x"), ("--verify", "60,6"), ("--thin", "0,2")])
+@pytest.mark.parametrize(("option", "value"), [("--set", "rtt=5,x"), ("--set", "verify=60,6"), ("--set", "thin=0,2")])
 def test_a_grid_is_numbers_in_order(tape, option, value):
-    result, _ = run(tape, "sweep", option, value, "--max-new-tokens", NEW)
+    result, _ = run(tape, "sweep", option, value, "--set", f"max-new-tokens={NEW}")
     assert isinstance(result.exception, UsageError)
 
 

@@ -1,6 +1,6 @@
 """Held-out prompts, with answers, of the text that the embedded pair was trained on: what is asked by default.
 
-embedded/prompts.jsonl.xz has a line for each, `outrider-lab corpus --shipped` has drawn them:
+embedded/prompts.jsonl.xz has a line for each, `outrider-lab corpus --out FILE` has drawn them:
 
     {"seed": 2026, "family": "chat", "turns": [user's, assistant's, ..., user's, answer]}
 """

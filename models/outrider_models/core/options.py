@@ -44,7 +44,7 @@ class DistillOptions:
     target: Target = None
     prompts: Annotated[Path | None, Flag("Questions to answer, as JSON lines; default: the target asks, too.")] = None
     tokens: Annotated[int, Flag("Answer tokens wanted.")] = 1_000_000
-    max_new_tokens: Annotated[int, Flag("Most tokens of an answer.")] = 384
+    max_new_tokens: Annotated[int, Flag("Most tokens of an answer.", expert=True)] = 384
     batch: Annotated[int, Flag("Chats written at once.", expert=True)] = 64
     held_out: Annotated[float, Flag("Share of the prompts for OUT.held-out.jsonl.", expert=True)] = 0.03
     seed: Annotated[int, Flag("Random seed of the questions.", expert=True)] = 0

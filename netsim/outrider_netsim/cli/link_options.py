@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 LINK_PANEL = "The link"
 TRAFFIC_PANEL = "The traffic"
-OUTPUT_PANEL = "Output"
 
 _TIME_MS = {"us": 1e-3, "usec": 1e-3, "usecs": 1e-3, "ms": 1.0, "msec": 1.0, "msecs": 1.0}
 _TIME_MS |= {"s": 1e3, "sec": 1e3, "secs": 1e3}
@@ -88,9 +87,9 @@ class LinkOptions:
             expert=True,
         ),
     ] = None
-    seed: Annotated[
-        int | None, Flag("Random seed for delays and losses, instead of the profile's.", panel=LINK_PANEL)
-    ] = None
+    seed: Annotated[int | None, Flag("Random seed for delays and losses, instead of the profile's.", expert=True)] = (
+        None
+    )
 
     @property
     def adjustments(self) -> dict[str, str | bool]:
@@ -132,8 +131,7 @@ class OpenLinkOptions(LinkOptions):
         Path | None,
         Flag(
             "Capture the link's packets for Wireshark or tcpdump (pcapng), where they enter and where they leave.",
-            panel=OUTPUT_PANEL,
-            metavar="FILE",
+            expert=True,
         ),
     ] = None
     packet_log: Annotated[

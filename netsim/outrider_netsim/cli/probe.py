@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_netsim.cli.link_options import LINK_PANEL, OUTPUT_PANEL, LinkOptions, link_profile
+from outrider_netsim.cli.link_options import LINK_PANEL, LinkOptions, link_profile
 from outrider_netsim.cli.terminal import console, errors
 from outrider_netsim.core.engine_names import DEFAULT_PROBE_PACKETS, ProbeEngine
 from outrider_proto.options.command import with_options
@@ -36,7 +36,7 @@ class ProbeOptions(LinkOptions):
     packets: Annotated[
         int, Flag("Packets for delays, each way; ten times as many for loss and order.", expert=True)
     ] = DEFAULT_PROBE_PACKETS
-    as_json: Annotated[bool, Flag("Print all figures as JSON.", name="json", panel=OUTPUT_PANEL)] = False
+    as_json: Annotated[bool, Flag("Print all figures as JSON.", name="json", panel="Output")] = False
 
 
 @app.command(no_args_is_help=True)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider_netsim.cli.link_options import (
-    OUTPUT_PANEL,
     TRAFFIC_PANEL,
     OpenLinkOptions,
     introduction,
@@ -52,7 +51,7 @@ class RunOptions(OpenLinkOptions):
             panel=TRAFFIC_PANEL,
         ),
     ] = 1
-    quiet: Annotated[bool, Flag("Print nothing about the link.", panel=OUTPUT_PANEL)] = False
+    quiet: Annotated[bool, Flag("Print nothing about the link.", expert=True)] = False
 
     def __post_init__(self) -> None:
         if self.clients < 1:

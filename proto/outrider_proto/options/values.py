@@ -49,14 +49,17 @@ def place(table: Table, path: tuple[str, ...], value: Any) -> None:  # Any: as T
 
 
 def parse_settings(options: Iterable[Option], pairs: Iterable[str]) -> Table:
-    """Parse the NAME=VALUE of --set. Raises UsageError for an unknown name."""
-    known, table = list(options), Table()
+    """Parse the NAME=VALUE of --set, where a list gathers those of one name. Raises UsageError for an unknown name."""
+    known, table, values = list(options), Table(), dict[tuple[str, ...], Any]()
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name.strip():
             raise UsageError(f"--set {pair}: need NAME=VALUE")
         option = find_option(known, name.strip())
-        place(table, option.path, _parsed(option, text.strip()))
+        value = _parsed(option, text.strip())
+        values[option.path] = [*values.get(option.path, ()), *value] if isinstance(value, list) else value
+    for path, value in values.items():
+        place(table, path, value)
     return table
 
 

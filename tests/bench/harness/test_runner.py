@@ -19,7 +19,7 @@ from outrider_bench.harness.runner import run_study
 from outrider_bench.harness.study import Study, StudyOptions
 from outrider_proto.errors import UsageError
 
-SHORT = ("--per-family", 1, "--max-new-tokens", 3)
+SHORT = ("--set", "per-family=1", "--set", "max-new-tokens=3")
 COMMAND = [sys.executable, "-c", "from outrider_bench.cli.app import main; main()"]
 
 
@@ -122,8 +122,8 @@ def test_what_is_wrong_is_said_and_reported_and_ends_with_1(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("command", "options", "draws"),
     [
-        ("verify-cost", ("--target", GOLDEN / "target_tiny", "--context", 9, "--repeats", 2), True),
-        ("drafters", (*SHORT, "--drafter", "moa", "--repetitions", 2), True),
+        ("verify-cost", ("--target", GOLDEN / "target_tiny", "--context", 9, "--set", "repeats=2"), True),
+        ("drafters", (*SHORT, "--drafter", "moa", "--set", "repetitions=2"), True),
     ],
 )
 def test_a_report_shows_the_same_tables_and_plot_again(tmp_path, command, options, draws):
@@ -168,8 +168,8 @@ def counted(report: object) -> object:
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("exact", ("--prompts", 2, "--max-new-tokens", 12, "--drafter", "lookup", "--drafter", "eagle2")),
-        ("drafters", (*SHORT, "--drafter", "moa", "--repetitions", 3)),
+        ("exact", ("--set", "prompts=2", "--set", "max-new-tokens=12", "--drafter", "lookup", "--drafter", "eagle2")),
+        ("drafters", (*SHORT, "--drafter", "moa", "--set", "repetitions=3")),
     ],
 )
 def test_a_killed_study_goes_on_and_reports_as_an_undisturbed_one(tmp_path, command, options):

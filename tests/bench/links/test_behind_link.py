@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NEW = 120
 CUT_AFTER = 15  # tokens
 CHAIN = ["--mode", "stop-and-wait", "--set", "budget=1"]  # one token a draft: the answer takes many round trips
-NETSIM = [sys.executable, "-m", "outrider_netsim.cli.app", "run", "--profile", "paper-4g", "--seed", "1"]
+NETSIM = [sys.executable, "-m", "outrider_netsim.cli.app", "run", "--profile", "paper-4g", "--set", "seed=1"]
 OUTRIDER = [sys.executable, "-c", "from outrider_client.cli.app import main; main()", "generate", "--json"]
 
 

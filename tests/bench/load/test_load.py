@@ -242,7 +242,7 @@ def test_prompts_are_padded_on_the_left_and_answers_cut_at_their_end():
         (["--set", "tau=9"], "tau=9"),
         (["--clients-kind", "fake"], "need one of replay, real"),
         (["--set", "mode=pipelined"], "replayed clients need one of"),
-        (["--rate", "0"], "more than 0"),
+        (["--set", "rate=0"], "more than 0"),
         (["--profile", "5g-ish"], "5g-ish"),
         (["--server-options", "'"], "server_options"),
         (["--dtype", "int3"], "dtype=int3"),
@@ -261,17 +261,8 @@ def own_cache(tmp_path_factory):
         yield
 
 
-SMALL = [
-    "--set",
-    "families=chat",
-    "--per-family",
-    "4",
-    "--max-new-tokens",
-    "12",
-    "--set",
-    "long_share=0",
-    "--any-cores",
-]
+SMALL = ["--set", "families=chat", "--set", "per-family=4", "--set", "max-new-tokens=12"]
+SMALL += ["--set", "long_share=0", "--set", "any-cores=true"]
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +321,7 @@ def test_a_report_is_shown_again(found, folder):
 @pytest.mark.timeout(900)  # several processes begin with torch: on a busy machine that takes minutes
 def test_an_interrupted_run_measures_what_it_lacks(folder, monkeypatch):
     report, run = folder / "two.json", study.measure_count
-    arguments = ["load", *SMALL, "--set", "requests=1", "--no-control", "--json", str(report), "--clients"]
+    arguments = ["load", *SMALL, "--set", "requests=1", "--set", "control=false", "--json", str(report), "--clients"]
 
     async def interrupted(plan, count, *rest, **others):
         counts.append(count)

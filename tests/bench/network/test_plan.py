@@ -25,9 +25,9 @@ def directory(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(directory) -> dict:
-    options = ["--profile", "lan", "--engine", "proxy", "--mode", "stop-and-wait,levels=3", "--prompts", "2"]
+    options = ["--profile", "lan", "--set", "engine=proxy", "--mode", "stop-and-wait,levels=3", "--prompts", "2"]
     files = ["--json", str(directory / "report.json"), "--plot", str(directory / "report.png")]
-    network(*options, "--families", "qa,math", "--max-new-tokens", "10", *files)
+    network(*options, "--set", "families=qa,math", "--set", "max-new-tokens=10", *files)
     assert (directory / "report.png").stat().st_size > 10_000
     return json.loads((directory / "report.json").read_text())
 
@@ -72,7 +72,7 @@ def test_a_user_s_questions_are_asked_turn_by_turn_over_a_link(tmp_path):
     out, rows = tmp_path / "report.json", tmp_path / "rows.csv"
     options = ["--profile", "none", "--mode", "stop-and-wait", "--questions", str(tmp_path / "asked.jsonl")]
     files = ["--json", str(out), "--csv", str(rows)]
-    network(*options, "--families", "math", "--drafter", "lookup", "--max-new-tokens", "4", *files)
+    network(*options, "--set", "families=math", "--drafter", "lookup", "--set", "max-new-tokens=4", *files)
     report = json.loads(out.read_text())
     assert (report["prompts"], report["families"], report["questions"]) == (2, ["math"], "asked.jsonl")
     assert report["mismatches"] == 0
@@ -86,7 +86,7 @@ def test_client_and_server_get_a_core_each(tmp_path):
     if len(cores := os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
     out = tmp_path / "report.json"
-    options = ["--profile", "none", "--mode", "stop-and-wait", "--prompts", "1", "--max-new-tokens", "2"]
+    options = ["--profile", "none", "--mode", "stop-and-wait", "--prompts", "1", "--set", "max-new-tokens=2"]
     network(*options, "--set", "cores_apart=true", "--json", str(out))
     report = json.loads(out.read_text())
     assert report["cores_apart"] is True
@@ -101,7 +101,7 @@ def test_client_and_server_get_a_core_each(tmp_path):
 
 
 def test_prompts_that_leave_no_room_for_an_answer_are_refused():
-    options = ["--set", "prompt_tokens=1000", "--prompts", "1", "--max-new-tokens", "128"]
+    options = ["--set", "prompt_tokens=1000", "--prompts", "1", "--set", "max-new-tokens=128"]
     result = CliRunner().invoke(app, ["network", "--profile", "none", *options])
     assert isinstance(result.exception, UsageError)
     assert "the target's context leaves room for 896 before max_new_tokens=128" in str(result.exception)
@@ -109,8 +109,8 @@ def test_prompts_that_leave_no_room_for_an_answer_are_refused():
 
 def test_messages_are_measured_by_codec(tmp_path):
     out = tmp_path / "messages.json"
-    codecs = ["--codec", "int8", "--codec", "float32"]
-    network("--table7", "--drafter", "moa", *codecs, "--prompts", "1", "--max-new-tokens", "12", "--json", str(out))
+    sizes = ["--set", "table7=true", "--set", "codec=int8", "--set", "codec=float32", "--set", "max-new-tokens=12"]
+    network("--drafter", "moa", *sizes, "--prompts", "1", "--json", str(out))
     small, large = json.loads(out.read_text())["messages"]
     assert small["draft"] == pytest.approx(large["draft"], rel=0.05)  # features may come too late for a draft
     assert small["draft"] > small["paper_up"] == 4 * small["nodes"]
@@ -125,8 +125,8 @@ def test_messages_are_measured_by_codec(tmp_path):
     [
         (["--profile", "moon"], "profile 'moon' is unknown"),
         (["--mode", "telepathy"], "mode='telepathy'"),
-        (["--families", "poetry"], "families='poetry'"),
-        (["--codec", "zip"], 'codecs="zip"'),
+        (["--set", "families=poetry"], "families='poetry'"),
+        (["--set", "codec=zip"], 'codecs="zip"'),
         (["--pace", "abacus"], "pace abacus"),
     ],
 )

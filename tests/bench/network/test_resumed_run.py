@@ -19,7 +19,7 @@ from outrider_bench.network import link_endpoint
 from outrider_proto.errors import UsageError
 
 COMMAND = [sys.executable, "-c", "from outrider_bench.cli.app import main; main()", "network"]
-SMALL = ("--profile", "none", "--mode", "stop-and-wait", "--prompts", "4", "--runs", "2", "--max-new-tokens", "6")
+SMALL = ("--profile", "none", "--mode", "stop-and-wait", "--prompts", "4", "--runs", "2", "--set", "max-new-tokens=6")
 ANSWERS = 4 * 2 * 3
 # A row of a prompt beyond the first 64 costs 1 ms: a prompt of 256 tokens takes 0.2 s unless its K/V are there.
 PACE = "source = 'made up'\nverify_ms = 3\ndraft_level_ms = 1\nserver_level_ms = 1\nrow_us = 1000\n"
@@ -66,7 +66,7 @@ def test_a_run_that_was_killed_goes_on_and_its_report_is_computed_from_all_rows(
     assert 5 <= len(before) < ANSWERS
     assert not report.exists()
     with pytest.raises(UsageError, match="max_new_tokens=7 here, 6 there"):
-        network(*SMALL, "--json", report, "--max-new-tokens", "7")
+        network(*SMALL, "--json", report, "--set", "max-new-tokens=7")
     assert answers(rows) == before
 
     network(*SMALL, "--json", report, "--csv", table)
@@ -109,7 +109,7 @@ def test_every_way_meets_every_prompt_of_every_run_cold(tmp_path, few_pings):
     report, pace = tmp_path / "run.json", tmp_path / "rows.toml"
     pace.write_text(PACE)
     cold = ("--pace", pace, "--profile", "none", "--prompts", "2", "--runs", "2", "--set", "prompt_tokens=384")
-    network(*cold, "--max-new-tokens", "4", "--mode", "stop-and-wait", "--json", report)
+    network(*cold, "--set", "max-new-tokens=4", "--mode", "stop-and-wait", "--json", report)
     measured = json.loads(report.read_text())
     assert measured["ways"].keys() == {"stream", "server-draft", "stop-and-wait"}
     for row in measured["cases"][0]["answers"]:

@@ -19,7 +19,7 @@ def run(monkeypatch, *arguments):
 
 def test_a_target_writes_chats(monkeypatch, capsys, tmp_path):
     out = tmp_path / "chats.jsonl"
-    options = ["--out", str(out), "--tokens", "40", "--set", "batch=4", "--max-new-tokens", "32"]
+    options = ["--out", str(out), "--tokens", "40", "--set", "batch=4", "--set", "max-new-tokens=32"]
     assert run(monkeypatch, "distill", *options) == 0
     assert f"{out}: " in capsys.readouterr().out
     chats = [json.loads(line) for path in tmp_path.iterdir() for line in path.read_text().splitlines()]

@@ -28,7 +28,8 @@ def test_copies_of_a_command_run_at_once_over_one_link(engine, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIVEN", "given")
     script = "echo $GIVEN > $OUTRIDER_CLIENT; while ! test -e $(((OUTRIDER_CLIENT + 1) % 3)); do sleep 0.02; done; "
-    link = ("--delay", "3ms", "--rate", "5mbit/20mbit", "--seed", "7", "--outage", "50ms@0s", "--outage", "50ms@200ms")
+    link = ("--delay", "3ms", "--rate", "5mbit/20mbit", "--set", "seed=7")
+    link += ("--outage", "50ms@0s", "--outage", "50ms@200ms")
     command = script + "sleep 0.4; exit $((OUTRIDER_CLIENT * 4))"
     done = invoke(*link, "--clients", "3", "--", "sh", "-c", command, engine=engine)
     assert done.exit_code == 4
@@ -98,7 +99,7 @@ def marked(marker: str) -> list[int]:
 
 def test_recordings_are_written_where_they_can_be_and_refused_where_not(engine, tmp_path):
     log, capture = tmp_path / "x.csv", tmp_path / "x.pcapng"
-    both = ["--set", f"packet_log={log}", *(["--pcap", capture] if engine != "proxy" else [])]
+    both = ["--set", f"packet_log={log}", *(["--set", f"pcap={capture}"] if engine != "proxy" else [])]
     done = invoke(*both, "--", "true", engine=engine)
     if engine == "kernel":
         assert done.exit_code == 1

@@ -99,19 +99,8 @@ async def test_a_worker_that_fails_is_an_error():
 
 
 def test_the_command_prints_a_table_or_json():
-    asked = [
-        "probe",
-        "--profile",
-        "paper-4g",
-        "--loss",
-        "0",
-        "--engine",
-        "virtual",
-        "--set",
-        "packets=50",
-        "--seed",
-        "3",
-    ]
+    asked = ["probe", "--profile", "paper-4g", "--loss", "0", "--engine", "virtual"]
+    asked += ["--set", "packets=50", "--set", "seed=3"]
     shown = CliRunner().invoke(app, asked)
     assert shown.exit_code == 0
     for expected in ("mean delay, ms", "26.83", "lost, %", "throughput, Mbit/s", "20.00"):

@@ -15,7 +15,7 @@ from outrider_drafters.readers.config import read_json
 from outrider_lab.paper.claims import Claim, Estimate, Prompts, Report, ratio_of_ratios, speed_ratio, tau_ratio
 from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
 from outrider_lab.paper.exhibits.moa import by_family_table
-from outrider_lab.paper.measurement import Measurement, Reports, as_measured
+from outrider_lab.paper.measurement import Measurement, Reports, as_measured, settings
 from outrider_lab.paper.setup import PaperSetup
 from outrider_lab.studies.depth_sweep import DepthSweepStudy, depth_table
 from outrider_lab.studies.edge_weights import EdgeWeightsStudy
@@ -62,13 +62,10 @@ SLOTS = ("12/125", "8/122", "5/119", "6/116", "8/113", "13/110", "17/107", "17/1
 
 def _depths(setup: PaperSetup) -> Sequence[Measurement]:
     """Return the sweep of chains of 1 to 8 tokens; nothing without an EAGLE-3 head."""
-    extent = setup.extent
     if not setup.present(ROLE):
         return ()
-    counts = ("--per-family", str(extent.per_family_of_sweeps), "--repetitions", str(extent.repetitions))
     levels = "2" if setup.is_quick else "8"
-    asked = (*setup.ask, *counts, "--max-new-tokens", str(extent.new_tokens))
-    return (Measurement(DEPTHS, ("depth-sweep", *setup.drafters([ROLE]), "--levels", levels, *asked)),)
+    return (Measurement(DEPTHS, ("depth-sweep", *setup.drafters([ROLE]), "--levels", levels, *setup.ask_sweep)),)
 
 
 def _ways(report: Report) -> Mapping[str, str]:
@@ -128,8 +125,8 @@ def _show_depths(setup: PaperSetup, reports: Reports) -> Shown:
 def _weights(setup: PaperSetup) -> Sequence[Measurement]:
     if not setup.present(ROLE):
         return ()
-    kinds = ("--weights", "float32", "--weights", "int4") if setup.is_quick else ()
-    counts = ("--per-family", str(setup.extent.per_family), "--max-new-tokens", str(setup.extent.new_tokens))
+    kinds = settings(weights='["float32", "int4"]') if setup.is_quick else ()
+    counts = settings(per_family=setup.extent.per_family, max_new_tokens=setup.extent.new_tokens)
     return (Measurement(WEIGHTS, ("edge-weights", *setup.ask, *setup.drafters([ROLE]), *kinds, *counts)),)
 
 
@@ -197,8 +194,7 @@ def _show_vocabulary(setup: PaperSetup, reports: Reports) -> Shown:
 
 def _passes(setup: PaperSetup) -> Measurement:
     target = () if setup.target is None else ("--target", setup.target)
-    repeats = "3" if setup.is_quick else "30"
-    return Measurement(PASSES, ("verify-cost", *target, "--repeats", repeats))
+    return Measurement(PASSES, ("verify-cost", *target, *settings(repeats=3 if setup.is_quick else 30)))
 
 
 def _gammas(setup: PaperSetup) -> Sequence[Measurement]:

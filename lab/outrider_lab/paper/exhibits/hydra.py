@@ -10,7 +10,7 @@ from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, ta
 from outrider_lab.paper.claims import Claim, Estimate, ratio_of_ratios, share_difference
 from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
 from outrider_lab.paper.exhibits.moa import speed_claims, tau_claims, tau_plot
-from outrider_lab.paper.measurement import Measurement, Reports
+from outrider_lab.paper.measurement import Measurement, Reports, settings
 from outrider_lab.paper.setup import HYDRA_ROLES, OWN_TREES, PaperSetup
 from outrider_lab.studies.options import EPSILONS, TYPICAL_DRAFTERS
 from outrider_lab.studies.typical import TypicalStudy
@@ -25,7 +25,7 @@ from outrider_lab.studies.typical_report import (
 
 PAPER = "Hydra"
 SMALL_TREES, TYPICAL, TYPICAL_HOT = "drafters-small-trees", "typical", "typical-hot"
-SMALL_TREE = ("--breadth", "4", "--levels", "4", "--budget", "8")
+SMALL_TREE = settings(breadth=4, levels=4, budget=8)
 TEMPERATURE, HOT = "0.7", "2.5"
 BEST_EPSILON = 0.15  # by the paper, of Hydra++
 RECIPES = {
@@ -142,17 +142,10 @@ def _typical(setup: PaperSetup) -> Sequence[Measurement]:
     is_sure = setup.is_embedded and not setup.is_quick
     # The checks of the corpus need whole answers.
     length = (2 if is_sure else 1) * extent.new_tokens
-    counts = (
-        "--per-family",
-        f"{extent.per_family}",
-        "--max-new-tokens",
-        f"{length}",
-        "--seeds",
-        f"{extent.repetitions}",
-    )
+    counts = settings(per_family=extent.per_family, max_new_tokens=length, seeds=extent.repetitions)
 
     def measure(name: str, temperature: str, one: PaperSetup, roles: Sequence[str]) -> Measurement:
-        asked = (*one.ask, *one.drafters(roles), "--temperature", temperature, *counts)
+        asked = (*one.ask, *one.drafters(roles), *settings(temperature=temperature), *counts)
         return Measurement(one.measured_as(name), ("typical", *asked), timed=False)
 
     usual = setup.over_seeds(partial(measure, TYPICAL, TEMPERATURE), TYPICAL_DRAFTERS)

@@ -12,7 +12,7 @@ from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, ta
 from outrider_lab.paper.claims import Claim, Estimate, Report, ratio_of_ratios
 from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
 from outrider_lab.paper.exhibits.moa import PAPER
-from outrider_lab.paper.measurement import Measurement, Reports
+from outrider_lab.paper.measurement import Measurement, Reports, settings
 from outrider_lab.paper.setup import PAPERS_CHAIN, PaperSetup
 
 LINKS, MESSAGES = "network", "messages"
@@ -28,7 +28,8 @@ TABLE_3 = {  # tokens per second over 5G and 4G, tau, calls
 }
 TABLE_7 = {"moa": "4M | 3A + 2 A E_kv (TLI + 1)", "eagle2": "4M | 3A + A E", "independent": "4M | 3A"}
 BATCHES = "1,2,4,8"
-QUICK_LOAD = ("--per-family", "1", "--max-new-tokens", "16")  # the target answers all that clients may ask before
+QUICK_LOAD = settings(per_family=1, max_new_tokens=16)  # the target answers all that clients may ask before
+NO_CONTROL = settings(control="false")
 
 
 def network(setup: PaperSetup, roles: Sequence[str]) -> Measurement:
@@ -37,7 +38,7 @@ def network(setup: PaperSetup, roles: Sequence[str]) -> Measurement:
     profiles = PROFILES[-1:] if setup.is_quick else PROFILES
     links = tuple(option for profile in profiles for option in ("--profile", profile))
     modes = ("--mode", PAPERS_MODE, "--mode", OWN_MODE)
-    counts = ("--prompts", str(extent.over_links), "--max-new-tokens", str(extent.new_tokens))
+    counts = settings(prompts=extent.over_links, max_new_tokens=extent.new_tokens)
     drafters = setup.drafters(roles or list(setup.roles)[:4])
     return Measurement(setup.measured_as(LINKS), ("network", *setup.ask, *links, *drafters, *modes, *counts))
 
@@ -159,8 +160,8 @@ def _show_links(setup: PaperSetup, reports: Reports) -> Shown:
 
 def _messages(setup: PaperSetup) -> Measurement:
     drafters = setup.drafters(setup.present("moa_tli1", "moa", "eagle2", "independent"))
-    counts = ("--prompts", str(setup.extent.over_links), "--max-new-tokens", str(setup.extent.new_tokens))
-    return Measurement(MESSAGES, ("network", "--table7", *setup.ask, *drafters, *counts), timed=False)
+    counts = settings(table7="true", prompts=setup.extent.over_links, max_new_tokens=setup.extent.new_tokens)
+    return Measurement(MESSAGES, ("network", *setup.ask, *drafters, *counts), timed=False)
 
 
 def _show_messages(setup: PaperSetup, reports: Reports) -> Shown:
@@ -213,7 +214,7 @@ def batches(setup: PaperSetup, role: str) -> Measurement:
     """Load a server with clients that draft with the drafter of a role; with the first role also with the stream."""
     clients = ("--clients", "2", *QUICK_LOAD) if setup.is_quick else ("--clients", BATCHES)
     options = (*clients, "--clients-kind", "real", "--seconds", str(setup.extent.seconds))
-    only_once = () if role == "moa" and not setup.is_quick else ("--no-control",)
+    only_once = () if role == "moa" and not setup.is_quick else NO_CONTROL
     return Measurement(
         f"batches-{role}", ("load", *setup.ask, *options, *only_once, "--drafter", setup.roles[role], *PAPERS_CHAIN)
     )

@@ -13,7 +13,7 @@ from outrider_lab.paper.claims import Claim, Estimate, share_difference
 from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
 from outrider_lab.paper.exhibits.moa import PAPER
 from outrider_lab.paper.exhibits.moa_links import ROLES
-from outrider_lab.paper.measurement import Measurement, Reports
+from outrider_lab.paper.measurement import Measurement, Reports, settings
 from outrider_lab.paper.setup import PaperSetup
 
 QUALITY, EXACT = "quality", "exact"
@@ -37,20 +37,10 @@ TABLE_8 = (
 
 def _quality(setup: PaperSetup, roles: Sequence[str]) -> Measurement:
     extent = setup.extent
-    counts = ("--code", str(extent.code), "--per-family", str(max(extent.per_family, 2)), "--tau-per-family", "1")
-    options = counts if setup.is_embedded else ()
-    return Measurement(
-        setup.measured_as(QUALITY),
-        (
-            "eval",
-            *setup.ask,
-            *setup.drafters(roles),
-            *options,
-            "--max-new-tokens",
-            str(2 * extent.new_tokens),
-        ),
-        timed=False,
-    )
+    counts = settings(code=extent.code, per_family=max(extent.per_family, 2), tau_per_family=1)
+    options = (*(counts if setup.is_embedded else ()), *settings(max_new_tokens=2 * extent.new_tokens))
+    asked = (*setup.ask, *setup.drafters(roles), *options)
+    return Measurement(setup.measured_as(QUALITY), ("eval", *asked), timed=False)
 
 
 def _show_outage(setup: PaperSetup, reports: Reports) -> Shown:
@@ -134,7 +124,7 @@ def _outage_plot(shares: Mapping[str, Mapping[str, float]], alone: float, path: 
 
 
 def _exactness(setup: PaperSetup) -> Measurement:
-    counts = ("--prompts", str(6 * setup.extent.per_family), "--max-new-tokens", str(setup.extent.new_tokens))
+    counts = settings(prompts=6 * setup.extent.per_family, max_new_tokens=setup.extent.new_tokens)
     return Measurement(EXACT, ("exact", *setup.ask, *setup.drafters(setup.present(*ROLES)), *counts), timed=False)
 
 

@@ -11,8 +11,8 @@ from outrider_bench.core.plots import COLORS, saved_figure
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, table
 from outrider_lab.paper.claims import Claim, Estimate, Report
 from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
-from outrider_lab.paper.exhibits.moa_links import LINKS, PROFILES, QUICK_LOAD, ROLES, all_batches, network
-from outrider_lab.paper.measurement import KEPT, Measurement, Reports, as_measured
+from outrider_lab.paper.exhibits.moa_links import LINKS, NO_CONTROL, PROFILES, QUICK_LOAD, ROLES, all_batches, network
+from outrider_lab.paper.measurement import KEPT, Measurement, Reports, as_measured, settings
 from outrider_lab.paper.setup import PaperSetup
 from outrider_lab.studies.staleness import EXACT, StalenessStudy
 from outrider_lab.virtual.study import SweepStudy
@@ -29,7 +29,7 @@ TAPE = f"{KEPT}.tape.json.gz"
 def _staleness(setup: PaperSetup) -> Sequence[Measurement]:
     roles = setup.present(*LATE_ROLES)
     extent = setup.extent
-    counts = ("--per-family", str(extent.per_family), "--max-new-tokens", str(extent.new_tokens))
+    counts = settings(per_family=extent.per_family, max_new_tokens=extent.new_tokens)
     drafters = setup.drafters(roles[:1] if setup.is_quick else roles)
     return (Measurement(STALENESS, ("staleness", *setup.ask, *drafters, *counts), timed=False),) if roles else ()
 
@@ -76,9 +76,9 @@ def _modes(setup: PaperSetup) -> Sequence[Measurement]:
     role = next(iter(setup.present(*ROLES)), None)
     if role is None:
         return ()
-    limit = ("--max-new-tokens", str(extent.new_tokens))
-    prompts = ("--prompts", str(extent.over_links), *limit)
-    grid = ("--rtt", "5,80", "--verify", "6", "--thin", "0") if setup.is_quick else ("--thin", "0,0.25")
+    limit = settings(max_new_tokens=extent.new_tokens)
+    prompts = (*settings(prompts=extent.over_links), *limit)
+    grid = settings(rtt="5,80", verify="6", thin="0") if setup.is_quick else settings(thin="0,0.25")
     recorded = ("record", "--tape", TAPE, *setup.ask, *setup.drafters([role]), *prompts)
     return (Measurement(MODES, ("sweep", "--tape", TAPE, *grid, *limit), first=recorded, timed=False),)
 
@@ -100,7 +100,7 @@ def _show_modes(setup: PaperSetup, reports: Reports) -> Shown:
 def _capacity(setup: PaperSetup) -> Measurement:
     """Load a server with clients that draft from the known answer, which costs next to nothing."""
     clients = ("1,2", *QUICK_LOAD) if setup.is_quick else ("1,2,4,8,16,32",)
-    options = ("--clients", *clients, "--seconds", str(setup.extent.seconds), "--no-control")
+    options = ("--clients", *clients, "--seconds", str(setup.extent.seconds), *NO_CONTROL)
     return Measurement(CAPACITY, ("load", *setup.ask, *options))
 
 

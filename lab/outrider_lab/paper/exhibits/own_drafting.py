@@ -16,7 +16,7 @@ from outrider_lab.paper.claims import Claim, Prompts, tau_ratio
 from outrider_lab.paper.exhibit import Exhibit, Plot, Shown
 from outrider_lab.paper.exhibits.own import PAPER
 from outrider_lab.paper.exhibits.routing import confidence_difference
-from outrider_lab.paper.measurement import Measurement, Reports
+from outrider_lab.paper.measurement import Measurement, Reports, settings
 from outrider_lab.paper.setup import OWN_TREES, PaperSetup
 
 SAMPLED = "drafters-temperature-1"
@@ -146,7 +146,7 @@ def _calibration_plot(counts: Mapping[str, tuple[Sequence[int], Sequence[int]]],
 
 def _temperatures(setup: PaperSetup) -> Sequence[Measurement]:
     roles = setup.present(*SAMPLED_ROLES)
-    return (setup.own_trees, setup.comparison(SAMPLED, roles, "--temperature", "1")) if roles else ()
+    return (setup.own_trees, setup.comparison(SAMPLED, roles, *settings(temperature=1))) if roles else ()
 
 
 def _show_temperatures(setup: PaperSetup, reports: Reports) -> Shown:

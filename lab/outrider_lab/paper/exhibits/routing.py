@@ -64,13 +64,10 @@ CONFIDENCE = {"EAGLE": ("0.535 > 0.047", "0.497 > 0.054"), "HASS": ("0.442 > 0.1
 
 def _measurements(setup: PaperSetup) -> dict[str, Measurement]:
     """Return a measurement for each system whose two heads are there."""
-    extent = setup.extent
-    counts = ("--per-family", str(extent.per_family_of_sweeps), "--repetitions", str(extent.repetitions))
-    asked = (*setup.ask, *counts, "--max-new-tokens", str(extent.new_tokens))
     return {
         system: Measurement(
             f"routing-{system.lower()}",
-            ("routing", *(word for role in roles for word in ("--heads", setup.roles[role])), *asked),
+            ("routing", *(word for role in roles for word in ("--heads", setup.roles[role])), *setup.ask_sweep),
         )
         for system, roles in SYSTEMS.items()
         if len(setup.present(*roles)) == len(roles)

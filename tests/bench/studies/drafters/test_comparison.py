@@ -56,21 +56,8 @@ def test_speed_of_repetitions_is_their_median_and_has_an_interval():
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> dict:
     directory = tmp_path_factory.mktemp("comparison")
-    command = [
-        "drafters",
-        "--drafter",
-        "moa",
-        "--drafter",
-        "eagle2",
-        "--per-family",
-        "1",
-        "--max-new-tokens",
-        "12",
-        "--levels",
-        "3",
-        "--repetitions",
-        "2",
-    ]
+    command = ["drafters", "--drafter", "moa", "--drafter", "eagle2", "--per-family", "1", "--max-new-tokens", "12"]
+    command += ["--set", "levels=3", "--set", "repetitions=2"]
     command += ["--json", str(directory / "report.json"), "--plot", str(directory / "report.png")]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
@@ -117,7 +104,7 @@ def test_sampled_answers_are_the_plain_loops_own_and_joules_those_of_the_meter(t
     meter = TenWatts([(tmp_path, 2**60)])
     monkeypatch.setattr(EnergyMeter, "of_machine", lambda: meter)
     out = tmp_path / "report.json"
-    sampled = [*SAMPLED, "--temperature", "1.3", "--set", "seed=5", "--repetitions", "1", "--json", str(out)]
+    sampled = [*SAMPLED, "--temperature", "1.3", "--set", "seed=5", "--set", "repetitions=1", "--json", str(out)]
     result = CliRunner().invoke(app, sampled)
     assert result.exit_code == 0, result.output
     report = json.loads(out.read_text())
@@ -148,7 +135,7 @@ def test_a_report_of_before_temperatures_and_joules_is_shown(report, tmp_path):
     [
         (("--temperature", "-1"), "temperature=-1.0: need 0"),
         (("--temperature", "1", "--set", "seed=-2"), "seed=-2: need 0"),
-        (("--temperature", "1", "--assistant", "somewhere"), "temperature=1.0: --assistant needs 0"),
+        (("--temperature", "1", "--set", "assistant=somewhere"), "temperature=1.0: --assistant needs 0"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused(options, message):
@@ -165,8 +152,8 @@ def test_an_assistant_that_is_no_model_is_refused(tmp_path):
 def test_a_history_of_the_same_answers_is_drafted_from(tmp_path):
     asked, out = tmp_path / "questions.jsonl", tmp_path / "report.json"
     asked.write_text('{"prompt": "Who are you?", "category": "a"}\n{"prompt": "Add 17 and 5.", "category": "b"}\n')
-    command = ["drafters", "--drafter", "suffix", "--questions", str(asked), "--before", str(asked)]
-    result = CliRunner().invoke(app, [*command, "--max-new-tokens", "16", "--repetitions", "2", "--json", str(out)])
+    command = ["drafters", "--drafter", "suffix", "--questions", str(asked), "--set", f"before={asked}"]
+    result = CliRunner().invoke(app, [*command, "--max-new-tokens", "16", "--set", "repetitions=2", "--json", str(out)])
     assert result.exit_code == 0, result.output
     report = json.loads(out.read_text())
     without, with_history = (report["drafters"][name] for name in ("suffix", "suffix, history"))

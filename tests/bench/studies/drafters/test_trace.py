@@ -12,7 +12,7 @@ def traced(golden, *options, drafter="moa_tli0/drafter", new_tokens=32, **settin
 
 
 def test_sampled_output_is_the_targets_own(golden):
-    report = traced(golden, "--acceptance", "sampling", "--temperature", 1.1, top_k=40, top_p=0.95, seed=3)
+    report = traced(golden, "--set", "acceptance=sampling", "--set", "temperature=1.1", top_k=40, top_p=0.95, seed=3)
     assert report["matches_baseline"]
     assert any(cycle["accepted"] for cycle in report["cycles"])
 
@@ -58,7 +58,7 @@ def test_a_drafter_without_files_and_with_trees_of_its_own(golden):
 
 
 def test_typical_acceptance_is_not_held_to_the_targets_text(golden):
-    rule = ("--acceptance", "typical", "--temperature", 3)
+    rule = ("--set", "acceptance=typical", "--set", "temperature=3")
     report, exact = traced(golden, *rule, epsilon=0.01, alpha=0.9), traced(golden)
     assert not report["matches_baseline"]
     assert report["baseline_ids"] == exact["output_ids"]
@@ -75,12 +75,12 @@ def test_options_of_the_drafter(golden):
     [
         ({"--prompt-ids": "1,x"}, "need token ids"),
         ({"--prompt-ids": "1,9999"}, "token 9999"),
-        ({"--acceptance": "likely"}, "need greedy, sampling or typical"),
+        ({"--set acceptance": "likely"}, "need greedy, sampling or typical"),
         ({"--target": "no/such/dir"}, "no/such/dir"),
         ({"--set breadth": "0"}, "breadth=0"),
-        ({"--temperature": "-1", "--acceptance": "sampling"}, "temperature=-1"),
-        ({"--temperature": "0", "--acceptance": "typical"}, "temperature=0.0: typical acceptance needs more"),
-        ({"--set epsilon": "2", "--acceptance": "typical"}, "epsilon=2.0"),
+        ({"--set temperature": "-1", "--set acceptance": "sampling"}, "temperature=-1"),
+        ({"--set temperature": "0", "--set acceptance": "typical"}, "temperature=0.0: typical acceptance needs more"),
+        ({"--set epsilon": "2", "--set acceptance": "typical"}, "epsilon=2.0"),
         ({"--set choices": "no-such-set"}, "choices no-such-set: need a .json file or one of"),
         (
             {"--set choices": "mc_sim_7b_63", "--set levels": "3"},

@@ -94,7 +94,7 @@ def test_heads(case, run, tmp_path):
     choices.write_text(json.dumps(meta["choices"]))
     rule, settings = [], {"choices": choices}
     if expected["temperature"]:
-        rule = ["--acceptance", "typical", "--temperature", expected["temperature"]]
+        rule = ["--set", "acceptance=typical", "--set", f"temperature={expected['temperature']}"]
         settings |= {"epsilon": expected["posterior_threshold"], "alpha": expected["posterior_alpha"]}
     new_tokens = len(expected["output"]) - len(expected["prompt"])
     report = trace(case, HEADS_TARGET, expected["prompt"], new_tokens, *rule, **settings)

@@ -83,7 +83,8 @@ def test_a_context_that_leaves_no_room_is_refused():
 
 def test_the_command_reports_and_draws(tmp_path):
     report, picture = tmp_path / "cost.json", tmp_path / "cost.png"
-    options = ["--target", GOLDEN / "target_tiny", "--context", 9, "--repeats", 1, "--json", report, "--plot", picture]
+    options = ["--target", GOLDEN / "target_tiny", "--context", 9, "--set", "repeats=1"]
+    options += ["--json", report, "--plot", picture]
     result = CliRunner().invoke(app, ["verify-cost", *map(str, options)])
     assert result.exit_code == 0, result.output
     told = json.loads(report.read_text())
