@@ -10,27 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from outrider_bench.harness.options import (
-    DEFAULT_CODEC,
     DeviceOption,
     DraftersOption,
     DtypeOption,
     FamiliesOption,
     OrderSeedOption,
     ThreadsOption,
-    codec_of,
     drafters_for,
     source_of,
     sources_of,
 )
 from outrider_bench.harness.study import TargetOptions
-from outrider_netsim import EngineChoice
 from outrider_proto.errors import UsageError
 from outrider_proto.options.fields import Flag
 
 if TYPE_CHECKING:
     from outrider_lab.spec.plan import SpecPlan
 
-PROFILE, MODE = "paper-5g", "auto"
 SUMMARY = "summary.json"
 
 
@@ -54,16 +50,6 @@ class SpecOptions(TargetOptions):
         tuple[str, ...],
         Flag("own (the drafter's default), auto (as large as pays), chain or tree; repeatable; default: own, auto."),
     ] = ()
-    mode: Annotated[
-        tuple[str, ...],
-        Flag(
-            f"Answer over an emulated link in this mode; repeatable; default with --profile: {MODE}.",
-            metavar="MODE[,OPTION=VALUE...]",
-        ),
-    ] = ()
-    profile: Annotated[
-        tuple[str, ...], Flag(f"Profile of the link, or none; repeatable; default with --mode: {PROFILE}.")
-    ] = ()
     families: FamiliesOption = ()
     max_new_tokens: Annotated[int, Field(ge=1), Flag("New tokens per turn.")] = 1024
     runs: Annotated[int, Field(ge=1), Flag("Times that every question is asked.")] = 1
@@ -71,10 +57,6 @@ class SpecOptions(TargetOptions):
     dtype: DtypeOption = "float32"
     device: DeviceOption = "cpu"
     threads: ThreadsOption = None
-    codec: Annotated[str, Flag("Feature codec over a link.")] = DEFAULT_CODEC
-    engine: Annotated[EngineChoice, Flag("What emulates the link; auto takes the best that this machine allows.")] = (
-        "auto"
-    )
 
     @cached_property
     def plan(self) -> SpecPlan:
@@ -85,14 +67,11 @@ class SpecOptions(TargetOptions):
             raise UsageError("what to do: need --questions and --out, or --summarize")
         shipped = drafters_for(self.directory)
         chosen = drafter_names(list(sources_of(self.drafter or shipped).values()))
-        over_link = self.mode or self.profile
         return SpecPlan(
             target=self.directory,
             source=source_of(self.directory, self.questions, self.families),
             drafters=chosen,
             assistant=assistant_among([*chosen.values(), *sources_of(shipped).values()]),
-            modes=list(dict.fromkeys(self.mode or [MODE])) if over_link else [],
-            profiles=list(dict.fromkeys(self.profile or [PROFILE])) if over_link else [],
             trees=list(dict.fromkeys(self.tree or [OWN_TREE, AUTO_TREE])),
             max_new_tokens=self.max_new_tokens,
             runs=self.runs,
@@ -100,8 +79,6 @@ class SpecOptions(TargetOptions):
             dtype=self.dtype,
             device=self.device,
             threads=self.threads,
-            codec=codec_of(self.codec),
-            engine=self.engine,
         )
 
     @property

@@ -7,22 +7,19 @@ import random
 import time
 import uuid
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import torch
 
 from outrider_bench.core.pair import COLD, InProcessPair, in_process
-from outrider_bench.core.processes import ServerProcess
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import WARM_UP, too_long, turn_prompt
 from outrider_bench.core.reference_answers import LOOKUP_TOKENS, GenerateModel, departure
 from outrider_bench.core.tables import show_line
-from outrider_bench.network.link_endpoint import open_link, profile_or_none
-from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
-from outrider_lab.spec.plan import ASSISTANT, BASELINE, IN_PROCESS, LOOKUP, PLAIN, ClientSpec, SpecPlan
+from outrider_lab.spec.plan import ASSISTANT, BASELINE, LOOKUP, PLAIN, SpecPlan
 from outrider_lab.spec.records import QuestionRecord, TurnRecord, record_name
 from outrider_lab.spec.ways import ClientWay, GenerateWay, PlainWay, Way
 from outrider_models.core.questions import UserQuestion
@@ -78,17 +75,14 @@ async def answer_all(
         return
     counter = ProgressCounter(step, "answers", len(slots))
     loaded = _Loaded.load(plan)
-    with ExitStack() as servers:
-        server = servers.enter_context(ServerProcess(plan.server_options)).address if plan.profiles else None
-        for run in sorted({run for run, _, _ in slots}):
-            async with AsyncExitStack() as stack:
-                # Each run has other links, of the next seed: with one seed, all would lose the same packets.
-                ways = await loaded.ways(plan, server, plan.seed + run, stack)
-                await _warm_up(ways, loaded.models, asked.questions[0])
-                for _, question, way in (slot for slot in slots if slot[0] == run):
-                    turns = await _ask(ways[way], question, loaded.models, plan.max_new_tokens)
-                    yield _record(run, question, way, turns)
-                    counter()
+    for run in sorted({run for run, _, _ in slots}):
+        async with AsyncExitStack() as stack:
+            ways = await loaded.ways(plan, stack)
+            await _warm_up(ways, loaded.models, asked.questions[0])
+            for _, question, way in (slot for slot in slots if slot[0] == run):
+                turns = await _ask(ways[way], question, loaded.models, plan.max_new_tokens)
+                yield _record(run, question, way, turns)
+                counter()
 
 
 def largest_gaps(plan: SpecPlan, asked: Asked, records: Sequence[QuestionRecord]) -> dict[str, float | None]:
@@ -139,7 +133,7 @@ class _Loaded:
 
     models: LocalModels
     plain: Target
-    serving: Target | None
+    serving: Target
     generate: GenerateModel
     assistant: GenerateModel | None
 
@@ -156,11 +150,11 @@ class _Loaded:
         assistant = None
         if plan.assistant is not None:
             assistant = GenerateModel.load(plan.assistant, plain.kv.dtype, plan.device, plain.eos_token_ids)
-        serving = None if plan.profiles else Target.load(str(plan.target), plan.dtype, plan.device)
+        serving = Target.load(str(plan.target), plan.dtype, plan.device)
         return cls(models, plain, serving, generate, assistant)
 
-    async def ways(self, plan: SpecPlan, server: str | None, seed: int, stack: AsyncExitStack) -> dict[str, Way]:
-        """Return all ways by name; ours have sessions of their own."""
+    async def ways(self, plan: SpecPlan, stack: AsyncExitStack) -> dict[str, Way]:
+        """Return all ways by name; ours have sessions of their own, and all with the same drafter share its models."""
         ways: dict[str, Way] = {
             BASELINE: GenerateWay(self.generate, {}),
             LOOKUP: GenerateWay(self.generate, {"prompt_lookup_num_tokens": LOOKUP_TOKENS}),
@@ -168,36 +162,15 @@ class _Loaded:
         }
         if self.assistant is not None:
             ways[ASSISTANT] = GenerateWay(self.generate, self.generate.with_assistant(self.assistant))
-        clients = _Clients(plan, self.serving, stack)
-        for profile in plan.profiles:
-            assert server is not None
-            link = await stack.enter_async_context(open_link(profile_or_none(profile), server, plan.engine, seed))
-            clients.addresses[profile] = link.address
         forget = turn_prompt(self.models, WARM_UP, ())
+        pairs: dict[str, InProcessPair] = {}
         for name, spec in plan.clients.items():
-            ways[name] = ClientWay(await clients.client(spec), forget, dict(spec.choices))
+            if spec.drafter not in pairs:
+                pair = in_process(plan.target, plan.config(spec), self.serving, COLD)
+                pairs[spec.drafter] = await stack.enter_async_context(pair)
+            client = await stack.enter_async_context(pairs[spec.drafter].client())
+            ways[name] = ClientWay(client, forget, dict(spec.choices))
         return ways
-
-
-class _Clients:
-    """Our clients of one run: each has a session of its own, and all with the same drafter share its models."""
-
-    def __init__(self, plan: SpecPlan, serving: Target | None, stack: AsyncExitStack) -> None:
-        self._plan, self._serving, self._stack = plan, serving, stack
-        self._pairs: dict[str | None, InProcessPair] = {}
-        self._models: dict[str | None, LocalModels] = {}
-        self.addresses: dict[str, str] = {}  # by profile
-
-    async def client(self, spec: ClientSpec) -> AsyncClient:
-        config = self._plan.config(spec, self.addresses.get(spec.profile))
-        if spec.profile == IN_PROCESS:
-            if spec.drafter not in self._pairs:
-                pair = in_process(self._plan.target, config, self._serving, COLD)
-                self._pairs[spec.drafter] = await self._stack.enter_async_context(pair)
-            return await self._stack.enter_async_context(self._pairs[spec.drafter].client())
-        if spec.drafter not in self._models:
-            self._models[spec.drafter] = LocalModels.load(config)
-        return await self._stack.enter_async_context(AsyncClient(config, models=self._models[spec.drafter]))
 
 
 async def _warm_up(ways: Mapping[str, Way], models: LocalModels, question: UserQuestion) -> None:

@@ -75,7 +75,7 @@ class PlainWay:
     target: Target
 
     async def answer(self, prompt: Sequence[int], limit: int) -> WayAnswer:
-        # In a thread: the loop of events has links to keep alive.
+        # In a thread, which ends after the pass in hand when it is interrupted.
         return await in_thread(partial(self._answer, prompt, limit))
 
     def _answer(self, prompt: Sequence[int], limit: int, check: Check) -> WayAnswer:

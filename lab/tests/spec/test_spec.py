@@ -171,28 +171,13 @@ def test_ways_of_an_earlier_run_leave_no_files(tmp_path):
     assert names == {"generate", "generate-lookup", "generate-assistant", "plain", "lookup-chain", "mine"}
 
 
-def test_modes_answer_over_a_link(tmp_path):
-    (tmp_path / "question.jsonl").write_text(json.dumps(QUESTIONS[1]))
-    link = ["--set", "profile=none", "--set", "mode=stream", "--set", "mode=pipelined,in_flight=3"]
-    asked = ["--questions", tmp_path / "question.jsonl", "--set", "max-new-tokens=3", "--out", tmp_path / "out"]
-    spec(*asked, *link, "--drafter", "lookup")
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert {"stream-none", "lookup-pipelined-in_flight=3-none"} < set(summary["ways"])
-    assert {one["answers"] for one in summary["differing"].values()} == {0}
-    assert summary["ways"]["stream-none"]["qa"]["mean"]["mean_accepted_tokens"] == 1
-    assert summary["ttft_s"]["stream-none"] > 0
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ((), "need --questions and --out, or --summarize"),
         (("--set", "tree=bush"), "tree='bush': choose from own, auto, chain, tree"),
         (("--drafter", "/nowhere"), "/nowhere"),
-        (("--set", "mode=telepathy"), "mode='telepathy'"),
-        (("--set", "profile=moon"), "profile 'moon' is unknown"),
         (("--set", "families=maths"), "families='maths': choose from qa"),
-        (("--set", "codec=zip"), "codec='zip': choose from"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_loaded(tmp_path, wrong, message):
