@@ -40,7 +40,7 @@ def test_every_command_has_help_for_every_option(name):
 )
 def test_a_report_shows_the_same_tables_and_plot_again(tmp_path, command, options, draws):
     report, first, again = (tmp_path / name for name in ("report.json", "first.png", "again.png"))
-    measured = run(command, *options, "--json", report, *(("--plot", first) if draws else ()))
+    measured = run(command, *options, "--json", report, *(settings(plot=first) if draws else ()))
     assert measured.exit_code == 0, measured.output
     shown = run("show", report, *(("--plot", again) if draws else ()))
     assert shown.exit_code == 0, shown.output

@@ -89,7 +89,7 @@ def test_generated_traces_check_and_repeat_by_seed(tmp_path, name):
 def test_what_experts_set_is_listed():
     listed = run("run", "--set", "list").output
     names = re.findall(r"^([\w-]+):", listed, re.MULTILINE)
-    assert names == ["distribution", "queue", "in-order", "congestion", "packet-log"]
+    assert names == ["distribution", "queue", "in-order", "seed", "congestion", "pcap", "packet-log", "quiet"]
 
 
 def test_clean_prints_what_it_did(monkeypatch):
