@@ -27,12 +27,6 @@ def test_a_paired_ratio_is_narrow_however_different_the_prompts_are():
     assert high - low < 0.06  # unpaired, the spread of the prompts alone would make it wider than 0.4
 
 
-def test_speeds_are_compared_prompt_by_prompt():
-    found = speed_ratio(prompts(), "a", "b")
-    assert found.figure == pytest.approx(1.2, abs=0.03)
-    assert found.interval[0] > 1.1
-
-
 @pytest.mark.parametrize(
     ("measured", "bound", "outcome"),
     [
@@ -76,22 +70,6 @@ def test_seeds_that_agree_hold_and_seeds_that_do_not_leave_a_claim_undecided():
         assert differing.interval[0] < 0.92
         assert differing.interval[1] > 1.18
         assert Claim("a > b", "", differing).outcome == "undecided"
-
-
-def test_a_seed_without_one_of_the_two_does_not_count():
-    others = [{**one, "judged": {"a": 9}, "seconds": {"a": [1.0, 1.0]}} for one in prompts()]
-    for ratio in (tau_ratio, speed_ratio):
-        assert ratio(prompts(), "a", "b", [others, []]) == ratio(prompts(), "a", "b")
-
-
-def test_the_list_says_of_how_many_seeds_a_claim_is_once_there_are_several():
-    one, two = (Claim("a > b", "2 > 1", Estimate(1.2, (1.1, 1.3), seeds)) for seeds in (1, 2))
-    none = Claim("c", "", None)
-    assert "seeds" not in claims_table([("here", one), ("here", none)]).columns
-    made = claims_table([("here", one), ("here", two), ("here", none)])
-    assert made.columns[4] == "seeds"
-    assert [row[4] for row in made.rows] == ["1", "2", "-"]
-    assert "seeds and prompts drawn at random" in made.caption
 
 
 def test_shares_of_the_same_questions_are_subtracted():

@@ -80,29 +80,6 @@ def typical(*drafters, right=None, temperature=0.7):
     return TypicalStudy.as_dict(TypicalReport(temperature, results))
 
 
-def test_without_the_variants_only_what_the_shipped_drafters_show_is_left():
-    left = {name for name in EXHIBITS if name.startswith("hydra-") and not EXHIBITS[name].needs(setup_of())}
-    assert left == {"hydra-figure-2", "hydra-figure-3", "hydra-figure-4"}
-    assert not [name for name in left if not EXHIBITS[name].needs(setup_of(*TRAINED))]
-    assert EXHIBITS["hydra-figure-3"].needs(setup_of("hydra_noise=trained/hydra_noise"))
-
-
-def test_all_figures_of_heads_share_two_runs_and_one_of_them_with_the_base_paper():
-    setup = setup_of(*TRAINED)
-    needed = {one for number in range(2, 6) for one in EXHIBITS[f"hydra-figure-{number}"].needs(setup)}
-    assert {one.name for one in needed} == {OWN_TREES, SMALL_TREES}
-    assert needed & set(EXHIBITS["moa-table-2"].needs(setup))
-
-
-def test_the_quick_report_asks_two_commands_more():
-    setup = setup_of(quick=True)
-    moa, hydra = (
-        {one.name for name, exhibit in EXHIBITS.items() if name.startswith(paper) for one in exhibit.needs(setup)}
-        for paper in ("moa-", "hydra-")
-    )
-    assert hydra - moa == {SMALL_TREES, TYPICAL}
-
-
 def test_every_ordering_of_heads_holds_where_the_figures_say_so():
     setup, report = setup_of(*TRAINED), compared(*HYDRA_ROLES)
     expected = {
@@ -134,11 +111,6 @@ def test_orderings_are_held_against_all_seeds():
         "speed: hydra > hydra_plain": "holds",
     }
     assert [claim.measured.seeds for claim in shown.claims] == [2, 1, 2, 2]
-
-
-def test_tau_and_speed_are_held_apart():
-    shown = show("hydra-figure-2", setup_of(*TRAINED), compared(*HYDRA_ROLES, worse=("hydra_plain",)))
-    assert outcomes(shown) == {"tau: hydra_plain > medusa": "holds", "speed: hydra_plain > medusa": "fails"}
 
 
 def test_a_missing_drafter_leaves_its_claims_unmeasured(tmp_path):
@@ -189,12 +161,3 @@ def test_typical_acceptance_of_one_drafter_compares_it_with_nobody(there):
     found = outcomes(shown)
     assert found.pop(f"tau, temperature 0.7: {there} with epsilon 0.05 > 0.25") == "holds"
     assert set(found.values()) == {"not measured"}
-
-
-def test_of_another_target_the_paper_s_temperature_counts(tmp_path):
-    asked = tmp_path / "asked.jsonl"
-    asked.write_text('"Who are you?"\n')
-    (needed,) = EXHIBITS["hydra-figure-6"].needs(paper_setup("smollm2", (), asked, quick=False))
-    assert needed.arguments[:5] == ("typical", "--target", "smollm2", "--set", f"questions={asked}")
-    assert "smollm2/medusa" in needed.arguments
-    assert "temperature=0.7" in needed.arguments

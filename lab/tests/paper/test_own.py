@@ -11,7 +11,7 @@ from outrider_bench.studies.drafters.comparison import ComparisonStudy
 from outrider_lab.paper.claims import Estimate
 from outrider_lab.paper.exhibits import moa, own, own_drafting
 from outrider_lab.paper.exhibits.moa import OWN_TREES
-from outrider_lab.paper.exhibits.own import clients_within, pareto
+from outrider_lab.paper.exhibits.own import clients_within
 from outrider_lab.paper.exhibits.own_drafting import SAMPLED, calibration_error
 from outrider_lab.paper.measurement import KEPT, Measurement, MeasurementError, settings, take_all
 from outrider_lab.paper.setup import paper_setup
@@ -81,10 +81,6 @@ def test_clients_count_up_to_the_first_number_that_is_too_slow(setup):
     assert "WRONG" in SHOWN["own-clients"](setup, {"clients": {"runs": [{**runs[0], "wrong": 1}]}}).notes[0]
 
 
-def test_a_point_of_the_front_is_not_beaten_in_both():
-    assert pareto([(1.0, 9.0), (2.0, 5.0), (1.0, 8.0), (3.0, 1.0), (2.0, 5.0)]) == {(1.0, 9.0), (2.0, 5.0), (3.0, 1.0)}
-
-
 def test_users_and_server_stand_side_by_side(setup):
     reports = {
         "batches-moa": {"runs": [run(1, 5, 60.0), run(2, 9, 80.0)], "streams": [run(1, 5, 40.0)]},
@@ -133,23 +129,6 @@ def test_tau_of_both_temperatures_is_compared_prompt_by_prompt(setup):
     assert [claim.outcome for claim in shown.claims] == ["holds", "undecided"]
     # The same prompts are as easy in both runs, which leaves nothing to chance.
     assert shown.claims[1].measured == Estimate(1.0, (1.0, 1.0))
-
-
-def test_of_another_target_its_own_drafters_are_sampled(tmp_path):
-    questions = tmp_path / "questions.jsonl"
-    questions.write_text('"Who are you?"\n')
-    own, sampled = EXHIBITS["own-temperature"].needs(paper_setup("smollm2", (), questions, quick=False))
-    assert own.name == OWN_TREES
-    assert sampled.arguments[-2:] == ("--set", "temperature=1")
-    assert {"smollm2/moa", "smollm2/eagle2", "smollm2/eagle3"} <= set(sampled.arguments)
-
-
-def test_energy_is_shown_where_it_was_measured(setup):
-    report = as_json(ComparisonStudy, compared({"moa": 3.0, "eagle2": 2.0}))
-    assert len(SHOWN["moa-a5"](setup, {OWN_TREES: report}).tables) == 1
-    report["speeds"]["moa"] |= {"joules_per_token": 0.125, "joules_per_token_ci95": [0.1, 0.15]}
-    del report["speeds"]["eagle2"]["joules_per_token"]  # as in older reports
-    assert SHOWN["moa-a5"](setup, {OWN_TREES: report}).tables[1].rows == (("moa", "0.125 ±0.025"),)
 
 
 def test_what_a_measurement_needs_is_made_first_and_found_by_it(tmp_path):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from outrider_lab.corpus import generate
-from outrider_lab.training.tokenizer import SPECIALS, encode_samples, save_tokenizer, special_id, train_tokenizer
+from outrider_lab.training.tokenizer import SPECIALS, encode_samples, save_tokenizer, train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -22,19 +22,6 @@ def test_round_trip(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text).ids) == text or any(special in text for special in SPECIALS)
 
 
-def test_specials_come_first_and_size_is_as_asked(tokenizer):
-    assert tokenizer.get_vocab_size() == 512
-    assert [special_id(tokenizer, token) for token in SPECIALS] == [0, 1, 2, 3, 4]
-
-
-def test_digits_are_split(tokenizer):
-    assert len(tokenizer.encode("2048").ids) == 4
-
-
-def test_plain_encoding_adds_nothing(loaded):
-    assert loaded.decode(loaded("Hello there 12")["input_ids"]) == "Hello there 12"
-
-
 def test_chat_template_equals_the_training_stream(tokenizer, loaded):
     samples = list(generate("chat", "test", 1, 5))
     for sample, encoded in zip(samples, encode_samples(tokenizer, samples), strict=True):
@@ -45,13 +32,6 @@ def test_chat_template_equals_the_training_stream(tokenizer, loaded):
         assert encoded.ids[-1] == loaded.eos_token_id
         replies = [i for i, reply in zip(encoded.ids, encoded.is_reply, strict=True) if reply]
         assert tokenizer.decode(replies).endswith(sample.answer)
-
-
-def test_a_foreign_tokenizer_is_refused():
-    from tokenizers import Tokenizer, models
-
-    with pytest.raises(ValueError, match="no token"):
-        special_id(Tokenizer(models.BPE()), "<|bos|>")
 
 
 def test_training_is_deterministic():

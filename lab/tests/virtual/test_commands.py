@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from outrider_lab.cli.app import app
 from outrider_lab.paper.measurement import settings
-from outrider_lab.virtual.sweep import SweepGrid
 from outrider_proto.errors import UsageError
 
 from .tapes import CYCLE, LEVELS, NEVER, RIGHT, SECOND, recording_of, tape_of
@@ -94,17 +93,6 @@ def test_a_replay_writes_a_row_per_answer_from_which_its_speed_follows(tape):
     assert len(report["cases"][0]["answers"]) == len(rows)
 
 
-def test_a_sweep_writes_a_row_per_answer_with_its_point(tape):
-    answers = tape.with_name("answers.csv")
-    grid = settings(rtt="0,200", verify=6, thin="0,0.5", max_new_tokens=NEW)
-    run(tape, "sweep", *grid, *TREES, *settings(mode="stop-and-wait", csv=answers))
-    rows = rows_of(answers)
-    points = {(row["nominal_rtt_ms"], row["nominal_verify_ms"], row["thin"]) for row in rows}
-    assert points == {("0.0", "6.0", "0.0"), ("200.0", "6.0", "0.0"), ("0.0", "6.0", "0.5"), ("200.0", "6.0", "0.5")}
-    assert len(rows) == 4 * 3
-    assert next(iter(rows[0])) == "nominal_rtt_ms"
-
-
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_replayed(tape):
     result, _ = run(tape, "sweep", *settings(max_new_tokens=NEW, csv=tape / "answers.csv"))
     assert isinstance(result.exception, UsageError)
@@ -132,7 +120,3 @@ def test_a_lead_is_decided_where_it_holds_for_other_prompts(tmp_path):
 def test_a_grid_is_numbers_in_order(tape, option, value):
     result, _ = run(tape, "sweep", option, value, "--set", f"max-new-tokens={NEW}")
     assert isinstance(result.exception, UsageError)
-
-
-def test_a_grid_counts_its_points():
-    assert len(list(SweepGrid((0.0, 5.0), (6.0,), (0.0, 0.1)))) == len(SweepGrid((0.0, 5.0), (6.0,), (0.0, 0.1))) == 4

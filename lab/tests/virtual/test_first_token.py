@@ -5,7 +5,6 @@ import pytest
 from outrider_bench.core.prompts import lengthened, questions
 from outrider_bench.network.metrics import FirstToken
 from outrider_bench.network.timed_answer import Arrival, TimedAnswer
-from outrider_bench.network.variants import ModeVariant
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.statistics import Statistics
 from outrider_client.models.local_models import LocalModels
@@ -48,16 +47,6 @@ def test_a_question_is_asked_after_others_that_no_other_prompt_has(models):
     openings = {after.sample.messages[0].content for after in late}
     assert len(openings) == len(late)
     assert lengthened(asked, models, 300) == late
-
-
-def test_prompts_that_are_long_enough_stay(models):
-    asked = questions(models, lambda family: family == "math")
-    assert lengthened(asked, models, 1) == asked
-
-
-def test_the_opening_can_be_left_out():
-    variant = ModeVariant.parse("stop-and-wait,opening=false", {})
-    assert variant.configured(ClientConfig()).opening is False
 
 
 def test_a_tape_s_answers_are_the_same_after_longer_prompts():

@@ -4,20 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from outrider_bench.core.answer_record import gather
 from outrider_bench.network.variants import ModeVariant
 from outrider_drafters.emulation.pace import Pace
-from outrider_lab.virtual.replay import ReplaySetup, answers, replay, replaying
+from outrider_lab.virtual.replay import ReplaySetup, answers, replay
 from outrider_lab.virtual.tape import Thinning, thinned
 from outrider_lab.virtual.texts import TapedTexts
 from outrider_netsim import Direction, Profile, profile_named
-from outrider_netsim.virtual.link import VirtualLink
 from outrider_proto.errors import UsageError
 
-from .tapes import CYCLE, LEVELS, NEVER, PROMPT, RIGHT, SECOND, answer_of, recording_of, tape_of, texts_of
+from .tapes import CYCLE, LEVELS, NEVER, RIGHT, SECOND, answer_of, recording_of, tape_of, texts_of
 
 NEW = 1 + 8 * CYCLE  # the prompt's own token, and eight cycles in which all is accepted
-LONG = 1 + 40 * CYCLE
 DELAY_MS = 40.0
 PACE = Pace("hand", "made up", verify_ms=30.0, draft_level_ms=6.0, server_level_ms=4.0, batch_factors={8: 1.0})
 T_V, T_D, T_S, R = 0.030, 0.006, 0.004, 2 * DELAY_MS / 1e3
@@ -78,18 +75,6 @@ def test_the_stream_is_blind_to_the_round_trip():
     assert found.target_calls == NEW
 
 
-def test_eta_is_the_share_of_the_bound():
-    found = variant_metrics("stop-and-wait", setup())
-    assert found.rtt_ms == pytest.approx(R * 1e3)
-    assert found.eta == pytest.approx((R + T_V) / (LEVELS * T_D + R + T_V), rel=1e-6)
-
-
-def test_shorter_drafts_commit_less_a_cycle():
-    found = variant_metrics("stop-and-wait,levels=2", replace(setup(), max_new_tokens=1 + 6 * 3))
-    assert found.mean_acceptance_length == 3
-    assert found.target_calls == 1 + 6
-
-
 def test_a_draft_made_ahead_costs_no_drafting():
     """The whole chain and the bonus the drafter believes in: the likeliest outcome, each time."""
     found = variant_metrics("proactive,outcomes=1", setup())
@@ -106,13 +91,6 @@ def test_a_bonus_that_the_drafter_holds_second_takes_more_than_one_outcome():
     assert one.target_calls == eight.target_calls == 1 + 8
     assert eight.tokens_per_second > one.tokens_per_second
     assert one.tokens_per_second == pytest.approx(speed("stop-and-wait", on), rel=0.1)  # guessing never delays much
-
-
-def test_a_bonus_out_of_reach_is_never_predicted():
-    on = setup(lambda number: NEVER if ends_of_cycles(number) else RIGHT)
-    found = variant_metrics("proactive", on)
-    assert found.hit_rate == 0.0
-    assert found.mean_acceptance_length == CYCLE
 
 
 def test_two_drafts_in_flight_share_a_round_trip():
@@ -154,12 +132,6 @@ def test_stale_drafts_cost_the_server_nothing():
     assert found.server_busy_ms_per_token == pytest.approx(T_V * 1e3 / CYCLE, rel=1e-6)
 
 
-def test_a_wide_batch_of_outcomes_takes_longer():
-    slow = replace(PACE, draft_level_ms=25.0, batch_factors={1: 1.0, 8: 3.0})
-    alone, together = (variant_metrics(f"proactive,outcomes={n}", setup(pace=slow)) for n in (1, 8))
-    assert together.tokens_per_second < alone.tokens_per_second
-
-
 @pytest.mark.parametrize(
     ("text", "profile"), [*((text, "paper-4g") for text in MODES), ("pipelined", "lte-edge"), ("proactive", "wifi")]
 )
@@ -196,45 +168,6 @@ def test_features_have_the_size_of_padded_rows():
     assert waits.tokens_per_second < goes_on.tokens_per_second
 
 
-@pytest.mark.parametrize(("repeated", "round_trips"), [(10, 1), (30, 2)])
-def test_the_features_of_a_prompt_wait_for_the_congestion_window(repeated, round_trips):
-    """22 and 72 kB after a pause: 10 packets at once, 20 a round trip later, 40 after the next."""
-    wide = replace(PACE, feature_width=2048)
-    way = variant("stop-and-wait,wait_for_features=true,opening=false")
-    before = recording_of(NEW, name="hand-1", prompt=(9, 8), salt=5)
-    at_ms = []
-    for times in (1, repeated):
-        asked = recording_of(NEW, prompt=(4, 5, 6, 7) * times)
-        on = ReplaySetup(texts_of(asked, before), STEADY, wide, "lean", NEW)
-        first, drafted, *_ = answers(on, way, 1)[0].arrivals
-        at_ms.append(drafted.at_ms - first.at_ms)
-    assert at_ms[1] - at_ms[0] == pytest.approx(round_trips * R * 1e3, abs=5.0)
-
-
-@pytest.mark.parametrize(
-    ("rate_bps", "codec", "asked"),
-    [(5e6, "lean", {None}), (500e3, "lean", {"leaner"}), (500e3, "int4-grouped", {None})],
-)
-def test_auto_has_features_sent_coarser_where_they_fill_the_link(rate_bps, codec, asked):
-    """Unless the caller chose how fine they are."""
-    profile = Profile.symmetric("slow", Direction(DELAY_MS / 2, rate_bps=rate_bps))
-    wide = replace(PACE, feature_width=2048)
-    on = ReplaySetup(texts_of(recording_of(LONG)), profile, wide, codec, LONG, server_draft=False)
-    answers = auto_answers(on, 3)
-    assert [answer.token_ids for answer in answers] == [answer_of(LONG)] * 3
-    assert {cycle.request.codec for cycle in answers[-1].cycles} == asked
-
-
-def auto_answers(on, count):
-    link = VirtualLink(on.profile, seed=1)
-
-    async def answered():
-        async with replaying(on, variant("auto"), link) as client:
-            return [await gather(client, PROMPT) for _ in range(count)]
-
-    return link.clock.run(answered())
-
-
 def test_a_thinned_tape_is_slower_and_never_wrong():
     tape = tape_of(recording_of(NEW))
     taus = []
@@ -256,15 +189,3 @@ def test_a_replay_cannot_ask_for_more_than_was_taped():
 def test_trees_that_were_not_taped_are_refused_on_either_side(text):
     with pytest.raises(UsageError, match="the tape has"):
         answers(setup(), ModeVariant.parse(text, {**CHAIN, "levels": LEVELS + 1, "budget": LEVELS + 1}), 1)
-
-
-def test_the_prompt_is_of_the_tape():
-    assert texts_of(recording_of(NEW)).of((*PROMPT, *answer_of(4))).recording.prompt == PROMPT
-
-
-def test_a_drafter_that_waits_for_features_need_not_wait_long_after_the_server_was_stopped():
-    texts = recording_of(NEW, prompt=(1, 2, 3) * 14), recording_of(NEW, name="hand-1", prompt=(3, 2, 1) * 14, salt=5)
-    slow = Profile.symmetric("20 ms", Direction(10.0, rate_bps=2e5))
-    on = ReplaySetup(texts_of(*texts), slow, PACE, max_new_tokens=NEW)
-    waiting, going_on = (speed(f"stop-and-wait,wait_for_features={wait}", on) for wait in ("true", "false"))
-    assert waiting > 0.8 * going_on

@@ -12,7 +12,7 @@ from outrider_models.core.questions import UserQuestion
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 
-from .tapes import BELIEVED, LEVELS, NEVER, PROMPT, RIGHT, SECOND, guess, recording_of, tape_of, texts_of
+from .tapes import BELIEVED, LEVELS, PROMPT, RIGHT, SECOND, guess, recording_of, tape_of, texts_of
 
 CHAIN = TreeShape.chain(LEVELS)
 
@@ -63,18 +63,6 @@ def test_a_file_that_is_no_tape_is_refused_with_the_remedy(tmp_path, content):
         Tape.load(path)
 
 
-def test_a_missing_tape_is_a_usage_error(tmp_path):
-    with pytest.raises(UsageError, match="cannot read"):
-        Tape.load(tmp_path / "none.json")
-
-
-def test_a_draft_grows_level_by_level_as_it_was_taped():
-    recording = recording_of(10)
-    text = texts_of(recording).of(PROMPT)
-    drafts = text.drafts(len(PROMPT) + 3, CHAIN)  # the root is the answer's third token
-    assert [drafted.tree.tokens for drafted in drafts] == [recording.answer[3 : 4 + n] for n in range(LEVELS)]
-
-
 def test_a_draft_is_grown_from_the_taped_lag_nearest_to_what_is_missing():
     late = {5: recording_of(10, lambda number: SECOND).positions}
     recording, num_tokens = replace(recording_of(10), late=late), len(PROMPT) + 6
@@ -88,14 +76,6 @@ def test_a_draft_is_grown_from_the_taped_lag_nearest_to_what_is_missing():
     tree = DraftTree()
     assert text.outcomes(num_tokens, tree, 1)[0][0] == TreeOutcome(ROOT, right)
     assert text.outcomes(num_tokens, tree, 1, num_tokens - 6)[0][0] != TreeOutcome(ROOT, right)
-
-
-def test_smaller_trees_grow_from_a_wider_tape():
-    recording = recording_of(10)
-    text = texts_of(recording).of(PROMPT)
-    drafted = text.drafts(len(PROMPT) + 1, TreeShape(breadth=2, levels=2, budget=3))[-1]
-    assert len(drafted.tree) == 3
-    assert drafted.tree.child(ROOT, recording.answer[1]) is not None
 
 
 @pytest.mark.parametrize("shape", [TreeShape(5, 2, 4), TreeShape(1, LEVELS + 1, 4)])
@@ -139,15 +119,6 @@ def test_a_text_of_no_recording_is_refused():
         texts_of(recording_of(10)).of((8, 8, 8))
 
 
-def test_thinning_moves_tokens_below_all_that_is_drafted():
-    tape = tape_of(recording_of(40))
-    recording = thinned(tape, Thinning(1.0, seed=3)).recordings[0]
-    for root, position in enumerate(recording.positions[:-1]):
-        following = recording.answer[root + 1]
-        assert following in position.guesses[()].tokens
-        assert following not in position.guesses[()].tokens[: tape.breadth]
-
-
 def test_a_hard_token_is_hard_in_every_draft_and_the_share_is_kept():
     tape = tape_of(recording_of(400))
     recording = thinned(tape, Thinning(0.3, seed=3)).recordings[0]
@@ -167,14 +138,3 @@ def test_thinning_is_fixed_by_its_seed_and_none_changes_nothing():
     assert thinned(tape, Thinning(0.3, seed=1)) != thinned(tape, Thinning(0.3, seed=2))
     assert thinned(tape, Thinning(0.0, seed=1)) is tape
     assert replace(tape, recordings=()) != tape
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.1])
-def test_a_share_is_a_share(share):
-    with pytest.raises(UsageError, match="0 to 1"):
-        Thinning(share)
-
-
-def test_what_was_never_guessed_stays_unguessed():
-    tape = tape_of(recording_of(40, lambda number: NEVER))
-    assert thinned(tape, Thinning(1.0)) == tape
