@@ -1,13 +1,38 @@
-"""What the tests of answers share: the text of their events, and an answer through an outage."""
+"""What tests of answers share: a golden pair, the plain loop, the text of events, an answer through an outage."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+from pathlib import Path
 
-from outrider_client import AsyncClient
+from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.link_state import LinkState
+from outrider_client.connection.policy import Patience
 from outrider_client.core.events import Committed, LinkChanged, RolledBack, Unverified
 from outrider_netsim import Link
+from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.target import Target
+
+PAIRS = {"moa": ("target_tiny", "moa_tli0"), "eagle2": ("target_l4", "eagle2_llama")}
+
+
+def golden_config(golden: Path, pair: str = "moa", **fields) -> ClientConfig:
+    target, drafter = PAIRS[pair]
+    patience = Patience(floor_s=1.0)  # this machine may be busy
+    places = {"target": golden / target, "drafter": golden / drafter / "drafter"}
+    return ClientConfig(**places, wait_for_link_s=30, patience=patience, **fields)
+
+
+@functools.cache
+def oracle(target: Path) -> Target:
+    """Another one, since the plain loop cannot run on a target that serves."""
+    return Target.load(str(target))
+
+
+@functools.cache
+def plain(target: Path, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+    return tuple(plain_greedy(oracle(target), prompt, num_tokens))
 
 
 def replayed(events) -> list[int]:

@@ -87,13 +87,6 @@ def test_options_that_do_not_go_together(fields, complaint):
         Access(**fields)
 
 
-def test_a_detour_leaves_the_servers_name_to_be_checked():
-    assert Access(tls=True).through("server.example:50051").server_name == "server.example"
-    assert Access(tls=True).through("[2001:db8::1]:50051").server_name == "2001:db8::1"
-    assert Access(tls=True, server_name="x").through("server.example:1").server_name == "x"
-    assert Access().through("server.example:50051") == Access()
-
-
 @pytest.mark.parametrize("command", [["generate", "x"], ["chat"], ["gateway"], ["describe"], ["pull"]])
 def test_every_command_that_reaches_a_server_guards_its_key(command, monkeypatch):
     monkeypatch.setenv("OUTRIDER_KEY", SECRET)

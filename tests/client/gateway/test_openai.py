@@ -111,18 +111,6 @@ def test_logprobs_are_of_the_text(openai):
     assert len(old.choices[0].logprobs.token_logprobs) == 4
 
 
-async def test_several_at_once(gateway, plain):
-    questions = [f"Mia has {n} boxes with 4 cards each. How many cards are there?" for n in range(2, 8)]
-
-    async def streamed(client, question: str) -> str:
-        async with await client.chat.completions.create(**ask(question, max_tokens=30), stream=True) as stream:
-            return joined([chunk async for chunk in stream])
-
-    async with gateway.openai(AsyncOpenAI) as client:
-        answers = await asyncio.gather(*(streamed(client, question) for question in questions))
-    assert answers == [plain(question, 30)[1] for question in questions]
-
-
 async def test_requests_beyond_the_queue_are_refused(start_gateway, server):
     with start_gateway(server, GatewayConfig(sessions=1, queue=1)) as gateway:
         async with gateway.openai(AsyncOpenAI) as client:

@@ -4,45 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 
 import pytest
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.connection.policy import Patience
 from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.events import Committed, Cycle, Unverified
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
 from outrider_netsim import Direction, Link, Profile
 from outrider_proto.frames import Decode
-from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
 from ...marks import slow
-from ..answers import replayed
+from ..answers import golden_config, plain, replayed
 
 NEW = 40
 PROMPTS = (tuple(range(10, 160)), tuple(range(20, 150)), tuple(range(5, 150)))
 SLOW = Profile.symmetric("slow", Direction(10, rate_bps=1e6))  # a prompt's features take several round trips
-DRAFTERS = {"moa": ("target_tiny", "moa_tli0"), "eagle2": ("target_l4", "eagle2_llama")}
 
 
 @pytest.fixture(params=["moa", *slow("eagle2")])
 def config(golden, request) -> ClientConfig:
-    target, drafter = DRAFTERS[request.param]
-    return ClientConfig(
-        target=golden / target,
-        drafter=golden / drafter / "drafter",
-        codec="float32",
-        max_new_tokens=NEW,
-        shape=TreeShape(2, 3, 5),
-        wait_for_link_s=30,
-        patience=Patience(floor_s=1.0),  # this machine may be busy
-    )
+    shape = TreeShape(2, 3, 5)
+    return golden_config(golden, request.param, codec="float32", max_new_tokens=NEW, shape=shape)
 
 
 @contextlib.asynccontextmanager
@@ -55,15 +43,6 @@ async def running(config: ClientConfig):
         AsyncClient(dataclasses.replace(config, server=link.address)) as client,
     ):
         yield client, link
-
-
-def plain(config: ClientConfig, prompt) -> tuple[int, ...]:
-    return tuple(plain_greedy(oracle(str(config.target)), prompt, NEW))
-
-
-@functools.cache
-def oracle(target: str) -> Target:
-    return Target.load(target)
 
 
 def let_features_come_soon(monkeypatch, *, after: int) -> None:
@@ -79,7 +58,7 @@ async def test_the_text_is_the_plain_loops(config, mode, monkeypatch):
         for prompt, after in zip(PROMPTS, (1, 3, 999), strict=True):
             let_features_come_soon(monkeypatch, after=after)
             events = [event async for event in client.generate(prompt, mode=mode)]
-            assert tuple(replayed(events)) == plain(config, prompt)
+            assert tuple(replayed(events)) == plain(config.target, prompt, NEW)
             assert isinstance(events_of(Cycle, events)[0].request, Decode)
 
 
@@ -96,7 +75,7 @@ async def test_an_outage_amid_a_prompts_features(config, after, monkeypatch):
                 events.append(event)
                 if link.is_cut and len(events_of(Unverified, events)) == 3:
                     link.restore()
-        assert tuple(replayed(events)) == plain(config, PROMPTS[0])
+        assert tuple(replayed(events)) == plain(config.target, PROMPTS[0], NEW)
         assert events[-1].statistics.outages == 1
         assert events_of(Unverified, events)
 

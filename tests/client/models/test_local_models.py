@@ -6,7 +6,6 @@ import torch
 from outrider_client import ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters import TreeShape, grow_tree
-from outrider_proto.errors import Reason, Refusal
 
 from ..conftest import MAX_CONTEXT, VOCAB, Letters
 
@@ -22,16 +21,6 @@ def test_drafters_have_the_type_that_was_asked_for(golden, name, dtype):
     state.append((5, 6, 7))
     state.add_features(0, torch.zeros(2, drafter.tap.width))
     assert len(grow_tree(state, TreeShape(2, 3, 5))) == 5
-
-
-class CountingLetters(Letters):
-    """Counts the characters that it tokenizes."""
-
-    num_chars = 0
-
-    def encode(self, text):
-        self.num_chars += len(text)
-        return super().encode(text)
 
 
 def chat_of(*lengths: int) -> list[dict[str, str]]:
@@ -56,17 +45,3 @@ def test_a_full_context_drops_the_oldest_turns(lengths, num_dropped):
     if num_dropped:
         one_more = [messages[0], *messages[num_dropped - 1 :]]
         assert len(models.encode(one_more, raw=False)) > MAX_CONTEXT - MAX_CONTEXT // 4
-
-
-def test_text_beyond_any_context_is_refused_before_it_is_tokenized():
-    letters = CountingLetters()
-    models = LocalModels(None, VOCAB, MAX_CONTEXT, (), "t", "k", lambda: letters)
-    for messages in ([{"role": "user", "content": "x" * 10**6}], chat_of(5, 10**6)):
-        with pytest.raises(Refusal, match="far too long") as refused:
-            models.encode_newest(messages, raw=False, reserve=1, on_full="drop")
-        assert refused.value.reason is Reason.CONTEXT_FULL
-        with pytest.raises(Refusal, match="far too long"):
-            models.split(messages, raw=False)
-    assert letters.num_chars == 0
-    assert models.encode_newest(chat_of(10**6, 5), raw=False, reserve=1, on_full="drop").num_dropped == 2
-    assert letters.num_chars < 100

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.connection.policy import Backoff, Patience
+from outrider_client.connection.policy import Backoff
 from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.answer_text import AnswerText
 from outrider_client.core.events import RolledBack, Unverified, Verified
@@ -25,10 +25,11 @@ from outrider_proto.frames import TokenLogprob, Verdict
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.hf_model import eager_attention
 from outrider_server.engine.load import load_drafters
-from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
+
+from ..answers import golden_config, oracle, plain
 
 NEW = 40
 PROMPT = (3, 7, 11, 2, 9)
@@ -39,16 +40,8 @@ SAMPLED = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "seed": 5}
 
 @pytest.fixture
 def config(golden) -> ClientConfig:
-    return ClientConfig(
-        target=golden / "target_tiny",
-        drafter=golden / "moa_tli0" / "drafter",
-        max_new_tokens=NEW,
-        shape=TreeShape(4, 4, 14),
-        wait_for_link_s=30,
-        patience=Patience(floor_s=1.0),  # this machine may be busy
-        backoff=Backoff(first_s=0.001, cap_s=0.002),
-        logprobs=3,
-    )
+    quick = Backoff(first_s=0.001, cap_s=0.002)
+    return golden_config(golden, max_new_tokens=NEW, shape=TreeShape(4, 4, 14), backoff=quick, logprobs=3)
 
 
 def verifier_for(config: ClientConfig) -> Verifier:
@@ -62,15 +55,9 @@ def served(target: str, drafter: str):
     return loaded, load_tap(drafter, target), load_drafters(loaded, target, [drafter])
 
 
-@functools.cache
-def oracle(target: str) -> Target:
-    """Another one, since the plain loop cannot run on a target that serves."""
-    return Target.load(target)
-
-
 def plain_logprobs(config: ClientConfig, answer) -> torch.Tensor:
     """[token of the answer, vocab] by one plain forward pass."""
-    model = oracle(str(config.target)).model
+    model = oracle(config.target).model
     with torch.inference_mode(), eager_attention(model):
         logits = model(torch.tensor([[*PROMPT, *answer]]), use_cache=False).logits[0]
     return logits.double().log_softmax(-1)[len(PROMPT) - 1 : -1]
@@ -102,7 +89,7 @@ async def test_every_mode_over_grpc(config, sampling):
         assert check(config, answer.token_ids, answer.logprobs, 3) == 0
     assert any("accepted" in answer.origins for answer in answers)
     if not sampling:
-        assert answers[0].token_ids == tuple(plain_greedy(oracle(str(config.target)), PROMPT, NEW))
+        assert answers[0].token_ids == plain(config.target, PROMPT, NEW)
 
 
 class Severable(LocalTransport):
@@ -161,7 +148,7 @@ async def test_tokens_that_are_verified_after_an_outage_get_theirs(config, mode)
     for event in events:
         written.take(event)
     assert events[-1].statistics.outages == 1
-    assert written.token_ids == tuple(plain_greedy(oracle(str(config.target)), PROMPT, NEW))
+    assert written.token_ids == plain(config.target, PROMPT, NEW)
     assert check(config, written.token_ids, written.logprobs, 3) == 0
     assert any(isinstance(event, Verified) for event in events) or any(isinstance(e, RolledBack) for e in events)
     for event in events:

@@ -38,31 +38,6 @@ def test_a_decode_cancelled_before_it_began_leaves_the_server_what_it_had():
     assert (draft.base_len, draft.context, draft.features_from) == (0, (1, 2, 3), 0)
 
 
-def with_tail(*tokens: int) -> Transcript:
-    transcript = begun()
-    answered(transcript, bonus=9)
-    for token in tokens:
-        transcript.write_unverified(token)
-    return transcript
-
-
-@pytest.mark.parametrize(
-    ("tail", "max_nodes", "verdict", "outcome", "new_tokens", "origins"),
-    [
-        ((50, 51, 52), 255, ((0,), 60), (1, 2, (60,), "corrected", None), (9, 50, 60), "bonus accepted corrected"),
-        ((50, 51, 52), 2, ((0, 1), None, Finish.EOS), (2, 1, (), None, "eos"), (9, 50, 51), "bonus accepted accepted"),
-        ((50, 51), 255, ((0, 1), 60), (2, 0, (60,), "bonus", None), (9, 50, 51, 60), "bonus accepted accepted bonus"),
-    ],
-    ids=["a mismatch takes the rest back", "beyond the end of text", "all right and one more"],
-)
-def test_what_a_verdict_leaves_of_a_tail(tail, max_nodes, verdict, outcome, new_tokens, origins):
-    transcript = with_tail(*tail)
-    _, got = answered(transcript, transcript.tail_chain(max_nodes), *verdict)
-    assert (got.confirmed, got.dropped, got.bonus, got.finish) == (*outcome[:3], outcome[4])
-    assert got.bonus_origin == outcome[3] or not got.bonus
-    assert (transcript.new_tokens, transcript.new_origins) == (new_tokens, tuple(origins.split()))
-
-
 def opened(kept: tuple[int, ...]) -> Opened:
     return Opened("s", True, len(kept), prefix_hash(kept), 1000, 255, ())
 

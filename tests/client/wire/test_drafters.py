@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +17,12 @@ from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_netsim import Link, profile_named
 from outrider_proto.frames import Draft
 from outrider_proto.tree import DraftTree
-from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
 from ...marks import in_turn, slow
-from ..answers import replayed
+from ..answers import plain, replayed
 
 NEW = 32
 PROMPT = tuple(range(10, 50))
@@ -56,11 +54,6 @@ def drafter_named(golden: Path, name: str) -> str:
     return f"{places.get(case, golden / case / 'drafter')}{comma}{options}"
 
 
-@functools.cache
-def plain(target: Path) -> tuple[int, ...]:
-    return tuple(plain_greedy(Target.load(str(target)), PROMPT, NEW))
-
-
 async def drafted(
     target: Path, drafter: str | Path, mode: str = "stop-and-wait", *, opening: bool = True
 ) -> list[DraftTree]:
@@ -71,7 +64,7 @@ async def drafted(
         late = await client.complete(PROMPT, wait_for_features=False)
         sampled = await client.complete(PROMPT, **SAMPLED)
         streamed = await client.complete(PROMPT, mode="stream", **SAMPLED)
-    assert tuple(replayed(events)) == late.token_ids == plain(target)
+    assert tuple(replayed(events)) == late.token_ids == plain(target, PROMPT, NEW)
     assert sampled.token_ids == streamed.token_ids
     return [one.request.tree for one in events if isinstance(one, Cycle) and isinstance(one.request, Draft)]
 
@@ -90,7 +83,7 @@ async def test_blocks_drafted_ahead_come_true_and_change_nothing(mode):
     config = ClientConfig(target=target_dir(), drafter=str(drafter_dir("dspark")), max_new_tokens=64, mode=mode)
     target, sampling = Target.load(str(target_dir())), {"temperature": 2.0, "seed": 5}
     prompt = spread_questions(LocalModels.load(config), 1)[0].prompt
-    expected = tuple(plain_greedy(Target.load(str(target_dir())), prompt, 64))
+    expected = plain(target_dir(), tuple(prompt), 64)
     async with (
         Server(Verifier(target, [load_tap(str(drafter_dir("dspark")), target_dir())])) as server,
         Link(profile_named("paper-5g"), server.address, "proxy", seed=1) as link,

@@ -9,47 +9,32 @@ import itertools
 import pytest
 
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.connection.policy import Patience
 from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.events import Cycle, Unverified
 from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, write_draft_vocab
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
 from outrider_netsim import Link, profile_named
-from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
 from ...marks import slow
-from ..answers import replayed, through_an_outage
+from ..answers import PAIRS, golden_config, plain, replayed, through_an_outage
 
 NEW = 60
 PROMPTS = [(3, 7, 11, 2, 9), tuple(range(10, 50)), (200,)]
-DRAFTERS = {"moa": ("target_tiny", "moa_tli0"), "eagle2": ("target_l4", "eagle2_llama")}
+CHOICES = {"max_new_tokens": NEW, "shape": TreeShape(4, 4, 14)}
 
 
-def config_of(golden, name: str, **changes) -> ClientConfig:
-    target, drafter = DRAFTERS[name]
-    return ClientConfig(
-        target=golden / target,
-        drafter=golden / drafter / "drafter",
-        max_new_tokens=NEW,
-        shape=TreeShape(4, 4, 14),
-        wait_for_link_s=30,
-        patience=Patience(floor_s=1.0),  # this machine may be busy
-        **changes,
-    )
-
-
-@pytest.fixture(params=list(DRAFTERS))
+@pytest.fixture(params=PAIRS)
 def base_config(golden, request) -> ClientConfig:
-    return config_of(golden, request.param)
+    return golden_config(golden, request.param, **CHOICES)
 
 
 @pytest.fixture
 def moa_config(golden) -> ClientConfig:
-    return config_of(golden, "moa")
+    return golden_config(golden, **CHOICES)
 
 
 def server_for(config: ClientConfig) -> Server:
@@ -62,21 +47,6 @@ def served(target: str, drafter: str):
     return Target.load(target), load_tap(drafter, target)
 
 
-@functools.cache
-def oracle(target: str) -> Target:
-    """Another one, since the plain loop cannot run on a target that serves."""
-    return Target.load(target)
-
-
-def plain(config: ClientConfig, prompt, num_tokens: int = NEW) -> tuple[int, ...]:
-    return plain_tokens(str(config.target), tuple(prompt), num_tokens)
-
-
-@functools.cache
-def plain_tokens(target: str, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-    return tuple(plain_greedy(oracle(target), prompt, num_tokens))
-
-
 def at(config: ClientConfig, address: str) -> ClientConfig:
     return dataclasses.replace(config, server=address)
 
@@ -86,7 +56,7 @@ async def test_greedy_answers_are_the_plain_loops(base_config, mode):
     async with server_for(base_config) as server, AsyncClient(at(base_config, server.address)) as client:
         for prompt in PROMPTS:
             completion = await client.complete(prompt, mode=mode)
-            assert completion.token_ids == plain(base_config, prompt)
+            assert completion.token_ids == plain(base_config.target, prompt, NEW)
             statistics = completion.statistics
             assert statistics.outages == 0
             assert statistics.bytes_up > 0
@@ -131,13 +101,13 @@ async def test_features_may_change_their_codec_amid_an_answer(moa_config, mode, 
     async with server_for(config) as server, AsyncClient(at(config, server.address)) as client:
         for prompt in PROMPTS:
             events = [event async for event in client.generate(prompt, mode=mode)]
-            assert tuple(replayed(events)) == plain(config, prompt)
+            assert tuple(replayed(events)) == plain(config.target, prompt, NEW)
             assert {event.request.codec for event in events if isinstance(event, Cycle)} == {None, "leaner"}
 
 
 async def test_a_draft_vocabulary_changes_no_answer(base_config, tmp_path):
     """Greedy or sampled, with every other token of the answer in it: those are drafted, the others come as bonus."""
-    drafted = sorted({token for prompt in PROMPTS[:2] for token in plain(base_config, prompt)})[::2]
+    drafted = sorted({token for prompt in PROMPTS[:2] for token in plain(base_config.target, prompt, NEW)})[::2]
     write_draft_vocab(tmp_path, drafted)
     source = f"{base_config.drafter},draft_vocab={tmp_path / DRAFT_VOCAB}"
     config = dataclasses.replace(base_config, drafter=source)
@@ -146,7 +116,7 @@ async def test_a_draft_vocabulary_changes_no_answer(base_config, tmp_path):
     async with server_for(config) as server, AsyncClient(at(config, server.address)) as client:
         for prompt in PROMPTS[:2]:
             events = [event async for event in client.generate(prompt, mode="stop-and-wait")]
-            assert tuple(replayed(events)) == plain(config, prompt)
+            assert tuple(replayed(events)) == plain(config.target, prompt, NEW)
             trees = [event.request.tree for event in events if isinstance(event, Cycle) and event.request.tree]
             assert trees
             assert {token for tree in trees for token in tree.tokens} <= set(drafted)
@@ -169,7 +139,7 @@ async def test_verified_answer_survives_a_cut_link(moa_config, mode, cut_at, eng
         whole = NEW + cut_at
         events, outage = await through_an_outage(client, link, PROMPTS[0], cut_at, 5, mode=mode, max_new_tokens=whole)
         tokens = replayed(events)
-        assert tuple(tokens) == plain(moa_config, PROMPTS[0], whole)
+        assert tuple(tokens) == plain(moa_config.target, PROMPTS[0], whole)
         assert events[-1].reason == "limit"
         assert events[-1].statistics.unverified == 0
         assert outage == 1
