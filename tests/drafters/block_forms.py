@@ -196,9 +196,6 @@ for kind in ("vanilla", "gated", "rnn"):
             dspark(SPECULATORS, kind, "hidden") | FROM_ROOT, kind=kind, confidence="hidden", few=True
         ),
     }
-FORMS["vanilla, speculators, sliding"] = Form(
-    dspark(SPECULATORS, "vanilla") | FROM_ROOT, nested=SLIDING, kind="vanilla", sliding="causal"
-)
 FORMS["confidence alone"] = Form(
     SPECULATORS
     | {"speculators_model_type": "dspark", "markov_rank": 0, "confidence_head_with_markov": False}

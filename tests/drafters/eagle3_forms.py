@@ -1,4 +1,4 @@
-"""A random EAGLE-3 or P-EAGLE head of any published form, as a directory that a test writes, and its formulas."""
+"""A random EAGLE-3 head of any published form, as a directory that a test writes, and its formulas."""
 
 import json
 from collections.abc import Callable
@@ -47,7 +47,6 @@ class Form:
     stretched: Callable[[Tensor], Tensor] = lambda plain: plain
     fused: bool = True
     windows: tuple[int | None, ...] = (None,)  # one a layer of its own
-    mask: tuple[int, ...] = ()  # the shape of P-EAGLE's mask_hidden
 
 
 class Head:
@@ -100,7 +99,6 @@ class Head:
             (form.input_norm, {"input_norm.weight": (fused,)}),
             (form.holds_embedding, {"embed_tokens.weight": (V, hidden)}),
             (form.own_head, {"lm_head.weight": (form.draft_vocab, hidden)}),
-            (bool(form.mask), {"mask_hidden": form.mask}),
         ]
         for there, more in optional:
             shapes |= more if there else {}

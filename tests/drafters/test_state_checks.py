@@ -58,25 +58,10 @@ class KeepsRows(Broken):
         self._num_true = min(true, num_tokens)
 
 
-class KeepsOutput(Broken):
-    def rollback(self, num_tokens):
-        output = self._output
-        super().rollback(num_tokens)
-        self._output = output
-
-
 class IgnoresLateFeatures(Broken):
     def add_features(self, first, rows):
         if not self._num_text_rows:
             super().add_features(first, rows)
-
-
-class TakesFeaturesTwice(Broken):
-    def add_features(self, first, rows):
-        held = self.num_features
-        super().add_features(first, rows)
-        if first < held:
-            self._features.all[first:held] = rows[: held - first]
 
 
 class SharesRows(Broken):
@@ -134,9 +119,7 @@ class WrongReach(Broken):
 
 FAULTS = {
     KeepsRows: "not as a fresh state",
-    KeepsOutput: "not as a fresh state",
     IgnoresLateFeatures: "size after script",
-    TakesFeaturesTwice: "not as a fresh state",
     SharesRows: "",
     SeesSiblings: "a node depends on those beside it",
     ChangesDrafts: "features that came during a draft changed it",

@@ -10,11 +10,9 @@ from transformers import (
     AutoModelForCausalLM,
     GemmaConfig,
     LlamaConfig,
-    MistralConfig,
     MixtralConfig,
     PreTrainedConfig,
     Qwen2Config,
-    Qwen3Config,
 )
 
 from outrider_drafters import TargetWeights
@@ -32,8 +30,6 @@ TARGETS = {
     "llama wide heads": LlamaConfig(**(SIZES | {"head_dim": 16}), rope_parameters=YARN),
     "qwen2": Qwen2Config(**{key: value for key, value in SIZES.items() if key != "head_dim"}),
     "qwen2 sliding": Qwen2Config(**{key: value for key, value in SIZES.items() if key != "head_dim"}, **SLIDING),
-    "qwen3": Qwen3Config(**SIZES),
-    "mistral sliding": MistralConfig(**SIZES, sliding_window=4),
 }
 
 

@@ -74,10 +74,6 @@ def test_frequencies_are_those_of_the_seed_alone():
     assert len(set(together)) > 1
 
 
-def test_greedy_takes_the_likeliest():
-    assert choose_token(LOGITS, Sampling(), 9) == 3
-
-
 def test_typical_takes_the_likeliest_as_the_target_alone_would():
     assert {choose_token(LOGITS, Sampling(2.0, seed=seed, acceptance="typical"), 9) for seed in range(20)} == {3}
 

@@ -149,35 +149,6 @@ def exported(directory: Path, golden: Path, sizes: MoASizes, **changes) -> Targe
     return frozen
 
 
-@pytest.mark.parametrize(
-    ("sizes", "num_tensors"),
-    [
-        (SIZES, 29),
-        (replace(SIZES, qkv_bias=True), 35),  # a Qwen2 target's: SA and LSA have biases, CA has none
-        (replace(SIZES, tli=2), 29),
-        (replace(SIZES, rope_scaling=LLAMA3), 29),
-        (WITHOUT_LSA, 18),
-    ],
-)
-def test_export_loads_again(tmp_path: Path, golden: Path, sizes: MoASizes, num_tensors: int):
-    frozen = TargetWeights.load(golden / "target_tiny")
-    moa = MoA(sizes)
-    moa.export(tmp_path, frozen.sizes, torch.bfloat16)
-    stored = load_file(tmp_path / "model.safetensors")
-    assert len(stored) == num_tensors
-    assert ("layer_self_attention.self_attn.q_proj.bias" in stored) == sizes.qkv_bias
-    assert "cross_attention.self_attn.q_proj.bias" not in stored
-    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["MOASpec"]
-    drafter = load_drafter(tmp_path, frozen)
-    assert drafter.sa.shape == sizes.sa
-    assert drafter.ca.shape == sizes.ca
-    assert len(drafter.tail.blocks) == sizes.tli
-    if sizes.has_lsa:
-        assert torch.equal(drafter.ekv2e.weight, stored["Ekv2E.weight"].float())
-    assert load_tap(tmp_path, golden / "target_tiny").info == drafter.tap
-    assert drafter.tap.width == (32 if sizes.has_lsa else 64) + 32 * sizes.tli
-
-
 def test_only_self_attention_takes_scaled_rope(tmp_path: Path, golden: Path):
     """As published training builds them; vLLM's configuration would scale all three."""
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -42,20 +42,6 @@ def test_sizes_go_on_changing_until_the_cost_of_a_row_is_known():
     assert tuner.row_cost.row_ms == pytest.approx(1.0)
 
 
-def test_nodes_and_levels_must_bring_what_their_time_brings_elsewhere():
-    # .9 of 1.1 expected nodes were accepted, a third of the first level's .8 go on in the second.
-    tuner, speed, level_ms = taught(1.0, path=(0,)), 0.05, 2.0
-    shape = tuner.shape(LIMITS, speed, level_ms)
-    calibration, row_ms = tuner.calibration, tuner.row_cost.row_ms
-    assert calibration == pytest.approx(1 / 1.1, rel=0.05)
-    assert shape.min_probability == pytest.approx(speed * row_ms / calibration)
-    assert shape.min_level_probability == pytest.approx(
-        speed * (level_ms + row_ms) / calibration / (0.3 / 0.8), rel=0.05
-    )
-    assert (shape.breadth, shape.levels, shape.budget) == (8, 8, 32)
-    assert tuner.shape(LIMITS, speed, 0.0).min_level_probability < shape.min_level_probability
-
-
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("accept", [0.3, 0.7])
 def test_the_best_size_in_a_simulation(accept, copies):

@@ -65,11 +65,6 @@ def test_a_name_stands_for_its_directory_and_keeps_its_options():
     assert drafter_source("lookup,ngram=2") == "lookup,ngram=2"
 
 
-def test_an_unknown_name_is_refused_with_those_there_are():
-    with pytest.raises(UsageError, match="moa, eagle2"):
-        drafter_dir("nobody")
-
-
 @pytest.fixture
 def heads(tmp_path, monkeypatch):
     """A package in which eagle3 and moa ship for smollm2, made for the embedded target in truth; nothing installed."""
