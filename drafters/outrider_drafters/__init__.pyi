@@ -17,8 +17,7 @@ from .families.family import Family
 from .families.feature_drafter import FeatureDrafter, FeatureRows
 from .families.lookup.drafter import LookupDrafter
 from .families.moa.drafter import MoADrafter
-from .families.moa.network import MoA, MoASizes, pack_kv
-from .families.moa.tap import MoATap
+from .families.moa.network import MoA, MoASizes, MoATap, pack_kv
 from .load import load_drafter, load_tap
 from .readers.checkpoint import write_model
 from .routing.keywords import Keywords

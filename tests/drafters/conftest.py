@@ -43,8 +43,8 @@ from outrider_drafters.families.dflash.network import DFlash, DFlashSizes
 from outrider_drafters.families.dspark.drafter import DSparkDrafter
 from outrider_drafters.families.dspark.network import DSpark, DSparkHeads
 from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
+from outrider_drafters.families.eagle3.layer import Eagle3Sizes
 from outrider_drafters.families.eagle3.network import Eagle3
-from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 from outrider_drafters.families.gemma4.drafter import AssistantDrafter
 from outrider_drafters.families.gemma4.network import Assistant, AssistantSizes, LentShape
 from outrider_drafters.families.hydra.drafter import HydraDrafter

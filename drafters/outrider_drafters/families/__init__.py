@@ -1,1 +1,1 @@
-"""Families of drafters, one package each: family (declaration, loading), network, drafter (client), tap (server)."""
+"""Families of drafters, a package each: family (declaration, loading), network (with its tap), drafter (client)."""

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from outrider_drafters.blocks.layers import Rope
 from outrider_drafters.blocks.row_buffer import AnyCache, JointCache, KVCache, RowBuffer
-from outrider_drafters.blocks.token_state import TokenState, WithTokenState
-from outrider_drafters.blocks.tree_mask import TreeMask
+from outrider_drafters.blocks.token_state import TokenState, TreeMask, WithTokenState
 from outrider_drafters.checkpoints.draft_vocabulary import split_logits
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import UNLIMITED, tree_logits_by_level

@@ -11,7 +11,7 @@ from torch import Tensor
 from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.contracts.tap import Activations
 from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
-from outrider_drafters.families.eagle3.tap import Eagle3Tap
+from outrider_drafters.families.eagle3.network import Eagle3Tap
 from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_proto.tree import ROOT
 

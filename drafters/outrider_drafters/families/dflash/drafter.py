@@ -20,8 +20,7 @@ from outrider_drafters.checkpoints.draft_vocabulary import select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.block_state import BlockDrafter, BlockState
-from outrider_drafters.families.dflash.network import BlockRows, DFlash
-from outrider_drafters.families.dflash.tap import NAME, tap_info
+from outrider_drafters.families.dflash.network import NAME, BlockRows, DFlash, tap_info
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree
 

@@ -8,8 +8,7 @@ from outrider_drafters.checkpoints.options import DDTREE_OPTION, DRAFT_VOCAB_OPT
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.families.dflash.drafter import DFlashDrafter
 from outrider_drafters.families.dflash.layout import canonical, default_plan, family_of, read_sizes
-from outrider_drafters.families.dflash.network import DFlash
-from outrider_drafters.families.dflash.tap import NAME, DFlashTap, is_fused, tap_info
+from outrider_drafters.families.dflash.network import NAME, DFlash, DFlashTap, is_fused, tap_info
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.shared_layout import D2T, T2D, check_vocabulary
 

@@ -19,8 +19,7 @@ from outrider_drafters.families.dflash.layout import (
     layout_of,
     read_sizes,
 )
-from outrider_drafters.families.dflash.network import DFlashSizes
-from outrider_drafters.families.dflash.tap import tap_info
+from outrider_drafters.families.dflash.network import DFlashSizes, tap_info
 from outrider_drafters.families.dspark.drafter import NAME, DSparkDrafter
 from outrider_drafters.families.dspark.network import DSpark, DSparkHeads, MarkovKind
 from outrider_drafters.families.shared_layout import check_vocabulary

@@ -31,7 +31,7 @@ TOLERANT_STEPS = 8  # steps of training that let it draft on late features as we
 
 
 class Eagle2Drafter(PairDrafter):
-    """Client half; the server half is LastHiddenTap."""
+    """Client half: fc and the block, between the target's embedding and its lm_head. LastHiddenTap is the other."""
 
     family = NAME
 

@@ -9,8 +9,7 @@ from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.families.eagle3.layer import FusedPairLayer
-from outrider_drafters.families.eagle3.network import Eagle3
-from outrider_drafters.families.eagle3.tap import NAME, tap_info
+from outrider_drafters.families.eagle3.network import NAME, Eagle3, tap_info
 from outrider_drafters.families.feature_drafter import PairDrafter
 from outrider_proto.frames import TapInfo
 

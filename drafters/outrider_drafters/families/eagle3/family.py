@@ -14,8 +14,7 @@ from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeig
 from outrider_drafters.contracts.tap import LastHiddenTap, Tap
 from outrider_drafters.families.eagle3.drafter import PUBLISHED_STEPS, Eagle3Drafter
 from outrider_drafters.families.eagle3.layout import NORM_OUTPUT, SETTINGS, canonical, recognizes, sizes_of
-from outrider_drafters.families.eagle3.network import Eagle3
-from outrider_drafters.families.eagle3.tap import NAME, Eagle3Tap, tap_info
+from outrider_drafters.families.eagle3.network import NAME, Eagle3, Eagle3Tap, tap_info
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.shared_layout import D2T, EMBEDDING, STEPS, T2D, check_vocabulary
 from outrider_drafters.readers.config import NESTED, config_int

@@ -23,7 +23,7 @@ from outrider_drafters.checkpoints.options import (
     DrafterOption,
 )
 from outrider_drafters.checkpoints.target_weights import TargetSizes
-from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
+from outrider_drafters.families.eagle3.layer import Eagle3Sizes
 from outrider_drafters.families.eagle3.tap_layers import IDS, chosen_layers, is_deepspec, uses_layers
 from outrider_drafters.families.shared_layout import EMBEDDING, VERIFIERS, stored_head
 from outrider_drafters.readers.config import NESTED, SPECULATORS_KEYS, Config, config_int, flattened, is_sliding

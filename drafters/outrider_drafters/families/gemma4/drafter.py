@@ -19,8 +19,7 @@ from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabular
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import UNLIMITED, tree_logits_by_level
 from outrider_drafters.contracts.tree_shape import TreePlan
-from outrider_drafters.families.gemma4.network import NAME, Assistant, Kind, Lent
-from outrider_drafters.families.gemma4.tap import tap_info
+from outrider_drafters.families.gemma4.network import NAME, Assistant, Kind, Lent, tap_info
 from outrider_drafters.trees.grow import Level
 from outrider_proto.tree import DraftTree
 

@@ -11,8 +11,16 @@ from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights, kv_sizes
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.gemma4.drafter import AssistantDrafter
-from outrider_drafters.families.gemma4.network import KINDS, NAME, Assistant, AssistantSizes, Kind, LentShape
-from outrider_drafters.families.gemma4.tap import LentTap, tap_info
+from outrider_drafters.families.gemma4.network import (
+    KINDS,
+    NAME,
+    Assistant,
+    AssistantSizes,
+    Kind,
+    LentShape,
+    LentTap,
+    tap_info,
+)
 from outrider_drafters.readers.config import config_int, rms_norm_eps
 
 EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"

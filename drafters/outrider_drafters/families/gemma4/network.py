@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider_drafters.blocks.layers import RMSNorm, Rope
+from outrider_drafters.contracts.tap import LAST, Activations, StatelessTap
+from outrider_proto.frames import TapInfo
 
 NAME = "gemma4"
 Kind = Literal["sliding_attention", "full_attention"]
@@ -192,3 +194,29 @@ class Assistant(nn.Module):
         # The least of each row: a tree's nodes do not depend on which others they run with.
         rest = drafted.min(dim=-1, keepdim=True).values - 1.0
         return rest.expand(-1, self.sizes.vocab).scatter(1, tokens, drafted)
+
+
+def tap_info(sizes: AssistantSizes, lenders: tuple[int, ...]) -> TapInfo:
+    """Describe the features of the target's layers `lenders`. No weights make them: all assistants share them."""
+    layers = "-".join(map(str, lenders))
+    return TapInfo(f"{NAME}:{layers}:{sizes.feature_width}", NAME, sizes.feature_width)
+
+
+class LentTap(StatelessTap):
+    """Server half: what the target has computed anyway, as it is.
+
+    [ sliding layer: K | V | full layer: K | V | last hidden state E ]       K and V head by head, K post-RoPE
+    """
+
+    needs_kv = True
+    hidden_layers = (LAST,)
+
+    def __init__(self, info: TapInfo, lenders: tuple[int, ...]) -> None:
+        self.info = info
+        self._lenders = lenders
+
+    @torch.inference_mode()
+    def rows(self, acts: Activations) -> Tensor:
+        lent = [part for layer in self._lenders for part in (acts.keys[layer], acts.values[layer])]
+        hidden = acts.hidden[LAST].float()
+        return torch.cat([*(part.transpose(0, 1).flatten(1).to(hidden) for part in lent), hidden], dim=1)

@@ -11,8 +11,7 @@ from torch import Tensor
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.families.heads import HeadsDrafter, TokenPath, default_choices
-from outrider_drafters.families.hydra.network import Hydra, HydraBlock
-from outrider_drafters.families.hydra.tap import tap_info
+from outrider_drafters.families.hydra.network import Hydra, HydraBlock, tap_info
 from outrider_proto.frames import TapInfo
 
 NAME = "hydra"

@@ -20,8 +20,7 @@ from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeig
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.heads import NewestHiddenTap
 from outrider_drafters.families.hydra.drafter import NAME, HydraDrafter
-from outrider_drafters.families.hydra.network import OWN_OUTPUT, Hydra, HydraSizes
-from outrider_drafters.families.hydra.tap import HydraPrefixTap, tap_info
+from outrider_drafters.families.hydra.network import OWN_OUTPUT, Hydra, HydraPrefixTap, HydraSizes, tap_info
 from outrider_drafters.readers.checkpoint import Checkpoint
 
 PREFIX = "prefix_embeding_layer."

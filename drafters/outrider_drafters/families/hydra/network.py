@@ -6,6 +6,8 @@ logits of x_q+2+i = hydra_lm_head_i(z)                 with bias
 Hydra++ ("prefix-mlp"): h <- norm(Llama block(h_0 .. h_q)), causal, RoPE by position; the rest is the same
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm, causal_mask
+from outrider_drafters.checkpoints.fingerprint import tensors_fingerprint
 from outrider_drafters.checkpoints.target_weights import TargetSizes
+from outrider_drafters.contracts.tap import LAST, Activations
+from outrider_drafters.families.heads import newest_hidden_info
 from outrider_drafters.readers.checkpoint import HYDRA_HEADS, write_model
+from outrider_proto.frames import TapInfo
 
 OWN_OUTPUT = "outrider_own_output"  # key of our config.json: false if there are no outputs and the target's counts
 
@@ -179,3 +186,56 @@ def _blocks(sizes: HydraSizes, head: int) -> nn.ModuleList:
     else:
         blocks = [first, *(HydraBlock(sizes.hidden) for _ in range(sizes.blocks - 1))]
     return nn.ModuleList(blocks)
+
+
+def prefix_info(prefix: HydraPrefix, offset: int = 0) -> TapInfo:
+    """Describe the features of a prefix layer, named after its weights, its RoPE and the hidden state it reads."""
+    shape = prefix.block.shape
+    digest = tensors_fingerprint(prefix.state_dict())
+    name = f"hydra-prefix:{digest}:{shape.rope_theta:g}" + (f":{offset}" if offset else "")
+    return TapInfo(name, "hydra-prefix", shape.width, newest_only=True)
+
+
+def tap_info(hydra: Hydra) -> TapInfo:
+    sizes, prefix = hydra.sizes, hydra.prefix
+    return newest_hidden_info(sizes.hidden, sizes.offset) if prefix is None else prefix_info(prefix, sizes.offset)
+
+
+class HydraPrefixTap:
+    """Server half of Hydra++: its prefix layer, shared by all sessions, runs over every hidden state of each.
+
+    Hydra without that layer uses NewestHiddenTap.
+    """
+
+    needs_kv = False
+
+    def __init__(self, prefix: HydraPrefix, info: TapInfo, offset: int = 0) -> None:
+        self.info = info
+        self.hidden_layers = (LAST - offset,)
+        self.block = FusedBlock(prefix.block)
+        self.norm = prefix.norm
+
+    def new_state(self) -> HydraPrefixState:
+        return HydraPrefixState(self)
+
+
+class HydraPrefixState:
+    """The prefix layer's keys and values of one session."""
+
+    def __init__(self, tap: HydraPrefixTap) -> None:
+        self._tap = tap
+        self._cache = tap.block.new_cache()
+
+    @torch.inference_mode()
+    def rows(self, acts: Activations) -> Tensor:
+        block, norm = self._tap.block, self._tap.norm
+        hidden = acts.hidden[self._tap.hidden_layers[0]].to(norm.weight)
+        first, count = self._cache.length, len(hidden)
+        # Positions continue from the cache: the layer has seen every earlier position of the session.
+        rope = block.shape.rope(torch.arange(first, first + count, device=hidden.device))
+        seen = torch.ones(count, first + count, dtype=torch.bool, device=hidden.device).tril(first)
+        mixed = block.run(hidden, rope, self._cache, None if count == 1 else seen)
+        return F.rms_norm(mixed, norm.weight.shape, norm.weight, norm.eps).float()
+
+    def truncate(self, length: int) -> None:
+        self._cache.truncate(length)

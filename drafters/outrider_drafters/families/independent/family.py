@@ -17,12 +17,11 @@ from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, DrafterOpt
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.families.family import Family
+from outrider_drafters.families.independent.drafter import NAME, IndependentDrafter, check_vocabulary
 from outrider_drafters.families.independent.network import CausalModel, num_embeddings
-from outrider_drafters.families.independent.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-from outrider_drafters.families.independent.drafter import NAME, IndependentDrafter
 
 TIE_TO_TARGET = DrafterOption.switch("tie_to_target", "use the target's embedding and lm_head")
 

@@ -12,15 +12,13 @@ from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.blocks.layers import Rope
 from outrider_drafters.blocks.row_buffer import JointCache
-from outrider_drafters.blocks.token_state import TokenState, WithTokenState
-from outrider_drafters.blocks.tree_mask import TreeMask
+from outrider_drafters.blocks.token_state import TokenState, TreeMask, WithTokenState
 from outrider_drafters.checkpoints.draft_vocabulary import split_logits
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import UNLIMITED
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.moa.last_layers_state import FusedLastLayers, LastLayersState
-from outrider_drafters.families.moa.network import NAME, MoA
-from outrider_drafters.families.moa.tap import tap_info
+from outrider_drafters.families.moa.network import NAME, MoA, tap_info
 from outrider_drafters.trees.grow import Level
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree

@@ -11,8 +11,7 @@ from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeig
 from outrider_drafters.contracts.tap import LastHiddenTap, Tap
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.moa.drafter import MoADrafter
-from outrider_drafters.families.moa.network import LSA_HEADS, NAME, MoA, MoASizes
-from outrider_drafters.families.moa.tap import MoATap, tap_info
+from outrider_drafters.families.moa.network import LSA_HEADS, NAME, MoA, MoASizes, MoATap, tap_info
 from outrider_drafters.readers.config import config_int
 
 TLI = DrafterOption.whole("tli", "number of target layers that the client runs (paper, 3.2)")

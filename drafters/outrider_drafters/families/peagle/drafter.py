@@ -17,7 +17,7 @@ from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.block_state import BlockDrafter, BlockState
 from outrider_drafters.families.eagle3.drafter import drafting_head, fused_layers
-from outrider_drafters.families.eagle3.tap import tap_info
+from outrider_drafters.families.eagle3.network import tap_info
 from outrider_drafters.families.peagle.network import PEagle
 from outrider_proto.frames import TapInfo
 

@@ -28,7 +28,7 @@ from outrider_drafters.contracts.tree_shape import MAX_LEVELS
 from outrider_drafters.families.eagle3.family import FAMILY as EAGLE3
 from outrider_drafters.families.eagle3.family import make_tap
 from outrider_drafters.families.eagle3.layout import SETTINGS, canonical, sizes_of
-from outrider_drafters.families.eagle3.tap import tap_info
+from outrider_drafters.families.eagle3.network import tap_info
 from outrider_drafters.families.eagle3.tap_layers import IDS, config_value
 from outrider_drafters.families.peagle.drafter import NAME, PEagleDrafter
 from outrider_drafters.families.peagle.network import PEagle, PEagleSizes

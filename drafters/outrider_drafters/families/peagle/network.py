@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from outrider_drafters.blocks.layers import Rope
 from outrider_drafters.checkpoints.target_weights import TargetSizes
-from outrider_drafters.families.eagle3.layer import TrainStepCache
+from outrider_drafters.families.eagle3.layer import Eagle3Sizes, TrainStepCache
 from outrider_drafters.families.eagle3.network import Eagle3
-from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 from outrider_drafters.families.shared_layout import proposing
 from outrider_drafters.readers.checkpoint import write_model
 

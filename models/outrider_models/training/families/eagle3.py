@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.families.eagle3.layer import Eagle3Sizes
 from outrider_drafters.families.eagle3.layout import canonical
 from outrider_drafters.families.eagle3.network import Eagle3
-from outrider_drafters.families.eagle3.sizes import Eagle3Sizes
 from outrider_drafters.families.eagle3.tap_layers import default_layers
 from outrider_drafters.families.shared_layout import EMBEDDING, T2D
 from outrider_models.core.tables import need_at_least
