@@ -6,8 +6,8 @@ import contextlib
 import pytest
 
 from outrider_client import ClientConfig
-from outrider_client.gateway.gateway import GatewayConfig
-from outrider_client.gateway.serving import ServingConfig, listening
+from outrider_client.core.gateway_config import GatewayConfig
+from outrider_client.gateway.serving import listening
 from outrider_client.models.local_models import LocalModels
 from outrider_models import target_dir
 from outrider_server.engine.reference_decode import plain_greedy
@@ -77,7 +77,7 @@ async def gateway_to(server: str):
     """Run a gateway and yield its address."""
     config = ClientConfig(server)
     models = await asyncio.to_thread(LocalModels.load, config)
-    async with listening(ServingConfig(config, GatewayConfig(), port=0), models) as (http, sockets):
+    async with listening(config, GatewayConfig(port=0), models) as (http, sockets):
         serving = asyncio.create_task(http.serve(sockets))
         try:
             yield f"http://127.0.0.1:{sockets[0].getsockname()[1]}/v1"

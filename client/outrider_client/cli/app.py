@@ -26,6 +26,7 @@ from outrider_client.cli.options import CONNECTION, OPTIONS, SERVER, ClientOptio
 from outrider_client.cli.pull import EXIT_INTERRUPTED, can_offer_pull, pull_command, with_pull_offered
 from outrider_client.connection.access import KEY_VARIABLE
 from outrider_client.core.config import PRIVACY_PANEL, UNLIMITED, ClientConfig
+from outrider_client.core.gateway_config import GatewayConfig
 from outrider_client.display.messages import explaining, print_message, printable, report_error
 from outrider_proto.errors import LinkError, OutriderError, UsageError
 from outrider_proto.options.command import exit_code
@@ -147,7 +148,9 @@ def _answer(config: ClientConfig, prompt: Prompt, stops: Sequence[str], *, as_js
 
 
 app.command("chat")(with_client_options(max_new_tokens=UNLIMITED)(chat_command))
-app.command("gateway")(with_client_options(max_new_tokens=UNLIMITED, wait_for_link_s=10.0)(gateway_command))
+app.command("gateway")(
+    with_client_options(own=GatewayConfig, max_new_tokens=UNLIMITED, wait_for_link_s=10.0)(gateway_command)
+)
 
 
 @app.command()

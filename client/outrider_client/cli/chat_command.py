@@ -40,7 +40,11 @@ def chat_command(
     ] = True,
 ) -> None:
     """Chat with the model. /help lists commands; <<private: ...>> stays here; Ctrl-C stops an answer, Ctrl-D leaves."""
-    folder = _state_folder() if history and is_interactive() and not as_json else None
+    folder = None
+    if history and is_interactive() and not as_json:
+        from platformdirs import user_state_path
+
+        folder = user_state_path("outrider")
     config = options.config()
     chat = _Chat(
         ChatConversation("" if private is None else read_private_file(private), system or ""),
@@ -69,7 +73,7 @@ class _Chat:
 
     def run(self, config: ClientConfig) -> None:
         """Talk to the configuration's server, or one of the chat's own where there is none."""
-        from outrider_client.cli.chat.link import ChatLink
+        from outrider_client.cli.chat.link import chat_link
         from outrider_client.cli.chat.own_server import needs_own_server, own_server
         from outrider_client.cli.chat.repl import ChatRepl
         from outrider_client.client import Client
@@ -83,10 +87,10 @@ class _Chat:
             if needs_own_server(config):
                 print_message(f"no server at {config.server}: starting one, for this chat alone")
                 config = replace(config, server=stack.enter_context(own_server(config)))
-            link = None if self.profile is None else stack.enter_context(ChatLink(self.profile, config.server))
+            link = None if self.profile is None else stack.enter_context(chat_link(self.profile, config.server))
             reached = config
             if link is not None:
-                reached = replace(config, server=link.address, access=config.access.through(config.server))
+                reached = replace(config, server=link.emulated.address, access=config.access.through(config.server))
             client = stack.enter_context(Client(reached))
             if self.asks and config.mode != "offline":
                 check_target(client, config)
@@ -102,9 +106,3 @@ class _Chat:
             if is_interactive() and not self.as_json:
                 repl.greet()
             repl.run(self.lines)
-
-
-def _state_folder() -> Path:
-    from platformdirs import user_state_path
-
-    return user_state_path("outrider")

@@ -25,7 +25,7 @@ from outrider_models.core.embedded import EMBEDDED
 from outrider_proto.errors import UsageError, Violation
 from outrider_proto.options.command import given, parameters, set_signature
 from outrider_proto.options.fields import Flag, Option, options_of
-from outrider_proto.options.values import Table, checked, merged, place
+from outrider_proto.options.values import Table, build, checked, merged, place
 
 _PORT = ClientConfig().server.rpartition(":")[2]
 
@@ -117,22 +117,29 @@ class ClientOptions:
 
 
 def with_client_options(
-    options: Iterable[Option] = OPTIONS, **defaults: Any
+    options: Iterable[Option] = OPTIONS, own: type | None = None, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command these options; its first parameter gets the ClientOptions. `defaults`: by a field's name."""
+    """Give a command these options; its first parameter gets the ClientOptions. `defaults`: by a field's name.
+
+    `own`: a dataclass whose options come first, and whose value the second parameter gets.
+    """
     shown = {UNLIMITED: "as many as the context holds"}
     own_defaults = {name: shown.get(value, value) for name, value in defaults.items()}
-    options = [replace(each, default=own_defaults.get(each.path[-1], each.default)) for each in options]
+    of_own = [] if own is None else list(options_of(own))
+    options = [*of_own, *(replace(each, default=own_defaults.get(each.path[-1], each.default)) for each in options)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        others = list(inspect.signature(command, eval_str=True).parameters.values())[1 if own is None else 2 :]
 
         @wraps(command)
         def wrapper(**values: Any) -> None:  # Any: each option has its own type
-            chosen = ClientOptions(read_config(OPTIONS), given(options, values), defaults)
-            command(chosen, **{each.name: values[each.name] for each in own})
+            table = given(options, values)
+            its = {each.key: table.pop(each.key) for each in of_own if each.key in table}
+            made: list[object] = [] if own is None else [build(own, its)]
+            chosen = ClientOptions(read_config(OPTIONS), table, defaults)
+            command(chosen, *made, **{each.name: values[each.name] for each in others})
 
-        rest = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+        rest = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in others]
         set_signature(wrapper, [*rest, *parameters(options)])
         return wrapper
 

@@ -15,7 +15,7 @@ from outrider_client.cli.chat.input import is_interactive
 from outrider_client.cli.interrupts import raise_on_interrupt
 from outrider_client.cli.options import ClientOptions, with_models
 from outrider_client.core.config import ClientConfig
-from outrider_client.display.messages import explaining, print_message, printable
+from outrider_client.display.messages import explaining, format_bytes, print_message, printable
 from outrider_proto.errors import OutriderError, Reason, Refusal
 
 if TYPE_CHECKING:
@@ -94,8 +94,6 @@ def check_target(client: Client, config: ClientConfig) -> None:
 
 def _is_wanted(config: ClientConfig) -> bool:
     """Ask whether to pull the server's bundle; False too if it has none."""
-    from outrider_client.display.status_line import format_bytes
-
     try:
         name, size_bytes = asyncio.run(_on_offer(config))
     except OutriderError:

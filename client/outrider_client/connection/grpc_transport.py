@@ -72,7 +72,9 @@ class GrpcConnection:
                 message = await self._stream.read()
             except grpc.aio.AioRpcError as error:
                 if error.details() == _SENDING_FAILED and not self.bytes_down:
-                    await self._raise_refusal()
+                    # Another call tells why the stream was refused, if it was.
+                    request = pb.DescribeRequest()
+                    await _stub(self._channel).Describe(request, metadata=self._metadata, timeout=_REFUSAL_S)
                 raise
             except asyncio.CancelledError as cancelled:
                 # The traceback's frames hold the call, and gRPC keeps the connection open while anything does.
@@ -96,10 +98,6 @@ class GrpcConnection:
         if self._call is None:
             raise LinkError(f"{self._address}: the connection is closed")
         return self._call
-
-    async def _raise_refusal(self) -> None:
-        """Ask by another call why the stream was refused, if it was."""
-        await _stub(self._channel).Describe(pb.DescribeRequest(), metadata=self._metadata, timeout=_REFUSAL_S)
 
     async def _messages(self) -> AsyncIterator[pb.ClientFrame]:
         async for frame in self._outbox.frames():
@@ -132,10 +130,17 @@ class GrpcTransport:
             raise
         return connection
 
-    async def describe(self) -> ServerDescription:
-        async with self.channel() as channel, self.explain_failures():
+    async def describe(
+        self, channel: grpc.aio.Channel | None = None, timeout_s: float | None = None
+    ) -> ServerDescription:
+        """Ask on `channel`, or on one for this call alone."""
+        if channel is None:
+            async with self.channel() as channel:
+                return await self.describe(channel, timeout_s)
+        async with self.explain_failures():
             with translate_errors(f"cannot reach {self.address}"):
-                message = await _stub(channel).Describe(pb.DescribeRequest(), metadata=self.metadata())
+                request = pb.DescribeRequest()
+                message = await _stub(channel).Describe(request, metadata=self.metadata(), timeout=timeout_s)
         return description_from_proto(message)
 
     async def close(self) -> None:
@@ -200,10 +205,8 @@ class GrpcProbe:
             await channel.close()
 
     async def _call(self, channel: grpc.aio.Channel) -> float:
-        transport, started = self._transport, time.perf_counter()
-        async with transport.explain_failures():
-            with translate_errors(f"cannot reach {transport.address}"):
-                await _stub(channel).Describe(pb.DescribeRequest(), metadata=transport.metadata())
+        started = time.perf_counter()
+        await self._transport.describe(channel)
         return time.perf_counter() - started
 
 

@@ -30,39 +30,25 @@ class RttEstimator:
     """Smoothed round trip and mean deviation in seconds, estimated as TCP does (RFC 6298)."""
 
     def __init__(self) -> None:
-        self._mean_s: float | None = None
-        self._spread_s = 0.0
-        self._newest_s = 0.0
+        self.mean_s: float | None = None  # before anything is known
+        self.spread_s = 0.0
+        self.newest_s = 0.0  # the last sample
         self._measured = False
-
-    @property
-    def mean_s(self) -> float | None:
-        """Smoothed round trip; None before anything is known."""
-        return self._mean_s
-
-    @property
-    def spread_s(self) -> float:
-        return self._spread_s
-
-    @property
-    def newest_s(self) -> float:
-        """The last sample; 0 before the first one."""
-        return self._newest_s
 
     def guess(self, seconds: float) -> None:
         """Start from an upper bound, such as the time to open a connection; the first sample replaces it."""
         if not self._measured:
-            self._mean_s, self._spread_s = seconds, seconds / 2
+            self.mean_s, self.spread_s = seconds, seconds / 2
 
     def add(self, sample_s: float) -> None:
         """Add one measured round trip."""
-        self._newest_s = sample_s = max(sample_s, 0.0)
-        if self._mean_s is None or not self._measured:
-            self._mean_s, self._spread_s, self._measured = sample_s, sample_s / 2, True
+        self.newest_s = sample_s = max(sample_s, 0.0)
+        if self.mean_s is None or not self._measured:
+            self.mean_s, self.spread_s, self._measured = sample_s, sample_s / 2, True
             return
         # RFC 6298: the spread is updated with the old mean, so it comes first.
-        self._spread_s += _SPREAD_WEIGHT * (abs(sample_s - self._mean_s) - self._spread_s)
-        self._mean_s += _MEAN_WEIGHT * (sample_s - self._mean_s)
+        self.spread_s += _SPREAD_WEIGHT * (abs(sample_s - self.mean_s) - self.spread_s)
+        self.mean_s += _MEAN_WEIGHT * (sample_s - self.mean_s)
 
 
 class Heartbeat:
@@ -101,7 +87,8 @@ class Heartbeat:
         sent_at = self._unanswered.pop(nonce, None)
         if sent_at is not None:
             self._rtt.add(now - sent_at)
-            self._forget_before(nonce)
+            # Frames keep their order, so this Pong answers older Pings, too.
+            self._unanswered = {other: at for other, at in self._unanswered.items() if other > nonce}
 
     def verdict_arrived(self) -> None:
         """Note that a verdict arrived."""
@@ -151,8 +138,3 @@ class Heartbeat:
         oldest = next(iter(self._unanswered.values()))
         # Any frame counts, not only the Pong: on a slow link it waits behind the features of a long prompt.
         return max(oldest, self._heard_at) + self.deadline_s
-
-    def _forget_before(self, nonce: int) -> None:
-        """Drop older Pings: frames keep their order, so this Pong answers them too."""
-        for older in [n for n in self._unanswered if n < nonce]:
-            del self._unanswered[older]

@@ -23,35 +23,20 @@ class LinkState(Enum):
     CLOSED = "closed"
 
 
-class LinkStateEvent(Enum):
-    """Event that may change the link's state."""
-
-    OPENED = "opened"
-    LOST = "lost"
-    CONNECTED = "connected"
-    CAUGHT_UP = "caught up"
-    CLOSED = "closed"
-
-
-_TABLE: dict[tuple[LinkState, LinkStateEvent], LinkState] = {
-    (LinkState.CONNECTING, LinkStateEvent.OPENED): LinkState.ONLINE,
-    (LinkState.CONNECTING, LinkStateEvent.LOST): LinkState.OFFLINE,
-    (LinkState.ONLINE, LinkStateEvent.LOST): LinkState.OFFLINE,
-    (LinkState.OFFLINE, LinkStateEvent.CONNECTED): LinkState.RESUMING,
-    (LinkState.RESUMING, LinkStateEvent.LOST): LinkState.OFFLINE,
-    (LinkState.RESUMING, LinkStateEvent.CAUGHT_UP): LinkState.ONLINE,
+_FOLLOWING: dict[LinkState, tuple[LinkState, ...]] = {
+    LinkState.CONNECTING: (LinkState.ONLINE, LinkState.OFFLINE, LinkState.CLOSED),
+    LinkState.ONLINE: (LinkState.OFFLINE, LinkState.CLOSED),
+    LinkState.OFFLINE: (LinkState.RESUMING, LinkState.CLOSED),
+    LinkState.RESUMING: (LinkState.OFFLINE, LinkState.ONLINE, LinkState.CLOSED),
+    LinkState.CLOSED: (),
 }
 
 
 class IllegalTransition(RuntimeError):
-    """Raised for an event that cannot occur in the current state: a bug of ours."""
+    """Raised for a state that cannot follow the current one: a bug of ours."""
 
 
-def next_state(state: LinkState, event: LinkStateEvent) -> LinkState:
-    """Return the state after an event. Raises IllegalTransition for what the table does not list."""
-    if event is LinkStateEvent.CLOSED and state is not LinkState.CLOSED:
-        return LinkState.CLOSED
-    following = _TABLE.get((state, event))
-    if following is None:
-        raise IllegalTransition(f"link {state.value}: cannot be {event.value}")
-    return following
+def check_transition(state: LinkState, following: LinkState) -> None:
+    """Raise IllegalTransition for what the table does not list."""
+    if following not in _FOLLOWING[state]:
+        raise IllegalTransition(f"link {state.value}: cannot be {following.value}")

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from outrider_client.connection.heartbeat import Heartbeat, RttEstimator
 from outrider_client.connection.link import ServerLink
-from outrider_client.connection.link_state import LinkState, LinkStateEvent, next_state
+from outrider_client.connection.link_state import LinkState, check_transition
 from outrider_client.connection.policy import ConnectionPolicy
 from outrider_client.connection.transport import Transport
 from outrider_client.text.transcript import Transcript
@@ -120,7 +120,7 @@ class ClientSession:
         """Give up the connection."""
         await self._close_connection()
         if self.state is not LinkState.OFFLINE:
-            self._change_state(LinkStateEvent.LOST, detail)
+            self._change_state(LinkState.OFFLINE, detail)
 
     @property
     def first_attempt_s(self) -> float:
@@ -147,7 +147,7 @@ class ClientSession:
     def caught_up(self) -> None:
         """Note that the server holds the session's tokens again."""
         if self.state is LinkState.RESUMING:
-            self._change_state(LinkStateEvent.CAUGHT_UP)
+            self._change_state(LinkState.ONLINE)
 
     def verdict_arrived(self) -> None:
         """Note that a verdict arrived: the link works."""
@@ -165,7 +165,7 @@ class ClientSession:
             await link.send_close(self._policy.timeouts.goodbye_s)
             await link.close()
         if self.state is not LinkState.CLOSED:
-            self._change_state(LinkStateEvent.CLOSED)
+            self._change_state(LinkState.CLOSED)
 
     async def reset(self) -> None:
         """Start a new session with the next answer, such as after a refusal."""
@@ -178,7 +178,7 @@ class ClientSession:
         # Nothing to await: the end of that loop has ended its tasks, and the link's reader closes the connection.
         if self._link is not None:
             self._link = None
-            self._change_state(LinkStateEvent.LOST, "the event loop has ended")
+            self._change_state(LinkState.OFFLINE, "the event loop has ended")
 
     async def _close_connection(self) -> None:
         """Close the connection; the next one resumes from there."""
@@ -205,13 +205,13 @@ class ClientSession:
         heartbeat = Heartbeat(self.rtt, self._policy.patience, self._patience_factor)
         link = ServerLink(connection, self.rtt, heartbeat, self._clock)
         if self.state is LinkState.OFFLINE:
-            self._change_state(LinkStateEvent.CONNECTED)
+            self._change_state(LinkState.RESUMING)
         try:
             opened = await self._in_time(open_s, link.open(self._next_open_frame()))
         except BaseException as error:  # cancellation too: a half-open connection would leak its reader task
             await link.close()
             if self.state is LinkState.RESUMING:
-                self._change_state(LinkStateEvent.LOST, str(error))
+                self._change_state(LinkState.OFFLINE, str(error))
             raise
         self._adopt(link, opened)
 
@@ -237,7 +237,7 @@ class ClientSession:
         self._open_frame = replace(self._open_frame, session_id=opened.session_id)
         self._transcript.resume(opened)
         if self.state is LinkState.CONNECTING:
-            self._change_state(LinkStateEvent.OPENED)
+            self._change_state(LinkState.ONLINE)
 
     def _check_rules(self) -> None:
         """Raise Refusal for rules that the server would pass over."""
@@ -251,6 +251,7 @@ class ClientSession:
     def _attempt_s(self) -> float:
         return max(self._policy.timeouts.reconnect_s, 6 * (self.rtt.mean_s or 0.0))
 
-    def _change_state(self, event: LinkStateEvent, detail: str = "") -> None:
-        self.state = next_state(self.state, event)
-        self.watcher(self.state, detail)
+    def _change_state(self, state: LinkState, detail: str = "") -> None:
+        check_transition(self.state, state)
+        self.state = state
+        self.watcher(state, detail)

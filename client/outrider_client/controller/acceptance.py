@@ -1,4 +1,4 @@
-"""Estimates acceptance by position, and which of a node's children the target takes. Pure."""
+"""Estimates acceptance by position in the draft. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from outrider_proto.tree import ROOT, DraftTree
 _KEPT = 1 - 1 / 160  # share of the counts that each verdict leaves
 _HALF_LIFE_S = 30.0  # of the counts while no draft is verified: the text moves on
 _PRIOR_WEIGHT = 6  # verdicts
-_ENOUGH = 32  # tokens before their ranks are used
 
 
 class AcceptanceEstimator:
@@ -21,7 +20,6 @@ class AcceptanceEstimator:
     def __init__(self) -> None:
         self._tried: list[float] = []
         self._accepted: list[float] = []
-        self._ranks: list[int] = []
 
     def judged(self, levels: int, num_accepted: int) -> None:
         """Count the verdict on a draft of `levels` levels. The end of the text counts as a rejection."""
@@ -33,13 +31,6 @@ class AcceptanceEstimator:
         for position in range(min(levels, num_accepted + 1)):
             self._tried[position] += 1.0
             self._accepted[position] += position < num_accepted
-
-    def ranked(self, tree: DraftTree, path: tuple[int, ...]) -> None:
-        """Count the rank of each accepted node among its siblings."""
-        for parent, node in zip((ROOT, *path), path, strict=False):
-            rank = tree.parents[:node].count(parent)
-            self._ranks += [0] * (rank + 1 - len(self._ranks))
-            self._ranks[rank] += 1
 
     def fade(self, seconds: float) -> None:
         """Forget part of the counts after `seconds` without a verdict on a draft."""
@@ -58,12 +49,6 @@ class AcceptanceEstimator:
             prior = shares[-1] * ACCEPTANCE_DECAY if shares else PRIOR_ACCEPTANCE
             shares.append((accepted + _PRIOR_WEIGHT * prior) / (tried + _PRIOR_WEIGHT))
         return tuple(shares)
-
-    @property
-    def ranks(self) -> tuple[float, ...]:
-        """Shares of the accepted tokens' ranks among their siblings; empty while there are few."""
-        total = sum(self._ranks)
-        return tuple(count / total for count in self._ranks) if total >= _ENOUGH else ()
 
     def _age(self, share: float) -> None:
         self._tried = [tried * share for tried in self._tried]

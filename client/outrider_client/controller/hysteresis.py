@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outrider_client.controller.choice import AHEAD, NON_SPLIT, SPLIT, Choice, OnlineMode
-from outrider_client.controller.decision import Corrections, Decision, choose, decide
+from outrider_client.controller.decision import Corrections, choose, decide
 from outrider_client.controller.measurements import Measurements
 from outrider_client.controller.mode_history import ModeHistory
 from outrider_client.controller.observer import CycleObserver
@@ -51,25 +51,18 @@ class ModeSelector:
 
     def _review(self, current: Choice) -> Choice:
         self._learn(current)
-        decision = decide(self._measured(), current, self._favor_untried(current))
+        # The modes without a split say nothing about hit rates, so an untried split mode deserves a trial soon. In this
+        # order: what was measured overrides the favor.
+        untried = dict.fromkeys(SPLIT, _UNTRIED) if current.mode in NON_SPLIT else {}
+        decision = decide(self._measured(), current, {**untried, **self._corrections})
         self._reviewed_at = self.observer.num_tokens
         if decision.choice.mode == current.mode:
             return self._adopt(decision.choice)
         self._streak += 1
-        if not self._is_convincing(decision):
+        if self._streak < _PATIENCE and decision.gain < _URGENT:
             return current
         self._left(current.mode)
         return self._adopt(decision.choice)
-
-    def _favor_untried(self, current: Choice) -> Corrections:
-        """Return the corrections, favoring split modes that were not tried yet over stream and server-draft."""
-        # The modes without a split say nothing about hit rates, so an untried split mode deserves a trial soon.
-        untried = dict.fromkeys(SPLIT, _UNTRIED) if current.mode in NON_SPLIT else {}
-        # In this order: what was measured overrides the favor.
-        return {**untried, **self._corrections}
-
-    def _is_convincing(self, decision: Decision) -> bool:
-        return self._streak >= _PATIENCE or decision.gain >= _URGENT
 
     def _adopt(self, choice: Choice) -> Choice:
         self._current = choice
@@ -94,15 +87,11 @@ class ModeSelector:
             self._histories[mode].fade(0.5 ** (elapsed_s / self._half_lives_s.get(mode, _HALF_LIFE_S)))
         mode_run, measured = self.observer.take_mode_run(), self.observer.measured()
         if measured.hit_rates and not self._knows_hits:
-            self._reset_ahead_histories()
+            self._knows_hits = True
+            for mode in AHEAD:  # with unknown hit rates their histories held mostly the wrong guess
+                self._histories.pop(mode, None)
         if current.mode == mode_run.mode != "stream":
             self._histories.setdefault(mode_run.mode, ModeHistory()).learn(mode_run, predict(measured, current))
-
-    def _reset_ahead_histories(self) -> None:
-        """Drop the history of modes that draft ahead: with unknown hit rates it held mostly their wrong guess."""
-        self._knows_hits = True
-        for mode in AHEAD:
-            self._histories.pop(mode, None)
 
     def _measured(self) -> Measurements:
         """Return the measurements with the modes' histories."""

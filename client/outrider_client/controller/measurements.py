@@ -43,8 +43,8 @@ class Measurements:
 
     `verify_ms`: the target's pass over a draft, with the wait for it; `stream_ms`: time between tokens of a target that
     decodes alone. `acceptance`: entry k is the probability that token k + 1 of a draft is accepted, given that the
-    first k were. `ranks`: shares of the accepted tokens' ranks among their siblings. `hit_rates`: by number of outcomes
-    drafted ahead, from trees of `hit_levels` levels. `batch_factors`: on a level's time, by number of outcomes.
+    first k were. `hit_rates`: by number of outcomes drafted ahead, from trees of `hit_levels` levels. `batch_factors`:
+    on a level's time, by number of outcomes.
     `staleness_factor`: on tau, if a draft lacks the newest features; `stale_share`: share of the drafts behind
     `acceptance` that did. `features_ms`: delay of the features after their verdict. `late_ms`: by mode, how much longer
     a cycle takes than its closed form predicts.
@@ -58,7 +58,6 @@ class Measurements:
     draft_level_ms: float | None = None
     server_level_ms: float | None = None
     acceptance: tuple[float, ...] = ()
-    ranks: tuple[float, ...] = ()
     hit_rates: Mapping[int, float] = field(default_factory=dict)
     hit_levels: float = 5.0
     batch_factors: Mapping[int, float] = field(default_factory=dict)

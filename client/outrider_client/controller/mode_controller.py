@@ -83,7 +83,11 @@ class ModeController:
         if self._choice is None or self._choice.mode != choice.mode:
             _log.info("mode %s: %s", choice.mode, choice.why)
         self._choice = choice
-        self._choose_codec()
+        observed = self._observer
+        load = FeatureLoad(self._reply_row_bytes.value, observed.tokens_per_second, observed.down_bps)
+        if (codec := codec_for(load, self._codec)) != self._codec:
+            _log.info("features in %s: %s", codec, load)
+        self._codec = codec
         return choice
 
     @property
@@ -95,14 +99,6 @@ class ModeController:
         if self._choice is None or self._config.codec != FINEST or self._codec == FINEST:
             return None
         return self._codec
-
-    def _choose_codec(self) -> None:
-        observed = self._observer
-        load = FeatureLoad(self._reply_row_bytes.value, observed.tokens_per_second, observed.down_bps)
-        codec = codec_for(load, self._codec)
-        if codec != self._codec:
-            _log.info("features in %s: %s", codec, load)
-        self._codec = codec
 
     @property
     def outcomes(self) -> int:
@@ -155,18 +151,14 @@ class ModeController:
         """Record that all rows of a request had arrived `lag_s` after its first verdict."""
         if num_rows < MANY_ROWS:
             self._observer.record_features(lag_s, num_bytes)
-            self._weigh_reply(num_rows, num_bytes)
+            # After a change of codec, the one assumed here is the newest request's and wrong for a reply or two; the
+            # median ignores these.
+            codec = self.codec or self._config.codec
+            if codec in SIZE_VS_FINEST and 0 < num_rows <= MAX_REPLY_ROWS:
+                self._reply_row_bytes.add(num_bytes / num_rows / SIZE_VS_FINEST[codec])
             return
         self._row_s, self._row_bytes = lag_s / num_rows, num_bytes / num_rows
         self._observer.record_transfer(num_bytes, lag_s)
-
-    def _weigh_reply(self, num_rows: int, num_bytes: int) -> None:
-        """Record the size of a reply's rows, converted to the finest codec."""
-        # After a change of codec, the one assumed here is the newest request's and wrong for a reply or two; the median
-        # ignores these.
-        codec = self.codec or self._config.codec
-        if codec in SIZE_VS_FINEST and 0 < num_rows <= MAX_REPLY_ROWS:
-            self._reply_row_bytes.add(num_bytes / num_rows / SIZE_VS_FINEST[codec])
 
     @property
     def affords_features(self) -> bool:
@@ -217,6 +209,7 @@ class ModeController:
         config = self._config
         plan = config.shape or self._own_plan or TreeShape()
         shape = plan if isinstance(plan, TreeShape) else TreeShape(levels=plan.levels, budget=len(plan.paths))
+        row_bytes = (self._reply_row_bytes.value or 0.0) * SIZE_VS_FINEST.get(self.codec or config.codec, 1.0)
         return ModeLimits(
             modes=frozenset(self._modes(opened)),
             shape=shape,
@@ -224,14 +217,9 @@ class ModeController:
             in_flight=config.in_flight,
             outcomes=config.outcomes,
             wait_for_features=config.wait_for_features,
-            bytes_per_token=self._row_weight,
+            bytes_per_token=row_bytes,
             max_nodes=max_nodes,
         )
-
-    @property
-    def _row_weight(self) -> float:
-        """Bytes of a token's features as they are sent now; 0 before they were measured."""
-        return (self._reply_row_bytes.value or 0.0) * SIZE_VS_FINEST.get(self.codec or self._config.codec, 1.0)
 
     def _modes(self, opened: Opened | None) -> list[OnlineMode]:
         modes: list[OnlineMode] = ["stream"]

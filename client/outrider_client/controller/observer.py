@@ -89,20 +89,23 @@ class CycleObserver:
         elapsed_s = self._elapsed(now)
         self._record_tokens(num_tokens, elapsed_s)
         if tree or levels:
-            self._record_pass(verdict, 0 if tree else levels)
+            queue_us = 0 if self._mode == "pipelined" else verdict.queue_us  # pipelined drafts queue behind each other
+            self._verify_ms.add((queue_us + verdict.verify_us) / 1e3)
             self._stale_share.add(stale)
         if tree:
             self.record_path(tree, verdict.path, levels)
             self._hit_levels.add(max(tree.depths()))
         elif levels:
+            self._server_level_ms.add(verdict.draft_us / 1e3 / levels)
             self._acceptance.judged(levels, len(verdict.tokens))
-        else:
-            self._record_token(elapsed_s)
+        elif self._mode == "stream" and elapsed_s is not None:
+            self._token_ms.add(elapsed_s * 1e3)
+            self._verify_then_ms = self._verify_ms.value
+            self._acceptance.fade(elapsed_s)
 
     def record_path(self, tree: DraftTree, path: tuple[int, ...], levels: int = 0) -> None:
         """Record the accepted path of a tree or a trial draft. `levels`: that it would have had uncut."""
         self._acceptance.judged(max((*tree.depths(), levels)), len(path))
-        self._acceptance.ranked(tree, path)
 
     def record_drafting(self, seconds: float, levels: int, outcomes: int = 1) -> None:
         """Record the time to grow `levels` levels of so many outcomes side by side."""
@@ -160,7 +163,6 @@ class CycleObserver:
             draft_level_ms=self._declared.draft_level_ms if single_ms is None else single_ms,
             server_level_ms=_known(self._server_level_ms.value, self._declared.server_level_ms),
             acceptance=self._acceptance.by_position,
-            ranks=self._acceptance.ranks,
             hit_rates={number: hit.value for number, hit in self._hits.items() if hit.count >= _ENOUGH_HITS},
             hit_levels=self._hit_levels.value if self._hit_levels.count else self.limits.shape.levels,
             batch_factors=self._batch_factors(single_ms),
@@ -182,18 +184,6 @@ class CycleObserver:
             self._mode_run = self._mode_run.plus(num_tokens, elapsed_s)
             self._cycle_s.add(elapsed_s)
             self._cycle_tokens.add(num_tokens)
-
-    def _record_pass(self, verdict: Verdict, server_levels: int) -> None:
-        queue_us = 0 if self._mode == "pipelined" else verdict.queue_us  # pipelined drafts queue behind each other
-        self._verify_ms.add((queue_us + verdict.verify_us) / 1e3)
-        if server_levels:
-            self._server_level_ms.add(verdict.draft_us / 1e3 / server_levels)
-
-    def _record_token(self, elapsed_s: float | None) -> None:
-        if self._mode == "stream" and elapsed_s is not None:
-            self._token_ms.add(elapsed_s * 1e3)
-            self._verify_then_ms = self._verify_ms.value
-            self._acceptance.fade(elapsed_s)
 
     def _stream_ms(self) -> float | None:
         """Return the time between tokens as last timed, scaled by how passes over drafts have changed since."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import Self, assert_never
 
@@ -58,9 +58,11 @@ class PredictionTerms:
         self.level = _first(measured.draft_level_ms, self.verify / _PASS_OF_LEVELS)
         self.server_level = _first(measured.server_level_ms, self.level)
         self.staleness = measured.staleness_factor
-        self._freshness = 1.0 - measured.stale_share * (1.0 - measured.staleness_factor)
         self._deepest = max(self.limits.max_levels, self.limits.shape.levels, round(measured.hit_levels), 1)
-        self._taus: dict[int, Floats] = {}
+        reached = np.cumprod(np.minimum(self._acceptance(), 1.0))
+        taus = 1.0 + np.concatenate(([0.0], np.cumsum(reached)))
+        freshness = 1.0 - measured.stale_share * (1.0 - measured.staleness_factor)
+        self._taus = np.minimum(taus / freshness, 1.0 + np.arange(len(taus)))
 
     def transfer(self, num_tokens: Floats) -> Floats:
         """Return the time to transfer the features of `num_tokens` tokens."""
@@ -74,23 +76,17 @@ class PredictionTerms:
         late_ms = np.where(num_tokens * self.limits.bytes_per_token > _PACKET_BYTES, self.measured.jitter_ms, 0.0)
         return self.transfer(num_tokens) + late_ms
 
-    def tau(self, levels: Ints, breadth: int) -> Floats:
+    def tau(self, levels: Ints) -> Floats:
         """Return tokens per verdict on a draft with all features: 1 + sum over i of prod over k <= i of a_k."""
-        if breadth not in self._taus:
-            reached = np.cumprod(np.minimum(self._acceptance() * self._kept(breadth), 1.0))
-            taus = 1.0 + np.concatenate(([0.0], np.cumsum(reached)))
-            self._taus[breadth] = np.minimum(taus / self._freshness, 1.0 + np.arange(len(taus)))
-        return self._taus[breadth][np.minimum(levels, self._deepest)]
+        return np.asarray(self._taus[np.minimum(levels, self._deepest)])
 
-    def hit(self, outcomes: Ints, levels: Ints, breadth: int) -> Floats:
+    def hit(self, outcomes: Ints, levels: Ints) -> Floats:
         """Return the probability that a verdict is among the outcomes drafted ahead.
 
         The measured rate is extrapolated to this number of outcomes and levels along the prior's curve.
         """
-        exponents = np.array([self._hit_exponent(number) for number in outcomes.ravel().tolist()]).reshape(
-            outcomes.shape
-        )
-        return np.asarray(self._prior_hit(outcomes, levels, breadth) ** exponents)
+        exponents = np.array([self._hit_exponent(number) for number in outcomes.ravel().tolist()])
+        return np.asarray(self._prior_hit(outcomes, levels) ** exponents.reshape(outcomes.shape))
 
     def batch(self, outcomes: Ints) -> Floats:
         """Return the factor on a level's time when so many outcomes are drafted side by side."""
@@ -99,36 +95,14 @@ class PredictionTerms:
             return np.asarray(1.0 + _FACTOR_PER_OUTCOME * (outcomes - 1))
         return np.array([_interpolated(factors, count) for count in outcomes.ravel().tolist()]).reshape(outcomes.shape)
 
-    def level_of(self, breadth: int) -> float:
-        """Return the time of a draft level of another breadth than the measured one."""
-        return self.level * (1.0 + self.row_share * (breadth - 1)) / (1.0 + self.row_share * (self._breadth - 1))
-
-    @property
-    def row_share(self) -> float:
-        """Cost of another row in a level, as a share of a level of one row: the slope of the batch factors."""
-        widest = max(self.measured.batch_factors, default=1)
-        if widest <= 1:
-            return 0.0
-        more = max(self.measured.batch_factors[widest] - 1.0, 0.0)
-        return more / max((widest - 1) * self._breadth - more * (self._breadth - 1), 1.0)
-
-    @property
-    def _breadth(self) -> int:
-        return self.limits.shape.breadth
-
     def _acceptance(self) -> Floats:
         measured = list(self.measured.acceptance[: self._deepest]) or [PRIOR_ACCEPTANCE]
         beyond = np.arange(1, self._deepest - len(measured) + 1)
         return np.concatenate((measured, measured[-1] * ACCEPTANCE_DECAY**beyond))
 
-    def _kept(self, breadth: int) -> float:
-        """Return the share of the accepted tokens that a tree of this breadth would have contained."""
-        ranks = self.measured.ranks
-        return 1.0 if breadth >= self._breadth or not ranks else sum(ranks[:breadth]) / sum(ranks)
-
-    def _prior_hit(self, outcomes: Ints, levels: Ints, breadth: int) -> Floats:
+    def _prior_hit(self, outcomes: Ints, levels: Ints) -> Floats:
         """Return the prior: the accepted share of a draft to the power 2.6 / G^(1/3)."""
-        share = (self.tau(levels, breadth) - 1.0) / levels
+        share = (self.tau(levels) - 1.0) / levels
         return np.asarray(np.clip(share, 1e-3, 1.0 - _SURE) ** (2.6 / np.cbrt(outcomes)))
 
     def _hit_exponent(self, outcomes: int) -> float:
@@ -139,7 +113,7 @@ class PredictionTerms:
         # Strictly between 0 and 1: both logarithms below must be finite and not 0.
         rate = min(max(self.measured.hit_rates[nearest], 1e-3), 1.0 - _SURE)
         levels = np.array(max(round(self.measured.hit_levels), 1))
-        return log(rate) / log(float(self._prior_hit(np.array(nearest), levels, self._breadth)))
+        return log(rate) / log(float(self._prior_hit(np.array(nearest), levels)))
 
 
 def _first(*values: float | None) -> float:
@@ -156,6 +130,7 @@ def _interpolated(points: Mapping[int, float], at: int) -> float:
 
 
 _CANCELLED = 0.5  # levels
+_NUMBERS = ("levels", "budget", "ahead_levels", "ahead_budget", "outcomes", "in_flight")  # of a Choice
 _LEAST = 0.5  # share of a cycle's predicted time that negative `late_ms` leaves at least
 
 
@@ -189,27 +164,14 @@ class ChoiceGrid:
     @classmethod
     def of(cls, choice: Choice) -> Self:
         """Return the grid of a single choice."""
-        names = ("levels", "budget", "ahead_levels", "ahead_budget", "outcomes", "in_flight")
-        numbers = (np.array([getattr(choice, name)]) for name in names)
+        numbers = (np.array([getattr(choice, name)]) for name in _NUMBERS)
         return cls(choice.mode, choice.breadth, choice.wait_for_features, *numbers)
 
     def at(self, index: int, shape: tuple[int, ...]) -> Choice:
         """Return the choice at a flat index of an array of that shape."""
-        arrays = (self.levels, self.budget, self.ahead_levels, self.ahead_budget, self.outcomes, self.in_flight)
-        levels, budget, ahead_levels, ahead_budget, outcomes, in_flight = (
-            int(np.broadcast_to(array, shape).flat[index]) for array in arrays
-        )
-        return Choice(
-            self.mode,
-            levels=levels,
-            breadth=self.breadth,
-            budget=budget,
-            ahead_levels=ahead_levels,
-            ahead_budget=ahead_budget,
-            outcomes=outcomes,
-            in_flight=in_flight,
-            wait_for_features=self.wait_for_features,
-        )
+        numbers = {name: int(np.broadcast_to(getattr(self, name), shape).flat[index]) for name in _NUMBERS}
+        choice = Choice(self.mode, breadth=self.breadth, wait_for_features=self.wait_for_features)
+        return replace(choice, **numbers)  # type: ignore[arg-type] # each of them is a number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -245,7 +207,7 @@ def _of_mode(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, 
             return np.ones(1), np.full(1, terms.one_token), np.zeros(1)
         case "server-draft":
             cycle_ms = np.asarray(terms.verify + grid.levels * terms.server_level, np.float64)
-            return terms.tau(grid.levels, grid.breadth), cycle_ms, np.zeros(1)
+            return terms.tau(grid.levels), cycle_ms, np.zeros(1)
         case "stop-and-wait":
             tau, draft_ms = _after_a_miss(terms, grid)
             return tau, draft_ms + terms.flight, np.zeros(1)
@@ -259,21 +221,21 @@ def _of_mode(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, 
 
 def _proactive(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, Floats]:
     tau, draft_ms = _after_a_miss(terms, grid)
-    ahead_tau = np.maximum(terms.tau(grid.ahead_levels, grid.breadth) * terms.staleness, 1.0)
+    ahead_tau = np.maximum(terms.tau(grid.ahead_levels) * terms.staleness, 1.0)
     hit, _ = _hits(terms, grid)
     hit_ms = np.maximum(terms.flight, _growing_ahead(terms, grid))
-    miss_ms = terms.flight + draft_ms + _CANCELLED * terms.level_of(grid.breadth)
+    miss_ms = terms.flight + draft_ms + _CANCELLED * terms.level
     return hit * ahead_tau + (1.0 - hit) * tau, hit * hit_ms + (1.0 - hit) * miss_ms, hit
 
 
 def _pipelined(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, Floats]:
     tau, draft_ms = _after_a_miss(terms, grid)
     staleness = terms.staleness ** (0.5 * (1 + grid.in_flight))  # the more is in flight, the more features lag
-    ahead_tau = np.maximum(terms.tau(grid.ahead_levels, grid.breadth) * staleness, 1.0)
+    ahead_tau = np.maximum(terms.tau(grid.ahead_levels) * staleness, 1.0)
     hit, likeliest = _hits(terms, grid)
     flight_ms, growing_ms = terms.flight, _growing_ahead(terms, grid)
     interval_ms = np.maximum(np.maximum(terms.verify, growing_ms), flight_ms / grid.in_flight)
-    miss_ms = terms.flight + draft_ms + _CANCELLED * terms.level_of(grid.breadth)
+    miss_ms = terms.flight + draft_ms + _CANCELLED * terms.level
     other_ms = np.maximum(flight_ms, growing_ms)
     cycle_ms = likeliest * interval_ms + (hit - likeliest) * other_ms + (1.0 - hit) * miss_ms
     return hit * ahead_tau + (1.0 - hit) * tau, cycle_ms, hit
@@ -281,8 +243,8 @@ def _pipelined(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats
 
 def _after_a_miss(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats]:
     """Return tokens of a tree grown with nothing in flight, and the time to grow it."""
-    tau = terms.tau(grid.levels, grid.breadth)
-    draft_ms = np.asarray(grid.levels * terms.level_of(grid.breadth), np.float64)
+    tau = terms.tau(grid.levels)
+    draft_ms = np.asarray(grid.levels * terms.level, np.float64)
     if grid.wait_for_features:
         return tau, draft_ms + terms.features_wait(tau)
     return np.maximum(tau * terms.staleness, 1.0), draft_ms
@@ -290,13 +252,13 @@ def _after_a_miss(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Flo
 
 def _hits(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats]:
     """Return the shares of drafts grown ahead, and grown ahead of the likeliest outcome."""
-    after_hit = terms.hit(grid.outcomes, grid.ahead_levels, grid.breadth)
-    after_miss = terms.hit(grid.outcomes, grid.levels, grid.breadth)
+    after_hit = terms.hit(grid.outcomes, grid.ahead_levels)
+    after_miss = terms.hit(grid.outcomes, grid.levels)
     hit = after_miss / (1.0 - after_hit + after_miss)
-    likeliest = terms.hit(np.ones_like(grid.outcomes[..., :1]), grid.ahead_levels, grid.breadth)
+    likeliest = terms.hit(np.ones_like(grid.outcomes[..., :1]), grid.ahead_levels)
     return hit, np.minimum(likeliest, hit)
 
 
 def _growing_ahead(terms: PredictionTerms, grid: ChoiceGrid) -> Floats:
     """Return the time to grow trees ahead: one more level than they have, to see what may follow their leaves."""
-    return (grid.ahead_levels + 1) * terms.level_of(grid.breadth) * terms.batch(grid.outcomes)
+    return (grid.ahead_levels + 1) * terms.level * terms.batch(grid.outcomes)

@@ -1,10 +1,9 @@
-"""Searches the best parameters of each mode: levels, breadth, outcomes, drafts in flight, waiting for features."""
+"""Searches the best parameters of each mode: levels, outcomes, drafts in flight, waiting for features."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from outrider_client.controller.prediction import ChoiceGrid, Ints, Prediction, 
 _LEVELS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
 _OUTCOMES = (1, 2, 4, 8)
 _NEARLY = 0.99
-_DEAR_ROW = 0.01  # share of a level; cheaper rows are not worth saving
 _TOLERANT = 0.995  # families with a higher staleness factor never wait for features
 
 
@@ -51,26 +49,26 @@ def _grids(terms: PredictionTerms, mode: OnlineMode) -> Iterator[ChoiceGrid]:
     if mode == "stream":
         yield ChoiceGrid.of(Choice("stream"))
         return
-    for breadth, wait_for_features in product(_breadths(terms), _waits(terms, mode)):
-        yield _grid(terms, mode, breadth, wait_for_features)
+    for wait_for_features in _waits(terms, mode):
+        yield _grid(terms, mode, wait_for_features)
 
 
-def _grid(terms: PredictionTerms, mode: OnlineMode, breadth: int, wait_for_features: bool) -> ChoiceGrid:
+def _grid(terms: PredictionTerms, mode: OnlineMode, wait_for_features: bool) -> ChoiceGrid:
     ahead = mode in AHEAD
     levels = _levels(terms)[:, None, None]
     ahead_levels = _levels(terms)[None, :, None] if ahead else levels
     outcomes = (_outcomes(terms) if ahead else np.ones(1, np.int64))[None, None, :]
-    ahead_budget = _budget(terms, ahead_levels, breadth)
-    growing_ms = (ahead_levels + 1) * terms.level_of(breadth) * terms.batch(outcomes)
+    ahead_budget = _budget(terms, ahead_levels)
+    growing_ms = (ahead_levels + 1) * terms.level * terms.batch(outcomes)
     # More in flight than keeps both target and drafter busy is no gain.
     busy_ms = np.maximum(np.maximum(terms.verify, growing_ms), 1e-3)
     in_flight = np.clip(np.ceil(terms.flight / busy_ms), 2, max(terms.limits.in_flight, 2))
     return ChoiceGrid(
         mode,
-        breadth,
+        terms.limits.shape.breadth,
         wait_for_features,
         levels,
-        _budget(terms, levels, breadth),
+        _budget(terms, levels),
         ahead_levels,
         ahead_budget,
         outcomes,
@@ -90,14 +88,6 @@ def _outcomes(terms: PredictionTerms) -> Ints:
     return np.array(_OUTCOMES if terms.limits.outcomes is None else (terms.limits.outcomes,))
 
 
-def _breadths(terms: PredictionTerms) -> list[int]:
-    """Return the breadths to try: narrower ones only where their cost and effect are known."""
-    breadth = terms.limits.shape.breadth
-    if terms.limits.fixed or not terms.measured.ranks or terms.row_share < _DEAR_ROW:
-        return [breadth]
-    return sorted({breadth, max(breadth // 2, 1), 1})
-
-
 def _waits(terms: PredictionTerms, mode: OnlineMode) -> list[bool]:
     if mode not in SPLIT:
         return [False]
@@ -106,10 +96,10 @@ def _waits(terms: PredictionTerms, mode: OnlineMode) -> list[bool]:
     return [False] if terms.staleness >= _TOLERANT else [False, True]
 
 
-def _budget(terms: PredictionTerms, levels: Ints, breadth: int) -> Ints:
+def _budget(terms: PredictionTerms, levels: Ints) -> Ints:
     """Return the node budget: as many nodes per level as the shape has, and no fewer in all for shallow trees."""
     shape, most = terms.limits.shape, terms.limits.max_nodes
     if terms.limits.fixed:
         return np.full_like(levels, min(shape.budget, most))
-    nodes = levels if breadth == 1 else np.maximum(shape.budget, np.rint(shape.budget * levels / shape.levels))
+    nodes = levels if shape.breadth == 1 else np.maximum(shape.budget, np.rint(shape.budget * levels / shape.levels))
     return np.minimum(nodes, most).astype(np.int64)

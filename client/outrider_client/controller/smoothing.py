@@ -33,18 +33,11 @@ class Median:
         return median(self._samples) if self._samples else None
 
 
-class UpperQuartile:
+class UpperQuartile(Median):
     """Upper quartile of the last `window` samples; None while there are fewer than half as many."""
-
-    def __init__(self, window: int = 15) -> None:
-        self._enough = window // 2
-        self._samples: deque[float] = deque(maxlen=window)
-
-    def add(self, sample: float) -> None:
-        self._samples.append(sample)
 
     @property
     def value(self) -> float | None:
-        if len(self._samples) < self._enough:
+        if len(self._samples) < (self._samples.maxlen or 0) // 2:
             return None
         return sorted(self._samples)[3 * len(self._samples) // 4]

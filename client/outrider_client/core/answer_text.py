@@ -39,7 +39,8 @@ class AnswerText:
             case RolledBack():
                 self.spans = [span for span in self.spans if span.first < event.first]
             case Finished() if event.text:
-                self.spans.append(Span(len(self.token_ids), (), event.text, _end_origin(event)))
+                origin: Origin = "private" if event.reason == "private" else "bonus"
+                self.spans.append(Span(len(self.token_ids), (), event.text, origin))
 
     @property
     def text(self) -> str:
@@ -69,10 +70,6 @@ class AnswerText:
     @property
     def num_settled_chars(self) -> int:
         return sum(len(span.text) for span in self.spans[: self.num_settled])
-
-
-def _end_origin(finished: Finished) -> Origin:
-    return "private" if finished.reason == "private" else "bonus"
 
 
 def _verified(span: Span, event: Verified) -> Span:

@@ -10,7 +10,6 @@ from outrider_client.core.head_statistics import HeadMeter, HeadUse
 from outrider_proto.frames import Verdict
 
 if TYPE_CHECKING:
-    from outrider_drafters.routing.routed_drafter import RoutedDraft
     from outrider_drafters.trees.grow import ScoredTree
 
 
@@ -66,7 +65,7 @@ class Statistics:
 
 
 @dataclass(slots=True)
-class _Mean:
+class MeanTime:
     """Mean of times in seconds."""
 
     total_s: float = 0.0
@@ -82,49 +81,34 @@ class _Mean:
 
 
 class Meter:
-    """Measures one answer from `started` on."""
+    """Measures one answer from `started` on. Its public numbers are added to by whoever sees what they count."""
 
     def __init__(self, started: float, heads: Sequence[str] = ()) -> None:
+        self.heads = HeadMeter(heads)
+        self.draft_s = self.wait_s = self.tap_s = 0.0
+        self.level, self.ahead_level = MeanTime(), MeanTime()  # of drafts waited for; of drafts ahead, all outcomes
+        self.wasted_nodes = 0  # drafted ahead for nothing
+        self.stale_drafts = 0  # sent ahead, and skipped by the server
+        self.rolled_back = self.copied = 0  # tokens; copied by the fallback drafter
         self._started = started
-        self._heads = HeadMeter(heads)
         self._first_token_at: float | None = None
         self._last_token_at = started
-        self._num_drafts = 0
         self._num_draft_tokens = 0
         self._histogram: list[int] = []
-        self._draft_s = self._wire_s = self._queue_s = self._verify_s = self._wait_s = self._tap_s = 0.0
+        self._wire_s = self._queue_s = self._verify_s = 0.0
         self._target_calls = 0
         self._tree_budget = 0
-        self._forecasts = self._hits = self._wasted_nodes = self._stale_drafts = 0
+        self._forecasts = self._hits = 0
         self._drafts_begun = self._stale_tokens = 0
-        self._level, self._ahead_level, self._requests = _Mean(), _Mean(), _Mean()
+        self._requests = MeanTime()
         self._outages = 0
         self._offline_s = 0.0
         self._offline_since: float | None = None
-        self._rolled_back = 0
-        self._copied = 0
 
     def tokens_arrived(self, now: float) -> None:
         if self._first_token_at is None:
             self._first_token_at = now
         self._last_token_at = now
-
-    def drafted(self, seconds: float) -> None:
-        self._draft_s += seconds
-
-    def levels_drafted(self, seconds: float, num_levels: int, *, ahead: bool = False) -> None:
-        """Count levels of a draft that was waited for, or of drafts ahead for several outcomes."""
-        (self._ahead_level if ahead else self._level).take(seconds, num_levels)
-
-    def routed(self, routed: RoutedDraft) -> None:
-        """Count a draft of the heads."""
-        self._heads.drafted(routed)
-
-    def waited(self, seconds: float) -> None:
-        self._wait_s += seconds
-
-    def tapped(self, seconds: float) -> None:
-        self._tap_s += seconds
 
     def verdict(self, verdict: Verdict, round_trip_s: float, *, on_draft: bool = False) -> None:
         """Count a verdict that arrived `round_trip_s` after its request; `on_draft`: on a tree of the drafter."""
@@ -141,7 +125,6 @@ class Meter:
 
     def judged(self, num_nodes: int, num_accepted: int) -> None:
         """Count the verdict on a non-empty draft tree. Checks of unverified tokens do not count as drafts."""
-        self._num_drafts += 1
         self._num_draft_tokens += num_nodes
         self._histogram += [0] * (num_accepted + 1 - len(self._histogram))
         self._histogram[num_accepted] += 1
@@ -149,32 +132,17 @@ class Meter:
     def draft_judged(self, drafted: ScoredTree, path: Sequence[int]) -> None:
         """Count the verdict on a draft whose confidence is known."""
         self.judged(len(drafted.tree), len(path))
-        self._heads.judged(drafted, path)
+        self.heads.judged(drafted, path)
 
     def predrafted(self, hit: bool) -> None:
         """Count a verdict for whose outcomes drafts had been made ahead."""
         self._forecasts += 1
         self._hits += hit
 
-    def wasted(self, num_nodes: int) -> None:
-        """Count nodes that were drafted ahead for nothing."""
-        self._wasted_nodes += num_nodes
-
-    def stale(self) -> None:
-        """Count a draft sent ahead that the server skipped."""
-        self._stale_drafts += 1
-
     def drafted_stale(self, num_tokens: int) -> None:
         """Count a draft that begins without the features of so many tokens before its root."""
         self._drafts_begun += 1
         self._stale_tokens += max(num_tokens, 0)
-
-    def copied(self) -> None:
-        """Count a token of the fallback drafter."""
-        self._copied += 1
-
-    def rolled_back(self, count: int) -> None:
-        self._rolled_back += count
 
     def went_offline(self, now: float) -> None:
         if self._offline_since is None:
@@ -191,39 +159,37 @@ class Meter:
     ) -> Statistics:
         first_at = now if self._first_token_at is None else self._first_token_at
         accepted = sum(depth * count for depth, count in enumerate(self._histogram))
+        num_drafts, num_calls = sum(self._histogram), max(self._target_calls, 1)
+        offline_s = self._offline_s + (0.0 if self._offline_since is None else now - self._offline_since)
+        scale = 1e3 / max(new_tokens - unverified, 1)
+        seconds = (self.draft_s, self._wire_s, self._queue_s, self._verify_s, self.wait_s, self.tap_s)
         return Statistics(
             new_tokens=new_tokens,
-            mean_acceptance_length=1 + accepted / self._num_drafts if self._num_drafts else 0.0,
+            mean_acceptance_length=1 + accepted / num_drafts if num_drafts else 0.0,
             draft_acceptance_rate=accepted / self._num_draft_tokens if self._num_draft_tokens else 0.0,
             acceptance_histogram=tuple(self._histogram),
             time_to_first_token_ms=(first_at - self._started) * 1e3,
             mean_itl_ms=(self._last_token_at - first_at) * 1e3 / max(new_tokens - 1, 1),
             tokens_per_second=new_tokens / max(self._last_token_at - self._started, 1e-9),
-            split_ms=self._split_ms(new_tokens - unverified),
+            split_ms=TimeSplit(*(part * scale for part in seconds)),
             bytes_up=bytes_up,
             bytes_down=bytes_down,
             target_calls=self._target_calls,
             tree_budget=self._tree_budget,
-            verify_ms=self._verify_s * 1e3 / max(self._target_calls, 1),
+            verify_ms=self._verify_s * 1e3 / num_calls,
             forecasts=self._forecasts,
             hit_rate=self._hits / max(self._forecasts, 1),
-            wasted_nodes=self._wasted_nodes,
-            stale_drafts=self._stale_drafts,
+            wasted_nodes=self.wasted_nodes,
+            stale_drafts=self.stale_drafts,
             stale_tokens=self._stale_tokens / max(self._drafts_begun, 1),
-            level_ms=self._level.ms,
-            ahead_level_ms=self._ahead_level.ms,
+            level_ms=self.level.ms,
+            ahead_level_ms=self.ahead_level.ms,
             exchange_ms=self._requests.ms,
             rtt_ms=rtt_s * 1e3,
             outages=self._outages,
-            offline_ms=(self._offline_s + (now - self._offline_since if self._offline_since is not None else 0.0))
-            * 1e3,
+            offline_ms=offline_s * 1e3,
             unverified=unverified,
-            rolled_back=self._rolled_back,
-            copied=self._copied,
-            heads=self._heads.snapshot(new_tokens - unverified),
+            rolled_back=self.rolled_back,
+            copied=self.copied,
+            heads=self.heads.snapshot(new_tokens - unverified),
         )
-
-    def _split_ms(self, num_tokens: int) -> TimeSplit:
-        scale = 1e3 / max(num_tokens, 1)
-        seconds = (self._draft_s, self._wire_s, self._queue_s, self._verify_s, self._wait_s, self._tap_s)
-        return TimeSplit(*(part * scale for part in seconds))

@@ -16,6 +16,7 @@ from typing import cast
 from outrider_client.core.answer_text import AnswerText, Span
 from outrider_client.core.events import Committed, Event, Finished, Private, RolledBack, Stats, Unverified, Verified
 from outrider_client.core.statistics import Statistics
+from outrider_client.text.stop_strings import StopStrings
 from outrider_client.text.transcript import FinishReason
 
 _Text = Committed | Unverified | Private
@@ -48,7 +49,7 @@ class _Filter:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.has_stopped = False
-        self._stops = stops
+        self._stops = StopStrings(tuple(stops))
         self._written = AnswerText()
         self._num_passed = 0  # spans
         self._searched = 0  # characters that hold no stop text
@@ -62,21 +63,13 @@ class _Filter:
         is_over = isinstance(event, Finished)
         spans = self._written.spans if is_over else self._written.spans[: self._written.num_settled]
         text = "".join(span.text for span in spans)
-        start = self._first_stop(text)
-        self.has_stopped = start is not None
-        if start is not None:
-            return self._pass(spans, start, cuts=True)
+        match = self._stops.find(text, self._searched)
+        self.has_stopped = match is not None
+        if match is not None:
+            return self._pass(spans, match.start, cuts=True)
         self._searched = len(text)
-        held = 0 if is_over else max(_num_overlapping(text, stop) for stop in self._stops)
+        held = 0 if is_over else self._stops.num_held(text)
         return self._pass(spans, len(text) - held, cuts=False)
-
-    def _first_stop(self, text: str) -> int | None:
-        """Where the stop text begins that ends first: so the result does not depend on how the text was cut."""
-        matches = [(at + len(stop), at) for stop in self._stops if (at := self._find(text, stop)) >= 0]
-        return min(matches)[1] if matches else None
-
-    def _find(self, text: str, stop: str) -> int:
-        return text.find(stop, max(self._searched - len(stop) + 1, 0))
 
     def _pass(self, spans: Sequence[Span], num_chars: int, *, cuts: bool) -> list[_Text]:
         """Return the spans within the first `num_chars` characters that were not passed on; `cuts` the last one."""
@@ -97,12 +90,6 @@ class _Filter:
 def _reason(finished: Finished) -> FinishReason:
     """An answer that a stop text ends is not cut, whatever else would have ended it."""
     return "eos" if finished.reason in ("limit", "context") else finished.reason
-
-
-def _num_overlapping(text: str, stop: str) -> int:
-    """Number of characters at the end of the text that may begin a stop text."""
-    longest = min(len(stop) - 1, len(text))
-    return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)
 
 
 def _as_event(span: Span) -> _Text:

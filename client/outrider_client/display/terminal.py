@@ -19,9 +19,11 @@ from rich.text import Text
 
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.answer_text import AnswerText, Span
-from outrider_client.core.events import Event, Finished
-from outrider_client.display.messages import printable
-from outrider_client.display.status_line import StatusLine
+from outrider_client.core.events import Event, Finished, LinkChanged, Stats
+from outrider_client.core.head_statistics import HeadUse
+from outrider_client.core.statistics import Statistics
+from outrider_client.display.messages import format_bytes, printable
+from outrider_client.privacy.safe_prefix import HUNG_UP
 from outrider_client.text.transcript import Origin
 
 STYLES: dict[Origin, str] = {
@@ -33,6 +35,13 @@ STYLES: dict[Origin, str] = {
     "private": "blue",
 }
 _MARKS: dict[Origin, str] = {"unverified": "~", "corrected": "=", "private": "#"}
+_LINK_STYLES = {
+    LinkState.CONNECTING: "yellow",
+    LinkState.ONLINE: "green",
+    LinkState.OFFLINE: "red",
+    LinkState.RESUMING: "yellow",
+    LinkState.CLOSED: "dim",
+}
 _STATUS_LINES = 2  # which the status may wrap to
 
 
@@ -154,3 +163,45 @@ def marked(spans: Sequence[Span]) -> Text:
         content = printable("".join(span.text for span in group))
         text.append(f"{{{mark}{content}{mark}}}" if mark and content else content)
     return text
+
+
+class StatusLine:
+    """The status of one answer. `state` is the link's at its start."""
+
+    def __init__(self, state: LinkState) -> None:
+        self.state = state
+        self._is_hung_up = False  # closed on purpose, for a private answer
+        self._statistics = Statistics()
+
+    def take(self, event: Event) -> None:
+        match event:
+            case LinkChanged():
+                self.state, self._is_hung_up = event.state, event.detail == HUNG_UP
+            case Stats() | Finished():
+                self._statistics = event.statistics
+
+    def text(self, written: AnswerText) -> Text:
+        statistics = self._statistics
+        parts = [
+            f"R {statistics.rtt_ms:.0f} ms",
+            f"τ {statistics.mean_acceptance_length:.2f}",
+            f"{statistics.tokens_per_second:.1f} tokens/s",
+            f"{statistics.target_calls} calls",
+            f"↑ {format_bytes(statistics.bytes_up)} ↓ {format_bytes(statistics.bytes_down)}",
+        ]
+        if len(statistics.heads.cycles) > 1:
+            parts.append(_heads(statistics.heads))
+        num_unverified = written.origins.count("unverified")
+        if num_unverified:
+            parts.append(f"{num_unverified} unverified")
+        if statistics.rolled_back:
+            parts.append(f"{statistics.rolled_back} rolled back")
+        word, style = ("hung up", "dim") if self._is_hung_up else (self.state.value, _LINK_STYLES[self.state])
+        status = Text(f"● {word}", style=style)
+        return status.append(" · " + " · ".join(parts), style="dim")
+
+
+def _heads(use: HeadUse) -> str:
+    """Share of each head in the drafts, and draft trees per 1000 tokens."""
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in use.shares.items())
+    return f"{shares} of drafts, {use.drafts_per_1000_tokens:.0f} trees/1000 tokens"

@@ -61,7 +61,7 @@ class LocalDrafter:
         head = self._head_by_words(tokens[-min(num_new, RECENT) :], self._drafting.current)
         self._meter.drafted_stale(len(tokens) - 1 - self._drafting.num_features)
         routed = await self._drafting.grow(tokens, plan, head)
-        self._meter.routed(routed)
+        self._meter.heads.drafted(routed)
         return replace(routed, drafted=self.within_rules(tokens, routed.drafted))
 
     def draft_ahead(self, tokens: Sequence[int], tree: DraftTree, wanted: PreDraftSpec, ready: Ready) -> AheadDraft:
@@ -93,7 +93,7 @@ class LocalDrafter:
         if token is None and may_copy and self._fallback_drafter is not None:
             token = await self._fallback_drafter.write(tokens, sampling, self._rules)
             if token is not None:
-                self._meter.copied()
+                self._meter.copied += 1
         return token
 
     def judge(self, drafted: ScoredTree, head: int, verdict: Verdict) -> str | None:

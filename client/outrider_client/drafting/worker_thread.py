@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -18,7 +19,7 @@ class WorkerThread:
     def __init__(self, name: str, prepare: Callable[[], None] = lambda: None) -> None:
         self._prepare = prepare
         self._stopped = False
-        self._jobs: SimpleQueue[_Job[object] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # A daemon: a client that is never closed must not keep the process alive.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -28,9 +29,20 @@ class WorkerThread:
         # Cancelling the caller only stops its waiting: a job in the thread cannot be interrupted and still runs.
         if self._stopped:
             raise RuntimeError("the worker has been stopped")
-        job = _Job(work, asyncio.get_running_loop())
-        self._jobs.put(job)  # type: ignore[arg-type] # a job of anything is a job
-        return await job.answer
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def do() -> None:
+            try:
+                settle = partial(answer.set_result, work())
+            except BaseException as error:
+                settle = partial(answer.set_exception, error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits for the result
+                # The waiting task may have been cancelled meanwhile, and a done future takes no result.
+                loop.call_soon_threadsafe(lambda: None if answer.done() else settle())
+
+        self._jobs.put(do)
+        return await answer
 
     def stop(self) -> None:
         """Finish the queued jobs and end the thread. Safe to call twice. Blocks until then."""
@@ -41,32 +53,4 @@ class WorkerThread:
     def _work(self) -> None:
         self._prepare()
         while (job := self._jobs.get()) is not None:
-            job.do()
-
-
-class _Job(Generic[T]):
-    def __init__(self, work: Callable[[], T], loop: asyncio.AbstractEventLoop) -> None:
-        self.answer: asyncio.Future[T] = loop.create_future()
-        self._work = work
-        self._loop = loop
-
-    def do(self) -> None:
-        try:
-            result = self._work()
-        except BaseException as error:
-            self._post(self._fail, error)
-        else:
-            self._post(self._succeed, result)
-
-    def _post(self, callback: Callable[..., None], result: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits for the result
-            self._loop.call_soon_threadsafe(callback, result)
-
-    def _succeed(self, result: T) -> None:
-        # The waiting task may have been cancelled meanwhile, and a done future takes no result.
-        if not self.answer.done():
-            self.answer.set_result(result)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
+            job()

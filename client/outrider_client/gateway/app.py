@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +25,24 @@ from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import Scope
 
 from outrider_client.connection.link_state import LinkState
+from outrider_client.core.gateway_config import GatewayConfig
 from outrider_client.gateway.completion import GatewayCompletion
 from outrider_client.gateway.errors import ApiError, api_error, invalid_request, unknown_model
-from outrider_client.gateway.gateway import Gateway, GatewayConfig
-from outrider_client.gateway.link_watch import LinkReport
+from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.metrics import CONTENT_TYPE
 from outrider_client.gateway.middleware import ENDPOINTS, BodyLimitMiddleware, KeyMiddleware, OriginMiddleware
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest, LinkCommand
 from outrider_client.gateway.request_mapping import GenerationRequest, map_chat_request, map_completion_request
-from outrider_client.gateway.response_bodies import Body, ChatFormatter, CompletionFormatter, chat_head, completion_head
-from outrider_client.gateway.responses import Answer, DisconnectedError, respond
+from outrider_client.gateway.response_bodies import (
+    Body,
+    ChatFormatter,
+    CompletionFormatter,
+    ResponseFormatter,
+    response_head,
+)
+from outrider_client.gateway.responses import DisconnectedError, respond
 from outrider_client.gateway.responses_api import ResponsesFormatter, ResponsesRequest
+from outrider_proto.addresses import is_loopback_host
 from outrider_proto.errors import OutriderError
 from outrider_proto.frames import Sampling
 
@@ -54,7 +62,7 @@ _PAGE_HEADERS = {
 }
 
 
-def create_app(gateway: Gateway, emulated: EmulatedLink | None = None, *, only_loopback: bool = True) -> FastAPI:
+def create_app(gateway: Gateway, emulated: EmulatedLink | None = None) -> FastAPI:
     """Build the ASGI app. `emulated` is the emulated link to the server, if there is one."""
 
     @contextlib.asynccontextmanager
@@ -63,17 +71,18 @@ def create_app(gateway: Gateway, emulated: EmulatedLink | None = None, *, only_l
             yield
 
     app = FastAPI(title="Outrider gateway", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    _add_middleware(app, gateway.config, only_loopback=only_loopback)
+    _add_middleware(app, gateway.config)
     _add_completions(app, gateway)
     _add_models(app, gateway)
     _add_state(app, gateway)
     _add_link(app, gateway, emulated)
     _add_errors(app, gateway)
-    _add_page(app)
+    if PAGE.is_dir():
+        app.router.routes.append(_PageMount("/", _Page(directory=PAGE, html=True)))
     return app
 
 
-def _add_middleware(app: FastAPI, config: GatewayConfig, *, only_loopback: bool) -> None:
+def _add_middleware(app: FastAPI, config: GatewayConfig) -> None:
     # The last one added is asked first. Preflight requests have no key: they are answered after the check of their
     # origin, and before that of the key, whose errors pages of allowed origins may read.
     app.add_middleware(BodyLimitMiddleware)
@@ -87,16 +96,27 @@ def _add_middleware(app: FastAPI, config: GatewayConfig, *, only_loopback: bool)
             expose_headers=("Retry-After",),
             allow_private_network=True,  # a public site may be allowed, and this is a private address
         )
-    app.add_middleware(OriginMiddleware, allowed=config.allow_origins, only_loopback=only_loopback)
+    app.add_middleware(OriginMiddleware, allowed=config.allow_origins, only_loopback=is_loopback_host(config.host))
 
 
 def _add_completions(app: FastAPI, gateway: Gateway) -> None:
+    async def answered(
+        request: Request,
+        map_to: Callable[[Sampling], list[GenerationRequest]],
+        formatted: Callable[[GatewayCompletion, int], ResponseFormatter],
+    ) -> Response:
+        # In a thread: a long prompt takes seconds to parse and tokenize, and all other answers would wait.
+        completions = await asyncio.to_thread(
+            lambda: [GatewayCompletion(gateway, one) for one in map_to(gateway.client.sampling)]
+        )
+        answers = [formatted(one, index) for index, one in enumerate(completions)]
+        return await respond(request, answers, gateway.config.sessions)
+
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
-        completions = await _prepared(gateway, lambda defaults: map_chat_request(body, request.headers, defaults))
-        head = chat_head(body.model, stream=body.stream)
-        answers = [Answer(one, ChatFormatter(head, index, one)) for index, one in enumerate(completions)]
-        return await respond(request, answers, gateway.config.sessions)
+        head = response_head("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", body.model)
+        requests = partial(map_chat_request, body, request.headers)
+        return await answered(request, requests, partial(ChatFormatter, head))
 
     @app.post("/v1/responses", response_model=None)
     async def respond_to(body: ResponsesRequest, request: Request) -> Response:
@@ -110,20 +130,13 @@ def _add_completions(app: FastAPI, gateway: Gateway) -> None:
             # Its events have no way to take text back.
             return [replace(one, takes_back=False) for one in map_chat_request(chat_body, request.headers, defaults)]
 
-        [completion] = await _prepared(gateway, requests)
-        return await respond(request, [Answer(completion, ResponsesFormatter(body))], gateway.config.sessions)
+        return await answered(request, requests, lambda completion, _: ResponsesFormatter(completion, body))
 
     @app.post("/v1/completions", response_model=None)
     async def complete(body: CompletionRequest, request: Request) -> Response:
-        completions = await _prepared(gateway, lambda defaults: map_completion_request(body, request.headers, defaults))
-        head = completion_head(body.model)
-        answers = [Answer(one, CompletionFormatter(head, index, one)) for index, one in enumerate(completions)]
-        return await respond(request, answers, gateway.config.sessions)
-
-
-async def _prepared(gateway: Gateway, make: Callable[[Sampling], list[GenerationRequest]]) -> list[GatewayCompletion]:
-    # In a thread: a long prompt takes seconds to parse and tokenize, and all other answers would wait.
-    return await asyncio.to_thread(lambda: [GatewayCompletion(gateway, one) for one in make(gateway.client.sampling)])
+        head = response_head("cmpl", "text_completion", body.model)
+        requests = partial(map_completion_request, body, request.headers)
+        return await answered(request, requests, partial(CompletionFormatter, head))
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:
@@ -169,9 +182,9 @@ def _add_link(app: FastAPI, gateway: Gateway, emulated: EmulatedLink | None) -> 
         "drafter": gateway.drafter,
     }
 
-    def as_json(report: LinkReport) -> Body:
+    def as_json(report: Body) -> Body:
         link = {"emulated": None if emulated is None else emulated.as_json}
-        return ends | {"mismatch": gateway.mismatch} | _report(report) | link
+        return ends | {"mismatch": gateway.mismatch} | report | link
 
     async def events() -> AsyncGenerator[dict[str, str], None]:
         async with contextlib.aclosing(gateway.watch.reports()) as reports:
@@ -186,24 +199,20 @@ def _add_link(app: FastAPI, gateway: Gateway, emulated: EmulatedLink | None) -> 
     async def change(body: LinkCommand) -> Body:
         if emulated is None:
             raise ApiError(409, "the link is a real one: start the gateway with --profile to have one to change")
-        _apply(emulated, body)
+        if body.profile is not None:
+            # Checked here since `change` takes names of files, too, which apps must not open.
+            if body.profile not in emulated.profiles:
+                raise ApiError(400, f"profile: choose one of {', '.join(emulated.profiles)}", param="profile")
+            emulated.change(body.profile)
+        if body.cut is not None:
+            (emulated.cut if body.cut else emulated.restore)()
         gateway.watch.notify()
         return as_json(gateway.watch.report)
 
 
-def _apply(emulated: EmulatedLink, command: LinkCommand) -> None:
-    if command.profile is not None:
-        # Checked here since `change` takes names of files, too, which apps must not open.
-        if command.profile not in emulated.profiles:
-            raise ApiError(400, f"profile: choose one of {', '.join(emulated.profiles)}", param="profile")
-        emulated.change(command.profile)
-    if command.cut is not None:
-        (emulated.cut if command.cut else emulated.restore)()
-
-
 def _add_errors(app: FastAPI, gateway: Gateway) -> None:
     def response(error: ApiError) -> Response:
-        gateway.metrics.count_error(error.status)
+        gateway.metrics.refused.labels(str(error.status)).inc()
         return JSONResponse(error.body, error.status, error.headers)
 
     @app.exception_handler(ApiError)
@@ -237,18 +246,14 @@ def _http_error(request: Request, error: HTTPException, routes: Sequence[BaseRou
         case 404:
             return ApiError(404, f"{endpoint}: {_NO_ENDPOINT}", code="unknown_url")
         case 405:
-            allowed = ", ".join(_methods(request.scope, routes))
+            # The methods that a path takes; each has a route of its own.
+            fits = [r for r in routes if isinstance(r, Route) and r.matches(request.scope)[0] is Match.PARTIAL]
+            allowed = ", ".join(sorted({method for route in fits for method in route.methods or ()}))
             refused = ApiError(405, f"{endpoint}: this endpoint takes {allowed} only", code="method_not_supported")
             refused.headers["Allow"] = allowed
             return refused
         case status:
             return ApiError(status, f"{endpoint}: {error.detail}")
-
-
-def _methods(scope: Scope, routes: Sequence[BaseRoute]) -> list[str]:
-    """The methods that a path takes; each has a route of its own."""
-    fitting = [route for route in routes if isinstance(route, Route) and route.matches(scope)[0] is Match.PARTIAL]
-    return sorted({method for route in fitting for method in route.methods or ()})
 
 
 class _PageMount(Mount):
@@ -266,21 +271,3 @@ class _Page(StaticFiles):
         response = super().file_response(*args, **options)
         response.headers.update(_PAGE_HEADERS)
         return response
-
-
-def _add_page(app: FastAPI) -> None:
-    if PAGE.is_dir():
-        app.router.routes.append(_PageMount("/", _Page(directory=PAGE, html=True)))
-
-
-def _report(report: LinkReport) -> dict[str, Any]:  # Any: whatever JSON holds
-    up, down = report.num_bytes
-    return {
-        "state": report.state.value,
-        "rtt_ms": None if report.rtt_s is None else round(report.rtt_s * 1e3, 2),
-        "tau": round(report.statistics.mean_acceptance_length, 3),
-        "tokens_per_second": round(report.statistics.tokens_per_second, 2),
-        "bytes_up": up,
-        "bytes_down": down,
-        "mode": report.mode,
-    }

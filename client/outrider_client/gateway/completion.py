@@ -10,15 +10,16 @@ from functools import partial
 from typing import Literal
 
 from outrider_client.async_client import AsyncClient
-from outrider_client.core.config import UNLIMITED, Mode
+from outrider_client.core.config import UNLIMITED
 from outrider_client.core.events import Committed, Event, Finished, RolledBack, Stats, Verified, Warned
+from outrider_client.core.gateway_config import UnverifiedPolicy
 from outrider_client.core.prompt import PlainPrompt, Prompt, dropped_warning
 from outrider_client.core.statistics import Statistics
 from outrider_client.gateway.errors import ApiError, server_unreachable
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.request_mapping import GenerationRequest
-from outrider_client.gateway.text_stream import TextChunk, TextStream, UnverifiedPolicy
-from outrider_client.models.tokenizer import ToolDescription
+from outrider_client.gateway.text_stream import TextChunk, TextStream
+from outrider_client.models.plain_tokenizer import ToolDescription
 from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.text.transcript import FinishReason
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
@@ -41,7 +42,9 @@ class GatewayCompletion:
         self.drafter, self.models = gateway.models_for(request)
         self.token_fragments = gateway.token_fragments if request.overrides.get("logprobs") is not None else {}
         self._gateway = gateway
-        wanted = self._wanted_policy(request.overrides.get("mode", gateway.client.mode))
+        # The app's policy, else the gateway's. Offline on purpose, no verdict comes to wait for.
+        is_offline = request.overrides.get("mode", gateway.client.mode) == "offline"
+        wanted: UnverifiedPolicy = "keep" if is_offline else request.unverified or gateway.config.unverified
         # A whole answer with that wish waits, too, but may end unverified.
         policy: UnverifiedPolicy = "hold" if wanted == "stream" and not request.takes_back else wanted
         self._text_stream = TextStream(request.stops, policy)
@@ -113,17 +116,13 @@ class GatewayCompletion:
         privacy = self.request.overrides.get("privacy", self._gateway.client.privacy)
         return self.request.has_private and privacy == "local"
 
-    def _wanted_policy(self, mode: Mode) -> UnverifiedPolicy:
-        """The app's policy, else the gateway's. Offline on purpose, no verdict comes to wait for."""
-        return "keep" if mode == "offline" else self.request.unverified or self._gateway.config.unverified
-
     def _record(self, seconds: float) -> None:
         # Of a private answer nothing is counted that shows how long its text is, and of a private prompt neither.
         metrics = self._gateway.metrics
         # Without a Finished event (a stop string ended the answer) nobody else counts the statistics.
         if self._ended_by is None and self.statistics.new_tokens:
             metrics.observe_statistics(self.statistics, is_private=self._is_local)
-        metrics.count_answer("private" if self._is_local else self.finish_reason)
+        metrics.finished.labels("private" if self._is_local else self.finish_reason).inc()
         if not self.request.has_private:
             metrics.observe_request(self.prompt_tokens, self.completion_tokens, seconds)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,12 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.connection.grpc_transport import GrpcProbe, GrpcTransport
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
+from outrider_client.core.gateway_config import GatewayConfig
 from outrider_client.gateway.errors import ApiError, unknown_model
 from outrider_client.gateway.link_watch import LinkWatch
 from outrider_client.gateway.metrics import GatewayMetrics
-from outrider_client.gateway.middleware import ANY_ORIGIN
 from outrider_client.gateway.request_mapping import GenerationRequest
 from outrider_client.gateway.session_pool import SessionPool
-from outrider_client.gateway.text_stream import UnverifiedPolicy
 from outrider_client.models.local_models import LocalModels, with_default_models
 from outrider_client.text.token_fragments import TokenFragments, read_token_fragments
 from outrider_drafters.checkpoints.bundle import MANIFEST
@@ -32,48 +30,6 @@ from outrider_proto.errors import OutriderError, UsageError
 
 DEFAULT_NAME = "outrider"
 _UNKNOWN = float("nan")
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayConfig:
-    """Settings of a gateway. Raises UsageError.
-
-    `names`: what apps may call the model; none: `outrider` and the target's own name. `max_tokens`: limit where a
-    request sets none; None: the room in the context. `unverified`: what happens to text of an outage where a request
-    does not say. `allow_origins`: sites whose pages may call the API.
-    """
-
-    names: tuple[str, ...] = ()
-    sessions: int = 4
-    queue: int = 16
-    max_tokens: int | None = None
-    unverified: UnverifiedPolicy = "hold"
-    api_key: str | None = field(default=None, repr=False)
-    allow_origins: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.sessions < 1:
-            raise UsageError(f"sessions={self.sessions}: need at least 1")
-        if self.queue < 0:
-            raise UsageError(f"queue={self.queue}: need 0 or more")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise UsageError(f"max_tokens={self.max_tokens}: need at least 1")
-        if not all(self.names):
-            raise UsageError("names: a model name is empty: need at least one character")
-        if self.api_key is not None and not self.api_key.strip():
-            raise UsageError("api-key is empty: need at least one character")
-        for origin in self.allow_origins:
-            self._check_origin(origin)
-
-    def _check_origin(self, origin: str) -> None:
-        if origin == ANY_ORIGIN:
-            if self.api_key is None:
-                raise UsageError("allow-origin=*: any site could use this gateway: name some, or give --api-key-file")
-        elif not _ORIGIN.fullmatch(origin):
-            raise UsageError(
-                f"allow-origin={origin}: need scheme://host or scheme://host:port, in lower case and without a path"
-            )
 
 
 class Gateway:
@@ -104,12 +60,14 @@ class Gateway:
         self._on_mismatch = on_mismatch
         self.mismatch: str | None = None  # what the server and the models differ in
         self._transport = GrpcTransport(client.server, client.access)
-        self.pool = SessionPool(self._new_client, config.sessions, config.queue)
+        self.pool = SessionPool(
+            lambda drafter: AsyncClient(self.client, models=self._models[drafter]), config.sessions, config.queue
+        )
         self.watch = LinkWatch(self.pool, GrpcProbe(self._transport), self._link_changed)
         self.metrics.set_link_state(self.watch.state)
         self.metrics.set_gauge("num_requests_running", lambda: self.pool.num_running)
         self.metrics.set_gauge("num_requests_waiting", lambda: self.pool.num_waiting)
-        self.metrics.set_gauge("link_rtt_seconds", lambda: self.watch.report.rtt_s or _UNKNOWN)
+        self.metrics.set_gauge("link_rtt_seconds", lambda: self.watch.rtt_s or _UNKNOWN)
 
     @property
     def max_context(self) -> int:
@@ -175,9 +133,6 @@ class Gateway:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # retrieved, or asyncio logs it as never retrieved; the app has got it already
-
-    def _new_client(self, drafter: str) -> AsyncClient:
-        return AsyncClient(self.client, models=self._models[drafter])
 
 
 def target_name(target: str | Path) -> str:

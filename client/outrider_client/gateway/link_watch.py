@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from outrider_client.async_client import AsyncClient
+from outrider_client.connection.grpc_transport import GrpcProbe
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.events import Event, LinkChanged, Stats
 from outrider_client.core.statistics import Statistics
@@ -23,39 +22,16 @@ _PROBE_TIMEOUT_S = 2.0
 _REACHABLE = (LinkState.ONLINE, LinkState.RESUMING)
 
 
-class Probe(Protocol):
-    """Measures the round trip to the server, on a connection that it may keep."""
-
-    async def measure(self) -> float:
-        """Return the round trip in seconds. Raises OutriderError."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connection. Safe to call twice; `measure` opens another one."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LinkReport:
-    """The link's state, and statistics and mode of the answer in progress, or else of the last one."""
-
-    state: LinkState
-    rtt_s: float | None
-    statistics: Statistics
-    mode: str | None
-    num_bytes: tuple[int, int]
-
-
 class LinkWatch:
     """Calls `on_change` with each new state of the link."""
 
-    def __init__(self, pool: SessionPool, probe: Probe, on_change: Callable[[LinkState], None]) -> None:
+    def __init__(self, pool: SessionPool, probe: GrpcProbe, on_change: Callable[[LinkState], None]) -> None:
         self.state = LinkState.CONNECTING
         self._pool = pool
         self._probe = probe
         self._on_change = on_change
         self._offline_since: float | None = None
-        self._rtt_s: float | None = None
+        self.rtt_s: float | None = None
         self._statistics = Statistics()
         self._mode: str | None = None
         self._changed = asyncio.Event()
@@ -72,7 +48,7 @@ class LinkWatch:
                 self._set_state(state)
             case Stats(statistics=statistics):
                 self._statistics, self._mode = statistics, client.active_mode
-                self._rtt_s = client.rtt_s
+                self.rtt_s = client.rtt_s
                 if client.link_state is LinkState.ONLINE:
                     self._set_state(LinkState.ONLINE)
             case _:
@@ -94,12 +70,20 @@ class LinkWatch:
         self._changed = asyncio.Event()
 
     @property
-    def report(self) -> LinkReport:
-        sums = [client.num_bytes for client in self._pool.clients]
-        num_bytes = sum(up for up, _ in sums), sum(down for _, down in sums)
-        return LinkReport(self.state, self._rtt_s, self._statistics, self._mode, num_bytes)
+    def report(self) -> dict[str, object]:
+        """The link's state, and statistics and mode of the answer in progress, or else of the last one, as JSON."""
+        num_bytes = [client.num_bytes for client in self._pool.clients]
+        return {
+            "state": self.state.value,
+            "rtt_ms": None if self.rtt_s is None else round(self.rtt_s * 1e3, 2),
+            "tau": round(self._statistics.mean_acceptance_length, 3),
+            "tokens_per_second": round(self._statistics.tokens_per_second, 2),
+            "bytes_up": sum(up for up, _ in num_bytes),
+            "bytes_down": sum(down for _, down in num_bytes),
+            "mode": self._mode,
+        }
 
-    async def reports(self) -> AsyncGenerator[LinkReport, None]:
+    async def reports(self) -> AsyncGenerator[dict[str, object], None]:
         """Yield a report at once, at each change, and every WATCHED_S."""
         self._num_watchers += 1
         self.wake()
@@ -142,7 +126,7 @@ class LinkWatch:
     async def _probe_server(self) -> None:
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                self._rtt_s = await self._probe.measure()
+                self.rtt_s = await self._probe.measure()
         except (OutriderError, TimeoutError):
             state = LinkState.OFFLINE
             self._num_failures += 1

@@ -38,8 +38,8 @@ class GatewayMetrics:
         self._at_position = counter(
             "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens, by position.", "position"
         )
-        self._finished = counter("request_success", "Requests answered, by finish reason.", "finished_reason")
-        self._refused = counter("request_errors", "Requests that failed, by HTTP status.", "status")
+        self.finished = counter("request_success", "Requests answered, by finish reason.", "finished_reason")
+        self.refused = counter("request_errors", "Requests that failed, by HTTP status.", "status")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens processed.")
         self._tokens = counter("generation_tokens", "Tokens generated.")
         self._unverified = counter("unverified_tokens", "Generated tokens that the target has not verified.")
@@ -70,7 +70,11 @@ class GatewayMetrics:
     def observe_event(self, event: Event) -> None:
         match event:
             case Cycle(request=Draft(tree=tree), verdict=verdict) if len(tree) and not verdict.stale:
-                self._count_verdict(len(tree), len(verdict.path))
+                self._drafts.inc()
+                self._draft_tokens.inc(len(tree))
+                self._accepted.inc(len(verdict.path))
+                for position in range(len(verdict.path)):
+                    self._at_position.labels(str(position)).inc()
             case Finished(reason=reason, statistics=statistics):
                 self.observe_statistics(statistics, is_private=reason == "private")
             case _:
@@ -80,11 +84,14 @@ class GatewayMetrics:
         """Count an answer's statistics. `observe_event` does so for an answer that ends by itself."""
         self._bytes.labels("up").inc(statistics.bytes_up)
         self._bytes.labels("down").inc(statistics.bytes_down)
-        if not is_private:
-            self._observe_answer(statistics)
-
-    def count_answer(self, reason: str) -> None:
-        self._finished.labels(reason).inc()
+        if is_private:
+            return
+        self._unverified.inc(statistics.unverified)
+        self._rolled_back.inc(statistics.rolled_back)
+        self._outages.inc(statistics.outages)
+        self._first_token.observe(statistics.time_to_first_token_ms / 1e3)
+        if statistics.new_tokens > 1:
+            self._between.observe(statistics.mean_itl_ms / 1e3)
 
     def observe_request(self, prompt_tokens: int, tokens: int, seconds: float) -> None:
         """Count the tokens and time of a request that holds nothing private."""
@@ -92,24 +99,6 @@ class GatewayMetrics:
         self._tokens.inc(tokens)
         self._request.observe(seconds)
 
-    def count_error(self, status: int) -> None:
-        self._refused.labels(str(status)).inc()
-
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
-
-    def _count_verdict(self, num_nodes: int, num_accepted: int) -> None:
-        self._drafts.inc()
-        self._draft_tokens.inc(num_nodes)
-        self._accepted.inc(num_accepted)
-        for position in range(num_accepted):
-            self._at_position.labels(str(position)).inc()
-
-    def _observe_answer(self, statistics: Statistics) -> None:
-        self._unverified.inc(statistics.unverified)
-        self._rolled_back.inc(statistics.rolled_back)
-        self._outages.inc(statistics.outages)
-        self._first_token.observe(statistics.time_to_first_token_ms / 1e3)
-        if statistics.new_tokens > 1:
-            self._between.observe(statistics.mean_itl_ms / 1e3)

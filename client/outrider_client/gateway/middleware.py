@@ -11,13 +11,13 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outrider_client.core.gateway_config import ANY_ORIGIN
 from outrider_client.gateway.errors import ApiError
 from outrider_proto.addresses import is_loopback_host
 
 API_PATH = "/v1/"
 _PROTECTED = (API_PATH, "/outrider/", "/metrics")  # by the API key; the page itself holds no data
 ENDPOINTS = (*_PROTECTED, "/health")  # all paths but the page's begin so
-ANY_ORIGIN = "*"
 MAX_BODY_BYTES = 8 * 2**20
 
 
@@ -56,13 +56,11 @@ class OriginMiddleware(_RefusingMiddleware):
         if self._only_loopback and not is_loopback_host(_hostname(host)):
             return ApiError(403, "host: this gateway answers to localhost only", code="wrong_host")
         origin = headers.get("origin")
-        if origin is None or origin.partition("://")[2] == host or self._is_allowed(origin, path):
+        is_allowed = path.startswith(API_PATH) and not self._allowed.isdisjoint((origin, ANY_ORIGIN))
+        if origin is None or origin.partition("://")[2] == host or is_allowed:
             return None
         message = "origin: this gateway serves no pages of other sites, unless --allow-origin names them"
         return ApiError(403, message, code="wrong_origin")
-
-    def _is_allowed(self, origin: str, path: str) -> bool:
-        return path.startswith(API_PATH) and not self._allowed.isdisjoint((origin, ANY_ORIGIN))
 
 
 class KeyMiddleware(_RefusingMiddleware):
@@ -75,23 +73,17 @@ class KeyMiddleware(_RefusingMiddleware):
     def _refusal(self, path: str, headers: Headers) -> ApiError | None:
         if self._api_key is None or not path.startswith(_PROTECTED):
             return None
-        return None if self._knows_key(headers.get("authorization", "")) else _unauthorized()
-
-    def _knows_key(self, authorization: str) -> bool:
         # Starlette decodes headers as Latin-1; encoding the key back gives the bytes that were sent. compare_digest
         # takes the same time wherever they differ.
-        scheme, _, key = authorization.partition(" ")
-        assert self._api_key is not None
-        return scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode("latin-1"), self._api_key)
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode("latin-1"), self._api_key):
+            return None
+        message = "api key is missing or wrong: send Authorization: Bearer KEY"
+        return ApiError(401, message, "authentication_error", code="invalid_api_key")
 
 
 def _hostname(host: str) -> str:
     return host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
-
-
-def _unauthorized() -> ApiError:
-    message = "api key is missing or wrong: send Authorization: Bearer KEY"
-    return ApiError(401, message, "authentication_error", code="invalid_api_key")
 
 
 class BodyLimitMiddleware:
@@ -101,26 +93,20 @@ class BodyLimitMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        counted = _CountedReceive(scope, receive) if scope["type"] == "http" else receive
+        declared = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
+        num_bytes = 0
+
+        def check(size: int) -> None:
+            if size > MAX_BODY_BYTES:
+                raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES // 2**20} MiB")
+
+        async def counted() -> Message:
+            nonlocal num_bytes
+            # Checked twice: a declared length before anything is read, and what really comes, for chunked bodies.
+            check(int(declared) if declared.isdecimal() else 0)
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            check(num_bytes)
+            return message
+
         await self._app(scope, counted, send)
-
-
-class _CountedReceive:
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        declared = Headers(scope=scope).get("content-length", "")
-        self._declared = int(declared) if declared.isdecimal() else 0
-        self._num_bytes = 0
-        self._receive = receive
-
-    async def __call__(self) -> Message:
-        # Checked twice: a declared length before anything is read, and what really comes, for chunked bodies.
-        self._check(self._declared)
-        message = await self._receive()
-        self._num_bytes += len(message.get("body", b""))
-        self._check(self._num_bytes)
-        return message
-
-    @staticmethod
-    def _check(num_bytes: int) -> None:
-        if num_bytes > MAX_BODY_BYTES:
-            raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES // 2**20} MiB")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -20,7 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from outrider_client.core.config import Mode, Privacy
-from outrider_client.gateway.text_stream import UnverifiedPolicy
+from outrider_client.core.gateway_config import UnverifiedPolicy
 from outrider_client.text.tool_calls import ToolCall
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
@@ -281,11 +280,11 @@ _HINTS = frozenset({
 })
 # fmt: on
 _MESSAGE_HINTS = frozenset({"name"})
-_Values = tuple[Any, ...]  # Any: whatever JSON holds
+Unsupported = Mapping[str, Mapping[str, tuple[Any, ...]]]  # Any: whatever JSON holds
 
 # Their parameters that would change the answer, by why this gateway has none of them, with the values that change
 # nothing. Clients send some of those in every request.
-_UNSUPPORTED_BY_WHY: Mapping[str, Mapping[str, _Values]] = {
+_UNSUPPORTED: Unsupported = {
     "all answers are given, as they were written": {"best_of": (1,), "use_beam_search": (False,)},
     "answers are sampled with temperature, top_p, top_k, min_p, seed, three penalties and logit_bias alone": {
         "length_penalty": (1,),
@@ -319,7 +318,7 @@ _UNSUPPORTED_BY_WHY: Mapping[str, Mapping[str, _Values]] = {
     "the model reads and writes text only": {"modalities": (["text"],), "audio": ()},
     "this gateway offers no such service": {"web_search_options": (), "moderation": ()},
 }
-_MESSAGE_UNSUPPORTED_BY_WHY: Mapping[str, Mapping[str, _Values]] = {
+_MESSAGE_UNSUPPORTED: Unsupported = {
     "functions are called as tools": {"function_call": ()},
     "the chat template gets role and content only": {
         "refusal": ("",),
@@ -331,34 +330,17 @@ _MESSAGE_UNSUPPORTED_BY_WHY: Mapping[str, Mapping[str, _Values]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Unsupported:
-    """A parameter that is not supported, and the values it may still have."""
-
-    why: str
-    no_ops: _Values
-
-    def check(self, name: str, value: Any) -> None:  # Any: whatever JSON holds
-        # Python holds True == 1: "n": true is not "n": 1.
-        if any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.no_ops):
-            return
-        values = " or ".join(json.dumps(value) for value in self.no_ops)
-        what = f"{self.why}: leave it out, or send {values}" if values else f"{self.why}: leave it out"
-        raise PydanticCustomError("unsupported_parameter", "{what}", {"name": name, "what": what})
-
-
-def by_name(by_why: Mapping[str, Mapping[str, _Values]]) -> Mapping[str, _Unsupported]:
-    return {name: _Unsupported(why, no_ops) for why, names in by_why.items() for name, no_ops in names.items()}
-
-
-_UNSUPPORTED, _MESSAGE_UNSUPPORTED = by_name(_UNSUPPORTED_BY_WHY), by_name(_MESSAGE_UNSUPPORTED_BY_WHY)
-
-
 def drop_defaults(
-    body: Mapping[str, Any], hints: Container[str], unsupported: Mapping[str, _Unsupported]
+    body: Mapping[str, Any], hints: Container[str], unsupported: Unsupported
 ) -> dict[str, Any]:  # Any: whatever JSON holds
     """Drop hints, nulls, and unsupported parameters without effect; raise for any other unsupported one."""
     effective = {name: value for name, value in body.items() if value is not None and name not in hints}
-    for name in effective.keys() & unsupported.keys():
-        unsupported[name].check(name, effective.pop(name))
+    for why, name, no_ops in ((why, *each) for why, names in unsupported.items() for each in names.items()):
+        value = effective.pop(name, None)
+        # Python holds True == 1: "n": true is not "n": 1.
+        if value is None or any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in no_ops):
+            continue
+        values = " or ".join(map(json.dumps, no_ops))
+        what = f"{why}: leave it out, or send {values}" if values else f"{why}: leave it out"
+        raise PydanticCustomError("unsupported_parameter", "{what}", {"name": name, "what": what})
     return effective

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider_client.core.config import RULE_FIELDS, SAMPLING_FIELDS
+from outrider_client.core.gateway_config import UnverifiedPolicy
 from outrider_client.core.prompt import SYSTEM_ROLE, USER_ROLE, PromptMessage, is_private
 from outrider_client.core.prompt_segments import Segment, as_segments
 from outrider_client.gateway.errors import ApiError
@@ -20,9 +21,9 @@ from outrider_client.gateway.request_bodies import (
     TextPart,
     ToolName,
 )
-from outrider_client.gateway.text_stream import StopStrings, UnverifiedPolicy
 from outrider_client.models.local_models import Prompt
 from outrider_client.privacy.fences import parse_fences
+from outrider_client.text.stop_strings import StopStrings
 from outrider_client.text.tool_calls import (
     RESPONSE_BEGIN,
     RESPONSE_END,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 from outrider_client.gateway.completion import GatewayCompletion, usage_of
 from outrider_client.gateway.text_stream import TextChunk
-from outrider_client.models.local_models import LocalModels
 from outrider_client.privacy.fences import private_kinds
 from outrider_client.text.detokenizer import REPLACEMENT
 from outrider_client.text.logprobs import TokenLogprobs
@@ -19,55 +19,53 @@ from outrider_client.text.tool_calls import calls_in
 Body = dict[str, Any]  # Any: whatever JSON holds
 
 
-class ResponseFormatter(Protocol):
-    """An endpoint's response format, whole and in events of a stream."""
+class ResponseFormatter(ABC):
+    """An answer in an endpoint's format, whole and in events of a stream."""
 
-    @property
-    def ends_with_done(self) -> bool:
-        """Whether a stream ends with [DONE]."""
-        ...
+    ends_with_done = True  # a stream ends with [DONE]
 
-    def opening(self, completion: GatewayCompletion) -> list[Body]: ...
+    def __init__(self, completion: GatewayCompletion) -> None:
+        self.completion = completion
 
+    @abstractmethod
+    def opening(self) -> list[Body]: ...
+
+    @abstractmethod
     def chunk(self, chunk: TextChunk) -> list[Body]: ...
 
-    def closing(self, completion: GatewayCompletion) -> list[Body]: ...
+    @abstractmethod
+    def closing(self) -> list[Body]: ...
 
+    @abstractmethod
+    def whole(self, chunks: Sequence[TextChunk]) -> Body: ...
+
+    @abstractmethod
     def usage(self, completions: Sequence[GatewayCompletion]) -> list[Body]: ...
 
     def failed(self, error: Body) -> Body:
         """The event of an error in mid-answer."""
-        ...
-
-    def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body: ...
+        return error
 
 
-class _Formatter:
-    ends_with_done = True
+class _ChoiceFormatter(ResponseFormatter):
+    """The answer with that `index`; `head` is what all bodies of a response have in common."""
 
-    def __init__(self, head: Body, index: int, models: LocalModels, *, include_usage: bool) -> None:
+    def __init__(self, head: Body, completion: GatewayCompletion, index: int) -> None:
+        super().__init__(completion)
         self._head = head
         self._index = index
-        self._models = models
-        self._include_usage = include_usage
+        self._models = completion.models
 
     def usage(self, completions: Sequence[GatewayCompletion]) -> list[Body]:
         return [{**self._head, "choices": [], "usage": usage_of(completions)}]
 
-    def failed(self, error: Body) -> Body:
-        return error
-
-    def _chunk(self, choice: Body, outrider: Body) -> Body:
+    def _chunk(self, choice: Body, outrider: Body) -> list[Body]:
         chunk = {**self._head, "choices": [{"index": self._index, **choice}], "outrider": outrider}
-        return {**chunk, "usage": None} if self._include_usage else chunk
+        return [{**chunk, "usage": None} if self.completion.request.include_usage else chunk]
 
-    def _whole(self, choice: Body, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body:
-        return {
-            **self._head,
-            "choices": [{"index": self._index, **choice}],
-            "usage": usage_of([completion]),
-            "outrider": answer_extension(completion, chunks),
-        }
+    def _whole(self, choice: Body, chunks: Sequence[TextChunk]) -> Body:
+        [body] = self._chunk(choice, answer_extension(self.completion, chunks))
+        return {**body, "usage": usage_of([self.completion])}
 
     def _token_text(self, token: int) -> str:
         # Decoded after another token: some tokenizers drop the blank before a word that stands alone.
@@ -77,66 +75,56 @@ class _Formatter:
         return [one for one in logprobs if one.token not in self._models.eos_token_ids]
 
 
-def chat_head(model: str, *, stream: bool) -> Body:
-    """Return what all bodies of a chat have in common."""
-    return _head("chatcmpl", "chat.completion.chunk" if stream else "chat.completion", model)
-
-
-def completion_head(model: str) -> Body:
-    """Return what all bodies of a completion have in common."""
-    return _head("cmpl", "text_completion", model)
-
-
-def _head(prefix: str, kind: str, model: str) -> Body:
+def response_head(prefix: str, kind: str, model: str) -> Body:
+    """Return what all bodies of a response have in common."""
     return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
 
 
-class ChatFormatter(_Formatter):
-    """/v1/chat/completions: the answer with that `index`."""
+class ChatFormatter(_ChoiceFormatter):
+    """/v1/chat/completions."""
 
-    def __init__(self, head: Body, index: int, completion: GatewayCompletion) -> None:
-        super().__init__(head, index, completion.models, include_usage=completion.request.include_usage)
-        self._fragments = completion.token_fragments
+    def __init__(self, head: Body, completion: GatewayCompletion, index: int) -> None:
+        super().__init__(head, completion, index)
         self._tools = completion.request.tools
         self._held: list[TextChunk] = []  # until it is known whether they are a call
 
-    def opening(self, completion: GatewayCompletion) -> list[Body]:
-        return [self._chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": None}, {})]
+    def opening(self) -> list[Body]:
+        return self._chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": None}, {})
 
     def chunk(self, chunk: TextChunk) -> list[Body]:
         if self._tools:
             self._held.append(chunk)
             return []
-        choice = {"delta": {"content": chunk.text}, "logprobs": self._logprobs(chunk.logprobs), "finish_reason": None}
-        return [self._chunk(choice, chunk_extension(chunk))]
+        choice = {"delta": {"content": chunk.text}, "logprobs": self._logprobs([chunk]), "finish_reason": None}
+        return self._chunk(choice, chunk_extension(chunk))
 
-    def closing(self, completion: GatewayCompletion) -> list[Body]:
+    def closing(self) -> list[Body]:
         delta: Body = {}
-        reason: str = completion.finish_reason
+        reason: str = self.completion.finish_reason
         if self._tools:
-            said, reason = self._message(self._held, reason)
+            said, reason = self._message(self._held)
             delta = {name: value for name, value in said.items() if value is not None}
             for number, call in enumerate(delta.get("tool_calls", ())):
                 call["index"] = number
-        return [self._chunk({"delta": delta, "finish_reason": reason}, answer_extension(completion))]
+        return self._chunk({"delta": delta, "finish_reason": reason}, answer_extension(self.completion))
 
-    def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body:
-        said, reason = self._message(chunks, completion.finish_reason)
+    def whole(self, chunks: Sequence[TextChunk]) -> Body:
+        said, reason = self._message(chunks)
         message = {"role": "assistant", "refusal": None, **said}
-        logprobs = self._logprobs([one for chunk in chunks for one in chunk.logprobs])
-        return self._whole({"message": message, "logprobs": logprobs, "finish_reason": reason}, completion, chunks)
+        return self._whole({"message": message, "logprobs": self._logprobs(chunks), "finish_reason": reason}, chunks)
 
-    def _message(self, chunks: Sequence[TextChunk], reason: str) -> tuple[Body, str]:
+    def _message(self, chunks: Sequence[TextChunk]) -> tuple[Body, str]:
         """Return text and calls of an answer, and why it ended."""
         text, calls = calls_in(text_of(chunks), self._tools) if self._tools else (text_of(chunks), [])
         if not calls:
-            return {"content": text}, reason
+            return {"content": text}, self.completion.finish_reason
         listed = [
             {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": asdict(call)} for call in calls
         ]
         return {"content": text or None, "tool_calls": listed}, "tool_calls"
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> Body | None:
+    def _logprobs(self, chunks: Sequence[TextChunk]) -> Body | None:
+        logprobs = [one for chunk in chunks for one in chunk.logprobs]
         if not logprobs:
             return None
         content = [
@@ -147,36 +135,32 @@ class ChatFormatter(_Formatter):
 
     def _token(self, token: int, logprob: float) -> Body:
         text = self._token_text(token)
-        raw = self._fragments.get(token, None if REPLACEMENT in text else text.encode())
+        raw = self.completion.token_fragments.get(token, None if REPLACEMENT in text else text.encode())
         return {"token": text, "logprob": logprob, "bytes": None if raw is None else list(raw)}
 
 
-class CompletionFormatter(_Formatter):
-    """/v1/completions: the answer with that `index`, behind its prompt if that is to be echoed."""
+class CompletionFormatter(_ChoiceFormatter):
+    """/v1/completions, behind its prompt if that is to be echoed."""
 
-    def __init__(self, head: Body, index: int, completion: GatewayCompletion) -> None:
-        super().__init__(head, index, completion.models, include_usage=completion.request.include_usage)
-        self._echoed = completion.echoed
-
-    def opening(self, completion: GatewayCompletion) -> list[Body]:
-        choice = {"text": self._echoed, "logprobs": None, "finish_reason": None}
-        return [self._chunk(choice, {})] if self._echoed else []
+    def opening(self) -> list[Body]:
+        choice = {"text": self.completion.echoed, "logprobs": None, "finish_reason": None}
+        return self._chunk(choice, {}) if self.completion.echoed else []
 
     def chunk(self, chunk: TextChunk) -> list[Body]:
-        logprobs = self._logprobs(chunk.logprobs, chunk.offset)
-        return [self._chunk({"text": chunk.text, "logprobs": logprobs, "finish_reason": None}, chunk_extension(chunk))]
+        logprobs = self._logprobs([chunk], chunk.offset)
+        return self._chunk({"text": chunk.text, "logprobs": logprobs, "finish_reason": None}, chunk_extension(chunk))
 
-    def closing(self, completion: GatewayCompletion) -> list[Body]:
-        choice = {"text": "", "logprobs": None, "finish_reason": completion.finish_reason}
-        return [self._chunk(choice, answer_extension(completion))]
+    def closing(self) -> list[Body]:
+        choice = {"text": "", "logprobs": None, "finish_reason": self.completion.finish_reason}
+        return self._chunk(choice, answer_extension(self.completion))
 
-    def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body:
-        logprobs = self._logprobs([one for chunk in chunks for one in chunk.logprobs], 0)
-        text, reason = self._echoed + text_of(chunks), completion.finish_reason
-        return self._whole({"text": text, "logprobs": logprobs, "finish_reason": reason}, completion, chunks)
+    def whole(self, chunks: Sequence[TextChunk]) -> Body:
+        text = self.completion.echoed + text_of(chunks)
+        choice = {"text": text, "logprobs": self._logprobs(chunks), "finish_reason": self.completion.finish_reason}
+        return self._whole(choice, chunks)
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprobs], offset: int) -> Body | None:
-        tokens = self._without_eos(logprobs)
+    def _logprobs(self, chunks: Sequence[TextChunk], offset: int = 0) -> Body | None:
+        tokens = self._without_eos([one for chunk in chunks for one in chunk.logprobs])
         if not tokens:
             return None
         texts = [self._token_text(one.token) for one in tokens]
@@ -186,15 +170,6 @@ class CompletionFormatter(_Formatter):
             "top_logprobs": [{self._token_text(token): logprob for token, logprob in one.top} for one in tokens],
             "text_offset": [offset + sum(map(len, texts[:i])) for i in range(len(texts))],
         }
-
-
-def merged(bodies: Sequence[Body], completions: Sequence[GatewayCompletion]) -> Body:
-    """Return one body with the choices of all. Of several, each has its own extension."""
-    if len(bodies) == 1:
-        return bodies[0]
-    choices = [{**body["choices"][0], "outrider": body["outrider"]} for body in bodies]
-    common = {name: value for name, value in bodies[0].items() if name != "outrider"}
-    return {**common, "choices": choices, "usage": usage_of(completions)}
 
 
 def text_of(chunks: Sequence[TextChunk]) -> str:

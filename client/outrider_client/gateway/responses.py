@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -17,45 +16,23 @@ from fastapi.responses import JSONResponse
 from sse_starlette import EventSourceResponse
 from starlette.responses import Response
 
-from outrider_client.gateway.completion import GatewayCompletion, chunks_of
+from outrider_client.gateway.completion import chunks_of, usage_of
 from outrider_client.gateway.errors import ApiError, api_error
-from outrider_client.gateway.response_bodies import Body, ResponseFormatter, merged
+from outrider_client.gateway.response_bodies import Body, ResponseFormatter
 from outrider_client.gateway.text_stream import TextChunk
 from outrider_proto.errors import OutriderError
 
 _KEEPALIVE_S = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One of the answers to a request, and its form."""
-
-    completion: GatewayCompletion
-    formatter: ResponseFormatter
-
-
 _Chunks = AsyncGenerator[tuple[int, TextChunk | None], None]
 
 
-async def respond(request: Request, answers: Sequence[Answer], at_once: int) -> Response:
+async def respond(request: Request, answers: Sequence[ResponseFormatter], at_once: int) -> Response:
     """Raises ApiError, OutriderError or DisconnectedError."""
     chunks = chunks_of([answer.completion for answer in answers], at_once)
-    if answers[0].completion.request.stream:
-        return await _streamed(request, answers, chunks)
-    return JSONResponse(await while_connected(request, _whole(answers, chunks)))
-
-
-async def _whole(answers: Sequence[Answer], chunks: _Chunks) -> Body:
-    written: list[list[TextChunk]] = [[] for _ in answers]
-    async with contextlib.aclosing(chunks):
-        async for number, chunk in chunks:
-            if chunk is not None:
-                written[number].append(chunk)
-    bodies = [answer.formatter.whole(answer.completion, its) for answer, its in zip(answers, written, strict=True)]
-    return merged(bodies, [answer.completion for answer in answers])
-
-
-async def _streamed(request: Request, answers: Sequence[Answer], chunks: _Chunks) -> Response:
+    if not answers[0].completion.request.stream:
+        return JSONResponse(await while_connected(request, _whole(answers, chunks)))
     try:
         first = await while_connected(request, _first(chunks))
     except BaseException:  # cancellation, too: the session must be given back now
@@ -65,35 +42,48 @@ async def _streamed(request: Request, answers: Sequence[Answer], chunks: _Chunks
     return EventSourceResponse(_events(first, answers, chunks), ping=_KEEPALIVE_S, sep="\n")
 
 
+async def _whole(answers: Sequence[ResponseFormatter], chunks: _Chunks) -> Body:
+    written: list[list[TextChunk]] = [[] for _ in answers]
+    async with contextlib.aclosing(chunks):
+        async for number, chunk in chunks:
+            if chunk is not None:
+                written[number].append(chunk)
+    bodies = [answer.whole(its) for answer, its in zip(answers, written, strict=True)]
+    if len(bodies) == 1:
+        return bodies[0]
+    # Of several, each has its own extension.
+    choices = [{**body["choices"][0], "outrider": body["outrider"]} for body in bodies]
+    common = {name: value for name, value in bodies[0].items() if name != "outrider"}
+    return {**common, "choices": choices, "usage": usage_of([answer.completion for answer in answers])}
+
+
 async def _first(chunks: _Chunks) -> tuple[int, TextChunk | None]:
     return await anext(chunks)
 
 
 async def _events(
-    first: tuple[int, TextChunk | None], answers: Sequence[Answer], chunks: _Chunks
+    first: tuple[int, TextChunk | None], answers: Sequence[ResponseFormatter], chunks: _Chunks
 ) -> AsyncGenerator[bytes, None]:
     one = answers[0]  # of what all answers have in common
     async with contextlib.aclosing(chunks):
         for answer in answers:
-            yield _events_of(answer.formatter.opening(answer.completion))
+            yield _events_of(answer.opening())
         yield _events_of(_bodies(answers, *first))
         try:
             async for number, chunk in chunks:
                 yield _events_of(_bodies(answers, number, chunk))
-        except OutriderError as error:
-            yield _events_of([one.formatter.failed(api_error(error).body)])
-        except ApiError as error:
-            yield _events_of([one.formatter.failed(error.body)])
+        except (OutriderError, ApiError) as error:
+            refused = error if isinstance(error, ApiError) else api_error(error)
+            yield _events_of([one.failed(refused.body)])
         else:
             if one.completion.request.include_usage:
-                yield _events_of(one.formatter.usage([answer.completion for answer in answers]))
-    if one.formatter.ends_with_done:
+                yield _events_of(one.usage([answer.completion for answer in answers]))
+    if one.ends_with_done:
         yield b"data: [DONE]\n\n"
 
 
-def _bodies(answers: Sequence[Answer], number: int, chunk: TextChunk | None) -> list[Body]:
-    answer = answers[number]
-    return answer.formatter.closing(answer.completion) if chunk is None else answer.formatter.chunk(chunk)
+def _bodies(answers: Sequence[ResponseFormatter], number: int, chunk: TextChunk | None) -> list[Body]:
+    return answers[number].closing() if chunk is None else answers[number].chunk(chunk)
 
 
 def _events_of(bodies: Iterable[Body]) -> bytes:

@@ -26,10 +26,10 @@ from outrider_client.gateway.request_bodies import (
     OutriderOptions,
     RequestBody,
     SafeText,
-    by_name,
+    Unsupported,
     drop_defaults,
 )
-from outrider_client.gateway.response_bodies import Body, answer_extension, chunk_extension, text_of
+from outrider_client.gateway.response_bodies import Body, ResponseFormatter, answer_extension, chunk_extension, text_of
 from outrider_client.gateway.text_stream import TextChunk
 from outrider_client.text.tool_calls import calls_in
 
@@ -39,17 +39,12 @@ _HINTS = frozenset({
     "reasoning", "safety_identifier", "service_tier", "store", "stream_options", "truncation", "user",
 })
 # fmt: on
-_UNSUPPORTED = by_name(
-    {
-        "nothing is stored here: send the whole conversation as input": {
-            "previous_response_id": (),
-            "conversation": (),
-        },
-        "answers are given at once": {"background": (False,)},
-        "there are no stored prompts here": {"prompt": ()},
-        "log probabilities are those of /v1/chat/completions": {"top_logprobs": (0,)},
-    }
-)
+_UNSUPPORTED: Unsupported = {
+    "nothing is stored here: send the whole conversation as input": {"previous_response_id": (), "conversation": ()},
+    "answers are given at once": {"background": (False,)},
+    "there are no stored prompts here": {"prompt": ()},
+    "log probabilities are those of /v1/chat/completions": {"top_logprobs": (0,)},
+}
 
 
 class InputText(RequestBody):
@@ -157,13 +152,14 @@ def _response_format(flat: Mapping[str, Any] | None) -> Body | None:
     return {"type": "json_schema", "json_schema": {name: value for name, value in flat.items() if name != "type"}}
 
 
-class ResponsesFormatter:
+class ResponsesFormatter(ResponseFormatter):
     """/v1/responses. Its streams are events of many types, numbered, and without a last [DONE]."""
 
     ends_with_done = False
 
-    def __init__(self, body: ResponsesRequest) -> None:
-        self._tools: Any = ()  # Any: of the completion, from the first event on
+    def __init__(self, completion: GatewayCompletion, body: ResponsesRequest) -> None:
+        super().__init__(completion)
+        self._tools = completion.request.tools
         self._number = 0
         self._held: list[TextChunk] = []  # all of the answer
         self._item_id = f"msg_{uuid.uuid4().hex}"
@@ -186,8 +182,7 @@ class ResponsesFormatter:
             "store": False,
         }
 
-    def opening(self, completion: GatewayCompletion) -> list[Body]:
-        self._tools = completion.request.tools
+    def opening(self) -> list[Body]:
         response = {**self._head, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
         events = [
             self._event("response.created", response=response),
@@ -202,8 +197,8 @@ class ResponsesFormatter:
         delta = self._of_part("response.output_text.delta", delta=chunk.text, logprobs=[])
         return [delta | {"outrider": chunk_extension(chunk)}]
 
-    def closing(self, completion: GatewayCompletion) -> list[Body]:
-        response = self.whole(completion, self._held)
+    def closing(self) -> list[Body]:
+        response = self.whole(self._held)
         events: list[Body] = []
         for index, item in enumerate(response["output"]):
             if item["type"] == "message":
@@ -231,10 +226,10 @@ class ResponsesFormatter:
         kind = "response.completed" if response["status"] == "completed" else "response.incomplete"
         return [*events, self._event(kind, response=response)]
 
-    def whole(self, completion: GatewayCompletion, chunks: Sequence[TextChunk]) -> Body:
-        tools, usage = completion.request.tools, usage_of([completion])
-        text, calls = calls_in(text_of(chunks), tools) if tools else (text_of(chunks), [])
-        is_cut = completion.finish_reason == "length" and not calls
+    def whole(self, chunks: Sequence[TextChunk]) -> Body:
+        usage = usage_of([self.completion])
+        text, calls = calls_in(text_of(chunks), self._tools) if self._tools else (text_of(chunks), [])
+        is_cut = self.completion.finish_reason == "length" and not calls
         status = "incomplete" if is_cut else "completed"
         output: list[Body] = []
         if text or not calls:
@@ -258,7 +253,7 @@ class ResponsesFormatter:
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage["total_tokens"],
             },
-            "outrider": answer_extension(completion, chunks),
+            "outrider": answer_extension(self.completion, chunks),
         }
 
     def usage(self, completions: Sequence[GatewayCompletion]) -> list[Body]:

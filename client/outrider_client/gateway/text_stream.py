@@ -14,14 +14,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from outrider_client.core.answer_text import AnswerText, Span
 from outrider_client.core.events import Event, Finished, RolledBack, Verified
+from outrider_client.core.gateway_config import UnverifiedPolicy
 from outrider_client.text.logprobs import TokenLogprobs
+from outrider_client.text.stop_strings import StopStrings
 from outrider_client.text.transcript import Origin
-
-UnverifiedPolicy = Literal["hold", "keep", "stream"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,39 +166,3 @@ def _num_tokens_for(
     known = len(decode(before))
     enough = (n for n in range(1, len(tokens)) if len(decode([*before, *tokens[:n]])) - known >= num_chars)
     return next(enough, len(tokens))
-
-
-@dataclass(frozen=True, slots=True)
-class StopMatch:
-    """A stop string found at text[start:end]."""
-
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopStrings:
-    """Stop strings of a request, none of them empty."""
-
-    texts: tuple[str, ...] = ()
-
-    def find(self, text: str, first: int = 0) -> StopMatch | None:
-        """Find the stop string that ends first. None may end in the first `first` characters.
-
-        Counting ends makes the result independent of how the text was cut into chunks.
-        """
-        ends = [StopMatch(at, at + len(stop)) for stop in self.texts if (at := self._find(text, stop, first)) >= 0]
-        return min(ends, key=lambda found: (found.end, found.start), default=None)
-
-    def num_held(self, text: str) -> int:
-        """Number of characters at the end that could be the beginning of a stop string."""
-        return max((_overlap(text, stop) for stop in self.texts), default=0)
-
-    @staticmethod
-    def _find(text: str, stop: str, first: int) -> int:
-        return text.find(stop, max(first - len(stop) + 1, 0))
-
-
-def _overlap(text: str, stop: str) -> int:
-    longest = min(len(stop) - 1, len(text))
-    return next((length for length in range(longest, 0, -1) if text.endswith(stop[:length])), 0)

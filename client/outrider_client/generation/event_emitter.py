@@ -8,14 +8,14 @@ from itertools import islice
 from outrider_client.core.events import Committed, Event, Finished, RolledBack, Unverified, Verified
 from outrider_client.core.statistics import Meter, Statistics
 from outrider_client.text.logprobs import TokenLogprobs
-from outrider_client.text.placeholder_restorer import TokenText
+from outrider_client.text.placeholder_restorer import PlaceholderRestorer
 from outrider_client.text.transcript import Change, FinishReason, Origin
 
 
 class EventEmitter:
     """The events of one answer. `emit` is called with each in order; `now` is in the meter's seconds."""
 
-    def __init__(self, emit: Callable[[Event], None], text: TokenText, meter: Meter) -> None:
+    def __init__(self, emit: Callable[[Event], None], text: PlaceholderRestorer, meter: Meter) -> None:
         self._emit = emit
         self._text = text
         self._meter = meter
@@ -38,7 +38,7 @@ class EventEmitter:
         if change.confirmed:
             self._emit(Verified(first, change.confirmed, tuple(islice(logprobs, change.confirmed))))
         if change.dropped:
-            self._meter.rolled_back(change.dropped)
+            self._meter.rolled_back += change.dropped
             self._emit(RolledBack(after, change.dropped, self._text.roll_back(after)))
         self._append(after, change.accepted, "accepted", logprobs, now)
         self._append(after + len(change.accepted), change.bonus, change.bonus_origin, logprobs, now)

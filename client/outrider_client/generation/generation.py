@@ -58,20 +58,10 @@ class Generation:
         self._local_drafter = LocalDrafter(
             self._models, self._drafting, fallback_drafter, self._meter, context.acceptance_check
         )
-        self.planner = TreePlanner(config, context.models, context.session, context.controller)
+        self.planner = TreePlanner(config, context)
         self._requests = RequestTracker(self.session, self._transcript, self._drafting, self._instruments)
-        self.handover = PromptHandover(
-            config, self.session, self._transcript, self._drafting, self._requests, self._controller
-        )
-        self.offline = OfflineWriter(
-            config,
-            self._transcript,
-            self._local_drafter,
-            self.planner,
-            self._events,
-            self._models.eos_token_ids,
-            self._clock,
-        )
+        self.handover = PromptHandover(config, context, self._requests)
+        self.offline = OfflineWriter(config, context, self._local_drafter, self.planner, self._events)
         self._mode: OnlineMode = "stream"
         self._judged_request: PendingRequest | None = None  # the request that the newest verdict answers
 
@@ -238,7 +228,7 @@ class Generation:
 
     def drop_ahead_draft(self, ahead_draft: AheadDraft) -> None:
         """Cancel drafts for outcomes that can no longer occur."""
-        self._meter.wasted(ahead_draft.num_nodes)
+        self._meter.wasted_nodes += ahead_draft.num_nodes
         ahead_draft.cancel()
 
     async def update_drafter(self) -> None:

@@ -31,21 +31,21 @@ class Instruments:
     def drafted(self, since: float, num_levels: int) -> None:
         """Take note of a draft that was waited for."""
         seconds = self.clock() - since
-        self.meter.drafted(seconds)
-        self.meter.levels_drafted(seconds, num_levels)
+        self.meter.draft_s += seconds
+        self.meter.level.take(seconds, num_levels)
         self.controller.record_drafting(seconds, num_levels)
 
     def ahead_draft_judged(
         self, ahead_draft: AheadDraft, outcome: TreeOutcome, drafted: ScoredTree | None, since: float
     ) -> None:
         """Take note of a verdict for whose outcomes was drafted ahead, and what was waited for the right draft."""
-        self.meter.drafted(self.clock() - since)
+        self.meter.draft_s += self.clock() - since
         self.controller.record_ahead_draft(ahead_draft, outcome)
         if ahead_draft.cost is not None:
-            self.meter.levels_drafted(ahead_draft.cost.seconds, ahead_draft.cost.levels, ahead=True)
+            self.meter.ahead_level.take(ahead_draft.cost.seconds, ahead_draft.cost.levels)
         if ahead_draft.num_nodes:
             self.meter.predrafted(drafted is not None)
-            self.meter.wasted(ahead_draft.num_nodes - (0 if drafted is None else len(drafted.tree)))
+            self.meter.wasted_nodes += ahead_draft.num_nodes - (0 if drafted is None else len(drafted.tree))
 
     def statistics(self, num_tokens: int, num_unverified: int) -> Statistics:
         """Return the measures of the answer so far."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from outrider_client.core.config import ClientConfig
 from outrider_client.drafting.local_drafter import LocalDrafter
+from outrider_client.generation.context import GenerationContext
 from outrider_client.generation.event_emitter import EventEmitter
 from outrider_client.generation.tree_planner import TreePlanner
-from outrider_client.text.transcript import Transcript
 
 
 class OfflineWriter:
@@ -17,20 +15,18 @@ class OfflineWriter:
     def __init__(
         self,
         config: ClientConfig,
-        transcript: Transcript,
+        context: GenerationContext,
         drafter: LocalDrafter,
         planner: TreePlanner,
         events: EventEmitter,
-        ends: tuple[int, ...],
-        clock: Callable[[], float],
     ) -> None:
         self._config = config
-        self._transcript = transcript
+        self._transcript = context.transcript
         self._drafter = drafter
         self._planner = planner
         self._events = events
-        self._ends = ends  # tokens that end an answer
-        self._clock = clock
+        self._ends = context.models.eos_token_ids
+        self._clock = context.clock
         self._is_exhausted = False
 
     @property

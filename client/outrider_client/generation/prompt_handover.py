@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from outrider_client.connection.session import ClientSession
 from outrider_client.controller.choice import SPLIT
-from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.config import ClientConfig
-from outrider_client.drafting.drafting_thread import AsyncDrafter
+from outrider_client.generation.context import GenerationContext
 from outrider_client.generation.requests import RequestTracker
-from outrider_client.text.transcript import Transcript
 
 
 class PromptHandover:
     """Knows which features a draft of this answer needs, and waits for them."""
 
-    def __init__(
-        self,
-        config: ClientConfig,
-        session: ClientSession,
-        transcript: Transcript,
-        drafting: AsyncDrafter | None,
-        requests: RequestTracker,
-        controller: ModeController,
-    ) -> None:
+    def __init__(self, config: ClientConfig, context: GenerationContext, requests: RequestTracker) -> None:
         self._config = config
-        self._session = session
-        self._transcript = transcript
-        self._drafting = drafting
+        self._session = context.session
+        self._transcript = context.transcript
+        self._drafting = context.drafting
         self._requests = requests
-        self._controller = controller
+        self._controller = context.controller
 
     @property
     def should_decode_first(self) -> bool:

@@ -134,7 +134,7 @@ class RequestTracker:
         while self._rows_complete < self._rows_due and (left := give_up_at - self._clock()) > 0:
             if (reply := await self._session.link.receive(left)) is not None:
                 self._take_early(reply)
-        self._meter.waited(self._clock() - started)
+        self._meter.wait_s += self._clock() - started
 
     async def rows_or_verdict(self, enough: Callable[[], bool], timeout_s: float) -> None:
         """Wait until enough rows or the next verdict have arrived. Raises LinkError."""
@@ -174,7 +174,7 @@ class RequestTracker:
         """Skip a verdict that is no longer awaited; count it if it says that a draft was stale."""
         # Verdicts of an earlier answer may still arrive: their seq is unknown here.
         if verdict.stale and verdict.seq in self._pending:
-            self._meter.stale()
+            self._meter.stale_drafts += 1
 
     async def _next_reply(self, give_up_at: float) -> Reply | None:
         if self._early:
@@ -211,7 +211,7 @@ class RequestTracker:
             # Rows may arrive after the text they describe was rolled back; only those of valid tokens count.
             num_rows = self._transcript.num_usable_rows(features)
             self._drafting.add_features(features.first, features.rows[:num_rows])
-        self._meter.tapped(features.tap_us / 1e6)
+        self._meter.tap_s += features.tap_us / 1e6
         self._time_rows(features)
         if features.last:
             self._rows_complete = max(self._rows_complete, features.seq)

@@ -5,10 +5,8 @@ Every plan stays within the limits of context and server.
 
 from __future__ import annotations
 
-from outrider_client.connection.session import ClientSession
-from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.config import AUTO_LIMITS, ClientConfig
-from outrider_client.models.local_models import LocalModels
+from outrider_client.generation.context import GenerationContext
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
 from outrider_proto.errors import LinkError, UsageError
 from outrider_proto.frames import ServerTree
@@ -18,13 +16,11 @@ from outrider_proto.tree import MAX_NODES
 class TreePlanner:
     """Plans the trees of one answer."""
 
-    def __init__(
-        self, config: ClientConfig, models: LocalModels, session: ClientSession, controller: ModeController
-    ) -> None:
+    def __init__(self, config: ClientConfig, context: GenerationContext) -> None:
         self._config = config
-        self._models = models
-        self._session = session
-        self._controller = controller
+        self._models = context.models
+        self._session = context.session
+        self._controller = context.controller
 
     def begin(self) -> None:
         """Pass the configuration to the controller."""

@@ -23,8 +23,9 @@ from outrider_client.core.prompt import (
 )
 from outrider_client.core.prompt import Prompt as Prompt
 from outrider_client.models.draft_history import DraftHistory
+from outrider_client.models.plain_tokenizer import TextTokenizer, ToolDescription
 from outrider_client.models.private_tokens import PrivateSplit, split
-from outrider_client.models.tokenizer import TextTokenizer, ToolDescription, load_tokenizer
+from outrider_client.models.tokenizer import load_tokenizer
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.catalog import CATALOG
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint

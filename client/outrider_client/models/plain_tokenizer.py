@@ -7,6 +7,7 @@ tokenizer.py asks transformers.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,12 +32,52 @@ _KNOWN = {  # keys of tokenizer_config.json that are supported or have no effect
     "tokenizer_class",
 }
 _IN_TEMPLATES = {"messages", "add_generation_prompt", "tools", "documents", "raise_exception", *_SPECIAL}
+NO_TEMPLATE = "this target has no chat template: give the prompt raw (--raw)"
 NO_TOOLS = "this target's chat template shows no tools"
 Config = Mapping[str, Any]  # Any: whatever JSON holds
+ToolDescription = Mapping[str, Any]  # as above; a function in OpenAI's form
 
 
-class PlainTokenizer:
-    """A TextTokenizer on the tokenizers library. `names`: special tokens that templates may refer to by name."""
+class TextTokenizer(ABC):
+    """A target's tokenizer. Raises UsageError."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]: ...
+
+    @abstractmethod
+    def encode_part(self, text: str) -> list[int]:
+        """Return the tokens of this text alone, without special tokens at its beginning or end."""
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+    @abstractmethod
+    def _render(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription] | None) -> str:
+        """Return the chat template's text. Raises UsageError without a template, and whatever the template does."""
+
+    def encode_chat(self, messages: Sequence[PlainMessage]) -> list[int]:
+        """Return the tokens of the chat template over the messages, up to where the answer begins."""
+        return self.encode_part(self.render(messages))
+
+    def encode_with_tools(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription]) -> list[int]:
+        """Return the tokens of a chat in which functions may be called, as the template shows those.
+
+        Raises UsageError for a template that shows none.
+        """
+        return self.encode_part(self.render(messages, tools))
+
+    def render(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription] | None = None) -> str:
+        """Return the chat template's text over the messages. Raises UsageError for messages it rejects."""
+        try:
+            return self._render(messages, tools)
+        except UsageError:
+            raise
+        except Exception as error:  # a template is a program, and may fail like one
+            raise UsageError(f"the chat template does not take these messages: {error}") from error
+
+
+class PlainTokenizer(TextTokenizer):
+    """A tokenizer on the tokenizers library. `names`: special tokens that templates may refer to by name."""
 
     def __init__(self, tokenizer: Tokenizer, template: Template | None, names: Mapping[str, str]) -> None:
         self._tokenizer = tokenizer
@@ -46,26 +87,15 @@ class PlainTokenizer:
     def encode(self, text: str) -> list[int]:
         return self._ids(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[PlainMessage]) -> list[int]:
-        """Return the tokens of a chat. Raises UsageError without a chat template or for messages it rejects."""
-        return self.encode_part(self.render(messages))
-
-    def encode_with_tools(self, messages: Sequence[PlainMessage], tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        # Templates that show tools write them with `tojson`, and are transformers' to render.
-        raise UsageError(NO_TOOLS)
-
-    def render(self, messages: Sequence[PlainMessage]) -> str:
-        """Return the chat template's text. Raises what `encode_chat` does."""
-        if self._template is None:
-            raise UsageError("this target has no chat template: give the prompt raw (--raw)")
-        turns = [dict(turn) for turn in messages]
-        try:
-            return self._template.render(messages=turns, add_generation_prompt=True, **self._names)
-        except Exception as error:  # a template is a program, and may fail like one
-            raise UsageError(f"the chat template does not take these messages: {error}") from error
-
     def encode_part(self, text: str) -> list[int]:
         return self._ids(text, add_special_tokens=False)
+
+    def _render(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription] | None) -> str:
+        if self._template is None:
+            raise UsageError(NO_TEMPLATE)
+        if tools is not None:  # templates that show tools write them with `tojson`, and are transformers' to render
+            raise UsageError(NO_TOOLS)
+        return self._template.render(messages=list(map(dict, messages)), add_generation_prompt=True, **self._names)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # Unlike `encode`, the batch releases the GIL: a long text must not stop the other threads.

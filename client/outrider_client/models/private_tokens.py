@@ -10,25 +10,15 @@ depend on what is private, how much or in how many parts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from outrider_client.core.prompt import PlainMessage, Prompt, plain_prompt, segments_of
 from outrider_client.core.prompt_segments import Content, as_segments
+from outrider_client.models.plain_tokenizer import TextTokenizer
 from outrider_proto.errors import UsageError
 
 _FIRST_MARK, _LAST_MARK = 0xE000, 0xF8FF  # Unicode's private use area: no template or case rule changes these
-
-
-class PartTokenizer(Protocol):
-    """The part of tokenizer.TextTokenizer that is used here."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def render(self, messages: Sequence[PlainMessage]) -> str: ...
-
-    def encode_part(self, text: str) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -43,7 +33,7 @@ class PrivateSplit:
         return self.safe + self.rest
 
 
-def split(prompt: Prompt, codec: PartTokenizer, *, raw: bool) -> PrivateSplit:
+def split(prompt: Prompt, codec: TextTokenizer, *, raw: bool) -> PrivateSplit:
     """Split at the first private segment. Raises UsageError if the chat template drops a segment."""
     marks = _Marks(segment.text for segment in segments_of(prompt))
     marked = plain_prompt(prompt, marks.write)
@@ -71,7 +61,7 @@ class _Marks:
 
     def cut(self, rendered: str) -> tuple[str, str]:
         """Return the text before the first mark, and the rest with the private texts restored. Raises UsageError."""
-        if set(self._found(rendered)) != set(range(len(self._private))):
+        if {int(mark[1]) for mark in self._pattern.finditer(rendered)} != set(range(len(self._private))):
             raise UsageError("the chat template leaves out a private segment: give the prompt raw, or mark other text")
         # Spaces before the cut belong to the rest: models write a word together with the space before it.
         safe = rendered[: rendered.index(self._mark)].rstrip(" ")
@@ -80,9 +70,6 @@ class _Marks:
     def _marked(self, text: str) -> str:
         self._private.append(text)
         return f"{self._mark}{len(self._private) - 1}{self._mark}"
-
-    def _found(self, rendered: str) -> list[int]:
-        return [int(mark[1]) for mark in self._pattern.finditer(rendered)]
 
     @property
     def _pattern(self) -> re.Pattern[str]:

@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from outrider_client.core.prompt import PlainMessage
-from outrider_client.core.prompt import PromptMessage as PromptMessage
-from outrider_client.models.plain_tokenizer import NO_TOOLS, plain_tokenizer
+from outrider_client.models.plain_tokenizer import (
+    NO_TEMPLATE,
+    NO_TOOLS,
+    TextTokenizer,
+    ToolDescription,
+    plain_tokenizer,
+)
 from outrider_proto.errors import UsageError
 
-ToolDescription = Mapping[str, Any]  # Any: whatever JSON holds; a function in OpenAI's form
 
-
-class TextTokenizer(Protocol):
-    """The interface of a tokenizer."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def encode_chat(self, messages: Sequence[PlainMessage]) -> list[int]:
-        """Return the tokens of the chat template over the messages, up to where the answer begins."""
-        ...
-
-    def encode_with_tools(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription]) -> list[int]:
-        """Return the tokens of a chat in which functions may be called, as the template shows those.
-
-        Raises UsageError for a template that shows none.
-        """
-        ...
-
-    def render(self, messages: Sequence[PlainMessage]) -> str:
-        """Return the chat template's text over the messages."""
-        ...
-
-    def encode_part(self, text: str) -> list[int]:
-        """Return the tokens of this text alone, without special tokens at its beginning or end."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str: ...
-
-
-class TargetTokenizer:
+class TargetTokenizer(TextTokenizer):
     """The tokenizer in a target's directory, by transformers. Raises UsageError if there is none."""
 
     def __init__(self, directory: Path) -> None:
@@ -60,25 +36,15 @@ class TargetTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"])
 
-    def encode_chat(self, messages: Sequence[PlainMessage]) -> list[int]:
-        """Return the tokens of a chat. Raises UsageError without a chat template or for messages it rejects."""
-        return self.encode_part(self.render(messages))
-
-    def encode_with_tools(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription]) -> list[int]:
-        if "tools" not in str(self._tokenizer.chat_template):
+    def _render(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription] | None) -> str:
+        template = self._tokenizer.chat_template
+        if not template:
+            raise UsageError(NO_TEMPLATE)
+        if tools is not None and "tools" not in str(template):
             raise UsageError(NO_TOOLS)
-        return self.encode_part(self.render(messages, tools))
-
-    def render(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription] = ()) -> str:
-        """Return the chat template's text. Raises what `encode_chat` does."""
-        if not self._tokenizer.chat_template:
-            raise UsageError("this target has no chat template: give the prompt raw (--raw)")
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
-            )
-        except Exception as error:  # a template is a program, and may fail like one
-            raise UsageError(f"the chat template does not take these messages: {error}") from error
+        text: str = self._tokenizer.apply_chat_template(
+            list(messages), tools=list(tools or ()) or None, add_generation_prompt=True, tokenize=False
+        )
         return text
 
     def encode_part(self, text: str) -> list[int]:

@@ -11,10 +11,9 @@ import grpc
 from outrider_client.connection.grpc_transport import GrpcTransport, translate_errors
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.bundles import MAX_CHUNK_BYTES, BundleFile, BundleManifest, manifest_from_proto
-from outrider_proto.description import description_from_proto
 from outrider_proto.errors import LinkError, Reason, UsageError, Violation
 from outrider_proto.frames import ServerDescription
-from outrider_proto.verifier_pb2_grpc import BundlesStub, VerifierStub
+from outrider_proto.verifier_pb2_grpc import BundlesStub
 
 ANSWER_S = 15.0  # for Describe and Manifest; a server that is building a bundle says so after 5 s
 STALL_S = 15.0  # without a chunk; enough for a chunk of 64 KiB at 35 kbit/s
@@ -34,11 +33,7 @@ class BundleSource:
         self._stub = BundlesStub(channel)  # type: ignore[no-untyped-call] # generated without annotations
 
     async def describe(self) -> ServerDescription:
-        stub = VerifierStub(self._channel)  # type: ignore[no-untyped-call] # generated without annotations
-        call = stub.Describe(pb.DescribeRequest(), timeout=ANSWER_S, metadata=self._metadata)
-        async with self._transport.explain_failures():
-            with translate_errors(f"cannot reach {self._address}"):
-                return description_from_proto(await call)
+        return await self._transport.describe(self._channel, ANSWER_S)
 
     async def manifest(self, drafter: str, weights: str) -> BundleManifest:
         try:

@@ -149,7 +149,10 @@ class _Pull:
             if await asyncio.to_thread(self._partial.is_in_place, manifest):
                 return self._done(manifest, changed=False)
             kept = await asyncio.to_thread(self._partial.prepare, manifest)
-            self._watch(_started(manifest, kept))
+            started = PullStarted(
+                manifest.bundle_id, manifest.target_name, manifest.drafter, manifest.weights, manifest.size_bytes, kept
+            )
+            self._watch(started)
             for file in manifest.files:
                 if not await asyncio.to_thread(self._partial.has, file):
                     await self._fetch(source, manifest.bundle_id, file)
@@ -170,7 +173,8 @@ class _Pull:
                 async with aclosing(source.fetch(bundle_id, file, part.num_bytes)) as chunks:
                     async for data in chunks:
                         await asyncio.to_thread(part.write, data)
-                        self._count_bytes(len(data))
+                        self._num_attempts, self._progress_at = 0, time.monotonic()
+                        self._watch(BytesPulled(len(data)))
             if part.num_bytes < file.size_bytes:
                 raise LinkError(f"{self._config.server}: the server ended {file.name} too early")
             await asyncio.to_thread(self._finish, part, file)
@@ -185,11 +189,6 @@ class _Pull:
             self._corrupt.add(file.name)
             raise
 
-    def _count_bytes(self, count: int) -> None:
-        self._num_attempts = 0
-        self._progress_at = time.monotonic()
-        self._watch(BytesPulled(count))
-
     async def _wait(self, error: OutriderError) -> None:
         """Sleep until the next attempt. Raises the error if there is to be none."""
         is_building = isinstance(error, Refusal) and error.reason is Reason.BUNDLE_NOT_READY
@@ -198,7 +197,9 @@ class _Pull:
         if not self._reached:
             raise error
         if waited_s >= (_BUILD_S if is_building else self._config.retry_s):
-            raise _give_up_error(error, self._partial)
+            kept = f"{self._partial.num_bytes:,} bytes are kept in {self._partial.directory}: pull again to go on"
+            message = f"{error}; {kept}"
+            raise Refusal(error.reason, message) if isinstance(error, Refusal) else LinkError(message)
         self._num_attempts += 1
         delay_s = self._config.backoff.delay_s(self._num_attempts, self._generator)
         self._watch(PullWaiting(str(error), delay_s))
@@ -232,14 +233,3 @@ def check_manifest(manifest: BundleManifest, server: ServerDescription) -> None:
             Reason.MALFORMED_FRAME,
             f"the bundle's drafter needs features {manifest.tap}, which the server does not offer",
         )
-
-
-def _started(manifest: BundleManifest, kept: int) -> PullStarted:
-    return PullStarted(
-        manifest.bundle_id, manifest.target_name, manifest.drafter, manifest.weights, manifest.size_bytes, kept
-    )
-
-
-def _give_up_error(error: OutriderError, partial: PartialBundle) -> OutriderError:
-    kept = f"{error}; {partial.num_bytes:,} bytes are kept in {partial.directory}: pull again to go on"
-    return Refusal(error.reason, kept) if isinstance(error, Refusal) else LinkError(kept)

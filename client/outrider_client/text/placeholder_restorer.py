@@ -11,37 +11,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
-
-class TokenText(Protocol):
-    """Turns an answer's tokens into text; see detokenizer.Detokenizer."""
-
-    @property
-    def text(self) -> str: ...
-
-    def push(self, tokens: Sequence[int]) -> str: ...
-
-    def roll_back(self, num_tokens: int) -> str: ...
-
-    def finish(self) -> str: ...
+from outrider_client.text.detokenizer import Detokenizer
 
 
 class PlaceholderRestorer:
-    """Wraps a TokenText and puts values in place of placeholders."""
+    """Wraps a Detokenizer and puts values in place of placeholders."""
 
-    def __init__(self, text: TokenText, values: Mapping[str, str]) -> None:
+    def __init__(self, text: Detokenizer, values: Mapping[str, str]) -> None:
         self._inner = text
         self._values = dict(values)
         self._pattern = re.compile("|".join(re.escape(name) for name in self._values) or "(?!)")
         self._beginnings = {name[:end] for name in self._values for end in range(1, len(name))}
         self._longest = max(map(len, self._values), default=0)
-        self._shown = ""
-
-    @property
-    def text(self) -> str:
-        """The shown text so far."""
-        return self._shown
+        self.shown = ""
 
     def push(self, tokens: Sequence[int]) -> str:
         self._inner.push(tokens)
@@ -51,16 +34,16 @@ class PlaceholderRestorer:
         """Keep the first `num_tokens` and return the text that is removed."""
         # The shown text may shrink by more than these tokens brought: a value goes with its placeholder's last token.
         self._inner.roll_back(num_tokens)
-        before, self._shown = self._shown, self._restore(self._whole())
-        return before[len(self._shown) :]
+        before, self.shown = self.shown, self._restore(self._whole())
+        return before[len(self.shown) :]
 
     def finish(self) -> str:
         self._inner.finish()
         return self._show(self._inner.text)
 
     def _show(self, text: str) -> str:
-        before, self._shown = self._shown, self._restore(text)
-        return self._shown[len(before) :]
+        before, self.shown = self.shown, self._restore(text)
+        return self.shown[len(before) :]
 
     def _restore(self, text: str) -> str:
         return self._pattern.sub(lambda found: self._values[found[0]], text)

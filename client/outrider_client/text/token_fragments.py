@@ -40,13 +40,9 @@ def _decoders(described: Any) -> Iterator[str]:  # Any: whatever JSON holds
 
 def _spelling(decoders: set[str]) -> Callable[[str], bytes]:
     if "ByteLevel" in decoders:
-        return _byte_level
+        # Added tokens are written as they are, and may have characters that stand for no byte.
+        return lambda piece: bytes(_BYTE_OF[each] for each in piece) if set(piece) <= _BYTE_OF.keys() else b""
     return _fallback if "ByteFallback" in decoders else lambda piece: b""
-
-
-def _byte_level(piece: str) -> bytes:
-    # Added tokens are written as they are, and may have characters that stand for no byte.
-    return bytes(_BYTE_OF[shown] for shown in piece) if all(shown in _BYTE_OF for shown in piece) else b""
 
 
 def _fallback(piece: str) -> bytes:

@@ -15,7 +15,7 @@ from prompt_toolkit.output import DummyOutput
 from outrider_client.cli.chat.commands import COMMANDS
 from outrider_client.cli.chat.conversation import ChatConversation
 from outrider_client.cli.chat.input import _from_terminal, without_private
-from outrider_client.cli.chat.link import ChatLink
+from outrider_client.cli.chat.link import chat_link
 from outrider_client.cli.chat.repl import ChatRepl
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import UNLIMITED, ClientConfig
@@ -297,17 +297,17 @@ def test_quotes_hold_several_lines_together(tmp_path):
 
 
 def test_an_emulated_link_can_be_changed():
-    with ChatLink("lan", "127.0.0.1:1") as link:
-        assert link.description.startswith("emulated: lan (")
+    with chat_link("lan", "127.0.0.1:1") as link:
+        assert link.emulated.summary.startswith("emulated: lan (")
         link.change("cut")
-        assert link.description.endswith(", cut")
+        assert link.emulated.summary.endswith(", cut")
         link.change("restore")
         link.change("paper-4g")
-        assert link.description.startswith("emulated: paper-4g (")
-        assert not link.description.endswith("cut")
+        assert link.emulated.summary.startswith("emulated: paper-4g (")
+        assert not link.emulated.summary.endswith("cut")
         with pytest.raises(UsageError, match="nosuch"):
             link.change("nosuch")
-    with pytest.raises(UsageError, match="nosuch"), ChatLink("nosuch", "127.0.0.1:1"):
+    with pytest.raises(UsageError, match="nosuch"), chat_link("nosuch", "127.0.0.1:1"):
         pass
 
 

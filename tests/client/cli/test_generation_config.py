@@ -32,7 +32,7 @@ def target(tmp_path):
 def serving(monkeypatch):
     """Run `outrider gateway` up to where it would serve; return what it would serve with."""
     served = []
-    monkeypatch.setattr("outrider_client.gateway.serving.serve", served.append)
+    monkeypatch.setattr("outrider_client.gateway.serving.serve", lambda *configs: served.append(configs))
 
     def run(*arguments: str):
         result = CliRunner().invoke(app, ["gateway", *arguments])
@@ -44,21 +44,21 @@ def serving(monkeypatch):
 
 def test_the_files_values_are_the_gateways(target, serving):
     made = target(do_sample=True, temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1, max_new_tokens=77)
-    started = serving("--target", made, "--drafter", "lookup")
-    sampling = started.client.sampling
+    client, gateway = serving("--target", made, "--drafter", "lookup")
+    sampling = client.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.6, 0.9, 20)
     assert sampling.rules.repetition_penalty == 1.1
-    assert started.gateway.max_tokens == 77
+    assert gateway.max_tokens == 77
 
 
 def test_options_come_first(target, serving):
     made = target(temperature=0.6, top_p=0.9, max_new_tokens=77)
-    started = serving("--target", made, "--drafter", "lookup", "--temperature", "0", "--max-new-tokens", "5")
-    assert (started.client.sampling.temperature, started.client.sampling.top_p) == (0.0, 0.9)
-    assert started.gateway.max_tokens == 5
-    plain = serving("--target", made, "--drafter", "lookup", "--no-generation-config")
-    assert plain.client.sampling.temperature == 0
-    assert plain.gateway.max_tokens is None
+    client, gateway = serving("--target", made, "--drafter", "lookup", "--temperature", "0", "--max-new-tokens", "5")
+    assert (client.sampling.temperature, client.sampling.top_p) == (0.0, 0.9)
+    assert gateway.max_tokens == 5
+    client, gateway = serving("--target", made, "--drafter", "lookup", "--no-generation-config")
+    assert client.sampling.temperature == 0
+    assert gateway.max_tokens is None
 
 
 def test_a_file_that_samples_without_a_temperature_means_1_and_the_embedded_targets_says_nothing(target):

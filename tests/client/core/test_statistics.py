@@ -32,9 +32,9 @@ def test_acceptance():
 def test_acceptance_of_a_drafted_tree_goes_to_its_head():
     meter = Meter(0.0, ["moa"])
     drafted = ScoredTree(DraftTree.chain((4, 5)), (-0.1, -0.7))
-    meter.routed(RoutedDraft(drafted, 0, confidence_of(drafted), 1, 2, skipped=False))
+    meter.heads.drafted(RoutedDraft(drafted, 0, confidence_of(drafted), 1, 2, skipped=False))
     meter.draft_judged(drafted, (0,))
-    meter.copied()
+    meter.copied += 1
     statistics = snapshot(meter, new_tokens=12, unverified=2)
     assert statistics.acceptance_histogram == (0, 1)
     assert statistics.copied == 1
@@ -45,8 +45,8 @@ def test_acceptance_of_a_drafted_tree_goes_to_its_head():
 
 def test_split_is_per_verified_token():
     meter = Meter(0.0)
-    meter.drafted(0.02)
-    meter.waited(0.01)
+    meter.draft_s += 0.02
+    meter.wait_s += 0.01
     meter.verdict(Verdict(1, (), 1, queue_us=2000, verify_us=8000), 0.05)
     split = snapshot(meter, new_tokens=12, unverified=2).split_ms
     parts = (split.draft, split.wire, split.queue, split.verify, split.wait)

@@ -9,7 +9,7 @@ import json
 import sys
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,8 @@ from openai import OpenAI
 
 from outrider_client.connection.policy import Patience
 from outrider_client.core.config import ClientConfig
-from outrider_client.gateway.gateway import GatewayConfig
-from outrider_client.gateway.serving import ServingConfig, listening
+from outrider_client.core.gateway_config import GatewayConfig
+from outrider_client.gateway.serving import listening
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.load import load_tap
 from outrider_models.core.embedded import drafter_dir, target_dir
@@ -89,8 +89,8 @@ class RunningGateway:
 
 
 @contextlib.asynccontextmanager
-async def _serving(serving: ServingConfig, models: LocalModels):
-    async with listening(serving, models) as (server, sockets):
+async def _serving(client: ClientConfig, config: GatewayConfig, models: LocalModels):
+    async with listening(client, config, models) as (server, sockets):
         port = sockets[0].getsockname()[1]
         running = asyncio.create_task(server.serve(sockets))
         try:
@@ -128,8 +128,8 @@ def start_gateway(models):
 
     def start(server: str, gateway: GatewayConfig | None = None, profile: str | None = None, **client) -> InThread:
         config = ClientConfig(server, **({"patience": PATIENT, "wait_for_link_s": 30.0} | client))
-        gateway = gateway or GatewayConfig()
-        return InThread(lambda: _serving(ServingConfig(config, gateway, "127.0.0.1", 0, profile, "proxy"), models))
+        gateway = replace(gateway or GatewayConfig(), port=0, profile=profile, engine="proxy")
+        return InThread(lambda: _serving(config, gateway, models))
 
     return start
 

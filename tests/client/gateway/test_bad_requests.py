@@ -17,13 +17,10 @@ from starlette.datastructures import Headers
 from typer.testing import CliRunner
 
 from outrider_client.cli.app import app
-from outrider_client.cli.gateway import _api_key
-from outrider_client.core.config import ClientConfig
+from outrider_client.core.gateway_config import GatewayConfig
 from outrider_client.gateway import request_bodies
-from outrider_client.gateway.gateway import GatewayConfig
 from outrider_client.gateway.middleware import MAX_BODY_BYTES, KeyMiddleware
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest
-from outrider_client.gateway.serving import ServingConfig
 from outrider_proto.errors import UsageError
 
 SECRET = "zebra-7731"
@@ -144,7 +141,8 @@ def test_the_documentation_names_each_parameter():
     page = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text()
     fields = {name for body in (ChatRequest, CompletionRequest) for name in body.model_fields}
     ignored = request_bodies._HINTS | request_bodies._MESSAGE_HINTS
-    refused = request_bodies._UNSUPPORTED.keys() | request_bodies._MESSAGE_UNSUPPORTED.keys()
+    tables = (*request_bodies._UNSUPPORTED.values(), *request_bodies._MESSAGE_UNSUPPORTED.values())
+    refused = {name for names in tables for name in names}
     assert [name for name in sorted(fields | ignored | refused) if f"`{name}`" not in page] == []
 
 
@@ -282,13 +280,13 @@ def test_a_key_may_hold_any_letters_and_is_not_shown():
 
 def test_an_address_for_others_needs_a_key(tmp_path):
     with pytest.raises(UsageError, match="api-key"):
-        ServingConfig(ClientConfig(), GatewayConfig(), host="0.0.0.0")
+        GatewayConfig("0.0.0.0")
     (tmp_path / "key").write_text("k-1\n")
-    assert _api_key(None, tmp_path / "key") == "k-1"
+    assert GatewayConfig("0.0.0.0", api_key_file=tmp_path / "key").read_key() == "k-1"
     with pytest.raises(UsageError, match="cannot be read"):
-        _api_key(None, tmp_path / "none")
+        GatewayConfig(api_key_file=tmp_path / "none").read_key()
     with pytest.raises(UsageError, match="one of them"):
-        _api_key("k-1", tmp_path / "key")
+        GatewayConfig(api_key="k-1", api_key_file=tmp_path / "key")
     with pytest.raises(UsageError, match="api-key is empty"):
         GatewayConfig(api_key=" ")
 

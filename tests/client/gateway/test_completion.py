@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from outrider_client.core.config import ClientConfig
+from outrider_client.core.gateway_config import GatewayConfig
 from outrider_client.gateway.completion import GatewayCompletion
-from outrider_client.gateway.gateway import Gateway, GatewayConfig
+from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest
 from outrider_client.gateway.request_mapping import map_chat_request, map_completion_request
 from outrider_proto.frames import Sampling, TokenRules

@@ -6,8 +6,9 @@ import socket
 from pathlib import Path
 
 from outrider_client.core.config import ClientConfig
-from outrider_client.gateway.gateway import GatewayConfig, target_name
-from outrider_client.gateway.serving import ServingConfig, listening
+from outrider_client.core.gateway_config import GatewayConfig
+from outrider_client.gateway.gateway import target_name
+from outrider_client.gateway.serving import listening
 from outrider_models.core.embedded import target_dir
 
 
@@ -23,8 +24,7 @@ def test_of_a_path_only_the_last_part_is_told(tmp_path, monkeypatch):
 
 
 async def test_small_chunks_do_not_wait_for_acknowledgements(models):
-    serving = ServingConfig(ClientConfig("127.0.0.1:1"), GatewayConfig(), port=0)
-    async with listening(serving, models) as (_, [listener]):
+    async with listening(ClientConfig("127.0.0.1:1"), GatewayConfig(port=0), models) as (_, [listener]):
         with socket.create_connection(listener.getsockname()):
             accepted, _ = listener.accept()
             with accepted:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from outrider_client.gateway.gateway import GatewayConfig
+from outrider_client.core.gateway_config import GatewayConfig
 from outrider_proto.errors import UsageError
 
 APP = "http://localhost:3000"

@@ -9,7 +9,7 @@ import openai as openai_library
 import pytest
 from openai import AsyncOpenAI
 
-from outrider_client.gateway.gateway import GatewayConfig
+from outrider_client.core.gateway_config import GatewayConfig
 
 QUESTION = "Mia has 4 boxes with 4 cards each. Mia makes 4 new ones. Later Mia keeps half. How many are there?"
 MODES = ["auto", "stop-and-wait", "proactive", "pipelined", "stream"]

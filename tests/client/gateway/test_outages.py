@@ -12,7 +12,7 @@ import pytest
 from in_thread import InThread
 
 from outrider_client.connection.policy import Patience
-from outrider_client.gateway.gateway import GatewayConfig
+from outrider_client.core.gateway_config import GatewayConfig
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier

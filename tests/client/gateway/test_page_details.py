@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from visitor import BROWSER, QUESTION, WAIT_MS
 
-from outrider_client.gateway.gateway import GatewayConfig
+from outrider_client.core.gateway_config import GatewayConfig
 
 pytestmark = [*BROWSER, pytest.mark.slow]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai as openai_library
 import pytest
 
-from outrider_client.gateway.gateway import GatewayConfig
+from outrider_client.core.gateway_config import GatewayConfig
 
 QUESTION = "Write about the sea and the moon."
 PROMPTS = ["Q: Oscar has 10 melons.", "def add(a, b):", "Q: What is 3 + 4?", "def add(a, b):"]

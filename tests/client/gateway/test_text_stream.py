@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from outrider_client.core.events import Committed, Finished, RolledBack, Unverified, Verified
 from outrider_client.core.statistics import Statistics
-from outrider_client.gateway.text_stream import StopStrings, TextStream
+from outrider_client.gateway.text_stream import TextStream
+from outrider_client.text.stop_strings import StopStrings
 
 
 def letters(first: int, text: str, origin: str = "accepted") -> Committed:

@@ -9,8 +9,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from outrider_client.core.config import ClientConfig
+from outrider_client.core.gateway_config import GatewayConfig
 from outrider_client.gateway.completion import GatewayCompletion
-from outrider_client.gateway.gateway import Gateway, GatewayConfig
+from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.request_bodies import ChatRequest
 from outrider_client.gateway.request_mapping import map_chat_request
 from outrider_client.models.local_models import LocalModels

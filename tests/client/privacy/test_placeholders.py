@@ -117,7 +117,7 @@ def test_any_cut_and_any_rollback_gives_the_restored_text(parts, seed):
             shown, num_tokens = shown[: len(shown) - len(gone)], back
         shown += text.push([token])
         num_tokens += 1
-        assert text.text == shown
+        assert text.shown == shown
     shown += text.finish()
     assert shown == in_one_pass(whole)
 

@@ -11,8 +11,7 @@ from outrider_client.cli.chat.commands import COMMANDS
 from outrider_client.client import Client
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.statistics import Statistics
-from outrider_client.display.messages import explained, printable
-from outrider_client.display.status_line import format_bytes
+from outrider_client.display.messages import explained, format_bytes, printable
 from outrider_client.models.pulled import find_pulled
 from outrider_proto.errors import OutriderError
 

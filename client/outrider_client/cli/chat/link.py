@@ -4,69 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from outrider_client.connection.emulated import EmulatedLink, emulated_link
 
-T = TypeVar("T")
 
-
+@dataclass(frozen=True, slots=True)
 class ChatLink:
-    """Emulates a link while it is entered; connect to `address`. Raises UsageError if this machine cannot."""
+    """A running link: connect to `emulated.address`. `run` runs a coroutine in its event loop."""
 
-    def __init__(self, profile: str, server: str) -> None:
-        # Entered in one task and left in another: nothing inside may span the two, such as asyncio.timeout.
-        self._opening = emulated_link(profile, server)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="outrider link", daemon=True)
-        self._link: EmulatedLink
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        try:
-            self._link = self._run(self._opening.__aenter__())
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._run(self._opening.__aexit__(None, None, None))
-        self._stop()
-
-    @property
-    def address(self) -> str:
-        return self._link.address
-
-    @property
-    def description(self) -> str:
-        return self._link.summary
+    emulated: EmulatedLink
+    run: Callable[[Coroutine[Any, Any, Any]], Any]  # Any: as asyncio declares it
 
     def change(self, to: str) -> None:
         """Cut or restore the link, or give it the profile of that name. Raises UsageError."""
-        match to:
-            case "cut":
-                self._call(self._link.cut)
-            case "restore":
-                self._call(self._link.restore)
-            case name:
-                self._call(lambda: self._link.change(name))
 
-    def _call(self, change: Callable[[], None]) -> None:
         # On the link's own loop: its state is not safe to change from this thread.
         async def on_loop() -> None:
-            change()
+            match to:
+                case "cut":
+                    self.emulated.cut()
+                case "restore":
+                    self.emulated.restore()
+                case profile:
+                    self.emulated.change(profile)
 
-        self._run(on_loop())
+        self.run(on_loop())
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:  # Any: as asyncio declares it
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    def _stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+@contextmanager
+def chat_link(profile: str, server: str) -> Iterator[ChatLink]:
+    """Emulate a link to `server`. Raises UsageError if this machine cannot."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="outrider link", daemon=True)
+    thread.start()
+
+    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    # Entered in one task and left in another: nothing inside may span the two, such as asyncio.timeout.
+    opening = emulated_link(profile, server)
+    try:
+        emulated = run(opening.__aenter__())
+        try:
+            yield ChatLink(emulated, run)
+        finally:
+            run(opening.__aexit__(None, None, None))
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -190,7 +190,7 @@ class ChatRepl:
         rtt_ms = self._statistics[-1].rtt_ms if self._statistics else 0.0
         self._print(f"{self._client.link_state.value}, R {rtt_ms:.0f} ms")
         if self._link is not None:
-            self._print(self._link.description)
+            self._print(self._link.emulated.summary)
 
     def _save(self, slash: SlashCommand) -> None:
         path = _path(SlashCommand(slash.name, slash.argument.removesuffix("!").rstrip()))
