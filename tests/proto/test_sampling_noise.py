@@ -10,7 +10,3 @@ def test_the_numbers_stay_what_they_are():
         0.8824668302537386,
         0.2480535525760188,
     ]
-
-
-def test_largest_seed():
-    assert 0.0 <= uniform(2**63 - 1, 2**20) < 1.0

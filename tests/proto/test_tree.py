@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_proto.errors import Reason, Violation
-from outrider_proto.tree import MAX_NODES, ROOT, DraftTree
+from outrider_proto.tree import ROOT, DraftTree
 
 
 @st.composite
@@ -50,11 +50,6 @@ def test_the_drawing_at_the_top_of_the_module():
 def test_path_that_leaves_the_tree(path):
     with pytest.raises(Violation, match="does not follow the tree"):
         DraftTree((10, 11, 12, 13, 14), (-1, -1, 0, 0, 1)).path_tokens(path)
-
-
-def test_longest_chain():
-    chain = DraftTree.chain(range(MAX_NODES))
-    assert chain.depths()[-1] == MAX_NODES
 
 
 @given(trees())

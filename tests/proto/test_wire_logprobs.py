@@ -91,13 +91,9 @@ def floats(*values: float) -> bytes:
         ({"chosen": floats(*[-1.0] * 257)}, "log probabilities of 257 tokens: need 1 to 256"),
         ({"chosen": b"12345"}, "5 bytes of numbers"),
         ({"chosen": floats(-1), "top": b"123"}, "3 bytes of numbers"),
-        ({"chosen": floats(-1), "top_tokens": b"12", "top": floats(-1)}, "2 bytes of tokens"),
         ({"chosen": floats(-1), "top_tokens": b"123"}, "1 tokens and 0 log probabilities in the places of 1"),
-        ({"chosen": floats(-1), "top": floats(-1)}, "0 tokens and 1 log probabilities"),
-        ({"chosen": floats(-1, -1), "top_tokens": b"123", "top": floats(-1)}, "in the places of 2"),
         ({"chosen": floats(-1), "top_tokens": b"123" * 21, "top": floats(*[-1.0] * 21)}, "more than 20 tokens"),
         ({"chosen": floats(float("nan"))}, "logprob=nan: need -9999 to 0"),
-        ({"chosen": floats(float("-inf"))}, "logprob=-inf"),
         ({"chosen": floats(0.5)}, "logprob=0.5"),
         ({"chosen": floats(-1), "top_tokens": b"123", "top": floats(float("nan"))}, "logprob=nan"),
     ],
@@ -115,10 +111,3 @@ def test_no_more_than_twenty_can_be_requested(request_of):
     field = "draft" if isinstance(request, pb.Draft) else "decode"
     with pytest.raises(Violation, match="logprobs=21: need 0 to 20"):
         wire.client_frame_from_proto(pb.ClientFrame(**{field: request}))
-
-
-def test_a_sender_does_not_send_nonsense_either():
-    with pytest.raises(Violation, match="logprob=nan"):
-        TokenLogprob(float("nan"))
-    with pytest.raises(Violation, match="logprob=1"):
-        TokenLogprob(-1.0, ((3, 1.0),))

@@ -1,6 +1,6 @@
 """The order in which prompts are answered: random, seeded, and complete."""
 
-from outrider_bench.core.prompts import AskedPrompts, CorpusQuestion, Question, by_group
+from outrider_bench.core.prompts import AskedPrompts, CorpusQuestion, Question
 from outrider_models.core.held_out import FAMILIES, held_out
 
 WAYS = ("a", "b", "c", "d")
@@ -22,15 +22,3 @@ def test_all_ways_answer_a_prompt_before_the_next_in_an_order_that_the_seed_deci
     assert len({tuple(way for _, way in turn) for turn in turns}) > 8  # of 24 orders
     assert order == list(AskedPrompts(questions, questions[0], 2, 3).order(WAYS))
     assert order != list(AskedPrompts(questions, questions[0], 2, 4).order(WAYS))
-
-
-def test_values_are_split_by_repetition():
-    questions = asked()[:3]
-    assert AskedPrompts(questions, questions[0], 2).by_repetition([1, 2, 3, 4, 5, 6]) == [[1, 2, 3], [4, 5, 6]]
-
-
-def test_easy_and_hard_text_share_all_questions():
-    groups = by_group(asked())
-    assert {name: len(places) for name, places in groups.items()} == {"easy": 4, "hard": 8}
-    assert sorted(place for places in groups.values() for place in places) == list(range(12))
-    assert set(by_group(asked()[:2])) == {"easy"}

@@ -7,18 +7,13 @@ from outrider_bench.core.reference_answers import (
     LEAST_MARGIN,
     ROUNDINGS,
     Departure,
-    GenerateModel,
     departure,
     is_on_a_border,
 )
-from outrider_client.core.config import NO_DRAFTER, ClientConfig
-from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.token_draw import distribution, uniforms
-from outrider_models.bundling import make_bundle
-from outrider_models.core.embedded import drafter_dir, target_dir
-from outrider_models.core.held_out import held_out
+from outrider_models.core.embedded import target_dir
 from outrider_proto.frames import Sampling
-from outrider_server.engine.reference_decode import plain_decode, plain_greedy, plain_logits
+from outrider_server.engine.reference_decode import plain_decode, plain_logits
 from outrider_server.engine.target import Target
 
 
@@ -47,14 +42,6 @@ def test_the_rounding_is_what_sets_two_types_apart_beside_a_shift_of_all():
     assert Departure("q", 0, None, 5).measured(exact, exact) == Departure("q", 0, None, 5)
 
 
-def test_the_plain_loop_s_logits_are_those_that_it_chooses_by():
-    target, prompt = Target.load(str(target_dir())), [*range(5, 25)]
-    answer = plain_greedy(target, prompt, 4, at_once=7)
-    logits = plain_logits(target, [*prompt, *answer[:-1]], len(answer))
-    assert logits.argmax(-1).tolist() == answer
-    torch.testing.assert_close(plain_logits(target, [*prompt, *answer[:2]])[-1], logits[2], atol=1e-3, rtol=0)
-
-
 def test_rounding_explains_a_draw_on_a_border_and_no_other():
     target, prompt = Target.load(str(target_dir())), (1, 2, 3)
     ends = distribution(plain_logits(target, prompt), Sampling(temperature=2.0))[0].cumsum(-1)
@@ -72,19 +59,3 @@ def test_rounding_explains_a_draw_on_a_border_and_no_other():
         assert is_on_a_border(target, prompt, plain, (token + 1, plain[1]), sampling) is is_near
         assert not is_on_a_border(target, prompt, plain, plain[:1], sampling)  # it has ended elsewhere
     assert found == {True, False}
-
-
-def test_no_rounding_explains_another_greedy_token():
-    target, prompt = Target.load(str(target_dir())), (1, 2, 3)
-    assert not is_on_a_border(target, prompt, (4, 5), (4, 6), Sampling())
-
-
-def test_a_bundle_s_int8_drafter_assists_generate(tmp_path):
-    make_bundle(target_dir(), drafter_dir("independent"), "int8", tmp_path / "bundle")
-    target, assistant = GenerateModel.load(target_dir()), GenerateModel.load(tmp_path / "bundle/drafter")
-    asked = [message.as_dict() for message in held_out("code", 1)[0].messages]
-    prompt = LocalModels.load(ClientConfig(drafter=NO_DRAFTER)).encode(asked, raw=False)
-    alone = target.answer(prompt, 32)
-    helped = target.answer(prompt, 32, **target.with_assistant(assistant))
-    assert helped.token_ids == alone.token_ids
-    assert len(helped.tokens_by_step) < 0.7 * len(alone.tokens_by_step)

@@ -17,20 +17,11 @@ def test_values_that_do_not_apply_are_left_out_of_a_median():
     assert median([3.0, None, 1.0, 2.0]) == 2.0
 
 
-def test_means_are_weighted():
-    assert weighted_mean([(1.0, 3), (5.0, 1)]) == 2.0
-    assert weighted_mean([(1.0, 0)]) is None
-
-
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40))
 def test_quantiles_are_numpy_s_to_the_last_bit(values):
     assert [quantile(values, percent / 100) for percent in (50, 90, 95, 99)] == list(
         np.percentile(values, (50, 90, 95, 99))
     )
-
-
-def test_percentiles_lie_between_neighbors():
-    assert percentiles(range(1, 101)) == pytest.approx({"p50": 50.5, "p95": 95.05, "p99": 99.01})
 
 
 def test_the_interval_of_a_share_is_wilsons_and_has_a_width_at_its_ends():

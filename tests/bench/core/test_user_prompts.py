@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.core.prompts import QuestionSource, by_group
+from outrider_bench.core.prompts import QuestionSource
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_models.core.embedded import target_dir
@@ -50,33 +50,6 @@ def test_turns_are_asked_with_the_answers_so_far_in_the_history(tmp_path, models
     assert list(asked[3].prompt) == models.encode(as_chat, raw=False)
 
 
-def test_questions_become_longer_by_those_that_follow_them(tmp_path, models):
-    entries = [{"category": "a", "turns": [f"Question {n}?", f"Second {n}?"]} for n in range(6)]
-    source = QuestionSource.of(target_dir(), written(tmp_path, *entries))
-    asked_before = []
-
-    def answer(prompt, limit):
-        asked_before.append(tuple(prompt))
-        return models.text.encode_part(f" answer {len(asked_before)} ")[:limit]
-
-    plain = source.spread(models, 2, 20, answer)
-    least = 3 * len(plain[0].prompt)
-    asked_before.clear()
-    asked = source.spread(models, 2, 20, answer, least)
-    assert [one.name for one in asked] == [one.name for one in plain]
-    texts = [models.decode(one.prompt) for one in asked]
-    for number in (0, 1):
-        first, second = asked[2 * number], asked[2 * number + 1]
-        assert least <= len(first.prompt) < least + 2 * len(plain[0].prompt)
-        assert second.prompt[: len(first.prompt)] == first.prompt
-        assert texts[2 * number].endswith(models.decode(plain[2 * number].prompt)[-20:])
-        assert f"Question {number + 1}?" in texts[2 * number]
-        assert f"Second {number + 1}?" not in texts[2 * number]
-    assert len(set(asked_before)) == len(asked_before)  # an answer in several histories is asked for once
-    with pytest.raises(UsageError, match=r"prompt_tokens=900: question 1 with all others before it has \d+: need more"):
-        source.spread(models, 2, 20, answer, 900)
-
-
 def test_what_does_not_fit_is_left_out_and_told(tmp_path, models, capsys):
     long = {"question_id": "long", "category": "rag", "turns": ["word " * models.max_context]}
     later = {"question_id": "later", "category": "rag", "turns": ["Hi", "word " * models.max_context]}
@@ -101,11 +74,6 @@ def test_categories_are_chosen_and_come_in_turn(tmp_path):
         QuestionSource.of(target_dir(), path, ["d"])
     other = written(tmp_path, *({"category": name, "turns": ["?"]} for name in categories))
     assert QuestionSource.of(target_dir(), other).settings != source.settings
-
-
-def test_a_category_called_as_a_family_of_the_corpus_is_neither_easy_nor_hard(tmp_path, models):
-    source = QuestionSource.of(target_dir(), written(tmp_path, {"category": "math", "turns": ["1 + 1?"]}))
-    assert by_group(source.per_family(models, None, 4, lambda *_: [5])) == {}
 
 
 def test_the_corpus_is_for_targets_with_its_tokenizer(tmp_path):

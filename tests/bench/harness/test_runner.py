@@ -1,16 +1,11 @@
 """Studies are resumed after an interruption, and shown again from their reports alone."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import typer
-from golden_pairs import GOLDEN
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import STUDIES, app
@@ -18,9 +13,6 @@ from outrider_bench.core.tables import table
 from outrider_bench.harness.runner import run_study
 from outrider_bench.harness.study import Study, StudyOptions
 from outrider_proto.errors import UsageError
-
-SHORT = ("--set", "per-family=1", "--set", "max-new-tokens=3")
-COMMAND = [sys.executable, "-c", "from outrider_bench.cli.app import main; main()"]
 
 
 def run(*arguments):
@@ -106,10 +98,6 @@ def test_rows_of_other_options_are_refused_in_one_line(tmp_path):
     assert partial.read_text() == "somebody's own"
 
 
-def test_a_run_that_measured_nothing_leaves_nothing(tmp_path):
-    assert not interrupted(tmp_path / "report.json", numbers=(3,)).exists()
-
-
 def test_what_is_wrong_is_said_and_reported_and_ends_with_1(tmp_path, capsys):
     path = tmp_path / "report.json"
     with pytest.raises(typer.Exit) as caught:
@@ -117,27 +105,6 @@ def test_what_is_wrong_is_said_and_reported_and_ends_with_1(tmp_path, capsys):
     assert caught.value.exit_code == 1
     assert "13 is unlucky" in capsys.readouterr().err
     assert json.loads(path.read_text())["squares"][0]["number"] == 13
-
-
-@pytest.mark.parametrize(
-    ("command", "options", "draws"),
-    [
-        ("verify-cost", ("--target", GOLDEN / "target_tiny", "--context", 9, "--set", "repeats=2"), True),
-        ("drafters", (*SHORT, "--drafter", "moa", "--set", "repetitions=2"), True),
-    ],
-)
-def test_a_report_shows_the_same_tables_and_plot_again(tmp_path, command, options, draws):
-    report, first, again = (tmp_path / name for name in ("report.json", "first.png", "again.png"))
-    measured = run(command, *options, "--json", report, *(("--plot", first) if draws else ()))
-    assert measured.exit_code == 0, measured.output
-    shown = run("show", report, *(("--plot", again) if draws else ()))
-    assert shown.exit_code == 0, shown.output
-    assert shown.stderr == measured.stderr
-    assert len(shown.stderr.splitlines()) > 4
-    assert not draws or first.read_bytes() == again.read_bytes()
-    assert {path.name for path in tmp_path.iterdir()} == {"report.json"} | (
-        {"first.png", "again.png"} if draws else set()
-    )
 
 
 def test_what_cannot_be_shown_is_refused(tmp_path):
@@ -150,44 +117,6 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
     ):
         path.write_text(content)
         assert said in str(run("show", path, *options).exception)
-
-
-def counted(report: object) -> object:
-    """The report without what is timed, and how it was made."""
-    if isinstance(report, list):
-        return [counted(one) for one in report]
-    if not isinstance(report, dict):
-        return report
-    # The last features of an answer come or not, and a pipelined client drafts more or less, as time will have it;
-    # what a client sends up may be a byte longer on a busy machine.
-    timed = ("made_by", "speeds", "seconds", "bytes_down_per_token", "bytes_up_per_token", "drafted")
-    return {name: counted(one) for name, one in report.items() if name not in timed and not name.startswith("draft_ms")}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "options"),
-    [
-        ("exact", ("--set", "prompts=2", "--set", "max-new-tokens=12", "--drafter", "lookup", "--drafter", "eagle2")),
-        ("drafters", (*SHORT, "--drafter", "moa", "--set", "repetitions=3")),
-    ],
-)
-def test_a_killed_study_goes_on_and_reports_as_an_undisturbed_one(tmp_path, command, options):
-    report, partial, undisturbed = (tmp_path / name for name in ("a.json", "a.json.partial", "b.json"))
-    process = subprocess.Popen([*COMMAND, command, *map(str, options), "--json", str(report)])
-    give_up_at = time.monotonic() + 120
-    while not (partial.exists() and partial.read_bytes().count(b"\n") > 1):
-        assert process.poll() is None
-        assert time.monotonic() < give_up_at
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    resumed = run(command, *options, "--json", report)
-    assert resumed.exit_code == 0, resumed.output
-    assert "rows are there already" in resumed.stderr
-    assert run(command, *options, "--json", undisturbed).exit_code == 0
-    found, expected = (counted(json.loads(path.read_text())) for path in (report, undisturbed))
-    assert found == expected
 
 
 def test_options_that_draw_have_a_study_that_draws():

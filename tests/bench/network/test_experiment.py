@@ -54,20 +54,15 @@ def test_files_are_found_beside_the_experiment(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("prompt = 3", r"mine.toml: prompt: no such key; did you mean prompts"),
         ("[tree]\ndepth = 3", r"\[tree\] depth: no such key; choose from breadth, levels, budget"),
-        ("tree = 3", r"tree: need a section, \[tree\]"),
         ("runs = 'two'", 'mine.toml: runs="two": input should be a valid integer'),
-        ("runs = true", "runs=true: input should be a valid integer"),
         ("runs = 0", "runs=0: need at least 1"),
-        ("profiles = 'lan'", 'profiles="lan": input should be a valid array'),
         ("profiles = ['moon']", "profile 'moon' is unknown"),
         ("modes = ['telepathy']", "mode='telepathy'"),
         ("families = ['code', 'maths']", "families='maths': did you mean math"),
         ("codecs = ['zip']", "codecs="),
         ("pace = 'abacus'", "pace abacus: need"),
         ("seeds = [1, 2]\nruns = 3", r"seeds=\[1, 2\]: need them 3 or more apart"),
-        ("runs = ", "mine.toml: not TOML"),
     ],
 )
 def test_a_mistake_names_the_key(tmp_path, text, message):

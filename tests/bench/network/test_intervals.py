@@ -8,7 +8,6 @@ from network_answers import answer
 from outrider_bench.network.link_endpoint import PingStats
 from outrider_bench.network.report import Scenario, ScenarioSetting, network_report
 from outrider_bench.network.scenario_run import ScenarioRun
-from outrider_bench.network.tables import first_token_table, link_table, speed_table, text_table, title
 from outrider_bench.network.variants import SERVER_DRAFT, STREAM, ModeVariant
 
 FAMILIES = ("code", "math", "chat", "qa")
@@ -94,34 +93,3 @@ def test_the_report_has_intervals_text_groups_and_round_trip(scenario):
         "pings": 600,
         "profile_ms": 30.7,
     }
-
-
-def test_tables_say_what_was_run_and_how_far_figures_reach(scenario):
-    table = speed_table(scenario.reported)
-    assert (
-        table.caption == "medians of 3 runs of 4 prompts (code, math, chat, qa); ±: 95 % interval over runs and prompts"
-    )
-    assert [row[0] for row in table.rows] == [STREAM, "ideal stream, 1000 / T_v", SERVER_DRAFT, "stop-and-wait"]
-    assert table.rows[2][2].startswith("3.00")
-    assert " ±" in table.rows[3][1]
-    assert "seed 1, R 30.0 ms (standard error 0.4, 600 pings; the profile's: 30.7)" in title(scenario.reported)
-    assert [row[0] for row in text_table(scenario.reported).rows][-2:] == ["stop-and-wait, easy", "stop-and-wait, hard"]
-    # The stream's ratio to itself, and the warm first token beside the cold one.
-    assert first_token_table(scenario.reported).rows[0][1:4] == ("100", "1.00", "42 ±2")
-
-
-def test_one_run_of_unequal_families_says_so():
-    one = Scenario(replace(SETTING, prompts=3), VARIANTS, {}, [run_of(1, [1.0])], ("code", "code", "qa"))
-    assert one.reported.extent == "one run of 3 prompts (2 code, 1 qa)"
-
-
-def test_links_stand_side_by_side_a_row_per_seed(scenario):
-    cases = [
-        replace(scenario, setting=replace(SETTING, profile=profile, seed=seed)).reported
-        for seed in (1, 11)
-        for profile in ("paper-5g", "none")
-    ]
-    table = link_table(cases)
-    assert table.columns[1:] == ("paper-5g", "single device", "acceptance length", "calls", "up B", "down B")
-    assert [row[0] for row in table.rows][::3] == ["moa, stream, seed 1", "moa, stream, seed 11"]
-    assert link_table(cases[:2]).rows[0][0] == "moa, stream"

@@ -36,10 +36,6 @@ def test_a_run_has_200_pings_spread_over_its_answers(answers):
     assert most_s * answers == pytest.approx(30)
 
 
-def test_a_run_of_few_answers_has_fewer_pings():
-    assert [pings_before_each(answers)[0] for answers in (1, 8, 20)] == [10, 10, 10]
-
-
 async def test_pings_end_when_their_time_is_over_but_one_is_always_sent():
     server = SlowServer(0.25)
     assert await pinger_of(server).ping(20, 1.0) == [250.0] * 4

@@ -58,14 +58,6 @@ def test_the_report_is_shown_again_with_its_tables_and_plot(report, directory):
     assert (directory / "again.png").read_bytes() == (directory / "report.png").read_bytes()
 
 
-def test_the_report_says_how_it_was_made(report):
-    assert (report["profile"], report["engine"], report["drafter"]) == ("lan", "proxy", "moa")
-    assert (report["paced"], report["pace"], report["virtual"]) == (False, None, None)
-    assert report["families"] == ["math", "qa"]
-    assert report["runs"] == 1
-    assert "versions" in report["made_by"]
-
-
 def test_a_user_s_questions_are_asked_turn_by_turn_over_a_link(tmp_path):
     asked = [{"question_id": 81, "category": "math", "turns": ["1 + 1?", "And 2 + 2?"]}, {"prompt": "Left out."}]
     (tmp_path / "asked.jsonl").write_text("\n".join(map(json.dumps, asked)))
@@ -118,19 +110,3 @@ def test_messages_are_measured_by_codec(tmp_path):
     # Features that come late also shift tokens from one verdict to the next, so that a verdict has not the same rows.
     assert large["features"] > 1.5 * small["features"] > 0
     assert large["features"] > 4 * small["width"] * (small["accepted"] - 1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--profile", "moon"], "profile 'moon' is unknown"),
-        (["--mode", "telepathy"], "mode='telepathy'"),
-        (["--set", "families=poetry"], "families='poetry'"),
-        (["--set", "codec=zip"], 'codecs="zip"'),
-        (["--pace", "abacus"], "pace abacus"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_before_a_server_starts(options, message):
-    result = CliRunner().invoke(app, ["network", *options])
-    assert isinstance(result.exception, UsageError)
-    assert message in str(result.exception)

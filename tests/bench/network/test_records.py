@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from network_answers import answer
 
-from outrider_bench.network.records import AnswerEntry, CaseEntry, CaseKey, Records, answer_rows
+from outrider_bench.network.records import AnswerEntry, CaseEntry, CaseKey, answer_rows
 from outrider_bench.network.report import ScenarioSetting
 from outrider_bench.network.scenario_run import slots_of_run
 from outrider_bench.network.study import NetworkStudy
@@ -38,23 +38,6 @@ def rows() -> dict[str, CaseEntry | AnswerEntry]:
 def test_what_is_read_is_what_was_written_to_the_last_bit():
     written = {name: NetworkStudy.row.dump_json(row) for name, row in rows().items()}
     assert {name: NetworkStudy.row.validate_json(row) for name, row in written.items()} == rows()
-
-
-def test_answers_are_found_by_case_and_run_in_their_order():
-    records = Records(dict(reversed(rows().items())))
-    assert records.case(KEY) == case()
-    assert records.run_of(KEY, 0) == entries()
-    assert records.run_of(KEY, 1) == records.run_of(CaseKey("moa", "none", 1), 0) == []
-    assert records.case(CaseKey("moa", "none", 1)) is None
-
-
-def test_an_answer_that_came_meanwhile_is_there():
-    taken = {str(KEY): case()}
-    records, first = Records(taken), entries()[0]
-    assert not records.has(KEY, first.slot)
-    taken[KEY.name_of(first.slot)] = first
-    assert records.has(KEY, first.slot)
-    assert not records.has(KEY, entries()[1].slot)
 
 
 def test_a_row_has_the_answer_beside_the_stream_s():

@@ -121,17 +121,3 @@ def test_every_way_meets_every_prompt_of_every_run_cold(tmp_path, few_pings):
         assert metrics["ttft_warm_ms"] < metrics["ttft_ms"] - 100
         first, second = (run["ttft_ms"] for run in metrics["runs"])
         assert second == pytest.approx(first, rel=0.5)
-
-
-def test_an_experiment_file_has_a_case_per_link_and_seed(tmp_path, few_pings):
-    report, file = tmp_path / "run.json", tmp_path / "links.toml"
-    file.write_text(
-        'profiles = ["none", "lan"]\nseeds = [1, 5]\nmodes = ["stop-and-wait"]\nengine = "proxy"\n'
-        'prompts = 3\nmax_new_tokens = 8\nfamilies = ["qa"]\n'
-    )
-    network("--config", file, "--prompts", "1", "--json", report)
-    cases = json.loads(report.read_text())["cases"]
-    assert [(case["profile"], case["seed"]) for case in cases] == [("none", 1), ("none", 5), ("lan", 1), ("lan", 5)]
-    assert all((case["families"], case["prompts"], case["mismatches"]) == (["qa"], 1, 0) for case in cases)
-    assert [case["engine"] for case in cases] == ["none", "none", "proxy", "proxy"]
-    assert [len(case["answers"]) for case in cases] == [3] * 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import grpc
 import pytest
 from ray_load import RayLoad, kill_and_update
 from ray_process import RayProcess
@@ -15,11 +14,10 @@ from outrider_bench.core.prompts import questions
 from outrider_bench.core.reference_answers import generated
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.access import Access
-from outrider_client.connection.grpc_transport import GrpcTransport, translate_errors
+from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_client.connection.policy import Patience
 from outrider_client.models.local_models import LocalModels
 from outrider_models.core.embedded import target_dir
-from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Open, Opened
 from outrider_server.cli.app import app
@@ -30,9 +28,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NEW = 24
 HEALTH = "/grpc.health.v1.Health/Check"
-SESSION = "/outrider.v1.Verifier/Session"
-MANIFEST = "/outrider.v1.Bundles/Manifest"
-FETCH = "/outrider.v1.Bundles/Fetch"
 
 
 def server_command(*options: str) -> str:
@@ -143,37 +138,9 @@ async def opened_blindly(transport: GrpcTransport) -> None:
         await connection.close()
 
 
-async def test_garbage_is_refused(transport):
-    async with transport.channel() as channel:
-        call = channel.stream_stream(SESSION)(metadata=transport.metadata())
-        await call.write(b"\xff\xff")
-        with pytest.raises(Refusal) as refused, translate_errors("Ray"):
-            await call.read()
-        assert refused.value.reason is Reason.MALFORMED_FRAME
-
-
-async def test_bundles_are_refused(transport):
-    async with transport.channel() as channel:
-        with pytest.raises(Refusal) as refused, translate_errors("Ray"):
-            await channel.unary_unary(MANIFEST, pb.ManifestRequest.SerializeToString)(
-                pb.ManifestRequest(), metadata=transport.metadata()
-            )
-        assert refused.value.reason is Reason.NO_BUNDLE
-        fetch = channel.unary_stream(FETCH, pb.FetchRequest.SerializeToString)
-        with pytest.raises(Refusal) as refused, translate_errors("Ray"):
-            await fetch(pb.FetchRequest(), metadata=transport.metadata()).read()
-        assert refused.value.reason is Reason.NO_BUNDLE
-
-
 async def test_health(transport):
     async with transport.channel() as channel:
         assert await channel.unary_unary(HEALTH)(b"") == b"\x08\x01"  # status: SERVING
-
-
-async def test_plain_text_is_not_answered(ray):
-    async with grpc.aio.insecure_channel(ray.address) as channel:
-        with pytest.raises(grpc.aio.AioRpcError):
-            await channel.unary_unary(HEALTH)(b"", timeout=10)
 
 
 async def test_nothing_is_lost_when_replicas_are_killed_and_replaced(ray, config, models, work):

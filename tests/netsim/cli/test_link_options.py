@@ -5,7 +5,7 @@ import pytest
 from outrider_netsim.cli.link_options import LinkOptions, link_profile
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.builtin import PROFILES
-from outrider_netsim.profiles.profile import Bursts, Direction
+from outrider_netsim.profiles.profile import Direction
 
 
 def described(profile=None, **options):
@@ -86,20 +86,6 @@ def test_a_profile_keeps_what_is_not_given():
 
 def test_a_delay_is_all_of_the_delay():
     assert described("paper-4g", delay="40ms").up == Direction(40, 19, "normal", 20e6, loss=0.001)
-
-
-def test_jitter_makes_a_constant_delay_normal():
-    assert described("lan", jitter="1ms").up.distribution == "normal"
-    assert described("lan", jitter="0").up.distribution == "constant"
-    assert described("lan", jitter="1ms", distribution="pareto").up.distribution == "pareto"
-    assert described("wifi", jitter="1ms").up.distribution == PROFILES["wifi"].up.distribution
-
-
-def test_a_loss_replaces_bursts(tmp_path):
-    file = tmp_path / "bursty.toml"
-    file.write_text("[both]\nbursts = {p = 0.1, r = 0.4}\n")
-    assert described(str(file)).up.bursts == Bursts(0.1, 0.4)
-    assert described(str(file), loss="1%").up == Direction(loss=0.01)
 
 
 def test_an_option_wins_over_a_trace(tmp_path):

@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_netsim import link as link_module
-from outrider_netsim.cli import run as cli_run
 from outrider_netsim.cli.app import app
 from outrider_netsim.core.errors import EngineError
 
@@ -125,9 +124,3 @@ def test_without_privileges_the_relay_is_named_as_the_remedy(monkeypatch):
     result = invoke("--", "true", engine="tun")
     assert result.exit_code == 1
     assert "{link}" not in result.stderr
-
-
-def test_auto_takes_the_relay_only_for_a_command_that_names_the_link():
-    assert cli_run._engines("auto", ["client", "--server", "{link}"]) == ("kernel", "tun", "proxy")
-    assert cli_run._engines("auto", ["client"]) == ("kernel", "tun")
-    assert cli_run._engines("proxy", ["client"]) == ("proxy",)

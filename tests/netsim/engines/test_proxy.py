@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import random
 import socket
-import time
 
 import pytest
 from echoing import connected, echo, serving
@@ -12,7 +11,6 @@ from echoing import connected, echo, serving
 from outrider_netsim.core.addresses import Address
 from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.proxy import ProxyLink
-from outrider_netsim.profiles.outages import Outage
 from outrider_netsim.profiles.profile import Direction, Profile
 
 FAST = Profile.symmetric("fast", Direction(delay_ms=0.5, jitter_ms=0.5, distribution="normal"))
@@ -78,18 +76,6 @@ async def test_who_connects_while_it_closes_is_not_left_hanging(iterations):
             await link.aclose()
             with contextlib.suppress(ConnectionResetError):
                 assert await asyncio.to_thread(client.recv, 1) == b""
-
-
-async def test_planned_outages_hold_bytes_back_and_end_by_themselves():
-    profile = Profile.symmetric("gap", Direction(delay_ms=1), outages=(Outage(0.3, 0.0),))
-    async with linked(profile) as link:
-        await asyncio.sleep(0)  # the plan begins
-        started_at = time.monotonic()
-        link.cut()
-        link.restore()  # by hand, which is not the plan's
-        assert not link.is_cut
-        assert await one_echo(link) == b"x"
-        assert time.monotonic() - started_at >= 0.25
 
 
 async def test_a_client_that_goes_away_resets_the_server():

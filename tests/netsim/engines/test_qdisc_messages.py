@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from outrider_netsim.engines.netem import BufferQdisc, BurstLoss, DelayTable, Netem, Tbf, qdisc_config
+from outrider_netsim.engines.netem import BurstLoss, DelayTable, Netem, Tbf, qdisc_config
 from outrider_netsim.engines.qdisc_messages import (
-    buffer_message,
     netem_message,
     tbf_message,
 )
@@ -111,15 +110,6 @@ def test_tbf_is_what_tc_sends_but_for_the_tables_of_old_kernels():
     found = attributes(options(tbf_message(3, Tbf(12_500_000_000, 3028, 1)))[1])
     assert found[PARMS][8:12] == b"\xff\xff\xff\xff"
     assert found[TBF_RATE64] == bytes.fromhex("00dd0ee902000000")
-
-
-@pytest.mark.parametrize("kind", ["codel", "fq_codel"])
-def test_codel_has_rfc_8289s_constants_in_microseconds(kind):
-    data = encoded(buffer_message(3, BufferQdisc(kind, 25), behind_losses=False))
-    assert attributes(data[36:])[KIND] == kind.encode() + b"\0"
-    found = attributes(attributes(data[36:])[OPTIONS])
-    # TCA_CODEL_TARGET, _LIMIT, _INTERVAL, _ECN, and the same four of fq_codel
-    assert {k: int.from_bytes(v, "little") for k, v in found.items()} == {1: 5000, 2: 25, 3: 100_000, 4: 0}
 
 
 PLAIN = """

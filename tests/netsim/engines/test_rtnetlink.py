@@ -1,4 +1,4 @@
-"""The netlink client: with a socket of prepared answers, and with the kernel."""
+"""The netlink client with a socket of prepared answers; with the kernel in test_kernel_vm.py."""
 
 import errno
 import struct
@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from outrider_netsim.core.errors import EngineError
-from outrider_netsim.engines.qdisc_messages import QdiscMessage, root_message
+from outrider_netsim.engines.qdisc_messages import root_message
 from outrider_netsim.engines.rtnetlink import (
     NLM_F_ACK_TLVS,
     NLM_F_CAPPED,
@@ -14,8 +14,7 @@ from outrider_netsim.engines.rtnetlink import (
     NetlinkError,
 )
 
-RTM_NEWQDISC, RTM_GETQDISC = 36, 38
-ERROR, DONE = 2, 3
+RTM_NEWQDISC, ERROR = 36, 2
 
 
 class Rote:
@@ -65,12 +64,6 @@ def test_a_refusal_comes_with_the_kernels_words():
 def test_answers_to_earlier_requests_are_passed_over():
     late = struct.pack("=IHHII", 36, ERROR, 0, 99, 0) + struct.pack("=i", -errno.EPERM) + bytes(16)
     asked(late + verdict(0)).request(root_message(5), RTM_NEWQDISC)
-
-
-def test_a_dump_goes_on_over_several_datagrams():
-    first, second = message(36, b"one"), message(36, b"two!")
-    found = asked(first, second, message(DONE, bytes(4))).dump(QdiscMessage(), RTM_GETQDISC)
-    assert [data[16:].rstrip(b"\0") for data in found] == [b"one", b"two!"]
 
 
 def test_a_silent_kernel_is_an_engine_error():

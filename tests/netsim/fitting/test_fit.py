@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.fitting.fit import compared, fit_profile, simulate, sort_recordings
+from outrider_netsim.fitting.fit import compared, fit_profile, simulate
 from outrider_netsim.profiles.outages import Outage
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.profiles.synthetic import Cellular
@@ -34,12 +33,6 @@ def test_pings_and_traces_add_up():
     assert "(down)" in fit.profile.source
     assert "mean, ms" in fit.table
     assert fit_profile("mine", (), CONDITIONS).profile.up.trace == CONDITIONS
-
-
-def test_one_trace_is_the_way_down():
-    assert sort_recordings([PINGS, DELIVERIES, PINGS]) == ((PINGS, PINGS), DELIVERIES)
-    with pytest.raises(ProfileError, match="a second trace: give the one of the way up with --up"):
-        sort_recordings([DELIVERIES, CONDITIONS])
 
 
 MADE = Profile.symmetric(

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.fitting.recordings import RoundTrips, load_recording, parse_ping
-from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 
 LINUX = """PING 192.0.2.1 (192.0.2.1) 56(84) bytes of data.
 64 bytes from 192.0.2.1: icmp_seq=1 ttl=57 time=20.5 ms
@@ -68,13 +67,6 @@ def test_a_csv_of_round_trips_has_empty_cells_where_they_were_lost(tmp_path):
     assert isinstance(recording, RoundTrips)
     np.testing.assert_array_equal(recording.sent_s, [0, 0.5, 1])
     np.testing.assert_array_equal(recording.rtt_ms, [20, math.nan, 30])
-
-
-def test_traces_are_recordings_too(tmp_path):
-    (tmp_path / "x.trace").write_text("1\n2\n")
-    (tmp_path / "x.csv").write_text("time_s,delay_ms\n0,20\n")
-    assert isinstance(load_recording(tmp_path / "x.trace"), DeliveryTrace)
-    assert isinstance(load_recording(tmp_path / "x.csv"), ConditionTrace)
 
 
 @pytest.mark.parametrize(

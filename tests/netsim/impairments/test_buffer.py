@@ -115,20 +115,6 @@ def test_the_limit_still_drops_at_the_tail():
     assert [n for now, n in drops if now == 0.0] == list(range(11, 100))
 
 
-@pytest.mark.parametrize("where", [{"rate_bps": 12e6}, {"trace": DeliveryTrace("one a ms", (1,))}])
-def test_a_path_has_it_before_its_rate_and_before_its_opportunities(where):
-    def waited_s(**queue):
-        path = Path(Direction(delay_ms=30, **where, **queue), 1)
-        for n in range(9000):
-            path.push(numbered(n, 1500), n / 1500)  # 1.5 times what passes
-        return events_until(path)[-1][0] - 6.0, path.stats.dropped_by_queue
-
-    (tail, few), (codel, many) = waited_s(queue_ms=2000), waited_s(queue_ms=2000, aqm="codel")
-    assert tail > 1.9
-    assert codel < tail
-    assert many > few > 0
-
-
 def test_flows_are_the_kernels_alone():
     with pytest.raises(EngineError, match=r"aqm='fq_codel': .*use --engine kernel, or codel"):
         Path(Direction(rate_bps=1e6, aqm="fq_codel"), 1)

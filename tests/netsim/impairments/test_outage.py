@@ -1,7 +1,7 @@
 """Outages: which packets are dropped, and which wait."""
 
 import pytest
-from driving import numbered, pushed_at
+from driving import pushed_at
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,16 +22,6 @@ def test_recurring_ones_come_again_also_after_a_long_silence():
     assert [when for when, _ in pushed_at(link, times)] == [115.5, 100_203.5]
 
 
-def test_cutting_by_hand_is_apart_from_the_plan():
-    link = Outages(Sink(), [Outage(duration_s=1, start_s=2)])
-    link.is_cut = True
-    link.push(numbered(0), 1.0)
-    link.is_cut = False
-    link.push(numbered(1), 2.5)
-    link.push(numbered(2), 3.5)
-    assert link.pop_ready(4) == [numbered(2)]
-
-
 HANDOVERS = [Outage(1, 2, hold=True), Outage(1, 5, every_s=10, hold=True)]
 
 
@@ -46,13 +36,6 @@ def test_a_handover_interrupts_what_is_being_sent_and_costs_its_time():
     link = Rate(Sink(), 8000, Holds(HANDOVERS))
     assert [when for when, _ in pushed_at(link, [0.0, 0.5, 1.0, 1.0, 9.0])] == [1, 2, 4, 5, 10]
     assert [when for when, _ in pushed_at(Rate(Sink(), 8000, Holds(HANDOVERS)), [1.5, 4.5])] == [3.5, 6.5]
-
-
-def test_the_rate_may_change_during_a_handover():
-    link = Rate(Sink(), 8000, Holds(HANDOVERS))
-    link.push(numbered(0), 1.5)
-    link.set(16_000, 2.5)  # half of it is left: a quarter of a second after the end at 3
-    assert link.next_event() == 3.25
 
 
 def test_opportunities_in_a_handover_are_lost():

@@ -1,7 +1,6 @@
 """A whole direction: independent of polling, with counters that add up, and in agreement with netem's rule."""
 
 import random
-from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -151,66 +150,9 @@ def test_reordered_packets_are_sent_in_their_new_order_and_never_faster_than_the
     assert min(gaps) >= 1514 * 8 / 20e6 - 1e-12
 
 
-def test_directions_and_seeds_draw_apart():
-    direction = Direction(21, 19, "normal", loss=0.1)
-    times = [n * 0.1 for n in range(50)]
-    assert times_out(Path(direction, 1), times, 100) == times_out(Path(direction, 1), times, 100)
-    assert times_out(Path(direction, 1), times, 100) != times_out(Path(direction, 2), times, 100)
-    assert times_out(Path(direction, "1/up"), times, 100) != times_out(Path(direction, "1/down"), times, 100)
-
-
-def test_a_cut_drops_what_enters_and_lets_arrive_what_is_under_way():
-    path = Path(Direction(delay_ms=500), 1)
-    path.push(Packet(b"under way", 100), 0.0)
-    path.cut(0.25)
-    assert path.is_cut
-    path.push(Packet(b"lost", 100), 0.25)
-    path.restore(0.5)
-    path.push(Packet(b"later", 100), 0.5)
-    assert [p.data for p in path.pop_ready(2.0)] == [b"under way", b"later"]
-    assert path.stats.dropped_by_outage == 1
-
-
 def test_outages_and_traces_count_from_the_start():
     path = Path(Direction(trace=DeliveryTrace("one", (1000,))), 1, (Outage(1, 2),), started_at=100.25)
     assert times_out(path, [100.5, 102.5, 103.25], 1514) == [(0, 101.25), (2, 104.25)]
-
-
-class Counting:
-    """An observer that counts, and knows which packets are under way."""
-
-    def __init__(self):
-        self.under_way = {}
-        self.fates = Counter()
-
-    def entered(self, packet, now):
-        self.under_way[id(packet)] = now
-
-    copied = entered
-
-    def left(self, packet, now):
-        assert self.under_way.pop(id(packet)) <= now
-        self.fates["left"] += 1
-
-    def dropped(self, packet, now, reason):
-        assert self.under_way.pop(id(packet)) <= now
-        self.fates[reason] += 1
-
-
-@given(directions, steps)
-def test_an_observer_is_told_of_every_packet_once(direction, steps):
-    run, observer = Run(direction, steps), Counting()
-    run.path.observe(observer)
-    run.go(lambda _, now: run.ask_at_events(now), lambda now: None)
-    stats = run.path.stats
-    assert observer.fates == +Counter(
-        left=stats.packets_out,
-        lost=stats.lost,
-        queue=stats.dropped_by_queue,
-        outage=stats.dropped_by_outage,
-    )
-    entered = stats.packets_in + stats.duplicated
-    assert len(observer.under_way) == entered - stats.packets_out - run.path.dropped
 
 
 def test_a_handover_drops_nothing_and_delays_what_would_leave_during_it():

@@ -37,13 +37,6 @@ def test_the_trace_starts_again_after_its_last_line():
     assert pushed_at(link(125, 500, started_at=10), [10.5, 10.5, 13.25], FULL) == [(10.625, 0), (11.0, 1), (13.5, 2)]
 
 
-def test_without_its_trace_what_waits_goes_at_once():
-    without = link(1000)
-    without.push(numbered(0), 0.0)
-    without.set(None, 0.25)
-    assert pushed_at(without, [0.5]) == [(0.25, 0), (0.5, 0)]
-
-
 def test_a_new_trace_holds_for_what_waits():
     changed = link(1000)
     changed.push(numbered(0, FULL), 0.0)

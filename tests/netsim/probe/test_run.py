@@ -12,7 +12,6 @@ from outrider_netsim.core.errors import EngineError
 from outrider_netsim.probe import ends
 from outrider_netsim.probe.run import probe_profile
 from outrider_netsim.profiles.builtin import profile_named
-from outrider_netsim.profiles.outages import Outage
 from outrider_netsim.profiles.profile import Bursts, Direction, Profile
 
 FOUR_G = profile_named("paper-4g")
@@ -52,12 +51,6 @@ async def test_the_virtual_link_is_what_its_profile_says(direction):
     assert (report.ways["up"]["overtaken"].measured == 0) is direction.in_order
 
 
-async def test_without_its_outages_which_would_count_as_loss():
-    profile = Profile.symmetric("gaps", Direction(1), outages=(Outage(0.5, 0.0, 1.0),))
-    report = await probe_profile(profile, "virtual", packets=50)
-    assert report.ways["up"]["lost"].measured == 0
-
-
 @pytest.mark.root
 async def test_packets_of_a_real_link():
     """Only what holds on a machine however busy: nothing is quicker than the link."""
@@ -91,11 +84,6 @@ async def test_what_spoils_a_measurement_is_an_error(monkeypatch, seen, message)
             end.bind(("127.0.0.1", 0))
         with pytest.raises(EngineError, match=message):
             await ends.SocketEnds(near, far).send_train(ends.PacketTrain(1, 0.1, 0.1))
-
-
-async def test_a_worker_that_fails_is_an_error():
-    with pytest.raises(EngineError, match="the probe's worker failed: KeyError"):
-        await ends._worked({}, [])
 
 
 def test_the_command_prints_a_table_or_json():

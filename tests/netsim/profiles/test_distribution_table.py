@@ -36,14 +36,6 @@ def test_mistakes_are_named_with_file_and_line(tmp_path, text, message):
     assert message in str(refused.value)
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path):
-    with pytest.raises(ProfileError, match=r"no\.dist: cannot be read: No such file"):
-        load_distribution(tmp_path / "no.dist")
-    (tmp_path / "x.dist").write_bytes(b"1 \xff")
-    with pytest.raises(ProfileError, match=r"x\.dist: not text, at byte 2"):
-        load_distribution(tmp_path / "x.dist")
-
-
 def test_a_profile_names_its_file_and_comes_back_as_written(tmp_path):
     written(tmp_path, "-8192 0 8192")
     text = "[both]\ndelay_ms = 20\njitter_ms = 5\ndistribution = 'cell.dist'\ncoherence_ms = 40"

@@ -50,11 +50,6 @@ def test_csv_headers_name_columns_and_units():
     assert parse_csv("loss,time_s\n0.5,3\n", "t") == ConditionTrace("t", (0,), 1, loss=(0.5,))
 
 
-def test_rows_hold_until_the_next_and_the_trace_repeats():
-    trace = parse_csv("time_s,loss\n0,0\n1,0.1\n3,0.2\n", "t")
-    assert trace.period_s == 5
-
-
 columns = st.integers(1, 20).flatmap(
     lambda n: st.tuples(
         st.lists(st.floats(0.001, 1000), min_size=n, max_size=n),

@@ -69,19 +69,6 @@ def test_copies_and_flipped_bits_are_told_apart():
     assert {row["left_s"][:5] for row in found} == {"0.005", "1.005"}
 
 
-def test_packets_that_entered_before_the_recording_are_left_out():
-    path, log = Path(Direction(delay_ms=10), 1), io.BytesIO()
-    path.push(Packet(b"", 100), 0.0)
-    recorder = PacketRecorder(None, log.write, 0.0, "")
-    path.observe(recorder.down)
-    path.pop_ready(1.0)
-    path.push(Packet(b"", 100), 1.0)
-    path.observe(None)
-    path.pop_ready(2.0)
-    recorder.finish()
-    assert [(row["number"], row["fate"]) for row in rows(log.getvalue().decode())] == [("1", "under way")]
-
-
 def test_files_hold_both_directions_and_the_capture_both_sides(tmp_path):
     files = RecordingFiles(str(tmp_path / "x.pcapng"), str(tmp_path / "x.csv"))
     recorder = FileRecorder(files, 7.0, "paper-4g, seed 1")

@@ -25,19 +25,11 @@ def rounds(control, state, number, start=0.0):
     return sizes
 
 
-def test_slow_start_doubles_up_to_the_threshold():
-    assert rounds(Reno(), window(10, 64), 3) == [20, 40, 64]
-
-
 def test_reno_grows_by_one_a_round_trip_and_halves():
     state = window(20, 20)
     assert rounds(Reno(), state, 5) == pytest.approx([21, 22, 23, 24, 25], abs=1)
     assert Reno().ssthresh(window(20)) == 10
     assert Reno().ssthresh(window(3)) == 2
-
-
-def test_cubic_shrinks_to_seven_tenths():
-    assert Cubic().ssthresh(window(100)) == 70
 
 
 def test_cubic_follows_its_formula():

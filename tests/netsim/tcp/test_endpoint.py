@@ -15,26 +15,6 @@ def test_a_handshake_takes_a_round_trip_and_data_follows():
     assert wires.sender.rtt.srtt_s == pytest.approx(0.1)
 
 
-def test_a_lost_syn_is_sent_again_after_a_second():
-    wires = Wires(is_open=False)
-    wires.is_cut = True
-    wires.a.open()
-    wires.run(0.5)
-    wires.is_cut = False
-    wires.run(2)
-    assert 1.1 <= wires.here.opened_at <= 1.3
-
-
-def test_a_connection_that_nobody_answers_gives_up_after_two_minutes():
-    wires = Wires(is_open=False)
-    wires.is_cut = True
-    wires.a.open()
-    wires.run(125)
-    assert wires.here.error is None
-    wires.run(30)
-    assert isinstance(wires.here.error, TimeoutError)
-
-
 def test_the_end_of_the_stream_comes_last_and_takes_no_byte():
     wires = Wires(fate=lambda n: None if n == 1 else 0.0)
     wires.a.write(3 * 1448)

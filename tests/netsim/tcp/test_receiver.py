@@ -35,24 +35,3 @@ def test_a_lone_segment_of_a_conversation_waits_40_ms_for_an_answer():
     started_at = wires.clock.now
     wires.run(0.2)
     assert wires.acks[-1] == pytest.approx(started_at + 0.05 + 0.042, abs=0.003)
-
-
-def test_what_arrives_twice_is_reported():
-    wires = Wires(fate=lambda n: 0.5 if n == 10 else 0.0)  # so late that it is sent again
-    wires.ask(10)
-    wires.a.write(100)
-    wires.run(2)
-    assert wires.there.bytes == 1100
-    assert wires.sender.board.total_sent_again == 1
-    assert wires.sender.board._duplicates == 1
-
-
-def test_beyond_a_gap_bytes_wait():
-    wires = Wires(fate=lambda n: None if n == 1 else 0.0)
-    wires.a.write(3 * 1448)
-    wires.run(0.06)
-    assert wires.there.bytes == 1448
-    assert wires.b.stream.sacks == ((2 * 1448, 3 * 1448),)
-    wires.run(3)
-    assert wires.there.bytes == 3 * 1448
-    assert wires.b.stream.sacks == ()

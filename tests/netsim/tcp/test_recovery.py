@@ -29,28 +29,3 @@ def test_a_packet_that_was_only_late_costs_no_window():
     assert wires.sender.board.saw_reordering
     assert wires.window.cwnd >= 80  # undone by the timestamps
     assert wires.window.ssthresh > 80
-
-
-def test_a_needless_timeout_is_undone():
-    wires = Wires()
-    wires.a.write(60 * 1448)
-    wires.run(2)
-    wires.ask(1, gap_s=0.2)
-    before = wires.window.cwnd
-    sent = len(wires.sent)
-    wires.fate = lambda n: 0.5 if n < sent + 8 else 0.0  # a delay spike, longer than the timeout
-    wires.a.write(8 * 1448)
-    wires.run(3)
-    assert wires.there.bytes == 68 * 1448 + 100
-    assert wires.window.state == State.OPEN
-    assert wires.window.cwnd >= before // 2
-
-
-def test_many_losses_are_repaired_without_a_timeout():
-    wires = Wires(fate=lambda n: None if 60 <= n < 90 and n % 3 == 0 else 0.0)
-    wires.a.write(400 * 1448)
-    wires.run(5)
-    assert wires.there.bytes == 400 * 1448
-    assert wires.there.time_of(400 * 1448) < 1.5
-    assert wires.window.num_timeouts == 0
-    assert wires.sender.board.total_sent_again == 10

@@ -13,12 +13,6 @@ def test_the_timeout_of_a_steady_path_is_its_round_trip_and_200_ms():
     assert rtt.rto_s == pytest.approx(0.25)
 
 
-def test_the_first_round_trip_counts_three_times_if_that_is_longer():
-    rtt = TcpRttEstimator()
-    rtt.sample(0.4, 0, 1)
-    assert rtt.rto_s == pytest.approx(0.4 + 0.8)
-
-
 def test_a_late_answer_raises_the_timeout_at_once_and_it_falls_by_a_quarter_a_round_trip():
     rtt = TcpRttEstimator()
     for n in range(100):

@@ -5,8 +5,6 @@ from itertools import pairwise
 import pytest
 from wires import Wires
 
-from outrider_netsim.tcp.recovery import State
-
 
 def test_a_transfer_starts_with_ten_packets_and_doubles():
     wires = Wires()
@@ -77,31 +75,3 @@ def test_timeouts_double_through_an_outage_and_the_last_one_decides_when_it_ends
     arrived = wires.there.time_of(1100) - cut_at
     assert 5 < arrived < 10
     assert wires.sender.rtt.rto_s < 0.6  # and the timeout is as before
-
-
-def test_after_a_timeout_only_one_packet_asks_and_then_it_starts_slowly():
-    wires = Wires()
-    wires.a.write(20 * 1448)
-    wires.run(2)
-    wires.is_cut = True
-    wires.a.write(40 * 1448)
-    wires.run(0.25)
-    wires.is_cut = False
-    before = len(wires.sent)
-    wires.run(0.3)
-    assert wires.window.state == State.LOSS or wires.there.bytes > 20 * 1448
-    first = wires.sent[before][0]
-    assert sum(when == first for when, _ in wires.sent) <= 2
-    wires.run(5)
-    assert wires.there.bytes == 60 * 1448
-
-
-def test_a_connection_without_an_answer_gives_up_after_15_minutes():
-    wires = Wires()
-    wires.ask(1)
-    wires.is_cut = True
-    wires.a.write(100)
-    wires.run(880)
-    assert wires.here.error is None
-    wires.run(200)
-    assert isinstance(wires.here.error, TimeoutError)

@@ -119,12 +119,3 @@ def test_waiting_for_nothing_is_an_error_not_a_hang():
     clock.call_at(2.5, lambda: None)
     with pytest.raises(StandstillError, match=r"stands still at 2\.5 s"):
         clock.run(asyncio.Event().wait())
-
-
-def test_what_a_program_raises_comes_out():
-    async def program():
-        await asyncio.sleep(1)
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        VirtualClock().run(program())

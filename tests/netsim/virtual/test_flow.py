@@ -21,11 +21,6 @@ def test_a_message_takes_the_paths_time():
     assert flow(Direction(delay_ms=50, rate_bps=1e6)).arrival(2000, 3.0) == pytest.approx(3.05 + (2000 + 132) * 8 / 1e6)
 
 
-def test_a_large_message_starts_slowly():
-    # ten packets, twenty, forty and the last seventeen: three round trips and half of one
-    assert flow(STEADY).arrival(87 * 1448, 0.0) == pytest.approx(3.5 * 0.1)
-
-
 def test_a_flow_on_a_dead_link_breaks_in_the_end():
     link = VirtualLink(Profile("test", STEADY, STEADY))
     link.cut()

@@ -126,59 +126,6 @@ def test_messages_go_whole_and_in_order_both_ways_and_end():
     assert link.stats.connections == 1
 
 
-def test_a_log_tells_of_drops_that_come_after_the_delay_and_of_corrupted_packets():
-    told = []
-    slow = Direction(delay_ms=100, rate_bps=12_112, queue_bytes=3028)  # a full packet a second
-    link = VirtualLink(Profile.symmetric("slow", slow), 1, on_event=lambda event: told.append(event))
-    arrived = []
-    for n in range(5):
-        link.send("up", 1514, lambda n=n: arrived.append(n))
-    link.clock.run_until(10)
-    assert Counter(event.what for event in told) == {"sent": 5, "arrived": 3, "dropped": 2}
-    assert arrived == [0, 1, 2]
-    assert link.stats.up.dropped_by_queue == 2
-
-    told.clear()
-    link.set(Profile.symmetric("corrupt", Direction(corrupt=1.0)))
-    link.send("up", 1514, lambda: arrived.append("corrupted"))
-    link.clock.run_until(20)
-    assert [event.what for event in told] == ["set", "sent", "dropped"]
-    assert arrived == [0, 1, 2]
-
-
-def test_connections_survive_all_that_a_profile_can_do_to_packets():
-    direction = Direction(
-        **{"delay_ms": 20, "jitter_ms": 10, "distribution": "paretonormal", "coherence_ms": 30, "rate_bps": 5e6},
-        **{"loss": 0.01, "duplicate": 0.05, "corrupt": 0.01, "slot_ms": 4, "queue_bytes": 6000, "aqm": "codel"},
-    )
-    link = VirtualLink(Profile.symmetric("everything", direction), 7)
-
-    async def server():
-        pipe = await link.accept()
-        return [await pipe.receive() for _ in range(100)]
-
-    async def client():
-        pipe = await link.connect()
-        for n in range(100):
-            pipe.send(n, 20_000)
-
-    async def both():
-        async with asyncio.TaskGroup() as group:
-            receiving = group.create_task(server())
-            group.create_task(client())
-        return receiving.result()
-
-    assert link.clock.run(both()) == list(range(100))
-    stats = link.stats.up
-    assert min(stats.lost, stats.duplicated, stats.corrupted, stats.dropped_by_queue) > 0
-
-
-def test_connecting_takes_a_round_trip():
-    link = VirtualLink(STEADY)
-    link.clock.run(link.connect())
-    assert link.clock.now == pytest.approx(0.1)
-
-
 def test_connecting_over_a_cut_link_waits_for_it_and_in_the_end_gives_up():
     link = VirtualLink(STEADY)
     link.cut()

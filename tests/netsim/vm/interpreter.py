@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vm.cpio import Entry
 
-PACKAGES = ("lazy-loader", "pyroute2")  # with what they need
+PACKAGES = "lazy-loader", "packaging", "pyroute2"  # what netsim needs, and what these do
 LEFT_OUT = {
     *("test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "distutils", "pydoc_data", "venv"),
     *("site-packages", "dist-packages", "__pycache__", "dbm", "curses", "wsgiref", "xmlrpc"),
@@ -64,24 +64,11 @@ def _is_of_tests(extension: str) -> bool:
 
 
 def _package_files() -> Iterator[tuple[str, Path]]:
-    """Place in the guest, and path here, of the files of PACKAGES and of what they require."""
-    for name in sorted(_with_requirements(PACKAGES)):
+    """Place in the guest, and path here, of the files of PACKAGES."""
+    for name in PACKAGES:
         for file in distribution(name).files or ():
             if file.parts[0] != ".." and not LEFT_OUT & set(file.parts):
                 yield f"{SITE}/{file}", Path(str(file.locate()))
-
-
-def _with_requirements(names: Iterable[str]) -> set[str]:
-    """`names` and what they need on Linux: requirements with a marker are for other systems or extras."""
-    found: set[str] = set()
-    waiting = list(names)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            needs = [text for text in distribution(name).requires or () if ";" not in text]
-            waiting += [re.split(r"[^\w.-]", text, maxsplit=1)[0] for text in needs]
-    return found
 
 
 def _shared_libraries(binaries: Iterable[Path]) -> set[Path]:

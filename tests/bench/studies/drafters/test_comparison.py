@@ -2,7 +2,6 @@
 
 import json
 import time
-from copy import deepcopy
 
 import pytest
 from typer.testing import CliRunner
@@ -11,11 +10,9 @@ from outrider_bench.cli.app import app
 from outrider_bench.core.acceptance import acceptance_by_position
 from outrider_bench.core.energy import EnergyMeter
 from outrider_bench.studies.drafters.comparison_report import PLAIN, Speed
-from outrider_bench.studies.drafters.ways import Controls
 from outrider_client.core.events import Cycle
-from outrider_models.core.embedded import target_dir
 from outrider_proto.errors import UsageError
-from outrider_proto.frames import Draft, Sampling, Verdict
+from outrider_proto.frames import Draft, Verdict
 from outrider_proto.tree import DraftTree
 
 CHAIN = DraftTree.chain([5, 6, 7])
@@ -32,25 +29,10 @@ def test_positions_are_counted_against_all_and_against_the_one_before():
     assert positions.rate == 7 / 12
 
 
-def test_a_position_that_no_draft_was_accepted_before_keeps_none():
-    assert acceptance_by_position([verdict_on(CHAIN, 0)]).kept == (0.0, 0.0, 0.0)
-    assert acceptance_by_position([]).reached == ()
-
-
 def test_speed_is_the_median_of_ratios_not_the_ratio_of_medians():
     speed = Speed.of(seconds=[[1.0, 1.0, 10.0]], plain=[[2.0, 3.0, 10.0]], lengths=[10, 20, 10])
     assert speed.speedup == 2.0
     assert speed.tokens_per_s == 10.0
-
-
-def test_speed_of_repetitions_is_their_median_and_has_an_interval():
-    plain = [[2.0] * 8] * 3
-    seconds = [[1.0] * 8, [1.25] * 8, [4.0] * 8]
-    speed = Speed.of(seconds, plain, lengths=[10] * 8)
-    assert speed.speedup == 1.6
-    low, high = speed.speedup_ci95
-    assert low < 1.6 < high
-    assert Speed.of([seconds[0]], [plain[0]], lengths=[10] * 8).speedup_ci95 == (2.0, 2.0)
 
 
 @pytest.fixture(scope="module")
@@ -120,16 +102,6 @@ def test_sampled_answers_are_the_plain_loops_own_and_joules_those_of_the_meter(t
     assert "J a token" in shown.output
 
 
-def test_a_report_of_before_temperatures_and_joules_is_shown(report, tmp_path):
-    old = deepcopy(report)
-    assert {speed.pop("joules_per_token") for speed in old["speeds"].values()} == {None}
-    del old["temperature"]
-    (tmp_path / "old.json").write_text(json.dumps(old))
-    shown = CliRunner().invoke(app, ["show", str(tmp_path / "old.json")])
-    assert shown.exit_code == 0
-    assert "J a token" not in shown.output
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -142,11 +114,6 @@ def test_what_cannot_be_sampled_is_refused(options, message):
     result = CliRunner().invoke(app, [*SAMPLED, *options])
     assert isinstance(result.exception, UsageError)
     assert message in str(result.exception)
-
-
-def test_an_assistant_that_is_no_model_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="not a causal language model"):
-        Controls.load(target_dir(), {"empty": tmp_path}, 4, Sampling())
 
 
 def test_a_history_of_the_same_answers_is_drafted_from(tmp_path):

@@ -8,7 +8,7 @@ from golden_pairs import GOLDEN, target
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.studies.pair.verify_cost import SIZES, _StaticCachePass, _tokens, random_target, verify_costs
+from outrider_bench.studies.pair.verify_cost import SIZES, _StaticCachePass, _tokens, verify_costs
 from outrider_proto.errors import UsageError
 from outrider_server.engine.hf_model import eager_attention
 
@@ -61,18 +61,6 @@ def test_a_static_cache_begins_every_pass_where_the_context_ends():
     with torch.inference_mode(), eager_attention(served.model):
         expected = served.model(torch.tensor([text]), use_cache=True).past_key_values.layers[-1].keys[0]
     torch.testing.assert_close(cached._cache.layers[-1].keys[1, :, :48], expected, atol=1e-4, rtol=1e-4)
-
-
-def test_random_weights_in_the_sizes_of_a_config(tmp_path):
-    config = (GOLDEN / "target_tiny" / "config.json").read_text()
-    (tmp_path / "config.json").write_text(config)
-    made = random_target(str(tmp_path), "float32", "cpu")
-    assert (made.hidden_size, made.vocab_size) == (
-        target("target_tiny").hidden_size,
-        target("target_tiny").vocab_size,
-    )
-    with pytest.raises(UsageError, match="nothing-here"):
-        random_target(str(tmp_path / "nothing-here"), "float32", "cpu")
 
 
 def test_a_context_that_leaves_no_room_is_refused():
