@@ -32,3 +32,11 @@ def write_atomically(path: Path, data: str | bytes, mode: int = 0o666) -> None:
         # O_EXCL: a private key must never be written into a file that somebody else has made and can read.
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
             out.write(data.encode() if isinstance(data, str) else data)
+
+
+def stamp_of(*paths: Path) -> tuple[tuple[int, int, int], ...] | None:
+    """Return what changes when a file is replaced; None while one is missing."""
+    try:
+        return tuple((about.st_mtime_ns, about.st_size, about.st_ino) for about in (path.stat() for path in paths))
+    except OSError:
+        return None

@@ -38,7 +38,7 @@ async def scraped(server: Server) -> dict[str, dict[tuple[tuple[str, str], ...],
     """Samples by name and labels, from the real endpoint."""
 
     def fetch() -> str:
-        url = f"http://127.0.0.1:{server.reporter.metrics_port}/metrics"
+        url = f"http://{server.reporter.metrics_address}/metrics"
         with DIRECT.open(url, timeout=60) as response:
             return response.read().decode()
 

@@ -6,7 +6,6 @@ The modules beside this one, and those of the studies' options, import what a co
 from __future__ import annotations
 
 import signal
-from typing import Annotated
 
 import typer
 
@@ -15,7 +14,7 @@ from outrider_bench.load.options import LoadOptions
 from outrider_bench.network.options import NetworkOptions, load_network
 from outrider_bench.studies import options
 from outrider_proto.errors import OutriderError
-from outrider_proto.options.command import exit_code
+from outrider_proto.options.command import Version, exit_code
 
 STUDIES = (
     StudyCommand("trace", options.TraceOptions, "studies.drafters.trace:TraceStudy"),
@@ -33,20 +32,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        print(f"outrider {version('outrider')}")
-        raise typer.Exit
-
-
 @app.callback()
-def _bench(
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
-    ] = False,
-) -> None:
+def _bench(version: Version = False) -> None:
     """Measure server and client together.
 
     Exit codes: 2 usage, 3 refusal, 4 link, 1 a check that failed.

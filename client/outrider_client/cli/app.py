@@ -29,7 +29,7 @@ from outrider_client.core.config import PRIVACY_PANEL, UNLIMITED, ClientConfig
 from outrider_client.core.gateway_config import GatewayConfig
 from outrider_client.display.messages import explaining, print_message, printable, report_error
 from outrider_proto.errors import LinkError, OutriderError, UsageError
-from outrider_proto.options.command import exit_code
+from outrider_proto.options.command import Version, exit_code
 
 if TYPE_CHECKING:
     from outrider_client.models.local_models import Prompt
@@ -39,24 +39,12 @@ JSON_OPTION = "--json"
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        print(f"outrider {version('outrider')}")
-        raise typer.Exit
-
-
 @app.callback(
     help="Generate text with a large model on a server and a small drafter on this device. Colors on a terminal: green"
     " drafted here and accepted, cyan written by the server, magenta corrected by it, yellow not verified yet, blue"
     " private."
 )
-def _outrider(
-    version: Annotated[
-        bool, Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
-    ] = False,
-) -> None: ...
+def _outrider(version: Version = False) -> None: ...
 
 
 @app.command()

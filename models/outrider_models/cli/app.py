@@ -10,26 +10,14 @@ import typer
 
 from outrider_models.core.options import BundleOptions, DistillOptions, DraftVocabOptions, TrainOptions, held_out_file
 from outrider_proto.errors import UsageError
-from outrider_proto.options.command import Program, with_options
+from outrider_proto.options.command import Program, Version, with_options
 
 # Commands import what they need when they run: torch takes seconds, and --help must not wait for it.
 app = typer.Typer(cls=Program, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        print(f"outrider {version('outrider')}")
-        raise typer.Exit
-
-
 @app.callback()
-def _models(
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
-    ] = False,
-) -> None:
+def _models(version: Version = False) -> None:
     """Train targets and drafters, and bundle them for edge devices."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
 import typer
 
@@ -14,26 +13,15 @@ from outrider_netsim.cli import proxy as cli_proxy
 from outrider_netsim.cli import run as cli_run
 from outrider_netsim.cli import trace as cli_trace
 from outrider_netsim.cli.terminal import ENGINE_EXIT, LinkProgram, console
+from outrider_proto.options.command import Version
 
 app = typer.Typer(cls=LinkProgram, no_args_is_help=True, add_completion=False)
 for group in (cli_profiles, cli_run, cli_proxy, cli_trace, cli_fit, cli_probe):
     app.add_typer(group.app)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        print(f"outrider {version('outrider')}")
-        raise typer.Exit
-
-
 @app.callback()
-def _netsim(
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
-    ] = False,
-) -> None:
+def _netsim(version: Version = False) -> None:
     """Emulate links between a drafter and its target."""
 
 

@@ -36,6 +36,19 @@ class Program(TyperGroup):
             raise typer.Exit(exit_code(error)) from error
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"outrider {version('outrider')}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+]
+
+
 def exit_code(error: OutriderError) -> int:
     """Return 2 for the caller's mistake, 3 for a refusal, 4 for the link's fault, 1 for anything else."""
     match error:

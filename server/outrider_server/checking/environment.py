@@ -80,5 +80,5 @@ def _keys(path: Path) -> str:
 def _otlp(endpoint: str) -> str:
     from outrider_server.telemetry.traces import Traces
 
-    Traces.to(endpoint).stop()
+    Traces(endpoint).stop()
     return f"traces would go to {endpoint}"

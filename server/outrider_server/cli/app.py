@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from outrider_proto.options.command import Program, with_options
+from outrider_proto.options.command import Program, Version, with_options
 from outrider_proto.options.values import as_toml
 from outrider_server.checking.finding import Finding
 from outrider_server.cli.credentials import certs, keys_app
@@ -27,20 +27,8 @@ _SHOWN = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 app = typer.Typer(cls=Program, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        print(f"outrider {version('outrider')}")
-        raise typer.Exit
-
-
 @app.callback()
-def _server(
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
-    ] = False,
-) -> None:
+def _server(version: Version = False) -> None:
     """Host a target model and verify what edge clients draft."""
 
 

@@ -78,7 +78,10 @@ def _announce(server: Server, ready_file: Path | None) -> None:
             "pace": pace and pace.name,
             "metrics": server.reporter.metrics_address,
         }
-        _write_ready_file(ready_file, json.dumps(ready) + "\n")
+        try:
+            write_atomically(ready_file, json.dumps(ready) + "\n")
+        except OSError as error:
+            raise UsageError(f"ready_file={ready_file}: cannot be written: {error.strerror}") from error
     offers = [f"features for {', '.join(tap.family for tap in about.taps)}"]
     if server.verifier.drafts_with:
         offers.append(f"drafting with {', '.join(server.verifier.drafts_with)}")
@@ -90,14 +93,6 @@ def _announce(server: Server, ready_file: Path | None) -> None:
     # A full disk under the log must not keep us from serving.
     with suppress(OSError):
         typer.echo(line, err=True)
-
-
-def _write_ready_file(file: Path, text: str) -> None:
-    """Write the ready file as a whole. Raises UsageError."""
-    try:
-        write_atomically(file, text)
-    except OSError as error:
-        raise UsageError(f"ready_file={file}: cannot be written: {error.strerror}") from error
 
 
 class StopSignals:

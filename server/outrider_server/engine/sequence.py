@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider_drafters.contracts.drafter import Drafter
-from outrider_drafters.contracts.tap import Activations, StatelessTap, Tap, TapState
+from outrider_drafters.contracts.tap import Activations, StatelessTap, Tap
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.packing import PrefixHasher
 from outrider_server.engine.server_drafter import SessionDrafter
@@ -57,8 +57,8 @@ class Sequence:
         self.tokens: list[int] = []
         self.block_hashes: list[bytes] = []
         self._hasher = PrefixHasher()  # of the first tokens
-        self._tap_state = tap.new_state() if tap else None
-        self._num_features = 0
+        self.tap_state = tap.new_state() if tap else None  # a stateless one is shared by many sessions
+        self.num_features = 0  # tokens that have features
         self._hidden: dict[int, list[Tensor]] = {}  # of the rows that have no features yet, [n, E] each
         self._request: ActiveRequest | None = None
         self._released = False
@@ -78,7 +78,7 @@ class Sequence:
     @property
     def num_computed(self) -> int:
         """Number of tokens that have both rows and features."""
-        return self.slot.length if self.tap is None else min(self.slot.length, self._num_features)
+        return self.slot.length if self.tap is None else min(self.slot.length, self.num_features)
 
     @property
     def num_restorable(self) -> int:
@@ -97,7 +97,7 @@ class Sequence:
     @property
     def _has_plain_rows(self) -> bool:
         """Whether its rows are right, and its features depend on nothing else."""
-        return not self._is_invalid and (self.tap is None or isinstance(self._tap_state, StatelessTap))
+        return not self._is_invalid and (self.tap is None or isinstance(self.tap_state, StatelessTap))
 
     @property
     def status(self) -> Status:
@@ -134,7 +134,7 @@ class Sequence:
         given = self.memory.begin(self, len(self.tokens) + num_more)
         if self.tap is not None:
             # More than before only where a longer prefix has replaced all its rows.
-            self._num_features = max(self._num_features, given)
+            self.num_features = max(self.num_features, given)
             self._trim_hidden()
         self.reserve(num_more)
         self._request = request
@@ -155,7 +155,7 @@ class Sequence:
             self.slot.reserve(total, take)
         self.usage.settle()
         if not self.num_untapped and self.memory.restore(self):
-            self._num_features = self.slot.length if self.tap else 0
+            self.num_features = self.slot.length if self.tap else 0
             self.memory.register_blocks(self)
 
     def truncate(self, length: int) -> None:
@@ -218,14 +218,9 @@ class Sequence:
         return self._hasher.hash_with(root) == prefix
 
     @property
-    def tap_state(self) -> TapState | None:
-        """The state that makes its features; a stateless one is shared by many sessions."""
-        return self._tap_state
-
-    @property
     def num_untapped(self) -> int:
         """Number of rows without features."""
-        return 0 if self.tap is None else self.slot.length - self._num_features
+        return 0 if self.tap is None else self.slot.length - self.num_features
 
     def add_hidden(self, hidden: Mapping[int, Tensor]) -> None:
         """Keep the hidden states of the rows that were committed last, for their features."""
@@ -240,7 +235,7 @@ class Sequence:
 
     def activations(self) -> Activations:
         """Return the activations of all rows without features."""
-        first, stop = self._num_features, self.slot.length
+        first, stop = self.num_features, self.slot.length
         keys: LayerTensors
         values: LayerTensors
         if self.tap is not None and self.tap.needs_kv:
@@ -253,20 +248,15 @@ class Sequence:
 
     def add_features(self, rows: NDArray[np.float32]) -> None:
         """Store the features of the rows that had none."""
-        self.slot.put_features(self._num_features, rows)
-        self._num_features = self.slot.length
+        self.slot.put_features(self.num_features, rows)
+        self.num_features = self.slot.length
         self._hidden.clear()
         self.memory.register_blocks(self)
-
-    @property
-    def num_features(self) -> int:
-        """Number of tokens that have features."""
-        return self._num_features
 
     def first_feature(self, first: int) -> int:
         """Return the first row, from `first` on, that its drafter reads."""
         is_newest_only = self.tap is not None and self.tap.info.newest_only
-        return max(first, self._num_features - 1, 0) if is_newest_only else first
+        return max(first, self.num_features - 1, 0) if is_newest_only else first
 
     def feature_rows(self, first: int, stop: int) -> NDArray[np.float32]:
         """Return a copy of the feature rows first .. stop-1, which must be held, and keep it active."""
@@ -276,18 +266,18 @@ class Sequence:
     def features(self, first: int) -> tuple[int, NDArray[np.float32]]:
         """Return the feature rows from `first` on that its drafter reads, and where they begin."""
         first = self.first_feature(first)
-        return first, self.slot.features(first, max(first, self._num_features))
+        return first, self.slot.features(first, max(first, self.num_features))
 
     def _keep_rows(self, length: int) -> None:
         """Keep the first `length` rows, or fewer where they are shared."""
         self.slot.truncate(length)
         length = self.slot.length
         self.memory.unregister_blocks(self, length)
-        self._num_features = min(self._num_features, length)
+        self.num_features = min(self.num_features, length)
         self._trim_hidden()
-        if self._tap_state is not None:
+        if self.tap_state is not None:
             # It may lag behind the rows.
-            self._tap_state.truncate(self._num_features)
+            self.tap_state.truncate(self.num_features)
 
     def _trim_hidden(self) -> None:
         """Forget the hidden states of rows that are no longer held."""

@@ -62,34 +62,28 @@ class BundlesService:
             principal = self._authenticator.admit(caller, Scope.BUNDLE)
             wanted = request.bundle_id, request.name, request.offset
             async with aclosing(self._offered().chunks(*wanted, principal.payer or caller.address.name)) as chunks:
-                await _write(self._while_admitted(chunks, principal), context)
+                await self._send(chunks, principal, context)
         except Refusal as refusal:
             self._observer.refused(refusal.reason)
             await abort(context, refusal)
         except TimeoutError:
             await abort(context, Refusal(Reason.SERVER_FULL, "too little was taken for too long: fetch the rest"))
 
-    async def _while_admitted(self, chunks: AsyncGenerator[bytes], principal: Principal) -> AsyncGenerator[bytes]:
-        """Pass chunks on; raise Refusal once the key is no longer valid."""
+    async def _send(self, chunks: AsyncGenerator[bytes], principal: Principal, context: Context) -> None:
+        """Send chunks. Raises Refusal once the key is not valid any more, TimeoutError where too little is taken."""
+        clock = asyncio.get_running_loop().time
+        started, num_bytes = clock(), 0
         async for data in chunks:
             if not self._authenticator.still_admits(principal):
                 raise Refusal(Reason.NO_KEY, "this key has been revoked, or has expired")
-            yield data
+            async with asyncio.timeout(_STALL_S):
+                await context.write(pb.Chunk(data=data))
+            num_bytes += len(data)
+            seconds = clock() - started
+            if seconds > _STALL_S and num_bytes < _LEAST_RATE * seconds:
+                raise TimeoutError
 
     def _offered(self) -> EdgeBundles:
         if self._bundles is None:
             raise Refusal(Reason.NO_BUNDLE, "this server serves no edge bundles (--no-edge-bundle)")
         return self._bundles
-
-
-async def _write(chunks: AsyncGenerator[bytes], context: Context) -> None:
-    """Send chunks. Raises TimeoutError for a client that takes too little."""
-    clock = asyncio.get_running_loop().time
-    started, num_bytes = clock(), 0
-    async for data in chunks:
-        async with asyncio.timeout(_STALL_S):
-            await context.write(pb.Chunk(data=data))
-        num_bytes += len(data)
-        seconds = clock() - started
-        if seconds > _STALL_S and num_bytes < _LEAST_RATE * seconds:
-            raise TimeoutError

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from typing import Any, NoReturn, TypeAlias
 
@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.description import description_to_proto
 from outrider_proto.errors import Reason, Refusal, Violation
-from outrider_proto.frames import ClientFrame, Codec, Open, ServerFrame
+from outrider_proto.frames import ClientFrame, Codec, Open
 from outrider_proto.status import refusal_status
 from outrider_proto.wire import MAX_FRAME_BYTES, client_frame_from_proto, server_frame_to_proto
 from outrider_server.security.address import PeerAddress
@@ -68,7 +68,7 @@ class VerifierService:
             if self._unread[caller.address.name] >= _MAX_UNREAD or self._unread.total() >= _UNREAD_IN_ALL * _MAX_UNREAD:
                 raise Refusal(Reason.SERVER_FULL, "too many streams have ended and are not read; try again later")
             principal = self._authenticator.admit_stream(caller)
-            with self._authenticator.waits_for_open(caller) as opened:
+            with self._authenticator.unopened.one_more(caller.address) as opened:
                 incoming = _Incoming(requests, observer, opened)
                 await self._answer(incoming, principal, context)
         except TimeoutError:
@@ -99,10 +99,11 @@ class VerifierService:
         """Send the verifier's frames. Raises Refusal, and TimeoutError for a client that does not read."""
         async with aclosing(self._verifier.session(incoming.frames(), principal)) as outgoing:
             async for frame in outgoing:
-                for message in _messages(frame, incoming.codec):
+                for message in server_frame_to_proto(frame, incoming.codec):
+                    data = message.SerializeToString()
                     async with asyncio.timeout(self._verifier.stall_s):
-                        await context.write(message)
-                    self._verifier.observer.sent(len(message))
+                        await context.write(data)
+                    self._verifier.observer.sent(len(data))
 
 
 class _Incoming:
@@ -133,11 +134,6 @@ def _parse(data: bytes) -> ClientFrame:
     except DecodeError as error:
         raise Violation(Reason.MALFORMED_FRAME, "not a ClientFrame") from error
     return client_frame_from_proto(message)
-
-
-def _messages(frame: ServerFrame, codec: Codec) -> Iterator[bytes]:
-    for message in server_frame_to_proto(frame, codec):
-        yield message.SerializeToString()
 
 
 def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> Caller:  # Any: of any method

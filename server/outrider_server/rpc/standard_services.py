@@ -12,9 +12,8 @@ from grpc_health.v1.health import aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from outrider_proto.errors import Reason, Refusal
-from outrider_proto.status import refusal_status
-from outrider_server.security.address import PeerAddress
-from outrider_server.security.authenticator import Authenticator, Caller
+from outrider_server.rpc.service import abort, caller_of
+from outrider_server.security.authenticator import Authenticator
 
 
 class Health(aio.HealthServicer):
@@ -57,10 +56,8 @@ class _Reflection(reflection.aio.ReflectionServicer):
         unused_context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterable[Any]:
         context = unused_context
-        caller = Caller(context.invocation_metadata() or (), PeerAddress.of(context.peer()))
-        if not self._authenticator.admits_reflection(caller):
-            code, text, metadata = refusal_status(Refusal(Reason.NO_KEY, "reflection: this server needs a key for it"))
-            await context.abort(code, text, metadata)
+        if not self._authenticator.admits_reflection(caller_of(context)):
+            await abort(context, Refusal(Reason.NO_KEY, "reflection: this server needs a key for it"))
         answers: AsyncIterable[Any] = super().ServerReflectionInfo(request_iterator, context)  # type: ignore[assignment] # as above
         async for answer in answers:
             yield answer

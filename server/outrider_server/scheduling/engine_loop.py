@@ -4,7 +4,7 @@ Only this thread changes what sessions hold. Each step begins the first request 
 server is asked to, plans, verifies, posts verdicts, commits, taps and reports. Where the target only decodes, the next
 pass begins before the event loop is woken for the verdicts of the last. While a GPU computes a pass, this thread
 gathers arrivals and begins the requests of other sessions. Once the target cannot run any more, it refuses every
-request and sets `broken`: the process must end.
+request and sets `faults.broken`: the process must end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import threading
 import time
 from collections import abc
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import ExitStack
 from queue import Empty, SimpleQueue
 
@@ -58,11 +57,11 @@ class EngineLoop:
         self._plans_ahead = limits.plan_ahead == "on" or (limits.plan_ahead == "auto" and engine.is_asynchronous)
         self._on_step = on_step
         self._inbox: SimpleQueue[Request | PrefixQuery | FeatureFeed | None] = SimpleQueue()
-        self._faults = FaultHandler(engine)
-        self._queues = RequestQueues(limits.room_wait_s, self._faults.fail)
+        self.faults = FaultHandler(engine)
+        self._queues = RequestQueues(limits.room_wait_s, self.faults.fail)
         self._scheduler = Scheduler(limits.batch_tokens, limits.chunk_rows)
-        self._drafting = ServerDrafting(engine, self._scheduler, self._faults.fail, limits.max_sessions)
-        self._passes = PassRunner(engine, self._faults, defers_features=overlap)
+        self._drafting = ServerDrafting(engine, self._scheduler, self.faults.fail, limits.max_sessions)
+        self._passes = PassRunner(engine, self.faults, defers_features=overlap)
         self._tree_budget = TreeBudget(limits.batch_tokens) if limits.adaptive_trees else None
         self._is_stopping = False
         self._is_blocked = False  # no queued request could run
@@ -75,17 +74,8 @@ class EngineLoop:
         self._thread.start()
 
     @property
-    def broken(self) -> Future[str]:
-        """Done, with the reason, once no further pass can run."""
-        return self._faults.broken
-
-    def give_up(self, why: str) -> None:
-        """Refuse every request from now on, and set `broken`; the first reason counts. From any thread."""
-        self._faults.give_up(why)
-
-    @property
     def alive(self) -> bool:
-        return self._thread.is_alive() and not self.broken.done()
+        return self._thread.is_alive() and not self.faults.broken.done()
 
     def submit(self, item: Request | PrefixQuery | FeatureFeed) -> None:
         self._inbox.put(item)
@@ -105,11 +95,11 @@ class EngineLoop:
                 except Exception as error:  # a fault of the loop, not of a session: answer every request and go on
                     self._queues.fail_all(error)
         except BaseException as error:
-            self.give_up(f"the engine thread has ended: {type(error).__name__}")
+            self.faults.give_up(f"the engine thread has ended: {type(error).__name__}")
             raise
 
     def _step(self) -> None:
-        if self.broken.done():
+        if self.faults.broken.done():
             self._queues.fail_all(about_to_restart())
             return
         planned = self._plan(self._draft(self._begin()))
@@ -171,7 +161,7 @@ class EngineLoop:
         with self._replies.waking_alongside():
             results = self._passes.run(planned, meanwhile=lambda: self._plan_ahead(sequences))
         has_verdict = any(result.accepted is not None for _, result in results)
-        self._faults.count_step(len(planned), len(results), has_verdict=has_verdict)
+        self.faults.count_step(len(planned), len(results), has_verdict=has_verdict)
         return results
 
     def _plan_ahead(self, sequences: abc.Set[Sequence]) -> None:

@@ -10,7 +10,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
@@ -52,7 +51,7 @@ class Authenticator:
         self._keyring = None if self.security.keys is None else Keyring(self.security.keys, calendar)
         self._failures = AddressRateLimit(self.security.failures_per_minute, clock)
         self._begun = AddressRateLimit(self.security.streams_per_minute, clock)
-        self._unopened = UnopenedStreams(self.security.unopened_streams)
+        self.unopened = UnopenedStreams(self.security.unopened_streams)
 
     def admit(self, caller: Caller, scope: Scope) -> Principal:
         """Return the caller's principal.
@@ -70,13 +69,6 @@ class Authenticator:
             _check(self._begun, caller.address, "streams from your address")
             self._begun.count(caller.address)
         return self.admit(caller, Scope.SESSION)
-
-    def waits_for_open(self, caller: Caller) -> AbstractContextManager[Callable[[], None]]:
-        """Return a context for a stream that has not sent Open; call what it yields on Open.
-
-        Raises Refusal on entry.
-        """
-        return self._unopened.one_more(caller.address)
 
     def admits_reflection(self, caller: Caller) -> bool:
         """Return whether the caller may list services: from this machine, or with a key."""

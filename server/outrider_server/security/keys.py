@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import stat
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_proto.errors import UsageError
+from outrider_proto.files import atomic_path, stamp_of
 from outrider_server.security.principal import ALL_SCOPES, NO_QUOTA, Quota, Scope
 
 _log = logging.getLogger(__name__)
@@ -95,20 +95,16 @@ def write_keys(file: Path, keys: Iterable[Key]) -> None:
     """Write a key file atomically, for its owner and those who could read it before. Raises UsageError."""
     text = _HEADER + "".join(f"\n[[key]]\n{_entry(key)}" for key in keys)
     try:
-        descriptor, partial = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")  # mode 0600
+        with atomic_path(file) as partial:
+            partial.unlink(missing_ok=True)
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+                out.write(text)
+                out.flush()
+                _hand_over(descriptor, file)
+                # Before the rename: a crash must not leave the new name with an empty file, which admits nobody.
+                os.fsync(descriptor)
     except OSError as error:
-        raise UsageError(f"keys={file}: cannot be written: {error.strerror}") from error
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            _hand_over(out.fileno(), file)
-            # Before the rename: a crash must not leave the new name with an empty file, which admits nobody.
-            os.fsync(out.fileno())
-        Path(partial).replace(file)
-    except OSError as error:
-        with suppress(OSError):
-            Path(partial).unlink()
         raise UsageError(f"keys={file}: cannot be written: {error.strerror}") from error
 
 
@@ -183,7 +179,7 @@ class Keyring:
     def __init__(self, file: Path, clock: Callable[[], datetime] = utc_now) -> None:
         self._file = file
         self._clock = clock
-        self._stamp = _stamp(file)
+        self._stamp = stamp_of(file)
         self._keys = read_keys(file)
 
     def find(self, presented: str) -> Key | None:
@@ -203,7 +199,7 @@ class Keyring:
 
     def refresh(self) -> None:
         """Read the file again if it has changed; if it cannot be used, keep the keys and log the error."""
-        stamp = _stamp(self._file)
+        stamp = stamp_of(self._file)
         if stamp == self._stamp:
             return
         # Before read_keys(): a file that cannot be used is not read again until it changes.
@@ -214,11 +210,3 @@ class Keyring:
             _log.error("%s; the former keys stay in force", error)
         else:
             _log.info("keys=%s: read again, %d keys", self._file, len(self._keys))
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        about = file.stat()
-    except OSError:
-        return None
-    return about.st_mtime_ns, about.st_size, about.st_ino

@@ -4,59 +4,15 @@ from __future__ import annotations
 
 import logging
 import ssl
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 
 from outrider_proto.errors import UsageError
+from outrider_proto.files import stamp_of
 from outrider_server.config.security import SecurityConfig
 
-if TYPE_CHECKING:
-    Stamp = tuple[tuple[int, int, int], ...]
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    cert: Path
-    key: Path
-    client_ca: Path | None
-
-    @property
-    def all(self) -> tuple[Path, ...]:
-        return (self.cert, self.key) if self.client_ca is None else (self.cert, self.key, self.client_ca)
-
-    def stamp(self) -> Stamp:
-        """Return what changes when a file is replaced. Raises OSError."""
-        return tuple((about.st_mtime_ns, about.st_size, about.st_ino) for about in (p.stat() for p in self.all))
-
-    def load(self) -> grpc.ServerCertificateConfiguration:
-        """Load and check the files. Raises UsageError."""
-        for path in self.all:
-            try:
-                path.read_bytes()
-            except OSError as error:
-                raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-        # gRPC takes any bytes and then fails at every handshake: let Python's ssl check the files first.
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            context.load_cert_chain(self.cert, self.key, password=_no_password)
-        except ValueError as error:
-            raise UsageError(f"tls_key={self.key}: needs a password: give a key without one") from error
-        except ssl.SSLError as error:
-            raise UsageError(f"tls_cert={self.cert}, tls_key={self.key}: {_plain(error)}") from error
-        if self.client_ca is not None:
-            try:
-                context.load_verify_locations(self.client_ca)
-            except ssl.SSLError as error:
-                raise UsageError(f"client_ca={self.client_ca}: {_plain(error)}") from error
-        pair = (self.key.read_bytes(), self.cert.read_bytes())
-        ca = None if self.client_ca is None else self.client_ca.read_bytes()
-        return grpc.ssl_server_certificate_configuration([pair], ca)
 
 
 class _CertificateReloader:
@@ -66,23 +22,22 @@ class _CertificateReloader:
     callers are still unknown.
     """
 
-    def __init__(self, files: _Files) -> None:
-        self._files = files
-        self._config = files.load()
-        self._stamp: Stamp | None = files.stamp()
+    def __init__(self, cert: Path, key: Path, client_ca: Path | None) -> None:
+        self._files = cert, key, client_ca
+        self._paths = [path for path in self._files if path is not None]
+        self._config = _load(*self._files)
+        self._stamp = stamp_of(*self._paths)
 
     def __call__(self) -> grpc.ServerCertificateConfiguration:
-        stamp: Stamp | None = None  # None while a file is missing
-        try:
-            with suppress(OSError):
-                stamp = self._files.stamp()
-            if stamp != self._stamp:
-                # Before load(): files that cannot be used are not read again until they change.
-                self._stamp = stamp
-                self._config = self._files.load()
+        stamp = stamp_of(*self._paths)
+        if stamp != self._stamp:
+            # Before _load(): files that cannot be used are not read again until they change.
+            self._stamp = stamp
+            try:
+                self._config = _load(*self._files)
                 _log.info("TLS files read again")
-        except (OSError, UsageError) as error:
-            _log.error("TLS files cannot be read again, the old ones stay in use: %s", error)
+            except (OSError, UsageError) as error:
+                _log.error("TLS files cannot be read again, the old ones stay in use: %s", error)
         return self._config
 
 
@@ -90,9 +45,35 @@ def server_credentials(security: SecurityConfig) -> grpc.ServerCredentials | Non
     """Return gRPC credentials, None without TLS. Raises UsageError."""
     if security.tls_cert is None or security.tls_key is None:
         return None
-    files = _Files(security.tls_cert, security.tls_key, security.client_ca)
-    fetcher = _CertificateReloader(files)
+    fetcher = _CertificateReloader(security.tls_cert, security.tls_key, security.client_ca)
     return grpc.dynamic_ssl_server_credentials(fetcher(), fetcher, security.client_ca is not None)
+
+
+def _load(cert: Path, key: Path, client_ca: Path | None) -> grpc.ServerCertificateConfiguration:
+    """Load and check the files. Raises UsageError."""
+    pem, pem_key = _read(cert), _read(key)
+    ca = None if client_ca is None else _read(client_ca)
+    # gRPC takes any bytes and then fails at every handshake: let Python's ssl check the files first.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key, password=_no_password)
+    except ValueError as error:
+        raise UsageError(f"tls_key={key}: needs a password: give a key without one") from error
+    except ssl.SSLError as error:
+        raise UsageError(f"tls_cert={cert}, tls_key={key}: {_plain(error)}") from error
+    if client_ca is not None:
+        try:
+            context.load_verify_locations(client_ca)
+        except ssl.SSLError as error:
+            raise UsageError(f"client_ca={client_ca}: {_plain(error)}") from error
+    return grpc.ssl_server_certificate_configuration([(pem_key, pem)], ca)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _no_password() -> str:

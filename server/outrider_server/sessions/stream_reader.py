@@ -139,7 +139,9 @@ class StreamReader:
         stream.session = session = session or self._new_session(frame)
         stream.watch.opened(session.id, stream.principal.payer, resumed=resumed)
         info = await self._query_prefix(session, frame.committed_len if resumed else 0)
-        self._feed = self._new_feed(session.sequence, info.length)
+        post, most = self._server.replies.post, self._server.max_row_bytes
+        more, ended = partial(post, stream.rows_left), partial(post, stream.rows_ended)
+        self._feed = FeatureFeed(session.sequence, info.length, most, more, ended)
         stream.attach(self._feed, self._server.submit)
         stream.send(
             Opened(
@@ -252,12 +254,6 @@ class StreamReader:
         if session.owner is not self._stream:
             raise _taken_over()
         return session
-
-    def _new_feed(self, sequence: Sequence, num_sent: int) -> FeatureFeed:
-        """Return the source of the stream's feature rows."""
-        post, stream = self._server.replies.post, self._stream
-        left, ended = partial(post, stream.rows_left), partial(post, stream.rows_ended)
-        return FeatureFeed(sequence, num_sent, self._server.max_row_bytes, left, ended)
 
 
 def _as_seen_by(principal: Principal, description: ServerDescription) -> ServerDescription:

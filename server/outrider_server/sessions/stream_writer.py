@@ -53,8 +53,8 @@ class StreamWriter:
         self._must_pull = False  # once there is room
         self._requests: dict[int, Request] = {}
         self._last_seq = -1
-        self._refusal: Refusal | None = None
-        self._ending = False
+        self.refusal: Refusal | None = None  # that it ends with, as far as known
+        self.is_ending = False  # no further frames should be taken from the client
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
 
@@ -64,19 +64,9 @@ class StreamWriter:
         return self._row_bytes + _FRAME_BYTES * (len(self._frames) + len(self._features))
 
     @property
-    def refusal(self) -> Refusal | None:
-        """The Refusal it ends with, as far as known."""
-        return self._refusal
-
-    @property
     def is_busy(self) -> bool:
         """True while requests are under way, or their features have not left."""
         return bool(self._requests or self._features or self._has_more_rows)
-
-    @property
-    def is_ending(self) -> bool:
-        """True once no further frames should be taken from the client."""
-        return self._ending
 
     @property
     def is_unread(self) -> bool:
@@ -157,8 +147,8 @@ class StreamWriter:
 
     def wind_down(self, refusal: Refusal | None = None) -> None:
         """End, with `refusal` or normally, once all requests under way are answered."""
-        self._refusal = self._refusal or refusal
-        self._ending = True
+        self.refusal = self.refusal or refusal
+        self.is_ending = True
         self._changed.set()
 
     def abandon(self) -> None:
@@ -190,13 +180,13 @@ class StreamWriter:
             while (frame := self._next()) is not None:
                 self._has_room.set()
                 yield frame
-            if self._ending and not self._requests and not self._has_more_rows:
+            if self.is_ending and not self._requests and not self._has_more_rows:
                 break
             # No await between the checks above and clear(): a change in between would be lost.
             self._changed.clear()
             await self._changed.wait()
-        if self._refusal is not None:
-            raise self._refusal
+        if self.refusal is not None:
+            raise self.refusal
 
     @property
     def _is_behind(self) -> bool:

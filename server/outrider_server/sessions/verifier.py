@@ -61,25 +61,26 @@ class Verifier:
         fits_context: bool = False,
     ) -> None:
         self.observer = observer or ServerObserver()
-        self._limits = limits or LimitsConfig()
+        self._limits = limits = limits or LimitsConfig()
+        self.stall_s = limits.stall_s  # seconds a client may take to read a frame
         self.pace = pace
-        kv_bytes = budget_bytes(self._limits.kv_memory, target.kv)
+        kv_bytes = budget_bytes(limits.kv_memory, target.kv)
         if fits_context:
             width = max((tap.info.width for tap in taps), default=0)
             target = replace(target, max_context=fitting_context(target.max_context, kv_bytes, target.kv, width))
         self._target = target
         self._sessions = SessionTable(
-            self._limits.session_ttl_s,
-            self._limits.max_sessions,
-            self._limits.parked_sessions,
+            limits.session_ttl_s,
+            limits.max_sessions,
+            limits.parked_sessions,
             self._release,
-            self._limits.client_sessions,
+            limits.client_sessions,
         )
-        self.memory = _memory(target, kv_bytes, self._limits)
+        self.memory = _memory(target, kv_bytes, limits)
         replies = ReplyPoster()
-        self._engine_loop = EngineLoop(Engine(target, pace), self._limits, replies, self._stepped)
+        self._engine_loop = EngineLoop(Engine(target, pace), limits, replies, self._stepped)
         if target.ranks is not None:
-            target.ranks.broken.add_done_callback(lambda broken: self._engine_loop.give_up(broken.result()))
+            target.ranks.broken.add_done_callback(lambda broken: self._engine_loop.faults.give_up(broken.result()))
         self._streams: dict[StreamWriter, None] = {}  # the oldest first
         self._quotas = Quotas(longest_wait_s, clock)
         self._idle = asyncio.Event()  # no stream is open
@@ -90,7 +91,7 @@ class Verifier:
         for drafter in drafters:
             by_features.setdefault(drafter.tap.fingerprint, _paced(drafter, pace))
         self._context = ServerContext(
-            description=_description(target, tuple(offered.values()), self._limits.max_nodes),
+            description=_description(target, tuple(offered.values()), limits.max_nodes),
             taps=offered,
             drafters=by_features,
             memory=self.memory,
@@ -98,18 +99,13 @@ class Verifier:
             submit=self._engine_loop.submit,
             replies=replies,
             clock=clock,
-            max_row_bytes=max_row_bytes(self._limits.max_sessions),
+            max_row_bytes=max_row_bytes(limits.max_sessions),
             padded_width=pace.feature_width if pace else 0,
             schemas=target.schemas,
         )
 
     def describe(self) -> ServerDescription:
         return self._context.description
-
-    @property
-    def stall_s(self) -> float:
-        """Seconds a client may take to read a frame."""
-        return self._limits.stall_s
 
     @property
     def drafts_with(self) -> tuple[str, ...]:
@@ -138,7 +134,7 @@ class Verifier:
 
     async def broken(self) -> str:
         """Wait until the target can no longer run, and return why."""
-        return await asyncio.wrap_future(self._engine_loop.broken)
+        return await asyncio.wrap_future(self._engine_loop.faults.broken)
 
     async def start(self) -> None:
         self._context.replies.attach(asyncio.get_running_loop())
@@ -200,7 +196,9 @@ class Verifier:
             # The order matters: first nobody finds the stream, then replies are dropped, and only when the reader has
             # ended is the session released, for a frame being handled may still use it.
             silence.cancel()
-            self._leave(stream)
+            del self._streams[stream]
+            if not self._streams:
+                self._idle.set()
             reader.hang_up()
             reading.cancel()
             try:
@@ -208,11 +206,6 @@ class Verifier:
             finally:  # also if this call is cancelled again while it waits
                 reader.release()
                 stream.watch.ended(stream.refusal)
-
-    def _leave(self, stream: StreamWriter) -> None:
-        self._streams.pop(stream, None)
-        if not self._streams:
-            self._idle.set()
 
     def _admit(self) -> None:
         """Raise Refusal when no further stream can be taken."""

@@ -33,24 +33,61 @@ class ServerMetrics(ServerObserver):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = registry = CollectorRegistry()
         self._clock = clock
-        self._requests = RequestMetrics(registry)
-        self._passes = PassMetrics(registry)
-        self._streams = Gauge("outrider_streams", "Streams that are open.", registry=registry)
-        self._refusals = Counter("outrider_refusals", "Streams and calls refused.", ["reason"], registry=registry)
-        for reason in Reason:
-            # A series must exist from the start: rate() misses the step from nothing to one.
-            self._refusals.labels(reason.name.lower())
-        self._of_keys = Counter("outrider_auth_failures", "Calls without a key that allows them.", registry=registry)
-        self._up = Counter("outrider_received_bytes", "Bytes of frames from clients.", registry=registry)
-        self._down = Counter("outrider_sent_bytes", "Bytes of frames to clients.", registry=registry)
+        gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        seconds = partial(histogram, buckets=SECONDS)
+        self.streams = gauge("outrider_streams", "Streams that are open.")
+        self._refusals = counter("outrider_refusals", "Streams and calls refused.", ["reason"])
+        self._of_keys = counter("outrider_auth_failures", "Calls without a key that allows them.")
+        self._up = counter("outrider_received_bytes", "Bytes of frames from clients.")
+        self._down = counter("outrider_sent_bytes", "Bytes of frames to clients.")
+        # Of requests.
+        self.running = gauge("outrider_num_requests_running", "Drafts and decodes under way.")
+        self.prompt_tokens = counter("outrider_prompt_tokens", "Tokens of context that came.")
+        self.tokens = counter("outrider_generation_tokens", "Tokens of verdicts, bonus included.")
+        self.verdicts = counter("outrider_verdicts", "Verdicts that were not stale.")
+        self.stale = counter("outrider_stale_drafts", "Drafts that guessed wrong, not verified.")
+        self.first_token = seconds(
+            "outrider_time_to_first_token_seconds", "From a request with context to its first verdict, in the server."
+        )
+        self.between = seconds(
+            "outrider_inter_token_latency_seconds",
+            "From one verdict of an answer to its next, network and client included.",
+        )
+        self.queue = seconds("outrider_request_queue_time_seconds", "A verdict's wait for the model.")
+        self.finished = counter("outrider_request_success", "Answers whose end the server saw.", ["finished_reason"])
+        self.opened = counter("outrider_sessions_opened", "Sessions opened.", ["resumed"])
+        # Of passes.
+        self._waiting = gauge("outrider_num_requests_waiting", "Requests that the last pass had no room for.")
+        self._rows = histogram("outrider_iteration_tokens_total", "Rows of a pass.", buckets=TOKENS)
+        self._prefill = counter("outrider_prefill_rows", "Rows of context without a verdict.")
+        self._batch = histogram("outrider_batch_sessions", "Sessions in a pass.", buckets=SESSIONS)
+        self._forward = seconds("outrider_pass_seconds", "The target's forward pass.")
+        self._tap = seconds("outrider_tap_seconds", "Features of a pass.")
+        self._drafts = counter("outrider_spec_decode_num_drafts", "Draft trees verified.")
+        self._nodes = counter("outrider_spec_decode_num_draft_tokens", "Nodes of those trees.")
+        self._accepted = counter("outrider_spec_decode_num_accepted_tokens", "Accepted nodes.")
+        self._by_depth = counter(
+            "outrider_spec_decode_num_accepted_tokens_per_pos",
+            "Accepted nodes by depth, 0 below the root.",
+            ["position"],
+        )
+        # A series must exist from the start: rate() misses the step from nothing to one.
+        for metric, values in (
+            (self._refusals, [reason.name.lower() for reason in Reason]),
+            (self.finished, _FINISHED.values()),
+            (self.opened, ("true", "false")),
+        ):
+            for value in values:
+                metric.labels(value)
 
     def collect_stats(self, stats: Callable[[], ServerStats]) -> None:
         """Call `stats` at every scrape, in the thread that answers it."""
         self.registry.register(_StatsCollector(stats))
 
     def stream(self) -> StreamObserver:
-        self._streams.inc()
-        return StreamMetrics(self._requests, self._clock, self._ended)
+        self.streams.inc()
+        return StreamMetrics(self, self._clock)
 
     def refused(self, reason: Reason) -> None:
         self._refusals.labels(reason.name.lower()).inc()
@@ -64,12 +101,18 @@ class ServerMetrics(ServerObserver):
         self._down.inc(num_bytes)
 
     def stepped(self, report: StepStats) -> None:
-        self._passes.take(report)
-
-    def _ended(self, reason: Reason | None) -> None:
-        self._streams.dec()
-        if reason is not None:
-            self.refused(reason)
+        self._waiting.set(report.waiting)
+        self._rows.observe(report.rows)
+        self._prefill.inc(report.prefill_rows)
+        self._batch.observe(report.sessions)
+        self._forward.observe(report.forward_s)
+        self._tap.observe(report.tap_s)
+        for num_nodes, num_accepted in report.trees:
+            self._drafts.inc()
+            self._nodes.inc(num_nodes)
+            self._accepted.inc(num_accepted)
+            for position in range(num_accepted):
+                self._by_depth.labels(position).inc()
 
 
 class _StatsCollector(Collector):
@@ -95,41 +138,12 @@ class _StatsCollector(Collector):
         yield CounterMetricFamily("outrider_prefix_cache_hits", "Context tokens found, in tokens.", hits)
 
 
-class RequestMetrics:
-    """Counters of all streams."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        counter, seconds = partial(Counter, registry=registry), partial(Histogram, buckets=SECONDS, registry=registry)
-        self.running = Gauge("outrider_num_requests_running", "Drafts and decodes under way.", registry=registry)
-        self.prompt_tokens = counter("outrider_prompt_tokens", "Tokens of context that came.")
-        self.tokens = counter("outrider_generation_tokens", "Tokens of verdicts, bonus included.")
-        self.verdicts = counter("outrider_verdicts", "Verdicts that were not stale.")
-        self.stale = counter("outrider_stale_drafts", "Drafts that guessed wrong, not verified.")
-        self.first_token = seconds(
-            "outrider_time_to_first_token_seconds", "From a request with context to its first verdict, in the server."
-        )
-        self.between = seconds(
-            "outrider_inter_token_latency_seconds",
-            "From one verdict of an answer to its next, network and client included.",
-        )
-        self.queue = seconds("outrider_request_queue_time_seconds", "A verdict's wait for the model.")
-        self.finished = counter("outrider_request_success", "Answers whose end the server saw.", ["finished_reason"])
-        self.opened = counter("outrider_sessions_opened", "Sessions opened.", ["resumed"])
-        for reason in set(_FINISHED.values()):
-            self.finished.labels(reason)  # exists from the start, so that a rate counts the first one
-        for resumed in ("true", "false"):
-            self.opened.labels(resumed)
-
-
 class StreamMetrics(StreamObserver):
     """Counts one stream."""
 
-    def __init__(
-        self, metrics: RequestMetrics, clock: Callable[[], float], when_ended: Callable[[Reason | None], None]
-    ) -> None:
+    def __init__(self, metrics: ServerMetrics, clock: Callable[[], float]) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._when_ended = when_ended
         self._under_way: set[int] = set()
         self._prompted_at: dict[int, float] = {}  # requests with context that have no verdict yet
         self._last_verdict_at: float | None = None  # of the answer under way
@@ -158,7 +172,9 @@ class StreamMetrics(StreamObserver):
     def ended(self, refusal: Refusal | None) -> None:
         self._metrics.running.dec(len(self._under_way))
         self._under_way.clear()
-        self._when_ended(None if refusal is None else refusal.reason)
+        self._metrics.streams.dec()
+        if refusal is not None:
+            self._metrics.refused(refusal.reason)
 
     def _judged(self, seq: int, verdict: Verdict) -> None:
         now, metrics = self._clock(), self._metrics
@@ -173,40 +189,3 @@ class StreamMetrics(StreamObserver):
         if (reason := _FINISHED.get(verdict.finish)) is not None:
             metrics.finished.labels(reason).inc()
             self._last_verdict_at = None
-
-
-class PassMetrics:
-    """Counters of batches, times and drafts."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
-        self._waiting = Gauge(
-            "outrider_num_requests_waiting", "Requests that the last pass had no room for.", registry=registry
-        )
-        self._rows = histogram("outrider_iteration_tokens_total", "Rows of a pass.", buckets=TOKENS)
-        self._prefill = counter("outrider_prefill_rows", "Rows of context without a verdict.")
-        self._batch = histogram("outrider_batch_sessions", "Sessions in a pass.", buckets=SESSIONS)
-        self._forward = histogram("outrider_pass_seconds", "The target's forward pass.", buckets=SECONDS)
-        self._tap = histogram("outrider_tap_seconds", "Features of a pass.", buckets=SECONDS)
-        self._drafts = counter("outrider_spec_decode_num_drafts", "Draft trees verified.")
-        self._nodes = counter("outrider_spec_decode_num_draft_tokens", "Nodes of those trees.")
-        self._accepted = counter("outrider_spec_decode_num_accepted_tokens", "Accepted nodes.")
-        self._by_depth = counter(
-            "outrider_spec_decode_num_accepted_tokens_per_pos",
-            "Accepted nodes by depth, 0 below the root.",
-            ["position"],
-        )
-
-    def take(self, report: StepStats) -> None:
-        self._waiting.set(report.waiting)
-        self._rows.observe(report.rows)
-        self._prefill.inc(report.prefill_rows)
-        self._batch.observe(report.sessions)
-        self._forward.observe(report.forward_s)
-        self._tap.observe(report.tap_s)
-        for num_nodes, num_accepted in report.trees:
-            self._drafts.inc()
-            self._nodes.inc(num_nodes)
-            self._accepted.inc(num_accepted)
-            for position in range(num_accepted):
-                self._by_depth.labels(position).inc()

@@ -7,9 +7,9 @@ tokens, which must never go into a metric, a log or a trace. `ObserverGroup` cat
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft
@@ -17,7 +17,6 @@ from outrider_server.scheduling.request import Reply
 from outrider_server.scheduling.step_stats import StepStats
 
 _log = logging.getLogger(__name__)
-_Member = TypeVar("_Member")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,53 +70,6 @@ class ServerObserver:
         """A pass has ended."""
 
 
-class ObserverGroup(ServerObserver):
-    """Calls several observers.
-
-    What one of them raises is logged the first time and goes no further: observers must not end a stream or the engine
-    thread.
-    """
-
-    def __init__(self, members: Sequence[ServerObserver]) -> None:
-        self._members = [(_Guard(type(member).__name__), member) for member in members]
-
-    def stream(self) -> StreamObserver:
-        watches: list[tuple[_Guard, StreamObserver]] = []
-        for guard, member in self._members:
-            with guard:
-                watches.append((guard, member.stream()))
-        return _Watches(watches)
-
-    def refused(self, reason: Reason) -> None:
-        _tell(self._members, lambda member: member.refused(reason))
-
-    def received(self, num_bytes: int) -> None:
-        _tell(self._members, lambda member: member.received(num_bytes))
-
-    def sent(self, num_bytes: int) -> None:
-        _tell(self._members, lambda member: member.sent(num_bytes))
-
-    def stepped(self, report: StepStats) -> None:
-        _tell(self._members, lambda member: member.stepped(report))
-
-
-class _Watches(StreamObserver):
-    def __init__(self, members: Sequence[tuple[_Guard, StreamObserver]]) -> None:
-        self._members = members
-
-    def opened(self, session_id: str, key_id: str, *, resumed: bool) -> None:
-        _tell(self._members, lambda member: member.opened(session_id, key_id, resumed=resumed))
-
-    def asked(self, frame: Draft | Decode) -> None:
-        _tell(self._members, lambda member: member.asked(frame))
-
-    def answered(self, seq: int, answer: Reply) -> None:
-        _tell(self._members, lambda member: member.answered(seq, answer))
-
-    def ended(self, refusal: Refusal | None) -> None:
-        _tell(self._members, lambda member: member.ended(refusal))
-
-
 class _Guard:
     """Catches what one observer raises. Reentrant, and used by several threads."""
 
@@ -137,7 +89,45 @@ class _Guard:
         return True
 
 
-def _tell(members: Iterable[tuple[_Guard, _Member]], what: Callable[[_Member], None]) -> None:
-    for guard, member in members:
-        with guard:
-            what(member)
+def _of_all(name: str) -> Any:  # Any: a method of that name
+    """Return a method that calls that of every member."""
+
+    def tell(group: ObserverGroup | _StreamObserverGroup, *about: Any, **named: Any) -> None:  # Any: as the method has
+        for guard, member in group.members:
+            with guard:
+                getattr(member, name)(*about, **named)
+
+    return tell
+
+
+class ObserverGroup(ServerObserver):
+    """Calls several observers.
+
+    What one of them raises is logged the first time and goes no further: observers must not end a stream or the engine
+    thread.
+    """
+
+    def __init__(self, members: Sequence[ServerObserver]) -> None:
+        self.members = [(_Guard(type(member).__name__), member) for member in members]
+
+    def stream(self) -> StreamObserver:
+        watches: list[tuple[_Guard, StreamObserver]] = []
+        for guard, member in self.members:
+            with guard:
+                watches.append((guard, member.stream()))
+        return _StreamObserverGroup(watches)
+
+    refused = _of_all("refused")
+    received = _of_all("received")
+    sent = _of_all("sent")
+    stepped = _of_all("stepped")
+
+
+class _StreamObserverGroup(StreamObserver):
+    def __init__(self, members: Sequence[tuple[_Guard, StreamObserver]]) -> None:
+        self.members = members
+
+    opened = _of_all("opened")
+    asked = _of_all("asked")
+    answered = _of_all("answered")
+    ended = _of_all("ended")

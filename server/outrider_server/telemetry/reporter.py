@@ -31,11 +31,6 @@ class TelemetryReporter:
         self.observer: ServerObserver = ObserverGroup([AccessLog(), *filter(None, (self._metrics, self._traces))])
 
     @property
-    def metrics_port(self) -> int | None:
-        """The actual port once started; None without metrics."""
-        return None if self._http is None else self._http[0].server_port
-
-    @property
     def metrics_address(self) -> str | None:
         """HOST:PORT once started; None without metrics."""
         return None if self._http is None else f"{self._config.metrics_host}:{self._http[0].server_port}"
@@ -83,4 +78,4 @@ def _traces(config: TelemetryConfig) -> Traces | None:
         return None
     from outrider_server.telemetry.traces import Traces
 
-    return Traces.to(config.otlp_endpoint)
+    return Traces(config.otlp_endpoint)

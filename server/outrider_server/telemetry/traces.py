@@ -16,7 +16,6 @@ from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.telemetry.observer import ServerObserver, StreamObserver
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.trace import Span, Tracer
 
     Attributes = Mapping[str, int | str]
@@ -27,27 +26,23 @@ _SHOWN = 8  # characters of a session's id, as in the log
 class Traces(ServerObserver):
     """Makes spans of what the server does; stop() sends what is left."""
 
-    def __init__(self, processor: SpanProcessor) -> None:
-        """Send spans to `processor` as they end. Raises UsageError where OpenTelemetry is not installed."""
-        try:
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-        except ImportError as error:
-            raise _missing(error) from error
-        self._provider = TracerProvider(resource=Resource.create({"service.name": "outrider-server"}))
-        self._provider.add_span_processor(processor)
-        self._tracer = self._provider.get_tracer("outrider")
+    def __init__(self, endpoint: str) -> None:
+        """Send spans to an OTLP/gRPC collector, `http://HOST:PORT`.
 
-    @classmethod
-    def to(cls, endpoint: str) -> Traces:
-        """Send spans to an OTLP/gRPC collector, `http://HOST:PORT`. Raises UsageError where OpenTelemetry is not
-        installed."""
+        Raises UsageError where OpenTelemetry is not installed.
+        """
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
-            raise _missing(error) from error
-        return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint, insecure=endpoint.startswith("http://"))))
+            remedy = "pip install 'outrider[otel]', or leave otlp_endpoint out"
+            raise UsageError(f"traces need {error.name}: {remedy}") from error
+        exporter = OTLPSpanExporter(endpoint, insecure=endpoint.startswith("http://"))
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "outrider-server"}))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("outrider")
 
     def stream(self) -> StreamObserver:
         return _StreamSpans(self._tracer)
@@ -120,7 +115,3 @@ class _StreamSpans(StreamObserver):
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
-
-
-def _missing(error: ImportError) -> UsageError:
-    return UsageError(f"traces need {error.name}: pip install 'outrider[otel]', or leave otlp_endpoint out")

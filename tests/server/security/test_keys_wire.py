@@ -221,8 +221,8 @@ async def test_a_revoked_key_ends_its_streams_and_nobody_elses(keys_file, truth,
 async def test_streams_that_say_nothing_leave_room_for_others(keys_file):
     key, heard = give(keys_file, "a"), asyncio.Event()
     async with serving(keys_file, unopened_streams=1) as server:
-        count = server.authenticator.waits_for_open
-        server.authenticator.waits_for_open = lambda caller: heard.set() or count(caller)
+        count = server.authenticator.unopened.one_more
+        server.authenticator.unopened.one_more = lambda caller: heard.set() or count(caller)
         async with calling(server.address, key) as one:
             silent = asyncio.create_task(one.receive())
             await heard.wait()
