@@ -1,16 +1,36 @@
-"""Checks of addresses, keys, certificates and telemetry."""
+"""Checks of addresses, keys, certificates and telemetry, and what a check finds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
-from outrider_server.checking.finding import Finding, found
+from outrider_proto.errors import OutriderError
 from outrider_server.config.config import ServerConfig
 from outrider_server.security.address import check_exposure, check_free
 
 _SOON = timedelta(days=14)
+Verdict = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check. `subject` as in the configuration."""
+
+    subject: str
+    verdict: Verdict
+    text: str
+
+
+def found(subject: str, look: Callable[[], str]) -> Finding:
+    """Return the result of `look` as a finding; one of our own errors becomes a finding, too."""
+    try:
+        return Finding(subject, "ok", look())
+    except OutriderError as error:
+        return Finding(subject, "error", str(error))
 
 
 def check_environment(config: ServerConfig, now: datetime | None = None) -> Iterator[Finding]:

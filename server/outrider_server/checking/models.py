@@ -11,7 +11,7 @@ from functools import partial
 from outrider_drafters.emulation.pace import Pace
 from outrider_proto.errors import OutriderError
 from outrider_proto.frames import ClientFrame, Decode, Finish, Open, Opened, ServerTree, Verdict
-from outrider_server.checking.finding import Finding, found
+from outrider_server.checking.environment import Finding, found
 from outrider_server.config.config import ServerConfig
 from outrider_server.engine.load import load_drafters, load_taps
 from outrider_server.engine.target import Target
@@ -73,8 +73,7 @@ def _pair(target: Target, config: ServerConfig, source: str) -> str:
     taps = load_taps(target, config.target, [source])
     (drafter,) = load_drafters(target, config.target, [source])
     # Not all the memory: in pages it is taken at once, and beside what an earlier trial has not given back yet.
-    row_bytes = target.kv.bytes_per_token + drafter.tap.width * 4
-    limits = replace(config.limits, kv_memory=str(_TRIAL_TOKENS * row_bytes))
+    limits = replace(config.limits, kv_memory=str(_TRIAL_TOKENS * target.kv.row_bytes(drafter.tap.width)))
     verifier = Verifier(target, taps, limits, drafters=[drafter])
     num_tokens, num_passes = asyncio.run(_trial(verifier, drafter.tap.fingerprint))
     features = f"features of {drafter.tap.width} values a token" if drafter.tap.width else "no features"

@@ -17,7 +17,7 @@ import typer
 
 from outrider_proto.options.command import Program, Version, with_options
 from outrider_proto.options.values import as_toml
-from outrider_server.checking.finding import Finding
+from outrider_server.checking.environment import Finding, check_environment
 from outrider_server.cli.credentials import certs, keys_app
 from outrider_server.config.config import ServerConfig
 from outrider_server.config.file import load_config
@@ -85,8 +85,6 @@ def show(config: ServerConfig) -> None:
 
 
 def _findings(config: ServerConfig) -> Iterator[Finding]:
-    from outrider_server.checking.environment import check_environment
-
     yield from check_environment(config)
     from outrider_server.checking.models import check_models  # torch and transformers: slow checks come last
 

@@ -15,7 +15,7 @@ from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.engine.fused_decoder import FusedDecoder
-from outrider_server.engine.hf_model import BatchInvariance, explained
+from outrider_server.engine.hf_model import BatchInvariance, eager_attention, explained
 from outrider_server.kv.budget import KVShape, RowShape
 from outrider_server.kv.slot import KVSlot
 
@@ -82,11 +82,8 @@ def check_against_eager(model: PreTrainedModel, kv: KVShape, max_context: int, *
     tokens = _probe_tokens(model, max_context)
     with _narrow_windows(model) if narrow else nullcontext():
         logits = _through_slots(model, kv, tokens)
-        model.set_attn_implementation("eager")
-        try:
+        with eager_attention(model):
             reference = model(**_inputs(tokens, list(range(len(tokens))), model)).logits[0].float()
-        finally:
-            model.set_attn_implementation(IMPLEMENTATION)
     difference = _difference(logits, reference)
     # Not `difference > ...`: NaN must be refused too.
     if not difference <= _TOLERANCE.get(kv.dtype, 0.05):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -14,17 +14,8 @@ from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.trees.grow import TreeGrowth
 from outrider_drafters.trees.tree_tuner import TreeTuner
 
-
-@dataclass(frozen=True, slots=True)
-class DraftContext:
-    """The input of a draft: the tokens a session holds, those behind them up to the root, and a getter of feature rows.
-
-    The getter is None without features.
-    """
-
-    tokens: Sequence[int]
-    chain: Sequence[int]
-    features: Callable[[int], tuple[int, NDArray[np.float32]]] | None
+# Returns feature rows, from the given one on or later, and where they begin. None without features.
+FeatureGetter: TypeAlias = Callable[[int], tuple[int, NDArray[np.float32]]] | None
 
 
 class SessionDrafter:
@@ -50,16 +41,16 @@ class SessionDrafter:
         self._num_same = 0
 
     @torch.inference_mode()
-    def begin(self, known: DraftContext, shape: TreeShape) -> TreeGrowth:
-        """Begin a draft below the root, with its first level."""
+    def begin(self, held: Sequence[int], chain: Sequence[int], features: FeatureGetter, shape: TreeShape) -> TreeGrowth:
+        """Begin a draft with its first level, below the last of `chain`: tokens behind those that the session holds."""
         # Only what may differ is looked at: a long text would take longer to compare than to draft for.
         first = self._num_same
-        newer = [*known.tokens[first:], *known.chain]
+        newer = [*held[first:], *chain]
         sync_tokens(self._state, self._tokens[first:], newer, first)
         self._tokens[first:] = newer
-        self._num_same = len(known.tokens)
-        if known.features is not None:
-            first, rows = known.features(self._state.num_features)
+        self._num_same = len(held)
+        if features is not None:
+            first, rows = features(self._state.num_features)
             if len(rows):
                 self._state.add_features(first, torch.from_numpy(rows))
         return TreeGrowth(self._state, shape)

@@ -41,10 +41,7 @@ _log = logging.getLogger(__name__)
 class Ranks(Protocol):
     """The other processes that hold a part of the target."""
 
-    @property
-    def broken(self) -> Future[str]:
-        """Done, with the reason, once no further pass can run."""
-        ...
+    broken: Future[str]  # done, with the reason, once no further pass can run
 
     def close(self) -> None:
         """End them. Safe to call twice."""

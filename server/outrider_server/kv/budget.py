@@ -75,6 +75,10 @@ class KVShape:
         )
         return values * self.dtype.itemsize
 
+    def row_bytes(self, width: int) -> int:
+        """Return the bytes of a row with `width` features."""
+        return self.bytes_per_token + width * _FEATURE_BYTES
+
     def place(self, layer: int) -> tuple[int, int]:
         """Return the stack in which a layer's rows are, and which layer of it they are."""
         return self._places[layer]
@@ -157,7 +161,7 @@ def fitting_context(max_context: int, num_bytes: int, shape: KVShape, width: int
 
     A short text may take all of it. Logs a warning where that is less than the target's `max_context`.
     """
-    rows = num_bytes // (shape.bytes_per_token + width * _FEATURE_BYTES)
+    rows = num_bytes // shape.row_bytes(width)
     context = min(max_context, max(rows // _CONTEXT_SHARE, min(rows, _SHORT_CONTEXT), 2))
     if context < max_context:
         _log.warning(

@@ -61,7 +61,7 @@ class KVBuffer:
     def __init__(self, slab: BufferSlab, lane: int) -> None:
         self.slab = slab
         self.lane = lane
-        self.capacity = slab.capacity
+        self.capacity, self.width = slab.capacity, int(slab.features.shape[2])
         self.features: NDArray[np.float32] = slab.features[lane]
         # Of each stack of layers [layers, kv_heads, capacity, dim], and of each layer.
         self._stacks = [
@@ -74,10 +74,6 @@ class KVBuffer:
     @property
     def num_bytes(self) -> int:
         return _num_bytes(self._stacks) + self.features.nbytes
-
-    @property
-    def width(self) -> int:
-        return int(self.features.shape[1])
 
     def layer_rows(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
         keys, values = self._layers[layer]
@@ -132,7 +128,7 @@ class BufferPool:
 
     def bytes_of(self, num_rows: int, width: int) -> int:
         """Return the bytes that so many rows need at least."""
-        return num_rows * (self.shape.bytes_per_token + width * np.dtype(np.float32).itemsize)
+        return num_rows * self.shape.row_bytes(width)
 
     def empty(self, width: int) -> KVBuffer:
         """Return a buffer without rows."""

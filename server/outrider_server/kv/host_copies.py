@@ -62,7 +62,7 @@ class HostCopies:
     def keep(self, owner: object, slot: KVSlot, length: int) -> bool:
         """Copy the first `length` rows of a slot, where all the memory has room for them; return whether it had."""
         self.drop(owner)
-        num_bytes = length * (slot.shape.bytes_per_token + slot.width * np.dtype(np.float32).itemsize)
+        num_bytes = length * slot.shape.row_bytes(slot.width)
         if not 0 < num_bytes <= self._limit_bytes:
             return False
         # Before copying, or both would be held for a moment.

@@ -30,7 +30,6 @@ from outrider_server.kv.size import show_bytes
 
 PAGE = 32  # rows
 _FIRST_PAGES = 16  # of an arena that grows
-_FEATURE_BYTES = 4
 
 
 class PagedBuffer:
@@ -157,8 +156,7 @@ class PagePool:
     def bytes_of(self, num_rows: int, width: int) -> int:
         """Return the bytes of the pages that so many rows need."""
         # Features lie in the host's memory, which the budget of another device is not about.
-        features = width * _FEATURE_BYTES if self.shape.device.type == "cpu" else 0
-        return _num_pages(num_rows) * PAGE * (self.shape.bytes_per_token + features)
+        return _num_pages(num_rows) * PAGE * self.shape.row_bytes(width if self.shape.device.type == "cpu" else 0)
 
     def empty(self, width: int) -> PagedBuffer:
         """Return a buffer without rows."""

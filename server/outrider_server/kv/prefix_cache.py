@@ -62,10 +62,7 @@ class CachedSequence(Protocol):
 class BufferAllocator(Protocol):
     """Source of buffers and of the clock of uses."""
 
-    @property
-    def count(self) -> int:
-        """Number of uses so far."""
-        ...
+    count: int  # of uses so far
 
     def take_copy(self, source: KVRows, first: int, count: int, spare: Sequence[CachedSequence]) -> KVRows:
         """Return a copy of rows without evicting anything of `spare`. Raises OutOfKVMemory."""

@@ -13,15 +13,8 @@ from torch import Tensor
 class KVRows(Protocol):
     """Room for rows of K/V, and as many rows of features on the CPU; rows count from its own beginning."""
 
-    @property
-    def capacity(self) -> int:
-        """Number of rows it has room for."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """Values of a feature row."""
-        ...
+    capacity: int  # in rows
+    width: int  # values of a feature row
 
     @property
     def num_bytes(self) -> int: ...

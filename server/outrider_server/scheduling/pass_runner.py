@@ -76,17 +76,10 @@ class PassRunner:
     def _run_apart(self, failed: Planned, error: Exception) -> Results:
         # An exception does not tell which session caused it.
         if len(failed) > 1 and not is_lost_device(error):
-            return [pair for one in failed for pair in self._run_alone(*one)]
+            return [pair for one in failed for pair in self.run([one], lambda: None)]
         for request, _ in failed:
             self._faults.fail(request, error)
         return []
-
-    def _run_alone(self, request: Request, step_input: StepInput) -> Results:
-        try:
-            return self._finite([(request, result) for result in self._engine.verify([step_input])])
-        except Exception as error:
-            self._faults.fail(request, error)
-            return []
 
     def _finite(self, results: Results) -> Results:
         """Return the results that can stand; the sessions of the others have failed."""

@@ -23,7 +23,6 @@ from outrider_server.engine.acceptance import AcceptedPath
 from outrider_server.engine.engine import StepInput, StepResult, StepTiming
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
-from outrider_server.engine.server_drafter import DraftContext
 from outrider_server.scheduling.feature_feed import FeatureFeed
 from outrider_server.scheduling.scheduler import SchedulingRequest
 
@@ -343,8 +342,7 @@ class DecodeRequest(Request):
         if shape is not None:
             shape = shape if tuned is None else tuned(shape)
             features = self.sequence.features if self.sequence.tap else None
-            known = DraftContext(self.sequence.tokens, self._chain, features)
-            self._growth = self.sequence.drafter.begin(known, shape)
+            self._growth = self.sequence.drafter.begin(self.sequence.tokens, self._chain, features, shape)
         return self._growth is not None
 
     @property

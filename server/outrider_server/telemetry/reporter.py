@@ -25,8 +25,16 @@ class TelemetryReporter:
     def __init__(self, config: TelemetryConfig) -> None:
         """Raises UsageError for what is not installed."""
         self._config = config
-        self._metrics = _metrics(config)
-        self._traces = _traces(config)
+        self._metrics: ServerMetrics | None = None
+        self._traces: Traces | None = None
+        if config.metrics_port is not None:
+            from outrider_server.telemetry.metrics import ServerMetrics
+
+            self._metrics = ServerMetrics()
+        if config.otlp_endpoint is not None:
+            from outrider_server.telemetry.traces import Traces
+
+            self._traces = Traces(config.otlp_endpoint)
         self._http: tuple[WSGIServer, Thread] | None = None
         self.observer: ServerObserver = ObserverGroup([AccessLog(), *filter(None, (self._metrics, self._traces))])
 
@@ -63,19 +71,3 @@ def _close(server: WSGIServer, thread: Thread) -> None:
     server.shutdown()
     server.server_close()
     thread.join()
-
-
-def _metrics(config: TelemetryConfig) -> ServerMetrics | None:
-    if config.metrics_port is None:
-        return None
-    from outrider_server.telemetry.metrics import ServerMetrics
-
-    return ServerMetrics()
-
-
-def _traces(config: TelemetryConfig) -> Traces | None:
-    if config.otlp_endpoint is None:
-        return None
-    from outrider_server.telemetry.traces import Traces
-
-    return Traces(config.otlp_endpoint)

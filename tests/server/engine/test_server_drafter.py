@@ -40,7 +40,7 @@ from outrider_server.engine.load import load_drafters
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
-from outrider_server.engine.server_drafter import DraftContext, SessionDrafter
+from outrider_server.engine.server_drafter import SessionDrafter
 from outrider_server.engine.target import Target
 from outrider_server.kv.memory import KVMemory
 from outrider_server.scheduling import server_drafting
@@ -402,8 +402,8 @@ def test_drafters_share_the_loaded_targets_weights(tmp_path):
     assert drafter.tap == TAP.info
 
 
-def grown(drafter: SessionDrafter, known: DraftContext, shape: TreeShape) -> DraftTree:
-    growth = drafter.begin(known, shape)
+def grown(drafter: SessionDrafter, known: tuple, shape: TreeShape) -> DraftTree:
+    growth = drafter.begin(*known, shape)
     while growth.step():
         pass
     return growth.drafted().tree
@@ -415,7 +415,7 @@ def test_only_so_many_sessions_keep_a_draft_state(truth):
     sequences = [Sequence(target().kv, None, prophet) for _ in range(3)]
     drafting = server_drafting.ServerDrafting(Engine(target()), None, None, max_states=2)
     features, trees = np.zeros((HAVE - 1, TAP.info.width), np.float32), []
-    known = DraftContext(PROMPT[:-1], PROMPT[-1:], lambda first: (first, features[first:]))
+    known = PROMPT[:-1], PROMPT[-1:], lambda first: (first, features[first:])
     for number in (0, 1, 0, 2, 1):
         drafting._use_state(sequences[number].drafter)
         trees.append(grown(sequences[number].drafter, known, TreeShape(3, 3, 9)))
