@@ -174,11 +174,8 @@ def _outrider_slots(
     return slots.attend(layer, query, key, value, AttentionCall(scale, softcap, sliding_window, s_aux)), None
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:  # signature is transformers' mask functions'
-    """Return no mask: the segments bring their own."""
-
-
 def register() -> None:
     """Make `outrider_slots` known to transformers. Safe to call twice."""
     AttentionInterface.register(IMPLEMENTATION, _outrider_slots)
-    AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
+    # No mask: the segments bring their own.
+    AttentionMaskInterface.register(IMPLEMENTATION, lambda *args, **kwargs: None)

@@ -148,11 +148,6 @@ class Engine:
         self._sleep = sleep
         self._eos = frozenset(target.eos_token_ids)
 
-    @property
-    def is_asynchronous(self) -> bool:
-        """True if launch() returns while the device computes."""
-        return self.target.kv.device.type == "cuda"
-
     def verify(self, inputs: abc.Sequence[StepInput]) -> list[StepResult]:
         """Run one forward pass over all inputs, at most one per session."""
         return self.finish(self.launch(inputs))

@@ -55,7 +55,8 @@ class _Lanes:
         segments = [segment for _, segment in members]
         lanes = [_buffer(segment).lane for segment in segments]
         self._slab = slab
-        self._neighbors = slice(lanes[0], lanes[0] + len(lanes)) if _are_neighbors(lanes) else None
+        stop = lanes[0] + len(lanes)
+        self._neighbors = slice(lanes[0], stop) if lanes == list(range(lanes[0], stop)) else None
         self.places = slice(first, first + len(segments))
         self.num_keys = max(_own_keys(segment) for segment in segments)
         rows, targets = [], []
@@ -92,7 +93,7 @@ class AttentionGroup:
         self._slot = members[0][1].slot
         device = self._slot.shape.device
         for slab, ours in slabs.items():
-            ours.sort(key=_lane)
+            ours.sort(key=lambda placed: _buffer(placed[1]).lane)
             self._parts.append(_Lanes(slab, len(ordered), ours, device))
             ordered.extend(ours)
         self._members = [segment for _, segment in ordered]
@@ -240,14 +241,6 @@ def similar(
             most = max(1, min(limits.scores // (num_rows * keys), most_keys // keys))
         groups[-1].append(member)
     return groups
-
-
-def _lane(placed: Placed) -> int:
-    return _buffer(placed[1]).lane
-
-
-def _are_neighbors(lanes: Sequence[int]) -> bool:
-    return list(lanes) == list(range(lanes[0], lanes[0] + len(lanes)))
 
 
 def _own_keys(segment: BatchSegment) -> int:

@@ -85,11 +85,6 @@ class Sequence:
         return self.num_computed if self._has_plain_rows else 0
 
     @property
-    def is_evicted(self) -> bool:
-        """True if it lacks the rows, and the room, that `begin` or `reserve` gave it."""
-        return not self.slot.holds_any
-
-    @property
     def group(self) -> bytes | None:
         """Key of the sequences it shares with; None where its features depend on more than K/V rows."""
         return self._group if self._has_plain_rows else None
@@ -179,10 +174,6 @@ class Sequence:
         """Discard its rows before the next request, and let no other sequence use them: a pass failed."""
         self._is_invalid = True
         self.memory.forget(self)
-
-    def request_memory(self) -> None:
-        """Have memory freed before the next pass: the machine had none for this one."""
-        self.memory.must_free_all = True
 
     def release(self) -> None:
         """Give everything back; the session has ended."""

@@ -185,7 +185,8 @@ class PrefixCache:
             length += BLOCK
             if known is copied:
                 continue
-            if isinstance(known, Prefix) and not self._is_shared(known):
+            # Sessions do not begin with the prefix itself, but with copies.
+            if isinstance(known, Prefix) and (not known.num_slots or self._is_small(known)):
                 copied = known
             else:
                 match = _Match(known, length)
@@ -258,10 +259,6 @@ class PrefixCache:
     def _is_small(self, prefix: Prefix) -> bool:
         """Return whether all of it, from the beginning of the text, is small."""
         return prefix.stop * prefix.buffer.num_bytes // prefix.buffer.capacity <= self._small_bytes
-
-    def _is_shared(self, prefix: Prefix) -> bool:
-        """Return whether sessions begin with the prefix itself, rather than with copies."""
-        return prefix.num_slots > 0 and not self._is_small(prefix)
 
     def _cut(self, prefix: Prefix, length: int, spare: Sequence[CachedSequence]) -> Prefix:
         count, num_bytes = length - prefix.start, prefix.buffer.num_bytes

@@ -59,13 +59,6 @@ class _WorkerProcess:
         except (EOFError, OSError):
             return self._ending()
 
-    def end_soon(self, *, at_once: bool) -> None:
-        if at_once:
-            self.process.kill()
-            return
-        with suppress(OSError):
-            self.socket.send(None)
-
     def end(self) -> None:
         try:
             self.process.wait(_END_S)
@@ -153,7 +146,11 @@ class RankProcesses:
                 return
             self._closing = True
         for worker in self._workers:
-            worker.end_soon(at_once=self.broken.done())
+            if self.broken.done():
+                worker.process.kill()
+                continue
+            with suppress(OSError):
+                worker.socket.send(None)
         leave()
         for worker in self._workers:
             worker.end()

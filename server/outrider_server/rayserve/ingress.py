@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -39,13 +39,6 @@ class Ingress:
     host: str
     security: SecurityConfig
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), default=str)
-
-    @classmethod
-    def from_environment(cls) -> Self:
-        return build(cls, json.loads(os.environ[ENVIRONMENT]))
-
 
 _ours: list[object] = []  # servers that listen through add_grpc_address below
 
@@ -57,7 +50,7 @@ def start() -> list[object]:
     """
     from ray.serve._private import default_impl
 
-    ingress = Ingress.from_environment()
+    ingress = build(Ingress, json.loads(os.environ[ENVIRONMENT]))
 
     def add_grpc_address(server: grpc.aio.Server, address: str) -> None:
         address = join_host_port(ingress.host, port_of(address))

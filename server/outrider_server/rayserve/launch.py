@@ -7,6 +7,7 @@ import logging
 import os
 import time
 import urllib.request
+from dataclasses import asdict
 from typing import Any
 
 from outrider_proto.errors import UsageError
@@ -67,7 +68,7 @@ def remove() -> None:
 def _environment(config: ServerConfig) -> dict[str, str]:
     """Return the environment of Ray's controller and of the proxies, its children."""
     return {
-        ingress.ENVIRONMENT: Ingress(config.host, config.security).to_json(),
+        ingress.ENVIRONMENT: json.dumps(asdict(Ingress(config.host, config.security)), default=str),
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{ingress.__name__}.start",
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(4 * MAX_FRAME_BYTES),
     }

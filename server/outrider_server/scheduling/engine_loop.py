@@ -54,7 +54,9 @@ class EngineLoop:
     ) -> None:
         self._replies = replies or ReplyPoster()
         self._overlap = overlap
-        self._plans_ahead = limits.plan_ahead == "on" or (limits.plan_ahead == "auto" and engine.is_asynchronous)
+        # On such a device launch() returns while it computes.
+        is_asynchronous = engine.target.kv.device.type == "cuda"
+        self._plans_ahead = limits.plan_ahead == "on" or (limits.plan_ahead == "auto" and is_asynchronous)
         self._on_step = on_step
         self._inbox: SimpleQueue[Request | PrefixQuery | FeatureFeed | None] = SimpleQueue()
         self.faults = FaultHandler(engine)
@@ -138,7 +140,7 @@ class EngineLoop:
         return [
             request
             for request in self._queues.begin(self._tree_nodes)
-            if not request.ended and not request.sequence.is_evicted
+            if not request.ended and request.sequence.slot.holds_any
         ]
 
     def _draft(self, requests: abc.Sequence[Request]) -> list[Request]:

@@ -49,7 +49,7 @@ class FaultHandler:
         """End a request that has failed, and its rows with it; or, for a lost device, everything."""
         if is_out_of_memory(error):
             _log.warning("no memory for a pass: %s", error)
-            request.sequence.request_memory()
+            request.sequence.memory.must_free_all = True  # before the next pass
             request.fail(Refusal(Reason.SERVER_FULL, "the server has no memory for this request now; try again later"))
             return
         if is_lost_device(error):

@@ -216,15 +216,9 @@ class _Lane:
                 heappush(turns, self._turn(requests, line, most))
         self._level += _equal_share(demands, sum(planned))
         still = {request.payer for request, rows in zip(requests, planned, strict=True) if rows < request.rows}
-        # Or the table would grow with every payer ever seen, and time away would earn credit.
-        self._forget_all_but(still)
+        # Not those of others: the table would grow with every payer ever seen, and time away would earn credit.
+        self._accounts = {payer: rows for payer, rows in self._accounts.items() if payer in still or rows > self._level}
         return planned
-
-    def _forget_all_but(self, waiting: Set[Payer]) -> None:
-        """Keep the accounts of `waiting` payers, and those above the level."""
-        self._accounts = {
-            payer: rows for payer, rows in self._accounts.items() if payer in waiting or rows > self._level
-        }
 
     def _turn(self, requests: Sequence[SchedulingRequest], line: deque[int], most: int) -> tuple[float, int]:
         """Return when the queue's first request is due, and its index."""

@@ -115,14 +115,11 @@ class TreeBudget:
         # The whole time, not only the model's: every draft also costs features and frames, and larger trees save those.
         self._steps.append(TimedStep(report, now - self._ended_at - report.idle_s))
         self._ended_at = now
-        self._learn_gain(report)
+        self._doublings = _KEPT * self._doublings + sum(log2(1 + nodes) for nodes, _ in report.trees)
+        self._accepted = _KEPT * self._accepted + sum(accepted for _, accepted in report.trees)
         self._num_unseen += 1
         if self._num_unseen >= _REVIEW_EVERY:
             self._review(now)
-
-    def _learn_gain(self, report: StepStats) -> None:
-        self._doublings = _KEPT * self._doublings + sum(log2(1 + nodes) for nodes, _ in report.trees)
-        self._accepted = _KEPT * self._accepted + sum(accepted for _, accepted in report.trees)
 
     def _review(self, now: float) -> None:
         """Change the size once reviews in a row agree."""

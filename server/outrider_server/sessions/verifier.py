@@ -89,7 +89,8 @@ class Verifier:
         self._sweeper: asyncio.Task[None] | None = None
         offered, by_features = {tap.info.fingerprint: tap for tap in taps}, dict[str, Drafter]()
         for drafter in drafters:
-            by_features.setdefault(drafter.tap.fingerprint, _paced(drafter, pace))
+            paced = PacedDrafter(drafter, pace.server_level_ms, pace.level_factor) if pace else drafter
+            by_features.setdefault(drafter.tap.fingerprint, paced)
         self._context = ServerContext(
             description=_description(target, tuple(offered.values()), limits.max_nodes),
             taps=offered,
@@ -252,10 +253,6 @@ def _memory(target: Target, kv_bytes: int, limits: LimitsConfig) -> KVMemory:
         layout=limits.kv_layout,
         swap_bytes=swap_bytes(limits.kv_swap, target.kv),
     )
-
-
-def _paced(drafter: Drafter, pace: Pace | None) -> Drafter:
-    return drafter if pace is None else PacedDrafter(drafter, pace.server_level_ms, pace.level_factor)
 
 
 def _shutting_down() -> Refusal:

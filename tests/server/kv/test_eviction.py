@@ -77,7 +77,7 @@ def verdicts_per_second(num_clients: int, seconds: float = 12.0) -> float:
                 runs.append((sequence, request))
             except OutOfKVMemory:
                 pass
-        runs = [(sequence, request) for sequence, request in runs if not sequence.is_evicted]
+        runs = [(sequence, request) for sequence, request in runs if sequence.slot.holds_any]
         num_rows = sum(sequence.num_uncomputed + 4 for sequence, _ in runs)
         now[0] += PASS_S + ROW_S * num_rows
         policy.learn(num_rows, len(runs), PASS_S + ROW_S * num_rows)
