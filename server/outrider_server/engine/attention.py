@@ -146,7 +146,7 @@ def _by_hand(segment: BatchSegment, query: Tensor, parts: Sequence[Part], call: 
     *shared, (keys, values) = parts
     group, mask = heads // kv_heads, segment.mask(call.window, 1)
     block = max(1, _SCORES // (heads * sum(keys.shape[1] for keys, _ in parts)))
-    answers = []
+    answers: list[Tensor] = []
     for rows in torch.split(query.reshape(1, kv_heads, group, num_rows, dim), block, dim=3):
         first, count = block * len(answers), rows.shape[3]
         own = None if mask is None else mask[:, :, first : first + count].repeat(1, 1, group, 1)
