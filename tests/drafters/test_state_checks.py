@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pytest
 
-from outrider_drafters import FeatureDrafter, LookupDrafter, TextDrafter, check_drafter
+from outrider_drafters import FeatureDrafter, LookupDrafter, check_drafter
 from outrider_drafters.families.eagle2.family import Eagle2Drafter
 from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_drafters.families.suffix.hybrid import HybridDrafter
@@ -137,15 +137,3 @@ def test_every_fault_is_found(fault, float64_drafters, in_float64, monkeypatch):
     monkeypatch.setattr(Eagle2Drafter, "new_state", lambda self: fault(self))
     with in_float64(), pytest.raises(AssertionError, match=f"eagle2: .*{FAULTS[fault]}"):
         check_drafter(float64_drafters["eagle2"], scripts=40, tolerance=1e-6)
-
-
-def test_guesses_that_depend_on_more_than_the_text_are_found():
-    class Moody(TextDrafter):
-        calls = 0
-
-        def guesses(self, text):
-            self.calls += 1
-            return {self.calls % 20: 1.0}
-
-    with pytest.raises(AssertionError, match=r"text: .*not as a fresh state"):
-        check_drafter(Moody(23))

@@ -108,10 +108,6 @@ def test_a_text_equals_a_new_one_after_any_edits(first, edits):
             assert grown.places([token]).tolist() == fresh.places([token]).tolist()
 
 
-def test_of_equal_trees_the_longest_pattern_and_the_newest_token_come_first():
-    assert candidates_of([1, 2, 8, 1, 2, 9, 1, 2]).tree.tokens[:2] == (9, 8)
-
-
 def test_a_history_is_read_only_where_somebody_lets_it():
     grown = GrowingText()
     grown.append([1, 2])
