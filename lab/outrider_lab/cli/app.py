@@ -50,3 +50,7 @@ app.add_typer(paper_app, name="paper")
 def main() -> None:
     """Run the command; print every deliberate error as one line and exit with its code."""
     run_app(app, "outrider-lab")
+
+
+if __name__ == "__main__":
+    main()
