@@ -1,11 +1,9 @@
 """Scores: what counts as a right answer, and what generated code may not do."""
 
-import time
-
 import pytest
 
 from outrider_lab.corpus import generate
-from outrider_lab.corpus.check import score, score_all, score_by_family
+from outrider_lab.corpus.check import score, score_by_family
 from outrider_lab.corpus.sample import CorpusSample, Entities, Exact, HiddenTests, Number
 from outrider_lab.corpus.sandbox import SandboxJob, run_jobs
 
@@ -63,16 +61,6 @@ def test_a_bad_function_fails_alone(source):
     assert run_jobs([GOOD, job(source), GOOD]) == [True, False, True]
 
 
-def test_many_jobs_share_a_process():
-    began = time.monotonic()
-    assert run_jobs([GOOD] * 200) == [True] * 200
-    assert time.monotonic() - began < 10
-
-
-def test_no_jobs():
-    assert run_jobs([]) == []
-
-
 def sample(check):
     return CorpusSample("any", (), "", "key", check)
 
@@ -105,8 +93,3 @@ def test_scores_by_family():
     scores = score_by_family(samples, texts)
     assert {family: (s.passed, s.total) for family, s in scores.items()} == {"code": (3, 3), "math": (3, 4)}
     assert scores["math"].rate == 0.75
-
-
-def test_every_sample_needs_a_text():
-    with pytest.raises(ValueError, match="one text for each sample"):
-        score_all(list(generate("qa", "test", 1, 2)), ["only one"])

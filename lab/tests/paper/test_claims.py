@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from outrider_lab.paper.claims import Claim, Estimate, claims_table, share_difference, speed_ratio, tau_ratio
+from outrider_lab.paper.claims import Claim, Estimate, share_difference, speed_ratio, tau_ratio
 
 
 def prompts(count=40, better=1.2, seed=1):
@@ -84,13 +84,3 @@ def test_shares_of_the_same_questions_are_subtracted():
     assert (of_two.figure, of_two.seeds) == (0, 2)
     assert of_two.interval[0] < -0.15
     assert of_two.interval[1] > 0.15
-
-
-def test_the_list_of_claims_says_what_each_is_held_against():
-    made = claims_table(
-        [("table-2", Claim("a > b", "2 > 1", Estimate(1.2, (1.1, 1.3)))), ("table-4", Claim("c", "", None, 0.0))]
-    )
-    assert made.rows == (
-        ("table-2", "a > b", "2 > 1", "1.20 (1.10 to 1.30)", "> 1", "holds"),
-        ("table-4", "c", "", "-", "> 0", "not measured"),
-    )

@@ -23,7 +23,7 @@ COMMAND = [sys.executable, "-c", "from outrider_lab.cli.app import main; main()"
 ONE_TABLE = ("paper", "--quick", "--table", "moa-a5", "--out")
 PAPERS, QUESTIONS = Path(__file__).parents[3] / "docs" / "papers", "docs/papers/questions.jsonl"
 IMAGE = re.compile(r"base64,[^\"]*")
-SHOWN = ("drafters", *settings(per_family=1, repetitions=1, max_new_tokens=4), "--drafter", "lookup")
+SHOWN = ("drafters", *settings(families="math", per_family=1, repetitions=1, max_new_tokens=4), "--drafter", "lookup")
 
 
 def run(*arguments):
@@ -53,8 +53,7 @@ def test_all_exhibits_have_their_own_names_and_say_what_differs():
 @pytest.mark.timeout(900)
 def test_the_quick_report_has_every_exhibit_and_is_written_the_same_from_its_json(tmp_path):
     out = tmp_path / "out"
-    command = [*COMMAND, "paper", "--quick", "--out", str(out)]
-    subprocess.run(command, check=True, timeout=800)
+    assert run("paper", "--quick", "--out", out).exit_code == 0
     html = (out / "report.html").read_text()
     for name, exhibit in EXHIBITS.items():
         if exhibit.needs(paper_setup(None, (), None, quick=True)):
@@ -64,7 +63,7 @@ def test_the_quick_report_has_every_exhibit_and_is_written_the_same_from_its_jso
     assert "ANSWERS DIFFER" not in html
     assert "No answer differs" in html
     written = {path.name: path.read_bytes() for path in out.rglob("*") if path.suffix in (".html", ".csv")}
-    again = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
+    again = run("paper", "--quick", "--out", out)
     assert "outrider-bench drafters" not in again.stderr  # nothing is measured again
     assert {path.name: path.read_bytes() for path in out.rglob("*") if path.suffix in (".html", ".csv")} == written
 
@@ -111,12 +110,6 @@ def test_a_file_that_is_no_report_is_refused_in_one_line(tmp_path, content, said
     with pytest.raises(UsageError, match=said):
         take_all([Measurement("one", SHOWN)], tmp_path)
     assert (tmp_path / "one.json").read_text() == content
-
-
-def test_a_directory_that_cannot_be_written_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"cannot write .*file.*: Not a directory"):
-        take_all([Measurement("one", SHOWN)], tmp_path / "file" / "json")
 
 
 def test_what_an_interrupted_command_has_left_is_gone_on_with_and_that_of_another_one_removed(tmp_path):

@@ -1,7 +1,6 @@
 """Recipes that a report needs, really trained, on few tokens; and what is kept of them."""
 
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -73,7 +72,7 @@ def test_an_interrupted_run_goes_on(monkeypatch):
     assert trained("eagle2_deep", 1, 3 * TOKENS) is None
     assert (partial / "checkpoint.pt").exists()
     monkeypatch.setattr(recipe, "train_recipe", whole)
-    (directory,) = train_recipes(["eagle2_deep"], seeds=2, tokens=3 * TOKENS)[1:]
+    directory = run.train()
     assert (directory, partial.exists()) == (run.directory, False)
     monkeypatch.setattr(module, "_FORMAT", 2)
     assert run.directory != directory
@@ -115,19 +114,11 @@ def test_what_cannot_be_trained_is_refused(names, options, said):
         train_recipes(names, **options)
 
 
-def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(UsageError, match="Not a directory"):
-        train_recipes(["eagle2_deep"], tokens=TOKENS)
-
-
 def test_what_is_trained_takes_its_role_in_the_tables(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert "moa_nolsa" not in paper_setup(None, (), None, quick=False).roles
     assert not EXHIBITS["moa-table-9"].needs(paper_setup(None, (), None, quick=False))
-    shutil.copytree(RecipeRun("target_bias", tokens=TOKENS).train(), RecipeRun("target_bias").directory)
-    for name in ("moa_nolsa", "moa_bias", "eagle2_bias"):
+    for name in ("moa_nolsa", "target_bias", "moa_bias", "eagle2_bias"):
         RecipeRun(name).directory.mkdir(parents=True)
     setup = paper_setup(None, (), None, quick=False)
     assert setup.roles["moa_nolsa"] == str(RecipeRun("moa_nolsa").directory)

@@ -2,7 +2,6 @@
 
 from outrider_lab.spec.answer_file import read_answers, write_answers
 from outrider_lab.spec.records import QuestionRecord, TurnRecord, answers_of
-from outrider_lab.spec.study import SpecStudy
 
 
 def record(question: int, way: str = "plain", run: int = 0) -> QuestionRecord:
@@ -20,12 +19,3 @@ def test_a_file_is_sorted_with_one_line_for_all_runs_of_a_question(tmp_path):
     assert second.choices[0].decoding_steps == (2, 2)
     assert second.choices[0].new_tokens == (3, 3)
     assert second.choices[0].accept_lengths == (1, 2, 1, 2)
-
-
-def test_what_is_read_is_what_was_written():
-    assert SpecStudy.row.validate_json(SpecStudy.row.dump_json(record(7))) == record(7)
-
-
-def test_questions_of_the_same_number_and_text_have_records_of_their_own():
-    other = QuestionRecord(0, "1", "qa", "plain", "1", 1.0, ())
-    assert other.name != record(1).name

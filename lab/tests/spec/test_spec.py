@@ -198,12 +198,6 @@ def test_a_way_never_takes_another_one_s_file(tmp_path):
     assert "two ways are called plain: give the drafters' directories other names" in str(result.exception)
 
 
-def test_a_directory_without_a_baseline_has_no_summary(tmp_path):
-    result = CliRunner().invoke(app, ["spec", "--summarize", str(tmp_path)])
-    assert isinstance(result.exception, UsageError)
-    assert "no generate.jsonl" in str(result.exception)
-
-
 def test_drafters_are_named_by_their_directories():
     assert drafter_names(["/a/moa,tli=1", "lookup"]) == {"moa,tli=1": "/a/moa,tli=1", "lookup": "lookup"}
     with pytest.raises(UsageError, match="another one is called moa, too"):

@@ -46,14 +46,6 @@ def test_a_rate_is_the_mean_over_questions_and_accepted_tokens_over_passes():
     assert (found["qa"].questions, found[OVERALL].questions) == (1, 3)
 
 
-def test_the_baseline_s_tokens_are_those_of_its_text_less_one_a_turn():
-    plain = [answer("qa", choice([5, 5], [1.0, 1.0], [1] * 10, text="a b"))]
-    without_first = spec_results(plain, plain, 1, lambda text: len(text.split()))
-    assert without_first["qa"].mean.baseline_tokens_per_second == (1 + 1) / 2
-    assert without_first["qa"].mean.speedup == 5.0
-    assert without_first["qa"].mean.speedup_of_new_tokens == 1.0
-
-
 def test_runs_are_compared_with_the_same_run_and_have_a_sample_s_deviation():
     mine = [answer("rag", *(choice([10], [seconds], [5, 5], index=n) for n, seconds in enumerate((1.0, 2.0, 5.0))))]
     plain = [answer("rag", *(choice([4], [seconds], [1] * 4, index=n) for n, seconds in enumerate((1.0, 1.0, 2.0))))]

@@ -20,14 +20,3 @@ def test_bundles_by_type_of_weights(tmp_path):
     assert min(full["ms_per_level"], small["ms_per_level"]) > 0
     assert 0.9 < small["mean_acceptance_length"] / full["mean_acceptance_length"] < 1.1
     assert result.stderr.count("int8") == 1
-
-
-def test_a_users_questions(tmp_path):
-    report, asked = tmp_path / "report.json", tmp_path / "asked.jsonl"
-    asked.write_text('{"prompt": "Who am I?"}\n{"prompt": "Sort these: 3, 1, 2"}\n')
-    few = ["--drafter", "moa", "--set", "weights=int8", "--set", f"questions={asked}", "--set", "max-new-tokens=6"]
-    result = CliRunner().invoke(app, ["edge-weights", *few, "--json", str(report)])
-    assert result.exit_code == 0, result.output
-    (measured,) = json.loads(report.read_text())["edge_weights"]
-    assert len(measured["verdicts"]) == 2
-    assert measured["not_exact"] == 0

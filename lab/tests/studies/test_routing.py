@@ -5,18 +5,16 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from outrider_client.core.head_statistics import AcceptedMeans, HeadUse
-from outrider_client.core.statistics import Statistics
 from outrider_lab.cli.app import app
 from outrider_lab.paper.measurement import settings
-from outrider_lab.studies.routing import RoutingCost, RoutingStudy, routings, speed_table, tau_table
+from outrider_lab.studies.routing import RoutingStudy, routings, speed_table, tau_table
 from outrider_proto.errors import UsageError
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> dict:
     path = tmp_path_factory.mktemp("routing") / "report.json"
-    command = ["routing", *settings(per_family=1, max_new_tokens=12, gate=0.5, repetitions=2)]
+    command = ["routing", *settings(per_family=1, families="math,chat", max_new_tokens=12, gate=0.5, repetitions=2)]
     result = CliRunner().invoke(app, [*command, "--json", str(path)])
     assert result.exit_code == 0, result.output
     return json.loads(path.read_text())
@@ -59,28 +57,6 @@ def test_the_tables_are_those_of_the_report(measured):
     *_, difference = tau_table(report).rows
     chat = [report.comparison.drafters[way].tau["chat"] for way in ("confidence, one after another", *report.alone)]
     assert difference[3] == f"{chat[0] - max(chat[1:]):+.2f}"
-
-
-def use(cycles: int, accepted: int, rejected: int, confidence: AcceptedMeans) -> HeadUse:
-    return HeadUse(
-        drafts=cycles,
-        cycles={"a": cycles},
-        accepted_tokens=accepted,
-        rejected_tokens=rejected,
-        confidence=confidence,
-    )
-
-
-def test_means_are_over_tokens_not_over_answers():
-    class Record:
-        def __init__(self, heads: HeadUse) -> None:
-            self.token_ids, self.statistics = (1, 2), Statistics(heads=heads)
-
-    uses = use(1, 1, 3, AcceptedMeans(0.9, 0.1)), use(3, 3, 1, AcceptedMeans(0.5, 0.3))
-    cost = RoutingCost.of([Record(one) for one in uses])
-    assert cost.confidence.accepted == pytest.approx(0.6)
-    assert cost.confidence.rejected == pytest.approx(0.15)
-    assert cost.drafts_per_1000_tokens == 1000
 
 
 def test_missing_heads_are_refused():

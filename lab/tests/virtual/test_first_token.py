@@ -24,11 +24,6 @@ def models() -> LocalModels:
     return LocalModels.load(ClientConfig(drafter="none"))
 
 
-def test_a_token_comes_with_its_arrival():
-    record = arrived((50, 1), (90, 4))
-    assert [record.ms_to_token(number) for number in (1, 2, 5, 6)] == [50, 90, 90, None]
-
-
 def test_ratios_are_of_the_same_prompt_and_need_the_token_in_both():
     mine = [arrived((100, 1), (400, 40)), arrived((90, 1), (100, 2))]
     its = [arrived((50, 1), (800, 40)), arrived((60, 1), (900, 40))]

@@ -101,15 +101,6 @@ def test_two_drafts_in_flight_share_a_round_trip():
     assert found.mean_acceptance_length == CYCLE
 
 
-def test_a_draft_that_waits_for_a_pass_waits_in_the_queue_and_not_on_its_way():
-    slow = replace(PACE, verify_ms=90.0)
-    found = variant_metrics("pipelined,in_flight=2,outcomes=1", setup(pace=slow))
-    assert found.exchange_ms == pytest.approx(R * 1e3)
-    assert found.queue_ms > 10.0
-    alone = variant_metrics("proactive,outcomes=1", setup(pace=slow))
-    assert (alone.exchange_ms, alone.queue_ms) == (pytest.approx(R * 1e3), 0.0)
-
-
 def test_late_features_cost_what_was_taped_of_them():
     """Features come after their verdict; without the newest ones nothing is guessed, but at first."""
     recording = recording_of(NEW)
@@ -183,9 +174,3 @@ def test_a_thinned_tape_is_slower_and_never_wrong():
 def test_a_replay_cannot_ask_for_more_than_was_taped():
     with pytest.raises(UsageError, match="the tape has"):
         ReplaySetup(texts_of(recording_of(NEW)), STEADY, PACE, max_new_tokens=NEW + 1)
-
-
-@pytest.mark.parametrize("text", ["stop-and-wait", "server-draft"])
-def test_trees_that_were_not_taped_are_refused_on_either_side(text):
-    with pytest.raises(UsageError, match="the tape has"):
-        answers(setup(), ModeVariant.parse(text, {**CHAIN, "levels": LEVELS + 1, "budget": LEVELS + 1}), 1)
