@@ -78,11 +78,6 @@ class VirtualOptions(_ReplayOptions):
     max_new_tokens: Annotated[int | None, Field(ge=2), Flag("New tokens per answer; default: all that were taped.")] = (
         None
     )
-    prompt_tokens: Annotated[
-        int,
-        Field(ge=0),
-        Flag("Lengthen prompts to at least this many tokens; the answers stay the same."),
-    ] = 0
     thin: Annotated[float, Flag("Share of the answers' tokens that the drafter shall miss.")] = 0.0
     runs: Annotated[int, Field(ge=1), Flag("Links with consecutive seeds to replay over; results are medians.")] = 5
 
@@ -97,10 +92,7 @@ class SweepOptions(_ReplayOptions):
     thin: Annotated[str, Flag("Shares of the tokens that the drafter shall miss; the larger, the smaller tau.")] = (
         "0,0.1,0.25"
     )
-    jitter: Annotated[float, Field(ge=0), Flag("Standard deviation of a one-way delay, as a share of it.")] = 0.0
-    rate: Annotated[float, Field(ge=0.001), Flag("Rate of the link in Mbit/s, each way.")] = 50.0
     max_new_tokens: NewTokensOption = 64
-    rounds: Annotated[int, Field(ge=1), Flag("Times that all prompts are asked, in one session.")] = 1
 
     def numbers(self, name: str) -> Sequence[float]:
         """Return the numbers of an option. Raises UsageError."""

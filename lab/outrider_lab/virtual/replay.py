@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.network.link_endpoint import NO_LINK, PINGS_A_RUN, LinkTraffic, PingStats, profile_or_none
@@ -47,7 +47,7 @@ _BETWEEN_ANSWERS_S = 2.0
 class ReplaySetup:
     """Everything a replay depends on beside variants and seed. Raises UsageError for more tokens than taped.
 
-    The taped prompts are asked `rounds` times in one session; `server_draft`: the server offers to draft.
+    The taped prompts are asked in one session; `server_draft`: the server offers to draft.
     """
 
     texts: TapedTexts
@@ -55,7 +55,6 @@ class ReplaySetup:
     pace: Pace
     codec: Codec = "int8"
     max_new_tokens: int = 128
-    rounds: int = 1
     server_draft: bool = True
 
     def __post_init__(self) -> None:
@@ -65,8 +64,8 @@ class ReplaySetup:
 
     @property
     def asked(self) -> tuple[TapedAnswer, ...]:
-        """The taped prompts, as often as they are asked."""
-        return self.texts.tape.recordings * self.rounds
+        """The taped prompts."""
+        return self.texts.tape.recordings
 
     @property
     def config(self) -> ClientConfig:
@@ -173,11 +172,9 @@ def _traffic(link: VirtualLink) -> LinkTraffic:
     return LinkTraffic(stats.up.packets_in, stats.down.packets_in, stats.up.bytes_in, stats.down.bytes_in)
 
 
-def replay_scenario(
-    setup: ReplaySetup, variants: Sequence[ModeVariant], runs: int, seed: int, step: Step, prompt_tokens: int
-) -> Scenario:
+def replay_scenario(setup: ReplaySetup, variants: Sequence[ModeVariant], runs: int, seed: int, step: Step) -> Scenario:
     counter = ProgressCounter(step, setup.profile.name, runs * len(variants) * len(setup.texts.tape.recordings))
-    setting = replace(_setting(setup, variants, seed), prompt_tokens=prompt_tokens)
+    setting = _setting(setup, variants, seed)
     families = [recording.family for recording in setup.asked]
     replayed = [replay(setup, variants, seed + n, counter) for n in range(runs)]
     rows = [row for number, run in enumerate(replayed) for row in rows_of(setup, run, seed, number)]

@@ -19,7 +19,7 @@ from outrider_drafters.emulation.pace import Pace
 from outrider_lab.virtual.options import SweepOptions, VirtualOptions
 from outrider_lab.virtual.replay import VIRTUAL_NOTE, ReplaySetup, link_of, replay_scenario
 from outrider_lab.virtual.sweep import SweepConditions, SweepGrid, SweepPoint, plot_sweep, sweep, sweep_table
-from outrider_lab.virtual.tape import Tape, Thinning, lengthened, only, thinned
+from outrider_lab.virtual.tape import Tape, Thinning, only, thinned
 from outrider_lab.virtual.texts import TapedTexts
 from outrider_models.core.questions import read_questions
 
@@ -39,7 +39,7 @@ class VirtualStudy(ReplayStudy[VirtualOptions, VirtualReport]):
         options = self.options
         asked = None if options.questions is None else read_questions(options.questions)
         taped = only(Tape.load(options.tape), asked, split(options.families) or None)
-        texts = TapedTexts(thinned(lengthened(taped, options.prompt_tokens), Thinning(options.thin, options.seed)))
+        texts = TapedTexts(thinned(taped, Thinning(options.thin, options.seed)))
         variants = options.variants
         limit = options.max_new_tokens or min(recording.limit for recording in taped.recordings)
         names = options.profile or ("paper-5g",)
@@ -48,9 +48,7 @@ class VirtualStudy(ReplayStudy[VirtualOptions, VirtualReport]):
         with CsvFile(options.csv) as table:
             for name in names:
                 over = replace(setup, profile=link_of(name))
-                scenarios.append(
-                    replay_scenario(over, variants, options.runs, options.seed, step, options.prompt_tokens)
-                )
+                scenarios.append(replay_scenario(over, variants, options.runs, options.seed, step))
                 table.write(scenarios[-1].answers)
         return VirtualReport(tuple(scenario.reported for scenario in scenarios), options.thin)
 
@@ -89,15 +87,8 @@ class SweepStudy(ReplayStudy[SweepOptions, SweepReport]):
     def replay(self, step: Step) -> SweepReport:
         options, tape = self.options, Tape.load(self.options.tape)
         grid = SweepGrid(*(tuple(options.numbers(name)) for name in ("rtt", "verify", "thin")))
-        conditions = SweepConditions(
-            Pace.load(options.pace),
-            options.rate * 1e6,
-            options.jitter,
-            codec_of(options.codec),
-            options.max_new_tokens,
-            options.seed,
-            options.rounds,
-        )
+        codec = codec_of(options.codec)
+        conditions = SweepConditions(Pace.load(options.pace), codec, options.max_new_tokens, options.seed)
         with CsvFile(options.csv) as table:
             counter = ProgressCounter(step, "points", len(grid))
             points = tuple(sweep(tape, grid, options.variants, conditions, counter, table.write))

@@ -67,28 +67,19 @@ class SweepGrid:
 class SweepConditions:
     """Settings that are the same at all points.
 
-    The round trip is constant and halved over both directions, or has a normal jitter of that share of each direction's
-    delay, in order; the seed is that of links and thinning.
+    The round trip is constant and halved over both directions; the seed is that of links and thinning.
     """
 
     pace: Pace
-    rate_bps: float = 50e6
-    jitter: float = 0.0
     codec: Codec = "int8"
     max_new_tokens: int = 64
     seed: int = 1
-    rounds: int = 1  # of all taped prompts, in one session
-
-    def profile(self, rtt_ms: float) -> Profile:
-        delay_ms = rtt_ms / 2
-        if not self.jitter or not delay_ms:
-            return Profile.symmetric(f"{rtt_ms:g} ms", Direction(delay_ms, rate_bps=self.rate_bps))
-        shaken = Direction(delay_ms, self.jitter * delay_ms, "normal", self.rate_bps, in_order=True)
-        return Profile.symmetric(f"{rtt_ms:g} ms", shaken)
+    rate_bps: float = 50e6
 
     def setup(self, texts: TapedTexts, pace: Pace, rtt_ms: float) -> ReplaySetup:
         """Return the replay setup of one point."""
-        return ReplaySetup(texts, self.profile(rtt_ms), pace, self.codec, self.max_new_tokens, self.rounds)
+        profile = Profile.symmetric(f"{rtt_ms:g} ms", Direction(rtt_ms / 2, rate_bps=self.rate_bps))
+        return ReplaySetup(texts, profile, pace, self.codec, self.max_new_tokens)
 
 
 @dataclass(frozen=True, slots=True)

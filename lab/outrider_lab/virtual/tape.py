@@ -156,25 +156,6 @@ def only(tape: Tape, questions: Sequence[UserQuestion] | None, families: Sequenc
     return replace(tape, recordings=chosen)
 
 
-def lengthened(tape: Tape, least: int) -> Tape:
-    """Lengthen prompts to `least` tokens by repeating them; drafts and answers stay the same.
-
-    Raises UsageError where the context is too short.
-    """
-    longest = max((recording.limit for recording in tape.recordings), default=0)
-    if least + longest >= tape.vocabulary.max_context:
-        most = tape.vocabulary.max_context - longest - 1
-        raise UsageError(f"prompt_tokens={least}: the taped answers leave room for {most}")
-    return replace(tape, recordings=tuple(_lengthened(recording, least) for recording in tape.recordings))
-
-
-def _lengthened(recording: TapedAnswer, least: int) -> TapedAnswer:
-    prompt = recording.prompt
-    missing = max(least - len(prompt), 0)
-    before = (prompt * (missing // len(prompt) + 1))[:missing]
-    return replace(recording, prompt=before + prompt)
-
-
 @dataclass(frozen=True, slots=True)
 class Thinning:
     """A worse drafter: the share of the answer's tokens that it misses. Raises UsageError unless it is 0 to 1.

@@ -8,10 +8,6 @@ from outrider_bench.network.timed_answer import Arrival, TimedAnswer
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.statistics import Statistics
 from outrider_client.models.local_models import LocalModels
-from outrider_lab.virtual.tape import lengthened as lengthened_tape
-from outrider_proto.errors import UsageError
-
-from .tapes import recording_of, tape_of
 
 
 def arrived(*arrivals: tuple[float, int]) -> TimedAnswer:
@@ -42,15 +38,3 @@ def test_a_question_is_asked_after_others_that_no_other_prompt_has(models):
     openings = {after.sample.messages[0].content for after in late}
     assert len(openings) == len(late)
     assert lengthened(asked, models, 300) == late
-
-
-def test_a_tape_s_answers_are_the_same_after_longer_prompts():
-    tape = tape_of(recording_of(20), recording_of(20, name="hand-1", prompt=(3, 2, 1)))
-    long = lengthened_tape(tape, 50)
-    for before, after in zip(tape.recordings, long.recordings, strict=True):
-        assert len(after.prompt) == 50
-        assert after.prompt[-len(before.prompt) :] == before.prompt
-        assert after.answer == before.answer
-    assert long.recordings[0].prompt[0] != long.recordings[1].prompt[0]
-    with pytest.raises(UsageError, match="leave room for"):
-        lengthened_tape(tape, 500)
