@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from functools import cache
 from importlib import import_module
 from itertools import pairwise, takewhile
 from pathlib import PurePath
@@ -9,6 +10,7 @@ from pathlib import PurePath
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from .structure import ROOT
 
@@ -41,8 +43,9 @@ def commands(text):
 def unknown_words(name, *words):
     """Return the subcommand or the options that the command `name` does not have."""
     command = get_command(import_module(APPS[name]).app)
-    left = list(words)
+    left, place = list(words), (name,)
     while isinstance(command, TyperGroup) and left and left[0] in command.commands:
+        place = (*place, left[0])
         command = command.commands[left.pop(0)]
     if isinstance(command, TyperGroup) and left and not left[0].startswith("-"):
         return left[:1]
@@ -54,8 +57,18 @@ def unknown_words(name, *words):
         if name.startswith("-") and name not in ("--help", *options):
             unknown.append(name)
         elif name in options and not value and not getattr(options[name], "is_flag", True):
-            next(rest, None)  # its value
+            setting = next(rest, "").partition("=")[0]  # its value
+            if name == "--set" and "." not in setting and setting.replace("_", "-") not in settable(place):
+                unknown.append(f"--set {setting}")
     return unknown
+
+
+@cache
+def settable(place):
+    """The names that --set takes; settings of a training, with a dot, are told by no list."""
+    name, *path = place
+    listed = CliRunner().invoke(import_module(APPS[name]).app, [*path, "--set", "list"]).output
+    return set(re.findall(r"^([\w-]+)[:=]", listed, re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", [*PAGES, "Makefile"])
@@ -73,3 +86,4 @@ def test_a_command_that_is_gone_is_found():
     assert unknown_words(*first) == []
     assert unknown_words(*second) == ["recover"]
     assert unknown_words("outrider-bench", "network", "--csv", "--no", "--records", "FILE", "--plot=x") == ["--records"]
+    assert unknown_words("outrider-bench", "exact", "--set", "prompts=2", "--set", "promps=2") == ["--set promps"]
