@@ -51,7 +51,7 @@ def test_all_exhibits_have_their_own_names_and_say_what_differs():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_quick_report_has_every_exhibit_and_is_written_the_same_from_its_json(tmp_path):
+def test_the_quick_report_has_every_exhibit(tmp_path):
     out = tmp_path / "out"
     assert run("paper", "--quick", "--out", out).exit_code == 0
     html = (out / "report.html").read_text()
@@ -62,10 +62,6 @@ def test_the_quick_report_has_every_exhibit_and_is_written_the_same_from_its_jso
     assert html.count("data:image/png;base64,") >= 3
     assert "ANSWERS DIFFER" not in html
     assert "No answer differs" in html
-    written = {path.name: path.read_bytes() for path in out.rglob("*") if path.suffix in (".html", ".csv")}
-    again = run("paper", "--quick", "--out", out)
-    assert "outrider-bench drafters" not in again.stderr  # nothing is measured again
-    assert {path.name: path.read_bytes() for path in out.rglob("*") if path.suffix in (".html", ".csv")} == written
 
 
 @pytest.mark.slow
