@@ -92,11 +92,11 @@ def test_a_report_of_other_options_is_measured_again(tmp_path):
 
 def test_a_report_on_a_file_of_questions_that_has_changed_is_measured_again(tmp_path):
     questions = tmp_path / "questions.jsonl"
-    questions.write_text('"Who are you?"\n')
+    questions.write_text('{"category": "math", "turns": ["Add 1 and 2."]}')
     one = Measurement("one", (*SHOWN, "--set", f"questions={questions}"))
     report = take_all([one], tmp_path / "json")["one"]
     assert one.taken(tmp_path / "json") == report
-    questions.write_text('"Add 17 and 5."\n')
+    questions.write_text('{"category": "math", "turns": ["Add 17 and 5."]}')
     assert one.taken(tmp_path / "json") is None
 
 
