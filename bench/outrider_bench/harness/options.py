@@ -23,7 +23,7 @@ TargetOption = Annotated[
 ]
 FamiliesOption = Annotated[
     tuple[str, ...],
-    Flag("Prompt families, or with --questions categories, separated by commas; default: all."),
+    Flag("Prompt families, or with questions of a file categories, separated by commas; default: all."),
 ]
 QuestionsOption = Annotated[
     Path | None,
@@ -63,7 +63,7 @@ DEFAULT_CODEC = "int8"  # CODECS[0], whose module imports numpy
 
 def per_family_option(default: str) -> Flag:
     """Declare the number of questions per family."""
-    return Flag(f"Questions per family; default: {default}, of --questions all of a category.")
+    return Flag(f"Questions per family; default: {default}, of questions in a file all of a category.")
 
 
 def drafters_option(default: str) -> Flag:

@@ -68,7 +68,9 @@ class LoadOptions(QuestionOptions):
     breadth: Annotated[int, Flag("Nodes expanded per level of a draft tree.")] = _TREE.breadth
     levels: Annotated[int, Flag("Levels of a draft tree.")] = _TREE.levels
     budget: Annotated[int, Flag("Nodes of a draft tree.")] = _TREE.budget
-    long_share: Annotated[float | None, Flag("Share of long prompts; default: 0.25, of --questions none.")] = None
+    long_share: Annotated[float | None, Flag("Share of long prompts; default: 0.25, of questions in a file none.")] = (
+        None
+    )
     long_tokens: Annotated[int, Field(ge=1), Flag("Least number of tokens of a long prompt.")] = 384
     per_family: Annotated[int | None, Field(ge=1), per_family_option("8")] = None
     max_new_tokens: NewTokensOption = 64

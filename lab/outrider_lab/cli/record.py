@@ -29,7 +29,7 @@ class RecordOptions(QuestionOptions):
     prompts: Annotated[
         int | None,
         Field(ge=1),
-        Flag("Questions, as `outrider-bench network` takes them; default: 24, or all of --questions."),
+        Flag("Questions, as `outrider-bench network` takes them; default: 24, or all of a file."),
     ] = None
     max_new_tokens: Annotated[
         int, Field(ge=2), Flag("New tokens per answer that a replay may ask for; 16 more are taped.")

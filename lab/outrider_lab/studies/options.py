@@ -34,7 +34,7 @@ EPSILONS = (0.05, 0.1, 0.15, 0.2, 0.25)  # of the Hydra paper, 7.2
 class EvalOptions(PairOptions):
     """Score the target, measure the drafters' acceptance, and score code written after the link has died.
 
-    With --questions only acceptance: nobody says there which answer is right.
+    With questions of a file only acceptance: nobody says there which answer is right.
     """
 
     shown = "target drafter json"
@@ -43,7 +43,7 @@ class EvalOptions(PairOptions):
     tau_per_family: Annotated[
         int | None,
         Field(ge=1),
-        Flag("Questions per family for the mean acceptance lengths; default: 30, or all of --questions."),
+        Flag("Questions per family for the mean acceptance lengths; default: 30, or all of a file."),
     ] = None
     max_new_tokens: LimitOption = 192
     plot: PlotOption = None
@@ -104,12 +104,12 @@ class DepthSweepOptions(ComparedOptions):
     breadth: Annotated[
         int | None,
         Field(ge=1),
-        Flag(f"Nodes expanded per level; default: 1, a chain, or with --budget {_TREE.breadth}."),
+        Flag(f"Nodes expanded per level; default: 1, a chain, or with budget {_TREE.breadth}."),
     ] = None
     budget: Annotated[
         int | None,
         Field(ge=1),
-        Flag(f"Nodes of a draft tree; default: as many as levels, a chain, or with --breadth {_TREE.budget}."),
+        Flag(f"Nodes of a draft tree; default: as many as levels, a chain, or with breadth {_TREE.budget}."),
     ] = None
     per_family: Annotated[int | None, Field(ge=1), per_family_option("5")] = None
     plot: PlotOption = None

@@ -44,7 +44,7 @@ class _ReplayOptions(StudyOptions):
     breadth: BreadthOption = None
     levels: LevelsOption = None
     budget: BudgetOption = None
-    seed: Annotated[int, Flag("Random seed of the links, and of --thin.")] = 1
+    seed: Annotated[int, Flag("Random seed of the links, and of thin.")] = 1
     csv: CsvOption = None
     plot: PlotOption = None
 

@@ -143,7 +143,7 @@ class Controls:
     def load(cls, target: Path, assistants: Mapping[str, Path], limit: int, sampling: Sampling) -> Controls:
         """Load them. Raises UsageError for assistants of sampled answers."""
         if sampling.draws and assistants:
-            raise UsageError(f"temperature={sampling.temperature}: --assistant needs 0, greedy answers")
+            raise UsageError(f"temperature={sampling.temperature}: assistant needs 0, greedy answers")
         loaded = {name: GenerateModel.load(path) for name, path in assistants.items()}
         plain = Target.load(str(target))
         model = None if sampling.draws else GenerateModel.load(target, eos_token_ids=plain.eos_token_ids)

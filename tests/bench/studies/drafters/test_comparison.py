@@ -107,7 +107,7 @@ def test_sampled_answers_are_the_plain_loops_own_and_joules_those_of_the_meter(t
     [
         (("--temperature", "-1"), "temperature=-1.0: need 0"),
         (("--temperature", "1", "--set", "seed=-2"), "seed=-2: need 0"),
-        (("--temperature", "1", "--set", "assistant=somewhere"), "temperature=1.0: --assistant needs 0"),
+        (("--temperature", "1", "--set", "assistant=somewhere"), "temperature=1.0: assistant needs 0"),
     ],
 )
 def test_what_cannot_be_sampled_is_refused(options, message):
