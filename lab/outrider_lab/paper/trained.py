@@ -10,11 +10,12 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
 from outrider_bench.core.tables import show_line
-from outrider_models.core.embedded import DRAFTERS, drafter_dir
+from outrider_models.core.embedded import DRAFTERS, drafter_dir, target_dir
 from outrider_proto.errors import UsageError
 
 SECOND_TARGET = "target_bias"
@@ -54,12 +55,8 @@ class RecipeRun:
     @property
     def key(self) -> str:
         """Depends on all that the result does, but for the code. Raises UsageError for an unknown recipe."""
-        from outrider_drafters.checkpoints.fingerprint import target_fingerprint
-        from outrider_lab.training.recipe import read_recipe, varied
-        from outrider_models.core.embedded import target_dir
-
-        target = target_fingerprint(target_dir()) if self.target is None else self.target.key
-        content = [_FORMAT, varied(read_recipe(self.recipe), self.seed, self.tokens).description(), target]
+        target = _embedded_fingerprint() if self.target is None else self.target.key
+        content = [_FORMAT, _description(self), target]
         return blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
 
     @property
@@ -100,6 +97,20 @@ class RecipeRun:
             remove_checkpoint(partial)
             partial.rename(directory)
         return directory
+
+
+@cache
+def _embedded_fingerprint() -> str:
+    from outrider_drafters.checkpoints.fingerprint import target_fingerprint
+
+    return target_fingerprint(target_dir())
+
+
+@cache
+def _description(run: RecipeRun) -> object:
+    from outrider_lab.training.recipe import read_recipe, varied
+
+    return varied(read_recipe(run.recipe), run.seed, run.tokens).description()
 
 
 def trained_dir(name: str, seed: int = 0, tokens: int | None = None) -> Path:
