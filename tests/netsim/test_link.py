@@ -144,20 +144,6 @@ async def test_every_engine_carries_cuts_restores_changes_and_counts(engine):
     await link.aclose()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-async def test_a_command_runs_behind_every_engine(engine, capfd):
-    async with linked(engine) as link:
-        assert await link.run(["sh", "-c", "echo $OUTRIDER_LINK_ADDRESS {link} $MORE; exit 3"], env={"MORE": "m"}) == 3
-        told, replaced, more = capfd.readouterr().out.split()
-        assert told == replaced
-        assert more == "m"
-    async with linked(engine) as link:
-        assert await link.run(["sh", "-c", "kill -TERM $$"]) == 143
-    async with linked(engine) as link:
-        with pytest.raises(FileNotFoundError):
-            await link.run(["no-such-command-of-ours"])
-
-
 async def test_a_relay_has_one_server_behind_it():
     async with linked("proxy") as link:
         with pytest.raises(ProfileError, match="a relay has one server behind it"):

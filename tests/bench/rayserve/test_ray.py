@@ -27,7 +27,6 @@ pytest.importorskip("ray", reason='Ray is not installed: pip install -c constrai
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NEW = 24
-HEALTH = "/grpc.health.v1.Health/Check"
 
 
 def server_command(*options: str) -> str:
@@ -136,11 +135,6 @@ async def opened_blindly(transport: GrpcTransport) -> None:
         await connection.receive()
     finally:
         await connection.close()
-
-
-async def test_health(transport):
-    async with transport.channel() as channel:
-        assert await channel.unary_unary(HEALTH)(b"") == b"\x08\x01"  # status: SERVING
 
 
 async def test_nothing_is_lost_when_replicas_are_killed_and_replaced(ray, config, models, work):

@@ -6,12 +6,8 @@ import pytest
 from outrider_netsim.fitting.fit import compared, fit_profile, simulate
 from outrider_netsim.profiles.outages import Outage
 from outrider_netsim.profiles.profile import Direction, Profile
-from outrider_netsim.profiles.synthetic import Cellular
-from outrider_netsim.profiles.traces import ConditionTrace
 
 PINGS = simulate(Profile.symmetric("p", Direction(20, 5, "normal", base_ms=5, loss=0.02)), 0.2, 5000)
-CONDITIONS = ConditionTrace("c.csv", (0.0,), 1.0, delay_ms=(40.0,))
-DELIVERIES = Cellular().deliveries(60, 1)
 
 
 def test_pings_give_both_ways_the_same_delay_and_loss():
@@ -23,16 +19,6 @@ def test_pings_give_both_ways_the_same_delay_and_loss():
     assert up.mean_loss == pytest.approx(0.02, rel=0.3)
     answered = (~PINGS.is_lost).sum()
     assert fit.profile.source == f"fitted to p (5000 pings in 1000 s, {answered} answered; half a round trip each way)"
-
-
-def test_pings_and_traces_add_up():
-    fit = fit_profile("mine", (PINGS,), DELIVERIES)
-    for direction in (fit.profile.up, fit.profile.down):
-        assert direction.trace == DELIVERIES
-        assert direction.delay_ms > 0
-    assert "(down)" in fit.profile.source
-    assert "mean, ms" in fit.table
-    assert fit_profile("mine", (), CONDITIONS).profile.up.trace == CONDITIONS
 
 
 MADE = Profile.symmetric(

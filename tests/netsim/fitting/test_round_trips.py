@@ -46,16 +46,6 @@ def test_the_distribution_of_the_delay_is_found(distribution):
     assert found.delay_deviation_ms == pytest.approx(made.delay_deviation_ms, rel=0.03)
 
 
-def test_a_delay_that_is_cut_at_0_is_found_too():
-    made = Direction(21, 19, "normal", base_ms=4.5)
-    fits = fit_delays(usual([pinged(made)]))
-    found = Direction(fits[0].delay_ms, fits[0].jitter_ms, fits[0].distribution, base_ms=fits[0].base_ms)
-    assert fits[0].distribution == "normal"
-    assert found.base_ms == pytest.approx(4.5, abs=0.1)
-    assert found.mean_delay_ms == pytest.approx(made.mean_delay_ms, rel=0.02)
-    assert found.delay_deviation_ms == pytest.approx(made.delay_deviation_ms, rel=0.03)
-
-
 def test_a_delay_without_jitter_is_constant():
     fits = fit_delays(np.full(200, 30.0))
     assert [(fit.distribution, fit.base_ms, fit.jitter_ms) for fit in fits] == [("constant", 15, 0)]

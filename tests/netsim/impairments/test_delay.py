@@ -9,7 +9,7 @@ import pytest
 from driving import numbered, pushed_at
 from scipy import stats
 
-from outrider_netsim.impairments import Delay, Rate, Sink
+from outrider_netsim.impairments import Delay, Sink
 from outrider_netsim.profiles.profile import Direction
 
 FALSE_ALARM = 1e-3  # of each statistical test, were its seed not fixed
@@ -94,12 +94,3 @@ def test_a_change_to_in_order_holds_packets_behind_those_under_way():
     link.push(numbered(1), 0.125)
     assert [p.data for p in link.pop_ready(0.125)] == []
     assert [p.data for p in link.pop_ready(0.25)] == [b"0", b"1"]
-
-
-def test_one_is_called_when_a_packet_can_come_out_not_when_its_delay_ends():
-    link = Delay(Rate(Sink(), 8000), Direction(delay_ms=250), random.Random(1))
-    link.push(numbered(0), 0.0)
-    link.push(numbered(1), 0.125)
-    assert link.next_event() == 1.25
-    assert link.pop_ready(1.25) == [numbered(0)]
-    assert link.next_event() == 2.25

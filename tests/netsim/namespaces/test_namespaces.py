@@ -47,28 +47,6 @@ async def test_sockets_of_one_side_reach_each_other_and_not_the_other_side():
                 await loop.sock_connect(stranger, server.getsockname())
 
 
-async def test_a_function_of_the_package_runs_on_its_side(tmp_path):
-    async with started() as namespaces:
-        await namespaces.call("A", "outrider_netsim.namespaces.interfaces:set_mtu", name="lo", size_bytes=1400)
-        assert await mtu(namespaces, tmp_path / "mtu") == 1400
-        namespaces.call_now("A", "outrider_netsim.namespaces.interfaces:set_mtu", name="lo", size_bytes=1300)
-        assert await mtu(namespaces, tmp_path / "mtu") == 1300
-
-
-READ_MTU = """
-import fcntl, socket, struct, sys
-from pathlib import Path
-
-answer = fcntl.ioctl(socket.socket(), 0x8921, struct.pack("16s24x", b"lo"))  # SIOCGIFMTU
-Path(sys.argv[1]).write_text(str(struct.unpack_from("i", answer, 16)[0]))
-"""
-
-
-async def mtu(namespaces, file):
-    assert await namespaces.run([sys.executable, "-c", READ_MTU, str(file)]) == 0
-    return int(file.read_text())
-
-
 @pytest.mark.parametrize(
     ("function", "arguments", "expected", "message"),
     [
