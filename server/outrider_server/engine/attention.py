@@ -15,6 +15,7 @@ themselves, their own ancestors in the tree; within the layer's sliding window, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -50,7 +51,7 @@ class FlatBatch:
         self, segments: Sequence[BatchSegment], *, limits: GroupLimits | None = None, invariant: bool = False
     ) -> None:
         self.segments = segments
-        self._attend = _attend_invariant if invariant else _attend_segment
+        self._attend = partial(_attend_segment, invariant=invariant)
         self._num_rows = sum(segment.num_rows for segment in segments)
         self._groups: list[AttentionGroup] = []
         self._paged: list[PagedGroup] = []
@@ -82,13 +83,26 @@ class FlatBatch:
 
 
 def _attend_segment(
-    segment: BatchSegment, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall
+    segment: BatchSegment,
+    layer: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    call: AttentionCall,
+    *,
+    invariant: bool,
 ) -> Tensor:
-    """Map query [1, heads, n, dim], key and value [kv_heads, n, dim] to [1, n, heads, value_dim]."""
+    """Map query [1, heads, n, dim], key and value [kv_heads, n, dim] to [1, n, heads, value_dim].
+
+    `invariant`: in float64.
+    """
     parts = [*segment.slot.shared(layer), segment.slot.write(layer, key, value)]
     _, heads, num_rows, _ = query.shape
     is_cheap_to_join = num_rows > _PACKED_ROWS or sum(keys.numel() for keys, _ in parts) <= _JOINED_VALUES
-    if not call.fits_fused_kernel or (len(parts) > 1 and not is_cheap_to_join):
+    if invariant:
+        wide = [(keys.double(), values.double()) for keys, values in parts]
+        out = _by_hand(segment, query[0].double(), wide, call).to(query.dtype)
+    elif not call.fits_fused_kernel or (len(parts) > 1 and not is_cheap_to_join):
         out = _by_hand(segment, query[0], parts, call)
     elif num_rows <= _PACKED_ROWS:
         out = _packed(segment, query, *_joined(parts), call)
@@ -97,16 +111,6 @@ def _attend_segment(
     # Contiguous, as transformers' own functions answer: some layers take a view of it.
     # Not a view: some of a GPU's kernels answer in the memory order [batch, rows, heads, dim].
     return out.reshape(1, heads, num_rows, -1).transpose(1, 2).contiguous()
-
-
-def _attend_invariant(
-    segment: BatchSegment, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall
-) -> Tensor:
-    """Do as _attend_segment(), in float64."""
-    parts = [*segment.slot.shared(layer), segment.slot.write(layer, key, value)]
-    wide = [(keys.double(), values.double()) for keys, values in parts]
-    out = _by_hand(segment, query[0].double(), wide, call).to(query.dtype)
-    return out.view(1, *out.shape).transpose(1, 2).contiguous()
 
 
 def _packed(segment: BatchSegment, query: Tensor, keys: Tensor, values: Tensor, call: AttentionCall) -> Tensor:

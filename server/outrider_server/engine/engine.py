@@ -168,9 +168,8 @@ class Engine:
         wanted = frozenset(
             layer for step_input in inputs if step_input.sequence.tap for layer in step_input.sequence.tap.hidden_layers
         )
-        keep = _rows_with_logits(inputs)
         timer = _PassTimer(self.target.kv.device, self._clock())
-        requests = _choice_requests(inputs, segments)
+        requests, keep = _choice_requests(inputs, segments)
         choices = self._choices([request for request in requests if request is not None])
         batch = FlatBatch(segments, limits=self._limits, invariant=self.target.batch_invariant)
         output = self.target.forward(tokens, positions, batch, keep, wanted)
@@ -317,38 +316,33 @@ def _commit(result: StepResult, *, placed: bool = False) -> None:
 
 def _choice_requests(
     inputs: abc.Sequence[StepInput], segments: abc.Sequence[BatchSegment]
-) -> list[ChoiceRequest | None]:
-    """Return what each input wants to know of its rows of logits; None for context only."""
+) -> tuple[list[ChoiceRequest | None], list[int]]:
+    """Return what each input wants to know of its rows of logits, None for context only; and which rows need logits.
+
+    Those are every root and node.
+    """
     requests: list[ChoiceRequest | None] = []
-    first = 0  # row of logits
+    rows: list[int] = []  # of the flat batch
+    first = 0
     for step_input, segment in zip(inputs, segments, strict=True):
+        root, first = first + len(step_input.chain) - 1, first + segment.num_rows
         if step_input.sampler is None:
             requests.append(None)
             continue
         positions = [position + 1 for position in segment.positions[len(step_input.chain) - 1 :]]
         rules = step_input.sampler.rules
         text = () if rules is None else _text(step_input, rules.reads_from)
-        requests.append(ChoiceRequest(step_input.sampler, step_input.tree, positions, step_input.logprobs, first, text))
-        first += len(positions)
-    return requests
+        requests.append(
+            ChoiceRequest(step_input.sampler, step_input.tree, positions, step_input.logprobs, len(rows), text)
+        )
+        rows.extend(range(root, first))
+    return requests, rows
 
 
 def _text(step_input: StepInput, first: int) -> list[int]:
     """Return the tokens of positions first, first + 1, ... up to the root."""
     held = step_input.sequence.slot.length
     return [*step_input.sequence.tokens[first:held], *step_input.chain[max(first - held, 0) :]]
-
-
-def _rows_with_logits(inputs: abc.Sequence[StepInput]) -> list[int]:
-    """Return the rows of the flat batch that need logits: every root and node."""
-    rows: list[int] = []
-    first = 0
-    for step_input in inputs:
-        stop = first + len(step_input.chain) + len(step_input.tree)
-        if step_input.sampler is not None:
-            rows.extend(range(first + len(step_input.chain) - 1, stop))
-        first = stop
-    return rows
 
 
 def _side_by_side(parts: abc.Sequence[Activations]) -> Activations:

@@ -7,7 +7,8 @@ rows. transformers' own forward is the plain path; the results differ by roundin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,9 +45,9 @@ class _FusedLayer:
         self._heads = attention.q_proj.out_features // self._head_dim
         self._kv_heads = attention.k_proj.out_features // self._head_dim
         self._call = AttentionCall(attention.scaling, None, _window(attention))
-        self._head_norms = [_Norm(attention.q_norm), _Norm(attention.k_norm)] if hasattr(attention, "q_norm") else []
-        self._attention_norm = _Norm(layer.input_layernorm)
-        self._mlp_norm = _Norm(layer.post_attention_layernorm)
+        self._head_norms = [_norm(attention.q_norm), _norm(attention.k_norm)] if hasattr(attention, "q_norm") else []
+        self._attention_norm = _norm(layer.input_layernorm)
+        self._mlp_norm = _norm(layer.post_attention_layernorm)
 
     def run(self, x: Tensor, cos: Tensor, sin: Tensor, slots: SlotAttention) -> Tensor:
         """Run rows x [padded, hidden], of which those behind cos and sin [n, 1, head_dim] are padding.
@@ -85,7 +86,7 @@ class FusedDecoder:
         self._rotary = inner.rotary_emb
         self._packed = packed
         self.layers = [_FusedLayer(layer, index, packed=packed) for index, layer in enumerate(inner.layers)]
-        self._norm = _Norm(inner.norm)
+        self._norm = _norm(inner.norm)
         self._head = _merged([model.lm_head], packed=packed)
 
     def forward(
@@ -111,17 +112,6 @@ class FusedDecoder:
         return self._head(last[:num_rows] if keep is None else last[keep]), hidden
 
 
-class _Norm:
-    """An RMSNorm."""
-
-    def __init__(self, norm: Any) -> None:  # transformers' class has no types
-        self._weight: Tensor = norm.weight.detach()
-        self._eps: float = norm.variance_epsilon
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
-
-
 def fused_decoder(model: PreTrainedModel, *, packed: bool | None = None) -> FusedDecoder | None:
     """Return the fused form of a Llama or its kin; None for others.
 
@@ -139,6 +129,12 @@ def fused_decoder(model: PreTrainedModel, *, packed: bool | None = None) -> Fuse
         return FusedDecoder(model, packed=False)
     is_small = sum(parameter.nbytes for parameter in model.parameters()) <= _MOST_BYTES
     return FusedDecoder(model, packed=True) if is_small and all(map(can_pack, model.parameters())) else None
+
+
+def _norm(norm: Any) -> Callable[[Tensor], Tensor]:  # transformers' class has no types
+    """Return the function of an RMSNorm."""
+    weight: Tensor = norm.weight.detach()
+    return partial(F.rms_norm, normalized_shape=weight.shape, weight=weight, eps=norm.variance_epsilon)
 
 
 def _plus(layer: PackedLinear, x: Tensor, residual: Tensor) -> Tensor:

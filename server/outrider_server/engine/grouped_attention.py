@@ -67,14 +67,12 @@ class _Lanes:
         tables = [np.array(lanes), np.concatenate(rows), np.concatenate(targets)]
         self._lanes, self._rows, self._targets = (torch.from_numpy(table).to(device) for table in tables)
 
-    def keys(self, layer: int, new: Tensor) -> Tensor:
-        return self._written(layer, self._slab.layer(layer)[0], new)
+    def written(self, layer: int, which: int, new: Tensor) -> Tensor:
+        """Write new rows [kv_heads, N, dim] of keys (0) or values (1) into the slab.
 
-    def values(self, layer: int, new: Tensor) -> Tensor:
-        return self._written(layer, self._slab.layer(layer)[1], new)
-
-    def _written(self, layer: int, stored: Tensor, new: Tensor) -> Tensor:
-        """Write the new rows [kv_heads, N, dim] into the slab; return the members' [places, keys, kv_heads, dim]."""
+        Return the members' [places, keys, kv_heads, dim].
+        """
+        stored = self._slab.layer(layer)[which]
         if self._slab.shape.keeps(layer):
             stored.flatten(0, 1).index_copy_(0, self._targets, new.index_select(1, self._rows).transpose(0, 1))
         begun = stored[:, : self.num_keys]
@@ -116,8 +114,10 @@ class AttentionGroup:
 
         query [heads, N, dim], key and value [kv_heads, N, dim], out [N, heads, value_dim].
         """
-        keys = self._merged([part.keys(layer, key) for part in self._parts])
-        values = self._merged([part.values(layer, value) for part in self._parts])
+        keys, values = (
+            self._merged([part.written(layer, which, new) for part in self._parts])
+            for which, new in enumerate((key, value))
+        )
         (heads, kv_heads), count = (query.shape[0], key.shape[0]), len(self._members)
         group = heads // kv_heads
         rows = query.index_select(1, self._padded).view(kv_heads, group, count, self._num_rows, -1)

@@ -23,6 +23,7 @@ from outrider_server.engine.acceptance import AcceptedPath
 from outrider_server.engine.engine import StepInput, StepResult, StepTiming
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
+from outrider_server.engine.server_drafter import SessionDrafter
 from outrider_server.scheduling.feature_feed import FeatureFeed
 from outrider_server.scheduling.scheduler import SchedulingRequest
 
@@ -325,6 +326,12 @@ class DecodeRequest(Request):
         return len(self._chain) + (self._shape.budget if self._shape else 0)
 
     @property
+    def drafter(self) -> SessionDrafter:
+        """The server's drafter for its session; only of a request for which the server drafts."""
+        assert self.sequence.drafter is not None
+        return self.sequence.drafter
+
+    @property
     def needs_draft(self) -> bool:
         """True if the server must draft before the next pass, and holds everything before the root."""
         return self._shape is not None and not self._grown and not self.sequence.num_uncomputed
@@ -336,22 +343,20 @@ class DecodeRequest(Request):
         returns the shape of the next tree within one of limits.
         """
         assert self._shape is not None
-        assert self.sequence.drafter is not None
         self._grown = True
         shape = self._shape.fitted(self._tokens_left - 1, tree_budget or self._shape.budget)
         if shape is not None:
             shape = shape if tuned is None else tuned(shape)
             features = self.sequence.features if self.sequence.tap else None
-            self._growth = self.sequence.drafter.begin(self.sequence.tokens, self._chain, features, shape)
+            self._growth = self.drafter.begin(self.sequence.tokens, self._chain, features, shape)
         return self._growth is not None
 
     @property
     def draft_group(self) -> int:
         """Key of the drafts that can grow together with the one under way."""
-        assert self.sequence.drafter is not None
         assert self._growth is not None
-        joins = self._growth.can_step_together and not self.sequence.drafter.alone
-        return id(self.sequence.drafter.drafter if joins else self)
+        joins = self._growth.can_step_together and not self.drafter.alone
+        return id(self.drafter.drafter if joins else self)
 
     @staticmethod
     def grow_drafts(requests: abc.Sequence[DecodeRequest]) -> list[bool]:

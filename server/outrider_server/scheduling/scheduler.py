@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
+from outrider_server.kv.eviction import fair_level
 from outrider_server.scheduling.step_stats import PassTime
 
 Payer: TypeAlias = Hashable
@@ -214,7 +215,8 @@ class _Lane:
             line.popleft()
             if line:
                 heappush(turns, self._turn(requests, line, most))
-        self._level += _equal_share(demands, sum(planned))
+        # The share of those who wanted no less; the others got what they wanted.
+        self._level += min(fair_level(demands, sum(planned)), max(demands, default=0))
         still = {request.payer for request, rows in zip(requests, planned, strict=True) if rows < request.rows}
         # Not those of others: the table would grow with every payer ever seen, and time away would earn credit.
         self._accounts = {payer: rows for payer, rows in self._accounts.items() if payer in still or rows > self._level}
@@ -224,17 +226,6 @@ class _Lane:
         """Return when the queue's first request is due, and its index."""
         request = requests[line[0]]
         return self._accounts[request.payer] + min(request.rows, most), line[0]
-
-
-def _equal_share(demands: Sequence[int], rows: int) -> float:
-    """Return the share of `rows` of those who wanted no less; the others got what they wanted."""
-    left = float(rows)
-    for i, demand in enumerate(sorted(demands)):
-        share = left / (len(demands) - i)
-        if demand >= share:
-            return share
-        left -= demand
-    return float(max(demands, default=0))
 
 
 def _by_payer(requests: Sequence[SchedulingRequest]) -> dict[Payer, deque[int]]:

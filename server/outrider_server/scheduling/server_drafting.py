@@ -67,7 +67,7 @@ class ServerDrafting:
             share = max(int(rows) // len(wanting) - 1, 1)
             tree_budget = min(tree_budget or share, share)
         groups: dict[int, list[DecodeRequest]] = {}  # that grow together
-        for request in sorted(wanting, key=_last_drafted):
+        for request in sorted(wanting, key=lambda request: request.drafter.begun_at):
             if not request.is_stopped and self._begin(request, tree_budget):
                 groups.setdefault(request.draft_group, []).append(request)
             if time.monotonic() >= ends_at:
@@ -97,13 +97,11 @@ class ServerDrafting:
             costs.record_pass(StepStats.of([result for _, result in results], 0, 0.0, 0.0), self._draft_s)
 
     def _costs_of(self, request: DecodeRequest) -> DraftCosts:
-        assert request.sequence.drafter is not None
-        drafter = request.sequence.drafter.drafter
+        drafter = request.drafter.drafter
         return self._costs.setdefault(drafter, DraftCosts(drafter.levels_per_pass))
 
     def _tuner_of(self, request: DecodeRequest) -> TreeTuner:
-        drafter = request.sequence.drafter
-        assert drafter is not None
+        drafter = request.drafter
         if drafter.tuner is None:
             costs = self._costs_of(request)
             drafter.tuner = TreeTuner(costs.row_cost, costs.levels_per_pass)
@@ -117,9 +115,8 @@ class ServerDrafting:
 
     def _begin(self, request: DecodeRequest, tree_budget: int) -> bool:
         """Draft the first level; return whether there may be another."""
-        assert request.sequence.drafter is not None
-        started = request.sequence.drafter.begun_at = time.monotonic()
-        self._use_state(request.sequence.drafter)
+        started = request.drafter.begun_at = time.monotonic()
+        self._use_state(request.drafter)
         try:
             self._engine.tap([request.sequence])  # what was deferred: the drafter reads all features
             return request.begin_draft(tree_budget, self._tuned(request))
@@ -148,8 +145,8 @@ class ServerDrafting:
             for request in group:
                 if len(group) == 1 or is_lost_device(error):
                     self._fail(request, error)
-                elif request.sequence.drafter is not None:
-                    request.sequence.drafter.alone = True
+                else:
+                    request.drafter.alone = True
             return []
         finally:
             elapsed_s = time.monotonic() - started
@@ -158,11 +155,6 @@ class ServerDrafting:
         if any(has_more) and group[0].tunes_trees:
             self._costs_of(group[0]).record_level(elapsed_s, sum(has_more), levels)
         return [request for request, more in zip(group, has_more, strict=True) if more]
-
-
-def _last_drafted(request: DecodeRequest) -> float:
-    assert request.sequence.drafter is not None
-    return request.sequence.drafter.begun_at
 
 
 class DraftCosts:

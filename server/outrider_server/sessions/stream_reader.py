@@ -196,11 +196,9 @@ class StreamReader:
             if not answer.done():  # the stream may have ended meanwhile
                 answer.set_result(info)
 
-        def post(info: PrefixInfo) -> None:
-            self._server.replies.post(partial(resolve, info))
-
+        replies = self._server.replies
         # The engine thread answers behind the session's earlier requests: a takeover never sees half a pass.
-        self._server.submit(PrefixQuery(session.sequence, limit, post))
+        self._server.submit(PrefixQuery(session.sequence, limit, lambda info: replies.post(partial(resolve, info))))
         return await answer
 
     async def _sampler(self, sampling: Sampling) -> Sampler:

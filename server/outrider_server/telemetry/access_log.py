@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Verdict
@@ -18,13 +17,10 @@ _CLOSED = "closed"
 
 
 class AccessLog(ServerObserver):
-    """Logs every stream that ends. `clock` is in seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    """Logs every stream that ends."""
 
     def stream(self) -> StreamObserver:
-        return _Entry(self._clock)
+        return _Entry()
 
     def refused(self, reason: Reason) -> None:
         name = reason.name.lower()
@@ -32,9 +28,8 @@ class AccessLog(ServerObserver):
 
 
 class _Entry(StreamObserver):
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._started = clock()
+    def __init__(self) -> None:
+        self._started = time.monotonic()
         self._session = self._key = ""
         self._resumed = False
         self._requests = self._verdicts = self._tokens = 0
@@ -52,7 +47,7 @@ class _Entry(StreamObserver):
 
     def ended(self, refusal: Refusal | None) -> None:
         reason = _CLOSED if refusal is None else refusal.reason.name.lower()
-        seconds = round(self._clock() - self._started, 3)
+        seconds = round(time.monotonic() - self._started, 3)
         _log.info(
             "stream of session %s ended after %.3f s, %d verdicts, %d tokens: %s",
             *(self._session or "(none)", seconds, self._verdicts, self._tokens, reason),

@@ -28,11 +28,10 @@ _FINISHED = {Finish.EOS: "stop", Finish.LIMIT: "length", Finish.CONTEXT_FULL: "l
 
 
 class ServerMetrics(ServerObserver):
-    """Counts everything in a registry of its own. `clock` is in seconds."""
+    """Counts everything in a registry of its own."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._clock = clock
         gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
         histogram = partial(Histogram, registry=registry)
         seconds = partial(histogram, buckets=SECONDS)
@@ -87,7 +86,7 @@ class ServerMetrics(ServerObserver):
 
     def stream(self) -> StreamObserver:
         self.streams.inc()
-        return StreamMetrics(self, self._clock)
+        return StreamMetrics(self)
 
     def refused(self, reason: Reason) -> None:
         self._refusals.labels(reason.name.lower()).inc()
@@ -141,9 +140,8 @@ class _StatsCollector(Collector):
 class StreamMetrics(StreamObserver):
     """Counts one stream."""
 
-    def __init__(self, metrics: ServerMetrics, clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
-        self._clock = clock
         self._under_way: set[int] = set()
         self._prompted_at: dict[int, float] = {}  # requests with context that have no verdict yet
         self._last_verdict_at: float | None = None  # of the answer under way
@@ -156,7 +154,7 @@ class StreamMetrics(StreamObserver):
         self._metrics.running.inc()
         if frame.context:
             self._metrics.prompt_tokens.inc(len(frame.context) + 1)
-            self._prompted_at[frame.seq] = self._clock()
+            self._prompted_at[frame.seq] = time.monotonic()
 
     def answered(self, seq: int, answer: Reply) -> None:
         match answer:
@@ -177,7 +175,7 @@ class StreamMetrics(StreamObserver):
             self._metrics.refused(refusal.reason)
 
     def _judged(self, seq: int, verdict: Verdict) -> None:
-        now, metrics = self._clock(), self._metrics
+        now, metrics = time.monotonic(), self._metrics
         if (asked_at := self._prompted_at.pop(seq, None)) is not None:
             metrics.first_token.observe(now - asked_at)
         elif self._last_verdict_at is not None:
