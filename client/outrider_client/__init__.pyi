@@ -35,7 +35,7 @@ from .core.head_statistics import AcceptedMeans as AcceptedMeans
 from .core.head_statistics import HeadUse as HeadUse
 from .core.prompt import Prompt as Prompt
 from .core.prompt import PromptMessage as PromptMessage
-from .core.prompt_segments import Segment as Segment
+from .core.prompt import Segment as Segment
 from .core.protocol import ClientFrame as ClientFrame
 from .core.protocol import Codec as Codec
 from .core.protocol import Decode as Decode

@@ -16,20 +16,18 @@ from outrider_client.connection.link_state import LinkState
 from outrider_client.connection.policy import ConnectionPolicy
 from outrider_client.connection.session import ClientSession
 from outrider_client.connection.transport import Transport
-from outrider_client.controller.choice import OnlineMode
+from outrider_client.controller.measurements import OnlineMode
 from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.answer_text import AnswerText
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Event, Finished, Warned
-from outrider_client.core.prompt import dropped_warning, is_private
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt import Segment, dropped_warning, is_private
 from outrider_client.core.statistics import Statistics
-from outrider_client.drafting.acceptance_check import AcceptanceCheck
 from outrider_client.drafting.drafting_thread import AsyncDrafter, DraftingThread
+from outrider_client.drafting.local_drafter import AcceptanceCheck
 from outrider_client.generation.context import GenerationContext
 from outrider_client.generation.generation import Generation
 from outrider_client.generation.runner import run_generation
-from outrider_client.models.draft_history import DraftHistory
 from outrider_client.models.local_models import LocalModels, Prompt
 from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.privacy.private_generation import generate_privately
@@ -259,7 +257,10 @@ class AsyncClient:
         await asyncio.to_thread(context.models.rules_of, config.sampling.rules)
         # Private conversations neither read nor fill the history: not even what was said of their placeholders.
         history = None if is_private(prompt) else context.models.history
-        await self._read_history(context, history, emit)
+        if isinstance(context.drafting, DraftingThread):
+            context.drafting.read_history(None if history is None else await asyncio.to_thread(history.texts))
+        for warning in () if history is None else history.take_warnings():
+            emit(Warned(warning))
         generation.begin(encoded.tokens)
         try:
             await context.session.set_sampling(generation.config.sampling)
@@ -276,15 +277,6 @@ class AsyncClient:
                 # What the server holds is unknown now, so the next answer opens a session of its own.
                 await context.session.reset()
             raise
-
-    async def _read_history(
-        self, context: GenerationContext, history: DraftHistory | None, emit: Callable[[Event], None]
-    ) -> None:
-        """Have the next drafts come from `history`, too, if there is any; tell what is wrong with it."""
-        if isinstance(context.drafting, DraftingThread):
-            context.drafting.read_history(None if history is None else await asyncio.to_thread(history.texts))
-        for warning in () if history is None else history.take_warnings():
-            emit(Warned(warning))
 
     async def _prepare(self) -> GenerationContext:
         if self._context is None:

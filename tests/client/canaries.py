@@ -12,8 +12,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from outrider_client.core.prompt import Prompt, PromptMessage, is_private
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt import Prompt, PromptMessage, Segment, is_private
 from outrider_client.models.private_tokens import PrivateSplit
 from outrider_proto import wire
 from outrider_proto.packing import pack_tokens, prefix_hash

@@ -20,7 +20,6 @@ import typer
 from typer import Argument, Option
 
 from outrider_client.cli.chat_command import chat_command
-from outrider_client.cli.gateway import gateway_command
 from outrider_client.cli.interrupts import raise_on_interrupt
 from outrider_client.cli.options import CONNECTION, OPTIONS, SERVER, ClientOptions, with_client_options, with_models
 from outrider_client.cli.pull import EXIT_INTERRUPTED, can_offer_pull, pull_command, with_pull_offered
@@ -35,6 +34,10 @@ if TYPE_CHECKING:
     from outrider_client.models.local_models import Prompt
 
 JSON_OPTION = "--json"
+_OF_REQUESTS = {  # options that the gateway leaves to each request, and how it sets them
+    "on_reconnect": 'with "outrider": {"unverified": ...}',
+    "logprobs": "with OpenAI's logprobs and top_logprobs",
+}
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -136,9 +139,31 @@ def _answer(config: ClientConfig, prompt: Prompt, stops: Sequence[str], *, as_js
 
 
 app.command("chat")(with_client_options(max_new_tokens=UNLIMITED)(chat_command))
-app.command("gateway")(
-    with_client_options(own=GatewayConfig, max_new_tokens=UNLIMITED, wait_for_link_s=10.0)(gateway_command)
-)
+
+
+@app.command("gateway")
+@with_client_options(own=GatewayConfig, max_new_tokens=UNLIMITED, wait_for_link_s=10.0)
+def gateway(options: ClientOptions, served: GatewayConfig) -> None:
+    """Serve OpenAI's API on this device: /v1/chat/completions, /v1/completions, /v1/models; a chat page at /."""
+    for name, how in _OF_REQUESTS.items():
+        if name in options.on_command_line:
+            raise UsageError(f"{name}: each request sets it itself, {how}")
+    try:
+        from outrider_client.gateway.serving import serve
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed: pip install 'outrider[gateway]'") from error
+    from outrider_client.models.local_models import recommended_sampling
+
+    served = replace(served, api_key=served.read_key(), api_key_file=None)
+    client = with_models(options.config())
+    if served.generation_config:
+        recommended = recommended_sampling(client.target)
+        client = client.for_answer(**{name: value for name, value in recommended.items() if not options.says(name)})
+    limit = None if client.max_new_tokens == UNLIMITED else client.max_new_tokens
+    # Each request sets its own.
+    client = client.for_answer(max_new_tokens=1, on_reconnect="verify", logprobs=None)
+    raise_on_interrupt()
+    serve(client, replace(served, max_tokens=limit))
 
 
 @app.command()

@@ -13,8 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from outrider_client.controller.choice import AHEAD, NON_SPLIT, SPLIT, Choice, OnlineMode
-from outrider_client.controller.measurements import Measurements, ModeLimits
+from outrider_client.controller.measurements import (
+    AHEAD,
+    NON_SPLIT,
+    SPLIT,
+    Choice,
+    Measurements,
+    ModeLimits,
+    OnlineMode,
+)
 from outrider_client.controller.prediction import Prediction, PredictionTerms
 from outrider_client.controller.search import RatedChoice, best_in, rate
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider_client.controller.choice import AHEAD, NON_SPLIT, SPLIT, Choice, OnlineMode
 from outrider_client.controller.decision import Corrections, choose, decide
-from outrider_client.controller.measurements import Measurements
+from outrider_client.controller.measurements import AHEAD, NON_SPLIT, SPLIT, Choice, Measurements, OnlineMode
 from outrider_client.controller.mode_history import ModeHistory
 from outrider_client.controller.observer import CycleObserver
 from outrider_client.controller.prediction import PredictionTerms, predict

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 from outrider_client.connection.heartbeat import RttEstimator
 from outrider_client.controller.acceptance import accepted_path
-from outrider_client.controller.choice import AHEAD, Choice, OnlineMode
 from outrider_client.controller.codec_choice import FINEST, SIZE_VS_FINEST, FeatureLoad, codec_for
 from outrider_client.controller.hysteresis import ModeSelector
-from outrider_client.controller.measurements import ModeLimits
+from outrider_client.controller.measurements import AHEAD, Choice, ModeLimits, OnlineMode
 from outrider_client.controller.observer import CycleObserver, Priors
 from outrider_client.controller.smoothing import Median
 from outrider_client.core.config import AUTO_LIMITS, ClientConfig

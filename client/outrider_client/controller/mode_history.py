@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider_client.controller.choice import OnlineMode
+from outrider_client.controller.measurements import OnlineMode
 from outrider_client.controller.prediction import Prediction
 
 _HORIZON = 256.0  # cycles

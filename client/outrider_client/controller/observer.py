@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider_client.controller.acceptance import AcceptanceEstimator
-from outrider_client.controller.choice import OnlineMode
-from outrider_client.controller.measurements import Measurements, ModeLimits
+from outrider_client.controller.measurements import Measurements, ModeLimits, OnlineMode
 from outrider_client.controller.mode_history import ModeRun
 from outrider_client.controller.smoothing import Mean, Median, UpperQuartile
 from outrider_proto.frames import Verdict

@@ -31,8 +31,7 @@ from typing import Self, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_client.controller.choice import Choice, OnlineMode
-from outrider_client.controller.measurements import Measurements
+from outrider_client.controller.measurements import Choice, Measurements, OnlineMode
 
 PRIOR_ACCEPTANCE = 0.8
 ACCEPTANCE_DECAY = 0.97  # acceptance of a level over that of the last measured one, per level

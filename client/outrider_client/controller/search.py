@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider_client.controller.choice import AHEAD, SPLIT, Choice, OnlineMode
+from outrider_client.controller.measurements import AHEAD, SPLIT, Choice, OnlineMode
 from outrider_client.controller.prediction import ChoiceGrid, Ints, Prediction, PredictionTerms, predict_all
 
 _LEVELS = (1, 2, 3, 4, 5, 6, 8, 10, 12)

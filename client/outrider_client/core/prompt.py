@@ -1,12 +1,50 @@
-"""The forms of a prompt, and how its private parts are replaced by text that a tokenizer may see."""
+"""The forms of a prompt, its segments, and how the private ones are replaced by text that a tokenizer may see."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
-from outrider_client.core.prompt_segments import Content, Segment, as_segments
 from outrider_proto.errors import UsageError
+
+DEFAULT_KIND = "PRIVATE"
+_KIND = re.compile(r"[A-Z][A-Z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Segment:
+    """A piece of a prompt's text, private or not. Raises UsageError.
+
+    `kind` names a private piece for its placeholder: EMAIL gives [EMAIL_1]; None means PRIVATE. The repr never shows
+    private text, so that no log and no traceback does.
+    """
+
+    text: str
+    private: bool = False
+    kind: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind is not None and not _KIND.fullmatch(self.kind):
+            raise UsageError(f"kind={self.kind!r}: need capital letters, digits and _, as in EMAIL")
+
+    def __repr__(self) -> str:
+        shown = f"<{self.kind or DEFAULT_KIND}>" if self.private else repr(self.text)
+        return f"Segment({shown})"
+
+
+Content = str | Sequence[Segment]
+
+
+def as_segments(content: Content) -> tuple[Segment, ...]:
+    """Return a content's segments; plain text is one that is not private."""
+    return (Segment(content),) if isinstance(content, str) else tuple(content)
+
+
+def has_private(content: Content) -> bool:
+    return not isinstance(content, str) and any(segment.private for segment in content)
+
 
 SYSTEM_ROLE, USER_ROLE, ASSISTANT_ROLE = "system", "user", "assistant"
 

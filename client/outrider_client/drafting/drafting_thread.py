@@ -9,17 +9,19 @@ and adds the feature rows that have arrived. So callers only ever pass the token
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider_client.drafting.worker_thread import WorkerThread
 from outrider_drafters.contracts.drafter import Drafter, sync_tokens
 from outrider_drafters.contracts.token_draw import choose_tokens
 from outrider_drafters.contracts.token_rules import AnswerRules
@@ -34,6 +36,51 @@ from outrider_proto.frames import Sampling, TapInfo
 from outrider_proto.tree import DraftTree
 
 T = TypeVar("T")
+
+
+class WorkerThread:
+    """Runs jobs one after another, in the order given. Used from one event loop."""
+
+    def __init__(self, name: str, prepare: Callable[[], None] = lambda: None) -> None:
+        self._prepare = prepare
+        self._stopped = False
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # A daemon: a client that is never closed must not keep the process alive.
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run `work` in the thread and return or raise what it does."""
+        # Cancelling the caller only stops its waiting: a job in the thread cannot be interrupted and still runs.
+        if self._stopped:
+            raise RuntimeError("the worker has been stopped")
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def do() -> None:
+            try:
+                settle = partial(answer.set_result, work())
+            except BaseException as error:
+                settle = partial(answer.set_exception, error)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits for the result
+                # The waiting task may have been cancelled meanwhile, and a done future takes no result.
+                loop.call_soon_threadsafe(lambda: None if answer.done() else settle())
+
+        self._jobs.put(do)
+        return await answer
+
+    def stop(self) -> None:
+        """Finish the queued jobs and end the thread. Safe to call twice. Blocks until then."""
+        self._stopped = True
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        self._prepare()
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
 _Rows = tuple[int, NDArray[np.float32]]
 Ready = Callable[[], Awaitable[None]]  # waits until drafting may begin
 
@@ -54,29 +101,20 @@ class AheadDraft:
         self.cost: AheadCost | None = None  # known once there are levels for all outcomes
         self.is_whole = False  # all drafts were finished before the verdict arrived
         self._truth: TreeOutcome | None = None
-        self._has_begun = False
-        self._made = asyncio.ensure_future(make(self))
+        self.has_begun = False
+        self.task = asyncio.ensure_future(make(self))  # the drafts, the likeliest outcome first
 
     def truth(self) -> TreeOutcome | None:
         """Return the actual outcome, None until it is known."""
         # Read by the drafting thread while the event loop writes it: one reference, so no lock is needed.
         return self._truth
 
-    def begin(self) -> None:
-        """Note that drafting begins."""
-        self._has_begun = True
-
     def resolve(self, outcome: TreeOutcome) -> None:
         """Set the actual outcome: only its draft is finished, and nothing new is begun."""
         self._truth = outcome
         # Cancel only while it waits for features: a running job polls `truth` and stops between levels by itself.
-        if not self._has_begun:
-            self._made.cancel()
-
-    @property
-    def task(self) -> asyncio.Future[tuple[PreDraft, ...]]:
-        """The drafts, the likeliest outcome first."""
-        return self._made
+        if not self.has_begun:
+            self.task.cancel()
 
     @property
     def num_nodes(self) -> int:
@@ -90,12 +128,12 @@ class AheadDraft:
     def cancel(self) -> None:
         """Stop: none of the drafts is needed."""
         self.resolve(NO_OUTCOME)
-        self._made.cancel()
+        self.task.cancel()
 
     async def draft_for(self, outcome: TreeOutcome) -> ScoredTree | None:
         """Return the draft for the actual outcome, once finished; None if there is none."""
         self.resolve(outcome)
-        await asyncio.wait((self._made,))
+        await asyncio.wait((self.task,))
         for made in self._drafts:
             if made.outcome == outcome and made.drafted.tree.tokens:
                 return made.drafted
@@ -103,7 +141,7 @@ class AheadDraft:
 
     @property
     def _drafts(self) -> tuple[PreDraft, ...]:
-        return self._made.result() if self._made.done() and not self._made.cancelled() else ()
+        return self.task.result() if self.task.done() and not self.task.cancelled() else ()
 
 
 class AsyncDrafter(Protocol):
@@ -226,7 +264,7 @@ class DraftingThread:
         async def make(ahead_draft: AheadDraft) -> tuple[PreDraft, ...]:
             if ready is not None:
                 await ready()
-            ahead_draft.begin()
+            ahead_draft.has_begun = True
             return await self._run(tokens, lambda: self._predraft_job(tree, wanted, ahead_draft))
 
         return AheadDraft(make)

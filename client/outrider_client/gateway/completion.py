@@ -19,7 +19,7 @@ from outrider_client.gateway.errors import ApiError, server_unreachable
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.request_mapping import GenerationRequest
 from outrider_client.gateway.text_stream import TextChunk, TextStream
-from outrider_client.models.plain_tokenizer import ToolDescription
+from outrider_client.models.tokenizer import ToolDescription
 from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.text.transcript import FinishReason
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError

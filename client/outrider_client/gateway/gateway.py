@@ -21,7 +21,7 @@ from outrider_client.gateway.metrics import GatewayMetrics
 from outrider_client.gateway.request_mapping import GenerationRequest
 from outrider_client.gateway.session_pool import SessionPool
 from outrider_client.models.local_models import LocalModels, with_default_models
-from outrider_client.text.token_fragments import TokenFragments, read_token_fragments
+from outrider_client.text.detokenizer import TokenFragments, read_token_fragments
 from outrider_drafters.checkpoints.bundle import MANIFEST
 from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_drafters.readers.config import read_json

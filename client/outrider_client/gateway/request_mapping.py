@@ -9,8 +9,7 @@ from typing import Any
 
 from outrider_client.core.config import RULE_FIELDS, SAMPLING_FIELDS
 from outrider_client.core.gateway_config import UnverifiedPolicy
-from outrider_client.core.prompt import SYSTEM_ROLE, USER_ROLE, PromptMessage, is_private
-from outrider_client.core.prompt_segments import Segment, as_segments
+from outrider_client.core.prompt import SYSTEM_ROLE, USER_ROLE, PromptMessage, Segment, as_segments, is_private
 from outrider_client.gateway.errors import ApiError
 from outrider_client.gateway.request_bodies import (
     MAX_CHOICES,

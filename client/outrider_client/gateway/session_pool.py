@@ -88,8 +88,11 @@ class SessionPool:
     def _take(self, drafter: str, prompt: Sequence[int]) -> _PooledSession:
         # No await from here to the marking as taken: another request could choose the same session.
         fitting = [session for session in self._sessions if session.is_free and session.drafter == drafter]
+        # A session goes on where the prompt continues or restarts most of what it holds.
         best = max(fitting, key=lambda session: (_shared(session, prompt), -session.released_at), default=None)
-        if best is not None and (len(self._sessions) == self._size or _continues(best, prompt)):
+        if best is not None and (
+            len(self._sessions) == self._size or 2 * _shared(best, prompt) >= min(len(best.client.tokens), len(prompt))
+        ):
             best.is_free = False
             return best
         session = _PooledSession(self._make(drafter), drafter)
@@ -108,8 +111,3 @@ class SessionPool:
 
 def _shared(session: _PooledSession, prompt: Sequence[int]) -> int:
     return common_prefix_len(session.client.tokens, prompt)
-
-
-def _continues(session: _PooledSession, prompt: Sequence[int]) -> bool:
-    """True if the prompt continues or restarts most of what the session holds."""
-    return 2 * _shared(session, prompt) >= min(len(session.client.tokens), len(prompt))

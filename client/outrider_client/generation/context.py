@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from outrider_client.connection.session import ClientSession
 from outrider_client.controller.mode_controller import ModeController
-from outrider_client.drafting.acceptance_check import AcceptanceCheck
 from outrider_client.drafting.drafting_thread import AsyncDrafter
+from outrider_client.drafting.local_drafter import AcceptanceCheck
 from outrider_client.models.local_models import LocalModels
 from outrider_client.text.transcript import Transcript
 

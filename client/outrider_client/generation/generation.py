@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from outrider_client.connection.link_state import LinkState
-from outrider_client.controller.choice import OnlineMode
+from outrider_client.controller.measurements import OnlineMode
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Cycle, Event, LinkChanged, Stats, Warned
 from outrider_client.core.statistics import Statistics
@@ -95,7 +95,7 @@ class Generation:
         return await self._grow()
 
     async def _grow(self) -> ScoredTree:
-        plan = self.planner.next_plan(len(self._transcript.tokens), self._transcript.room)
+        plan = self.planner.plan(len(self._transcript.tokens), self._transcript.room)
         if plan is None:
             return EMPTY_DRAFT
         started = self._clock()
@@ -122,7 +122,7 @@ class Generation:
     def draft_ahead(self, text: Sequence[int], drafted: ScoredTree) -> AheadDraft | None:
         """Start to draft for the outcomes of a draft in flight on `text`; None if that is impossible."""
         deepest = len(text) + max(drafted.tree.depths(), default=0) + 1  # deepest position of the next root
-        plan = self.planner.ahead_plan(deepest, self._transcript.limit_len - len(text) - 1)
+        plan = self.planner.plan(deepest, self._transcript.limit_len - len(text) - 1, ahead=True)
         if self._drafting is None or plan is None or self._transcript.num_new_tokens == 0 or not self.has_room(text):
             return None
         wanted = PreDraftSpec(plan, self._controller.outcomes, self._models.eos_token_ids)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from outrider_client.controller.choice import OnlineMode
+from outrider_client.controller.measurements import OnlineMode
 from outrider_client.generation.generation import Generation
 from outrider_client.generation.in_flight import InFlight
 

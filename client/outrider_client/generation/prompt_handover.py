@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider_client.controller.choice import SPLIT
+from outrider_client.controller.measurements import SPLIT
 from outrider_client.core.config import ClientConfig
 from outrider_client.generation.context import GenerationContext
 from outrider_client.generation.requests import RequestTracker

@@ -26,20 +26,15 @@ class TreePlanner:
         """Pass the configuration to the controller."""
         self._controller.begin(self._config, self._own)
 
-    def next_plan(self, num_tokens: int, room: int) -> TreePlan | None:
-        """Plan a draft on `num_tokens` tokens with space for `room` more; None if nothing fits."""
-        choice = self._controller.choice
-        chosen = None if choice is None else choice.shape
-        if self._tunes:
-            chosen = self._controller.tuned(self._config.shape or chosen)
-        return self._fitted(num_tokens, room, chosen)
+    def plan(self, num_tokens: int, room: int, *, ahead: bool = False) -> TreePlan | None:
+        """Plan a draft on `num_tokens` tokens with space for `room` more, or one made ahead of a verdict.
 
-    def ahead_plan(self, num_tokens: int, room: int) -> TreePlan | None:
-        """Plan a draft that is made ahead of a verdict; None if nothing fits."""
+        None if nothing fits.
+        """
         choice = self._controller.choice
-        chosen = None if choice is None else choice.ahead_shape
+        chosen = None if choice is None else choice.ahead_shape if ahead else choice.shape
         if self._tunes:
-            chosen = self._controller.tuned(self._config.shape or chosen, ahead=True)
+            chosen = self._controller.tuned(self._config.shape or chosen, ahead=ahead)
         return self._fitted(num_tokens, room, chosen)
 
     def server_tree(self) -> ServerTree:

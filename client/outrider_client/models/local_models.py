@@ -23,9 +23,8 @@ from outrider_client.core.prompt import (
 )
 from outrider_client.core.prompt import Prompt as Prompt
 from outrider_client.models.draft_history import DraftHistory
-from outrider_client.models.plain_tokenizer import TextTokenizer, ToolDescription
 from outrider_client.models.private_tokens import PrivateSplit, split
-from outrider_client.models.tokenizer import load_tokenizer
+from outrider_client.models.tokenizer import TargetTokenizer, ToolDescription
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.catalog import CATALOG
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
@@ -86,7 +85,7 @@ class LocalModels:
     eos_token_ids: tuple[int, ...]
     target_fingerprint: str
     tokenizer_fingerprint: str
-    load_text: Callable[[], TextTokenizer] | None = field(default=None, repr=False)
+    load_text: Callable[[], TargetTokenizer] | None = field(default=None, repr=False)
     drafter_threads: int | None = None  # None: torch decides
     keywords: KeywordRule | None = None  # chooses among several heads
     schemas: SchemaCompiler | None = None  # of JSON answers
@@ -112,7 +111,7 @@ class LocalModels:
             target_fingerprint=target_fingerprint(target),
             tokenizer_fingerprint=tokenizer,
             drafter_threads=config.threads or (1 if weights.lm_head.numel() < _SMALL else None),
-            load_text=(lambda: load_tokenizer(target)) if has_text else None,
+            load_text=(lambda: TargetTokenizer(target)) if has_text else None,
             schemas=SchemaCompiler(target, weights.sizes.vocab, weights.eos_token_ids),
         )
 
@@ -147,7 +146,7 @@ class LocalModels:
         )
 
     @cached_property
-    def text(self) -> TextTokenizer:
+    def text(self) -> TargetTokenizer:
         """The target's tokenizer. Raises UsageError if it has none."""
         if self.load_text is None:
             raise UsageError("this target has no tokenizer: give the prompt as token ids")

@@ -13,9 +13,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from outrider_client.core.prompt import PlainMessage, Prompt, plain_prompt, segments_of
-from outrider_client.core.prompt_segments import Content, as_segments
-from outrider_client.models.plain_tokenizer import TextTokenizer
+from outrider_client.core.prompt import Content, PlainMessage, Prompt, as_segments, plain_prompt, segments_of
+from outrider_client.models.tokenizer import TargetTokenizer
 from outrider_proto.errors import UsageError
 
 _FIRST_MARK, _LAST_MARK = 0xE000, 0xF8FF  # Unicode's private use area: no template or case rule changes these
@@ -33,7 +32,7 @@ class PrivateSplit:
         return self.safe + self.rest
 
 
-def split(prompt: Prompt, codec: TextTokenizer, *, raw: bool) -> PrivateSplit:
+def split(prompt: Prompt, codec: TargetTokenizer, *, raw: bool) -> PrivateSplit:
     """Split at the first private segment. Raises UsageError if the chat template drops a segment."""
     marks = _Marks(segment.text for segment in segments_of(prompt))
     marked = plain_prompt(prompt, marks.write)

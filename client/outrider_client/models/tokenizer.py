@@ -1,23 +1,18 @@
-"""The target's own tokenizer: text to token ids and back. The only module here that may need transformers."""
+"""The target's own tokenizer: text to token ids and back. The only module here that needs transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from outrider_client.core.prompt import PlainMessage
-from outrider_client.models.plain_tokenizer import (
-    NO_TEMPLATE,
-    NO_TOOLS,
-    TextTokenizer,
-    ToolDescription,
-    plain_tokenizer,
-)
 from outrider_proto.errors import UsageError
 
+ToolDescription = Mapping[str, Any]  # Any: whatever JSON holds; a function in OpenAI's form
 
-class TargetTokenizer(TextTokenizer):
+
+class TargetTokenizer:
     """The tokenizer in a target's directory, by transformers. Raises UsageError if there is none."""
 
     def __init__(self, directory: Path) -> None:
@@ -36,20 +31,38 @@ class TargetTokenizer(TextTokenizer):
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"])
 
-    def _render(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription] | None) -> str:
-        template = self._tokenizer.chat_template
-        if not template:
-            raise UsageError(NO_TEMPLATE)
-        if tools is not None and "tools" not in str(template):
-            raise UsageError(NO_TOOLS)
-        text: str = self._tokenizer.apply_chat_template(
-            list(messages), tools=list(tools or ()) or None, add_generation_prompt=True, tokenize=False
-        )
-        return text
-
     def encode_part(self, text: str) -> list[int]:
+        """Return the tokens of this text alone, without special tokens at its beginning or end."""
         # verbose=False: transformers would log a warning about every long text.
         return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def encode_chat(self, messages: Sequence[PlainMessage]) -> list[int]:
+        """Return the tokens of the chat template over the messages, up to where the answer begins.
+
+        Raises UsageError without a chat template or for messages it rejects.
+        """
+        return self.encode_part(self.render(messages))
+
+    def encode_with_tools(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription]) -> list[int]:
+        """Return the tokens of a chat in which functions may be called, as the template shows those.
+
+        Raises UsageError for a template that shows none.
+        """
+        if "tools" not in str(self._tokenizer.chat_template):
+            raise UsageError("this target's chat template shows no tools")
+        return self.encode_part(self.render(messages, tools))
+
+    def render(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription] = ()) -> str:
+        """Return the chat template's text. Raises what `encode_chat` does."""
+        if not self._tokenizer.chat_template:
+            raise UsageError("this target has no chat template: give the prompt raw (--raw)")
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # a template is a program, and may fail like one
+            raise UsageError(f"the chat template does not take these messages: {error}") from error
+        return text
 
     def decode(self, tokens: Sequence[int]) -> str:
         text: str
@@ -58,8 +71,3 @@ class TargetTokenizer(TextTokenizer):
         else:
             text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
-
-
-def load_tokenizer(directory: Path) -> TextTokenizer:
-    """Load the faster of the two tokenizers that give the same tokens. Raises UsageError if there is none."""
-    return plain_tokenizer(directory) or TargetTokenizer(directory)

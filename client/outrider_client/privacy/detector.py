@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt import Segment
 from outrider_proto.errors import UsageError
 
 MIN_SCORE = 0.4  # Presidio's score of a phone number; lower ones are guesses without context

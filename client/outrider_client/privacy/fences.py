@@ -9,8 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from outrider_client.core.prompt import Prompt, segments_of
-from outrider_client.core.prompt_segments import DEFAULT_KIND, Segment
+from outrider_client.core.prompt import DEFAULT_KIND, Prompt, Segment, segments_of
 from outrider_proto.errors import UsageError
 
 OPEN, ESCAPED = "<<", "\\<<"

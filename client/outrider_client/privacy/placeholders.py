@@ -10,8 +10,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from outrider_client.core.prompt import PlainPrompt, Prompt, plain_prompt, segments_of
-from outrider_client.core.prompt_segments import DEFAULT_KIND, Content, Segment, as_segments
+from outrider_client.core.prompt import (
+    DEFAULT_KIND,
+    Content,
+    PlainPrompt,
+    Prompt,
+    Segment,
+    as_segments,
+    plain_prompt,
+    segments_of,
+)
 
 
 class Placeholders:

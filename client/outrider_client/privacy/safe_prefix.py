@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from outrider_client.core.config import ClientConfig
 from outrider_client.drafting.drafting_thread import AsyncDrafter
 from outrider_client.generation.instruments import Instruments
-from outrider_client.generation.outage import is_link_failure, reconnect
 from outrider_client.generation.requests import RequestTracker
+from outrider_client.generation.runner import is_link_failure, reconnect
 from outrider_proto.errors import LinkError, Refusal
 from outrider_proto.tree import DraftTree
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from outrider_bench.core.progress import Step
 from outrider_bench.core.tables import ResultTable
 from outrider_bench.harness.study import Measured, Study
-from outrider_client.models.tokenizer import load_tokenizer
+from outrider_client.models.tokenizer import TargetTokenizer
 from outrider_lab.spec.answer_file import SpecAnswer, read_answers, write_answers
 from outrider_lab.spec.options import SUMMARY, SpecOptions
 from outrider_lab.spec.plan import BASELINE
@@ -56,7 +56,7 @@ class SpecStudy(Study[SpecOptions, QuestionRecord, SpecSummary]):
 
     def report(self, rows: Mapping[str, QuestionRecord]) -> SpecSummary:
         options = self.options
-        tokenizer = load_tokenizer(options.directory)
+        tokenizer = TargetTokenizer(options.directory)
 
         def count_tokens(text: str) -> int:
             return len(tokenizer.encode(text))

@@ -68,7 +68,7 @@ class TapedDrafting(OracleDrafting):
         async def make(ahead_draft: AheadDraft) -> tuple[PreDraft, ...]:
             if ready is not None:
                 await ready()
-            ahead_draft.begin()
+            ahead_draft.has_begun = True
             async with self._drafter:
                 made = await self._predraft(tuple(tokens), tree, wanted, ahead_draft)
             ahead_draft.is_whole = bool(made) and ahead_draft.truth() is None

@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 from typer.testing import CliRunner
 
-from outrider_client.models.tokenizer import load_tokenizer
+from outrider_client.models.tokenizer import TargetTokenizer
 from outrider_lab.cli.app import app
 from outrider_lab.paper.measurement import settings
 from outrider_lab.spec import run as spec_run
@@ -84,7 +84,7 @@ def test_there_is_a_file_for_each_way_in_spec_bench_s_form(out):
 
 def test_the_summary_is_what_speed_py_computes_from_the_files(out):
     summary = json.loads((out / "summary.json").read_text())
-    tokenizer, base = load_tokenizer(target_dir()), read(out / "generate.jsonl")
+    tokenizer, base = TargetTokenizer(target_dir()), read(out / "generate.jsonl")
     for way, found in summary["ways"].items():
         answers = read(out / f"{way}.jsonl")
         for run, figures in enumerate(found["overall"]["runs"]):

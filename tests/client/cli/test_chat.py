@@ -20,7 +20,7 @@ from outrider_client.cli.chat.repl import ChatRepl
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import UNLIMITED, ClientConfig
 from outrider_client.core.events import Committed, Finished
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt import Segment
 from outrider_client.core.statistics import Statistics
 from outrider_proto.errors import LinkError, UsageError
 

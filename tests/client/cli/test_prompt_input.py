@@ -7,7 +7,7 @@ import io
 import pytest
 
 from outrider_client.cli.prompt_input import read_prompt
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt import Segment
 from outrider_proto.errors import UsageError
 
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider_client.controller.choice import NON_SPLIT, SPLIT, Choice
 from outrider_client.controller.decision import choose, decide
-from outrider_client.controller.measurements import Measurements, ModeLimits
+from outrider_client.controller.measurements import NON_SPLIT, SPLIT, Choice, Measurements, ModeLimits
 from outrider_client.controller.prediction import predict
 from outrider_drafters.contracts.tree_shape import TreeShape
 

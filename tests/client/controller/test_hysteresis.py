@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from outrider_client.controller.choice import AHEAD, SPLIT, Choice
 from outrider_client.controller.hysteresis import ModeSelector
-from outrider_client.controller.measurements import Measurements, ModeLimits
+from outrider_client.controller.measurements import AHEAD, SPLIT, Choice, Measurements, ModeLimits
 from outrider_client.controller.observer import CycleObserver, Priors
 from outrider_client.controller.prediction import PredictionTerms
 from outrider_client.controller.search import best_in

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outrider_client.controller.acceptance import AcceptanceEstimator
-from outrider_client.controller.choice import SPLIT, Choice
 from outrider_client.controller.hysteresis import ModeSelector
-from outrider_client.controller.measurements import ModeLimits
+from outrider_client.controller.measurements import SPLIT, Choice, ModeLimits
 from outrider_client.controller.observer import CycleObserver, Priors
 from outrider_proto.frames import Verdict
 from outrider_proto.tree import DraftTree

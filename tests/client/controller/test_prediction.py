@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from outrider_client.controller.choice import Choice
-from outrider_client.controller.measurements import Measurements, ModeLimits
+from outrider_client.controller.measurements import Choice, Measurements, ModeLimits
 from outrider_client.controller.prediction import predict
 
 ACCEPTANCE = (0.85, 0.84, 0.83, 0.82, 0.81)

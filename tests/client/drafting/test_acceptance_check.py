@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider_client.drafting.acceptance_check import NUM_VERDICTS, AcceptanceCheck
+from outrider_client.drafting.local_drafter import NUM_VERDICTS, AcceptanceCheck
 
 
 def warnings(fit: AcceptanceCheck, num_hits: int, head: str = "moa", num_verdicts: int = NUM_VERDICTS) -> list[str]:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from outrider_client.core.config import ClientConfig
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt import Segment
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_drafters.families.suffix.drafter import SuffixDrafter

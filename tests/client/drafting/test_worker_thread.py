@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from outrider_client.drafting.worker_thread import WorkerThread
+from outrider_client.drafting.drafting_thread import WorkerThread
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import openai as openai_library
 import pytest
 from in_thread import InThread
 
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt import Segment
 
 from ..canaries import Asked, Relay, asked, needles
 

@@ -18,11 +18,11 @@ import pytest
 
 from outrider_client.async_client import AsyncClient
 from outrider_client.connection.link_state import LinkState
-from outrider_client.controller.choice import Choice
 from outrider_client.controller.hysteresis import ModeSelector
+from outrider_client.controller.measurements import Choice
 from outrider_client.core.config import ClientConfig, Mode
 from outrider_client.core.events import Committed, LinkChanged, RolledBack, Unverified
-from outrider_client.drafting.worker_thread import WorkerThread
+from outrider_client.drafting.drafting_thread import WorkerThread
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_netsim import Profile, profile_named
 from outrider_netsim.profiles.profile import Bursts, Direction, Outage

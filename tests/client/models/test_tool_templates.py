@@ -15,7 +15,7 @@ from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.request_bodies import ChatRequest
 from outrider_client.gateway.request_mapping import map_chat_request
 from outrider_client.models.local_models import LocalModels
-from outrider_client.models.tokenizer import TargetTokenizer, load_tokenizer
+from outrider_client.models.tokenizer import TargetTokenizer
 from outrider_models.core.embedded import target_dir
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
@@ -88,7 +88,6 @@ def test_private_chats_have_the_functions_as_text(models):
     assert "two" not in text
 
 
-@pytest.mark.parametrize("make", [load_tokenizer, TargetTokenizer])
-def test_a_template_without_tools_says_so(make):
+def test_a_template_without_tools_says_so():
     with pytest.raises(UsageError, match="shows no tools"):
-        make(target_dir()).encode_with_tools([ASKED], [TOOL])
+        TargetTokenizer(target_dir()).encode_with_tools([ASKED], [TOOL])

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt import Segment
 from outrider_proto.errors import UsageError
 
 pytest.importorskip("presidio_analyzer")

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_client.core.prompt import PromptMessage
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt import PromptMessage, Segment
 from outrider_client.models.local_models import LocalModels
 from outrider_client.models.private_tokens import split
 from outrider_client.privacy.fences import parse_fences

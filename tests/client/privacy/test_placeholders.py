@@ -13,8 +13,7 @@ from outrider_client import AsyncClient
 from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.answer_text import AnswerText
 from outrider_client.core.events import RolledBack, Unverified
-from outrider_client.core.prompt import PromptMessage
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt import PromptMessage, Segment
 from outrider_client.models.local_models import LocalModels
 from outrider_client.privacy.fences import parse_fences
 from outrider_client.privacy.placeholders import Placeholders

@@ -12,8 +12,7 @@ from outrider_client import Client
 from outrider_client.cli import app as cli
 from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.events import LinkChanged, Private, Warned
-from outrider_client.core.prompt import PromptMessage
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt import PromptMessage, Segment
 from outrider_client.drafting.drafting_thread import DraftingThread
 from outrider_client.privacy.detector import Detector
 from outrider_drafters.families.lookup.drafter import LookupDrafter

@@ -10,7 +10,7 @@ from tokenizers import models as token_models
 
 from outrider_client.core.config import ClientConfig
 from outrider_client.models.local_models import LocalModels
-from outrider_client.text.token_fragments import read_token_fragments
+from outrider_client.text.detokenizer import read_token_fragments
 from outrider_models.core.embedded import target_dir
 from outrider_proto.errors import UsageError
 

@@ -16,8 +16,7 @@ from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_client.connection.policy import Patience, Timeouts
 from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.events import Finished, LinkChanged, Private, Warned
-from outrider_client.core.prompt import is_private
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt import Segment, is_private
 from outrider_client.models.local_models import LocalModels
 from outrider_client.models.private_tokens import PrivateSplit
 from outrider_client.privacy.fences import parse_fences

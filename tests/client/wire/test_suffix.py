@@ -11,7 +11,7 @@ import pytest
 from outrider_bench.core.pair import InProcessPair, in_process
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.core.events import Cycle
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt import Segment
 from outrider_client.models.draft_history import DraftHistory
 from outrider_client.models.local_models import LocalModels
 from outrider_models.core.embedded import drafter_dir, target_dir

@@ -19,7 +19,7 @@ from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.policy import Patience
 from outrider_client.core.config import Mode
 from outrider_client.core.events import LinkChanged, RolledBack, Unverified
-from outrider_client.core.prompt_segments import Segment
+from outrider_client.core.prompt import Segment
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.token_draw import choose_tokens
 from outrider_drafters.contracts.tree_shape import TreeShape

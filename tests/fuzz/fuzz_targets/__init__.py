@@ -19,7 +19,6 @@ _MODULES = {
     "status": "status",
     "credentials": "credentials",
     "bundle-file": "files",
-    "tokenizer-file": "files",
     "gateway-body": "gateway",
     "session": "session",
 }

@@ -9,8 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from outrider_client.core.prompt import ASSISTANT_ROLE, SYSTEM_ROLE, USER_ROLE, PromptMessage
-from outrider_client.core.prompt_segments import Content, Segment, as_segments, has_private
+from outrider_client.core.prompt import (
+    ASSISTANT_ROLE,
+    SYSTEM_ROLE,
+    USER_ROLE,
+    Content,
+    PromptMessage,
+    Segment,
+    as_segments,
+    has_private,
+)
 from outrider_client.privacy.fences import parse_fences
 from outrider_proto.errors import UsageError
 
