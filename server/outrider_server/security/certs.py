@@ -34,9 +34,10 @@ class IssuedCertificate:
 def new_authority(days: int) -> IssuedCertificate:
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name("Outrider development authority")
-    constraints = x509.BasicConstraints(ca=True, path_length=0)
-    builder = _builder(name, name, key, days, [(constraints, True), (_usage(signs_certificates=True), True)])
-    return IssuedCertificate(builder.sign(key, hashes.SHA256()), key)
+    builder = _builder(name, name, key, days)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    usage = _usage(signs_certificates=True)
+    return IssuedCertificate(builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()), key)
 
 
 def new_server_certificate(authority: IssuedCertificate, hosts: Sequence[str], days: int) -> IssuedCertificate:
@@ -85,34 +86,28 @@ def read_issued(cert: Path, key: Path) -> IssuedCertificate:
 def _end_entity(
     authority: IssuedCertificate, name: str, purpose: x509.ObjectIdentifier, days: int, *more: x509.ExtensionType
 ) -> IssuedCertificate:
-    key, issuer = ec.generate_private_key(ec.SECP256R1()), authority.certificate
-    extensions = [
-        (x509.BasicConstraints(ca=False, path_length=None), True),
-        (_usage(signs_certificates=False), True),
-        (x509.ExtendedKeyUsage([purpose]), False),
-        (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), False),
-        *((extension, False) for extension in more),
-    ]
-    builder = _builder(_name(name), issuer.subject, key, days, extensions, until=issuer.not_valid_after_utc)
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = authority.certificate
+    builder = _builder(_name(name), issuer.subject, key, days, until=issuer.not_valid_after_utc)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+    builder = builder.add_extension(identifier, critical=False)
+    for extension in more:
+        builder = builder.add_extension(extension, critical=False)
     return IssuedCertificate(builder.sign(authority.key, hashes.SHA256()), key)
 
 
 def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    days: int,
-    extensions: Sequence[tuple[x509.ExtensionType, bool]],  # and whether each is critical
-    until: datetime | None = None,
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int, until: datetime | None = None
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     end = now + timedelta(days=days)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
     builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - _SKEW)
     builder = builder.not_valid_after(end if until is None else min(end, until))
-    for extension, critical in ((x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False), *extensions):
-        builder = builder.add_extension(extension, critical)
-    return builder
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
