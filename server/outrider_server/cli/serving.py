@@ -10,7 +10,7 @@ import signal
 from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import typer
 
@@ -20,6 +20,7 @@ from outrider_server.config.config import ServerConfig
 from outrider_server.rpc.server import Server
 
 _GIVE_UP_S = 5.0
+_Result = TypeVar("_Result")
 
 
 def run(config: ServerConfig, ready_file: Path | None) -> None:
@@ -38,22 +39,23 @@ async def _serve(config: ServerConfig, ready_file: Path | None) -> None:
         # Before the ready file: whoever sees it may send a signal at once.
         stop = StopSignals()
         _announce(server, ready_file)
-        if (why := await _broken(server, stop)) is not None:
+        if (why := await _unless(stop.first, server.verifier.broken())) is not None:
             await _give_up(server, why)
-        await stop.unless_second(server.drain(config.limits.drain_s))
+        await _unless(stop.second, server.drain(config.limits.drain_s))
     finally:
         await server.stop()
 
 
-async def _broken(server: Server, stop: StopSignals) -> str | None:
-    """Wait until the target breaks, and return why; None once a stop was asked for."""
-    breaking, stopping = asyncio.ensure_future(server.verifier.broken()), asyncio.ensure_future(stop.first.wait())
+async def _unless(signaled: asyncio.Event, work: Coroutine[None, None, _Result]) -> _Result | None:
+    """Return the result of `work`; break it off at a signal, and return None."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(signaled.wait())
     try:
-        await asyncio.wait((breaking, stopping), return_when=asyncio.FIRST_COMPLETED)
-        return None if stopping.done() else breaking.result()
+        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        breaking.cancel()
-        stopping.cancel()
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.gather(working, waiting, return_exceptions=True)
+    return None if working.cancelled() else working.result()
 
 
 async def _give_up(server: Server, why: str) -> NoReturn:
@@ -106,18 +108,6 @@ class StopSignals:
             loop.add_signal_handler(number, self._came)
         # SIGHUP would end the process; certificates and keys are re-read whenever their files change.
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
-
-    async def unless_second(self, work: Coroutine[None, None, None]) -> None:
-        """Run `work`, or break it off at the second signal."""
-        working, hurry = asyncio.ensure_future(work), asyncio.ensure_future(self.second.wait())
-        try:
-            await asyncio.wait((working, hurry), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (working, hurry):
-                task.cancel()
-            await asyncio.gather(working, hurry, return_exceptions=True)
-        if not working.cancelled():
-            working.result()
 
     def _came(self) -> None:
         (self.second if self.first.is_set() else self.first).set()

@@ -8,7 +8,7 @@ and metadata are set on Ray's context, and one empty message carries them to the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -39,19 +39,9 @@ class RayServicerContext:
 
     def __init__(self, context: RayServegRPCContext) -> None:
         self._context = context
+        self.invocation_metadata = context.invocation_metadata
+        self.auth_context, self.peer = context.auth_context, context.peer
         self._written: asyncio.Queue[Any] = asyncio.Queue()  # Any: messages of any method
-
-    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
-        metadata: Sequence[tuple[str, str | bytes]] = self._context.invocation_metadata()
-        return metadata
-
-    def auth_context(self) -> dict[str, Any]:  # Any: as gRPC has it
-        properties: dict[str, Any] = self._context.auth_context()
-        return properties
-
-    def peer(self) -> str:
-        peer: str = self._context.peer()
-        return peer
 
     async def write(self, message: bytes | Message) -> None:
         """Queue a message. Ray takes everything at once: the client's pace cannot be seen here."""
@@ -80,7 +70,8 @@ class RayServicerContext:
 
         Cancels it when the consumer is gone.
         """
-        task = asyncio.ensure_future(self._to_the_end(method))
+        task = asyncio.ensure_future(method)
+        task.add_done_callback(lambda _: self._written.put_nowait(_END))
         try:
             while (message := await self._written.get()) is not _END:
                 yield message
@@ -91,12 +82,6 @@ class RayServicerContext:
         finally:
             task.cancel()
             await asyncio.wait([task])
-
-    async def _to_the_end(self, method: Awaitable[None]) -> None:
-        try:
-            await method
-        finally:
-            self._written.put_nowait(_END)
 
 
 def _serialized(message: bytes | Message) -> SerializedMessage:

@@ -20,7 +20,6 @@ from outrider_server.bundles.catalogue import EdgeBundles
 from outrider_server.config.config import ServerConfig
 from outrider_server.config.telemetry import TelemetryConfig
 from outrider_server.engine.load import load_drafters, load_taps
-from outrider_server.engine.target import Target
 from outrider_server.parallel.load import load_target
 from outrider_server.rpc.bundle_service import BUNDLES, BundlesService
 from outrider_server.rpc.service import SERVICE, VerifierService
@@ -82,7 +81,7 @@ class Server:
         check_exposure(config.host, config.security)
         authenticator = Authenticator(config.security)
         reporter = TelemetryReporter(config.telemetry)
-        verifier = build_verifier(config, reporter.observer)
+        verifier = _build_verifier(config, reporter.observer)
         bundles = None
         if config.edge_bundle:
             bundles = EdgeBundles(config.target, config.drafters, config.edge_weights, config.edge_cache)
@@ -175,30 +174,23 @@ class Server:
         await self.stop()
 
 
-def build_verifier(config: ServerConfig, observer: ServerObserver | None = None) -> Verifier:
+def _build_verifier(config: ServerConfig, observer: ServerObserver) -> Verifier:
     """Load target, taps and drafters. Raises UsageError."""
     pace = None if config.pace is None else Pace.load(config.pace)
     target = load_target(config)
     try:
-        return _verifier_on(target, config, observer, pace)
+        if (threads := config.threads or (1 if target.is_small else None)) is not None:
+            torch.set_num_threads(threads)
+        return Verifier(
+            target,
+            load_taps(target, config.target, config.drafters),
+            config.limits,
+            pace=pace,
+            drafters=load_drafters(target, config.target, config.drafters) if config.server_draft else [],
+            observer=observer,
+            longest_wait_s=config.security.longest_wait_s,
+            fits_context=config.max_context is None,
+        )
     except BaseException:
         target.close()
         raise
-
-
-def _verifier_on(target: Target, config: ServerConfig, observer: ServerObserver | None, pace: Pace | None) -> Verifier:
-    if (threads := config.threads or (1 if target.is_small else None)) is not None:
-        torch.set_num_threads(threads)
-    taps = load_taps(target, config.target, config.drafters)
-    drafters = load_drafters(target, config.target, config.drafters) if config.server_draft else []
-    wait_s = config.security.longest_wait_s
-    return Verifier(
-        target,
-        taps,
-        config.limits,
-        pace=pace,
-        drafters=drafters,
-        observer=observer,
-        longest_wait_s=wait_s,
-        fits_context=config.max_context is None,
-    )

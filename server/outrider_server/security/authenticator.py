@@ -1,6 +1,7 @@
-"""Authentication: turns what a call came with into a Principal or a Refusal.
+"""Authentication: turns what a call came with into a Principal or a Refusal; limits by address for callers without a
+valid key.
 
-Knows no transport. One instance for all services of a server, on its event loop.
+Knows no transport. One instance for all services of a server, on its event loop; the clock is an argument.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
@@ -17,7 +20,7 @@ from typing import TypeAlias
 from outrider_proto.errors import Reason, Refusal
 from outrider_server.config.security import SecurityConfig
 from outrider_server.security.address import PeerAddress
-from outrider_server.security.address_limits import AddressRateLimit, UnopenedStreams
+from outrider_server.security.gcra import Gcra
 from outrider_server.security.keys import Keyring, utc_now
 from outrider_server.security.principal import ANONYMOUS, Principal, Scope
 
@@ -25,6 +28,8 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 1.0  # how often the key file is checked for changes
 _BEARER = "bearer "
 _MAX_LABEL = 64
+_MAX_ADDRESSES = 4096  # remembered at most; beyond that the least recently seen is forgotten
+_UNOPENED_IN_ALL = 8  # times what one address may have
 
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
@@ -38,6 +43,50 @@ class Caller:
     certificate: str = ""
 
 
+class AddressRateLimit:
+    """Limits what each address may do per minute: a minute's worth at once, then evenly."""
+
+    def __init__(self, limit: int, what: str, clock: Callable[[], float]) -> None:
+        self._limit = limit
+        self._what = what
+        self._clock = clock
+        self._known: OrderedDict[str, Gcra] = OrderedDict()
+
+    def count(self, address: PeerAddress) -> None:
+        """Count one more. Raises Refusal OVER_QUOTA where that is too many."""
+        now = self._clock()
+        known = self._known.setdefault(address.name, Gcra(self._limit / 60, max(self._limit - 1, 0.5)))
+        if (wait_s := known.wait_s(now)) > 0:
+            message = f"too many {self._what} from your address: try again later"
+            raise Refusal(Reason.OVER_QUOTA, message, retry_after_s=wait_s)
+        self._known.move_to_end(address.name)
+        known.charge(1.0, now)
+        if len(self._known) > _MAX_ADDRESSES:
+            self._known.popitem(last=False)
+
+
+class UnopenedStreams:
+    """Limits streams that have not sent Open yet: `limit` for each address, eight times that in all."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._count = Counter[str]()
+
+    @contextmanager
+    def one_more(self, address: PeerAddress) -> Iterator[Callable[[], None]]:
+        """Count a stream until the block ends or the yielded function is called. Raises Refusal."""
+        if self._count[address.name] >= self._limit or self._count.total() >= _UNOPENED_IN_ALL * self._limit:
+            raise Refusal(Reason.SERVER_FULL, "too many streams have not sent Open yet: try again")
+        self._count[address.name] += 1
+        with ExitStack() as until_open:
+            until_open.callback(self._drop, address.name)
+            yield until_open.close
+
+    def _drop(self, name: str) -> None:
+        # Counter subtraction drops addresses at zero: the table does not grow with every address ever seen.
+        self._count -= Counter([name])
+
+
 class Authenticator:
     """Authenticates and limits callers. Raises UsageError for a key file that cannot be used."""
 
@@ -49,8 +98,8 @@ class Authenticator:
     ) -> None:
         self.security = security or SecurityConfig()
         self._keyring = None if self.security.keys is None else Keyring(self.security.keys, calendar)
-        self._failures = AddressRateLimit(self.security.failures_per_minute, clock)
-        self._begun = AddressRateLimit(self.security.streams_per_minute, clock)
+        self._failures = AddressRateLimit(self.security.failures_per_minute, "wrong keys", clock)
+        self._begun = AddressRateLimit(self.security.streams_per_minute, "streams", clock)
         self.unopened = UnopenedStreams(self.security.unopened_streams)
 
     def admit(self, caller: Caller, scope: Scope) -> Principal:
@@ -66,7 +115,6 @@ class Authenticator:
     def admit_stream(self, caller: Caller) -> Principal:
         """Admit a session stream; callers without keys may not begin too many."""
         if self._keyring is None and not caller.address.is_loopback:
-            _check(self._begun, caller.address, "streams from your address")
             self._begun.count(caller.address)
         return self.admit(caller, Scope.SESSION)
 
@@ -107,7 +155,6 @@ class Authenticator:
         key = None if (presented := _bearer(caller.metadata)) is None else self._keyring.find(presented)
         if key is not None:
             return Principal(key.id, key.scopes, key.quota, key.digest)
-        _check(self._failures, caller.address, "wrong keys from your address")
         self._failures.count(caller.address)
         _log.info("no valid key from %s", caller.address.name)
         if presented is None:
@@ -128,9 +175,3 @@ def _label(name: str) -> str:
         return name
     # A hash, not the first characters: two long names with one beginning would share an account.
     return hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
-
-
-def _check(limit: AddressRateLimit, address: PeerAddress, what: str) -> None:
-    wait_s = limit.wait_s(address)
-    if wait_s > 0:
-        raise Refusal(Reason.OVER_QUOTA, f"too many {what}: try again later", retry_after_s=wait_s)
