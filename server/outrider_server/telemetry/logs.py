@@ -1,14 +1,24 @@
-"""Log output as text or as JSON, one object a line. Nothing that sessions say is ever logged."""
+"""Logs as text or as JSON, one object a line, and an INFO line for every stream that ends: how long, how much, why.
+
+Nothing that sessions say is ever logged: no token, text or key.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from outrider_proto.errors import Reason, Refusal
+from outrider_proto.frames import Decode, Draft, Verdict
 from outrider_server.config.telemetry import LogFormat, LogLevel
+from outrider_server.scheduling.request import Reply
+from outrider_server.telemetry.observer import ServerObserver, StreamObserver
 
+_access = logging.getLogger("outrider_server.access")
+_SHOWN = 8  # characters of a session's id: enough to find its lines, too few to resume it
 FIELDS: Final = "fields"  # key in logging's `extra`: the values of a message, by name
 
 
@@ -36,3 +46,42 @@ def start_logging(log_format: LogFormat, level: LogLevel) -> None:
     else:
         handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class AccessLog(ServerObserver):
+    """Logs every stream that ends."""
+
+    def stream(self) -> StreamObserver:
+        return _Entry()
+
+    def refused(self, reason: Reason) -> None:
+        name = reason.name.lower()
+        _access.info("a call was refused: %s", name, extra={FIELDS: {"reason": name}})
+
+
+class _Entry(StreamObserver):
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._about: dict[str, object] = {"session": "", "key": "", "resumed": False}
+        self._requests = self._verdicts = self._tokens = 0
+
+    def opened(self, session_id: str, key_id: str, *, resumed: bool) -> None:
+        self._about = {"session": session_id[:_SHOWN], "key": key_id, "resumed": resumed}
+
+    def asked(self, frame: Draft | Decode) -> None:
+        self._requests += 1
+
+    def answered(self, seq: int, answer: Reply) -> None:
+        if isinstance(answer, Verdict) and not answer.stale:
+            self._verdicts += 1
+            self._tokens += len(answer.path) + len(answer.tokens) + (answer.bonus is not None)
+
+    def ended(self, refusal: Refusal | None) -> None:
+        reason = "closed" if refusal is None else refusal.reason.name.lower()
+        seconds = round(time.monotonic() - self._started, 3)
+        counts = {"requests": self._requests, "verdicts": self._verdicts, "tokens": self._tokens}
+        _access.info(
+            "stream of session %s ended after %.3f s, %d verdicts, %d tokens: %s",
+            *(self._about["session"] or "(none)", seconds, self._verdicts, self._tokens, reason),
+            extra={FIELDS: {**self._about, "duration_s": seconds, **counts, "reason": reason}},
+        )

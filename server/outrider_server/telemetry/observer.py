@@ -7,7 +7,7 @@ tokens, which must never go into a metric, a log or a trace. `ObserverGroup` cat
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,22 +71,20 @@ class ServerObserver:
 
 
 class _Guard:
-    """Catches what one observer raises. Reentrant, and used by several threads."""
+    """Calls methods of one observer, and catches what they raise. Reentrant, and used by several threads."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._has_failed = False
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        if not self._has_failed:
-            self._has_failed = True
-            _log.error("%s failed; the server goes on, and what it reports may be wrong", self._name, exc_info=error)
-        return True
+    def __call__(self, method: Callable[..., Any], *about: Any, **named: Any) -> Any:  # Any: as the method has it
+        try:
+            return method(*about, **named)
+        except Exception as error:
+            if not self._has_failed:
+                self._has_failed = True
+                text = "%s failed; the server goes on, and what it reports may be wrong"
+                _log.error(text, self._name, exc_info=error)
 
 
 def _of_all(name: str) -> Any:  # Any: a method of that name
@@ -94,8 +92,7 @@ def _of_all(name: str) -> Any:  # Any: a method of that name
 
     def tell(group: ObserverGroup | _StreamObserverGroup, *about: Any, **named: Any) -> None:  # Any: as the method has
         for guard, member in group.members:
-            with guard:
-                getattr(member, name)(*about, **named)
+            guard(getattr(member, name), *about, **named)
 
     return tell
 
@@ -111,11 +108,8 @@ class ObserverGroup(ServerObserver):
         self.members = [(_Guard(type(member).__name__), member) for member in members]
 
     def stream(self) -> StreamObserver:
-        watches: list[tuple[_Guard, StreamObserver]] = []
-        for guard, member in self.members:
-            with guard:
-                watches.append((guard, member.stream()))
-        return _StreamObserverGroup(watches)
+        watches = [(guard, guard(member.stream)) for guard, member in self.members]
+        return _StreamObserverGroup([(guard, watch) for guard, watch in watches if watch is not None])
 
     refused = _of_all("refused")
     received = _of_all("received")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from outrider_proto.errors import UsageError
 from outrider_server.config.telemetry import TelemetryConfig
-from outrider_server.telemetry.access_log import AccessLog
+from outrider_server.telemetry.logs import AccessLog
 from outrider_server.telemetry.observer import ObserverGroup, ServerObserver, ServerStats
 
 if TYPE_CHECKING:

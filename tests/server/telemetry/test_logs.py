@@ -11,8 +11,7 @@ from talk import PROMPT, conversing, serving
 from watched import client_of, server_config
 
 from outrider_server.rpc.server import Server
-from outrider_server.telemetry.access_log import AccessLog
-from outrider_server.telemetry.logs import JsonFormatter, start_logging
+from outrider_server.telemetry.logs import AccessLog, JsonFormatter, start_logging
 from outrider_server.telemetry.observer import ObserverGroup, ServerObserver, StreamObserver
 
 
