@@ -69,14 +69,14 @@ def test_every_shipped_recipe_takes_a_step_and_its_drafter_drafts(name, tmp_path
 
 def test_the_shipped_recipes_train_equally_many_parameters_on_the_same_batches():
     recipes = {name: read_recipe(name) for name in HEADS if name not in ("eagle2_wide", "target_bias")}
-    sizes = {
+    sizes = {  # of variants those that test_recipe.py compares
         name: sum(p.numel() for p in recipe_job(small(name)).task.network.parameters() if p.requires_grad)
         for name in recipes
+        if "_" not in name
     }
     # Hydra's fourth head alone reads five rows.
-    larger = [sizes.pop(name) for name in recipes if name.startswith("hydra")]
+    assert sizes.pop("hydra") < 3 * min(sizes.values())
     assert max(sizes.values()) / min(sizes.values()) < 1.05
-    assert max(larger) < 3 * min(sizes.values())
     for late in ("eagle2_late", "dspark_late"):
         del recipes[late]  # it starts from the shipped one, for half as long
     streams = {name: replace(recipe.data, family_weights={"code": 1.0}) for name, recipe in recipes.items()}
