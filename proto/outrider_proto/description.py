@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sized
+from dataclasses import asdict
+from typing import Any
 
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.errors import Reason, Violation
@@ -13,48 +15,32 @@ from outrider_proto.tree import MAX_NODES
 _MAX_ID_LENGTH = 256
 _MAX_EOS = 256
 _MAX_TAPS = 64
+_NAMES = ("server_version", "target_name", "target_fingerprint", "tokenizer_fingerprint")
+_SAME = ("protocol_version", *_NAMES, "vocab_size", "max_context", "max_nodes", "eos_token_ids")
 
 
 def description_to_proto(description: ServerDescription) -> pb.Description:
-    taps = [
-        pb.Tap(fingerprint=t.fingerprint, family=t.family, width=t.width, newest_only=t.newest_only)
-        for t in description.taps
-    ]
-    return pb.Description(
-        protocol_version=description.protocol_version,
-        server_version=description.server_version,
-        target_name=description.target_name,
-        target_fingerprint=description.target_fingerprint,
-        tokenizer_fingerprint=description.tokenizer_fingerprint,
-        vocab_size=description.vocab_size,
-        max_context=description.max_context,
-        max_nodes=description.max_nodes,
-        eos_token_ids=description.eos_token_ids,
-        taps=taps,
-    )
+    taps = [pb.Tap(**asdict(tap)) for tap in description.taps]
+    return pb.Description(**same_fields(description, _SAME), taps=taps)
 
 
 def description_from_proto(message: pb.Description) -> ServerDescription:
     """Raises Violation for values out of range."""
-    check_texts(message, "server_version", "target_name", "target_fingerprint", "tokenizer_fingerprint")
+    check_texts(message, *_NAMES)
     check_limits(message)
     if not 1 <= message.vocab_size <= MAX_TOKEN + 1:
         raise malformed(f"vocab_size={message.vocab_size}: need 1 to {MAX_TOKEN + 1}")
     check_size("taps", message.taps, _MAX_TAPS)
     for tap in message.taps:
         check_texts(tap, "fingerprint", "family")
-    return ServerDescription(
-        protocol_version=message.protocol_version,
-        server_version=message.server_version,
-        target_name=message.target_name,
-        target_fingerprint=message.target_fingerprint,
-        tokenizer_fingerprint=message.tokenizer_fingerprint,
-        vocab_size=message.vocab_size,
-        max_context=message.max_context,
-        max_nodes=message.max_nodes,
-        eos_token_ids=tuple(message.eos_token_ids),
-        taps=tuple(TapInfo(t.fingerprint, t.family, t.width, t.newest_only) for t in message.taps),
-    )
+    taps = tuple(TapInfo(tap.fingerprint, tap.family, tap.width, tap.newest_only) for tap in message.taps)
+    same = same_fields(message, _SAME) | {"eos_token_ids": tuple(message.eos_token_ids)}
+    return ServerDescription(**same, taps=taps)
+
+
+def same_fields(source: object, names: tuple[str, ...]) -> dict[str, Any]:  # Any: each field has its own type
+    """Return the fields that a frame and its message have under one name, by that name."""
+    return {name: getattr(source, name) for name in names}
 
 
 def check_texts(message: pb.Open | pb.Opened | pb.Description | pb.Tap, *names: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, assert_never
 
 from outrider_proto import frames as f
 from outrider_proto import verifier_pb2 as pb
-from outrider_proto.description import check_limits, check_size, check_texts, malformed
+from outrider_proto.description import check_limits, check_size, check_texts, malformed, same_fields
 from outrider_proto.errors import Reason, Violation
 from outrider_proto.feature_codec import decode_rows, encode_rows, padding, rows_per_frame
 from outrider_proto.packing import (
@@ -134,24 +134,20 @@ def server_frame_from_proto(message: pb.ServerFrame) -> f.ServerFrame:
             raise malformed("an empty frame, or one of a newer protocol version")
 
 
-def _same(source: object, names: tuple[str, ...]) -> dict[str, Any]:  # Any: each field has its own type
-    return {name: getattr(source, name) for name in names}
-
-
 def _open_to_proto(frame: f.Open) -> pb.Open:
-    same = _same(frame, _OPEN)
+    same = same_fields(frame, _OPEN)
     return pb.Open(**same, codec=_CODEC_TO_PB[frame.codec], sampling=_sampling_to_proto(frame.sampling))
 
 
 def _open_from_proto(message: pb.Open) -> f.Open:
     check_texts(message, "target_fingerprint", "tokenizer_fingerprint", "tap", "session_id")
     sampling = _sampling_asked(message) or f.Sampling()
-    return f.Open(**_same(message, _OPEN), codec=_codec(message.codec), sampling=sampling)
+    return f.Open(**same_fields(message, _OPEN), codec=_codec(message.codec), sampling=sampling)
 
 
 def _sampling_to_proto(sampling: f.Sampling) -> pb.Sampling:
     return pb.Sampling(
-        **_same(sampling, _SAMPLING),
+        **same_fields(sampling, _SAMPLING),
         acceptance=_ACCEPTANCE_TO_PB[sampling.acceptance],
         rules=_rules_to_proto(sampling.rules) if sampling.rules else None,
     )
@@ -159,13 +155,13 @@ def _sampling_to_proto(sampling: f.Sampling) -> pb.Sampling:
 
 def _rules_to_proto(rules: f.TokenRules) -> pb.TokenRules:
     bias = dict(rules.logit_bias)
-    return pb.TokenRules(**_same(rules, _RULES), logit_bias=bias, repetition_penalty=rules.repetition_penalty)
+    return pb.TokenRules(**same_fields(rules, _RULES), logit_bias=bias, repetition_penalty=rules.repetition_penalty)
 
 
 def _rules_from_proto(message: pb.TokenRules) -> f.TokenRules:
     check_size("logit_bias", message.logit_bias, f.MAX_LOGIT_BIASES)
     return f.TokenRules(
-        **_same(message, _RULES),
+        **same_fields(message, _RULES),
         logit_bias=tuple(sorted(message.logit_bias.items())),  # a map has no order
         repetition_penalty=message.repetition_penalty or 1.0,  # 0: left out
     )
@@ -179,7 +175,7 @@ def _sampling_from_proto(message: pb.Sampling) -> f.Sampling:
     if message.acceptance not in _ACCEPTANCE_FROM_PB:
         raise Violation(Reason.BAD_SAMPLING, f"acceptance={message.acceptance}: unknown")
     return f.Sampling(
-        **_same(message, _SAMPLING),
+        **same_fields(message, _SAMPLING),
         acceptance=_ACCEPTANCE_FROM_PB[message.acceptance],
         rules=_rules_from_proto(message.rules) if message.HasField("rules") else f.TokenRules(),
     )
@@ -187,7 +183,7 @@ def _sampling_from_proto(message: pb.Sampling) -> f.Sampling:
 
 def _draft_to_proto(frame: f.Draft) -> pb.Draft:
     return pb.Draft(
-        **_same(frame, _DRAFT),
+        **same_fields(frame, _DRAFT),
         tokens=pack_tokens(frame.tree.tokens),
         parents=pack_parents(frame.tree.parents),
         **_request_to_proto(frame),
@@ -201,12 +197,12 @@ def _draft_from_proto(message: pb.Draft) -> f.Draft:
     if len(message.parents) > MAX_NODES or len(message.tokens) > TOKEN_BYTES * MAX_NODES:
         raise Violation(Reason.TREE_TOO_LARGE, f"{len(message.parents)} nodes: at most {MAX_NODES}")
     tree = DraftTree(unpack_tokens(message.tokens), unpack_parents(message.parents))
-    return f.Draft(**_same(message, _DRAFT), tree=tree, **_request_from_proto(message))
+    return f.Draft(**same_fields(message, _DRAFT), tree=tree, **_request_from_proto(message))
 
 
 def _decode_to_proto(frame: f.Decode) -> pb.Decode:
     return pb.Decode(
-        **_same(frame, _DECODE),
+        **same_fields(frame, _DECODE),
         features_from=frame.features_from,
         tree=None if frame.tree is None else pb.ServerTree(**asdict(frame.tree)),
         **_request_to_proto(frame),
@@ -218,7 +214,7 @@ def _decode_from_proto(message: pb.Decode) -> f.Decode:
         raise malformed("max_tokens=0: need at least 1")
     tree = message.tree
     return f.Decode(
-        **_same(message, _DECODE),
+        **same_fields(message, _DECODE),
         features_from=message.features_from if message.HasField("features_from") else None,
         tree=f.ServerTree(tree.breadth, tree.levels, tree.budget, tree.auto) if message.HasField("tree") else None,
         **_request_from_proto(message),
@@ -253,7 +249,7 @@ def _num_top(message: pb.Draft | pb.Decode) -> int | None:
 
 
 def _opened_to_proto(frame: f.Opened) -> pb.Opened:
-    return pb.Opened(**_same(frame, _OPENED), eos_token_ids=frame.eos_token_ids)
+    return pb.Opened(**same_fields(frame, _OPENED), eos_token_ids=frame.eos_token_ids)
 
 
 def _opened_from_proto(message: pb.Opened) -> f.Opened:
@@ -261,13 +257,13 @@ def _opened_from_proto(message: pb.Opened) -> f.Opened:
     check_limits(message)
     if len(message.kept_hash) != HASH_BYTES:
         raise malformed(f"kept_hash of {len(message.kept_hash)} bytes: need {HASH_BYTES}")
-    return f.Opened(**_same(message, _OPENED), eos_token_ids=tuple(message.eos_token_ids))
+    return f.Opened(**same_fields(message, _OPENED), eos_token_ids=tuple(message.eos_token_ids))
 
 
 def _verdict_to_proto(frame: f.Verdict) -> pb.Verdict:
     return pb.Verdict(
-        **_same(frame, _VERDICT),
-        **{name: min(us, _MAX_US) for name, us in _same(frame, _TIMES).items()},
+        **same_fields(frame, _VERDICT),
+        **{name: min(us, _MAX_US) for name, us in same_fields(frame, _TIMES).items()},
         path=bytes(frame.path),
         bonus=frame.bonus,
         finish=_FINISH_TO_PB[frame.finish],
@@ -285,7 +281,7 @@ def _verdict_from_proto(message: pb.Verdict) -> f.Verdict:
         if (number := getattr(message, name)) > MAX_NODES:
             raise malformed(f"{name}={number}: need 0 to {MAX_NODES}")
     return f.Verdict(
-        **_same(message, _VERDICT + _TIMES),
+        **same_fields(message, _VERDICT + _TIMES),
         path=tuple(message.path),
         bonus=message.bonus if message.HasField("bonus") else None,
         finish=_FINISH_FROM_PB[message.finish],
