@@ -35,15 +35,20 @@ class TokenState:
 
         Raises UsageError for rows of another width, a gap, or a position without a token.
         """
-        if rows.ndim != 2 or rows.shape[1] != self._width:
-            raise UsageError(f"features of shape {list(rows.shape)}: need [n, {self._width}]")
-        if not 0 <= first <= self.num_features:
+        self.check_features(first, rows)
+        if first > self.num_features:
             raise UsageError(f"features from position {first}: there are {self.num_features}, the next one is lacking")
-        if first + len(rows) > len(self.tokens):
-            raise UsageError(f"features up to position {first + len(rows) - 1}: there are {len(self.tokens)} tokens")
         lacking = rows[self.num_features - first :]
         self.num_features += len(lacking)
         return lacking
+
+    def check_features(self, first: int, rows: Tensor) -> None:
+        """Raise UsageError for rows of another width, or a position without a token."""
+        if rows.ndim != 2 or rows.shape[1] != self._width:
+            raise UsageError(f"features of shape {list(rows.shape)}: need [n, {self._width}]")
+        end = first + len(rows)
+        if first < 0 or end > len(self.tokens):
+            raise UsageError(f"features of positions {first} to {end - 1}: there are {len(self.tokens)} tokens")
 
     def rollback(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens and their features. Raises UsageError if there are fewer."""
@@ -56,23 +61,6 @@ class TokenState:
         """Raise UsageError if there is no token to draft from."""
         if not self.tokens:
             raise UsageError("nothing to draft from: append the prompt's tokens first")
-
-
-class WithTokenState:
-    """Base class for draft states: implements the part of DraftState that TokenState answers."""
-
-    _token_state: TokenState
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self._token_state.tokens)
-
-    @property
-    def num_features(self) -> int:
-        return self._token_state.num_features
-
-    def append(self, tokens: Sequence[int]) -> None:
-        self._token_state.append(tokens)
 
 
 class TreeMask:

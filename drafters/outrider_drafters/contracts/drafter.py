@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider_drafters.blocks.token_state import TokenState
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_proto.frames import TapInfo
 from outrider_proto.packing import common_prefix_len
@@ -77,37 +78,52 @@ class DraftState(Protocol):
         ...
 
 
+class WithTokenState:
+    """Base class of draft states: the part of DraftState that a TokenState answers, and the rest as most have it."""
+
+    _token_state: TokenState
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._token_state.tokens)
+
+    @property
+    def num_features(self) -> int:
+        return self._token_state.num_features
+
+    @property
+    def max_levels(self) -> int:
+        return UNLIMITED
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self._token_state.append(tokens)
+
+    def add_features(self, first: int, rows: Tensor) -> None:
+        self._token_state.add_features(first, rows)
+
+    def rollback(self, num_tokens: int) -> None:
+        self._token_state.rollback(num_tokens)
+
+    def root_logits(self) -> Tensor:
+        raise NotImplementedError
+
+    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        raise NotImplementedError
+
+    def tree_logits(self, tree: DraftTree) -> Tensor:
+        return tree_logits_by_level(tree, self.root_logits(), self.expand)
+
+
 class Drafter(Protocol):
-    @property
-    def family(self) -> str: ...
+    """The client half. What most have stands behind the names."""
 
-    @property
-    def tap(self) -> TapInfo:
-        """The features that it reads from the server; an empty fingerprint for none."""
-        ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def stale_tolerant(self) -> bool:
-        """True if it drafts about as well while the newest tokens' features are still on their way."""
-        ...
-
-    @property
-    def tree_in_one_pass(self) -> bool:
-        """True if tree_logits takes one pass rather than one per level."""
-        ...
-
-    @property
-    def levels_per_pass(self) -> int:
-        """Levels of a draft that a pass gives: 1, or of a drafter of blocks as many as a block has."""
-        ...
-
-    @property
-    def plan(self) -> TreePlan | None:
-        """The tree it was made for, if that is fixed; None if it drafts trees of any shape."""
-        ...
+    family: str
+    vocab_size: int
+    tap: TapInfo  # the features that it reads from the server; an empty fingerprint for none
+    stale_tolerant: bool = False  # it drafts about as well while the newest tokens' features are still on their way
+    tree_in_one_pass: bool = False  # tree_logits takes one pass rather than one per level
+    levels_per_pass: int = 1  # levels of a draft that a pass gives: of a drafter of blocks as many as a block has
+    plan: TreePlan | None = None  # the tree it was made for, if that is fixed; None: it drafts trees of any shape
 
     def new_state(self) -> DraftState: ...
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from outrider_drafters.blocks.token_state import TokenState, WithTokenState
-from outrider_drafters.contracts.drafter import UNLIMITED, tree_logits_by_level
+from outrider_drafters.blocks.token_state import TokenState
+from outrider_drafters.contracts.drafter import UNLIMITED, WithTokenState
 from outrider_drafters.contracts.tap import NO_FEATURES
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_proto.errors import UsageError
-from outrider_proto.tree import ROOT, DraftTree
+from outrider_proto.tree import ROOT
 
 
 class TextDrafter(ABC):
@@ -53,12 +53,6 @@ class TextState(WithTokenState):
     def max_levels(self) -> int:
         return UNLIMITED if self.num_tokens and self._drafter.guesses(tuple(self._token_state.tokens)) else 0
 
-    def add_features(self, first: int, rows: Tensor) -> None:
-        self._token_state.add_features(first, rows)
-
-    def rollback(self, num_tokens: int) -> None:
-        self._token_state.rollback(num_tokens)
-
     def root_logits(self) -> Tensor:
         self._token_state.need_root()
         self._branches.clear()
@@ -72,9 +66,6 @@ class TextState(WithTokenState):
         branches = [(*branch, token) for branch, token in zip(above, tokens, strict=True)]
         self._branches += branches
         return torch.stack([self._logits(branch) for branch in branches])
-
-    def tree_logits(self, tree: DraftTree) -> Tensor:
-        return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
     def _logits(self, branch: tuple[int, ...]) -> Tensor:
         logits = torch.full((self._drafter.vocab_size,), -math.inf)

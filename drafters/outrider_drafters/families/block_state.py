@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.token_state import TokenState, WithTokenState
+from outrider_drafters.blocks.token_state import TokenState
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.drafter import UNLIMITED
+from outrider_drafters.contracts.drafter import WithTokenState
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan, TreeShape
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import ROOT, DraftTree
@@ -46,7 +46,7 @@ class BlockDrafter(ABC):
     ) -> None:
         self.target, self.tap, self.vocab_size = target, tap, target.sizes.vocab
         self.num_drafts = self.levels_per_pass = num_drafts
-        self.plan = TreeShape.chain(min(num_drafts, MAX_LEVELS)) if plan is None else plan
+        self.plan: TreePlan | None = TreeShape.chain(min(num_drafts, MAX_LEVELS)) if plan is None else plan
         self.embed = target.embed if own_embedding is None else own_embedding.weight.detach()
 
     @abstractmethod
@@ -71,13 +71,6 @@ class BlockState(WithTokenState, ABC):
         self._slots: dict[int, Slot] = {}  # of the root and the draft rows
         self._num_judged = ROOT  # draft rows of a tree that tree_logits was asked for: bonuses follow its nodes
         self._logits: Tensor | None = None  # [blocks, num_drafts, Vd]
-
-    @property
-    def max_levels(self) -> int:
-        return UNLIMITED
-
-    def rollback(self, num_tokens: int) -> None:
-        self._token_state.rollback(num_tokens)
 
     @torch.inference_mode()
     def root_logits(self) -> Tensor:

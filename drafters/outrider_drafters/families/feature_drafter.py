@@ -18,14 +18,13 @@ from torch import Tensor
 
 from outrider_drafters.blocks.layers import Rope
 from outrider_drafters.blocks.row_buffer import AnyCache, JointCache, KVCache, RowBuffer
-from outrider_drafters.blocks.token_state import TokenState, TreeMask, WithTokenState
+from outrider_drafters.blocks.token_state import TokenState, TreeMask
 from outrider_drafters.checkpoints.draft_vocabulary import split_logits
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.drafter import UNLIMITED, tree_logits_by_level
+from outrider_drafters.contracts.drafter import WithTokenState
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.trees.grow import Level
 from outrider_proto.frames import TapInfo
-from outrider_proto.tree import DraftTree
 
 _FEW_ROWS = 16  # those of a verdict, not of a prompt
 
@@ -157,10 +156,6 @@ class FeatureState(WithTokenState):
         self._next_token = 0  # the first token without a row
         self._output: Tensor | None = None  # [1, width] of the last text row; None if it must be rebuilt
 
-    @property
-    def max_levels(self) -> int:
-        return UNLIMITED
-
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:
         self._features.append(self._token_state.add_features(first, rows).to(self._drafter.embed))
@@ -227,9 +222,6 @@ class FeatureState(WithTokenState):
         for state, own in zip(states, torch.split(outputs, sizes), strict=True):
             state._outputs.append(own)
         return outputs
-
-    def tree_logits(self, tree: DraftTree) -> Tensor:
-        return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
     def _rebuild_text_rows(self) -> Tensor:
         """Rebuild the rows whose true features have arrived; the output [1, width] of the last one."""

@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.blocks.row_buffer import RowBuffer
+from outrider_drafters.blocks.token_state import TokenState
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.drafter import tree_logits_by_level
+from outrider_drafters.contracts.drafter import WithTokenState
 from outrider_drafters.contracts.tap import LAST, Activations, StatelessTap
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import TapInfo
-from outrider_proto.tree import MAX_NODES, ROOT, DraftTree
+from outrider_proto.tree import MAX_NODES, ROOT
 
 DEFAULT_CHOICES = "mc_sim_7b_63"
 TokenPath = tuple[int, ...]  # tokens after the feature's position
@@ -62,50 +63,37 @@ class HeadsDrafter(ABC):
         return HeadsState(self)
 
 
-class NewestFeatureState:
-    """Tokens, and the feature rows of some of their positions.
+class NewestFeatureState(TokenState):
+    """Tokens, and the feature rows of some of their positions, which come in order, with gaps.
 
-    Rows come in order of position, with gaps: a server sends only the newest.
+    `num_features` is one more than the newest position that has a feature: a server sends only the newest.
     """
 
     # All rows are kept, not just the newest: after a rollback, the one before is needed.
 
     def __init__(self, width: int, like: Tensor) -> None:
-        self.tokens: list[int] = []
+        super().__init__(width)
         self._positions: list[int] = []
         self._rows = RowBuffer(width=width, dtype=like.dtype, device=like.device)
-        self._width = width
 
-    @property
-    def num_features(self) -> int:
-        """One more than the newest position that has a feature."""
-        return self._positions[-1] + 1 if self._positions else 0
-
-    def append(self, tokens: Sequence[int]) -> None:
-        self.tokens.extend(tokens)
-
-    def add_features(self, first: int, rows: Tensor) -> None:
-        """Keep the feature rows of positions first, first + 1, ... that are newer than the newest.
+    def add_features(self, first: int, rows: Tensor) -> Tensor:
+        """Keep the feature rows of positions first, first + 1, ... that are newer than the newest, and return them.
 
         Raises UsageError for rows of another width or a position without a token.
         """
-        if rows.ndim != 2 or rows.shape[1] != self._width:
-            raise UsageError(f"features of shape {list(rows.shape)}: need [n, {self._width}]")
-        end = first + len(rows)
-        if first < 0 or end > len(self.tokens):
-            raise UsageError(f"features of positions {first} to {end - 1}: there are {len(self.tokens)} tokens")
-        newer = range(max(first, self.num_features), end)
-        if newer:
-            self._positions.extend(newer)
-            self._rows.append(rows[newer.start - first :].to(self._rows.all))
+        self.check_features(first, rows)
+        newer = range(max(first, self.num_features), first + len(rows))
+        lacking = rows[newer.start - first :] if newer else rows[:0]
+        self._positions.extend(newer)
+        self._rows.append(lacking.to(self._rows.all))
+        self.num_features = max(self.num_features, newer.stop)
+        return lacking
 
     def rollback(self, num_tokens: int) -> None:
-        """Keep the first `num_tokens` tokens and their features. Raises UsageError if there are fewer."""
-        if not 0 <= num_tokens <= len(self.tokens):
-            raise UsageError(f"rollback to {num_tokens} tokens: there are {len(self.tokens)}")
-        del self.tokens[num_tokens:]
+        super().rollback(num_tokens)
         del self._positions[bisect_left(self._positions, num_tokens) :]
         self._rows.truncate(len(self._positions))
+        self.num_features = self._positions[-1] + 1 if self._positions else 0
 
     def newest(self, end: int) -> tuple[int, Tensor] | None:
         """Return position and row [1, width] of the newest feature before position `end`, if any."""
@@ -113,8 +101,10 @@ class NewestFeatureState:
         return None if number < 0 else (self._positions[number], self._rows.all[number : number + 1])
 
 
-class HeadsState:
+class HeadsState(WithTokenState):
     """The draft state of heads. Nothing is cached between drafts, so a rollback only cuts tokens and features."""
+
+    _token_state: NewestFeatureState
 
     def __init__(self, heads: HeadsDrafter) -> None:
         self._heads = heads
@@ -124,32 +114,17 @@ class HeadsState:
         self._lines: list[TokenPath] = []  # of the current draft's rows
 
     @property
-    def num_tokens(self) -> int:
-        return len(self._token_state.tokens)
-
-    @property
-    def num_features(self) -> int:
-        return self._token_state.num_features
-
-    @property
     def max_levels(self) -> int:
         newest = self._newest()
         return 0 if newest is None else max(0, self._heads.num_heads - (self.num_tokens - 2 - newest[0]))
 
-    def append(self, tokens: Sequence[int]) -> None:
-        self._token_state.append(tokens)
-
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:
-        self._token_state.add_features(first, rows)
-
-    def rollback(self, num_tokens: int) -> None:
-        self._token_state.rollback(num_tokens)
+        super().add_features(first, rows)
 
     @torch.inference_mode()
     def root_logits(self) -> Tensor:
-        if not self.num_tokens:
-            raise UsageError("nothing to draft from: append the prompt's tokens first")
+        self._token_state.need_root()
         newest = self._newest()
         if newest is None or not self.max_levels:
             raise UsageError(f"the newest of {self.num_features} features is too old for {self._heads.num_heads} heads")
@@ -169,9 +144,6 @@ class HeadsState:
             raise UsageError(f"a level beyond the last of {self._heads.num_heads} heads")
         self._lines += lines
         return self._head_logits.after(lines)
-
-    def tree_logits(self, tree: DraftTree) -> Tensor:
-        return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
     def _newest(self) -> tuple[int, Tensor] | None:
         """Return the feature to draft from; the root's own only if the target's lm_head can read it."""

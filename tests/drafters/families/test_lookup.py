@@ -64,18 +64,6 @@ def test_the_matched_token_is_certain_and_all_others_impossible():
     assert (state.expand([4], [1])[0] == -math.inf).all()
 
 
-def test_the_index_grows_with_the_text_and_shrinks_with_it():
-    """What an append adds is dropped again: a long session does not leak."""
-    state = begun(LookupDrafter(VOCABULARY, 3), [1, 2, 3, 4])
-    size = len(state._ends)
-    for _ in range(5):
-        state.append([0, 0, 1, 2, 3, 0])
-        state.rollback(4)
-    assert len(state._ends) == size == 6
-    state.rollback(0)
-    assert not state._ends
-
-
 def test_needs_no_files(golden, tiny_frozen):
     drafter = load_drafter("lookup", tiny_frozen)
     assert (drafter.family, drafter.vocab_size, drafter.ngram) == ("lookup", tiny_frozen.sizes.vocab, 3)

@@ -14,14 +14,13 @@ from torch import Tensor
 
 from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.blocks.row_buffer import KVCache, RowBuffer
-from outrider_drafters.blocks.token_state import TokenState, WithTokenState
+from outrider_drafters.blocks.token_state import TokenState
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows, split_logits
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.drafter import UNLIMITED, tree_logits_by_level
+from outrider_drafters.contracts.drafter import WithTokenState
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.gemma4.network import NAME, Assistant, Kind, Lent, tap_info
 from outrider_drafters.trees.grow import Level
-from outrider_proto.tree import DraftTree
 
 
 class AssistantDrafter:
@@ -92,10 +91,6 @@ class AssistantState(WithTokenState):
         self._stale: list[Tensor] = []  # [1, E] of the tokens from there on that the root follows
         self._rows = self._hidden.all  # [1 + n, E] of the root and every draft row
 
-    @property
-    def max_levels(self) -> int:
-        return UNLIMITED
-
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:
         sizes = self._drafter.network.sizes
@@ -136,9 +131,6 @@ class AssistantState(WithTokenState):
         for (state, _), own in zip(levels, torch.split(after, counts), strict=True):
             state._rows = torch.cat((state._rows, own))
         return split_logits(drafter.logits(hidden), counts)
-
-    def tree_logits(self, tree: DraftTree) -> Tensor:
-        return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
     def _begin(self) -> None:
         """Take over what the target lends for a new draft, and run the tokens between that and the root."""

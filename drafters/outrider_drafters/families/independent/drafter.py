@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.blocks.token_state import TokenState, TreeMask, WithTokenState
+from outrider_drafters.blocks.token_state import TokenState, TreeMask
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.drafter import UNLIMITED
+from outrider_drafters.contracts.drafter import UNLIMITED, WithTokenState
 from outrider_drafters.contracts.tap import NO_FEATURES
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan
 from outrider_drafters.families.independent.network import CausalCache, CausalModel
@@ -111,9 +111,6 @@ class IndependentState(WithTokenState):
         limit = self._drafter.model.max_context
         left = UNLIMITED if limit is None else max(0, limit - self.num_tokens + 1)
         return left if left <= FAR else UNLIMITED
-
-    def add_features(self, first: int, rows: Tensor) -> None:
-        self._token_state.add_features(first, rows)
 
     def rollback(self, num_tokens: int) -> None:
         self._token_state.rollback(num_tokens)

@@ -12,10 +12,10 @@ from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.blocks.layers import Rope
 from outrider_drafters.blocks.row_buffer import JointCache
-from outrider_drafters.blocks.token_state import TokenState, TreeMask, WithTokenState
+from outrider_drafters.blocks.token_state import TokenState, TreeMask
 from outrider_drafters.checkpoints.draft_vocabulary import split_logits
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.drafter import UNLIMITED
+from outrider_drafters.contracts.drafter import WithTokenState
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.moa.last_layers_state import FusedLastLayers, LastLayersState
 from outrider_drafters.families.moa.network import NAME, MoA, tap_info
@@ -71,10 +71,6 @@ class MoAState(WithTokenState):
         self._tree_mask = TreeMask(self._device)
         self._num_text_rows = 0  # rows of SA's cache that are tokens'; draft rows follow
         self._num_visible = 0  # rows of CA's cache that this drafting sees
-
-    @property
-    def max_levels(self) -> int:
-        return UNLIMITED
 
     @torch.inference_mode()
     def add_features(self, first: int, rows: Tensor) -> None:

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from outrider_drafters.blocks.token_state import TokenState, WithTokenState
+from outrider_drafters.blocks.token_state import TokenState
 from outrider_drafters.checkpoints.draft_vocabulary import DraftLogits
-from outrider_drafters.contracts.drafter import tree_logits_by_level
+from outrider_drafters.contracts.drafter import WithTokenState
 from outrider_drafters.contracts.tap import NO_FEATURES
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
-from outrider_drafters.families.suffix.index import LEAST, CandidateRows, GrowingText, candidates
+from outrider_drafters.families.suffix.index import LEAST, CandidateRows, Candidates, GrowingText, candidates
 from outrider_proto.errors import UsageError
-from outrider_proto.tree import DraftTree
 
 NAME = "suffix"
 
@@ -34,6 +33,10 @@ class SuffixDrafter:
         self.vocab_size = vocab_size
         self.plan: TreePlan | None = TREE
 
+    def candidates(self, text: GrowingText) -> Candidates:
+        """Return what may follow the text's end."""
+        return candidates(text)
+
     def new_state(self) -> SuffixState:
         return SuffixState(self)
 
@@ -50,14 +53,11 @@ class SuffixState(WithTokenState):
     @property
     def max_levels(self) -> int:
         """Levels of the candidates; 0 without any."""
-        return max(candidates(self._text).tree.depths(), default=0)
+        return max(self._drafter.candidates(self._text).tree.depths(), default=0)
 
     def append(self, tokens: Sequence[int]) -> None:
         super().append(tokens)
         self._text.append(tokens)
-
-    def add_features(self, first: int, rows: Tensor) -> None:
-        self._token_state.add_features(first, rows)
 
     def rollback(self, num_tokens: int) -> None:
         self._token_state.rollback(num_tokens)
@@ -65,18 +65,15 @@ class SuffixState(WithTokenState):
 
     def root_logits(self) -> Tensor:
         self._token_state.need_root()
-        after_root = self._rows.begin(candidates(self._text))
+        after_root = self._rows.begin(self._drafter.candidates(self._text))
         if not after_root:
-            raise UsageError(f"{NAME}: the last token did not occur before: nothing to draft")
+            raise UsageError(f"{self._drafter.family}: the last token did not occur before: nothing to draft")
         drafted, tokens = columns([after_root])
         return DraftLogits.of(drafted[0], tokens, self._drafter.vocab_size, normalized=True)
 
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         drafted, followers = columns(self._rows.expand(tokens, parents))
         return DraftLogits.of(drafted, followers, self._drafter.vocab_size, normalized=True)
-
-    def tree_logits(self, tree: DraftTree) -> Tensor:
-        return tree_logits_by_level(tree, self.root_logits(), self.expand)
 
 
 def columns(rows: Sequence[Mapping[int, float]], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:

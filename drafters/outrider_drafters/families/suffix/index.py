@@ -190,7 +190,7 @@ def candidates(text: GrowingText, shortest: int = 1) -> Candidates:
     pattern = text.tokens[-LONGEST:].tolist()
     best = NOTHING
     for texts in (text,) if history is None else (text, history):
-        for length, places in _matches(texts, pattern, shortest):
+        for length, places in matches(texts, pattern, shortest):
             counted = _counted(texts.tokens, places, length)
             if counted.score > best.score:
                 best = counted
@@ -198,7 +198,7 @@ def candidates(text: GrowingText, shortest: int = 1) -> Candidates:
     return best
 
 
-def _matches(texts: Texts, pattern: Sequence[int], shortest: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def matches(texts: Texts, pattern: Sequence[int], shortest: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Yield lengths and places of all patterns that differ in their places, the longest first."""
     length = texts.shortest
     if len(pattern) < length:
