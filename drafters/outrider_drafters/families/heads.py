@@ -83,10 +83,10 @@ class NewestFeatureState(TokenState):
         """
         self.check_features(first, rows)
         newer = range(max(first, self.num_features), first + len(rows))
-        lacking = rows[newer.start - first :] if newer else rows[:0]
+        lacking = rows[len(rows) - len(newer) :]
         self._positions.extend(newer)
         self._rows.append(lacking.to(self._rows.all))
-        self.num_features = max(self.num_features, newer.stop)
+        self.num_features = newer.stop if newer else self.num_features
         return lacking
 
     def rollback(self, num_tokens: int) -> None:
