@@ -39,7 +39,10 @@ def read_prompt(
     if prompt_ids is not None:
         if text is not None or files or private:
             raise UsageError("prompt-ids: give either text or --prompt-ids")
-        return _token_ids(prompt_ids)
+        try:
+            return [int(token) for token in prompt_ids.split(",")]
+        except ValueError:
+            raise UsageError(f"prompt-ids={prompt_ids!r}: need token ids separated by commas") from None
     if text == "-" or (text is None and not files and not private):
         text = _standard_input(is_asked_for=text == "-")
     joined = "\n\n".join([*filter(None, [text]), *(_file_text(file, fences=fences) for file in files)])
@@ -95,10 +98,3 @@ def _file_text(file: Path, *, fences: bool) -> str:
     except UsageError as error:
         raise UsageError(f"file={file}: {error} (--no-fences reads it as it is)") from None
     return text
-
-
-def _token_ids(prompt_ids: str) -> list[int]:
-    try:
-        return [int(token) for token in prompt_ids.split(",")]
-    except ValueError:
-        raise UsageError(f"prompt-ids={prompt_ids!r}: need token ids separated by commas") from None

@@ -63,7 +63,9 @@ def decide(measured: Measurements, current: Choice | None, corrections: Correcti
     if measured.is_cold:
         why = "nothing is measured yet: the target decodes alone and is timed"
         return Decision(Choice("stream", probe=PROBE_TOKENS, why=why))
-    weighed = _weigh(measured, corrections or {})
+    terms = PredictionTerms(measured)
+    allowed: list[OnlineMode] = [mode for mode in _ORDER if mode in measured.limits.modes]
+    weighed = ModeComparison(terms, {mode: best_in(terms, mode) for mode in allowed}, corrections or {})
     if current is None or current.mode not in weighed.rated:
         # Rounded: among equals the first of _ORDER must win, whatever the last bits of the speeds are.
         best = max(weighed.rated.values(), key=lambda rated: round(weighed.speed(rated), 6))
@@ -74,12 +76,6 @@ def decide(measured: Measurements, current: Choice | None, corrections: Correcti
     chosen = max(worth, key=weighed.speed, default=kept)
     gain = weighed.speed(chosen) / max(weighed.speed(kept), 1e-9)
     return Decision(_with_reason(weighed, chosen, kept), gain)
-
-
-def _weigh(measured: Measurements, corrections: Corrections) -> ModeComparison:
-    terms = PredictionTerms(measured)
-    allowed: list[OnlineMode] = [mode for mode in _ORDER if mode in measured.limits.modes]
-    return ModeComparison(terms, {mode: best_in(terms, mode) for mode in allowed}, corrections)
 
 
 def _kept(weighed: ModeComparison, current: Choice) -> RatedChoice:

@@ -117,7 +117,9 @@ class ModeController:
             cut = 0 if self._choice is None or not is_last else min(self._choice.levels, self._choice.ahead_levels)
             self._observer.record_verdict(now, verdict, request.tree or None, cut, stale=stale)
         else:
-            self._observer.record_verdict(now, verdict, levels=_server_levels(request, verdict))
+            tree = request.tree  # of the server's own draft: its levels as asked for, or as the server chose
+            levels = 0 if tree is None else verdict.draft_levels if tree.auto else tree.levels
+            self._observer.record_verdict(now, verdict, levels=levels)
 
     def record_tree(self, drafted: ScoredTree, verdict: Verdict) -> None:
         """Record the verdict on a tree with its drafter's probabilities."""
@@ -237,10 +239,3 @@ def _declared(drafting: AsyncDrafter | None, pace: Pace | None) -> Priors:
     if pace is None:
         return Priors(factor)
     return Priors(factor, pace.draft_level_ms, pace.server_level_ms, pace.batch_factors)
-
-
-def _server_levels(request: Decode, verdict: Verdict) -> int:
-    """Return the levels of the server's own draft: as asked for, or as the server chose."""
-    if request.tree is None:
-        return 0
-    return verdict.draft_levels if request.tree.auto else request.tree.levels

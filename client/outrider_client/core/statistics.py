@@ -89,6 +89,7 @@ class Meter:
         self.level, self.ahead_level = MeanTime(), MeanTime()  # of drafts waited for; of drafts ahead, all outcomes
         self.wasted_nodes = 0  # drafted ahead for nothing
         self.stale_drafts = 0  # sent ahead, and skipped by the server
+        self.forecasts = self.hits = 0  # verdicts for whose outcomes drafts had been made; whose own was among them
         self.rolled_back = self.copied = 0  # tokens; copied by the fallback drafter
         self._started = started
         self._first_token_at: float | None = None
@@ -98,7 +99,6 @@ class Meter:
         self._wire_s = self._queue_s = self._verify_s = 0.0
         self._target_calls = 0
         self._tree_budget = 0
-        self._forecasts = self._hits = 0
         self._drafts_begun = self._stale_tokens = 0
         self._requests = MeanTime()
         self._outages = 0
@@ -133,11 +133,6 @@ class Meter:
         """Count the verdict on a draft whose confidence is known."""
         self.judged(len(drafted.tree), len(path))
         self.heads.judged(drafted, path)
-
-    def predrafted(self, hit: bool) -> None:
-        """Count a verdict for whose outcomes drafts had been made ahead."""
-        self._forecasts += 1
-        self._hits += hit
 
     def drafted_stale(self, num_tokens: int) -> None:
         """Count a draft that begins without the features of so many tokens before its root."""
@@ -177,8 +172,8 @@ class Meter:
             target_calls=self._target_calls,
             tree_budget=self._tree_budget,
             verify_ms=self._verify_s * 1e3 / num_calls,
-            forecasts=self._forecasts,
-            hit_rate=self._hits / max(self._forecasts, 1),
+            forecasts=self.forecasts,
+            hit_rate=self.hits / max(self.forecasts, 1),
             wasted_nodes=self.wasted_nodes,
             stale_drafts=self.stale_drafts,
             stale_tokens=self._stale_tokens / max(self._drafts_begun, 1),

@@ -217,21 +217,16 @@ class DraftingThread:
         self.can_draft_ahead = can_predraft(self._state)
         self._tokens: list[int] = []  # the tokens that the state holds
         self._arrived: list[_Rows] = []
-        self._num_features = 0
+        self.num_features = 0  # positions whose features have arrived
         self._shared: list[int] = []  # common prefix of each answer with the one before
         self._history: History | None = None
         limit = (lambda: None) if num_cpu_threads is None else partial(torch.set_num_threads, num_cpu_threads)
         self._worker = WorkerThread("outrider-draft", limit)
 
-    @property
-    def num_features(self) -> int:
-        """Number of positions whose features have arrived."""
-        return self._num_features
-
     def begin(self, common: int) -> None:
         """Start an answer that shares only its first `common` tokens with the previous one."""
         self._arrived = [(first, rows[: common - first]) for first, rows in self._arrived if first < common]
-        self._num_features = min(self._num_features, common)
+        self.num_features = min(self.num_features, common)
         self._shared.append(common)
 
     def read_history(self, history: History | None) -> None:
@@ -243,9 +238,9 @@ class DraftingThread:
         if rows.shape[1] != self.tap.width:
             raise Violation(Reason.MALFORMED_FEATURES, f"features of width {rows.shape[1]}: need {self.tap.width}")
         # After a gap rows are useless to a drafter that reads all positions in order.
-        if len(rows) and (first <= self._num_features or self.tap.newest_only):
+        if len(rows) and (first <= self.num_features or self.tap.newest_only):
             self._arrived.append((first, rows))
-            self._num_features = max(self._num_features, first + len(rows))
+            self.num_features = max(self.num_features, first + len(rows))
 
     @property
     def current(self) -> int:
@@ -294,7 +289,7 @@ class DraftingThread:
         result, num_features = await self._worker.run(partial(self._job, list(tokens), arrived, self._history, job))
         # A new answer may have begun while the job ran (a cancelled caller does not stop it): it shares only so much.
         num_features = min([num_features, *self._shared[num_begun:]])
-        self._num_features = max((num_features, *(first + len(rows) for first, rows in self._arrived)))
+        self.num_features = max((num_features, *(first + len(rows) for first, rows in self._arrived)))
         return result
 
     def _predraft_job(self, tree: DraftTree, wanted: PreDraftSpec, ahead_draft: AheadDraft) -> tuple[PreDraft, ...]:

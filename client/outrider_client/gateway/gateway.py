@@ -65,9 +65,11 @@ class Gateway:
         )
         self.watch = LinkWatch(self.pool, GrpcProbe(self._transport), self._link_changed)
         self.metrics.set_link_state(self.watch.state)
-        self.metrics.set_gauge("num_requests_running", lambda: self.pool.num_running)
-        self.metrics.set_gauge("num_requests_waiting", lambda: self.pool.num_waiting)
-        self.metrics.set_gauge("link_rtt_seconds", lambda: self.watch.rtt_s or _UNKNOWN)
+        add_gauge = self.metrics.add_gauge
+        add_gauge("num_requests_running", "Requests being answered.", lambda: self.pool.num_running)
+        add_gauge("num_requests_waiting", "Requests waiting for a session.", lambda: self.pool.num_waiting)
+        rtt = "Measured round-trip time to the server."
+        add_gauge("link_rtt_seconds", rtt, lambda: self.watch.rtt_s or _UNKNOWN)
 
     @property
     def max_context(self) -> int:

@@ -49,19 +49,11 @@ class GatewayMetrics:
         self._first_token = histogram("time_to_first_token_seconds", "Time to first token.", _FIRST_TOKEN_S)
         self._between = histogram("inter_token_latency_seconds", "Mean time between tokens of an answer.", _TOKEN_S)
         self._request = histogram("e2e_request_latency_seconds", "Time of a whole request.", _REQUEST_S)
-        self._gauges = {
-            name: Gauge(f"outrider_{name}", what, registry=registry)
-            for name, what in (
-                ("num_requests_running", "Requests being answered."),
-                ("num_requests_waiting", "Requests waiting for a session."),
-                ("link_rtt_seconds", "Measured round-trip time to the server."),
-            )
-        }
         self._state = Gauge("outrider_link_state", "1 for the link's state, else 0.", ("state",), registry=registry)
 
-    def set_gauge(self, name: str, value: Callable[[], float]) -> None:
-        """Read a gauge's value from a function, at each scrape."""
-        self._gauges[name].set_function(value)
+    def add_gauge(self, name: str, what: str, value: Callable[[], float]) -> None:
+        """Add a gauge whose value comes from a function, at each scrape."""
+        Gauge(f"outrider_{name}", what, registry=self._registry).set_function(value)
 
     def set_link_state(self, state: LinkState) -> None:
         for each in LinkState:

@@ -123,11 +123,6 @@ class ChatMessage(RequestBody):
     tool_calls: list[MessageToolCall] = []
     tool_call_id: str | None = None
 
-    @property
-    def is_of_tools(self) -> bool:
-        """True for calls, and for what a call gave."""
-        return bool(self.tool_calls) or self.role == "tool"
-
     @model_validator(mode="before")
     @classmethod
     def _drop_defaults(cls, message: Any) -> Any:  # Any: whatever JSON holds

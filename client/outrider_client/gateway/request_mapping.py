@@ -81,7 +81,8 @@ def map_chat_request(body: ChatRequest, headers: Mapping[str, str], defaults: Sa
     messages = [_message(message, options.fences) for message in body.messages]
     tools, is_must = _tools(body)
     tool_chat = None
-    if (tools or any(message.is_of_tools for message in body.messages)) and not is_private(messages):
+    has_calls = any(message.tool_calls or message.role == "tool" for message in body.messages)
+    if (tools or has_calls) and not is_private(messages):
         turns = tuple(_tool_message(message, options.fences) for message in body.messages)
         tool_chat = ToolChat(turns, tuple(map(described, tools)))
     if tools:

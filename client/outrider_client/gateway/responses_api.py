@@ -209,19 +209,13 @@ class ResponsesFormatter(ResponseFormatter):
                 events.append(self._of_part("response.content_part.done", part=item["content"][0]))
             else:
                 begun = {**item, "arguments": "", "status": "in_progress"}
-                arguments = {"item_id": item["id"], "output_index": index}
-                events.append(self._event("response.output_item.added", output_index=index, item=begun))
-                events.append(
-                    self._event("response.function_call_arguments.delta", **arguments, delta=item["arguments"])
-                )
-                events.append(
-                    self._event(
-                        "response.function_call_arguments.done",
-                        **arguments,
-                        arguments=item["arguments"],
-                        name=item["name"],
-                    )
-                )
+                at, said = {"item_id": item["id"], "output_index": index}, item["arguments"]
+                done = {**at, "arguments": said, "name": item["name"]}
+                events += [
+                    self._event("response.output_item.added", output_index=index, item=begun),
+                    self._event("response.function_call_arguments.delta", **at, delta=said),
+                    self._event("response.function_call_arguments.done", **done),
+                ]
             events.append(self._event("response.output_item.done", output_index=index, item=item))
         kind = "response.completed" if response["status"] == "completed" else "response.incomplete"
         return [*events, self._event(kind, response=response)]

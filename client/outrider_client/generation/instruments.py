@@ -44,7 +44,8 @@ class Instruments:
         if ahead_draft.cost is not None:
             self.meter.ahead_level.take(ahead_draft.cost.seconds, ahead_draft.cost.levels)
         if ahead_draft.num_nodes:
-            self.meter.predrafted(drafted is not None)
+            self.meter.forecasts += 1
+            self.meter.hits += drafted is not None
             self.meter.wasted_nodes += ahead_draft.num_nodes - (0 if drafted is None else len(drafted.tree))
 
     def statistics(self, num_tokens: int, num_unverified: int) -> Statistics:

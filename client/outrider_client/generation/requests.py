@@ -187,7 +187,11 @@ class RequestTracker:
         now = self._clock()
         pending = self._pending[verdict.seq]
         if self._judged.seq != verdict.seq:
-            self._judged = self._first_judged(pending.request, now)
+            request, until = pending.request, None
+            if isinstance(request, Decode):
+                until = request.base_len + len(request.context) + 1
+            num_bytes = self._session.num_bytes[1]
+            self._judged = _Judged(request.seq, request.features_from or 0, now, num_bytes, until)
         self._meter.verdict(verdict, now - pending.at, on_draft=bool(pending.drafted.tree.tokens))
         if pending.request.features_from is not None and verdict.finish is not Finish.CANCELLED:
             self._rows_due = verdict.seq  # a request cancelled before it began brings no rows
@@ -199,10 +203,6 @@ class RequestTracker:
         if verdict.finish is not Finish.CANCELLED:
             self._session.tree_budget = verdict.tree_budget
         return pending
-
-    def _first_judged(self, request: Draft | Decode, now: float) -> _Judged:
-        until = request.base_len + len(request.context) + 1 if isinstance(request, Decode) else None
-        return _Judged(request.seq, request.features_from or 0, now, self._session.num_bytes[1], until)
 
     def _take_rows(self, features: Features) -> bool:
         """Take rows; return whether the drafter has more of them now."""

@@ -61,9 +61,6 @@ class ChatConversation:
     def add_answer(self, text: str, *, private: bool) -> None:
         self._add(ASSISTANT_ROLE, (Segment(text, private),))
 
-    def remove_last(self) -> PromptMessage:
-        return self.messages.pop()
-
     def undo(self) -> None:
         """Drop the last question and what follows it. Raises UsageError."""
         if not self.messages:

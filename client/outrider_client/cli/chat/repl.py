@@ -94,7 +94,7 @@ class ChatRepl:
             print_message("stopped")
         except OutriderError:
             # Unlike a stopped answer, a failed one leaves no trace: the next prompt would have two questions in a row.
-            self._failed = self._conversation.remove_last()
+            self._failed = self._conversation.messages.pop()
             raise
         private = self._conversation.is_private and settings.config.privacy == "local"
         self._conversation.add_answer(display.written.text, private=private)
@@ -137,7 +137,10 @@ class ChatRepl:
             case "retry", _:
                 self._retry()
             case "undo", _:
-                self._undo()
+                if self._failed is None:  # one that failed has left the conversation already
+                    self._conversation.undo()
+                self._failed = None
+                self._print("the last question and its answer are dropped")
             case "clear", _:
                 self._failed = None
                 self._conversation.clear()
@@ -166,13 +169,6 @@ class ChatRepl:
             messages += [*filter(None, [self._failed]), before]  # as they were
             self._failed = None
             raise
-
-    def _undo(self) -> None:
-        """Drop the last question: one that failed has left the conversation already."""
-        if self._failed is None:
-            self._conversation.undo()
-        self._failed = None
-        self._print("the last question and its answer are dropped")
 
     def _print_private(self) -> None:
         """Tell what of the newest message was taken as private, and what follows for the answer."""
