@@ -188,7 +188,7 @@ def test_placeholders_are_filled_in(openai):
 
 
 def test_models_by_other_names(start_gateway, server):
-    config = GatewayConfig(("gpt-4o", "lab/model"))
+    config = GatewayConfig(names=("gpt-4o", "lab/model"))
     with start_gateway(server, config) as gateway, gateway.openai() as openai:
         assert [(model.id, model.root) for model in openai.models.list()] == [
             ("gpt-4o", "embedded"),
