@@ -54,7 +54,6 @@ BOUNDS = {
 SMALL_ON_PURPOSE: dict[str, str] = {
     "outrider_proto.sampling_noise": "part of the protocol (docs/protocol.md)",
     "outrider_server.rayserve.routing": "imported by Ray's proxy, which must not import torch as the replica does",
-    "outrider_server.rayserve.replica": "imported where Ray makes a replica, and nowhere else: it imports torch",
     "outrider_bench.cli.app": "the entry point of outrider-bench, to which the lab's adds its own commands",
     "outrider_bench.core.energy": "the only module that knows the machine's energy counters",
     "outrider_lab.corpus.sandbox": "the only module that runs generated code",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -20,7 +19,9 @@ from outrider_proto.options.values import build
 from outrider_server.config.security import SecurityConfig
 from outrider_server.security.tls import server_credentials
 
-ENVIRONMENT = "OUTRIDER_INGRESS"  # configures the proxies, which inherit it from Ray's controller
+# Host and security of the proxies, which inherit it from Ray's controller. PEM files must lie at the same place on
+# every machine.
+ENVIRONMENT = "OUTRIDER_INGRESS"
 METHODS = {
     "/outrider.v1.Verifier/Describe": "unary_unary",
     "/outrider.v1.Verifier/Session": "stream_stream",
@@ -30,14 +31,6 @@ METHODS = {
 }
 
 _Behavior = Callable[[Any, Any], AsyncIterator[bytes]]  # Any: raw requests, and gRPC's context without types
-
-
-@dataclass(frozen=True, slots=True)
-class Ingress:
-    """Address and TLS of the proxies; PEM files must lie at the same place on every machine."""
-
-    host: str
-    security: SecurityConfig
 
 
 _ours: list[object] = []  # servers that listen through add_grpc_address below
@@ -50,11 +43,12 @@ def start() -> list[object]:
     """
     from ray.serve._private import default_impl
 
-    ingress = build(Ingress, json.loads(os.environ[ENVIRONMENT]))
+    settings = json.loads(os.environ[ENVIRONMENT])
+    security = build(SecurityConfig, settings["security"])
 
     def add_grpc_address(server: grpc.aio.Server, address: str) -> None:
-        address = join_host_port(ingress.host, port_of(address))
-        if (credentials := server_credentials(ingress.security)) is None:
+        address = join_host_port(settings["host"], port_of(address))
+        if (credentials := server_credentials(security)) is None:
             server.add_insecure_port(address)
         else:
             server.add_secure_port(address, credentials)
@@ -89,7 +83,7 @@ class _Methods(grpc.GenericRpcHandler):
 
 
 def _without_empty(behavior: _Behavior) -> _Behavior:
-    """Drop empty messages, which only carried the reason of a refusal here (bridge.py)."""
+    """Drop empty messages, which only carried the reason of a refusal here (replica.py)."""
 
     async def without_empty(request: Any, context: Any) -> AsyncIterator[bytes]:  # Any: as above
         async for message in behavior(request, context):

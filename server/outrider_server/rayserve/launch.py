@@ -14,7 +14,6 @@ from outrider_proto.errors import UsageError
 from outrider_proto.wire import MAX_FRAME_BYTES
 from outrider_server.config.config import ServerConfig
 from outrider_server.rayserve import ingress
-from outrider_server.rayserve.ingress import Ingress
 from outrider_server.rayserve.scale import DeployConfig
 
 APPLICATION = "outrider"
@@ -68,7 +67,7 @@ def remove() -> None:
 def _environment(config: ServerConfig) -> dict[str, str]:
     """Return the environment of Ray's controller and of the proxies, its children."""
     return {
-        ingress.ENVIRONMENT: json.dumps(asdict(Ingress(config.host, config.security)), default=str),
+        ingress.ENVIRONMENT: json.dumps({"host": config.host, "security": asdict(config.security)}, default=str),
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{ingress.__name__}.start",
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(4 * MAX_FRAME_BYTES),
     }

@@ -7,7 +7,7 @@ import grpc
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.status import DETAILS_KEY
-from outrider_server.rayserve.bridge import RayServicerContext
+from outrider_server.rayserve.replica import RayServicerContext
 from outrider_server.rpc.service import abort
 
 
