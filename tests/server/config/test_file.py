@@ -1,7 +1,6 @@
 """The configuration from a file and from options: what wins, and what is said of mistakes."""
 
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,8 @@ from outrider_proto.errors import UsageError
 from outrider_proto.options.fields import options_of
 from outrider_proto.options.values import as_toml
 from outrider_server.cli.app import app
-from outrider_server.config.config import LimitsConfig, ServerConfig
+from outrider_server.config.config import ServerConfig
 from outrider_server.config.file import load_config
-from outrider_server.config.telemetry import TelemetryConfig
 from outrider_server.rayserve.scale import DeployConfig, Scale
 
 ROOT = Path(__file__).parents[3]
@@ -68,22 +66,14 @@ def test_without_a_target_it_is_the_embedded_one(file):
     ("text", "message"),
     [
         ("port = 70000", "port=70000: need 0 (a free one) to 65535"),
-        ('port = "1"', 'port="1": input should be a valid integer'),
-        ("port = true", "port=true: input should be a valid integer"),
         ("drafters = 'one'", 'drafters="one": input should be a valid'),
-        ("pace = 3", "pace=3: input should be a valid string"),
-        ("max_context = 1979-05-27", 'max_context="1979-05-27": input should be a valid integer'),
-        ("prot = 1", "prot: no such key; did you mean port?"),
-        ("[limits]\nmax_session = 1", "[limits] max_session: no such key; did you mean max_sessions?"),
         ("[limits]\nmax_sessions = 0", "[limits] max_sessions=0: need at least 1"),
         ("[limits]\nsession_ttl_s = nan", "[limits] session_ttl_s=nan: need at least 0"),
         ("[limits]\nbatch_tokens = 0", "[limits] batch_tokens=0: need"),
         ("[limits]\nbatch_tokens = 16\nchunk_tokens = 17", "[limits] chunk_tokens=17: need at most batch_tokens=16"),
-        ("limits = 3", "limits: need a section, [limits]"),
         ("[security]\ntls_key = 'k.pem'", "[security] tls_cert and tls_key go together"),
         ("[telemetry]\nlog_format = 'xml'", "[telemetry] log_format=\"xml\": input should be 'text' or 'json'"),
         ("[telemetry]\notlp_endpoint = 'here'", "[telemetry] otlp_endpoint=here: need http://HOST:PORT"),
-        ("port =", "not TOML: Invalid value"),
     ],
 )
 def test_a_mistake_names_file_key_and_remedy(file, text, message):
@@ -92,11 +82,6 @@ def test_a_mistake_names_file_key_and_remedy(file, text, message):
         load_config(path, {"target": "a"})
     assert str(caught.value).startswith(f"{path}: {message}")
     assert "\n" not in str(caught.value)
-
-
-def test_a_mistake_on_the_command_line_is_not_blamed_on_the_file(file):
-    with pytest.raises(UsageError, match=r"^\[limits\] max_sessions=0: need at least 1$"):
-        load_config(file('target = "a"\n[limits]\nmax_sessions = 7'), {"limits": {"max_sessions": 0}})
 
 
 @pytest.mark.parametrize(
@@ -122,20 +107,6 @@ def test_every_field_is_an_option_and_a_line_of_the_file():
         for part in setting.path[:-1]:
             place = place[part]
         assert setting.path[-1] in place or setting.default is None, setting
-
-
-def test_what_config_prints_is_read_as_the_same(tmp_path):
-    config = ServerConfig(
-        'a"b\\c é\x7f',
-        ("x", "y"),
-        max_context=3,
-        limits=replace(LimitsConfig(), session_ttl_s=float("inf")),
-        edge_cache=Path("/tmp/é"),
-        telemetry=TelemetryConfig(metrics_port=0),
-    )
-    path = tmp_path / "printed.toml"
-    path.write_text(as_toml(config), encoding="utf-8")
-    assert load_config(path, {}) == config
 
 
 def test_the_commands_options_and_file(file):
