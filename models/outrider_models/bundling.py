@@ -22,7 +22,6 @@ from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokeni
 from outrider_drafters.checkpoints.options import EMBEDDING_OPTION
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights, borrowed_names, resolve_dir
-from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.suffix.hybrid import COPY, COPY_OPTION, SUFFIX, SUFFIX_OPTION
 from outrider_drafters.load import draft_vocabulary, load_drafter, open_drafter
@@ -55,13 +54,8 @@ def make_bundle(target: str | Path, drafter: str | Path | DrafterSource, weights
     directory, source = resolve_dir(target), DrafterSource.parse(drafter)
     _check(weights, directory, out)
     target_weights = TargetWeights.load(directory)
-    recording = _RecordingTarget(
-        target_weights.embed,
-        target_weights.lm_head,
-        target_weights.sizes,
-        target_weights.eos_token_ids,
-        target_weights.directory,
-    )
+    own = (target_weights.embed, target_weights.lm_head, target_weights.sizes, target_weights.eos_token_ids, directory)
+    recording = _RecordingTarget(*own)
     # Loading tells how many of the target's layers the bundle needs: only the drafter knows.
     loaded = load_drafter(source, recording)
     family, files = open_drafter(source)
@@ -72,9 +66,22 @@ def make_bundle(target: str | Path, drafter: str | Path | DrafterSource, weights
         _write_target(directory, max(recording.asked, default=0), packed, tokens, out)
         if family.needs_files:
             _write_drafter(files, family, packed, target_weights, tokens, out / DRAFTER)
-        bundle = _manifest(str(target), directory, weights, source, family, loaded, target_weights)
+        bundle = Bundle(
+            weights=weights,
+            target=Path(target).name,
+            target_fingerprint=target_fingerprint(directory),
+            tokenizer_fingerprint=tokenizer_fingerprint(directory),
+            drafter=DRAFTER if family.needs_files else family.name,
+            # The draft vocabulary is a file of the bundle: a path recorded here would be one on this machine.
+            options=source.options.but(draft_vocab=None, family=family.name).given(),
+            tap=asdict(loaded.tap),
+            sizes=asdict(target_weights.sizes),
+            made_by={package: version(package) for package in ("outrider", "torch")},
+        )
         bundle.write(out)
-        _check_again(out, loaded)
+        tap = load_drafter(out, TargetWeights.load(out)).tap
+        if tap != loaded.tap:
+            raise UsageError(f"{out}: the bundle's drafter wants features {tap.fingerprint}, not those of its source")
     # BaseException: a run that is interrupted must not leave half a bundle behind either.
     except BaseException as error:
         shutil.rmtree(out)
@@ -91,36 +98,6 @@ def _check(weights: str, target: Path, out: Path) -> None:
         raise UsageError(f"--out {out}: not an empty directory")
     if find_bundle(target) is not None:
         raise UsageError(f"--target {target}: a bundle itself; give the full target")
-
-
-def _check_again(out: Path, made_of: Drafter) -> None:
-    again = load_drafter(out, TargetWeights.load(out))
-    if again.tap != made_of.tap:
-        raise UsageError(f"{out}: the bundle's drafter wants features {again.tap.fingerprint}, not those of its source")
-
-
-def _manifest(
-    name: str,
-    target: Path,
-    weights: str,
-    source: DrafterSource,
-    family: Family,
-    loaded: Drafter,
-    target_weights: TargetWeights,
-) -> Bundle:
-    # The draft vocabulary is a file of the bundle: a path recorded here would be one on this machine.
-    options = source.options.but(draft_vocab=None, family=family.name).given()
-    return Bundle(
-        weights=weights,
-        target=Path(name).name,
-        target_fingerprint=target_fingerprint(target),
-        tokenizer_fingerprint=tokenizer_fingerprint(target),
-        drafter=DRAFTER if family.needs_files else family.name,
-        options=options,
-        tap=asdict(loaded.tap),
-        sizes=asdict(target_weights.sizes),
-        made_by={package: version(package) for package in ("outrider", "torch")},
-    )
 
 
 Packing = Callable[[str, Tensor], Mapping[str, Tensor]]  # a tensor's name and values -> the entries of the file

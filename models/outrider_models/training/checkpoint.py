@@ -14,7 +14,6 @@ from outrider_proto.files import atomic_path, write_atomically
 
 _CHECKPOINT = "checkpoint.pt"
 _CONFIG = "course.json"  # config.json is the exported drafter's own, in the same directory
-_OLD_STATE = "state"  # directory of older versions' checkpoints
 
 
 @dataclass(slots=True)
@@ -66,8 +65,6 @@ def remove_checkpoint(directory: Path) -> None:
 
 def check_output_dir(out: Path, resume: bool) -> None:
     """Raise UsageError unless a run may write to `out` or resume from it."""
-    if resume and ((out / _OLD_STATE).is_dir() or ((out / _CHECKPOINT).exists() and not has_run(out))):
-        raise UsageError(f"--resume: {out} holds the checkpoint of an older version, which cannot be read: train anew")
     if resume and not has_run(out):
         raise UsageError(f"--resume: {out} holds no checkpoint")
     if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -274,16 +274,6 @@ def test_mistakes_are_found_before_anything_is_written(chats, target, tmp_path):
     assert not out.exists()
 
 
-def test_checkpoints_of_older_versions_are_refused_in_one_line(chats, target, tmp_path):
-    for name, left in (("chats", "course.json"), ("recipe", "checkpoint.pt")):
-        (tmp_path / name / "state").mkdir(parents=True)
-        if name == "recipe":
-            (tmp_path / name / "state").rmdir()
-        (tmp_path / name / left).write_text("{}")
-        with pytest.raises(UsageError, match="older version"):
-            train("moa", chats, target, tmp_path / name, resume=True)
-
-
 def test_features_beyond_the_limit_are_computed_again(chats, target, tmp_path):
     shared = tmp_path / "shared"
     train("eagle2", chats, target, tmp_path / "out", f"machine.features={shared}", "machine.features_gb=2e-5")

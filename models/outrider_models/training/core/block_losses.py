@@ -80,17 +80,6 @@ def compare_slots(slots: BlockSlots, labels: BlockLabels, numbers: Tensor) -> Sl
     return SlotsCompared(*_SlotLoss.apply(*inputs))  # type: ignore[no-untyped-call]  # torch
 
 
-def compare_slots_plainly(slots: BlockSlots, labels: BlockLabels, numbers: Tensor) -> SlotsCompared:
-    """Compute the same as `compare_slots` with all logits at once and autograd: its oracle."""
-    logits = (F.linear(slots.hidden, labels.lm_head) + F.linear(slots.z, slots.w2)).float()
-    wanted, distribution, likeliest = labels.of(numbers)
-    covered = distribution.sum(-1)
-    apart = (logits.softmax(-1) - distribution).abs().sum(-1) * covered
-    loss = labels.weights.variation * apart - (wanted * logits.log_softmax(-1)).sum(-1)
-    accepted = (covered - apart / 2).detach()
-    return SlotsCompared((loss * slots.scales).sum(), loss.detach(), labels.hits(logits, likeliest), accepted)
-
-
 class _SlotLoss(torch.autograd.Function):
     """The loss some slots at a time, whose gradients are computed with it: logits are the largest tensors by far."""
 

@@ -5,17 +5,10 @@ Recipes, the command line and the trainers use this, and never ask which family 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from outrider_models.training.core.interfaces import Frequencies, TargetFacts, TrainableDrafter
 from outrider_models.training.core.rates import Length, Schedule
-
-
-class MakeDrafter(Protocol):
-    # Any: the family's own settings
-    def __call__(self, settings: Any, target: TargetFacts, frequencies: Frequencies) -> TrainableDrafter:
-        """Build a drafter with random weights from torch's global generator."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +18,8 @@ class TrainableFamily:
     name: str
     settings: type  # a frozen dataclass
     defaults: Callable[[TargetFacts], Any]  # the paper's values for a target; Any: an instance of `settings`
-    make_drafter: MakeDrafter
+    # From settings, with random weights of torch's global generator.
+    make_drafter: Callable[[Any, TargetFacts, Frequencies], TrainableDrafter]
     schedule: Schedule
     length: Length
 

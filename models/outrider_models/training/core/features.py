@@ -86,10 +86,7 @@ def _read(text: Path, names: Sequence[str]) -> dict[str, Tensor] | None:
 
 def _padded(rows: Sequence[Tensor], length: int, device: torch.device) -> Tensor:
     """Stack rows [n, ...] to [B, length, ...]."""
-    whole = torch.zeros(len(rows), length, *rows[0].shape[1:], dtype=rows[0].dtype)
-    for place, row in zip(whole, rows, strict=True):
-        place[: len(row)] = row
-    return whole.to(device)
+    return torch.stack([torch.cat((row, row.new_zeros(length - len(row), *row.shape[1:]))) for row in rows]).to(device)
 
 
 def _path(text: Path, field: str) -> Path:

@@ -152,16 +152,6 @@ def compare(
     return Compared(total, loss, hits)
 
 
-def compare_plainly(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Labels, numbers: Tensor, scales: Tensor | None = None
-) -> Compared:
-    """Compute the same as `compare` with all logits at once and autograd: its oracle."""
-    logits, soft = F.linear(hidden, weight, bias).float(), labels.of(numbers)
-    loss = -(soft.weights * logits.log_softmax(-1)).sum(-1)
-    total = (loss if scales is None else loss * scales).sum()
-    return Compared(total, loss.detach(), _tokens(logits.argmax(-1), labels) == soft.likeliest)
-
-
 class _CrossEntropy(torch.autograd.Function):
     """Cross-entropy through an output layer, some rows at a time, whose gradients are computed with the loss.
 

@@ -1,6 +1,6 @@
 """The frozen target in training: any Hugging Face causal LM, run once per batch for all that a family needs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,16 +89,23 @@ class Teacher:
         The likeliest tokens are those of `loss_mask` [B, T] alone, or all. Raises UsageError if the model does not keep
         K/V of the whole text.
         """
-        # Hidden states of all layers take memory: they are asked for only where an inner one is needed.
-        inner = any(layer != LAST for layer in request.hidden)
-        output = self.model.base_model(input_ids=tokens, use_cache=request.kv, output_hidden_states=inner)
-        fields = {_hidden_name(layer): output.last_hidden_state if layer == LAST else output.hidden_states[layer]
-                  for layer in request.hidden}  # fmt: skip
-        if request.kv:
-            fields[_KV] = pack_kv(*_stacked(output.past_key_values, tokens.shape[1]))
+        hidden, cache = self._states(tokens, (*request.hidden, LAST), request.kv)
+        fields = {_hidden_name(layer): hidden[layer] for layer in request.hidden}
+        if cache is not None:
+            fields[_KV] = pack_kv(*cache)
         if self._draft_tokens is not None:
-            fields[_LIKELIEST] = self._likeliest(output.last_hidden_state, tokens, loss_mask)
+            fields[_LIKELIEST] = self._likeliest(hidden[LAST], tokens, loss_mask)
         return fields
+
+    def _states(
+        self, tokens: Tensor, layers: Sequence[int], kv: bool
+    ) -> tuple[dict[int, Tensor], tuple[Tensor, Tensor] | None]:
+        """Return hidden states [B, T, E] of these layers, and keys and values if wanted."""
+        # Hidden states of all layers take memory: they are asked for only where an inner one is needed.
+        inner = any(layer != LAST for layer in layers)
+        output = self.model.base_model(input_ids=tokens, use_cache=kv, output_hidden_states=inner)
+        hidden = {layer: output.last_hidden_state if layer == LAST else output.hidden_states[layer] for layer in layers}
+        return hidden, _stacked(output.past_key_values, tokens.shape[1]) if kv else None
 
     def output(self, fields: Mapping[str, Tensor], request: TeacherRequest) -> TeacherOutput:
         """Put computed fields together with the weights that drafters borrow."""
@@ -124,16 +131,9 @@ class Teacher:
     @torch.no_grad()
     def activations(self, tokens: Tensor, needs_kv: bool, hidden_layers: tuple[int, ...]) -> Activations:
         """Return activations of one text [1, T] in the form that a tap reads."""
-        output = self.model.base_model(
-            input_ids=tokens, use_cache=needs_kv, output_hidden_states=any(layer != LAST for layer in hidden_layers)
-        )
-        nothing = self.embed.new_empty(0)
-        keys, values = (
-            (part[0] for part in _stacked(output.past_key_values, tokens.shape[1])) if needs_kv else (nothing, nothing)
-        )
-        hidden = {layer: output.last_hidden_state if layer == LAST else output.hidden_states[layer]
-                  for layer in hidden_layers}  # fmt: skip
-        return Activations(keys, values, {layer: rows[0] for layer, rows in hidden.items()})
+        hidden, cache = self._states(tokens, hidden_layers, needs_kv)
+        keys, values = cache or self.embed.new_empty(2, 1, 0)
+        return Activations(keys[0], values[0], {layer: rows[0] for layer, rows in hidden.items()})
 
     def _likeliest(self, hidden: Tensor, tokens: Tensor, loss_mask: Tensor | None) -> Tensor:
         mask = torch.ones_like(tokens, dtype=torch.bool) if loss_mask is None else loss_mask
@@ -176,13 +176,12 @@ def _final_norm_size(model: PreTrainedModel) -> Tensor:
 
 
 def _stacked(cache: Any, length: int) -> tuple[Tensor, Tensor]:  # Any: transformers' cache classes share no type
-    layers: list[Mapping[str, Tensor]] = [{"keys": layer.keys, "values": layer.values} for layer in cache.layers]
     # Layers with a sliding window silently keep the last tokens only; their rows would not line up with the text.
-    for number, layer in enumerate(layers):
-        if layer["keys"].shape[-2] != length:
+    for number, layer in enumerate(cache.layers):
+        if (kept := layer.keys.shape[-2]) != length:
             raise UsageError(
-                f"target: layer {number} keeps K/V of {layer['keys'].shape[-2]} of {length} tokens (a sliding window); "
+                f"target: layer {number} keeps K/V of {kept} of {length} tokens (a sliding window); "
                 "this family needs them all: lower data.max_length to the window"
             )
-    keys, values = (torch.stack([layer[kind] for layer in layers], dim=1) for kind in ("keys", "values"))
-    return keys, values
+    layers = cache.layers
+    return torch.stack([layer.keys for layer in layers], dim=1), torch.stack([layer.values for layer in layers], dim=1)

@@ -218,7 +218,27 @@ def test_what_lacked_more_than_a_verdict_in_training_is_stale_tolerant(name, cha
         assert load_drafter(tmp_path, teacher.target_weights()).stale_tolerant
 
 
-PLAINLY = dict.fromkeys(("dflash", "dspark"), ("compare_slots", block_losses.compare_slots_plainly))
+def compare_plainly(hidden, weight, bias, labels, numbers, scales=None):
+    """`losses.compare` with all logits at once and autograd."""
+    logits, soft = F.linear(hidden, weight, bias).float(), labels.of(numbers)
+    loss = -(soft.weights * logits.log_softmax(-1)).sum(-1)
+    drafted, tokens = logits.argmax(-1), labels.draft_tokens
+    hits = (drafted if tokens is None else tokens[drafted]) == soft.likeliest
+    return losses.Compared((loss if scales is None else loss * scales).sum(), loss.detach(), hits)
+
+
+def compare_slots_plainly(slots, labels, numbers):
+    """`block_losses.compare_slots` with all logits at once and autograd."""
+    logits = (F.linear(slots.hidden, labels.lm_head) + F.linear(slots.z, slots.w2)).float()
+    wanted, distribution, likeliest = labels.of(numbers)
+    covered = distribution.sum(-1)
+    apart = (logits.softmax(-1) - distribution).abs().sum(-1) * covered
+    loss = labels.weights.variation * apart - (wanted * logits.log_softmax(-1)).sum(-1)
+    own = loss.detach(), labels.hits(logits, likeliest), (covered - apart / 2).detach()
+    return block_losses.SlotsCompared((loss * slots.scales).sum(), *own)
+
+
+PLAINLY = dict.fromkeys(("dflash", "dspark"), ("compare_slots", compare_slots_plainly))
 
 
 @pytest.mark.parametrize("vocab", [0, 300])
@@ -233,7 +253,7 @@ def test_the_loss_and_its_gradients_are_those_of_all_logits_at_once(name, vocab,
         monkeypatch.setattr(losses, "MAX_HELD", 5000)
         monkeypatch.setattr(losses, "MAX_SHARED", 0 if plain else 1 << 26)
         if plain:
-            fast, slow = PLAINLY.get(name, ("compare", losses.compare_plainly))
+            fast, slow = PLAINLY.get(name, ("compare", compare_plainly))
             monkeypatch.setattr(f"outrider_models.training.families.{name}.{fast}", slow)
         torch.manual_seed(0)
         model.zero_grad()
