@@ -87,14 +87,7 @@ def get(name: Annotated[str, typer.Argument(help="Model of the catalog: smollm2.
 def distill(options: DistillOptions) -> None:
     """Let a target write chats to train its drafters on: questions of all kinds, and its greedy answers."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
     from outrider_models.core.embedded import target_source
     from outrider_models.core.questions import read_questions
@@ -104,9 +97,8 @@ def distill(options: DistillOptions) -> None:
     questions = None if options.prompts is None else read_questions(options.prompts)
     writer = TargetWriter.load(target_source(options.target), options.batch, options.dtype)
     run = Distillation(writer, options, questions)
-    columns = (TextColumn("answer tokens"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-               TimeRemainingColumn(), TextColumn("{task.fields[status]}"))  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), "{task.fields[status]}")
+    with Progress("answer tokens", *columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=options.tokens, completed=run.done.tokens, status="")
 
         def report(done: DistillProgress) -> None:
@@ -114,7 +106,7 @@ def distill(options: DistillOptions) -> None:
 
         run.run(report)
     done = f"{run.done.chats:,} chats, {run.done.tokens:,} answer tokens"
-    print(f"{options.out}: {done}; held out: {options.held_out_file}")
+    print(f"{options.out}: {done}; held out: {held_out_file(options.out)}")
 
 
 @app.command("draft-vocab")

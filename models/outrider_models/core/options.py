@@ -60,10 +60,6 @@ class DistillOptions:
         if not 0 <= self.held_out < 1:
             raise UsageError(f"held-out={self.held_out}: need 0 or more, and less than 1")
 
-    @property
-    def held_out_file(self) -> Path:
-        return held_out_file(self.out)
-
 
 def held_out_file(chats: Path) -> Path:
     """Return the file beside a file of chats for those held out of it."""

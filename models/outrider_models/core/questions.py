@@ -6,6 +6,8 @@
 """
 
 import json
+import lzma
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,17 +29,9 @@ class UserQuestion:
 
 def read_questions(path: Path) -> list[UserQuestion]:
     """Read all questions of a file; empty lines are skipped. Raises UsageError that names file and line."""
-    try:
-        # Not splitlines(): it also splits at separators such as U+2028, which JSON allows inside strings. utf-8-sig:
-        # some editors put a byte order mark first, which is no JSON.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read as text ({error})") from None
     found: dict[int | str, UserQuestion] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        question = _question(line, number, f"{path}:{number}")
+    for number, entry in json_lines(path):
+        question = _question(entry, number, f"{path}:{number}")
         if question.id in found:
             raise UsageError(f"{path}:{number}: two questions have the question_id {question.id!r}: give each its own")
         found[question.id] = question
@@ -46,11 +40,27 @@ def read_questions(path: Path) -> list[UserQuestion]:
     return list(found.values())
 
 
-def _question(line: str, number: int, source: str) -> UserQuestion:
+def json_lines(path: Path) -> Iterator[tuple[int, Any]]:  # Any: whatever the line holds
+    """Yield number and value of each line of a file, compressed with xz if it is named so, but for empty lines.
+
+    Raises UsageError that names file and line.
+    """
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{source}: not JSON ({error})") from None
+        data = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+        # Not splitlines(): it also splits at separators such as U+2028, which JSON allows inside strings. utf-8-sig:
+        # some editors put a byte order mark first, which is no JSON.
+        lines = data.decode("utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError, lzma.LZMAError) as error:
+        raise UsageError(f"{path}: cannot be read as text ({error})") from None
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UsageError(f"{path}:{number}: not JSON ({error})") from None
+
+
+def _question(entry: Any, number: int, source: str) -> UserQuestion:  # Any: as above
     if isinstance(entry, str):
         entry = {"prompt": entry}
     if not isinstance(entry, dict):

@@ -17,17 +17,17 @@ _Made = TypeVar("_Made")
 def build(kind: type[_Made], table: Any, where: str) -> _Made:  # Any: whatever stood in the file
     """Build a dataclass from a table. Raises UsageError."""
     if not isinstance(table, dict):
-        raise UsageError(f"{where}={table!r}: need a table")
+        raise UsageError(f"{where}={table!r}: need a table, as in {where}.KEY=VALUE")
     try:
         return values.build(kind, table)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
 
 
-def with_changes(defaults: _Made, changes: Table, where: str) -> _Made:
+def with_changes(defaults: _Made, changes: Any, where: str) -> _Made:  # Any: as above
     """Return the dataclass with the keys of `changes`, nested tables included, replaced. Raises UsageError."""
     own = asdict(defaults)  # type: ignore[call-overload]  # a dataclass, always
-    return build(type(defaults), merged(own, changes), where)
+    return build(type(defaults), merged(own, changes) if isinstance(changes, dict) else changes, where)
 
 
 def parse_changes(pairs: Iterable[str]) -> Table:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider_models.core.options import DistillOptions
+from outrider_models.core.options import DistillOptions, held_out_file
 from outrider_models.core.questions import UserQuestion
 from outrider_models.distillation.kinds import KINDS
-from outrider_models.distillation.turns import Message
 from outrider_models.distillation.writer import Continuation, Dialog, Opening, TargetWriter
+from outrider_models.training.data.chats import Message
 from outrider_proto.errors import UsageError
 
 _TWO_TURNS = 0.2  # share of chats with a second question
@@ -71,7 +71,7 @@ class Distillation:
         self._written: set[int] = set()
         self.done = DistillProgress()
         self._report: Callable[[DistillProgress], None] = lambda done: None
-        for path in (options.out, options.held_out_file):
+        for path in (options.out, held_out_file(options.out)):
             for entry in _entries(path):
                 chat = _Chat(entry["number"], entry["kind"], entry["messages"], entry["tokens"])
                 self._seen.add(chat.first_question)
@@ -165,7 +165,7 @@ class Distillation:
         held_out = zlib.crc32(chat.first_question.encode()) < options.held_out * 2**32
         try:
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            with (options.held_out_file if held_out else options.out).open("a", encoding="utf-8") as file:
+            with (held_out_file(options.out) if held_out else options.out).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry, ensure_ascii=False) + "\n")
         except OSError as error:
             raise UsageError(f"{options.out}: {error.strerror}") from error

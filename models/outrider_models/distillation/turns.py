@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
+from outrider_models.training.data.chats import Message
+from outrider_models.training.data.tokens import rendered
 from outrider_proto.errors import UsageError
 
-Message = dict[str, str]
 _MARK = "\u2042outrider\u2042"  # in nobody's template; what stands before and after it frames a user's words
 
 
@@ -37,16 +37,12 @@ class TurnTemplate:
 
     def assistants(self, messages: Sequence[Message]) -> str:
         """Return the text after which the assistant's words follow."""
-        return _rendered(self.tokenizer, list(messages))
+        return rendered(self.tokenizer, messages, opening=True)
 
 
 def _around(tokenizer: PreTrainedTokenizerBase, before: list[Message]) -> tuple[str, str]:
-    whole = _rendered(tokenizer, [*before, {"role": "user", "content": _MARK}])
+    whole = rendered(tokenizer, [*before, {"role": "user", "content": _MARK}], opening=True)
     if whole.count(_MARK) != 1:
         raise UsageError("the target's chat template does not show a user's words as they are: give --prompts FILE")
     first, _, last = whole.partition(_MARK)
     return first, last
-
-
-def _rendered(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> str:
-    return cast(str, tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     LogitsProcessor,
     PreTrainedModel,
@@ -21,7 +20,7 @@ from transformers.utils import logging
 from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir
 from outrider_drafters.processor import has_bf16
 from outrider_models.distillation.turns import TurnTemplate
-from outrider_models.training.data.tokens import need_chat_template
+from outrider_models.training.data.tokens import load_chat_tokenizer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _ASKED_EVERY = 16  # tokens
@@ -78,8 +77,7 @@ class TargetWriter:
             dtype = "bfloat16" if has_bf16() else "float32"
         directory = resolve_dir(name_or_path)
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers'
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
-        need_chat_template(tokenizer, name_or_path)
+        tokenizer = load_chat_tokenizer(directory)
         template = TurnTemplate.of(tokenizer, TargetWeights.load(directory).eos_token_ids)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=_DTYPES[dtype])  # Any: its class varies

@@ -83,12 +83,5 @@ def make_train_config(family: str, target: TargetFacts, changes: Table) -> Train
     defaults = {"drafter": known.defaults(target), "schedule": known.schedule, "length": known.length, **_ON_CHATS}
     if unknown := sorted(set(changes) - set(defaults)):
         raise UsageError(f"settings: unknown tables {', '.join(unknown)}; there are {', '.join(defaults)}")
-    tables = {name: with_changes(value, _table(changes, name), name) for name, value in defaults.items()}
+    tables = {name: with_changes(value, changes.get(name, {}), name) for name, value in defaults.items()}
     return TrainConfig(family=family, **tables)
-
-
-def _table(changes: Table, name: str) -> Table:
-    table = changes.get(name, {})
-    if not isinstance(table, dict):
-        raise UsageError(f"settings: {name}={table!r}: need a table, as in {name}.KEY=VALUE")
-    return table

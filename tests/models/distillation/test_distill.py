@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider_models.core.embedded import target_dir
+from outrider_models.core.options import held_out_file
 from outrider_models.core.questions import UserQuestion
 from outrider_models.distillation import distill
 from outrider_models.distillation.distill import (
@@ -71,7 +72,7 @@ def test_questions_and_answers_of_its_own(writer, tmp_path):
     wanted = options(tmp_path, tokens=200)
     run = Distillation(writer, wanted)
     run.run()
-    chats = lines(wanted.out) + lines(wanted.held_out_file)
+    chats = lines(wanted.out) + lines(held_out_file(wanted.out))
     assert sum(chat["tokens"] for chat in chats) == run.done.tokens >= 200
     asked = [chat["messages"][0]["content"] for chat in chats]
     assert len(set(asked)) == len(asked) == run.done.chats

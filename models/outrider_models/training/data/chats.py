@@ -4,23 +4,19 @@
 {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello!"}]}      ShareGPT's form
 """
 
-import json
-import lzma
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider_models.core.questions import json_lines
 from outrider_proto.errors import UsageError
 
 ROLES = ("system", "user", "assistant", "tool")
 _SHAREGPT_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 
 
-@dataclass(frozen=True, slots=True)
-class ChatTurn:
-    role: str
-    content: str
+Message = dict[str, str]  # role, content
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +27,7 @@ class Chat:
     off before its end.
     """
 
-    turns: tuple[ChatTurn, ...]
+    turns: tuple[Message, ...]
     source: str
     kind: str = ""
     cut: bool = False
@@ -42,32 +38,22 @@ def read_chats(path: Path) -> list[Chat]:
 
     Raises UsageError that names file and line.
     """
-    try:
-        data = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-        # Not splitlines(): it also splits at separators such as U+2028, which JSON allows inside strings.
-        lines = data.decode("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError, lzma.LZMAError) as error:
-        raise UsageError(f"{path}: cannot be read as text ({error})") from None
-    chats = [_chat(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    chats = [_chat(entry, f"{path}:{number}") for number, entry in json_lines(path)]
     if not chats:
         raise UsageError(f"{path}: holds no chats")
     return chats
 
 
-def _chat(line: str, source: str) -> Chat:
-    try:
-        entry = json.loads(line)
-    except ValueError as error:
-        raise UsageError(f"{source}: not JSON ({error})") from None
+def _chat(entry: Any, source: str) -> Chat:  # Any: whatever the line holds
     turns = tuple(_turns(entry, source))
-    if not any(turn.role == "assistant" and turn.content.strip() for turn in turns):
+    if not any(turn["role"] == "assistant" and turn["content"].strip() for turn in turns):
         raise UsageError(f"{source}: has no reply of the assistant to learn from")
-    if turns[0].role == "assistant":
+    if turns[0]["role"] == "assistant":
         raise UsageError(f"{source}: starts with a reply: need a prompt before it")
     return Chat(turns, source, str(entry.get("kind", "")), entry.get("cut") is True)
 
 
-def _turns(entry: Any, source: str) -> Iterator[ChatTurn]:  # Any: whatever the line holds
+def _turns(entry: Any, source: str) -> Iterator[Message]:  # Any: as above
     if isinstance(entry, dict) and isinstance(entry.get("messages"), list):
         turns, role_key, text_key, roles = entry["messages"], "role", "content", {role: role for role in ROLES}
     elif isinstance(entry, dict) and isinstance(entry.get("conversations"), list):
@@ -80,4 +66,4 @@ def _turns(entry: Any, source: str) -> Iterator[ChatTurn]:  # Any: whatever the 
             raise UsageError(f"{source}: turn {number}: {role_key}={role!r}: choose one of {', '.join(roles)}")
         if not isinstance(text, str):
             raise UsageError(f"{source}: turn {number}: {text_key} is not text")
-        yield ChatTurn(roles[role], text)
+        yield {"role": roles[role], "content": text}

@@ -5,6 +5,7 @@ end; the text in between is the reply, from the generation prompt to the end of 
 renders differently once more turns follow (some cut thoughts out of the history) is not trained on.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,19 +14,20 @@ from typing import Any, cast
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from outrider_models.training.data.chats import Chat
+from outrider_models.training.data.chats import Chat, Message
 from outrider_models.training.data.texts import ChatTokens
 from outrider_proto.errors import UsageError
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-MessageDict = dict[str, str]
 
 
 def tokenize(tokenizer: PreTrainedTokenizerBase, chat: Chat, max_length: int) -> ChatTokens | None:
     """Return the first `max_length` tokens, or None without a reply in them. Raises UsageError that names the line."""
-    messages = [{"role": turn.role, "content": turn.content} for turn in chat.turns]
+    messages = list(chat.turns)
     try:
-        ids, is_reply = (_by_mask if _GENERATION.search(_template(tokenizer)) else _by_prefix)(tokenizer, messages)
+        ids, is_reply = (_by_mask if _GENERATION.search(tokenizer.get_chat_template()) else _by_prefix)(
+            tokenizer, messages
+        )
     except (ValueError, TypeError) as error:  # raised by templates for turns they do not know
         raise UsageError(f"{chat.source}: the target's chat template refuses it ({error})") from error
     # By the module's name: jinja2 comes with transformers and is no dependency of ours to import.
@@ -57,11 +59,7 @@ def need_chat_template(tokenizer: PreTrainedTokenizerBase, target: object) -> No
         raise UsageError(f"{target}: its tokenizer has no tokenizer.json, so replies cannot be found among its tokens")
 
 
-def _template(tokenizer: PreTrainedTokenizerBase) -> str:
-    return tokenizer.get_chat_template()
-
-
-def _by_mask(tokenizer: PreTrainedTokenizerBase, messages: list[MessageDict]) -> tuple[list[int], list[bool]]:
+def _by_mask(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> tuple[list[int], list[bool]]:
     written = cast(
         dict[str, Any],  # Any: ids, masks
         tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True),
@@ -69,8 +67,8 @@ def _by_mask(tokenizer: PreTrainedTokenizerBase, messages: list[MessageDict]) ->
     return written["input_ids"], [bool(flag) for flag in written["assistant_masks"]]
 
 
-def _by_prefix(tokenizer: PreTrainedTokenizerBase, messages: list[MessageDict]) -> tuple[list[int], list[bool]]:
-    whole = _rendered(tokenizer, messages)
+def _by_prefix(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> tuple[list[int], list[bool]]:
+    whole = rendered(tokenizer, messages)
     spans = [span for i, message in enumerate(messages)
              if message["role"] == "assistant" and (span := _span(tokenizer, messages, i, whole))]  # fmt: skip
     written = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
@@ -79,15 +77,16 @@ def _by_prefix(tokenizer: PreTrainedTokenizerBase, messages: list[MessageDict]) 
 
 
 def _span(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[MessageDict], i: int, whole: str
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], i: int, whole: str
 ) -> tuple[int, int] | None:
     """Return first character and end of reply i in the whole text; None if the template renders it differently."""
-    before, through = _rendered(tokenizer, messages[:i]), _rendered(tokenizer, messages[: i + 1])
+    before, through = rendered(tokenizer, messages[:i]), rendered(tokenizer, messages[: i + 1])
     if not (whole.startswith(before) and whole.startswith(through)):
         return None
     # A generation prompt may hold more than the history shows (an open thought): the reply starts where they differ.
-    opening = _rendered(tokenizer, messages[:i], opening=True)
-    return _num_equal(opening, whole), len(through)
+    opening = rendered(tokenizer, messages[:i], opening=True)
+    shared = os.path.commonprefix([opening, whole])  # noqa: RUF071  # letter by letter is what is wanted
+    return len(shared), len(through)
 
 
 def _without_end(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], is_reply: Sequence[bool]) -> list[bool]:
@@ -100,11 +99,6 @@ def _without_end(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], is_repl
     return [flag and not (has_end and i >= end) for i, flag in enumerate(is_reply)]
 
 
-def _num_equal(first: str, second: str) -> int:
-    """Characters that both begin with."""
-    pairs = zip(first, second, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
-
-
-def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[MessageDict], opening: bool = False) -> str:
+def rendered(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], opening: bool = False) -> str:
+    """Return the text of messages by the tokenizer's template; `opening`: up to where a reply begins."""
     return cast(str, tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=opening))

@@ -22,15 +22,13 @@ from outrider_models.training.core.interfaces import (
     Batch,
     Frequencies,
     LossOutput,
-    NetworkDrafter,
     TargetFacts,
     TeacherOutput,
     chosen_rows,
-    rows_of,
 )
-from outrider_models.training.core.losses import Labels, TargetLabels, TextLabels, compare
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.core.shapes import LayerShape
+from outrider_models.training.families.medusa import HeadsDrafter
 from outrider_proto.errors import UsageError
 
 
@@ -53,7 +51,7 @@ class HydraSettings:
             raise UsageError(f"dropout={self.dropout}: need at least 0 and less than 1")
 
 
-class TrainableHydra(NetworkDrafter):
+class TrainableHydra(HeadsDrafter):
     network: Hydra
 
     def __init__(self, settings: HydraSettings, target: TargetFacts, frequencies: Frequencies) -> None:
@@ -76,31 +74,19 @@ class TrainableHydra(NetworkDrafter):
             hidden = hidden + (torch.rand_like(hidden) * 2 - 1) * noise_sizes(batch, hidden.shape[-1], noise)
         features = hidden if self.network.prefix is None else self.network.prefix(hidden)
         embeds = F.embedding(batch.tokens, target.embed)
-        distill = self._settings.distill
-        labels = TargetLabels(target, batch.loss_mask, shared=True) if distill else TextLabels(batch, target)
-        outputs = [
-            self._loss_output(number, features, embeds, batch, target, labels) for number in range(self._settings.heads)
-        ]
-        return LossOutput(
-            torch.stack([one.total for one in outputs]).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows
-        )
 
-    def _loss_output(
-        self, number: int, features: Tensor, embeds: Tensor, batch: Batch, target: TeacherOutput, labels: Labels
-    ) -> LossOutput:
-        """Head i at row t reads tokens t + 1 .. t + 1 + i and predicts t + 2 + i, as position t + 1 + i does."""
-        ahead = number + 1
-        mask = batch.loss_mask[:, ahead:]
-        rows = mask.shape[1]
-        parts = [embeds[:, 1 + further : 1 + further + rows][mask] for further in range(ahead)]
-        x = torch.cat((features[:, :rows][mask], *parts), dim=-1)
-        drafted = self.network.head_hidden(number, x, self._settings.dropout if self.training else 0.0)
-        weight, bias = target.lm_head, None
-        _, output = self.network.heads[number]
-        if output is not None:
-            weight, bias = (chosen_rows(part, self.draft_tokens) for part in (output.weight, output.bias))
-        compared = compare(drafted, weight, bias, labels, labels.ahead(ahead))
-        return LossOutput(compared.total, compared.loss, compared.hits, rows_of(mask))
+        def drafted(ahead: int, mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+            """Head i at row t reads tokens t + 1 .. t + 1 + i."""
+            rows = mask.shape[1]
+            parts = [embeds[:, 1 + further : 1 + further + rows][mask] for further in range(ahead)]
+            x = torch.cat((features[:, :rows][mask], *parts), dim=-1)
+            hidden = self.network.head_hidden(ahead - 1, x, self._settings.dropout if self.training else 0.0)
+            _, output = self.network.heads[ahead - 1]
+            if output is None:
+                return hidden, target.lm_head, None
+            return hidden, chosen_rows(output.weight, self.draft_tokens), chosen_rows(output.bias, self.draft_tokens)
+
+        return self.heads_loss(batch, target, self._settings.distill, [1.0] * self._settings.heads, drafted)
 
 
 def noise_sizes(batch: Batch, width: int, alpha: float) -> Tensor:

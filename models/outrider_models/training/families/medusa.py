@@ -5,6 +5,7 @@ Head k weighs 0.8^k. Rates are those of FasterDecoding/Medusa's README. Heads us
 With `distill` (ours) they learn the target's distributions along the text instead of the text's own tokens.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,7 @@ from outrider_models.training.core.interfaces import (
     chosen_rows,
     rows_of,
 )
-from outrider_models.training.core.losses import HeadDecay, Labels, TargetLabels, TextLabels, compare
+from outrider_models.training.core.losses import HeadDecay, TargetLabels, TextLabels, compare
 from outrider_models.training.core.rates import Length, Schedule
 
 
@@ -41,7 +42,28 @@ class MedusaSettings:
         need_at_least(self, 0, "draft_vocab")
 
 
-class TrainableMedusa(NetworkDrafter):
+# Number of a head, from 1, and the rows [B, R] bool that it reads -> hidden states [n, E], output weight and bias.
+Drafted = Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor | None]]
+
+
+class HeadsDrafter(NetworkDrafter):
+    """Heads on the target's last hidden state: Medusa's, and Hydra's."""
+
+    def heads_loss(
+        self, batch: Batch, target: TeacherOutput, distill: bool, weights: Sequence[float], drafted: Drafted
+    ) -> LossOutput:
+        """Head i at row t predicts token t + 2 + i, the successor of position t + 1 + i."""
+        mask = batch.loss_mask
+        labels = TargetLabels(target, mask, shared=True) if distill else TextLabels(batch, target)
+        compared = [
+            compare(*drafted(ahead, mask[:, ahead:]), labels, labels.ahead(ahead))
+            for ahead in range(1, len(weights) + 1)
+        ]
+        total = torch.stack([weight * one.total for weight, one in zip(weights, compared, strict=True)]).sum()
+        return LossOutput(total, compared[0].loss, compared[0].hits, rows_of(mask[:, 1:]))
+
+
+class TrainableMedusa(HeadsDrafter):
     network: Medusa
 
     def __init__(self, settings: MedusaSettings, target: TargetFacts, frequencies: Frequencies) -> None:
@@ -55,27 +77,15 @@ class TrainableMedusa(NetworkDrafter):
             self.network.start_from(lm_head)
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
-        mask, distill = batch.loss_mask, self._settings.distill
-        labels = TargetLabels(target, mask, shared=True) if distill else TextLabels(batch, target)
-        outputs = [self._loss_output(number, batch, target, labels) for number in range(self._settings.heads.count)]
-        weighted = [weight * one.total for weight, one in zip(self._settings.heads.weights, outputs, strict=True)]
-        return LossOutput(torch.stack(weighted).sum(), outputs[0].main, outputs[0].hits, outputs[0].rows)
-
-    def _loss_output(self, number: int, batch: Batch, target: TeacherOutput, labels: Labels) -> LossOutput:
-        """Head i at row t predicts token t + 2 + i, the successor of position t + 1 + i."""
-        ahead = number + 1
-        head: nn.Module = self.network.heads[number]
-        mask = batch.loss_mask[:, ahead:]
-        rows = target.hidden[-1][:, : mask.shape[1]][mask]
-        if self._settings.own_output:
-            *blocks, output = self.network.heads[number]
-            head = nn.Sequential(*blocks)
+        def drafted(ahead: int, mask: Tensor) -> tuple[Tensor, Tensor, None]:
+            head, rows = self.network.heads[ahead - 1], target.hidden[-1][:, : mask.shape[1]][mask]
+            if not self._settings.own_output:
+                return head(rows), target.lm_head, None
+            *blocks, output = head
             assert isinstance(output, nn.Linear)
-            weight = chosen_rows(output.weight, self.draft_tokens)
-        else:
-            weight = target.lm_head
-        compared = compare(head(rows), weight, None, labels, labels.ahead(ahead))
-        return LossOutput(compared.total, compared.loss, compared.hits, rows_of(mask))
+            return nn.Sequential(*blocks)(rows), chosen_rows(output.weight, self.draft_tokens), None
+
+        return self.heads_loss(batch, target, self._settings.distill, self._settings.heads.weights, drafted)
 
 
 FAMILY = TrainableFamily(

@@ -11,17 +11,17 @@ from transformers import AutoTokenizer
 from outrider_models.core.embedded import target_dir
 from outrider_models.training.core.rates import Length
 from outrider_models.training.data.chat_file import ChatSettings, ChatSource
-from outrider_models.training.data.chats import Chat, ChatTurn, read_chats
+from outrider_models.training.data.chats import Chat, read_chats
 from outrider_models.training.data.texts import ChatTokens, make_batch
 from outrider_models.training.data.tokens import need_chat_template, tokenize
 from outrider_models.training.data_parallel import DataParallel
 from outrider_proto.errors import UsageError
 
 TURNS = (
-    ChatTurn("user", "What is 2 + 3?"),
-    ChatTurn("assistant", "Answer: 5"),
-    ChatTurn("user", "Why?"),
-    ChatTurn("assistant", "So."),
+    {"role": "user", "content": "What is 2 + 3?"},
+    {"role": "assistant", "content": "Answer: 5"},
+    {"role": "user", "content": "Why?"},
+    {"role": "assistant", "content": "So."},
 )
 CHAT = Chat(TURNS, "chats.jsonl:1")
 MASKING = (
@@ -51,9 +51,9 @@ def written(path, *lines):
 
 
 def test_both_layouts_are_the_same_chats(tmp_path):
-    messages = {"messages": [{"role": turn.role, "content": turn.content} for turn in TURNS], "id": 7}
+    messages = {"messages": list(TURNS), "id": 7}
     names = {"user": "human", "assistant": "gpt"}
-    sharegpt = {"conversations": [{"from": names[turn.role], "value": turn.content} for turn in TURNS]}
+    sharegpt = {"conversations": [{"from": names[turn["role"]], "value": turn["content"]} for turn in TURNS]}
     chats = read_chats(written(tmp_path / "chats.jsonl", messages, "", sharegpt))
     assert [chat.turns for chat in chats] == [TURNS, TURNS]
     assert [chat.source.rpartition(":")[2] for chat in chats] == ["1", "3"]
@@ -112,7 +112,7 @@ def test_a_reply_that_later_turns_change_does_not_count(tokenizer):
 @pytest.mark.parametrize("template", [None, MASKING])
 def test_a_reply_that_was_cut_off_teaches_no_end(template, tokenizer, tmp_path):
     tokenizer.chat_template = template or tokenizer.chat_template
-    messages = [{"role": turn.role, "content": turn.content} for turn in TURNS]
+    messages = list(TURNS)
     (chat,) = read_chats(written(tmp_path / "chats.jsonl", {"messages": messages, "cut": True}))
     assert replies(tokenizer, tokenize(tokenizer, chat, 100)) == [f"Answer: 5{EOS}", "So."]
 
