@@ -4,7 +4,7 @@ Muon (Jordan et al., 2024) orthogonalizes all matrices of one shape as one batch
 torch.optim.Muon, which takes them one by one: at our sizes that would be a third of a step's time.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -69,7 +69,10 @@ class Muon:
     """Muon with Nesterov momentum and decoupled weight decay. Every parameter must have a gradient."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], weight_decay: float, momentum: float = 0.95) -> None:
-        self._groups = _by_shape(parameters)
+        by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            by_shape.setdefault(parameter.shape, []).append(parameter)
+        self._groups = list(by_shape.values())
         self._momenta = [torch.zeros(len(group), *group[0].shape, device=group[0].device) for group in self._groups]
         self._weight_decay, self._momentum = weight_decay, momentum
 
@@ -113,10 +116,3 @@ def orthogonalized(matrices: Tensor) -> Tensor:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
-
-
-def _by_shape(parameters: Iterable[nn.Parameter]) -> Sequence[list[nn.Parameter]]:
-    groups: dict[torch.Size, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        groups.setdefault(parameter.shape, []).append(parameter)
-    return list(groups.values())

@@ -189,18 +189,11 @@ FAMILY = TrainableFamily(
     name="dflash",
     settings=DFlashSettings,
     defaults=lambda target: DFlashSettings(
-        shape=LayerShape.like(target),
-        layers=5,
-        target_layers=default_taps(target.sizes.layers),
-        block_size=16,
-        mask_token=RAREST,
-        anchors=512,
-        late=0,
-        gamma=7.0,
-        losses=BlockLosses(text=1.0, divergence=0.0, variation=0.0),
-        draft_vocab=0,
+        LayerShape.like(target), layers=5, target_layers=default_taps(target.sizes.layers), block_size=16,
+        mask_token=RAREST, anchors=512, late=0, gamma=7.0,
+        losses=BlockLosses(text=1.0, divergence=0.0, variation=0.0), draft_vocab=0,
     ),
     make_drafter=_make_drafter,
     schedule=Schedule(peak=6e-4, warmup_updates=1000, decay="cosine"),
     length=Length(batch=64, epochs=6),
-)
+)  # fmt: skip

@@ -113,15 +113,9 @@ def default_settings(target: TargetFacts) -> IndependentSettings:
     sizes = target.sizes
     heads = max(1, sizes.heads // 2)
     return IndependentSettings(
-        start="",
-        init="random",
-        layers=max(1, sizes.layers // 8),
-        hidden=heads * sizes.head_dim,
-        heads=heads,
-        kv_heads=divisor(max(1, sizes.kv_heads // 2), heads),
-        intermediate=target.mlp // 2,
-        draft_vocab=0,
-    )
+        start="", init="random", layers=max(1, sizes.layers // 8), hidden=heads * sizes.head_dim, heads=heads,
+        kv_heads=divisor(max(1, sizes.kv_heads // 2), heads), intermediate=target.mlp // 2, draft_vocab=0,
+    )  # fmt: skip
 
 
 def _fresh(settings: IndependentSettings, target: TargetFacts) -> PreTrainedModel:

@@ -141,15 +141,11 @@ FAMILY = TrainableFamily(
     name="peagle",
     settings=PEagleSettings,
     defaults=lambda target: PEagleSettings(
-        shape=LayerShape.like(target),
-        layers=4,
-        draft_vocab=min(32000, target.sizes.vocab),
-        target_layers=default_layers(target.sizes.layers),
-        mask_token=RAREST,
-        own_embedding=True,
+        LayerShape.like(target), layers=4, draft_vocab=min(32000, target.sizes.vocab),
+        target_layers=default_layers(target.sizes.layers), mask_token=RAREST, own_embedding=True,
         depths=DepthSettings(count=NUM_DRAFTS, ratio=0.7, least=0.2),
     ),
     make_drafter=TrainablePEagle,
     schedule=Schedule(peak=6e-4, warmup_updates=1000, decay="cosine", weight_decay=0.01),
     length=Length(batch=16, epochs=5),
-)
+)  # fmt: skip
