@@ -104,22 +104,20 @@ Packing = Callable[[str, Tensor], Mapping[str, Tensor]]  # a tensor's name and v
 
 
 def _packing(weights: str) -> Packing:
-    match weights:
-        case "float32" | "bfloat16":
-            dtype = torch.float32 if weights == "float32" else torch.bfloat16
-            return lambda name, tensor: {name: tensor.to(dtype) if tensor.is_floating_point() else tensor}
-        case "int8" | "int4":
-            return lambda name, tensor: _coded(name, tensor, weights)
-    raise AssertionError(weights)
+    """Return how tensors are stored: quantized are matrices alone, and embeddings keep at least 8 bits."""
 
+    def coded(name: str, tensor: Tensor) -> Mapping[str, Tensor]:
+        # A lookup reads only one row; and where the embedding is the head too, 4 bits change one guess in eleven
+        # (docs/edge.md).
+        if not (name.endswith(".weight") and tensor.ndim == 2 and tensor.is_floating_point()):
+            return {name: tensor}
+        wide = weights == "int8" or name.endswith(EMBEDDING)
+        return code_tensors(name, quantize(tensor, "int8" if wide else "int4"))
 
-def _coded(name: str, tensor: Tensor, weights: str) -> Mapping[str, Tensor]:
-    """Quantize matrices; embeddings keep at least 8 bits."""
-    # A lookup reads only one row; and where the embedding is the head too, 4 bits change one guess in eleven
-    # (docs/edge.md).
-    if not (name.endswith(".weight") and tensor.ndim == 2 and tensor.is_floating_point()):
-        return {name: tensor}
-    return code_tensors(name, quantize(tensor, "int8" if weights == "int8" or name.endswith(EMBEDDING) else "int4"))
+    if weights in ("int8", "int4"):
+        return coded
+    dtype = torch.float32 if weights == "float32" else torch.bfloat16
+    return lambda name, tensor: {name: tensor.to(dtype) if tensor.is_floating_point() else tensor}
 
 
 def _with_rows(packed: Packing, tokens: Sequence[int] | None, vocab: int, is_head: Callable[[str], bool]) -> Packing:

@@ -172,7 +172,9 @@ def info() -> None:
     for name, model in CATALOG.items():
         where = installed_dir(name) if is_installed(name) else f"not installed: outrider-models get {name}"
         console.print(f"{name}: {model.about}; {where}", soft_wrap=True, highlight=False)
-    for name, families in _scores().items():
+    scores_file = target_dir().with_name("scores.json")  # on held-out prompts, measured after training
+    recorded = json.loads(scores_file.read_text()) if scores_file.is_file() else {}
+    for name, families in recorded.items():
         scores = ", ".join(f"{family} {score['passed']}/{score['total']}" for family, score in families.items())
         console.print(f"{name} on held-out prompts: {scores}")
 
@@ -187,14 +189,6 @@ def _num_parameters(directory: Path) -> int:
 
     checkpoint = Checkpoint(directory)
     return sum(math.prod(checkpoint.shape(tensor)) for tensor in checkpoint.names)
-
-
-def _scores() -> dict[str, dict[str, dict[str, int]]]:
-    """Return model -> family -> {passed, total}; empty if none were recorded."""
-    from outrider_models.core.embedded import scores_file
-
-    path = scores_file()
-    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 if __name__ == "__main__":

@@ -98,11 +98,6 @@ def _drafters_by_name(target: str) -> tuple[str, ...]:
     return tuple(sorted(found, key=lambda name: name != best))
 
 
-def scores_file() -> Path:
-    """Return the file of the embedded models' scores on held-out prompts, measured after training."""
-    return _ROOT / "scores.json"
-
-
 def model_dirs() -> dict[str, Path]:
     """Return the directory of every embedded model that is present, by name."""
     named = {"target": target_dir(), **{name: drafter_dir(name) for name in DRAFTERS}}

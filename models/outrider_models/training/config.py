@@ -1,13 +1,10 @@
 """Configuration of a run on chats: what the family's paper says, with changes."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
-
-from torch import nn
+from typing import Any, Literal
 
 from outrider_models.core.tables import Table, need_at_least, with_changes
 from outrider_models.training.core.interfaces import TargetFacts
-from outrider_models.training.core.optimizer import Optimizer
 from outrider_models.training.core.rates import Length
 from outrider_models.training.data.chat_file import ChatSettings
 from outrider_models.training.families import trainable_family
@@ -44,15 +41,6 @@ class ValidationSettings:
         need_at_least(self, 1, "levels")
 
 
-class LearningRates(Protocol):
-    """The optimizer's settings."""
-
-    @property
-    def clip_norm(self) -> float: ...
-
-    def make_optimizer(self, network: nn.Module) -> Optimizer: ...
-
-
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
     """All settings of a run; `machine` and `validation` do not change its result."""
@@ -61,7 +49,7 @@ class TrainConfig:
     drafter: Any  # Any: the family's settings
     data: Any  # Any: settings of the source of texts
     length: Length | None  # None: the source says it
-    schedule: LearningRates
+    schedule: Any  # Any: the optimizer's settings: `clip_norm`, and `make_optimizer` for a network
     machine: MachineSettings
     validation: ValidationSettings
 

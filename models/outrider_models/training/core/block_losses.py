@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider_models.core.tables import need_at_least
 from outrider_models.training.core import losses
 from outrider_models.training.core.interfaces import Batch, TeacherOutput
-from outrider_models.training.core.losses import TargetLabels, TextLabels
+from outrider_models.training.core.losses import Compared, TargetLabels, TextLabels
 from outrider_proto.errors import UsageError
 
 
@@ -34,22 +34,9 @@ class BlockLosses:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockSlots:
-    """What makes the logits of n slots, and how much each slot counts."""
+class SlotsCompared(Compared):
+    """Slots of blocks against their labels."""
 
-    hidden: Tensor  # [n, E]
-    z: Tensor  # [n, r]; r = 0: no Markov head
-    w2: Tensor  # [Vd, r]
-    scales: Tensor  # [n] float32
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SlotsCompared:
-    """The loss of BlockSlots, and how they compare with their labels."""
-
-    total: Tensor  # []: all slots, each by its scale
-    loss: Tensor  # [n] float32: of each slot, without its scale and without gradient
-    hits: Tensor  # [n] bool: the likeliest token is the target's
     accepted: Tensor  # [n] float32: 1 - |q - p| / 2, without gradient; 0 where the target's likeliest is not drafted
 
 
@@ -74,10 +61,16 @@ class BlockLabels:
         return (drafted if tokens is None else tokens[drafted]) == likeliest
 
 
-def compare_slots(slots: BlockSlots, labels: BlockLabels, numbers: Tensor) -> SlotsCompared:
-    """Compute the loss of slots against the labels of the trained positions `numbers` [n]."""
-    inputs = (slots.hidden, slots.z, slots.w2, slots.scales, labels, numbers)
-    return SlotsCompared(*_SlotLoss.apply(*inputs))  # type: ignore[no-untyped-call]  # torch
+def compare_slots(
+    hidden: Tensor,  # [n, E]
+    z: Tensor,  # [n, r]; r = 0: no Markov head
+    w2: Tensor,  # [Vd, r]
+    scales: Tensor,  # [n] float32: how much each slot counts
+    labels: BlockLabels,
+    numbers: Tensor,  # [n] int64
+) -> SlotsCompared:
+    """Compute the loss of slots, whose logits these make, against the labels of the trained positions `numbers`."""
+    return SlotsCompared(*_SlotLoss.apply(hidden, z, w2, scales, labels, numbers))  # type: ignore[no-untyped-call]  # torch
 
 
 class _SlotLoss(torch.autograd.Function):

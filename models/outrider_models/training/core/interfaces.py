@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -115,10 +115,6 @@ class TrainableDrafter(nn.Module, ABC):
         """Write the family's published layout, in bfloat16."""
 
 
-class _ExportedNetwork(Protocol):
-    def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype, **details: Any) -> None: ...
-
-
 class NetworkDrafter(TrainableDrafter):
     """A drafter whose network writes its own published layout: the base of Outrider's own families.
 
@@ -133,7 +129,7 @@ class NetworkDrafter(TrainableDrafter):
         self.limited_to(draft_vocab, frequencies, target.sizes.vocab)
 
     def export(self, directory: Path) -> None:
-        network = cast(_ExportedNetwork, self.network)
+        network = cast(Any, self.network)  # Any: torch shows no methods of a module's own
         network.export(directory, self._target_sizes, torch.bfloat16, **self.export_details)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import Literal
 
 from torch import nn
 
@@ -45,7 +45,8 @@ class Schedule:
             return self.peak * (update + 1) / (warmup + 1)
         end = self.decay_epochs * updates_an_epoch if self.decay_epochs else updates
         done = min(1.0, (update - warmup) / max(1.0, end - warmup))
-        return self.last + (self.peak - self.last) * _share_left(self.decay, done)
+        left = 1 - done if self.decay == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.last + (self.peak - self.last) * left
 
     def make_optimizer(self, network: nn.Module) -> Optimizer:
         return Optimizer(
@@ -65,13 +66,3 @@ class Length:
         need_at_least(self, 1, "batch")
         if self.epochs <= 0:
             raise UsageError(f"length: epochs={self.epochs}: need more than 0")
-
-
-def _share_left(decay: Decay, done: float) -> float:
-    match decay:
-        case "linear":
-            return 1 - done
-        case "cosine":
-            return (1 + math.cos(math.pi * done)) / 2
-        case _:
-            assert_never(decay)

@@ -18,13 +18,7 @@ from outrider_drafters.families.dflash.layer_masks import LayerMask
 from outrider_drafters.families.dflash.layout import canonical, read_sizes
 from outrider_drafters.families.dflash.network import DFlash, DFlashSizes
 from outrider_models.core.tables import need_at_least
-from outrider_models.training.core.block_losses import (
-    BlockLabels,
-    BlockLosses,
-    BlockSlots,
-    SlotsCompared,
-    compare_slots,
-)
+from outrider_models.training.core.block_losses import BlockLabels, BlockLosses, SlotsCompared, compare_slots
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (
     Batch,
@@ -108,7 +102,7 @@ class TrainableBlocks(NetworkDrafter):
         """Return the loss of the trained slots, and the slots against their labels."""
         hidden = blocks.states[blocks.trained]
         none = hidden.new_empty(len(hidden), 0), hidden.new_empty(len(labels.lm_head), 0)
-        compared = compare_slots(BlockSlots(hidden, *none, blocks.scales[blocks.trained]), labels, numbers)
+        compared = compare_slots(hidden, *none, blocks.scales[blocks.trained], labels, numbers)
         return compared.total, compared
 
     def _blocks(self, batch: Batch, target: TeacherOutput) -> TrainedBlocks:

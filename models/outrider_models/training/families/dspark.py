@@ -15,13 +15,7 @@ from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.families.dspark.network import DSpark, DSparkHeads, MarkovKind
 from outrider_drafters.families.shared_layout import T2D
 from outrider_models.core.tables import need_at_least
-from outrider_models.training.core.block_losses import (
-    BlockLabels,
-    BlockLosses,
-    BlockSlots,
-    SlotsCompared,
-    compare_slots,
-)
+from outrider_models.training.core.block_losses import BlockLabels, BlockLosses, SlotsCompared, compare_slots
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import Batch, Frequencies, TargetFacts, chosen_rows, most_frequent
 from outrider_models.training.core.rates import Length
@@ -90,7 +84,7 @@ class TrainableDSpark(TrainableBlocks):
         hidden, scales, head = blocks.states[blocks.trained], blocks.scales[blocks.trained], self.network.markov_head
         before, z = self._markov(batch, blocks)
         w2 = hidden.new_empty(len(labels.lm_head), 0) if head is None else head.markov_w2.weight
-        compared = compare_slots(BlockSlots(hidden, z, w2, scales), labels, numbers)
+        compared = compare_slots(hidden, z, w2, scales, labels, numbers)
         total, confidence = compared.total, self.network.confidence_head
         if confidence is not None:
             loss = F.binary_cross_entropy_with_logits(

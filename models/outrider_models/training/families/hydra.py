@@ -55,7 +55,10 @@ class TrainableHydra(HeadsDrafter):
     network: Hydra
 
     def __init__(self, settings: HydraSettings, target: TargetFacts, frequencies: Frequencies) -> None:
-        super().__init__(Hydra(_sizes(settings, target)), target, frequencies, settings.draft_vocab)
+        sizes, vocab = target.sizes, target.sizes.vocab if settings.own_output else 0
+        prefix = settings.shape.block(sizes, ROPE_THETA) if settings.prefix else None
+        network = Hydra(HydraSizes(sizes.hidden, vocab, settings.heads, settings.blocks, prefix=prefix))
+        super().__init__(network, target, frequencies, settings.draft_vocab)
         self._settings, self.export_details = settings, {"base": target.directory.name}
         # Of files with outputs that were never trained: they are the target's.
         unused = 0 if settings.own_output else settings.heads
@@ -93,17 +96,6 @@ def noise_sizes(batch: Batch, width: int, alpha: float) -> Tensor:
     """Return the largest noise on a value of each row [B, 1, 1]: alpha / sqrt(tokens x width), as NEFTune's."""
     tokens = (batch.labels != PADDING).sum(1)
     return alpha / (tokens * width).sqrt().view(-1, 1, 1)
-
-
-def _sizes(settings: HydraSettings, target: TargetFacts) -> HydraSizes:
-    sizes = target.sizes
-    return HydraSizes(
-        hidden=sizes.hidden,
-        vocab=sizes.vocab if settings.own_output else 0,
-        heads=settings.heads,
-        blocks=settings.blocks,
-        prefix=settings.shape.block(sizes, ROPE_THETA) if settings.prefix else None,
-    )
 
 
 FAMILY = TrainableFamily(

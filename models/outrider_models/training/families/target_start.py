@@ -48,7 +48,7 @@ def start_from_target(network: Eagle2, examples: Iterable[tuple[Batch, TeacherOu
         fit = fit or _Fit(output.last_layers, count)
         fit.add(batch, output)
     assert fit is not None
-    guess = fit.solve()
+    guess = fit.sums.solve()
     network.fc.weight.data.copy_(guess[:, :-1])
     assert network.fc.bias is not None
     network.fc.bias.data.copy_(guess[:, -1])
@@ -93,7 +93,7 @@ class _Fit:
 
     last_layers: LastLayers
     count: int
-    _sums: LeastSquares = field(default_factory=LeastSquares)
+    sums: LeastSquares = field(default_factory=LeastSquares)  # whose guess [E, 2 E + 1] is u of embedding, feature, 1
     _inverse_sizes: list[Tensor] = field(default_factory=list)
     _inputs: Tensor | None = None  # of the last example
 
@@ -111,13 +111,9 @@ class _Fit:
         embeds = F.embedding(batch.tokens[:, 1:], output.embed).float()
         inputs = torch.cat((embeds, features[:, :-1], torch.ones_like(embeds[..., :1])), dim=-1)[inside]
         wanted = (self.weight * entering.float() * inverse)[:, 1:][inside]
-        self._sums.add(inputs, wanted)
+        self.sums.add(inputs, wanted)
         self._inverse_sizes.append(inverse[:, 1:][inside].flatten())
         self._inputs = inputs
-
-    def solve(self) -> Tensor:
-        """Return the guess [E, 2 E + 1] of u from embedding, feature and 1. Raises UsageError for too few examples."""
-        return self._sums.solve()
 
     @property
     def added_scale(self) -> Tensor:

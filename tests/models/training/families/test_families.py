@@ -227,15 +227,15 @@ def compare_plainly(hidden, weight, bias, labels, numbers, scales=None):
     return losses.Compared((loss if scales is None else loss * scales).sum(), loss.detach(), hits)
 
 
-def compare_slots_plainly(slots, labels, numbers):
+def compare_slots_plainly(hidden, z, w2, scales, labels, numbers):
     """`block_losses.compare_slots` with all logits at once and autograd."""
-    logits = (F.linear(slots.hidden, labels.lm_head) + F.linear(slots.z, slots.w2)).float()
+    logits = (F.linear(hidden, labels.lm_head) + F.linear(z, w2)).float()
     wanted, distribution, likeliest = labels.of(numbers)
     covered = distribution.sum(-1)
     apart = (logits.softmax(-1) - distribution).abs().sum(-1) * covered
     loss = labels.weights.variation * apart - (wanted * logits.log_softmax(-1)).sum(-1)
     own = loss.detach(), labels.hits(logits, likeliest), (covered - apart / 2).detach()
-    return block_losses.SlotsCompared((loss * slots.scales).sum(), *own)
+    return block_losses.SlotsCompared((loss * scales).sum(), *own)
 
 
 PLAINLY = dict.fromkeys(("dflash", "dspark"), ("compare_slots", compare_slots_plainly))
