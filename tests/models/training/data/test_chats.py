@@ -94,11 +94,9 @@ def test_replies_are_marked_to_the_end_of_their_turn(template, tokenizer):
     tokenizer.chat_template = template or tokenizer.chat_template
     chat = tokenize(tokenizer, CHAT, 100)
     assert replies(tokenizer, chat) == [f"Answer: 5{EOS}", f"So.{EOS}"]
-    whole = tokenizer.apply_chat_template(
-        [{"role": t.role, "content": t.content} for t in TURNS], tokenize=True, return_dict=True
-    )["input_ids"]
+    whole = tokenizer.apply_chat_template(list(TURNS), tokenize=True, return_dict=True)["input_ids"]
     assert chat.ids.tolist() == whole
-    opening = [{"role": "user", "content": TURNS[0].content}]
+    opening = [TURNS[0]]
     assert tokenizer.decode(chat.prompt) == tokenizer.apply_chat_template(
         opening, tokenize=False, add_generation_prompt=True
     )

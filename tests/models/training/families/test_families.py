@@ -254,7 +254,8 @@ def test_the_loss_and_its_gradients_are_those_of_all_logits_at_once(name, vocab,
         monkeypatch.setattr(losses, "MAX_SHARED", 0 if plain else 1 << 26)
         if plain:
             fast, slow = PLAINLY.get(name, ("compare", compare_plainly))
-            monkeypatch.setattr(f"outrider_models.training.families.{name}.{fast}", slow)
+            module = "medusa" if name == "hydra" else name  # which has the loss of all heads
+            monkeypatch.setattr(f"outrider_models.training.families.{module}.{fast}", slow)
         torch.manual_seed(0)
         model.zero_grad()
         output = model(batch, target, 0.0)
