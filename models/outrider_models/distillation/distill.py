@@ -7,14 +7,13 @@ import re
 import unicodedata
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from outrider_models.core.options import DistillOptions, held_out_file
 from outrider_models.core.questions import UserQuestion
-from outrider_models.distillation.kinds import KINDS
 from outrider_models.distillation.writer import Continuation, Dialog, Opening, TargetWriter
 from outrider_models.training.data.chats import Message
 from outrider_proto.errors import UsageError
@@ -29,6 +28,54 @@ _MIN_WORDS, _LOOP, _MAX_LOOPS = 2, 6, 4
 _MOST_DROPPED = 200  # before the first chat
 _MIN_CUT_TOKENS = 48  # of an answer without an end
 _BAD = re.compile("[\ufffd\u0000-\u0008\u000b\u000c\u000e-\u001f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of chats, `share` of all, and the words with which a user's turn begins, so that the model goes on in it.
+
+    An opening of "" leaves the whole turn to the model. None ends in a space, which would be a token of its own that
+    hardly anything but digits follows. `over_text`: the turn begins with a text that the model wrote before.
+    """
+
+    share: float
+    openings: Sequence[str]
+    over_text: bool = False
+    asks_all: bool = False  # the opening is the whole request, and the model adds nothing
+
+
+KINDS: Mapping[str, Kind] = {
+    "open": Kind(0.22, ("",)),
+    "chat": Kind(0.16, (
+        "Hi,", "Can you", "I am", "My", "How do I", "What should I", "I want to", "Tell me", "Should I",
+        "Help me", "What do you think about", "I have a question about", "Give me advice on",
+    )),
+    "knowledge": Kind(0.14, (
+        "What is", "Why do", "Why is", "Who was", "When did", "Explain", "What are the", "How does",
+        "Describe", "What is the difference between", "Where is", "List", "Name three",
+    )),
+    "writing": Kind(0.12, (
+        "Write a short story about", "Write an email", "Write a poem", "Write a paragraph about",
+        "Create a", "Rewrite the following sentence:", "Write a letter to", "Translate", "Draft a",
+    )),
+    "code": Kind(0.12, (
+        "Write a Python function that", "Write a function", "Write a program", "Fix this code:\n",
+        "How do I write a loop", "Write a SQL query", "Write JavaScript code", "What does this code do?\n",
+        "Implement", "Write a class",
+    )),
+    "math": Kind(0.10, (
+        "Calculate", "Solve the equation", "What is the sum of", "A shop sells", "If a train", "How many",
+        "Find the", "A farmer has", "What is 15", "Simplify", "Tom has", "The length of a rectangle is",
+    )),
+    "summary": Kind(0.07, (
+        "Summarize the text above.", "Summarize the text above in one sentence.", "What is the text above about?",
+        "Give the main points of the text above.",
+    ), over_text=True, asks_all=True),
+    "qa": Kind(0.07, (
+        "Question: What", "Question: Why", "Question: Who", "Question: How", "According to the text,",
+        "Answer from the text:",
+    ), over_text=True),
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -206,9 +253,6 @@ class SeenPrompts:
     def __init__(self) -> None:
         self._whole: set[str] = set()
         self._beginnings: Counter[str] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._whole)
 
     def add(self, prompt: str) -> bool:
         """Remember a prompt; False if it, or too many that begin like it, were seen before."""

@@ -49,10 +49,8 @@ class Schedule:
         return self.last + (self.peak - self.last) * left
 
     def make_optimizer(self, network: nn.Module) -> Optimizer:
-        return Optimizer(
-            network, self.muon_peak, self.peak, self.weight_decay, (self.beta1, self.beta2),
-            muon=self.optimizer == "muon",
-        )  # fmt: skip
+        betas, muon = (self.beta1, self.beta2), self.optimizer == "muon"
+        return Optimizer(network, self.muon_peak, self.peak, self.weight_decay, betas, muon=muon)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Teacher:
         self.model = model.requires_grad_(False).train(False)
         self.facts = facts
         self.embed: Tensor = _weight(model.get_input_embeddings(), "embedding")
-        self.lm_head: Tensor = _weight(_output(model), "lm_head")
+        self.lm_head: Tensor = _weight(model.get_output_embeddings(), "lm_head")  # type: ignore[no-untyped-call]  # transformers
         self._unit = _final_norm_size(model)
         self.restrict(None)
         self._read: dict[int, LastLayers] = {}
@@ -156,10 +156,6 @@ def target_facts(directory: Path) -> TargetFacts:
 
 def _hidden_name(layer: int) -> str:
     return f"hidden{layer}"
-
-
-def _output(model: PreTrainedModel) -> object:
-    return model.get_output_embeddings()  # type: ignore[no-untyped-call]  # unannotated in transformers
 
 
 def _weight(module: Any, what: str) -> Tensor:  # Any: whatever the model answers with

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle2.network import Eagle2, Eagle2Sizes
 from outrider_drafters.families.shared_layout import EMBEDDING
 from outrider_models.core.tables import need_at_least
@@ -54,7 +53,10 @@ class TrainableEagle2(NetworkDrafter):
         layers, init, sizes = settings.layers, settings.init, target.sizes
         if init == "target" and layers > sizes.layers:
             raise UsageError(f"layers={layers}: the target, as which it starts, has {sizes.layers}")
-        super().__init__(Eagle2(_eagle_sizes(settings, sizes)), target, frequencies, settings.draft_vocab)
+        widths = sizes.hidden, sizes.heads, settings.shape.kv_heads, sizes.head_dim, settings.shape.intermediate
+        bias = init == "target" and sizes.model_type == "qwen2"
+        network = Eagle2(Eagle2Sizes(*widths, sizes.rope_theta, sizes.eps, qkv_bias=bias, layers=layers))
+        super().__init__(network, target, frequencies, settings.draft_vocab)
         self._settings = settings
         self.start_request = start_request(layers) if init == "target" else None
 
@@ -77,12 +79,6 @@ class TrainableEagle2(NetworkDrafter):
 def noisy(features: Tensor, size: float) -> Tensor:
     """Add uniform noise of +- size to every value."""
     return features + (torch.rand_like(features) * 2 - 1) * size if size else features
-
-
-def _eagle_sizes(settings: Eagle2Settings, target: TargetSizes) -> Eagle2Sizes:
-    shape, bias = settings.shape, settings.init == "target" and target.model_type == "qwen2"
-    widths = target.hidden, target.heads, shape.kv_heads, target.head_dim, shape.intermediate
-    return Eagle2Sizes(*widths, target.rope_theta, target.eps, qkv_bias=bias, layers=settings.layers)
 
 
 FAMILY = TrainableFamily(

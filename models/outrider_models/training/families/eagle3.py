@@ -125,26 +125,20 @@ def head_sizes(
     sizes = target.sizes
     check_target_layers(target_layers, sizes)
     return Eagle3Sizes(
-        block=shape.block(sizes, rope_theta),
-        vocab=sizes.vocab,
-        draft_vocab=min(draft_vocab, sizes.vocab),
-        target_hidden=sizes.hidden,
-        target_layers=target_layers,
-    )
+        shape.block(sizes, rope_theta), sizes.vocab, draft_vocab=min(draft_vocab, sizes.vocab),
+        target_hidden=sizes.hidden, target_layers=target_layers,
+    )  # fmt: skip
 
 
 FAMILY = TrainableFamily(
     name="eagle3",
     settings=Eagle3Settings,
     defaults=lambda target: Eagle3Settings(
-        shape=LayerShape.like(target),
-        draft_vocab=min(32000, target.sizes.vocab),
-        target_layers=default_layers(target.sizes.layers),
-        steps=HeadDecay(count=7, decay=0.8),
+        LayerShape.like(target), draft_vocab=min(32000, target.sizes.vocab),
+        target_layers=default_layers(target.sizes.layers), steps=HeadDecay(count=7, decay=0.8), init="random",
         rope_theta=10000.0,  # of the published heads, not of the target
-        init="random",
     ),
     make_drafter=TrainableEagle3,
     schedule=Schedule(peak=5e-5, warmup_updates=12000, decay="linear", clip_norm=0.5),
     length=Length(batch=16, epochs=40),
-)
+)  # fmt: skip

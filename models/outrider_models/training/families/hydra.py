@@ -28,7 +28,7 @@ from outrider_models.training.core.interfaces import (
 )
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.core.shapes import LayerShape
-from outrider_models.training.families.medusa import HeadsDrafter
+from outrider_models.training.families.medusa import TrainableHeads
 from outrider_proto.errors import UsageError
 
 
@@ -51,7 +51,7 @@ class HydraSettings:
             raise UsageError(f"dropout={self.dropout}: need at least 0 and less than 1")
 
 
-class TrainableHydra(HeadsDrafter):
+class TrainableHydra(TrainableHeads):
     network: Hydra
 
     def __init__(self, settings: HydraSettings, target: TargetFacts, frequencies: Frequencies) -> None:

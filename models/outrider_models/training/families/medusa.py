@@ -46,7 +46,7 @@ class MedusaSettings:
 Drafted = Callable[[int, Tensor], tuple[Tensor, Tensor, Tensor | None]]
 
 
-class HeadsDrafter(NetworkDrafter):
+class TrainableHeads(NetworkDrafter):
     """Heads on the target's last hidden state: Medusa's, and Hydra's."""
 
     def heads_loss(
@@ -63,7 +63,7 @@ class HeadsDrafter(NetworkDrafter):
         return LossOutput(total, compared[0].loss, compared[0].hits, rows_of(mask[:, 1:]))
 
 
-class TrainableMedusa(HeadsDrafter):
+class TrainableMedusa(TrainableHeads):
     network: Medusa
 
     def __init__(self, settings: MedusaSettings, target: TargetFacts, frequencies: Frequencies) -> None:

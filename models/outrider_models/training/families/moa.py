@@ -106,7 +106,9 @@ class TrainableMoa(NetworkDrafter):
         starts = sync_points(batch.loss_mask, self._settings.blocks)
         stairs = self._stairs(len(starts), progress).to(starts.device) if self._settings.staircase else None
         embeds = F.embedding(batch.tokens, target.embed)
-        drafted = self.network.forward_train(embeds, self._activations(target), starts, stairs)
+        activations = target.packed_kv if self._settings.lsa else target.hidden[-1]
+        assert activations is not None
+        drafted = self.network.forward_train(embeds, activations, starts, stairs)
         if not self._settings.tli:
             return drafted, None
         assert target.last_layers is not None
@@ -115,12 +117,6 @@ class TrainableMoa(NetworkDrafter):
         wanted = entering[batch.loss_mask]
         unit = rms(wanted) if self._settings.losses.in_units else 1.0
         return finished.hidden, feature_distance(finished.entering[batch.loss_mask], wanted, unit)
-
-    def _activations(self, target: TeacherOutput) -> Tensor:
-        if not self._settings.lsa:
-            return target.hidden[-1]
-        assert target.packed_kv is not None
-        return target.packed_kv
 
     def _stairs(self, rows: int, progress: float) -> Tensor:  # [rows] bool
         return torch.rand(rows) < 1 - 2 * progress if self.training else torch.zeros(rows, dtype=torch.bool)
@@ -151,36 +147,24 @@ def default_shape(target: TargetFacts) -> MoaShape:
     heads, hidden, packed = target.sizes.heads, target.sizes.hidden, target.sizes.packed_kv
     layer_heads = divisor(heads, packed // 2)  # RoPE needs heads of an even width
     return MoaShape(
-        layer_heads=layer_heads,
-        layer_kv_heads=divisor(layer_heads // 2, layer_heads),
-        layer_intermediate=3 * packed,
-        self_kv_heads=divisor(heads // 8, heads),
-        self_intermediate=hidden // 8,
-        cross_kv_heads=divisor(heads // 4, heads),
-        cross_intermediate=hidden * 7 // 4,
-    )
+        layer_heads, layer_kv_heads=divisor(layer_heads // 2, layer_heads), layer_intermediate=3 * packed,
+        self_kv_heads=divisor(heads // 8, heads), self_intermediate=hidden // 8,
+        cross_kv_heads=divisor(heads // 4, heads), cross_intermediate=hidden * 7 // 4,
+    )  # fmt: skip
 
 
 def _sizes(settings: MoaSettings, target: TargetFacts) -> MoASizes:
     shape, sizes = settings.shape, target.sizes
+    lsa = (sizes.packed_kv, shape.layer_kv_heads, shape.layer_intermediate) if settings.lsa else (0, 0, 0)
     return MoASizes(
-        hidden=sizes.hidden,
-        heads=sizes.heads,
-        head_dim=sizes.head_dim,
-        packed_kv=sizes.packed_kv if settings.lsa else 0,
-        lsa_kv_heads=shape.layer_kv_heads if settings.lsa else 0,
-        lsa_mlp=shape.layer_intermediate if settings.lsa else 0,
-        sa_kv_heads=shape.self_kv_heads,
-        sa_mlp=shape.self_intermediate,
-        ca_kv_heads=shape.cross_kv_heads,
-        ca_mlp=shape.cross_intermediate,
-        rope_theta=sizes.rope_theta,
-        eps=sizes.eps,
+        sizes.hidden, sizes.heads, sizes.head_dim, *lsa,
+        sa_kv_heads=shape.self_kv_heads, sa_mlp=shape.self_intermediate,
+        ca_kv_heads=shape.cross_kv_heads, ca_mlp=shape.cross_intermediate,
+        rope_theta=sizes.rope_theta, eps=sizes.eps, tli=settings.tli,
         qkv_bias=sizes.model_type == "qwen2",  # SA and LSA are layers of the target's kind
-        tli=settings.tli,
         rope_scaling=rope_scaling(read_config(target.directory)),
         lsa_heads=shape.layer_heads if settings.lsa else None,
-    )
+    )  # fmt: skip
 
 
 FAMILY = TrainableFamily(
