@@ -13,7 +13,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,14 +32,6 @@ DEFAULT_CHOICES = "mc_sim_7b_63"
 TokenPath = tuple[int, ...]  # tokens after the feature's position
 
 
-class HeadLogits(Protocol):
-    """Logits of all heads from one feature."""
-
-    def after(self, lines: Sequence[TokenPath]) -> Tensor:
-        """Logits [n, V] for the successors of n paths of equal length; for empty paths from the target's lm_head."""
-        ...
-
-
 class HeadsDrafter(ABC):
     """The client half of a family of heads, whose server half is NewestHiddenTap."""
 
@@ -56,8 +47,11 @@ class HeadsDrafter(ABC):
         self.vocab_size = target.sizes.vocab
 
     @abstractmethod
-    def read(self, feature: Tensor) -> HeadLogits:
-        """Compute from the feature [1, width] of one draft."""
+    def after(self, feature: Tensor, lines: Sequence[TokenPath], held: dict[TokenPath, Tensor]) -> Tensor:
+        """Logits [n, V] from the feature [1, width] for the successors of n paths of equal length, 1 or more.
+
+        `held` is one draft's: what the family puts there, its next call finds again.
+        """
 
     def new_state(self) -> HeadsState:
         return HeadsState(self)
@@ -109,7 +103,8 @@ class HeadsState(WithTokenState):
     def __init__(self, heads: HeadsDrafter) -> None:
         self._heads = heads
         self._token_state = NewestFeatureState(heads.tap.width, heads.like)
-        self._head_logits: HeadLogits | None = None  # of the current draft
+        self._feature: Tensor | None = None  # [1, width] of the current draft
+        self._held: dict[TokenPath, Tensor] = {}  # what the family computed for it
         self._root: TokenPath = ()  # of the current draft
         self._lines: list[TokenPath] = []  # of the current draft's rows
 
@@ -130,20 +125,21 @@ class HeadsState(WithTokenState):
             raise UsageError(f"the newest of {self.num_features} features is too old for {self._heads.num_heads} heads")
         position, row = newest
         # A copy: rows are views, which appends after a rollback overwrite.
-        self._head_logits = self._heads.read(row.clone())
+        self._feature, self._held, self._lines = row.clone(), {}, []
         self._root = tuple(self._token_state.tokens[position + 1 :])
-        self._lines = []
-        return self._head_logits.after([self._root])[0]
+        if not self._root:
+            return self._heads.target.logits(self._feature)[0]
+        return self._heads.after(self._feature, [self._root], self._held)[0]
 
     @torch.inference_mode()
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        assert self._head_logits is not None
+        assert self._feature is not None
         above = [self._root if parent == ROOT else self._lines[parent] for parent in parents]
         lines = [(*line, token) for line, token in zip(above, tokens, strict=True)]
         if len(lines[0]) > self._heads.num_heads:
             raise UsageError(f"a level beyond the last of {self._heads.num_heads} heads")
         self._lines += lines
-        return self._head_logits.after(lines)
+        return self._heads.after(self._feature, lines, self._held)
 
     def _newest(self) -> tuple[int, Tensor] | None:
         """Return the feature to draft from; the root's own only if the target's lm_head can read it."""

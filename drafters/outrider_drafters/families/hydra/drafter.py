@@ -56,30 +56,17 @@ class HydraDrafter(HeadsDrafter):
             bias, _ = select_rows(output.bias.detach(), row_tokens, target.draft_tokens)
             self.heads.append(HydraHead(blocks, weight, bias))
 
-    def read(self, feature: Tensor) -> HydraLogits:
-        return HydraLogits(self, feature)
+    def after(self, feature: Tensor, lines: Sequence[TokenPath], held: dict[TokenPath, Tensor]) -> Tensor:
+        head = len(lines[0]) - 1
+        if not self.grounded:
+            return self.logits(head, feature).expand(len(lines), -1)
+        tokens = torch.tensor(lines, dtype=torch.int64, device=feature.device)
+        embeds = F.embedding(tokens, self.target.embed).flatten(1)
+        return self.logits(head, torch.cat((feature.expand(len(lines), -1), embeds), dim=-1))
 
     def logits(self, head: int, x: Tensor) -> Tensor:
         """Compute a head's logits [n, V] float32 from x [n, inputs x E]."""
         return over_target_vocabulary(self.heads[head].logits(x).float(), self._tokens, self.vocab_size)
-
-
-class HydraLogits:
-    """Logits of the heads from one feature and the tokens after it."""
-
-    def __init__(self, drafter: HydraDrafter, feature: Tensor) -> None:
-        self._drafter = drafter
-        self._feature = feature
-
-    def after(self, lines: Sequence[TokenPath]) -> Tensor:
-        head = len(lines[0]) - 1
-        if head < 0:
-            return self._drafter.target.logits(self._feature)
-        if not self._drafter.grounded:
-            return self._drafter.logits(head, self._feature).expand(len(lines), -1)
-        tokens = torch.tensor(lines, dtype=torch.int64, device=self._feature.device)
-        embeds = F.embedding(tokens, self._drafter.target.embed).flatten(1)
-        return self._drafter.logits(head, torch.cat((self._feature.expand(len(lines), -1), embeds), dim=-1))
 
 
 def _fused(block: HydraBlock) -> tuple[Tensor, Tensor, bool]:

@@ -42,42 +42,18 @@ class MedusaDrafter(HeadsDrafter):
         kept = [select_rows(*select_rows(output, stored, tokens), target.draft_tokens) for output in outputs]
         self._outputs, self._tokens = [output for output, _ in kept], kept[0][1]
 
-    def read(self, feature: Tensor) -> MedusaLogits:
-        return MedusaLogits(self, feature)
-
-    @property
-    def has_common_output(self) -> bool:
-        return len(self._outputs) < self.num_heads
-
-    def next_logits(self, feature: Tensor) -> Tensor:
-        """Compute the target's own logits [1, V] from its lm_head."""
-        return self.target.logits(feature)
-
-    def logits(self, feature: Tensor, heads: range) -> Tensor:
-        """Compute the logits [heads, V] of one head with its own output, or of several that share one."""
-        mixed = torch.cat([self._blocks[head](feature) for head in heads])
-        logits = F.linear(mixed, self._outputs[0 if self.has_common_output else heads.start]).float()
-        return over_target_vocabulary(logits, self._tokens, self.vocab_size)
-
-
-class MedusaLogits:
-    """Logits of all heads from one feature. A shared output is read once for all heads: memory traffic is the cost."""
-
-    def __init__(self, drafter: MedusaDrafter, feature: Tensor) -> None:
-        self._drafter = drafter
-        self._feature = feature
-        self._together: Tensor | None = None  # [heads, V]
-
-    def after(self, lines: Sequence[TokenPath]) -> Tensor:
+    def after(self, feature: Tensor, lines: Sequence[TokenPath], held: dict[TokenPath, Tensor]) -> Tensor:
         """Return the same logits for every path: Medusa's heads do not see drafted tokens."""
-        return self._of(len(lines[0]) - 1).expand(len(lines), -1)
+        head, is_shared = len(lines[0]) - 1, len(self._outputs) < self.num_heads
+        if not is_shared:
+            return self._logits(feature, range(head, head + 1)).expand(len(lines), -1)
+        # An output that all heads share is read once for all of them: memory traffic is the cost.
+        if () not in held:
+            held[()] = self._logits(feature, range(self.num_heads))
+        return held[()][head : head + 1].expand(len(lines), -1)
 
-    def _of(self, head: int) -> Tensor:
-        """Return a head's logits [1, V]; the target's own for -1."""
-        if head < 0:
-            return self._drafter.next_logits(self._feature)
-        if not self._drafter.has_common_output:
-            return self._drafter.logits(self._feature, range(head, head + 1))
-        if self._together is None:
-            self._together = self._drafter.logits(self._feature, range(self._drafter.num_heads))
-        return self._together[head : head + 1]
+    def _logits(self, feature: Tensor, heads: range) -> Tensor:
+        """Compute the logits [heads, V] of one head with its own output, or of all that share one."""
+        mixed = torch.cat([self._blocks[head](feature) for head in heads])
+        logits = F.linear(mixed, self._outputs[heads.start]).float()
+        return over_target_vocabulary(logits, self._tokens, self.vocab_size)

@@ -37,34 +37,17 @@ class MLPSpeculatorDrafter(HeadsDrafter):
         cut = [select_rows(network.output(head), stored, target.draft_tokens) for head in range(len(network.head))]
         self._outputs, self._tokens = [PackedLinear(weight, packed=None) for weight, _ in cut], cut[0][1]
 
-    def read(self, feature: Tensor) -> MLPSpeculatorLogits:
-        return MLPSpeculatorLogits(self, feature)
+    def after(self, feature: Tensor, lines: Sequence[TokenPath], held: dict[TokenPath, Tensor]) -> Tensor:
+        states, head = self._states_of(feature, lines, held), len(lines[0]) - 1
+        logits = self._outputs[min(head, len(self._outputs) - 1)](states).float()
+        return over_target_vocabulary(logits, self._tokens, self.vocab_size)
 
-    def logits(self, head: int, states: Tensor) -> Tensor:
-        """Compute a head's logits [n, V] float32 of its states [n, inner]."""
-        output = self._outputs[min(head, len(self._outputs) - 1)]
-        return over_target_vocabulary(output(states).float(), self._tokens, self.vocab_size)
-
-
-class MLPSpeculatorLogits:
-    """Logits of the heads from one feature and the tokens after it. Every path's state is computed once."""
-
-    def __init__(self, drafter: MLPSpeculatorDrafter, feature: Tensor) -> None:
-        self._drafter = drafter
-        self._feature = feature
-        self._states: dict[TokenPath, Tensor] = {(): drafter.network.first_state(feature)}  # each [1, width]
-
-    def after(self, lines: Sequence[TokenPath]) -> Tensor:
-        head = len(lines[0]) - 1
-        if head < 0:
-            return self._drafter.target.logits(self._feature).expand(len(lines), -1)
-        return self._drafter.logits(head, self._states_of(lines))
-
-    def _states_of(self, lines: Sequence[TokenPath]) -> Tensor:
-        """Return the states [n, width] after n paths of equal length."""
-        if new := [line for line in dict.fromkeys(lines) if line not in self._states]:
-            above = self._states_of([line[:-1] for line in new])
-            tokens = torch.tensor([line[-1] for line in new], device=self._feature.device)
-            made = self._drafter.network.next_state(len(new[0]) - 1, above, tokens)
-            self._states |= zip(new, made.unsqueeze(1), strict=True)
-        return torch.cat([self._states[line] for line in lines])
+    def _states_of(self, feature: Tensor, lines: Sequence[TokenPath], held: dict[TokenPath, Tensor]) -> Tensor:
+        """Return the states [n, width] after n paths of equal length; every path's is computed once."""
+        if not held:
+            held[()] = self.network.first_state(feature)
+        if new := [line for line in dict.fromkeys(lines) if line not in held]:
+            above = self._states_of(feature, [line[:-1] for line in new], held)
+            tokens = torch.tensor([line[-1] for line in new], device=feature.device)
+            held |= zip(new, self.network.next_state(len(new[0]) - 1, above, tokens).unsqueeze(1), strict=True)
+        return torch.cat([held[line] for line in lines])
