@@ -10,22 +10,18 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.blocks.token_state import TokenState
-from outrider_drafters.contracts.drafter import UNLIMITED, WithTokenState
+from outrider_drafters.contracts.drafter import UNLIMITED, Drafter, WithTokenState
 from outrider_drafters.contracts.tap import NO_FEATURES
-from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
 
-class TextDrafter(ABC):
+class TextDrafter(Drafter, ABC):
     """A custom drafter: `replace(LocalModels.load(config), drafter=MyDrafter(vocab_size))` makes a client use it."""
 
     family = "text"
     tap = NO_FEATURES
     stale_tolerant = True  # it has none
-    tree_in_one_pass = False
-    levels_per_pass = 1
-    plan: TreePlan | None = None
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size

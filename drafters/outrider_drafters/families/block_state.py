@@ -19,20 +19,18 @@ from torch import Tensor, nn
 from outrider_drafters.blocks.token_state import TokenState
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.drafter import WithTokenState
+from outrider_drafters.contracts.drafter import Drafter, WithTokenState
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan, TreeShape
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import ROOT, DraftTree
 
 
-class BlockDrafter(ABC):
+class BlockDrafter(Drafter, ABC):
     """The client half of a family of blocks: `num_drafts` tokens in one pass, as a chain unless `plan` says otherwise.
 
     `own_embedding`: the network's, in place of the target's.
     """
 
-    family: str
-    stale_tolerant = False
     tree_in_one_pass = True
     draft_tokens: Tensor | None  # the target's tokens [Vd] of the head's rows; None where row i is token i
 
@@ -46,7 +44,7 @@ class BlockDrafter(ABC):
     ) -> None:
         self.target, self.tap, self.vocab_size = target, tap, target.sizes.vocab
         self.num_drafts = self.levels_per_pass = num_drafts
-        self.plan: TreePlan | None = TreeShape.chain(min(num_drafts, MAX_LEVELS)) if plan is None else plan
+        self.plan = TreeShape.chain(min(num_drafts, MAX_LEVELS)) if plan is None else plan
         self.embed = target.embed if own_embedding is None else own_embedding.weight.detach()
 
     @abstractmethod

@@ -21,8 +21,7 @@ from outrider_drafters.blocks.row_buffer import AnyCache, JointCache, KVCache, R
 from outrider_drafters.blocks.token_state import TokenState, TreeMask
 from outrider_drafters.checkpoints.draft_vocabulary import split_logits
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.drafter import WithTokenState
-from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.contracts.drafter import Drafter, WithTokenState
 from outrider_drafters.trees.grow import Level
 from outrider_proto.frames import TapInfo
 
@@ -43,16 +42,11 @@ class FeatureRows:
     mask: Tensor | None
 
 
-class FeatureDrafter(ABC):
+class FeatureDrafter(Drafter, ABC):
     """A drafter whose rows pair a token with the feature before it, as EAGLE's do (arXiv 2401.15077, 3.1).
 
     A family writes `step`, and where it differs from what is here `logits`, `fill` and `new_cache`.
     """
-
-    family: str
-    stale_tolerant = False
-    tree_in_one_pass = False
-    levels_per_pass = 1
 
     def __init__(self, target: TargetWeights, tap: TapInfo, embed: Tensor | None = None) -> None:
         """`embed` [V, E]: an embedding of its own in place of the target's."""
@@ -60,7 +54,6 @@ class FeatureDrafter(ABC):
         self.tap = tap
         self.embed = target.embed if embed is None else embed
         self.vocab_size = target.sizes.vocab
-        self.plan: TreePlan | None = None
 
     @abstractmethod
     def step(self, rows: FeatureRows) -> Tensor:

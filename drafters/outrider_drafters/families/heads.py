@@ -20,7 +20,7 @@ from torch import Tensor
 from outrider_drafters.blocks.row_buffer import RowBuffer
 from outrider_drafters.blocks.token_state import TokenState
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.drafter import WithTokenState
+from outrider_drafters.contracts.drafter import Drafter, WithTokenState
 from outrider_drafters.contracts.tap import LAST, Activations, StatelessTap
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan
@@ -32,13 +32,9 @@ DEFAULT_CHOICES = "mc_sim_7b_63"
 TokenPath = tuple[int, ...]  # tokens after the feature's position
 
 
-class HeadsDrafter(ABC):
+class HeadsDrafter(Drafter, ABC):
     """The client half of a family of heads, whose server half is NewestHiddenTap."""
 
-    family: str
-    stale_tolerant = False
-    tree_in_one_pass = False
-    levels_per_pass = 1
     knows_next = True  # the feature is the input of the target's lm_head
 
     def __init__(self, target: TargetWeights, tap: TapInfo, num_heads: int, plan: TreePlan | None) -> None:

@@ -17,13 +17,12 @@ from outrider_drafters.blocks.row_buffer import KVCache, RowBuffer
 from outrider_drafters.blocks.token_state import TokenState
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows, split_logits
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.drafter import WithTokenState
-from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.contracts.drafter import Drafter, WithTokenState
 from outrider_drafters.families.gemma4.network import NAME, Assistant, Kind, Lent, tap_info
 from outrider_drafters.trees.grow import Level
 
 
-class AssistantDrafter:
+class AssistantDrafter(Drafter):
     """Client half: the network between the target's embedding and its own head.
 
     `lenders`: the target's layers whose K/V it reads. `row_tokens` [rows]: the tokens that the rows of a plain head
@@ -31,10 +30,6 @@ class AssistantDrafter:
     """
 
     family = NAME
-    stale_tolerant = False
-    tree_in_one_pass = False
-    levels_per_pass = 1
-    plan: TreePlan | None = None
 
     def __init__(
         self, network: Assistant, target: TargetWeights, lenders: tuple[int, ...], row_tokens: Tensor | None = None

@@ -14,9 +14,9 @@ from outrider_drafters.blocks.token_state import TokenState, TreeMask
 from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.drafter import UNLIMITED, WithTokenState
+from outrider_drafters.contracts.drafter import UNLIMITED, Drafter, WithTokenState
 from outrider_drafters.contracts.tap import NO_FEATURES
-from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan
+from outrider_drafters.contracts.tree_shape import MAX_LEVELS
 from outrider_drafters.families.independent.network import CausalCache, CausalModel
 from outrider_drafters.readers.config import read_json
 from outrider_proto.errors import UsageError
@@ -74,21 +74,19 @@ FAR = 4 * MAX_LEVELS  # levels, more than any draft has
 CHUNK = 512  # tokens per pass: mask and scores grow with its square
 
 
-class IndependentDrafter:
+class IndependentDrafter(Drafter):
     """Client half. There is no server half."""
 
     family = NAME
     tap = NO_FEATURES
     stale_tolerant = True  # it has none
     tree_in_one_pass = True
-    levels_per_pass = 1
 
     def __init__(self, model: CausalModel, vocab_size: int, tokens: Tensor | None = None) -> None:
         """`tokens` [rows] int64: what the rows of the model's head stand for; None: token i for row i."""
         self.model = model
         self.tokens = None if tokens is None else tokens.to(model.model.device)
         self.vocab_size = vocab_size
-        self.plan: TreePlan | None = None
 
     def new_state(self) -> IndependentState:
         return IndependentState(self)

@@ -15,8 +15,7 @@ from outrider_drafters.blocks.row_buffer import JointCache
 from outrider_drafters.blocks.token_state import TokenState, TreeMask
 from outrider_drafters.checkpoints.draft_vocabulary import split_logits
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.contracts.drafter import WithTokenState
-from outrider_drafters.contracts.tree_shape import TreePlan
+from outrider_drafters.contracts.drafter import Drafter, WithTokenState
 from outrider_drafters.families.moa.last_layers_state import FusedLastLayers, LastLayersState
 from outrider_drafters.families.moa.network import NAME, MoA, tap_info
 from outrider_drafters.trees.grow import Level
@@ -26,13 +25,12 @@ from outrider_proto.tree import DraftTree
 _NO_TREE = DraftTree()
 
 
-class MoADrafter:
+class MoADrafter(Drafter):
     """Client half of MoA. It reads the last layers from `target` unless `last` is given."""
 
     family = NAME
     stale_tolerant = True  # its T-step mask trains it for that
     tree_in_one_pass = True
-    levels_per_pass = 1
 
     def __init__(
         self, moa: MoA, target: TargetWeights, tap: TapInfo | None = None, last: LastLayers | None = None
@@ -41,7 +39,6 @@ class MoADrafter:
         self.target = target
         self.tap = tap_info(moa, target.sizes) if tap is None else tap
         self.vocab_size = target.sizes.vocab
-        self.plan: TreePlan | None = None
         self.mixed_width = sizes.mixed_width
         self.ekv2e = moa.Ekv2E if sizes.has_lsa else nn.Identity()
         self.sa, self.ca = FusedBlock(moa.self_attention), FusedBlock(moa.cross_attention)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from outrider_drafters.blocks.token_state import TokenState
 from outrider_drafters.checkpoints.draft_vocabulary import DraftLogits
-from outrider_drafters.contracts.drafter import WithTokenState
+from outrider_drafters.contracts.drafter import Drafter, WithTokenState
 from outrider_drafters.contracts.tap import NO_FEATURES
-from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
+from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.families.suffix.index import LEAST, CandidateRows, Candidates, GrowingText, candidates
 from outrider_proto.errors import UsageError
 
@@ -20,18 +20,17 @@ NAME = "suffix"
 TREE = TreeShape(breadth=8, levels=16, budget=16, min_probability=LEAST)
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Propose what followed the text's end in the text and, where the client lets it, in earlier answers."""
 
     family = NAME
     tap = NO_FEATURES
     stale_tolerant = True  # it has none
     tree_in_one_pass = True
-    levels_per_pass = 1
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self.plan: TreePlan | None = TREE
+        self.plan = TREE
 
     def candidates(self, text: GrowingText) -> Candidates:
         """Return what may follow the text's end."""
