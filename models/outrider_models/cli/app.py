@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -155,6 +154,7 @@ def info() -> None:
 
     from outrider_drafters.checkpoints.catalog import CATALOG, installed_dir, is_installed
     from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
+    from outrider_drafters.readers.checkpoint import Checkpoint
     from outrider_models.core.embedded import EMBEDDED, drafter_dir, model_dirs, shipped_drafters, target_dir
 
     console = Console()
@@ -165,7 +165,9 @@ def info() -> None:
         size_bytes = sum(path.stat().st_size for path in directory.iterdir())
         fingerprint = target_fingerprint(directory) if name == "target" else ""
         owner = "" if name == "target" else name.partition("/")[0] if name in shipped else EMBEDDED
-        table.add_row(name, owner, f"{_num_parameters(directory):,}", f"{size_bytes:,}", fingerprint)
+        weights = Checkpoint(directory)
+        num_parameters = sum(math.prod(weights.shape(tensor)) for tensor in weights.names)
+        table.add_row(name, owner, f"{num_parameters:,}", f"{size_bytes:,}", fingerprint)
         total += size_bytes
     console.print(table)
     console.print(f"total {total:,} bytes; tokenizer {tokenizer_fingerprint(target_dir())}")
@@ -182,13 +184,6 @@ def info() -> None:
 def main() -> None:
     """Run the command; an error prints one line and exits with code 2 for usage, 1 for what this machine cannot do."""
     app()
-
-
-def _num_parameters(directory: Path) -> int:
-    from outrider_drafters.readers.checkpoint import Checkpoint
-
-    checkpoint = Checkpoint(directory)
-    return sum(math.prod(checkpoint.shape(tensor)) for tensor in checkpoint.names)
 
 
 if __name__ == "__main__":

@@ -53,8 +53,8 @@ class Optimizer:
         for group in self._adamw.param_groups:
             group["lr"] = self._rates[1] * factor
         self._adamw.step()
-        self._muon.zero_grad()
-        self._adamw.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
         return norm
 
     def state_dict(self) -> dict[str, Any]:  # Any: torch's own state layout
@@ -87,11 +87,6 @@ class Muon:
             if self._weight_decay:
                 torch._foreach_mul_(matrices, 1 - lr * self._weight_decay)
             torch._foreach_add_(matrices, list(update.to(group[0].dtype)), alpha=-lr * max(1, rows / columns) ** 0.5)
-
-    def zero_grad(self) -> None:
-        for group in self._groups:
-            for parameter in group:
-                parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:  # Any: a layout of our own, tensors inside
         return {"momenta": self._momenta}

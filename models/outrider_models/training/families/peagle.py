@@ -69,7 +69,13 @@ class TrainablePEagle(EagleHead):
     network: PEagle
 
     def __init__(self, settings: PEagleSettings, target: TargetFacts, frequencies: Frequencies) -> None:
-        super().__init__(PEagle(_sizes(settings, target, frequencies)), target, frequencies)
+        sizes, layers = target.sizes, tuple(sorted(settings.target_layers))  # files of this layout are read so
+        eagle = head_sizes(settings.shape, settings.draft_vocab, layers, sizes.rope_theta, target)
+        eagle = replace(eagle, own_embedding=settings.own_embedding, windows=(None,) * settings.layers)
+        mask = chosen_mask_token(settings.mask_token, sizes, frequencies)
+        shape = (1, 1, len(layers) * sizes.hidden)
+        network = PEagle(PEagleSizes(eagle, mask, mask_shape=shape, num_drafts=settings.depths.count))
+        super().__init__(network, target, frequencies)
         self._depths = settings.depths
         nn.init.normal_(self.network.mask_hidden)  # of zero the norm behind fc would have gradients without bounds
         if settings.own_embedding:
@@ -123,18 +129,6 @@ def sample_masks(can: Tensor, depths: DepthSettings) -> tuple[Tensor, Tensor]:
     places = drawn.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, int(drawn.sum(1).max()))]
     made = places // rows + 1
     return (places % rows - made).masked_fill(~drawn.gather(1, places), -1), made
-
-
-def _sizes(settings: PEagleSettings, target: TargetFacts, frequencies: Frequencies) -> PEagleSizes:
-    sizes = target.sizes
-    layers = tuple(sorted(settings.target_layers))  # files of this layout are read so
-    eagle = head_sizes(settings.shape, settings.draft_vocab, layers, sizes.rope_theta, target)
-    return PEagleSizes(
-        eagle=replace(eagle, own_embedding=settings.own_embedding, windows=(None,) * settings.layers),
-        mask_token=chosen_mask_token(settings.mask_token, sizes, frequencies),
-        mask_shape=(1, 1, len(layers) * sizes.hidden),
-        num_drafts=settings.depths.count,
-    )
 
 
 FAMILY = TrainableFamily(
