@@ -52,9 +52,9 @@ from outrider_drafters.families.hydra.network import Hydra, HydraSizes
 from outrider_drafters.families.independent.drafter import IndependentDrafter
 from outrider_drafters.families.independent.network import CausalModel
 from outrider_drafters.families.lookup.drafter import LookupDrafter
-from outrider_drafters.families.medusa.drafter import MedusaDrafter
+from outrider_drafters.families.medusa.family import MedusaDrafter
 from outrider_drafters.families.medusa.network import Medusa, MedusaSizes
-from outrider_drafters.families.mlp_speculator.drafter import MLPSpeculatorDrafter
+from outrider_drafters.families.mlp_speculator.family import MLPSpeculatorDrafter
 from outrider_drafters.families.mlp_speculator.network import MLPSpeculator, MLPSpeculatorSizes
 from outrider_drafters.families.peagle.drafter import PEagleDrafter
 from outrider_drafters.families.peagle.network import PEagle, PEagleSizes
