@@ -297,7 +297,8 @@ def _draft_history(config: ClientConfig, drafter: Drafter | None, tokenizer: str
         return None
     heads = () if drafter is None else RoutedDrafter.of(drafter).heads
     unpaced = [head.inner if isinstance(head, PacedDrafter) else head for head in heads]
-    if not any(isinstance(head, suffix.SuffixDrafter | HybridDrafter) for head in unpaced):
+    # By its name: lookup is a suffix drafter, too, but has no history.
+    if not any(head.family == suffix.NAME or isinstance(head, HybridDrafter) for head in unpaced):
         raise UsageError(
             f"draft_history_mb={config.draft_history_mb}: the drafter does not draft from earlier text: choose suffix, "
             "or give the drafter the option suffix=1"
