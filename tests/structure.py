@@ -27,16 +27,16 @@ SMALL_LINES = 60
 # lowers its row in the same change, and a test holds that none is loose. Only a capability raises one.
 SLACK = 1.03
 BOUNDS = {
-    "lines: proto": (2_400, 2_300),
+    "lines: proto": (2_300, 2_300),
     "lines: netsim": (11_500, 11_500),
-    "lines: drafters": (13_614, 12_500),
-    "lines: models": (6_032, 5_500),
-    "lines: server": (13_100, 11_500),
-    "lines: client": (14_500, 13_500),
+    "lines: drafters": (12_900, 12_500),
+    "lines: models": (5_540, 5_500),
+    "lines: server": (12_450, 11_500),
+    "lines: client": (13_710, 13_500),
     "lines: bench": (8_500, 8_500),
-    "lines: product": (69_200, 66_000),
-    "lines: lab": (11_100, 11_000),
-    "lines: tests": (60_660, 48_000),
+    "lines: product": (66_500, 66_000),
+    "lines: lab": (11_000, 11_000),
+    "lines: tests": (48_000, 48_000),
     "lines: tests of the lab": (6_000, 6_000),
     "options: outrider generate": (25, 25),
     "options: outrider chat": (20, 25),
@@ -44,7 +44,7 @@ BOUNDS = {
     "options: outrider-server serve": (29, 30),
     "options: outrider-server deploy": (9, 9),  # the file that serve takes, and eight of its own
     "options: commands of the wheel": (350, 350),
-    "options: all commands": (476, 350),
+    "options: all commands": (350, 350),
     "words: documents": (48_000, 48_000),
     "lines: CHANGELOG.md": (80, 80),
     "longest line: README.md": (160, 160),

@@ -183,7 +183,7 @@ def info() -> None:
 
 def main() -> None:
     """Run the command; an error prints one line and exits with code 2 for usage, 1 for what this machine cannot do."""
-    app()
+    app(prog_name="outrider-models")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def _remove_leftovers() -> list[str]:
 
 def main() -> None:
     """Run the console command."""
-    app()
+    app(prog_name="outrider-netsim")
 
 
 if __name__ == "__main__":
