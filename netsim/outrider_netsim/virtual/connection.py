@@ -6,12 +6,12 @@ The receiver gets the very object that was sent; only its declared size is put o
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from outrider_netsim.tcp.endpoint import TcpEndpoint, TcpUser
-from outrider_netsim.virtual.flow import ExpectedMessages
 
 NewEndpoints = Callable[[TcpUser, TcpUser], tuple[TcpEndpoint, TcpEndpoint]]
 
@@ -21,11 +21,13 @@ class _Message:
     payload: Any  # opaque
 
 
-class MessageConnection(ExpectedMessages):
+class MessageConnection(TcpUser):
     """One end of a connection. Messages arrive whole, in order and at the link's times."""
 
     def __init__(self, on_open: Callable[[], None], on_failure: Callable[[OSError], None]) -> None:
-        super().__init__()
+        self._written = 0
+        self._received = 0
+        self._expected: deque[tuple[int, _Message]] = deque()  # with the byte after the last one
         self._inbox: asyncio.Queue[_Message | Exception] = asyncio.Queue()
         self._on_open = on_open
         self._on_failure = on_failure
@@ -46,8 +48,8 @@ class MessageConnection(ExpectedMessages):
             raise self._error
         assert self._end is not None
         assert self._peer is not None
-        peer, message = self._peer, _Message(payload)
-        peer.expect(max(1, size_bytes), lambda: peer._inbox.put_nowait(message))
+        # An empty message counts as a byte.
+        self._peer._expect(max(1, size_bytes), _Message(payload))
         self._end.write(max(1, size_bytes))
 
     async def receive(self) -> Any:  # what the other end sent
@@ -65,6 +67,16 @@ class MessageConnection(ExpectedMessages):
             self._closed = True
             assert self._end is not None
             self._end.finish()
+
+    def _expect(self, size_bytes: int, message: _Message) -> None:
+        """Deliver `message` when that many more bytes have arrived."""
+        self._written += size_bytes
+        self._expected.append((self._written, message))
+
+    def received(self, size_bytes: int) -> None:
+        self._received += size_bytes
+        while self._expected and self._expected[0][0] <= self._received:
+            self._inbox.put_nowait(self._expected.popleft()[1])
 
     def opened(self) -> None:
         self._on_open()

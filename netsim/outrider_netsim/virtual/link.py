@@ -1,11 +1,10 @@
 """The virtual engine: a link in virtual time, for sweeps and for testing programs. Nothing sleeps.
 
     link.send("up", 1514, arrived)              datagrams: may be lost or reordered
-    flow = link.flow("up"); flow.send(...)      messages, whole and in order, one way
     conn = await link.connect()                 asyncio programs that exchange messages (connection.py)
 
-The same profile, seed and program give the same events, byte for byte in their log. There is no address to connect to:
-real programs cannot use this link.
+The same profile, seed and program give the same events, byte for byte in a packet log. There is no address to connect
+to: real programs cannot use this link.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import Literal
 
 from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
-from outrider_netsim.impairments import DropReason, Packet, PacketObserver
+from outrider_netsim.impairments import Packet
 from outrider_netsim.impairments.path import LinkStats, Path
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.recording.recorder import PacketRecorder
@@ -26,26 +25,8 @@ from outrider_netsim.tcp.congestion import congestion_control
 from outrider_netsim.tcp.endpoint import TcpEndpoint, TcpUser
 from outrider_netsim.virtual.clock import VirtualClock, VirtualLoop
 from outrider_netsim.virtual.connection import MessageConnection, open_connection
-from outrider_netsim.virtual.flow import Flow
 
 Way = Literal["up", "down"]
-LinkEventKind = Literal["sent", "arrived", "dropped", "cut", "restored", "set"]
-
-
-@dataclass(frozen=True, slots=True)
-class LinkEvent:
-    """One line of the link's log.
-
-    A packet is dropped as it is sent, or later: by the buffer before the rate, or because it arrives corrupted.
-    """
-
-    time_s: float
-    what: LinkEventKind
-    way: Way | None = None
-    size_bytes: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.time_s!r} {self.what} {self.way or '-'} {self.size_bytes}"
 
 
 @dataclass(slots=True)
@@ -56,9 +37,8 @@ class _VirtualPacket(Packet):
 class VirtualLink:
     """A link of `profile` on `clock`; planned outages and traces count from the clock's current time.
 
-    `on_event` is called for every packet and every change. The seed (default: the profile's) fixes the fate of the n-th
-    packet of each direction. `congestion` ("cubic", "reno") is that of flows and connections. Raises EngineError for
-    another one.
+    The seed (default: the profile's) fixes the fate of the n-th packet of each direction. `congestion` ("cubic",
+    "reno") is that of connections. Raises EngineError for another one.
     """
 
     engine = "virtual"
@@ -69,17 +49,15 @@ class VirtualLink:
         seed: int | str | None = None,
         clock: VirtualClock | None = None,
         *,
-        on_event: Callable[[LinkEvent], None] | None = None,
         congestion: str = DEFAULT_CONGESTION,
     ) -> None:
-        congestion_control(congestion)  # refuses others now, not with the first flow
+        congestion_control(congestion)  # refuses others now, not with the first connection
         self.profile = profile
         self.clock = clock or VirtualClock()
         seed = profile.seed if seed is None else seed
-        self._on_event = on_event
         self._created_at = self.clock.now
-        self._up = _Lane("up", self._path(profile.up, f"{seed}/up"), self)
-        self._down = _Lane("down", self._path(profile.down, f"{seed}/down"), self)
+        self._up = _Lane(self._path(profile.up, f"{seed}/up"), self.clock)
+        self._down = _Lane(self._path(profile.down, f"{seed}/down"), self.clock)
         self._congestion = congestion
         self._connections = 0
         self._accepted: asyncio.Queue[MessageConnection] = asyncio.Queue()
@@ -97,28 +75,20 @@ class VirtualLink:
         """Drop packets sent from now on; packets under way still arrive."""
         self._up.path.cut(self.clock.now)
         self._down.path.cut(self.clock.now)
-        self.tell("cut")
 
     def restore(self) -> None:
         self._up.path.restore(self.clock.now)
         self._down.path.restore(self.clock.now)
-        self.tell("restored")
 
     def set(self, profile: Profile) -> None:
         """Change the link from now on; planned outages stay those of the first profile."""
         self.profile = profile
-        self._up.set(profile)
-        self._down.set(profile)
-        self.tell("set")
+        self._up.set(profile.up)
+        self._down.set(profile.down)
 
     def send(self, way: Way, size_bytes: int, arrived: Callable[[], None]) -> None:
         """Send one packet of that size on Ethernet now and call `arrived` if and when it arrives."""
-        self._lane(way).send(size_bytes, arrived)
-
-    def flow(self, way: Way, broken: Callable[[], None] = lambda: None) -> Flow:
-        """Create a flow of messages in that direction; its acknowledgments take the other one."""
-        data, acks = (self._up, self._down) if way == "up" else (self._down, self._up)
-        return Flow(self.clock, data.send, acks.send, broken, self._congestion)
+        (self._up if way == "up" else self._down).send(size_bytes, arrived)
 
     def endpoints(self, client: TcpUser, server: TcpUser) -> tuple[TcpEndpoint, TcpEndpoint]:
         """Create both ends of a connection; the client's must be opened."""
@@ -141,15 +111,6 @@ class VirtualLink:
         self._check_loop()
         return await self._accepted.get()
 
-    @property
-    def is_watched(self) -> bool:
-        """True if there is an `on_event` callback."""
-        return self._on_event is not None
-
-    def tell(self, what: LinkEventKind, way: Way | None = None, size_bytes: int = 0) -> None:
-        if self._on_event is not None:
-            self._on_event(LinkEvent(self.clock.now, what, way, size_bytes))
-
     @contextlib.contextmanager
     def packet_log(self, file: str | os.PathLike[str]) -> Iterator[None]:
         """Write a line of CSV for every packet that enters meanwhile (recorder.py). Raises OSError."""
@@ -164,20 +125,11 @@ class VirtualLink:
 
     def record_with(self, recorder: PacketRecorder | None) -> None:
         """Tell `recorder` of every packet from now on."""
-        self._up.record_with(None if recorder is None else recorder.up)
-        self._down.record_with(None if recorder is None else recorder.down)
+        self._up.path.observe(None if recorder is None else recorder.up)
+        self._down.path.observe(None if recorder is None else recorder.down)
 
     def _path(self, direction: Direction, seed: str) -> Path:
         return Path(direction, seed, self.profile.outages, started_at=self.clock.now)
-
-    def _lane(self, way: Way) -> _Lane:
-        match way:
-            case "up":
-                return self._up
-            case "down":
-                return self._down
-            case _:
-                assert_never(way)
 
     def _check_loop(self) -> None:
         loop = asyncio.get_running_loop()
@@ -188,25 +140,17 @@ class VirtualLink:
 class _Lane:
     """One direction: its path, polled at its events."""
 
-    def __init__(self, way: Way, path: Path, link: VirtualLink) -> None:
+    def __init__(self, path: Path, clock: VirtualClock) -> None:
         self.path = path
-        self._way = way
-        self._link = link
-        self._clock = link.clock
+        self._clock = clock
         self._poll_at = float("inf")  # when the next poll is scheduled
-        self.record_with(None)
 
     def send(self, size_bytes: int, arrived: Callable[[], None]) -> None:
-        self._link.tell("sent", self._way, size_bytes)
         self.path.push(_VirtualPacket(b"", size_bytes, arrived), self._clock.now)
         self._plan()
 
-    def record_with(self, recorder: PacketObserver | None) -> None:
-        """Tell `recorder` of every packet from now on."""
-        self.path.observe(_DropTeller(self._link, self._way, recorder) if self._link.is_watched else recorder)
-
-    def set(self, profile: Profile) -> None:
-        self.path.set(profile.up if self._way == "up" else profile.down, self._clock.now)
+    def set(self, direction: Direction) -> None:
+        self.path.set(direction, self._clock.now)
         self._plan()
 
     def _plan(self) -> None:
@@ -223,36 +167,7 @@ class _Lane:
         self._poll_at = float("inf")
         for packet in self.path.pop_ready(self._clock.now):
             assert isinstance(packet, _VirtualPacket)
-            if packet.is_corrupt:
-                # The receiver's checksum finds it.
-                self._link.tell("dropped", self._way, packet.size_bytes)
-                continue
-            self._link.tell("arrived", self._way, packet.size_bytes)
-            packet.arrived()
+            # The receiver's checksum finds a corrupt one.
+            if not packet.is_corrupt:
+                packet.arrived()
         self._plan()
-
-
-class _DropTeller:
-    """Tells a link's log of drops whenever they happen, and passes everything on to a recorder."""
-
-    def __init__(self, link: VirtualLink, way: Way, recorder: PacketObserver | None) -> None:
-        self._link = link
-        self._way = way
-        self._recorder = recorder
-
-    def entered(self, packet: Packet, now: float) -> None:
-        if self._recorder is not None:
-            self._recorder.entered(packet, now)
-
-    def copied(self, copy: Packet, now: float) -> None:
-        if self._recorder is not None:
-            self._recorder.copied(copy, now)
-
-    def left(self, packet: Packet, now: float) -> None:
-        if self._recorder is not None:
-            self._recorder.left(packet, now)
-
-    def dropped(self, packet: Packet, now: float, reason: DropReason) -> None:
-        self._link.tell("dropped", self._way, packet.size_bytes)
-        if self._recorder is not None:
-            self._recorder.dropped(packet, now, reason)
