@@ -17,7 +17,6 @@ from itertools import count
 
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.engine_link import LinkPlan
-from outrider_netsim.engines.kernel_support import kernel_support
 from outrider_netsim.engines.namespace_link import NamespaceLink
 from outrider_netsim.engines.netem import QdiscConfig, qdisc_config
 from outrider_netsim.engines.shaped_pair import SIDES, QdiscCounters, ShapedPair
@@ -49,8 +48,6 @@ class KernelLink(NamespaceLink):
         self._followers: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        if reason := kernel_support():
-            raise EngineError(reason)
         check_traces(self.profile)
         await super().start()
         self._plan()
@@ -59,7 +56,7 @@ class KernelLink(NamespaceLink):
         """Reset all connections, end the command and the namespaces; safe to call twice."""
         await _end(self._plans)
         await _end(self._followers)
-        await self._bridge.aclose()
+        await self._close_splices()
         if self._pair is not None:
             self._pair.close()
             self._pair = None
@@ -99,7 +96,7 @@ class KernelLink(NamespaceLink):
         corrupts.
         """
         up, down = (lane.update_stats(self._started.count(lane.side), self._is_down) for lane in self._lanes)
-        return LinkStats(up, down, self._bridge.connections)
+        return LinkStats(up, down, self._connections)
 
     async def _make_link(self) -> None:
         shapings = await asyncio.to_thread(self._shapings, self.profile)
@@ -162,10 +159,7 @@ class KernelLink(NamespaceLink):
         if was_down:
             # Changing the qdiscs takes milliseconds, in which the outage still dropped every packet.
             self._count_drops(was_down)
-        if self._is_down:
-            self._bridge.cut()
-        else:
-            self._bridge.restore()
+        self._ignore_clients(self._is_down)
 
     def _count_drops(self, was_down: bool) -> None:
         """Book the drops so far as losses or as the outage's, whichever it was."""

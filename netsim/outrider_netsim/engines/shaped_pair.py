@@ -17,7 +17,6 @@ from typing import Any
 
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines import veth
-from outrider_netsim.engines.kernel_support import OTHER_ENGINE, no_module
 from outrider_netsim.engines.netem import BufferKind, Netem, QdiscConfig
 from outrider_netsim.engines.qdisc_messages import (
     BUFFER_HANDLES,
@@ -39,6 +38,7 @@ from outrider_netsim.namespaces.namespaces import Namespaces
 
 RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38  # linux/rtnetlink.h
 SIDES: tuple[Side, Side] = ("A", "B")
+OTHER_ENGINE = "use --engine tun"
 MODULES = {
     "netem": "sch_netem",
     "tbf": "sch_tbf",
@@ -197,8 +197,17 @@ class _explained_refusals(contextlib.AbstractContextManager["_explained_refusals
 def _remedy(what: str, error: NetlinkError) -> str:
     match error.errno:
         case errno.ENOENT | errno.EOPNOTSUPP:
-            return no_module(MODULES.get(what, "veth"))
+            return _no_module(MODULES.get(what, "veth"))
         case errno.EPERM | errno.EACCES:
             return f"run as root, or {OTHER_ENGINE}"
         case _:
             return f"this is Linux {platform.release()}; netem needs 4.15 or newer, else {OTHER_ENGINE}"
+
+
+def _no_module(name: str) -> str:
+    """Return the remedy for a kernel without module `name`."""
+    return (
+        f"load it (modprobe {name}); where the kernel {platform.release()} came without that module, install it "
+        f"(Debian: linux-image-amd64 or linux-image-cloud-amd64, Ubuntu: linux-modules-extra-{platform.release()}) "
+        f"or {OTHER_ENGINE}"
+    )

@@ -39,19 +39,19 @@ class TunLink(NamespaceLink):
     async def aclose(self) -> None:
         """Reset all connections, end the command, the pump and the namespaces; safe to call twice."""
         try:
-            await self._bridge.aclose()
+            await self._close_splices()
         finally:
             await self._end_pump()
             await self.namespaces.aclose()
 
     def cut(self) -> None:
         self._send("cut")
-        self._bridge.cut()
+        self._ignore_clients(True)
         self.is_cut = True
 
     def restore(self) -> None:
         self._send("restore")
-        self._bridge.restore()
+        self._ignore_clients(False)
         self.is_cut = False
 
     def set(self, profile: Profile) -> None:
@@ -67,7 +67,7 @@ class TunLink(NamespaceLink):
             raise EngineError(f"the packet pump did not answer within {ANSWER_TIMEOUT_S:g} s: start the link again")
         with _pump_expected():
             up, down = channel.recv()
-        return LinkStats(up, down, self._bridge.connections)
+        return LinkStats(up, down, self._connections)
 
     async def _make_link(self) -> None:
         _check(self.profile)

@@ -38,7 +38,7 @@ END_TIMEOUT_S = 5.0
 
 
 class Namespaces(AsyncResource):
-    """The parent's side of a namespace holder. Use from one event loop, `call_now` from that loop's thread."""
+    """The parent's side of a namespace holder. Use from one event loop."""
 
     def __init__(self) -> None:
         self._holder: subprocess.Popen[bytes] | None = None
@@ -108,15 +108,6 @@ class Namespaces(AsyncResource):
         Re-raises its EngineError, ProfileError and OSError as they are, anything else as EngineError.
         """
         return await self._ask(op="call", side=side, function=function, arguments=arguments)
-
-    def call_now(self, side: Side, function: str, **arguments: object) -> Any:  # Any: as call
-        """Call without awaiting, which blocks the event loop: only for calls of a millisecond or less."""
-        answer = self._ask(op="call", side=side, function=function, arguments=arguments)
-        while not answer.done():
-            if not select.select([self._open_channel], [], [], ANSWER_TIMEOUT_S)[0]:
-                raise EngineError(f"{function}: no answer from the namespace holder within {ANSWER_TIMEOUT_S:g} s")
-            self._receive()
-        return answer.result()
 
     async def run(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
         """Run a command in A and return its exit status; see `run_copies`."""

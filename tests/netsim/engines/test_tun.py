@@ -16,9 +16,9 @@ from pcapng_reader import read_pcapng
 
 from outrider_netsim.core.addresses import Address
 from outrider_netsim.core.errors import EngineError, ProfileError
+from outrider_netsim.engines import namespace_link
 from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.tun import TunLink
-from outrider_netsim.namespaces import namespace_bridge
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.recording.pcapng import INBOUND, OUTBOUND
 from outrider_netsim.recording.recorder import RecordingFiles
@@ -135,16 +135,16 @@ async def setting(link, name):
 @pytest.mark.parametrize("congestion", ["cubic", "reno"])
 async def test_connections_over_the_link_have_the_congestion_control_asked_for(monkeypatch, congestion):
     seen = []
-    dial_with = namespace_bridge.dial_with
+    dial_with = namespace_link.dial_with
 
     async def watched(own, host, port):
         seen.append(congestion_of(own))
         return await dial_with(own, host, port)
 
-    monkeypatch.setattr(namespace_bridge, "dial_with", watched)
+    monkeypatch.setattr(namespace_link, "dial_with", watched)
     async with linked(congestion=congestion) as link:
         assert await one_echo(link) == b"x"
-        (far,) = link._bridge._far.values()
+        (far,) = link._far.values()
         assert [*seen, congestion_of(far._listener)] == [congestion] * 2
 
 

@@ -65,8 +65,6 @@ async def test_what_a_function_raises_comes_back(function, arguments, expected, 
     async with started() as namespaces:
         with pytest.raises(expected, match=message):
             await namespaces.call("A", function, **arguments)
-        with pytest.raises(expected, match=message):
-            namespaces.call_now("B", function, **arguments)
 
 
 BEHIND = """
