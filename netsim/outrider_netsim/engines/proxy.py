@@ -11,7 +11,6 @@ import socket
 import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from outrider_netsim.core.addresses import ADDRESS_VARIABLE, Address
 from outrider_netsim.core.async_resource import close_server
@@ -28,8 +27,6 @@ from outrider_netsim.recording.recorder import FileRecorder
 from outrider_netsim.virtual.link import VirtualLink
 
 BACKLOG = 128
-
-CutReason = Literal["hand", "plan"]
 
 
 class ProxyLink(EngineLink):
@@ -48,7 +45,7 @@ class ProxyLink(EngineLink):
         self._link = VirtualLink(plan.profile, plan.seed, self._clock, congestion=plan.congestion)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._cut_reasons: set[CutReason] = set()
+        self._in_outage = False
         self._recorder: FileRecorder | None = None
 
     async def start(self) -> None:
@@ -60,7 +57,7 @@ class ProxyLink(EngineLink):
         self._server = await asyncio.start_server(self._accept, *self.plan.listen, backlog=BACKLOG)
         self._clock.start()
         if outages := [outage for outage in self.profile.outages if not outage.hold]:
-            self._own(asyncio.get_running_loop().create_task(run_outages(OutageSwitch(self._let_hang), outages)))
+            self._own(asyncio.get_running_loop().create_task(run_outages(OutageSwitch(self._hang), outages)))
 
     async def aclose(self) -> None:
         """Stop listening and drop everything under way; safe to call twice."""
@@ -90,16 +87,14 @@ class ProxyLink(EngineLink):
 
         New connections hang unanswered on Linux; elsewhere the kernel accepts them and they stall.
         """
-        self._ignore("hand")
+        self._switch(is_cut=True, in_outage=self._in_outage)
         with self._clock.present():
             self._link.cut()
-        self.is_cut = True
 
     def restore(self) -> None:
-        self._heed("hand")
+        self._switch(is_cut=False, in_outage=self._in_outage)
         with self._clock.present():
             self._link.restore()
-        self.is_cut = False
 
     def set(self, profile: Profile) -> None:
         self.profile = profile
@@ -117,18 +112,13 @@ class ProxyLink(EngineLink):
             raise ProfileError(f"{len(upstreams)} upstreams: a relay has one server behind it; use --engine tun")
         return await run_copies(argv, [{ADDRESS_VARIABLE: self.address, **env} for env in environments])
 
-    def _let_hang(self, in_outage: bool) -> None:
-        """Have new connections hang during planned outages, in which the link itself loses packets."""
-        (self._ignore if in_outage else self._heed)("plan")
+    def _hang(self, in_outage: bool) -> None:
+        """Let new connections hang during planned outages, in which the link itself loses packets."""
+        self._switch(is_cut=self.is_cut, in_outage=in_outage)
 
-    def _ignore(self, reason: CutReason) -> None:
-        ignore_connections(self._listener)
-        self._cut_reasons.add(reason)
-
-    def _heed(self, reason: CutReason) -> None:
-        self._cut_reasons.discard(reason)
-        if not self._cut_reasons:
-            accept_connections(self._listener)
+    def _switch(self, *, is_cut: bool, in_outage: bool) -> None:
+        (ignore_connections if is_cut or in_outage else accept_connections)(self._listener)
+        self.is_cut, self._in_outage = is_cut, in_outage
 
     def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(

@@ -239,11 +239,6 @@ def no_child_message(index: int) -> QdiscMessage:
     return _addressed(index, 0, LOSSES_PARENT)
 
 
-def root_message(index: int) -> QdiscMessage:
-    """Build a message that deletes any root qdisc of interface `index`."""
-    return _addressed(index, 0, TC_H_ROOT)
-
-
 def _netem_rate(rate_bytes: int) -> dict[str, int]:
     # The larger of this and RATE64 counts.
     return {"rate": min(rate_bytes, U32_MAX), "packet_overhead": 0, "cell_size": 0, "cell_overhead": 0}

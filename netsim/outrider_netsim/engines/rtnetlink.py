@@ -31,15 +31,11 @@ ANSWER_BYTES = 1 << 18
 SEND_BYTES = 1 << 18
 
 
-def open_netlink() -> socket.socket:
-    """Open a routing netlink socket in this process's namespace."""
-    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
-
-
-def open_netlink_descriptor() -> PassedDescriptor:
-    """Open a routing netlink socket for the parent process."""
+def open_netlink() -> PassedDescriptor:
+    """Open a routing netlink socket in this process's namespace for the parent process."""
     # The kernel checks the rights of both the process that opened the socket and the one that sends on it.
-    return PassedDescriptor(open_netlink().detach())
+    opened = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+    return PassedDescriptor(opened.detach())
 
 
 class NetlinkError(OSError):

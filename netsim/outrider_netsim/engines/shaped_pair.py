@@ -3,7 +3,7 @@
     A: outrider0 --[ netem in tbf: up ]-->  veth  <--[ netem in tbf: down ]-- outrider0 :B
 
 This process configures it through two netlink sockets that the namespace holder opened, one in each namespace; a change
-takes well under a millisecond. A setup that fails halfway is undone.
+takes well under a millisecond.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from outrider_netsim.engines.qdisc_messages import (
     netem_message,
     no_child_message,
     plug_message,
-    root_message,
     tbf_message,
 )
 from outrider_netsim.engines.rtnetlink import NLM_F_CREATE, NLM_F_REPLACE, NetlinkClient, NetlinkError
@@ -68,30 +67,29 @@ class QdiscCounters:
 class ShapedPair:
     """The running link. `up` shapes packets that leave A, `down` those that leave B."""
 
-    def __init__(self, clients: dict[Side, NetlinkClient], ends: dict[Side, veth.VethEnd]) -> None:
+    def __init__(self, clients: dict[Side, NetlinkClient], indices: dict[Side, int]) -> None:
         self._clients = clients
-        self._ends = ends
+        self._indices = indices
         self._held: set[Side] = set()
         self._in_netem: dict[Side, tuple[bool, BufferKind | None]] = dict.fromkeys(SIDES, (False, None))
 
     @classmethod
     async def make(cls, namespaces: Namespaces, up: QdiscConfig, down: QdiscConfig) -> ShapedPair:
-        """Create the link. Raises EngineError where the kernel cannot, and leaves the namespaces as they were."""
+        """Create the link. Raises EngineError where the kernel cannot; what it made goes with the namespaces."""
         with contextlib.ExitStack() as undo:
             clients: dict[Side, NetlinkClient] = {}
             for side in SIDES:
-                descriptor = await namespaces.call(side, "outrider_netsim.engines.rtnetlink:open_netlink_descriptor")
+                descriptor = await namespaces.call(side, "outrider_netsim.engines.rtnetlink:open_netlink")
                 clients[side] = NetlinkClient(Socket(fileno=descriptor))
                 undo.callback(clients[side].close)
             with _explained_refusals("a veth pair"):
-                ends = veth.make_pair(clients)
-            pair = cls(clients, ends)
-            undo.callback(pair.remove)
+                indices = veth.make_pair(clients)
+            pair = cls(clients, indices)
             for side, shaping in zip(SIDES, (up, down), strict=True):
                 pair.shape(side, shaping)
             with _explained_refusals("the addresses of the veth pair"):
                 for side in SIDES:
-                    veth.bring_up(ends[side], clients[side])
+                    veth.bring_up(side, indices[side], clients[side])
             undo.pop_all()
         return pair
 
@@ -100,7 +98,7 @@ class ShapedPair:
 
         Raises EngineError. The old settings may then stay in part, which needs a machine out of memory.
         """
-        client, index = self._clients[side], self._ends[side].index
+        client, index = self._clients[side], self._indices[side]
         # A qdisc with the same handle is changed in place, keeping its packets; any other is replaced. Without REPLACE
         # a second try after a refusal would find its first request done (EEXIST).
         flags = NLM_F_CREATE | NLM_F_REPLACE
@@ -127,16 +125,16 @@ class ShapedPair:
         """Let the packets of `side` wait, or go on; it needs a plug. Raises EngineError."""
         (self._held.add if is_held else self._held.discard)(side)
         with _explained_refusals("plug"):
-            self._clients[side].request(plug_message(self._ends[side].index, is_held=is_held), RTM_NEWQDISC)
+            self._clients[side].request(plug_message(self._indices[side], is_held=is_held), RTM_NEWQDISC)
 
     def change_delay(self, side: Side, netem: Netem) -> None:
         """Change the delay of the first netem of `side`, which is constant. Raises EngineError."""
         with _explained_refusals("netem"):
-            self._clients[side].request(netem_delay_message(self._ends[side].index, netem), RTM_NEWQDISC)
+            self._clients[side].request(netem_delay_message(self._indices[side], netem), RTM_NEWQDISC)
 
     def count(self, side: Side) -> QdiscCounters:
         """Return the counters of the qdiscs of `side`."""
-        index = self._ends[side].index
+        index = self._indices[side]
         found: dict[int, Any] = {}  # by handle; Any: pyroute2's messages
         for data in self._clients[side].dump(QdiscMessage(), RTM_GETQDISC):
             message = QdiscMessage(data)
@@ -145,15 +143,6 @@ class ShapedPair:
                 found[message["handle"]] = message
         buffer = next((found[handle] for handle in BUFFER_HANDLES.values() if handle in found), None)
         return _counted(found[TBF_HANDLE], found[NETEM_HANDLE], buffer)
-
-    def remove(self) -> None:
-        """Remove the qdiscs and the pair, as far as they exist."""
-        # Each on its own: what fails first must not leave the rest behind.
-        for side in SIDES:
-            with contextlib.suppress(NetlinkError):
-                self._clients[side].request(root_message(self._ends[side].index), RTM_DELQDISC)
-        with contextlib.suppress(NetlinkError):
-            veth.remove_pair(self._ends["A"], self._clients["A"])
 
     def close(self) -> None:
         """Close the sockets; with the last one the kernel removes the namespaces. Safe to call twice."""

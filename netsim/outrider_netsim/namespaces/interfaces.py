@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from outrider_netsim.core.errors import EngineError, ProfileError
+from outrider_netsim.core.errors import EngineError
 
 Side = Literal["A", "B"]
 SocketKind = Literal["tcp", "udp"]
@@ -25,7 +25,6 @@ LINK_INTERFACE = "outrider0"  # its name in both namespaces
 MTU_BYTES = 1500
 TUN_QUEUE_PACKETS = 10_000  # the kernel's, before the link's own queue: so large that only the link's drops packets
 
-NAME_BYTES = 15  # IFNAMSIZ, less the byte that ends it
 TUN_DEVICE = "/dev/net/tun"
 TUNSETIFF = 0x4004_54CA  # linux/if_tun.h
 IFF_TUN = 0x0001
@@ -59,17 +58,6 @@ class PassedDescriptor:
     descriptor: int
 
 
-def interface_name(name: str) -> str:
-    """Return `name` if the kernel accepts it for an interface. Raises ProfileError."""
-    if len(name.encode()) > NAME_BYTES:
-        raise ProfileError(
-            f"interface name {name!r}: {len(name.encode())} bytes, the kernel takes {NAME_BYTES} at most"
-        )
-    if name in ("", ".", "..") or any(letter in "/:%" or letter.isspace() for letter in name):
-        raise ProfileError(f"interface name {name!r}: need a name without blanks, '/', ':' and '%'")
-    return name
-
-
 def open_socket(kind: SocketKind, congestion: str | None = None) -> PassedDescriptor:
     """Open a socket, neither bound nor connected; it stays in this namespace for its lifetime."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM) as opened:
@@ -88,19 +76,19 @@ def open_listener(host: str, port: int, congestion: str | None = None) -> Passed
         return PassedDescriptor(os.dup(listener.fileno()))
 
 
-def open_tun(name: str, address: str) -> PassedDescriptor:
+def open_tun(address: str) -> PassedDescriptor:
     """Create a TUN device with the link's address and bring it up.
 
     The descriptor reads and writes one IPv4 packet at a time. Raises EngineError when there is no TUN device for us.
     """
     device = _tun_device()
     try:
-        flags = struct.pack("16sH22x", interface_name(name).encode(), IFF_TUN | IFF_NO_PI)
+        flags = struct.pack("16sH22x", LINK_INTERFACE.encode(), IFF_TUN | IFF_NO_PI)
         fcntl.ioctl(device, TUNSETIFF, flags)
-        set_mtu(name, MTU_BYTES)
-        set_queue(name, TUN_QUEUE_PACKETS)
-        set_address(name, address)
-        set_up(name)
+        set_mtu(LINK_INTERFACE, MTU_BYTES)
+        set_queue(LINK_INTERFACE, TUN_QUEUE_PACKETS)
+        set_address(LINK_INTERFACE, address)
+        set_up(LINK_INTERFACE)
     # Also when cancelled: the device lives as long as its descriptor.
     except BaseException:
         os.close(device)
@@ -138,9 +126,9 @@ def set_up(name: str) -> None:
     _request(name, SIOCSIFFLAGS, struct.pack("H", flags | IFF_UP))
 
 
-def set_address(name: str, address: str, netmask: str = LINK_NETMASK) -> None:
+def set_address(name: str, address: str) -> None:
     """Set an interface's IPv4 address."""
-    for code, value in ((SIOCSIFADDR, address), (SIOCSIFNETMASK, netmask)):
+    for code, value in ((SIOCSIFADDR, address), (SIOCSIFNETMASK, LINK_NETMASK)):
         _request(name, code, struct.pack("HH4s", socket.AF_INET, 0, socket.inet_aton(value)))
 
 
@@ -173,7 +161,7 @@ def _tun_device() -> int:
 
 def _request(name: str, code: int, value: bytes) -> bytes:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        return fcntl.ioctl(control, code, interface_name(name).encode().ljust(16, b"\0") + value.ljust(24, b"\0"))
+        return fcntl.ioctl(control, code, name.encode().ljust(16, b"\0") + value.ljust(24, b"\0"))
 
 
 def _route_request(name: str, kind: int, attributes: bytes = b"") -> None:

@@ -3,7 +3,7 @@
     namespaces = Namespaces()
     await namespaces.start()                                   # EngineError with a remedy if refused
     server = await namespaces.socket("B")                      # a TCP socket that lives in B, usable from here
-    tun = await namespaces.tun("A", "outrider0")               # a descriptor that reads and writes packets
+    tun = await namespaces.tun("A")                            # a descriptor that reads and writes packets
     await namespaces.call("A", "outrider_netsim.namespaces.interfaces:set_mtu", name="outrider0", size_bytes=1400)
     status = await namespaces.run(["curl", "http://127.0.0.1:8000"])    # in A
     await namespaces.aclose()
@@ -26,8 +26,8 @@ from socket import socket as Socket
 from typing import Any, Self
 
 from outrider_netsim.core.async_resource import AsyncResource
-from outrider_netsim.core.errors import EngineError, ProfileError
-from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, LINK_INTERFACE, Side, SocketKind
+from outrider_netsim.core.errors import EngineError
+from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, Side, SocketKind
 from outrider_netsim.namespaces.processes import MARK, own_mark
 from outrider_netsim.namespaces.signal_forwarding import forward_signals
 
@@ -81,31 +81,26 @@ class Namespaces(AsyncResource):
 
         `congestion` is its congestion control, if not the namespace's. Raises EngineError where the kernel has it not.
         """
-        function = "outrider_netsim.namespaces.interfaces:open_socket"
-        descriptor = await self.call(side, function, kind=kind, congestion=congestion)
-        found = Socket(fileno=descriptor)
-        found.setblocking(False)
-        return found
+        return await self._opened(side, "open_socket", kind=kind, congestion=congestion)
 
     async def listener(self, side: Side, host: str, port: int = 0, congestion: str | None = None) -> Socket:
         """Open a non-blocking listening TCP socket on that side. Raises OSError, and EngineError as `socket` does."""
-        function = "outrider_netsim.namespaces.interfaces:open_listener"
-        descriptor = await self.call(side, function, host=host, port=port, congestion=congestion)
-        found = Socket(fileno=descriptor)
-        found.setblocking(False)
-        return found
+        return await self._opened(side, "open_listener", host=host, port=port, congestion=congestion)
 
-    async def tun(self, side: Side, name: str = LINK_INTERFACE) -> int:
+    async def _opened(self, side: Side, function: str, **arguments: object) -> Socket:
+        opened = Socket(fileno=await self.call(side, f"outrider_netsim.namespaces.interfaces:{function}", **arguments))
+        opened.setblocking(False)
+        return opened
+
+    async def tun(self, side: Side) -> int:
         """Create a TUN device on that side with the link's address and return its non-blocking descriptor; close it."""
-        descriptor = await self.call(
-            side, "outrider_netsim.namespaces.interfaces:open_tun", name=name, address=LINK_ADDRESSES[side]
-        )
-        return int(descriptor)
+        function = "outrider_netsim.namespaces.interfaces:open_tun"
+        return int(await self.call(side, function, address=LINK_ADDRESSES[side]))
 
     async def call(self, side: Side, function: str, **arguments: object) -> Any:  # Any: JSON, or a descriptor
         """Run `package.module:function` of this package on that side and return its result.
 
-        Re-raises its EngineError, ProfileError and OSError as they are, anything else as EngineError.
+        Re-raises its EngineError and OSError as they are, anything else as EngineError.
         """
         return await self._ask(op="call", side=side, function=function, arguments=arguments)
 
@@ -249,8 +244,6 @@ def _error(description: dict[str, Any]) -> Exception:  # Any: JSON
     match description["kind"]:
         case "EngineError":
             return EngineError(message)
-        case "ProfileError":
-            return ProfileError(message)
         case "OSError":
             return OSError(description["errno"], message, description["file"])
         case kind:

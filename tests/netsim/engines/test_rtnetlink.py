@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from outrider_netsim.core.errors import EngineError
-from outrider_netsim.engines.qdisc_messages import root_message
+from outrider_netsim.engines.qdisc_messages import no_child_message
 from outrider_netsim.engines.rtnetlink import (
     NLM_F_ACK_TLVS,
     NLM_F_CAPPED,
@@ -57,15 +57,15 @@ def asked(*answers):
 def test_a_refusal_comes_with_the_kernels_words():
     answer = verdict(errno.ENOENT, flags=NLM_F_CAPPED | NLM_F_ACK_TLVS, rest=reason(b"Specified qdisc kind is unknown"))
     with pytest.raises(NetlinkError, match="Specified qdisc kind is unknown") as caught:
-        asked(answer).request(root_message(5), RTM_NEWQDISC)
+        asked(answer).request(no_child_message(5), RTM_NEWQDISC)
     assert caught.value.errno == errno.ENOENT
 
 
 def test_answers_to_earlier_requests_are_passed_over():
     late = struct.pack("=IHHII", 36, ERROR, 0, 99, 0) + struct.pack("=i", -errno.EPERM) + bytes(16)
-    asked(late + verdict(0)).request(root_message(5), RTM_NEWQDISC)
+    asked(late + verdict(0)).request(no_child_message(5), RTM_NEWQDISC)
 
 
 def test_a_silent_kernel_is_an_engine_error():
     with pytest.raises(EngineError, match="did not answer"):
-        asked().request(root_message(5), RTM_NEWQDISC)
+        asked().request(no_child_message(5), RTM_NEWQDISC)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider_netsim.core.errors import EngineError, ProfileError
+from outrider_netsim.core.errors import EngineError
 from outrider_netsim.namespaces import processes
 from outrider_netsim.namespaces.namespaces import Namespaces
 
@@ -50,12 +50,7 @@ async def test_sockets_of_one_side_reach_each_other_and_not_the_other_side():
 @pytest.mark.parametrize(
     ("function", "arguments", "expected", "message"),
     [
-        (
-            "outrider_netsim.namespaces.interfaces:interface_name",
-            {"name": "a" * 16},
-            ProfileError,
-            "16 bytes, the kernel takes 15",
-        ),
+        ("outrider_netsim.namespaces.interfaces:set_up_tcp", {"congestion": "vegan"}, EngineError, "the kernel has"),
         ("outrider_netsim.namespaces.interfaces:set_up", {"name": "absent"}, OSError, "No such device"),
         ("outrider_netsim.namespaces.interfaces:absent", {}, EngineError, "AttributeError"),
         ("os:getpid", {}, EngineError, "not a module of outrider_netsim"),
