@@ -1,14 +1,13 @@
-"""Mean acceptance lengths and acceptance by position; every answer is checked against the target's own."""
+"""Mean acceptance lengths and acceptance by position."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from outrider_bench.core.answer_record import gather, mean_acceptance_length
+from outrider_bench.core.answer_record import mean_acceptance_length
 from outrider_bench.core.bootstrap import Interval, ratio_interval
-from outrider_bench.core.pair import InProcessPair
 from outrider_bench.core.prompts import ALL as ALL
 from outrider_bench.core.prompts import Question, by_family, by_group
 from outrider_client.core.events import Cycle
@@ -59,35 +58,6 @@ class TauByText:
     def figures(self) -> dict[str, float]:
         """All of them by the names that `ci95` has."""
         return {**self.by_family, **self.by_group, ALL: self.overall}
-
-
-@dataclass(frozen=True, slots=True)
-class AcceptanceResult(TauByText):
-    """Mean acceptance lengths, and the answers that differ from the target's own: 0, or there is a defect."""
-
-    mismatches: int
-
-
-async def measure_acceptance(
-    pair: InProcessPair,
-    shape: TreeShape,
-    asked: Sequence[Question],
-    expected: Sequence[tuple[int, ...]],
-    step: Callable[[], None] = lambda: None,
-) -> AcceptanceResult:
-    """Answer all questions greedily with trees of `shape`.
-
-    `expected` are the target's own answers, which also limit the lengths. `step` is called after every answer.
-    """
-    cycles: list[tuple[Cycle, ...]] = []
-    mismatches = 0
-    async with pair.client() as client:
-        for question, tokens in zip(asked, expected, strict=True):
-            answer = await gather(client, question.prompt, shape=shape, max_new_tokens=len(tokens))
-            cycles.append(answer.cycles)
-            mismatches += answer.token_ids != tokens
-            step()
-    return AcceptanceResult(**asdict(TauByText.of(asked, cycles)), mismatches=mismatches)
 
 
 @dataclass(frozen=True, slots=True)

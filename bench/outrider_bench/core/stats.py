@@ -1,10 +1,12 @@
-"""Means, medians and percentiles that are None for no values. Standard library only."""
+"""Means, medians and percentiles that are None for no values."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+
+import numpy as np
 
 Number = float | None
 _PERCENTILES = (50, 95, 99)
@@ -37,21 +39,10 @@ def median_of_medians(runs: Iterable[Iterable[float]]) -> Number:
     return median(median(value for value in run if not math.isnan(value)) for run in runs)
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """Return the value that `share` of them do not exceed, interpolated linearly between its neighbors."""
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    lower = int(position)
-    weight = position - lower
-    low, high = ordered[lower], ordered[min(lower + 1, len(ordered) - 1)]
-    # From the nearer neighbor, as numpy does it: the other way round rounds differently in the last bit.
-    return high - (high - low) * (1 - weight) if weight >= 0.5 else low + (high - low) * weight
-
-
 def percentiles(values: Iterable[float]) -> dict[str, float]:
     """Return p50, p95 and p99, or an empty dictionary for no values."""
     given = list(values)
-    return {f"p{percent}": quantile(given, percent / 100) for percent in _PERCENTILES} if given else {}
+    return {f"p{percent}": float(np.percentile(given, percent)) for percent in _PERCENTILES} if given else {}
 
 
 def share_interval(count: int, total: int) -> tuple[float, float] | None:

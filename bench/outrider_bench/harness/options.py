@@ -14,7 +14,7 @@ from outrider_proto.options.fields import Flag
 
 if TYPE_CHECKING:
     from outrider_bench.core.prompts import QuestionSource
-    from outrider_proto.frames import Codec, Sampling
+    from outrider_proto.frames import Sampling
 
 OUTPUT = "Output"  # a panel of --help
 TargetOption = Annotated[
@@ -58,7 +58,6 @@ DeviceOption = Annotated[str, Flag("Device of the target: cpu, cuda, cuda:1, ...
 ThreadsOption = Annotated[int | None, Field(ge=1), Flag("CPU threads; default: as the server, 1 for a small target.")]
 CsvOption = Annotated[Path | None, Flag("Write a row per answer to this CSV file.", panel=OUTPUT)]
 PlotOption = Annotated[Path | None, Flag("Draw the results to this PNG file.", panel=OUTPUT)]
-DEFAULT_CODEC = "int8"  # CODECS[0], whose module imports numpy
 
 
 def per_family_option(default: str) -> Flag:
@@ -124,11 +123,3 @@ def sampling_of(**fields: Any) -> Sampling:  # Any: each field has its own type,
         return Sampling(**fields)
     except Violation as error:
         raise UsageError(error.message) from None
-
-
-def codec_of(name: str) -> Codec:
-    from outrider_proto.frames import CODECS
-
-    if name not in CODECS:
-        raise UsageError(f"codec={name!r}: choose from {', '.join(CODECS)}")
-    return name

@@ -24,13 +24,13 @@ from outrider_bench.core.report import write_report
 from outrider_bench.core.tables import show, show_line
 from outrider_bench.harness.journal import LineWriter, kept_lines, no_record
 from outrider_bench.harness.options import PlotOption
-from outrider_bench.harness.study import AnyStudy, StudyOptions
+from outrider_bench.harness.study import Study, StudyOptions
 from outrider_proto.errors import UsageError
 from outrider_proto.options.command import with_options
 from outrider_proto.options.fields import Flag
 from outrider_proto.options.values import Table
 
-_Study = AnyStudy[Any, Any, Any]  # Any: each has its own options, rows and report
+_Study = Study[Any, Any, Any]  # Any: each has its own options, rows and report
 
 
 @dataclass(frozen=True, slots=True)

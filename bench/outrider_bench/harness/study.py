@@ -40,7 +40,7 @@ from outrider_proto.options.fields import Option
 if TYPE_CHECKING:
     from outrider_bench.core.prompts import QuestionSource
 
-_WHOLE = "whole"  # the name of a single row
+WHOLE = "whole"  # the name of a single row
 _DESTINATIONS = ("json", "csv", "plot")  # say where to write, and nothing about what is measured
 
 
@@ -121,8 +121,8 @@ ReportT = TypeVar("ReportT")
 Measured: TypeAlias = AsyncGenerator[tuple[str, RowT], None]  # rows and their names
 
 
-class AnyStudy(ABC, Generic[OptionsT, RowT, ReportT]):
-    """What all studies have: rows, and a report with its tables and plot; pydantic reads both types from JSON."""
+class Study(ABC, Generic[OptionsT, RowT, ReportT]):
+    """One study, a subclass of `Study[its options, its rows, its report]`; pydantic reads the types from JSON."""
 
     row: ClassVar[TypeAdapter[Any]]  # Any: a type, or a union of some
     result: ClassVar[TypeAdapter[Any]]
@@ -137,9 +137,19 @@ class AnyStudy(ABC, Generic[OptionsT, RowT, ReportT]):
     def __init__(self, options: OptionsT) -> None:
         self.options = options
 
-    @abstractmethod
     def measure_missing(self, taken: Mapping[str, RowT], take: Callable[[str, RowT], None], step: Step) -> None:
         """Measure the rows that are not in `taken`, and hand each to `take`, which adds it there, as it comes."""
+
+        async def rows() -> None:
+            async with aclosing(self.run(taken, step)) as found:
+                async for name, row in found:
+                    take(name, row)
+
+        asyncio.run(rows())
+
+    def run(self, taken: Mapping[str, RowT], step: Step) -> Measured[RowT]:
+        """Yield the rows that are not in `taken`, which also gets those that are yielded meanwhile."""
+        raise NotImplementedError
 
     @abstractmethod
     def report(self, rows: Mapping[str, RowT]) -> ReportT:
@@ -171,24 +181,6 @@ class AnyStudy(ABC, Generic[OptionsT, RowT, ReportT]):
         raise NotImplementedError
 
 
-class Study(AnyStudy[OptionsT, RowT, ReportT]):
-    """One study, a subclass of `Study[its options, its rows, its report]`."""
-
-    @abstractmethod
-    def run(self, taken: Mapping[str, RowT], step: Step) -> Measured[RowT]:
-        """Measure the rows that are not in `taken`, which also gets those that are yielded meanwhile."""
-
-    def measure_missing(self, taken: Mapping[str, RowT], take: Callable[[str, RowT], None], step: Step) -> None:
-        """Run in an event loop, and hand each row to `take` as it comes."""
-
-        async def rows() -> None:
-            async with aclosing(self.run(taken, step)) as found:
-                async for name, row in found:
-                    take(name, row)
-
-        asyncio.run(rows())
-
-
 class WholeStudy(Study[OptionsT, ReportT, ReportT]):
     """A study that is measured as a whole, such as one whose ways take turns: an interrupted run begins again."""
 
@@ -197,23 +189,8 @@ class WholeStudy(Study[OptionsT, ReportT, ReportT]):
         """Measure everything."""
 
     async def run(self, taken: Mapping[str, ReportT], step: Step) -> Measured[ReportT]:
-        if _WHOLE not in taken:
-            yield _WHOLE, await self.measure(step)
+        if WHOLE not in taken:
+            yield WHOLE, await self.measure(step)
 
     def report(self, rows: Mapping[str, ReportT]) -> ReportT:
-        return rows[_WHOLE]
-
-
-class ReplayStudy(AnyStudy[OptionsT, ReportT, ReportT]):
-    """A study that is measured as a whole, in event loops of its own: those of virtual clocks."""
-
-    @abstractmethod
-    def replay(self, step: Step) -> ReportT:
-        """Replay everything."""
-
-    def measure_missing(self, taken: Mapping[str, ReportT], take: Callable[[str, ReportT], None], step: Step) -> None:
-        if _WHOLE not in taken:
-            take(_WHOLE, self.replay(step))
-
-    def report(self, rows: Mapping[str, ReportT]) -> ReportT:
-        return rows[_WHOLE]
+        return rows[WHOLE]

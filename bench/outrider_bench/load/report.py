@@ -80,10 +80,6 @@ def control_table(controls: Sequence[GenerateResult], streams: Sequence[LoadRun]
     return table("without drafts", ("control", "prompts", "tokens/s", "wrong"), rows)
 
 
-def _control_name(control: GenerateResult) -> str:
-    return "generate, one by one" if control.batch == 1 else f"generate, static batches of {control.batch}"
-
-
 def plot_load(
     title: str,
     runs: Sequence[LoadRun],

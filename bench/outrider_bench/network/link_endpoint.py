@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from outrider_bench.core.stats import quantile
+from outrider_bench.core.stats import percentiles
 from outrider_client.connection.grpc_transport import GrpcConnection, GrpcTransport
 from outrider_netsim import EngineChoice, EngineError, Link, Profile, ProfileError, profile_named
 from outrider_proto.errors import LinkError, UsageError
@@ -109,8 +109,7 @@ class PingStats:
         return cls(
             len(times_ms),
             round(statistics.fmean(times_ms), 3),
-            round(quantile(times_ms, 0.5), 3),
-            round(quantile(times_ms, 0.95), 3),
+            *(round(percentiles(times_ms)[name], 3) for name in ("p50", "p95")),
             round(statistics.stdev(times_ms) / len(times_ms) ** 0.5, 3) if len(times_ms) > 1 else 0.0,
         )
 

@@ -18,7 +18,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Self
 
 from outrider_bench.core.stats import Number, mean, median, percentiles, ratio, weighted_mean
 from outrider_bench.network.link_endpoint import LinkTraffic
@@ -155,24 +154,10 @@ class Decoding:
         return None if speed is None or not tau or verify_ms is None else speed / 1e3 * (rtt_ms + verify_ms) / tau
 
 
-@dataclass(frozen=True, slots=True)
-class FirstToken:
-    """A variant's times to the first and the 32nd token, as shares of the stream's.
-
-    One value per prompt; prompts with shorter answers are left out.
-    """
-
-    ttft_ratios: tuple[float, ...]
-    to_32nd_ratios: tuple[float, ...]
-
-    @classmethod
-    def of(cls, records: Sequence[TimedAnswer], streamed: Sequence[TimedAnswer]) -> Self:
-        return cls(_ratios(records, streamed, 1), _ratios(records, streamed, LATER_TOKEN))
-
-
 def medians(runs: Sequence[VariantMetrics]) -> dict[str, Metric]:
     """Return the median of every metric over the runs in which it applies."""
-    return _medians([asdict(run) for run in runs])
+    figures = [asdict(run) for run in runs]
+    return {name: _median([run[name] for run in figures]) for name in figures[0]}
 
 
 def _drafted_mean(values: Iterable[tuple[float, TimedAnswer]]) -> Number:
@@ -196,14 +181,14 @@ def _inter_token_ms(records: Sequence[TimedAnswer]) -> Iterable[float]:
 
 
 def _of_link(traffic: Sequence[LinkTraffic], tokens: int, replies: int) -> dict[str, Number]:
-    up, down = (sum(one.bytes_up for one in traffic), sum(one.bytes_down for one in traffic))
-    packets_up, packets_down = (sum(one.packets_up for one in traffic), sum(one.packets_down for one in traffic))
-    applies = bool(traffic)
+    figures = (
+        ("link_bytes_up_per_token", "bytes_up", tokens),
+        ("link_bytes_down_per_token", "bytes_down", tokens),
+        ("packets_up_per_reply", "packets_up", replies),
+        ("packets_per_reply", "packets_down", replies),
+    )
     return {
-        "link_bytes_up_per_token": ratio(up, tokens) if applies else None,
-        "link_bytes_down_per_token": ratio(down, tokens) if applies else None,
-        "packets_up_per_reply": ratio(packets_up, replies) if applies else None,
-        "packets_per_reply": ratio(packets_down, replies) if applies else None,
+        name: ratio(sum(getattr(one, what) for one in traffic), per) if traffic else None for name, what, per in figures
     }
 
 
@@ -216,18 +201,9 @@ def _split(records: Sequence[TimedAnswer]) -> dict[str, float]:
     return split | {"server_draft": drafting_ms / tokens}
 
 
-def _medians(runs: Sequence[Mapping[str, Metric]]) -> dict[str, Metric]:
-    return {name: _median([run[name] for run in runs]) for name in runs[0]}
-
-
 def _median(values: Sequence[Metric]) -> Metric:
     nested = [value for value in values if isinstance(value, Mapping)]
     if nested:
         return {key: statistics.median(one[key] for one in nested if key in one) for key in nested[0]}
     numbers = [value for value in values if isinstance(value, int | float)]
     return statistics.median(numbers) if numbers else None
-
-
-def _ratios(records: Sequence[TimedAnswer], streamed: Sequence[TimedAnswer], number: int) -> tuple[float, ...]:
-    pairs = ((mine.ms_to_token(number), its.ms_to_token(number)) for mine, its in zip(records, streamed, strict=True))
-    return tuple(mine / its for mine, its in pairs if mine is not None and its)

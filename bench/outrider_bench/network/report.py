@@ -17,7 +17,7 @@ from outrider_bench.core.prompts import TEXT_GROUPS
 from outrider_bench.core.stats import median
 from outrider_bench.network.intervals import IDEAL_STREAM, Intervals, scenario_intervals
 from outrider_bench.network.link_endpoint import NO_LINK
-from outrider_bench.network.metrics import Metric, medians
+from outrider_bench.network.metrics import LATER_TOKEN, Metric, medians
 from outrider_bench.network.scenario_run import ScenarioRun
 from outrider_bench.network.variants import CONTROLS, STREAM, ModeVariant
 
@@ -210,17 +210,10 @@ class Scenario:
             if (ideal := run.ideal_stream) and own.tokens_per_second is not None
         ]
         of_ratios: dict[str, Metric] = {"ratio_to_stream": median(ratios), "ratio_to_ideal_stream": median(to_ideal)}
-        return medians(runs) | of_ratios | self._first_token_medians(name)
-
-    def _first_token_medians(self, name: str) -> dict[str, Metric]:
-        """Return medians over the prompts of all runs."""
-        begun = [run.first_tokens[name] for run in self.runs if name in run.first_tokens]
-        of_first = [ratio for one in begun for ratio in one.ttft_ratios]
-        of_32nd = [ratio for one in begun for ratio in one.to_32nd_ratios]
-        return {
-            "ttft_ratio_to_stream": median(of_first),
-            "to_32nd_ratio_to_stream": median(of_32nd),
-        }
+        for start, number in (("ttft", 1), ("to_32nd", LATER_TOKEN)):  # over the prompts of all runs
+            begun = [ratio for run in self.runs for ratio in run.ratios_to_token(name, number)]
+            of_ratios[f"{start}_ratio_to_stream"] = median(begun)
+        return medians(runs) | of_ratios
 
     def _at(self, places: Sequence[int]) -> Scenario:
         return replace(

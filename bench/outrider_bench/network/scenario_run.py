@@ -14,7 +14,7 @@ from typing import Self
 
 from outrider_bench.core.prompts import Question
 from outrider_bench.network.link_endpoint import LinkEndpoint, Pinger, PingStats, pings_before_each
-from outrider_bench.network.metrics import FirstToken, VariantMetrics, variant_metrics
+from outrider_bench.network.metrics import VariantMetrics, variant_metrics
 from outrider_bench.network.timed_answer import AnswerSlot, TimedAnswer, ask
 from outrider_bench.network.variants import SERVER_DRAFT, STREAM, ModeVariant
 from outrider_client.async_client import AsyncClient
@@ -27,7 +27,7 @@ WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class ScenarioRun:
-    """Metrics by variant, the number of answers that differ from the stream's, and first-token times.
+    """Metrics by variant, and the number of answers that differ from the stream's.
 
     `answers` by variant are those that the metrics come from, in the order of the prompts; intervals need them.
     """
@@ -35,7 +35,6 @@ class ScenarioRun:
     metrics: Mapping[str, VariantMetrics]
     mismatches: Mapping[str, int]
     round_trips: PingStats
-    first_tokens: Mapping[str, FirstToken] = field(default_factory=dict)
     answers: Mapping[str, Sequence[TimedAnswer]] = field(default_factory=dict)
 
     @classmethod
@@ -47,9 +46,8 @@ class ScenarioRun:
         expected: Sequence[tuple[int, ...]] | None = None,
     ) -> Self:
         """Compute a run's figures; `expected` are the right answers, the stream's unless given."""
-        stream = answers.get(STREAM)
         if expected is None:
-            expected = [record.token_ids for record in stream or ()]
+            expected = [record.token_ids for record in answers.get(STREAM, ())]
         return cls(
             {
                 variant.name: variant_metrics(
@@ -62,13 +60,19 @@ class ScenarioRun:
                 for name, given in answers.items()
             },
             round_trips,
-            {name: FirstToken.of(given, stream or given) for name, given in answers.items()},
             answers,
         )
 
     def ratio_to_stream(self, variant: str) -> float | None:
         mine, theirs = self.metrics[variant].tokens_per_second, self.metrics[STREAM].tokens_per_second
         return mine / theirs if mine is not None and theirs else None
+
+    def ratios_to_token(self, variant: str, number: int) -> list[float]:
+        """Return the times to token `number` as shares of the stream's, by prompt; shorter answers are left out."""
+        mine = self.answers.get(variant, ())
+        pairs = zip(mine, self.answers.get(STREAM) or mine, strict=True)
+        times = ((one.ms_to_token(number), its.ms_to_token(number)) for one, its in pairs)
+        return [one / its for one, its in times if one is not None and its]
 
     @property
     def ideal_stream(self) -> float | None:

@@ -29,7 +29,7 @@ from outrider_proto.errors import OutriderError, UsageError
 from outrider_proto.files import write_atomically
 
 if TYPE_CHECKING:
-    from outrider_bench.harness.study import AnyStudy
+    from outrider_bench.harness.study import Study
 
 KEPT = "{kept}"
 Process = ForkServerProcess | SpawnProcess
@@ -232,7 +232,7 @@ def _read(path: Path) -> dict[str, Any]:  # Any: JSON
     return report
 
 
-def as_measured(study: type[AnyStudy[Any, Any, ReportT]], report: Mapping[str, Any]) -> ReportT:  # Any: JSON
+def as_measured(study: type[Study[Any, Any, ReportT]], report: Mapping[str, Any]) -> ReportT:  # Any: JSON
     """Return a study's report as the study has made it, for its tables and plots."""
     content = {name: value for name, value in report.items() if name not in _ABOUT}
     measured: ReportT = study.result.validate_python(content)

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 
 import torch
 
-from outrider_bench.core.acceptance import ALL, TREE, measure_acceptance
+from outrider_bench.core.acceptance import ALL, TREE
 from outrider_bench.core.bootstrap import Interval, median_interval
 from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
@@ -32,6 +32,7 @@ from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.quantization.quantize import Weights
 from outrider_drafters.trees.grow import grow_tree
+from outrider_lab.studies.evaluation import measure_acceptance
 from outrider_lab.studies.options import EdgeWeightsOptions
 from outrider_models.bundling import make_bundle, size_bytes
 from outrider_server.engine.reference_decode import plain_greedy

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider_bench.core.acceptance import SHAPES, AcceptanceResult, measure_acceptance
+from outrider_bench.core.acceptance import SHAPES, TauByText
+from outrider_bench.core.answer_record import gather
 from outrider_bench.core.bootstrap import Interval
 from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_config
 from outrider_bench.core.plots import COLORS, reaches, saved_figure
@@ -19,6 +20,8 @@ from outrider_bench.core.stats import share_interval
 from outrider_bench.core.tables import OVER_PROMPTS, ResultTable, plus_minus, plus_minuses, table
 from outrider_bench.harness.study import Measured, Study
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
+from outrider_client.core.events import Cycle
+from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_lab.corpus.check import Score, score_by_family
 from outrider_lab.corpus.held_out import with_checks
 from outrider_lab.studies.options import EvalOptions
@@ -32,6 +35,35 @@ if TYPE_CHECKING:
 DEFAULT_TAU_PER_FAMILY = 30  # of the corpus
 TARGET = "target alone"  # a row
 _Answered = tuple[list[CorpusQuestion], list[tuple[int, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceResult(TauByText):
+    """Mean acceptance lengths, and the answers that differ from the target's own: 0, or there is a defect."""
+
+    mismatches: int
+
+
+async def measure_acceptance(
+    pair: InProcessPair,
+    shape: TreeShape,
+    asked: Sequence[Question],
+    expected: Sequence[tuple[int, ...]],
+    step: Callable[[], None] = lambda: None,
+) -> AcceptanceResult:
+    """Answer all questions greedily with trees of `shape`.
+
+    `expected` are the target's own answers, which also limit the lengths. `step` is called after every answer.
+    """
+    cycles: list[tuple[Cycle, ...]] = []
+    mismatches = 0
+    async with pair.client() as client:
+        for question, tokens in zip(asked, expected, strict=True):
+            answer = await gather(client, question.prompt, shape=shape, max_new_tokens=len(tokens))
+            cycles.append(answer.cycles)
+            mismatches += answer.token_ids != tokens
+            step()
+    return AcceptanceResult(**asdict(TauByText.of(asked, cycles)), mismatches=mismatches)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from outrider_bench.harness.options import (
-    DEFAULT_CODEC,
     BreadthOption,
     BudgetOption,
     CsvOption,
@@ -20,6 +19,7 @@ from outrider_bench.harness.options import (
 )
 from outrider_bench.harness.study import StudyOptions
 from outrider_proto.errors import UsageError
+from outrider_proto.frames import Codec
 from outrider_proto.options.fields import Flag
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class _ReplayOptions(StudyOptions):
             metavar="MODE[,OPTION=VALUE...]",
         ),
     ] = ()
-    codec: Annotated[str, Flag("Feature codec.")] = DEFAULT_CODEC
+    codec: Annotated[Codec, Flag("Feature codec.")] = "int8"
     breadth: BreadthOption = None
     levels: LevelsOption = None
     budget: BudgetOption = None

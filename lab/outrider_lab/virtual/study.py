@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.report import CsvFile
 from outrider_bench.core.tables import ResultTable
-from outrider_bench.harness.options import codec_of, split
-from outrider_bench.harness.study import ReplayStudy
+from outrider_bench.harness.options import split
+from outrider_bench.harness.study import WHOLE, OptionsT, ReportT, Study
 from outrider_bench.network.plots import plot_network
 from outrider_bench.network.report import ReportedCase, network_report
 from outrider_bench.network.tables import cost_table, first_token_table, speed_table, split_table
@@ -22,6 +23,21 @@ from outrider_lab.virtual.sweep import SweepConditions, SweepGrid, SweepPoint, p
 from outrider_lab.virtual.tape import Tape, Thinning, only, thinned
 from outrider_lab.virtual.texts import TapedTexts
 from outrider_models.core.questions import read_questions
+
+
+class ReplayStudy(Study[OptionsT, ReportT, ReportT]):
+    """A study that is measured as a whole, in event loops of its own: those of virtual clocks."""
+
+    @abstractmethod
+    def replay(self, step: Step) -> ReportT:
+        """Replay everything."""
+
+    def measure_missing(self, taken: Mapping[str, ReportT], take: Callable[[str, ReportT], None], step: Step) -> None:
+        if WHOLE not in taken:
+            take(WHOLE, self.replay(step))
+
+    def report(self, rows: Mapping[str, ReportT]) -> ReportT:
+        return rows[WHOLE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +59,7 @@ class VirtualStudy(ReplayStudy[VirtualOptions, VirtualReport]):
         variants = options.variants
         limit = options.max_new_tokens or min(recording.limit for recording in taped.recordings)
         names = options.profile or ("paper-5g",)
-        setup = ReplaySetup(texts, link_of(names[0]), Pace.load(options.pace), codec_of(options.codec), limit)
+        setup = ReplaySetup(texts, link_of(names[0]), Pace.load(options.pace), options.codec, limit)
         scenarios = []
         with CsvFile(options.csv) as table:
             for name in names:
@@ -87,8 +103,7 @@ class SweepStudy(ReplayStudy[SweepOptions, SweepReport]):
     def replay(self, step: Step) -> SweepReport:
         options, tape = self.options, Tape.load(self.options.tape)
         grid = SweepGrid(*(tuple(options.numbers(name)) for name in ("rtt", "verify", "thin")))
-        codec = codec_of(options.codec)
-        conditions = SweepConditions(Pace.load(options.pace), codec, options.max_new_tokens, options.seed)
+        conditions = SweepConditions(Pace.load(options.pace), options.codec, options.max_new_tokens, options.seed)
         with CsvFile(options.csv) as table:
             counter = ProgressCounter(step, "points", len(grid))
             points = tuple(sweep(tape, grid, options.variants, conditions, counter, table.write))

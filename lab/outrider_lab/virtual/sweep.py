@@ -9,10 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Self
 
-from outrider_bench.core.bootstrap import Interval
+from outrider_bench.core.bootstrap import Interval, Resamples, quotient
 from outrider_bench.core.plots import saved_figure
 from outrider_bench.core.tables import ResultTable, table
-from outrider_bench.network.intervals import DecodedPrompts
 from outrider_bench.network.records import Row
 from outrider_bench.network.scenario_run import ScenarioRun
 from outrider_bench.network.variants import CONTROLS, STREAM, ModeVariant
@@ -156,9 +155,16 @@ def sweep(
 
 def _point(rtt_ms: float, verify_ms: float, share: float, run: ScenarioRun) -> SweepPoint:
     metrics = run.metrics.items()
-    decoded = {name: DecodedPrompts.of([given]) for name, given in run.answers.items()}
-    by_speed = sorted(decoded, key=lambda name: run.metrics[name].tokens_per_second or 0.0, reverse=True)
-    lead = decoded[by_speed[0]].ratio_ci95(decoded[by_speed[1]]) if len(by_speed) > 1 else None
+    draws = Resamples(1, len(next(iter(run.answers.values()))))
+    speeds = {
+        name: quotient(
+            draws.sums([[one.decoded_tokens * 1e3 for one in given]]), draws.sums([[one.decode_ms for one in given]])
+        )
+        for name, given in run.answers.items()
+    }
+    by_speed = sorted(speeds, key=lambda name: run.metrics[name].tokens_per_second or 0.0, reverse=True)
+    # Paired prompt by prompt: both are of the same draws.
+    lead = draws.interval(quotient(speeds[by_speed[0]], speeds[by_speed[1]])) if len(by_speed) > 1 else None
     return SweepPoint(
         rtt_ms,
         verify_ms,
@@ -167,7 +173,7 @@ def _point(rtt_ms: float, verify_ms: float, share: float, run: ScenarioRun) -> S
         {name: one.tokens_per_second or 0.0 for name, one in metrics},
         {name: one.mean_acceptance_length or 0.0 for name, one in metrics},
         sum(run.mismatches.values()),
-        {name: one.speed_ci95 for name, one in decoded.items()},
+        {name: draws.interval(speed) for name, speed in speeds.items()},
         lead,
     )
 

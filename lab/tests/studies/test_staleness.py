@@ -8,13 +8,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from outrider_bench.core.acceptance import SHAPES, measure_acceptance
+from outrider_bench.core.acceptance import SHAPES
 from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.prompts import questions
 from outrider_bench.core.reference_answers import plain_answers
 from outrider_drafters import TargetWeights, load_drafter
 from outrider_lab.cli.app import app
 from outrider_lab.studies.acceptance_replay import Lag, accepted
+from outrider_lab.studies.evaluation import measure_acceptance
 from outrider_lab.studies.recorded_features import RecordedAnswer, codings, record
 from outrider_lab.studies.staleness import (
     LATE,

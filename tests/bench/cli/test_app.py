@@ -4,10 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
-from outrider_bench.harness.options import DEFAULT_CODEC, drafter_for
+from outrider_bench.harness.options import drafter_for
 from outrider_bench.network.options import NetworkOptions
 from outrider_models.core.embedded import DRAFTERS, target_dir
-from outrider_proto.frames import CODECS
 
 COMMANDS = [command.name for command in app.registered_commands]
 
@@ -26,7 +25,3 @@ def test_the_default_drafter_is_the_best_that_ships_or_else_lookup(monkeypatch):
     monkeypatch.setattr("outrider_bench.harness.options.shipped_drafters", lambda target: ())
     assert drafter_for(target_dir(), None) == "lookup"
     assert NetworkOptions().plan.drafters == ("lookup",)
-
-
-def test_the_default_codec_is_the_client_s():
-    assert CODECS[0] == DEFAULT_CODEC

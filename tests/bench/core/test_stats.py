@@ -1,11 +1,8 @@
-"""Statistics of results: nothing for no values, and quantiles as numpy has them."""
+"""Statistics of results: nothing for no values, and intervals of shares."""
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from outrider_bench.core.stats import mean, median, percentiles, quantile, ratio, share_interval, weighted_mean
+from outrider_bench.core.stats import mean, median, percentiles, ratio, share_interval, weighted_mean
 
 
 def test_there_is_none_of_nothing():
@@ -15,13 +12,6 @@ def test_there_is_none_of_nothing():
 
 def test_values_that_do_not_apply_are_left_out_of_a_median():
     assert median([3.0, None, 1.0, 2.0]) == 2.0
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40))
-def test_quantiles_are_numpy_s_to_the_last_bit(values):
-    assert [quantile(values, percent / 100) for percent in (50, 90, 95, 99)] == list(
-        np.percentile(values, (50, 90, 95, 99))
-    )
 
 
 def test_the_interval_of_a_share_is_wilsons_and_has_a_width_at_its_ends():

@@ -3,7 +3,8 @@
 import pytest
 
 from outrider_bench.core.prompts import lengthened, questions
-from outrider_bench.network.metrics import FirstToken
+from outrider_bench.network.link_endpoint import PingStats
+from outrider_bench.network.scenario_run import ScenarioRun
 from outrider_bench.network.timed_answer import Arrival, TimedAnswer
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.statistics import Statistics
@@ -23,9 +24,9 @@ def models() -> LocalModels:
 def test_ratios_are_of_the_same_prompt_and_need_the_token_in_both():
     mine = [arrived((100, 1), (400, 40)), arrived((90, 1), (100, 2))]
     its = [arrived((50, 1), (800, 40)), arrived((60, 1), (900, 40))]
-    begun = FirstToken.of(mine, its)
-    assert begun.ttft_ratios == (2.0, 1.5)
-    assert begun.to_32nd_ratios == (0.5,)
+    run = ScenarioRun({}, {}, PingStats.of([1.0]), {"auto": mine, "stream": its})
+    assert run.ratios_to_token("auto", 1) == [2.0, 1.5]
+    assert run.ratios_to_token("auto", 32) == [0.5]
 
 
 def test_a_question_is_asked_after_others_that_no_other_prompt_has(models):
