@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from outrider_bench.core.processes import on_cores
 from outrider_bench.core.progress import ProgressCounter, Step
@@ -65,7 +65,10 @@ class GenerateControl:
 
     @torch.inference_mode()
     def _answers(self, texts: Sequence[LoadText], limit: int) -> list[tuple[int, ...]]:
-        ids, mask = left_padded([text.prompt for text in texts])
+        prompts = [torch.tensor(text.prompt) for text in texts]
+        # Masked places hold token 0, which nothing attends to.
+        ids = pad_sequence(prompts, batch_first=True, padding_side="left")
+        mask = pad_sequence([torch.ones_like(prompt) for prompt in prompts], batch_first=True, padding_side="left")
         # Without a mask, generate infers one from the pad token, which may occur in a prompt.
         made = self._model.generate(
             ids.to(self._device), attention_mask=mask.to(self._device), do_sample=False, max_new_tokens=limit
@@ -79,14 +82,6 @@ def static_batches(texts: Sequence[LoadText], batch: int, seed: int) -> list[lis
     count = -(-min(_MOST_PROMPTS, len(texts)) // batch) * batch
     chosen = [drawn[number % len(drawn)] for number in range(count)]
     return [chosen[first : first + batch] for first in range(0, count, batch)]
-
-
-def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Return ids and attention mask [prompts, longest]; masked places hold token 0, which nothing attends to."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    return ids, mask
 
 
 def answer_of(row: Sequence[int], eos: frozenset[int]) -> tuple[int, ...]:

@@ -106,10 +106,12 @@ class PingStats:
 
     @classmethod
     def of(cls, times_ms: Sequence[float]) -> PingStats:
+        shares = percentiles(times_ms)
         return cls(
             len(times_ms),
             round(statistics.fmean(times_ms), 3),
-            *(round(percentiles(times_ms)[name], 3) for name in ("p50", "p95")),
+            round(shares["p50"], 3),
+            round(shares["p95"], 3),
             round(statistics.stdev(times_ms) / len(times_ms) ** 0.5, 3) if len(times_ms) > 1 else 0.0,
         )
 

@@ -139,14 +139,10 @@ async def message_sizes(
         assert pair.models.drafter is not None
         own_width = pair.models.drafter.tap.width
         width = max(own_width, padded_width) if own_width else 0
-    return _sizes(name, config.codec, width, log, down / tokens)
-
-
-def _sizes(name: str, codec: Codec, width: int, log: MessageSizeLog, bytes_down_per_token: float) -> MessageSizes:
     nodes, accepted = _mean_or_0(log.nodes), _mean_or_0(log.accepted)
     return MessageSizes(
         name,
-        codec,
+        config.codec,
         width,
         nodes=nodes,
         accepted=accepted,
@@ -157,7 +153,7 @@ def _sizes(name: str, codec: Codec, width: int, log: MessageSizeLog, bytes_down_
         prompt_features=_mean_or_0([size for _, size in log.prompts]),
         paper_up=4 * nodes,
         paper_down=(3 + width) * accepted,
-        bytes_down_per_token=bytes_down_per_token,
+        bytes_down_per_token=down / tokens,
     )
 
 

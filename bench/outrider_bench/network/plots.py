@@ -7,7 +7,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider_bench.core.plots import COLORS, saved_figure
+from outrider_bench.core.plots import COLORS, reaches, saved_figure
 from outrider_bench.network.link_endpoint import NO_LINK
 from outrider_bench.network.report import ReportedCase
 from outrider_bench.network.variants import SERVER_DRAFT, STREAM
@@ -37,16 +37,13 @@ def _plot_speeds(axes: Axes, cases: Sequence[ReportedCase]) -> None:
     colors = _OF_CONTROLS | dict(zip((n for n in names if n not in _OF_CONTROLS), cycle(COLORS), strict=False))
     width = 0.85 / len(names)
     for number, name in enumerate(names):
-        with_it = [(place, case) for place, case in enumerate(cases) if name in case.ways]
-        places = [place + (number - (len(names) - 1) / 2) * width for place, _ in with_it]
-        heights = [case.ways[name]["tokens_per_second"] or 0.0 for _, case in with_it]
-        ends = [case.ways[name].get("tokens_per_second_ci95") or (0.0, 0.0) for _, case in with_it]
-        reach = [
-            # A median may lie outside the interval of resampled medians by a hair, and no whisker is negative.
-            [max(height - low, 0.0) if low else 0.0 for height, (low, _) in zip(heights, ends, strict=True)],
-            [max(high - height, 0.0) if high else 0.0 for height, (_, high) in zip(heights, ends, strict=True)],
-        ]
-        bars = axes.bar(places, heights, width * 0.9, yerr=reach, label=_in_legend(cases, name), color=colors[name])
+        with_it = {place: case.ways[name] for place, case in enumerate(cases) if name in case.ways}
+        places = [place + (number - (len(names) - 1) / 2) * width for place in with_it]
+        heights = {f"{place}": figures["tokens_per_second"] or 0.0 for place, figures in with_it.items()}
+        intervals = {f"{place}": figures.get("tokens_per_second_ci95") for place, figures in with_it.items()}
+        reach = reaches(heights, intervals)
+        speeds, label = list(heights.values()), _in_legend(cases, name)
+        bars = axes.bar(places, speeds, width * 0.9, yerr=reach, label=label, color=colors[name])
         axes.bar_label(bars, fmt="%.0f", fontsize="small", padding=2)
     for place, case in enumerate(cases):
         if (ideal := case.ideal_stream["tokens_per_second"]) is not None:

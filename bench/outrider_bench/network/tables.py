@@ -161,12 +161,8 @@ def messages_table(sizes: Sequence[MessageSizes]) -> ResultTable:
             f"{one.drafter},\n  {one.codec}",
             f"{one.nodes:.1f}",
             f"{one.accepted:.2f}",
-            f"{one.draft:.0f}",
-            f"{one.verdict:.0f}",
-            f"{one.features:.0f}",
-            f"{one.paper_down:.0f}",
-            f"{one.prompt_features / max(one.prompt_tokens, 1):.0f}",
-            f"{one.bytes_down_per_token:.0f}",
+            *(f"{size:.0f}" for size in (one.draft, one.verdict, one.features, one.paper_down)),
+            *(f"{size:.0f}" for size in (one.prompt_features / max(one.prompt_tokens, 1), one.bytes_down_per_token)),
         ]
         for one in sizes
     ]
