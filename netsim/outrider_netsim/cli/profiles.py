@@ -83,40 +83,26 @@ def _table(profile: Profile) -> Table:
     from rich.table import Table
 
     table = Table(profile.name, "up", "down")
-    for name, up, down in zip(_NAMES, _rows(profile.up), _rows(profile.down), strict=True):
-        table.add_row(name, up, down)
+    down = _rows(profile.down)
+    for name, up in _rows(profile.up).items():
+        table.add_row(name, up, down[name])
     return table
 
 
-_NAMES = (
-    "one-way delay",
-    "mean, deviation",
-    "correlation",
-    *(f"{q:.1%} stay below" for q in QUANTILES),
-    "rate",
-    "loss",
-    "duplicated, corrupted",
-    "queue",
-    "slots",
-    "order",
-    "trace",
-)
-
-
-def _rows(direction: Direction) -> tuple[str, ...]:
-    return (
-        f"{_law(direction)} ms",
-        f"{direction.mean_delay_ms:.2f}, {direction.delay_deviation_ms:.2f} ms",
-        _correlation(direction),
-        *(f"{1000 * direction.quantile_s(q):.2f} ms" for q in QUANTILES),
-        f"{direction.rate_bps / 1e6:g} Mbit/s" if direction.rate_bps else "no limit",
-        _loss(direction),
-        f"{direction.duplicate:.2%}, {direction.corrupt:.2%}",
-        _queue(direction),
-        f"every {direction.slot_ms:g} ms" if direction.slot_ms else "none",
-        "kept" if direction.in_order else "jitter reorders",
-        direction.trace.name if direction.trace else "none",
-    )
+def _rows(direction: Direction) -> dict[str, str]:
+    return {
+        "one-way delay": f"{_law(direction)} ms",
+        "mean, deviation": f"{direction.mean_delay_ms:.2f}, {direction.delay_deviation_ms:.2f} ms",
+        "correlation": _correlation(direction),
+        **{f"{q:.1%} stay below": f"{1000 * direction.quantile_s(q):.2f} ms" for q in QUANTILES},
+        "rate": f"{direction.rate_bps / 1e6:g} Mbit/s" if direction.rate_bps else "no limit",
+        "loss": _loss(direction),
+        "duplicated, corrupted": f"{direction.duplicate:.2%}, {direction.corrupt:.2%}",
+        "queue": _queue(direction),
+        "slots": f"every {direction.slot_ms:g} ms" if direction.slot_ms else "none",
+        "order": "kept" if direction.in_order else "jitter reorders",
+        "trace": direction.trace.name if direction.trace else "none",
+    }
 
 
 def _correlation(direction: Direction) -> str:

@@ -60,23 +60,12 @@ def proxy(options: ProxyOptions) -> None:
     """
     import asyncio
 
-    from outrider_netsim.cli.link_controls import without_cuts
-    from outrider_netsim.link import Link
+    from outrider_netsim.cli.link_controls import link_of
 
     at = parse_address("--listen", options.listen)
     parse_address("--upstream", options.upstream)
     profile = link_profile(options, options.outage)
-    link = Link(
-        without_cuts(profile),
-        options.upstream,
-        options.engine,
-        options.seed,
-        host=at.host,
-        port=at.port,
-        congestion=options.congestion,
-        pcap=options.pcap,
-        packet_log=options.packet_log,
-    )
+    link = link_of(options, profile, options.upstream, options.engine, at)
     try:
         asyncio.run(_run(link, options.upstream, profile.outages))
     except OSError as error:

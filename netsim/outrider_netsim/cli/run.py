@@ -82,21 +82,12 @@ def run(
 
 
 async def _run(options: RunOptions, command: Sequence[str], console: Console) -> int:
-    from outrider_netsim.cli.link_controls import LinkControls, announced_outages, without_cuts
-    from outrider_netsim.link import Link
+    from outrider_netsim.cli.link_controls import LinkControls, announced_outages, link_of
 
     profile = link_profile(options, options.outage)
     upstreams = [_server(text) for text in options.upstream or [DEFAULT_UPSTREAM]]
     engines = _engines(options.engine, command)
-    link = Link(
-        without_cuts(profile),
-        str(upstreams[0]),
-        engines,
-        options.seed,
-        congestion=options.congestion,
-        pcap=options.pcap,
-        packet_log=options.packet_log,
-    )
+    link = link_of(options, profile, str(upstreams[0]), engines)
     try:
         await link.start()
     except EngineError as error:

@@ -104,7 +104,7 @@ class KernelLink(NamespaceLink):
 
     def _shapings(self, profile: Profile) -> tuple[QdiscConfig, QdiscConfig]:
         """Return the qdiscs of both directions. Raises EngineError before either is changed."""
-        directions = _now(profile.up), _now(profile.down)
+        directions = direction_in_row(profile.up, 0), direction_in_row(profile.down, 0)
         for direction in directions:
             qdisc_config(direction, 0)
         up, down = self._lanes
@@ -258,11 +258,6 @@ def check_traces(profile: Profile) -> None:
                 f"{way}.trace {direction.trace.name!r}: netem cannot send at the milliseconds of a Mahimahi trace, "
                 "use --engine tun"
             )
-
-
-def _now(direction: Direction) -> Direction:
-    """Return `direction` with the first row of its trace."""
-    return direction_in_row(direction, 0) if isinstance(direction.trace, ConditionTrace) else direction
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:

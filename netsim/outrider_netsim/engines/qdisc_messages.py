@@ -8,12 +8,13 @@ which the kernel refuses (ERANGE); its tbf has no RATE64 and no burst in bytes. 
 from __future__ import annotations
 
 import struct
+from dataclasses import asdict
 from typing import Any, ClassVar
 
 from pyroute2.netlink import NLA_F_NESTED, nla, nlmsg
 from pyroute2.netlink.rtnl.tcmsg import sched_netem, sched_tbf, tcmsg
 
-from outrider_netsim.engines.netem import BufferKind, BufferQdisc, BurstLoss, Netem, Tbf
+from outrider_netsim.engines.netem import BufferKind, BufferQdisc, Netem, Tbf
 from outrider_netsim.impairments.buffer import INTERVAL_S, TARGET_S
 
 TC_H_ROOT = 0xFFFF_FFFF
@@ -175,7 +176,7 @@ def netem_message(index: int, netem: Netem, handle: int = NETEM_HANDLE, parent: 
         attributes.append(("TCA_NETEM_DELAY_DIST", delay.entries))
     # The one thing that a change does not keep: without the attribute losses are independent again.
     if netem.bursts:
-        attributes.append(("TCA_NETEM_LOSS", {"attrs": [("NETEM_LOSS_GE", _gemodel(netem.bursts))]}))
+        attributes.append(("TCA_NETEM_LOSS", {"attrs": [("NETEM_LOSS_GE", asdict(netem.bursts))]}))
     return _message("netem", index, handle, parent, fields | {"attrs": attributes})
 
 
@@ -242,10 +243,6 @@ def no_child_message(index: int) -> QdiscMessage:
 def _netem_rate(rate_bytes: int) -> dict[str, int]:
     # The larger of this and RATE64 counts.
     return {"rate": min(rate_bytes, U32_MAX), "packet_overhead": 0, "cell_size": 0, "cell_overhead": 0}
-
-
-def _gemodel(bursts: BurstLoss) -> dict[str, int]:
-    return {"p": bursts.p, "r": bursts.r, "h": bursts.h, "k1": bursts.k1}
 
 
 def _message(kind: str, index: int, handle: int, parent: int, options: dict[str, object]) -> QdiscMessage:

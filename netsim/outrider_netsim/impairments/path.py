@@ -166,11 +166,6 @@ class Path:
         return self._outages.is_cut
 
     @property
-    def dropped(self) -> int:
-        """Number of packets lost or dropped by the queue or an outage."""
-        return self._loss.dropped + self._dropped_by_queue + self._outages.dropped
-
-    @property
     def stats(self) -> PathStats:
         return PathStats(
             packets_in=self._packets_in,

@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -69,9 +69,8 @@ class SocketEnds:
     async def send_train(self, train: PacketTrain) -> dict[Way, PacketTimes]:
         self._number += 1
         task = {
-            **{"sockets": self._descriptors, "number": self._number, "ways": train.ways},
-            **{"payload_bytes": train.size_bytes - HEADER_BYTES, "packets": train.packets},
-            **{"spacing_s": train.spacing_s, "settle_s": train.settle_s, "duration_s": train.duration_s},
+            **{"sockets": self._descriptors, "number": self._number},
+            **{"payload_bytes": train.size_bytes - HEADER_BYTES, **asdict(train)},
         }
         seen = await _worked(task, self._descriptors)
         if abs(seen["clock_step_ns"]) > CLOCK_STEP_S * 1e9:

@@ -14,6 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from outrider_netsim.core.errors import ProfileError
+from outrider_netsim.profiles.trace_files import read_text
 
 SUFFIX = ".dist"
 SCALE = 8192  # NETEM_DIST_SCALE
@@ -48,15 +49,8 @@ class DistributionTable:
 
 def load_distribution(path: str | Path) -> DistributionTable:
     """Load a .dist file. Raises ProfileError that names file and line."""
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise ProfileError(f"{path}: not text, at byte {error.start}: need whole numbers") from None
     entries: list[int] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(Path(path)).splitlines(), 1):
         if not line.startswith("#"):
             entries += [_entry(word, f"{path}, line {number}") for word in line.split()]
         if len(entries) > MAX_ENTRIES:

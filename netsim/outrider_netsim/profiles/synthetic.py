@@ -13,7 +13,7 @@ traces, whose rates change by an order of magnitude within seconds (Winstein et 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,7 +64,10 @@ class Cellular:
 
     def deliveries(self, duration_s: float, seed: int) -> DeliveryTrace:
         """Return a Mahimahi trace whose last opportunity is at `duration_s`, where it repeats."""
-        return deliveries_of([step.rate_bps for step in self._steps(duration_s, seed)], STEP_S, duration_s)
+        end_ms = round(duration_s * 1000)
+        rates_bps = np.array([step.rate_bps for step in self._steps(duration_s, seed)])
+        at_ms = _times_ms(np.cumsum(rates_bps * STEP_S / 8))
+        return DeliveryTrace("synthetic", (*at_ms[at_ms < end_ms].tolist(), end_ms))
 
     def conditions(self, duration_s: float, seed: int) -> ConditionTrace:
         """Return columns of delay, rate and loss, with a row every 20 ms."""
@@ -114,19 +117,12 @@ def _neighbor(level: int, rng: random.Random) -> int:
     return level + rng.choice((-1, 1))
 
 
-def deliveries_of(rates_bps: Sequence[float] | NDArray[np.float64], step_s: float, duration_s: float) -> DeliveryTrace:
-    """Return the Mahimahi trace of a link that has each of these rates for `step_s`, and ends at `duration_s`."""
-    end_ms = round(duration_s * 1000)
-    at_ms = _times_ms(np.cumsum(np.asarray(rates_bps) * step_s / 8), step_s)
-    return DeliveryTrace("synthetic", (*at_ms[at_ms < end_ms].tolist(), end_ms))
-
-
-def _times_ms(sent_bytes: NDArray[np.float64], step_s: float) -> NDArray[np.int64]:
+def _times_ms(sent_bytes: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return when each opportunity's bytes are through; `sent_bytes` grows evenly within each step."""
     targets = np.arange(1, sent_bytes[-1] // OPPORTUNITY_BYTES + 1) * OPPORTUNITY_BYTES
     steps = np.searchsorted(sent_bytes, targets)
     before = np.concatenate(([0.0], sent_bytes))[steps]
-    return (1000 * step_s * (steps + (targets - before) / (sent_bytes[steps] - before))).astype(np.int64)
+    return (1000 * STEP_S * (steps + (targets - before) / (sent_bytes[steps] - before))).astype(np.int64)
 
 
 def _check(name: str, value: float, least: float, most: float) -> None:

@@ -205,4 +205,4 @@ def read_text(path: Path) -> str:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ProfileError(f"{path}, line {line}: not text: need a trace file of lines with numbers") from None
+        raise ProfileError(f"{path}, line {line}: not text: need lines of numbers") from None

@@ -97,8 +97,7 @@ class _LaneRecorder:
 
     def entered(self, packet: Packet, now: float) -> None:
         self._under_way[id(packet)] = packet, self._entered, now
-        if self._write_capture is not None:
-            self._capture(self._enters_at, OUTBOUND, packet, self._entered, now)
+        self._capture(self._enters_at, OUTBOUND, packet, self._entered, now)
         self._entered += 1
 
     def copied(self, copy: Packet, now: float) -> None:
@@ -110,8 +109,7 @@ class _LaneRecorder:
         # A packet that was under way when the recording began has no entry.
         if found := self._under_way.pop(id(packet), None):
             _, number, entered_at = found
-            if self._write_capture is not None:
-                self._capture(self._leaves_at, INBOUND, packet, number, now)
+            self._capture(self._leaves_at, INBOUND, packet, number, now)
             arrived: Fate = "corrupted" if packet.is_corrupt else "arrived"
             if self._copies and id(packet) in self._copies:
                 self._copies.discard(id(packet))
