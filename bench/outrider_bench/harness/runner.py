@@ -20,9 +20,8 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from outrider_bench.core.progress import progress_line
-from outrider_bench.core.report import write_report
+from outrider_bench.core.report import provenance, write_report
 from outrider_bench.core.tables import show, show_line
-from outrider_bench.harness.journal import LineWriter, kept_lines, no_record
 from outrider_bench.harness.options import PlotOption
 from outrider_bench.harness.study import Study, StudyOptions
 from outrider_proto.errors import UsageError
@@ -122,12 +121,20 @@ class Rows:
 
     def __init__(self, row: TypeAdapter[Any], taken: dict[str, Any], file: TextIO | None = None) -> None:
         self.taken = taken
-        self.lines = LineWriter(file)
         self._row = row
+        self._file = file
+
+    def begin(self, settings: Mapping[str, Any]) -> None:  # Any: JSON
+        self._write({"settings": settings, "made_by": provenance()})
 
     def take(self, name: str, row: Any) -> None:  # Any: the study's row
         self.taken[name] = row
-        self.lines.write({"name": name, "row": self._row.dump_python(row, mode="json", by_alias=True)})
+        self._write({"name": name, "row": self._row.dump_python(row, mode="json", by_alias=True)})
+
+    def _write(self, content: Mapping[str, object]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(content) + "\n")
+            self._file.flush()  # what a killed process has measured is then there
 
 
 @contextmanager
@@ -153,7 +160,7 @@ def open_rows(name: str, study: _Study) -> Iterator[Rows]:
         if taken:
             show_line(f"{path}: {len(taken)} rows are there already")
         else:
-            rows.lines.begin(settings)
+            rows.begin(settings)
         try:
             yield rows
         except BaseException:
@@ -166,12 +173,39 @@ def open_rows(name: str, study: _Study) -> Iterator[Rows]:
 
 
 def _kept(path: Path, settings: Mapping[str, Any], study: _Study) -> dict[str, Any]:  # Any: JSON, rows
-    """Return the file's rows by name. Raises UsageError where it is not of this study with these options."""
-    lines = kept_lines(path, settings, settings["study"])
-    try:
-        return {line["name"]: study.row.validate_python(line["row"]) for line in lines[1:]}
-    except (ValidationError, KeyError):
-        raise no_record(str(path), settings["study"]) from None
+    """Return the file's rows by name, and cut off one that was never finished.
+
+    Raises UsageError for other settings, and for any other file.
+    """
+    data, command = path.read_bytes(), f"outrider-bench {settings['study']}"
+    if data and not data.startswith(b'{"settings"'):
+        raise UsageError(f"{path}: no records of {command}: name another file")
+    whole, taken, difference = data[: data.rfind(b"\n") + 1], {}, None
+    for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+        try:
+            content = json.loads(line)
+            if number > 1:
+                taken[content["name"]] = study.row.validate_python(content["row"])
+            else:
+                difference = first_difference(settings, content["settings"])
+        except (ValueError, KeyError, TypeError):  # no JSON, or of another version
+            raise UsageError(f"{path}:{number}: no record of {command}: remove the file") from None
+        if difference is not None:
+            raise UsageError(f"{path}: {difference}: give the same options, or name another file")
+    if len(whole) < len(data):
+        path.write_bytes(whole)
+    return taken
+
+
+def first_difference(here: object, there: object, path: str = "") -> str | None:
+    """Name the first value in which two JSON contents differ, `runs=3 here, 5 there`; None for equal ones."""
+    if isinstance(here, Mapping) and isinstance(there, Mapping):
+        for key in dict.fromkeys((*here, *there)):
+            inner = first_difference(here.get(key), there.get(key), f"{path}.{key}" if path else str(key))
+            if inner is not None:
+                return inner
+        return None
+    return None if here == there else f"{path}={json.dumps(here)} here, {json.dumps(there)} there"
 
 
 def _read(study: _Study | type[_Study], content: object, source: str) -> Any:  # Any: the study's report
