@@ -35,7 +35,7 @@ async def serving(handler=echo):
     try:
         yield Address(*server.sockets[0].getsockname())
     finally:
-        await close_server(server)
+        await close_server(server, ())
         await asyncio.sleep(0)  # for the first step of a handler
         for task, writer in handlers.items():
             task.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
@@ -29,8 +30,8 @@ class AsyncResource(ABC):
         await self.aclose()
 
 
-async def close_server(server: asyncio.Server) -> None:
-    """Stop listening. Who was accepted has met the server's protocol by then, and can be closed."""
+async def close_server(server: asyncio.Server, tasks: Collection[asyncio.Task[None]]) -> None:
+    """Stop listening and cancel `tasks`. Who was accepted has met the server's protocol by then, and can be closed."""
     loop = asyncio.get_running_loop()
     for listener in server.sockets:
         with contextlib.suppress(NotImplementedError):  # Windows
@@ -41,3 +42,6 @@ async def close_server(server: asyncio.Server) -> None:
     for _ in range(2):
         await asyncio.sleep(0)
     server.close()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -64,10 +64,7 @@ class ProxyLink(EngineLink):
         if self._server is None:
             return
         server, self._server = self._server, None
-        await close_server(server)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await close_server(server, self._tasks)
         await server.wait_closed()
         self._clock.stop()
         for message in self._recorder.close() if self._recorder else ():

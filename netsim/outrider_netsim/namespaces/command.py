@@ -87,11 +87,10 @@ async def _ended(process: subprocess.Popen[bytes]) -> None:
     if sys.platform != "linux":
         await asyncio.to_thread(process.wait)
         return
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    from outrider_netsim.namespaces.namespaces import readable
+
     handle = os.pidfd_open(process.pid)
-    loop.add_reader(handle, ended.set)
     try:
-        await ended.wait()
+        await readable(handle)
     finally:
-        loop.remove_reader(handle)
         os.close(handle)

@@ -126,10 +126,7 @@ class TcpSplice:
             self._listener.close()
             return
         server, self._server = self._server, None
-        await close_server(server)
-        for task in self._joining:
-            task.cancel()
-        await asyncio.gather(*self._joining, return_exceptions=True)
+        await close_server(server, self._joining)
         for end in self._ends:
             end.reset()
         # asyncio closes an aborted socket in its next iteration; without this step some would stay open.

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.profiles.profile import Profile
@@ -50,13 +50,6 @@ class PacketTimes:
         return [(received - sent) * 1000 for sent, received in pairs if received is not None]
 
 
-class ProbeEnds(Protocol):
-    """Both ends of a link."""
-
-    async def send_train(self, train: PacketTrain) -> dict[Way, PacketTimes]:
-        """Raises EngineError when the measurement itself fails."""
-
-
 class SocketEnds:
     """Two UDP sockets with the link between them: the client's end and the server's."""
 
@@ -67,6 +60,7 @@ class SocketEnds:
         self._number = 0
 
     async def send_train(self, train: PacketTrain) -> dict[Way, PacketTimes]:
+        """Raises EngineError when the measurement itself fails."""
         self._number += 1
         task = {
             **{"sockets": self._descriptors, "number": self._number},
@@ -108,6 +102,9 @@ class VirtualEnds:
                 clock.call_at(when, partial(send, way, number))
         clock.run_until(sent[-1] + train.settle_s)
         return {way: PacketTimes(tuple(sent), tuple(received[way])) for way in train.ways}
+
+
+ProbeEnds = SocketEnds | VirtualEnds
 
 
 async def _worked(task: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:  # Any: JSON
