@@ -21,7 +21,7 @@ from itertools import pairwise
 
 from outrider_bench.core.stats import Number, mean, median, percentiles, ratio, weighted_mean
 from outrider_bench.network.link_endpoint import LinkTraffic
-from outrider_bench.network.timed_answer import TimedAnswer, VerdictRecord
+from outrider_bench.network.timed_answer import TimedAnswer
 
 Metric = Number | Mapping[str, float]
 LATER_TOKEN = 32  # tokens
@@ -41,7 +41,7 @@ class VariantMetrics:
     mean_acceptance_length: Number
     eta: Number
     rtt_ms: Number
-    verify_ms: Number
+    verify_ms: Number  # T_v, of a pass of the target; mean
     ttft_ms: Number  # median, the prompt new to the server
     ttft_warm_ms: Number  # median, the prompt asked again in the same session
     held_tokens: Number  # of a prompt, kept from the one before; mean
@@ -64,7 +64,7 @@ class VariantMetrics:
     level_ms: Number  # of a draft that was waited for
     ahead_level_ms: Number  # of drafts ahead, all outcomes side by side
     queue_ms: Number  # a reply
-    server_busy_ms_per_token: Number
+    server_busy_ms_per_token: Number  # in passes of the target, and of a drafter on the server
     tokens: Number  # an answer
     unverified: Number  # of all answers
     outages: Number  # of all answers
@@ -72,18 +72,28 @@ class VariantMetrics:
 
 def variant_metrics(records: Sequence[TimedAnswer], rtt_ms: float, *, bounded: bool) -> VariantMetrics:
     """Compute the metrics; `bounded` variants wait for the link's round trip and have an eta."""
-    decoding = Decoding.of(records)
+    # The target alone drafts nothing: each of its passes counts as a verdict.
+    drafts = any(record.drafts for record in records)
+    judging = [reply for record in records for reply in record.judging(drafts)]
+    later = [reply for record in records for reply in record.replies[1:]]
+    decoded_tokens = sum(record.decoded_tokens for record in records)
+    speed = ratio(decoded_tokens * 1e3, sum(record.decode_ms for record in records))
+    tau = ratio(sum(reply.tokens for reply in judging), len(judging))
+    verify_ms = mean(reply.verify_ms for reply in later if reply.verify_ms)  # replies without a pass do not count
+    eta = None
+    if bounded and speed is not None and tau and verify_ms is not None:
+        eta = speed / 1e3 * (rtt_ms + verify_ms) / tau
     tokens = sum(len(record.token_ids) for record in records)
     replies = sum(len(record.replies) for record in records)
     traffic = [record.traffic for record in records if record.traffic is not None]
     statistics_of_answers = [record.statistics for record in records]
     return VariantMetrics(
-        tokens_per_second=decoding.tokens_per_second,
+        tokens_per_second=speed,
         answer_tokens_per_second=ratio(tokens * 1e3, sum(record.arrivals[-1].at_ms for record in records)),
-        mean_acceptance_length=decoding.tau,
-        eta=decoding.eta(rtt_ms) if bounded else None,
+        mean_acceptance_length=tau,
+        eta=eta,
         rtt_ms=rtt_ms,
-        verify_ms=decoding.verify_ms,
+        verify_ms=verify_ms,
         ttft_ms=statistics.median(record.ttft_ms for record in records),
         ttft_warm_ms=median(record.warm_ms for record in records),
         held_tokens=mean(record.held_tokens for record in records),
@@ -103,55 +113,11 @@ def variant_metrics(records: Sequence[TimedAnswer], rtt_ms: float, *, bounded: b
         level_ms=_drafted_mean((record.statistics.level_ms, record) for record in records),
         ahead_level_ms=_drafted_mean((record.statistics.ahead_level_ms, record) for record in records),
         queue_ms=ratio(sum(one.split_ms.queue * one.new_tokens for one in statistics_of_answers), replies),
-        server_busy_ms_per_token=decoding.server_busy_ms_per_token,
+        server_busy_ms_per_token=ratio(sum(reply.verify_ms + reply.draft_ms for reply in later), decoded_tokens),
         tokens=tokens / len(records),
         unverified=sum(one.unverified for one in statistics_of_answers),
         outages=sum(one.outages for one in statistics_of_answers),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Decoding:
-    """Everything after the first tokens of the answers, summed."""
-
-    tokens: int
-    ms: float
-    replies: tuple[VerdictRecord, ...]
-    judging: tuple[VerdictRecord, ...]  # those that tau counts
-
-    @classmethod
-    def of(cls, records: Sequence[TimedAnswer]) -> Decoding:
-        # The target alone drafts nothing: each of its passes counts as a verdict.
-        drafts = any(record.drafts for record in records)
-        return cls(
-            sum(record.decoded_tokens for record in records),
-            sum(record.decode_ms for record in records),
-            tuple(reply for record in records for reply in record.replies[1:]),
-            tuple(reply for record in records for reply in record.judging(drafts)),
-        )
-
-    @property
-    def tokens_per_second(self) -> Number:
-        return ratio(self.tokens * 1e3, self.ms)
-
-    @property
-    def tau(self) -> Number:
-        """Tokens per verdict on a draft; per pass where the target decodes alone."""
-        return ratio(sum(reply.tokens for reply in self.judging), len(self.judging))
-
-    @property
-    def verify_ms(self) -> Number:
-        """Mean time T_v of a target pass; replies without a pass do not count."""
-        return mean(reply.verify_ms for reply in self.replies if reply.verify_ms)
-
-    @property
-    def server_busy_ms_per_token(self) -> Number:
-        """Time of the passes of the target, and of a drafter on the server."""
-        return ratio(sum(reply.verify_ms + reply.draft_ms for reply in self.replies), self.tokens)
-
-    def eta(self, rtt_ms: float) -> Number:
-        speed, tau, verify_ms = self.tokens_per_second, self.tau, self.verify_ms
-        return None if speed is None or not tau or verify_ms is None else speed / 1e3 * (rtt_ms + verify_ms) / tau
 
 
 def medians(runs: Sequence[VariantMetrics]) -> dict[str, Metric]:

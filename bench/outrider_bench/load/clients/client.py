@@ -62,7 +62,8 @@ class LoadClient:
         self._make_drafting = drafting
         self._drafting: ReplayDrafting | None = None
         self._transport = TappedTransport(
-            GrpcTransport(config.server, config.access), lambda inner: ObservedConnection(inner, self)
+            GrpcTransport(config.server, config.access),
+            lambda inner: ObservedConnection(inner, self._on_verdict, self._on_stray),
         )
         self._client: AsyncClient | None = None
 
@@ -82,7 +83,7 @@ class LoadClient:
 
     # -- verdicts ----------------------------------------------------------------------------------------------------
 
-    def on_verdict(self, verdict: Verdict, seconds: float, *, on_prompt: bool) -> None:
+    def _on_verdict(self, verdict: Verdict, seconds: float, on_prompt: bool) -> None:
         if not self._window.holds(time.monotonic()):
             return
         self.counters.verdicts += 1
@@ -90,7 +91,7 @@ class LoadClient:
         self.counters.queue_s.add(verdict.queue_us / 1e6)
         self.counters.verify_s.add(verdict.verify_us / 1e6)
 
-    def on_stray(self) -> None:
+    def _on_stray(self) -> None:
         self.counters.strays += 1
 
     # -- requests -----------------------------------------------------------------------------------------------------

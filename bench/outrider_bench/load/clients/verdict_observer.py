@@ -5,23 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from outrider_bench.core.tapped_transport import TappedConnection
 from outrider_client.connection.transport import Connection
 from outrider_proto.frames import ClientFrame, Decode, Draft, Finish, ServerFrame, Verdict
-
-
-class VerdictObserver(Protocol):
-    """Receives what an ObservedConnection sees."""
-
-    def on_verdict(self, verdict: Verdict, seconds: float, *, on_prompt: bool) -> None:
-        """Handle a verdict that came `seconds` after its request."""
-        ...
-
-    def on_stray(self) -> None:
-        """Handle a verdict that belongs to no pending request."""
-        ...
 
 
 @dataclass(slots=True)
@@ -32,14 +19,16 @@ class _PendingVerdict:
 
 
 class ObservedConnection(TappedConnection):
-    """Reports every verdict to a VerdictObserver."""
+    """Calls `on_verdict` with every verdict, the seconds since its request, and whether that was a prompt's.
+
+    `on_stray` is called for a verdict that belongs to no pending request.
+    """
 
     def __init__(
-        self, inner: Connection, observer: VerdictObserver, clock: Callable[[], float] = time.monotonic
+        self, inner: Connection, on_verdict: Callable[[Verdict, float, bool], None], on_stray: Callable[[], None]
     ) -> None:
         super().__init__(inner)
-        self._observer = observer
-        self._clock = clock
+        self._on_verdict, self._on_stray = on_verdict, on_stray
         self._pending: dict[int, _PendingVerdict] = {}
         self.is_closed = False
 
@@ -51,9 +40,9 @@ class ObservedConnection(TappedConnection):
     def send(self, frame: ClientFrame) -> None:
         match frame:
             case Draft(seq=seq, tree=tree):
-                self._pending[seq] = _PendingVerdict(self._clock(), not len(tree), streams=False)
+                self._pending[seq] = _PendingVerdict(time.monotonic(), not len(tree), streams=False)
             case Decode(seq=seq):
-                self._pending[seq] = _PendingVerdict(self._clock(), on_prompt=True, streams=True)
+                self._pending[seq] = _PendingVerdict(time.monotonic(), on_prompt=True, streams=True)
             case _:
                 pass
         # Registered before it is sent: no verdict can come unexpected, and its time includes the sending.
@@ -70,11 +59,11 @@ class ObservedConnection(TappedConnection):
         await self._inner.close()
 
     def _take(self, verdict: Verdict) -> None:
-        now, pending = self._clock(), self._pending.get(verdict.seq)
+        now, pending = time.monotonic(), self._pending.get(verdict.seq)
         if pending is None:
-            self._observer.on_stray()
+            self._on_stray()
             return
-        self._observer.on_verdict(verdict, now - pending.at, on_prompt=pending.on_prompt)
+        self._on_verdict(verdict, now - pending.at, pending.on_prompt)
         # A stream's next verdict is timed from this one, and only its first reads the prompt.
         pending.at, pending.on_prompt = now, False
         if not pending.streams or verdict.finish is not Finish.NOT_YET:
