@@ -146,12 +146,14 @@ class BatchedChoices(RowChoices):
         self._drawing = [_drawing_rows(members, device) for members in chunks if members[0].sampler.sampling.draws]
         self._typical = [_typical_rows(members, device) for members in chunks if not members[0].sampler.sampling.draws]
         self._judged = [_Rows(members, device, *_edges(members)) for members in judged]
+        self._has_rules = len(free) < len(requests)
         self._copy: _HostCopy | None = None
         self._log_probs: dict[int, NDArray[np.float64]] = {}
         self._logprobs: dict[int, NDArray[np.float64]] = {}
 
     def choose(self, logits: Tensor) -> None:
-        super().choose(logits)
+        if self._has_rules:  # else the logits can go with the pass: a GPU has little room for two of them
+            super().choose(logits)
         tokens = likeliest = logits.argmax(-1)
         for rows in self._drawing:
             tokens = tokens.index_copy(0, rows.index, drawn(rows.distributions(logits), rows.sent[0]))

@@ -188,8 +188,8 @@ class EngineLoop:
         self._wake(results)
 
     def _wake(self, results: Results) -> None:
-        """Wake the event loop, unless the next pass can begin at once: then it begins first."""
-        if not (self._overlap and results and all(request.decodes_on for request, _ in results)):
+        """Wake the event loop, unless the next pass can begin at once: all go on, and no features are to follow."""
+        if not (self._overlap and results and all(not (one.ended or one.needs_features) for one, _ in results)):
             self._replies.wake()
 
     @property

@@ -1,4 +1,4 @@
-"""Replies on their way from the engine thread to the event loop, in the order in which they were posted.
+"""Replies to requests, and their way from the engine thread to the event loop, in the order in which they were posted.
 
 Posting and waking are two steps. A wake-up writes to a socket, which hands over the interpreter lock: so one wake-up
 serves all that a pass posts, and where the next pass can begin at once, another thread writes it while the pass runs.
@@ -7,10 +7,42 @@ serves all that a pass posts, and where the next pass can begin at once, another
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+from outrider_proto.errors import Refusal
+from outrider_proto.frames import Features, Verdict
+from outrider_server.scheduling.feature_feed import FeatureFeed
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDone:
+    """The last reply of a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsAgain:
+    """The request asked for so many feature rows that its session was sent before."""
+
+    num_rows: int
+
+
+Reply = Verdict | Features | Refusal | RowsAgain | RequestDone
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyRoute:
+    """The client's end of a request, as its stream knows it; the engine thread calls both functions."""
+
+    post: Callable[[Reply], None]
+    is_behind: Callable[[], bool] = lambda: False  # the client must read first, or its payer is over its rate
+    feed: FeatureFeed | None = None  # of the stream, for feature rows
+    padded_width: int = 0  # of feature rows, where a larger target is emulated
+    max_context: int = sys.maxsize  # tokens at which its texts end, where the target's are not fewer
 
 
 class ReplyPoster:

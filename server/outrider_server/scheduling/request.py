@@ -6,11 +6,10 @@ client does not read its replies, or its payer is over its rate.
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections import abc
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,38 +24,12 @@ from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.server_drafter import SessionDrafter
 from outrider_server.scheduling.feature_feed import FeatureFeed
+from outrider_server.scheduling.reply_poster import Reply, ReplyRoute, RequestDone, RowsAgain
 from outrider_server.scheduling.scheduler import SchedulingRequest
 
 _NO_TREE = DraftTree()
 _LEAST_NODES = 16  # of a draft are verified however busy the server is
 _ROWS_AHEAD = 256  # room that a Decode takes at its start
-
-
-@dataclass(frozen=True, slots=True)
-class RequestDone:
-    """The last reply of a request."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowsAgain:
-    """The request asked for so many feature rows that its session was sent before."""
-
-    num_rows: int
-
-
-Reply = Verdict | Features | Refusal | RowsAgain | RequestDone
-Post = Callable[[Reply], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyRoute:
-    """The client's end of a request, as its stream knows it; the engine thread calls both functions."""
-
-    post: Post
-    is_behind: Callable[[], bool] = lambda: False  # the client must read first, or its payer is over its rate
-    feed: FeatureFeed | None = None  # of the stream, for feature rows
-    padded_width: int = 0  # of feature rows, where a larger target is emulated
-    max_context: int = sys.maxsize  # tokens at which its texts end, where the target's are not fewer
 
 
 class RequestTimes:
@@ -146,11 +119,6 @@ class Request(ABC):
     def needs_features(self) -> bool:
         """True if its client, or the server's drafter, reads the features of its passes."""
         return self._features_from is not None or self.grows_trees
-
-    @property
-    def decodes_on(self) -> bool:
-        """True if it goes on by itself, and no features follow its verdicts."""
-        return not self.ended and not self.needs_features
 
     @property
     def _pass_rows(self) -> int:

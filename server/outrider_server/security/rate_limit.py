@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Features, Finish, Verdict
-from outrider_server.scheduling.request import Reply, Request, RequestDone, RowsAgain
+from outrider_server.scheduling.reply_poster import Reply, RequestDone, RowsAgain
+from outrider_server.scheduling.request import Request
 from outrider_server.security.gcra import Gcra
 from outrider_server.security.principal import Principal
 

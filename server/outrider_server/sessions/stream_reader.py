@@ -34,8 +34,8 @@ from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.memory import KVMemory
 from outrider_server.scheduling.feature_feed import FeatureFeed
-from outrider_server.scheduling.reply_poster import ReplyPoster
-from outrider_server.scheduling.request import Reply, ReplyRoute, Request, new_request
+from outrider_server.scheduling.reply_poster import Reply, ReplyPoster, ReplyRoute
+from outrider_server.scheduling.request import Request, new_request
 from outrider_server.scheduling.request_queues import PrefixInfo, PrefixQuery
 from outrider_server.security.principal import Principal, Scope
 from outrider_server.security.rate_limit import QuotaUsage, RateLimiter

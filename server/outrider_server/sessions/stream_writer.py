@@ -18,7 +18,8 @@ from outrider_proto.errors import Reason, Refusal, Violation
 from outrider_proto.frames import Features, ServerFrame, Verdict
 from outrider_server.engine.sampler import Sampler
 from outrider_server.scheduling.feature_feed import FeatureFeed
-from outrider_server.scheduling.request import Reply, Request, RequestDone, RowsAgain
+from outrider_server.scheduling.reply_poster import Reply, RequestDone, RowsAgain
+from outrider_server.scheduling.request import Request
 from outrider_server.security.principal import ANONYMOUS, Principal
 from outrider_server.sessions.session_table import Session
 from outrider_server.telemetry.observer import StreamObserver

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Finish, Verdict
-from outrider_server.scheduling.request import Reply, RequestDone
+from outrider_server.scheduling.reply_poster import Reply, RequestDone
 from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.telemetry.observer import ServerObserver, ServerStats, StreamObserver
 

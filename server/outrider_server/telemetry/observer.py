@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft
-from outrider_server.scheduling.request import Reply
+from outrider_server.scheduling.reply_poster import Reply
 from outrider_server.scheduling.step_stats import StepStats
 
 _log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from outrider_proto.errors import Refusal, UsageError
 from outrider_proto.frames import Decode, Draft, Features, Verdict
-from outrider_server.scheduling.request import Reply, RequestDone
+from outrider_server.scheduling.reply_poster import Reply, RequestDone
 from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.telemetry.observer import ServerObserver, StreamObserver
 

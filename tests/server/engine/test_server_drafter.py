@@ -45,7 +45,8 @@ from outrider_server.engine.target import Target
 from outrider_server.kv.memory import KVMemory
 from outrider_server.scheduling import server_drafting
 from outrider_server.scheduling.engine_loop import EngineLoop
-from outrider_server.scheduling.request import ReplyRoute, RequestDone, new_request
+from outrider_server.scheduling.reply_poster import ReplyRoute, RequestDone
+from outrider_server.scheduling.request import new_request
 from outrider_server.scheduling.step_stats import StepStats
 from outrider_server.security.principal import ANONYMOUS, Principal, Quota
 

@@ -30,7 +30,8 @@ from outrider_server.kv.prefix import BLOCK
 from outrider_server.scheduling.engine_loop import EngineLoop
 from outrider_server.scheduling.feature_feed import FeatureFeed
 from outrider_server.scheduling.pass_runner import _DEFERRED_ROWS
-from outrider_server.scheduling.request import Reply, ReplyRoute, Request, RequestDone, new_request
+from outrider_server.scheduling.reply_poster import Reply, ReplyRoute, RequestDone
+from outrider_server.scheduling.request import Request, new_request
 from outrider_server.scheduling.request_queues import PrefixQuery
 from outrider_server.scheduling.tree_budget import NO_LIMIT
 

@@ -10,7 +10,7 @@ from talk import Clock
 
 from outrider_proto.frames import Decode, Draft, Finish, ServerTree, Verdict
 from outrider_proto.tree import DraftTree
-from outrider_server.scheduling.request import RequestDone, RowsAgain
+from outrider_server.scheduling.reply_poster import RequestDone, RowsAgain
 from outrider_server.security.gcra import Gcra
 from outrider_server.security.principal import ANONYMOUS, Principal, Quota
 from outrider_server.security.rate_limit import Quotas, QuotaUsage, RateLimiter
