@@ -70,6 +70,8 @@ class ReceivedStream:
             self._put_beyond(packet.seq, packet.end)
             return 0
         before = self.next
+        if packet.seq < before:
+            self._duplicate = (packet.seq, before)
         self.next = packet.end
         while self._beyond and self._beyond[0][0] <= self.next:
             self.next = max(self.next, self._beyond.pop(0)[1])
@@ -89,7 +91,7 @@ class ReceivedStream:
     def check_ack(self, *, is_new: bool) -> None:
         """Acknowledge now, later or with others (__tcp_ack_snd_check)."""
         if (
-            self._duplicate is not None
+            (self._duplicate is not None and not is_new)
             or self.next - self.acked > self._segment_bytes
             or self._small >= 2
             or (self._small and not self._is_conversation)

@@ -90,7 +90,9 @@ class TcpRecovery:
         if not count:
             return
         segment = self.board.segment_at(block[0])
-        if self._undo_from is not None and self._undo_left > 0 and block[1] > self._undo_from:
+        # Not where only the first part of several segments sent as one was there already.
+        is_whole = block[1] <= news.prior_una or (segment is not None and segment.end <= block[1])
+        if self._undo_from is not None and self._undo_left > 0 and block[1] > self._undo_from and is_whole:
             self._undo_left = max(0, self._undo_left - count)
         if segment is not None and segment.is_sent_again and not segment.is_lost:
             segment.is_sent_again = False

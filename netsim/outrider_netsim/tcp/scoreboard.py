@@ -76,6 +76,21 @@ class Scoreboard:
         self._by_time.pop(segment.seq, None)
         self._by_time[segment.seq] = segment
 
+    def collapse(self, segment: SentSegment) -> None:
+        """Join a small segment that is sent again with those behind it (tcp_retrans_try_collapse)."""
+        room = SEGMENT_BYTES - (segment.end - segment.seq - segment.fin)
+        while (other := self._by_seq.get(segment.end)) is not None and not other.is_sacked:
+            room -= other.end - other.seq - other.fin
+            if room < 0:
+                break
+            self.lost -= other.is_lost
+            self.sent_again -= other.is_sent_again
+            segment.end, segment.fin = other.end, other.fin
+            segment.was_sent_again |= other.was_sent_again
+            self.segments.remove(other)
+            del self._by_seq[other.seq]
+            self._by_time.pop(other.seq, None)
+
     def mark_resent(self, segment: SentSegment) -> None:
         """Count the retransmission of a lost segment as under way."""
         segment.is_sent_again = True
@@ -99,8 +114,12 @@ class Scoreboard:
             while seq < end:
                 segment = self._by_seq.get(seq)
                 if segment is None:
-                    break
+                    # Inside one that was joined of several, of which the first ones have not arrived.
+                    seq = next((later.seq for later in self.segments if later.seq > seq), end)
+                    continue
                 seq = segment.end
+                if seq > end:
+                    break
                 if not segment.is_sacked:
                     first_reordered = self._sack(segment, high, first_reordered, news, now)
         if first_reordered is not None:
@@ -257,6 +276,7 @@ class Scoreboard:
                 wait_s = max(wait_s, remaining_s)
         for segment in overdue:
             self._mark_lost(segment)
+            self._by_time.pop(segment.seq, None)
         return wait_s
 
     def time_out(self, now: float) -> None:
@@ -279,7 +299,6 @@ class Scoreboard:
             segment.is_lost = True
             self.lost += 1
         self.losses += 1
-        self._by_time.pop(segment.seq, None)
         heapq.heappush(self._lost_seqs, segment.seq)
 
     def unmark_losses(self) -> None:
