@@ -139,6 +139,11 @@ class Link(AsyncResource):
     def stats(self) -> LinkStats:
         return self._started.stats
 
+    @property
+    def stayed(self) -> Mapping[int, int]:
+        """Connections of commands that did not pass the link, by the port on their side's own loopback."""
+        return self._started.stayed
+
     def cut(self) -> None:
         """Cut the link: nothing passes either way, and new connections hang."""
         self._started.cut()

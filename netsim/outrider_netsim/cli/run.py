@@ -97,6 +97,9 @@ async def _run(options: RunOptions, command: Sequence[str], console: Console) ->
         async with announced_outages(LinkControls(link, console), profile.outages):
             status = await link.run(command, upstreams, clients=options.clients)
         _print(console, totals(link.stats))
+        if link.stayed:
+            ports = ", ".join(f"127.0.0.1:{port} ({number})" for port, number in sorted(link.stayed.items()))
+            _print(console, f"connections that did not pass the link: {ports}; --upstream names a server behind it")
     except OSError as error:
         status = _not_executed(command[0], error)
     finally:

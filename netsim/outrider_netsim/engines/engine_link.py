@@ -67,6 +67,11 @@ class EngineLink(AsyncResource):
         return None
 
     @property
+    def stayed(self) -> Mapping[int, int]:
+        """Connections of commands that did not pass the link, by the port on their side's own loopback."""
+        return {}
+
+    @property
     @abstractmethod
     def stats(self) -> LinkStats:
         """Counters of both directions, and connections."""

@@ -1,24 +1,26 @@
 """The base of engines that put a link between two namespaces, and lead TCP connections and commands through them.
 
-here                        A                            B                             here
-client -> host:port     ->  10.77.0.1  ==== link ====  10.77.0.2:any port  ->  upstream     the link's address
-          command in A  ->  127.0.0.1:upstream's port   (the same)                           `run`
+here                        A                                 B                                   here
+                 command ->  127.0.0.1:PORT  == link ==  listener, splice  -> the server of that port   `run`
+client -> host:port, splice ->  (the same)                                                            the link's address
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from outrider_netsim.core.addresses import ADDRESS_VARIABLE, Address
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.engines.engine_link import EngineLink, LinkPlan
-from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES
+from outrider_netsim.engines.steering import LOOPBACK, Steering
+from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, listening_ports
 from outrider_netsim.namespaces.namespaces import Namespaces
 from outrider_netsim.namespaces.tcp_splice import SpliceLeg, TcpSplice, dial_locally, dial_with, local_listener
 
-LOOPBACK = "127.0.0.1"
+FOLLOW_EVERY_S = 0.5
 
 
 class NamespaceLink(EngineLink):
@@ -28,10 +30,11 @@ class NamespaceLink(EngineLink):
         super().__init__(plan)
         self._address: Address | None = None
         self._namespaces = Namespaces()
-        self._near: list[TcpSplice] = []  # that accept clients
-        self._far: dict[Address, TcpSplice] = {}  # in B, by upstream
-        self._inside: dict[int, Address] = {}  # upstreams reachable on A's loopback, by port
-        self._ignores_clients = False
+        self._steering: Steering | None = None
+        self._near: TcpSplice | None = None  # accepts clients of this network
+        self._far: dict[int, TcpSplice] = {}  # in B, by the port that A's loopback has, too
+        self._servers: dict[int, Address] = {}  # by the same port
+        self._followed: dict[int, bool] = {}  # ports that nobody asked for; whether they lead over the link
 
     async def start(self) -> None:
         try:
@@ -40,9 +43,12 @@ class NamespaceLink(EngineLink):
                 function = "outrider_netsim.namespaces.interfaces:set_up_tcp"
                 await self._namespaces.call(side, function, congestion=self.plan.congestion)
             await self._make_link()
+            self._steering = await Steering.start(self._namespaces, self.plan.congestion, self._ask_server)
+            await self._lead(self._steering, self.plan.upstream)
             listener = local_listener(*self.plan.listen)
             self._address = Address(*listener.getsockname()[:2])
-            await self._open_near(TcpSplice(listener, partial(self._cross, self.plan.upstream)))
+            self._near = TcpSplice(listener, self._cross)
+            await self._near.start()
         except BaseException:
             await self.aclose()
             raise
@@ -62,12 +68,21 @@ class NamespaceLink(EngineLink):
     ) -> list[int]:
         """Run a command in A, where 127.0.0.1:PORT of each upstream leads over the link, once for each environment.
 
+        So do the ports of all other servers on this machine's loopback, unless the command has one of its own there.
         Returns the exit statuses. OUTRIDER_LINK_ADDRESS holds the first upstream's address. Raises OSError when the
         command cannot be executed, ProfileError when two upstreams have the same port.
         """
-        inside = [await self._listen_inside(upstream) for upstream in upstreams or [self.plan.upstream]]
-        variables = {ADDRESS_VARIABLE: str(inside[0])}
-        return await self._namespaces.run_copies(argv, [{**variables, **env} for env in environments])
+        assert self._steering is not None
+        servers = upstreams or [self.plan.upstream]
+        for server in servers:
+            await self._lead(self._steering, server)
+        variables = {ADDRESS_VARIABLE: str(Address(LOOPBACK, servers[0].port))}
+        async with self._following(self._steering):
+            return await self._namespaces.run_copies(argv, [{**variables, **env} for env in environments])
+
+    @property
+    def stayed(self) -> Mapping[int, int]:
+        return {} if self._steering is None else self._steering.stayed
 
     @abstractmethod
     async def _make_link(self) -> None:
@@ -75,53 +90,80 @@ class NamespaceLink(EngineLink):
 
     @property
     def _connections(self) -> int:
-        """Number of connections that clients opened."""
-        return sum(splice.connections for splice in self._near)
+        """Number of connections that came over the link."""
+        return sum(splice.connections for splice in self._far.values())
 
     def _ignore_clients(self, is_cut: bool) -> None:
-        """Let new connections hang, or no more; the link itself stalls those under way."""
-        self._ignores_clients = is_cut
-        for splice in self._near:
-            splice.ignore_connections() if is_cut else splice.accept_connections()
+        """Let new connections to the link's address hang, or no more; the link itself stalls all others."""
+        if self._near is not None:
+            self._near.ignore_connections() if is_cut else self._near.accept_connections()
 
     async def _close_splices(self) -> None:
         """Reset all connections; the namespaces stay. Safe to call twice."""
-        for splice in (*self._near, *self._far.values()):
-            await splice.aclose()
+        for splice in (self._near, *self._far.values()):
+            if splice is not None:
+                await splice.aclose()
+        if self._steering is not None:
+            await self._steering.aclose()
+            self._steering = None
 
-    async def _listen_inside(self, upstream: Address) -> Address:
-        """Listen on A's loopback at the upstream's own port, so that commands there need no new address."""
-        address = Address(LOOPBACK, upstream.port)
-        there = self._inside.get(upstream.port)
-        if there is None:
-            listener = await self._namespaces.listener("A", *address)
-            await self._open_near(TcpSplice(listener, partial(self._cross, upstream)))
-            self._inside[upstream.port] = upstream
-        elif there != upstream:
+    async def _lead(self, steering: Steering, server: Address) -> None:
+        """Lead A's loopback at the server's own port to it, so that commands there need no new address."""
+        port = server.port
+        if self._followed.pop(port, False):
+            self._servers[port] = server
+        there = self._servers.setdefault(port, server)
+        if there != server:
             raise ProfileError(
-                f"upstream {upstream}: port {upstream.port} already leads to {there}, and a command behind the link "
-                "tells servers apart by their ports: give one of them another port"
+                f"upstream {server}: port {port} already leads to {there}, and a command behind the link tells servers "
+                "apart by their ports: give one of them another port"
             )
-        return address
+        if port not in self._far:
+            listener = await self._namespaces.listener("B", LOOPBACK, port, congestion=self.plan.congestion)
+            self._far[port] = TcpSplice(
+                listener,
+                lambda client: self._admitted(steering, (client, port)),
+                lambda client: steering.forget((client, port)),
+            )
+            await self._far[port].start()
+            steering.lead(port)
 
-    async def _open_near(self, splice: TcpSplice) -> None:
-        await splice.start()
-        self._near.append(splice)
-        if self._ignores_clients:
-            splice.ignore_connections()
+    @contextlib.asynccontextmanager
+    async def _following(self, steering: Steering) -> AsyncIterator[None]:
+        """Lead the ports of this machine's servers over the link, as they come, until the end of the block."""
+        await self._follow_ports(steering)
+        task = asyncio.create_task(self._keep_following(steering))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
-    async def _cross(self, upstream: Address) -> SpliceLeg:
-        far = self._far.get(upstream) or await self._open_far(upstream)
+    async def _keep_following(self, steering: Steering) -> None:
+        while True:
+            await asyncio.sleep(FOLLOW_EVERY_S)
+            await self._follow_ports(steering)
+
+    async def _follow_ports(self, steering: Steering) -> None:
+        function = f"{listening_ports.__module__}:{listening_ports.__name__}"
+        inside = {int(port) for port in await self._namespaces.call("A", function)}
+        for port, host in listening_ports().items():
+            if port not in self._servers and port not in inside and self.address != str(Address(host, port)):
+                with contextlib.suppress(OSError):
+                    await self._lead(steering, Address(host, port))
+                    self._followed[port] = True
+        for port, is_led in self._followed.items():
+            # A server of the command's own comes first.
+            if is_led == (port in inside):
+                steering.lead(port, is_led=not is_led)
+                self._followed[port] = not is_led
+
+    async def _cross(self, _client: int) -> SpliceLeg:
         near = await self._namespaces.socket("A", congestion=self.plan.congestion)
-        return await dial_with(near, LINK_ADDRESSES["B"], far.port)
+        return await dial_with(near, LOOPBACK, self.plan.upstream.port)
 
-    async def _open_far(self, upstream: Address) -> TcpSplice:
-        listener = await self._namespaces.listener("B", LINK_ADDRESSES["B"], congestion=self.plan.congestion)
-        splice = TcpSplice(listener, partial(dial_locally, *upstream))
-        # Another connection may have opened the same splice during the await.
-        if known := self._far.get(upstream):
-            await splice.aclose()
-            return known
-        self._far[upstream] = splice
-        await splice.start()
-        return splice
+    async def _admitted(self, steering: Steering, ports: tuple[int, int]) -> SpliceLeg:
+        return steering.take(ports) or await self._ask_server(ports[1])
+
+    async def _ask_server(self, port: int) -> SpliceLeg:
+        return await dial_locally(*self._servers[port])

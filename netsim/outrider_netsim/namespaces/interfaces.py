@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from outrider_netsim.core.errors import EngineError
+from outrider_netsim.namespaces.blackhole import FIRST_PACKETS, attach_filter
 
 Side = Literal["A", "B"]
 SocketKind = Literal["tcp", "udp"]
@@ -35,6 +36,14 @@ SIOCSIFADDR, SIOCSIFNETMASK = 0x8916, 0x891C
 SIOCSIFMTU = 0x8922
 RTM_NEWLINK, RTM_DELLINK, IFLA_TXQLEN = 16, 17, 13  # linux/rtnetlink.h, linux/if_link.h
 NLM_F_REQUEST, NLM_F_ACK = 1, 4  # linux/netlink.h
+
+ETH_P_IP = 0x0800  # linux/if_ether.h
+TCP_LISTEN = "0A"  # net/tcp_states.h
+# Addresses in /proc/net (words of a little-endian machine) that take connections to a loopback address.
+LISTENING = {
+    "tcp": {"00000000": "127.0.0.1", "0100007F": "127.0.0.1"},
+    "tcp6": {f"{0:032}": "127.0.0.1", f"{'FFFF00000100007F':0>32}": "127.0.0.1", f"{'01000000':0>32}": "::1"},
+}
 
 SETTINGS = Path("/proc/sys")
 AVAILABLE_CONGESTION = "net/ipv4/tcp_available_congestion_control"
@@ -76,19 +85,20 @@ def open_listener(host: str, port: int, congestion: str | None = None) -> Passed
         return PassedDescriptor(os.dup(listener.fileno()))
 
 
-def open_tun(address: str) -> PassedDescriptor:
-    """Create a TUN device with the link's address and bring it up.
+def open_tun(name: str, address: str | None = None) -> PassedDescriptor:
+    """Create a TUN device, with an address of the link's, and bring it up.
 
     The descriptor reads and writes one IPv4 packet at a time. Raises EngineError when there is no TUN device for us.
     """
     device = _tun_device()
     try:
-        flags = struct.pack("16sH22x", LINK_INTERFACE.encode(), IFF_TUN | IFF_NO_PI)
+        flags = struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI)
         fcntl.ioctl(device, TUNSETIFF, flags)
-        set_mtu(LINK_INTERFACE, MTU_BYTES)
-        set_queue(LINK_INTERFACE, TUN_QUEUE_PACKETS)
-        set_address(LINK_INTERFACE, address)
-        set_up(LINK_INTERFACE)
+        set_mtu(name, MTU_BYTES)
+        set_queue(name, TUN_QUEUE_PACKETS)
+        if address is not None:
+            set_address(name, address)
+        set_up(name)
     # Also when cancelled: the device lives as long as its descriptor.
     except BaseException:
         os.close(device)
@@ -96,10 +106,37 @@ def open_tun(address: str) -> PassedDescriptor:
     return PassedDescriptor(device)
 
 
+def open_sniffer(interface: str) -> PassedDescriptor:
+    """Open a socket that reads the IPv4 packets which begin TCP connections over an interface."""
+    kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+    with socket.socket(socket.AF_PACKET, kind, 0) as sniffer:
+        # Before it is bound, or others would wait in it.
+        attach_filter(sniffer, FIRST_PACKETS)
+        sniffer.bind((interface, ETH_P_IP))
+        return PassedDescriptor(os.dup(sniffer.fileno()))
+
+
+def listening_ports() -> dict[int, str]:
+    """Return the TCP ports that servers listen at on this namespace's loopback, each with its address there."""
+    found: dict[int, str] = {}
+    for version, addresses in LISTENING.items():
+        # A kernel may have no IPv6.
+        with contextlib.suppress(FileNotFoundError):
+            for line in Path(f"/proc/self/net/{version}").read_text().splitlines()[1:]:
+                _, local, _, state, *_ = line.split()
+                address, _, port = local.partition(":")
+                if state == TCP_LISTEN and address in addresses:
+                    found.setdefault(int(port, 16), addresses[address])
+    return found
+
+
 def set_up_tcp(congestion: str) -> None:
     """Give this namespace's TCP the same settings on every host. Raises EngineError without that congestion control."""
     with socket.socket() as trial:
         choose_congestion(trial, congestion)
+    # Copied from the host, too. Addresses of loopback cross the link, which a check of reverse paths would not allow.
+    with contextlib.suppress(OSError):
+        (SETTINGS / "net/ipv4/conf/all/rp_filter").write_text("0")
     for name, value in {**TCP_SETTINGS, "tcp_congestion_control": congestion}.items():
         # Read-only in some containers. And a namespace takes no congestion control that the host keeps for root (it is
         # not in tcp_allowed_congestion_control): the splices' sockets choose it one by one.

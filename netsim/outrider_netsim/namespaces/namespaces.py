@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from outrider_netsim.core.async_resource import AsyncResource
 from outrider_netsim.core.errors import EngineError
-from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, Side, SocketKind
+from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, LINK_INTERFACE, Side, SocketKind
 from outrider_netsim.namespaces.processes import MARK, own_mark
 from outrider_netsim.namespaces.signal_forwarding import forward_signals
 
@@ -87,15 +87,23 @@ class Namespaces(AsyncResource):
         """Open a non-blocking listening TCP socket on that side. Raises OSError, and EngineError as `socket` does."""
         return await self._opened(side, "open_listener", host=host, port=port, congestion=congestion)
 
+    async def sniffer(self, side: Side, interface: str) -> Socket:
+        """Open a socket that reads the first packets of TCP connections over an interface of that side."""
+        return await self._opened(side, "open_sniffer", interface=interface)
+
     async def _opened(self, side: Side, function: str, **arguments: object) -> Socket:
         opened = Socket(fileno=await self.call(side, f"outrider_netsim.namespaces.interfaces:{function}", **arguments))
         opened.setblocking(False)
         return opened
 
-    async def tun(self, side: Side) -> int:
-        """Create a TUN device on that side with the link's address and return its non-blocking descriptor; close it."""
+    async def tun(self, side: Side, name: str = LINK_INTERFACE) -> int:
+        """Create a TUN device on that side and return its non-blocking descriptor; close it.
+
+        The link's own has the side's address, others have none.
+        """
         function = "outrider_netsim.namespaces.interfaces:open_tun"
-        return int(await self.call(side, function, address=LINK_ADDRESSES[side]))
+        address = LINK_ADDRESSES[side] if name == LINK_INTERFACE else None
+        return int(await self.call(side, function, name=name, address=address))
 
     async def call(self, side: Side, function: str, **arguments: object) -> Any:  # Any: JSON, or a descriptor
         """Run `package.module:function` of this package on that side and return its result.

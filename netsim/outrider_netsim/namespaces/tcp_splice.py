@@ -3,7 +3,8 @@
     client --> [ splice ] ==== the link: its own TCP, from A to B ==== [ splice ] --> server
       its own namespace  socket of A                    listening in B  the server's namespace
 
-End of stream, reset and backpressure are passed on, and small writes go out at once (TCP_NODELAY).
+End of stream, reset and backpressure are passed on, and small writes go out at once (TCP_NODELAY). Buffers are
+small, so that the link holds both programs back.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from outrider_netsim.core.async_resource import close_server
 from outrider_netsim.namespaces.blackhole import accept_connections, ignore_connections
 
 BUFFER_BYTES = 64 * 1024  # read from one side while the other does not take it; then reading stops
+UNSENT_BYTES = 16 * 1024  # in a leg's kernel, beyond what is under way
+SEGMENT_BYTES = 1460  # as on the link: over loopback's 64 KB a kernel buffers megabytes from the start
+TCP_NOTSENT_LOWAT = 25  # linux/tcp.h
 BACKLOG = 128
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, 0 seconds
 
@@ -34,7 +38,9 @@ class SpliceLeg(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         # asyncio sets this only on sockets that it creates itself, not on those of other namespaces.
-        self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        leg = self._transport.get_extra_info("socket")
+        leg.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        leg.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._transport.set_write_buffer_limits(BUFFER_BYTES)
         # Until joined. In the next iteration: asyncio of Python 3.11.2 (Debian 12) starts to read after this method
         # whatever it does, and what arrives without a peer is lost.
@@ -102,15 +108,19 @@ class SpliceLeg(asyncio.Protocol):
         return peer if peer is not None and not peer.is_closing() else None
 
 
-Dial = Callable[[], Awaitable[SpliceLeg]]  # connects a new leg; raises OSError
+Dial = Callable[[int], Awaitable[SpliceLeg]]  # connects a new leg for a client of this port; raises OSError
 
 
 class TcpSplice:
-    """Accepts connections on `listener`, which it then owns, and joins each to a leg from `dial`."""
+    """Accepts connections on `listener`, which it then owns, and joins each to a leg from `dial`.
 
-    def __init__(self, listener: socket.socket, dial: Dial) -> None:
+    `forget` is told the client's port at a connection's end.
+    """
+
+    def __init__(self, listener: socket.socket, dial: Dial, forget: Callable[[int], None] = lambda _: None) -> None:
         self._listener = listener
         self._dial = dial
+        self._forget = forget
         self._server: asyncio.Server | None = None
         self._joining: set[asyncio.Task[None]] = set()
         self._ends: set[SpliceLeg] = set()
@@ -146,9 +156,14 @@ class TcpSplice:
 
     def _accept(self) -> SpliceLeg:
         self.connections += 1
-        return _AcceptedLeg(self._ends, self._begin)
+        return _AcceptedLeg(self._begin, self._end)
 
-    def _begin(self, accepted: SpliceLeg) -> None:
+    def _end(self, accepted: _AcceptedLeg) -> None:
+        self._ends.discard(accepted)
+        self._forget(accepted.client_port)
+
+    def _begin(self, accepted: _AcceptedLeg) -> None:
+        self._ends.add(accepted)
         if self._server is None:
             # Accepted just before aclose().
             accepted.reset()
@@ -158,9 +173,9 @@ class TcpSplice:
         self._joining.add(task)
         task.add_done_callback(self._joining.discard)
 
-    async def _join(self, accepted: SpliceLeg) -> None:
+    async def _join(self, accepted: _AcceptedLeg) -> None:
         try:
-            accepted.join(await self._dial())
+            accepted.join(await self._dial(accepted.client_port))
         except OSError:
             accepted.reset()
         except asyncio.CancelledError:
@@ -169,21 +184,22 @@ class TcpSplice:
 
 
 class _AcceptedLeg(SpliceLeg):
-    """An accepted leg, known to its splice while it is open."""
+    """An accepted leg, which tells its splice of its begin and end."""
 
-    def __init__(self, ends: set[SpliceLeg], begin: Callable[[SpliceLeg], None]) -> None:
+    def __init__(self, begin: Callable[[_AcceptedLeg], None], end: Callable[[_AcceptedLeg], None]) -> None:
         super().__init__()
-        self._ends = ends
         self._begin = begin
+        self._end = end
+        self.client_port = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._ends.add(self)
+        self.client_port = transport.get_extra_info("peername")[1]
         self._begin(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        self._ends.discard(self)
+        self._end(self)
 
 
 async def dial_with(own: socket.socket, host: str, port: int) -> SpliceLeg:
@@ -200,8 +216,23 @@ async def dial_with(own: socket.socket, host: str, port: int) -> SpliceLeg:
 
 async def dial_locally(host: str, port: int) -> SpliceLeg:
     """Connect a leg from this process's own namespace. Raises OSError."""
-    _, end = await asyncio.get_running_loop().create_connection(SpliceLeg, host, port)
-    return end
+    loop = asyncio.get_running_loop()
+    error: OSError | None = None
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        own = socket.socket(family, kind, protocol)
+        own.setblocking(False)
+        hold_back(own)
+        try:
+            return await dial_with(own, *address[:2])
+        except OSError as refused:
+            error = error or refused
+    raise error or OSError(f"{host} has no address")
+
+
+def hold_back(own: socket.socket) -> None:
+    """Let little wait on the far side of a socket that is not connected yet, and in its buffer of what arrives."""
+    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
 
 
 def local_listener(host: str, port: int) -> socket.socket:
@@ -211,6 +242,7 @@ def local_listener(host: str, port: int) -> socket.socket:
     with contextlib.ExitStack() as undo:
         undo.callback(listener.close)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        hold_back(listener)
         listener.bind(address)
         undo.pop_all()
     return listener

@@ -1,8 +1,10 @@
 """The command `outrider-netsim run`: exit statuses, signals, output, and nothing left behind."""
 
+import errno
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +17,7 @@ from outrider_netsim import link as link_module
 from outrider_netsim.cli.app import app
 from outrider_netsim.core.errors import EngineError
 
+CAPTURED = {"capture_output": True, "text": True, "timeout": 60}
 NETSIM = [sys.executable, "-m", "outrider_netsim.cli.app"]
 
 
@@ -110,6 +113,52 @@ def test_recordings_are_written_where_they_can_be_and_refused_where_not(engine, 
     refused = invoke("--set", "packet_log=/no/such/folder/x.csv", "--", "true", engine=engine)
     assert refused.exit_code == 2
     assert "packet log /no/such/folder/x.csv: cannot be written" in refused.stderr
+
+
+CONNECT = """
+import socket, sys, time
+own = socket.create_server(("127.0.0.1", 0))
+ports = [own.getsockname()[1] if port == "own" else int(port) for port in sys.argv[1:]]
+for port in ports:
+    started_at = time.perf_counter()
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=0.5):
+            print("slow" if time.perf_counter() - started_at >= 0.12 else "fast")
+    except OSError as error:
+        print(type(error).__name__, error.errno, "slow" if time.perf_counter() - started_at >= 0.12 else "fast")
+"""
+
+
+@pytest.mark.root
+def test_connecting_takes_the_links_time_and_fails_as_the_far_side_does():
+    """Over 60 ms each way, to a server that nobody named, to ports where there is none, and within the command."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        port, nobody = server.getsockname()[1], closed.getsockname()[1]
+        upstreams = ("--upstream", f"127.0.0.1:{nobody}", "--upstream", "no-such-host.invalid:7")
+        link = [*NETSIM, "run", "--engine", "tun", "--delay", "60ms", *upstreams]
+        script = ["--", sys.executable, "-c", CONNECT]
+        done = subprocess.run([*link, *script, *map(str, (port, nobody, 7, 9, "own"))], **CAPTURED)
+        refused, unreachable = "ConnectionRefusedError 111", f"OSError {errno.EHOSTUNREACH}"
+        expected = ["slow", f"{refused} slow", f"{unreachable} slow", f"{refused} fast", "fast"]
+        assert done.stdout.splitlines() == expected, done.stderr
+        assert re.search(r"did not pass the link: 127.0.0.1:9 \(1\), 127.0.0.1:\d+ \(1\); --upstream", done.stderr)
+        dead = subprocess.run([*link, "--loss", "100%", *script, str(port)], **CAPTURED)
+        assert dead.stdout == "TimeoutError None slow\n"
+
+
+@pytest.mark.root
+def test_a_command_is_held_back_by_the_links_buffers(tmp_path):
+    """At 5 Mbit/s with a queue of 100 ms, 62 KB, towards a server that reads everything."""
+    script = (
+        "import socket, sys, time; own = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); size = 0\n"
+        "own.settimeout(0.3)\ntry:\n while True: size += own.send(bytes(65536))\nexcept TimeoutError: print(size)"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        link = [*NETSIM, "run", "--engine", "tun", "--delay", "20ms", "--rate", "5mbit", "--set", "queue=100ms"]
+        done = subprocess.run([*link, "--", sys.executable, "-c", script, port], **CAPTURED)
+    assert 100_000 < int(done.stdout) < 1_500_000, done.stderr
 
 
 def test_without_privileges_the_relay_is_named_as_the_remedy(monkeypatch):

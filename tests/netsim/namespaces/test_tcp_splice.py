@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import socket
 import struct
-from functools import partial
 
 import pytest
 from echoing import connected, echo, serving
@@ -21,8 +20,8 @@ from outrider_netsim.namespaces.tcp_splice import (
 async def through_two(handler=echo):
     """Put two splices in a row before a server with `handler`; give the first one and its address."""
     async with asyncio.timeout(30), serving(handler) as server:
-        far = TcpSplice(local_listener("127.0.0.1", 0), partial(dial_locally, *server))
-        near = TcpSplice(local_listener("127.0.0.1", 0), partial(dial_locally, "127.0.0.1", far.port))
+        far = TcpSplice(local_listener("127.0.0.1", 0), lambda _: dial_locally(*server))
+        near = TcpSplice(local_listener("127.0.0.1", 0), lambda _: dial_locally("127.0.0.1", far.port))
         await far.start()
         await near.start()
         try:
@@ -127,7 +126,7 @@ async def test_closing_resets_what_is_open_and_leaves_no_task():
 async def test_closing_while_it_dials_gives_up():
     dialling = asyncio.Event()
 
-    async def never():
+    async def never(_client):
         dialling.set()
         await asyncio.Event().wait()
 
