@@ -173,13 +173,17 @@ def introduction(link: Link) -> str:
     )
 
 
-def totals(stats: LinkStats) -> str:
+def totals(stats: LinkStats, profile: Profile) -> str:
     """Return a link's counters in words."""
-    return f"{stats.connections} connections; up {_counted(stats.up)}; down {_counted(stats.down)}"
+    ways = f"up {_counted(stats.up, profile.up)}; down {_counted(stats.down, profile.down)}"
+    return f"{stats.connections} connections; {ways}"
 
 
-def _counted(path: PathStats) -> str:
-    gone = {"lost": path.lost, "in outages": path.dropped_by_outage, "by the full queue": path.dropped_by_queue}
+def _counted(path: PathStats, direction: Direction) -> str:
+    queue = "by the full queue"
+    if direction.has_usual_queue:
+        queue += f" of {direction.buffer_bytes:,} bytes (--set queue= sets another)"
+    gone = {"lost": path.lost, "in outages": path.dropped_by_outage, queue: path.dropped_by_queue}
     gone |= {"duplicated": path.duplicated, "corrupted": path.corrupted}
     losses = "".join(f", {number:,} {how}" for how, number in gone.items() if number)
     return f"{path.bytes_out:,} bytes in {path.packets_out:,} packets{losses}"
@@ -284,10 +288,8 @@ def _share(text: str) -> float | str:
     return "a share of packets such as 1% or 0.01"
 
 
-def _queue(text: str) -> dict[str, float] | str:
-    from outrider_netsim.profiles.profile import USUAL_QUEUE_PACKETS
-
-    none = {"queue_packets": USUAL_QUEUE_PACKETS, "queue_bytes": 0, "queue_ms": 0.0}
+def _queue(text: str) -> dict[str, float | None] | str:
+    none: dict[str, float | None] = {"queue_packets": None, "queue_bytes": 0, "queue_ms": 0.0}
     match = _NUMBER.fullmatch(text)
     if match and match[2].lower() in ("p", "packets") and match[1].isdecimal():
         return none | {"queue_packets": int(match[1])}

@@ -112,7 +112,7 @@ def _correlation(direction: Direction) -> str:
 
 
 def _queue(direction: Direction) -> str:
-    limit = f"{direction.queue_bytes} bytes" if direction.queue_bytes else f"{direction.queue_packets} packets"
+    limit = f"{direction.queue_packets} packets" if direction.queue_packets else f"{direction.buffer_bytes} bytes"
     if direction.queue_ms:
         limit = f"{direction.queue_ms:g} ms at the rate"
     return limit if direction.aqm == "none" else f"{limit}, {direction.aqm}"

@@ -89,4 +89,4 @@ async def _run(link: Link, upstream: str, outages: Sequence[Outage]) -> None:
             loop.add_reader(sys.stdin.fileno(), controls.toggle)
         async with announced_outages(controls, outages):
             await stopped.wait()
-        console.print(totals(link.stats))
+        console.print(totals(link.stats, link.profile))

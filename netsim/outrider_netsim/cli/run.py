@@ -96,7 +96,7 @@ async def _run(options: RunOptions, command: Sequence[str], console: Console) ->
         _introduce(link, command, console)
         async with announced_outages(LinkControls(link, console), profile.outages):
             status = await link.run(command, upstreams, clients=options.clients)
-        _print(console, totals(link.stats))
+        _print(console, totals(link.stats, link.profile))
         if link.stayed:
             ports = ", ".join(f"127.0.0.1:{port} ({number})" for port, number in sorted(link.stayed.items()))
             _print(console, f"connections that did not pass the link: {ports}; --upstream names a server behind it")

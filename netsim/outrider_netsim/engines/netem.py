@@ -9,10 +9,10 @@ queue refuses share one counter and cannot be told apart.
 
     packets -> [ netem: loss, delay ] -> [ bfifo: what waits for the rate ] -> [ tbf: rate ] -> veth
 
-That is `queue_bytes` and `queue_ms`: netem hands each packet to the qdisc in it when its delay is over, and tbf takes
-them from there. Order is then kept by an endless rate of netem's own, and the real rate is always tbf's, which lets a
-packet pass at once after a pause: a lone packet saves its size / rate there, which it takes in other engines. A change
-from this to netem's limit, or back, drops the packets in bfifo.
+That is `queue_bytes`, `queue_ms` and the usual queue: netem hands each packet to the qdisc in it when its delay is
+over, and tbf takes them from there. Order is then kept by an endless rate of netem's own, and the real rate is always
+tbf's, which lets a packet pass at once after a pause: a lone packet saves its size / rate there, which it takes in
+other engines. A change from this to netem's limit, or back, drops the packets in bfifo.
 
 netem cannot correlate delays: its `correlation` is of 32-bit numbers of which tabledist() uses the lowest bits. So with
 `coherence_ms` the caller gives the one delay that holds now, and changes it in small steps. Bursty losses are then in a
@@ -142,9 +142,10 @@ def qdisc_config(
     # Constant delays never reorder, so netem's own rate, which is exact, serves them too.
     ordered = direction.in_order or not direction.jitter_ms
     buffer = _buffer(direction, holds=holds)
+    packets = direction.queue_packets or MAX_QUEUE_PACKETS
     netem_bps = rate if buffer is None else UNLIMITED_BPS
     netem = Netem(
-        limit=direction.queue_packets if direction.buffer_bytes is None and not holds else MAX_QUEUE_PACKETS,
+        limit=MAX_QUEUE_PACKETS if holds else packets,
         delay=delay,
         loss=LOSS_ALL if is_cut else share_of_u32(direction.loss),
         bursts=_burst_loss(direction.bursts) if direction.bursts and not is_cut and delay_s is None else None,
@@ -157,7 +158,7 @@ def qdisc_config(
     losses = _losses(direction.bursts, seed) if direction.bursts and delay_s is not None else None
     if buffer is not None:
         return QdiscConfig(_bucket(rate, FRAME_BYTES, U32_MAX), netem, losses, buffer)
-    tbf = _bucket(UNLIMITED_BPS if ordered else rate, 0, direction.queue_packets * FRAME_BYTES)
+    tbf = _bucket(UNLIMITED_BPS if ordered else rate, 0, packets * FRAME_BYTES)
     return QdiscConfig(tbf, netem, losses)
 
 
@@ -201,13 +202,15 @@ def _burst_loss(bursts: Bursts) -> BurstLoss:
 
 
 def _buffer(direction: Direction, *, holds: bool) -> BufferQdisc | None:
-    limit_bytes = direction.buffer_bytes if direction.rate_bps else None
+    # The usual queue also without a rate, so that one that comes or goes loses nothing.
+    limit_bytes = direction.buffer_bytes if direction.rate_bps or direction.has_usual_queue else None
+    packets = direction.queue_packets or MAX_QUEUE_PACKETS
     if holds:
         if direction.aqm != "none":
             raise EngineError(f"aqm={direction.aqm!r} beside an outage that holds packets: use --engine tun")
-        return BufferQdisc("plug", limit_bytes or min(direction.queue_packets * FRAME_BYTES, MAX_QUEUE_BYTES))
+        return BufferQdisc("plug", limit_bytes or min(packets * FRAME_BYTES, MAX_QUEUE_BYTES))
     if direction.aqm != "none" and direction.rate_bps:
-        packets = direction.queue_packets if limit_bytes is None else limit_bytes // FRAME_BYTES
+        packets = packets if limit_bytes is None else limit_bytes // FRAME_BYTES
         return BufferQdisc(direction.aqm, packets)
     return None if limit_bytes is None else BufferQdisc("bfifo", limit_bytes)
 

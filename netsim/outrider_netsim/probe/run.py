@@ -212,8 +212,7 @@ def _lone_spacing_s(direction: Direction) -> float:
 def _quiet_spacing_s(direction: Direction) -> float:
     longest_s = (direction.mean_delay_ms + 6 * direction.delay_deviation_ms) / 1000
     # As packets of a train; a buffer before the rate gets them in bunches where they are kept in order.
-    buffer_bytes = direction.buffer_bytes
-    room = direction.queue_packets if buffer_bytes is None else buffer_bytes / SMALL_BYTES
+    room = direction.queue_packets or (direction.buffer_bytes or 0) / SMALL_BYTES
     return max(LOSS_SPACING_S, _serialization_s(direction) / QUIET_SHARE, 2 * longest_s / room)
 
 

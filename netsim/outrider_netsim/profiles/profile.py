@@ -21,7 +21,7 @@ AQMS: tuple[Aqm, ...] = get_args(Aqm)
 MAX_MS = 60_000.0
 MAX_QUEUE_PACKETS = 10_000_000
 MAX_QUEUE_BYTES = 2**32 - 1
-USUAL_QUEUE_PACKETS = 1000
+USUAL_QUEUE_BYTES = 1000 * 1514  # of full packets, or what the delay holds of the rate, if that is more
 LEAST_BUFFER_BYTES = 2 * 1514  # two full packets: with less a lone burst of two would lose one
 
 
@@ -72,7 +72,7 @@ class Direction:
     bursts: Bursts | None = None  # in place of `loss`
     duplicate: float = 0.0  # share of packets that arrive twice
     corrupt: float = 0.0  # share of packets of which one bit is flipped
-    queue_packets: int = USUAL_QUEUE_PACKETS  # waiting for rate and delay together (netem's limit); more is dropped
+    queue_packets: int | None = None  # waiting for rate and delay together (netem's limit); more is dropped
     queue_bytes: int = 0  # in its place: limits what waits for the rate, and not what is under way in the delay
     queue_ms: float = 0.0  # the same, as the time that the current rate takes for it
     aqm: Aqm = "none"  # what else is dropped from the buffer before the rate, before it is full
@@ -111,14 +111,14 @@ class Direction:
         self._check_queue()
 
     def _check_queue(self) -> None:
-        if not 1 <= self.queue_packets <= MAX_QUEUE_PACKETS:
+        if self.queue_packets is not None and not 1 <= self.queue_packets <= MAX_QUEUE_PACKETS:
             raise ProfileError(f"queue_packets={self.queue_packets}: need 1 to {MAX_QUEUE_PACKETS}")
         _check("queue_bytes", self.queue_bytes, MAX_QUEUE_BYTES)
         _check("queue_ms", self.queue_ms, MAX_MS)
         if self.aqm not in AQMS:
             raise ProfileError(f"aqm={self.aqm!r}: need one of {', '.join(AQMS)}")
-        limits = {"queue_packets": USUAL_QUEUE_PACKETS, "queue_bytes": 0, "queue_ms": 0.0}
-        given = [f"{name}={getattr(self, name):g}" for name, usual in limits.items() if getattr(self, name) != usual]
+        names = "queue_packets", "queue_bytes", "queue_ms"
+        given = [f"{name}={limit:g}" for name in names if (limit := getattr(self, name))]
         if len(given) > 1:
             raise ProfileError(f"{' beside '.join(given)}: each limits the queue, so give one of them")
 
@@ -126,18 +126,23 @@ class Direction:
     def buffer_bytes(self) -> int | None:
         """Return how many bytes may wait for the rate, or None where `queue_packets` is the limit instead.
 
-        At least two full packets. With `queue_ms` and no rate there is no such limit, as nothing waits.
+        At least two full packets. Without a rate there is no such limit, as nothing waits.
         """
         if self.queue_bytes:
             return max(LEAST_BUFFER_BYTES, self.queue_bytes)
-        if not self.queue_ms:
+        if self.queue_packets is not None:
             return None
         rate_bps = self.trace.mean_rate_bps if isinstance(self.trace, DeliveryTrace) else self.rate_bps
-        return (
-            min(MAX_QUEUE_BYTES, max(LEAST_BUFFER_BYTES, round(rate_bps * self.queue_ms / 8000)))
-            if rate_bps
-            else MAX_QUEUE_BYTES
-        )
+        if not rate_bps:
+            return MAX_QUEUE_BYTES
+        least = LEAST_BUFFER_BYTES if self.queue_ms else USUAL_QUEUE_BYTES
+        milliseconds = self.queue_ms or self.mean_delay_ms
+        return min(MAX_QUEUE_BYTES, max(least, round(rate_bps * milliseconds / 8000)))
+
+    @property
+    def has_usual_queue(self) -> bool:
+        """True where nobody asked for what a full queue drops."""
+        return self.aqm == "none" and not (self.queue_bytes or self.queue_ms or self.queue_packets)
 
     @property
     def mean_delay_ms(self) -> float:

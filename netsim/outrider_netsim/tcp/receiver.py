@@ -14,6 +14,10 @@ QUICK_ACKS = 16  # at the start and after trouble, every segment is acknowledged
 MOST_BLOCKS = 4  # remembered; three fit beside the timestamps
 SENT_BLOCKS = 3
 LEAST_SEGMENT_BYTES = 536
+# The receive window itself is not modeled, but its growth: while it grows, every segment is acknowledged.
+FIRST_WINDOW_BYTES, FIRST_CLAMP_BYTES = 65_536, 80_512  # of net.ipv4.tcp_rmem = 131072
+FIRST_SPACE_BYTES = 14_480  # ten segments
+LEAST_GROWING_BYTES = 128  # smaller segments do not let it grow
 # SACK compression: after three duplicates, acknowledgments wait for up to 1 ms (tcp_comp_sack_delay_ns).
 PROMPT_DUPLICATES = 3
 COMPRESSION_S = 0.001
@@ -42,6 +46,10 @@ class ReceivedStream:
         self._small = 0  # segments less than full since the last acknowledgment
         self._segment_bytes = LEAST_SEGMENT_BYTES
         self._received_at = -1.0
+        self._window, self._clamp = FIRST_WINDOW_BYTES, FIRST_CLAMP_BYTES
+        # Dynamic right-sizing: what arrived in the last round trip, and when this one began.
+        self._space = FIRST_SPACE_BYTES
+        self._round_from, self._round_began_at, self._round_trip_s, self._last_echo_ms = 0, clock.now, 0.0, 0
 
     @property
     def is_complete(self) -> bool:
@@ -66,6 +74,7 @@ class ReceivedStream:
             self._duplicate = (packet.seq, packet.end)
             return 0
         self._note_arrival(packet.end - packet.seq - packet.fin)
+        self._note_round_trip(packet)
         if packet.seq > self.next:
             self._put_beyond(packet.seq, packet.end)
             return 0
@@ -80,6 +89,7 @@ class ReceivedStream:
             if not self._beyond:
                 # The gap is closed: the sender should know at once.
                 self._small = 2
+        self._size_window()
         return self.next - before
 
     def report_duplicate(self, seq: int, end: int) -> None:
@@ -133,6 +143,27 @@ class ReceivedStream:
             self._segment_bytes = size_bytes
         else:
             self._small += 1
+        if size_bytes >= LEAST_GROWING_BYTES and self._window < self._clamp:
+            self._window = min(self._clamp, self._window + 2 * size_bytes)
+            self._quick |= 1
+
+    def _note_round_trip(self, packet: TcpPacket) -> None:
+        """Measure from an acknowledgment to the data that it made room for (tcp_rcv_rtt_measure_ts)."""
+        if packet.echo_ms == self._last_echo_ms or packet.end - packet.seq < self._segment_bytes:
+            return
+        self._last_echo_ms = packet.echo_ms
+        sample_s = max(0.001, self._clock.now - packet.echo_ms / 1000)
+        self._round_trip_s += (sample_s - self._round_trip_s) / (8 if self._round_trip_s else 1)
+
+    def _size_window(self) -> None:
+        """Once a round trip, make room for twice of what comes, and more if that grows (tcp_rcv_space_adjust)."""
+        now = self._clock.now
+        if not self._round_trip_s or now - self._round_began_at < self._round_trip_s:
+            return
+        copied, self._round_from, self._round_began_at = self.next - self._round_from, self.next, now
+        if copied > self._space:
+            self._clamp = max(self._clamp, 2 * copied + 4 * copied * (copied - self._space) // self._space)
+            self._space = copied
 
     def _compress(self) -> None:
         if self._duplicates_of != self.next:

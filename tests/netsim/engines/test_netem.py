@@ -12,6 +12,7 @@ from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.netem import (
     LOSS_ALL,
     TABLE_ENTRIES,
+    BufferQdisc,
     BurstLoss,
     delay_table,
     qdisc_config,
@@ -21,6 +22,7 @@ from outrider_netsim.profiles.distribution_table import DistributionTable
 from outrider_netsim.profiles.profile import Bursts, Direction
 
 JITTERY = Direction(21, 19, "normal", 20e6, base_ms=4.5, loss=0.001)
+PACKETS = {"queue_packets": 1000}
 
 
 def kernel_delays_ms(table):
@@ -69,16 +71,27 @@ def test_the_table_fits_the_kernel_and_the_law(distribution, delay_ms, jitter_ms
 @pytest.mark.parametrize(
     ("direction", "netem_bytes", "tbf_bytes"),
     [
-        (JITTERY, 0, 2_500_000),  # jitter may reorder: the rate is tbf's
-        (replace(JITTERY, in_order=True), 2_500_000, 125_000_000_000),  # order is kept by a rate of netem's own
-        (replace(JITTERY, in_order=True, rate_bps=0), 125_000_000_000, 125_000_000_000),  # or by an endless one
-        (Direction(10, rate_bps=8000), 1000, 125_000_000_000),  # a constant delay has netem's exact rate
+        (replace(JITTERY, **PACKETS), 0, 2_500_000),  # jitter may reorder: the rate is tbf's
+        (
+            replace(replace(JITTERY, **PACKETS), in_order=True, **PACKETS),
+            2_500_000,
+            125_000_000_000,
+        ),  # order is kept by a rate of netem's own
+        (
+            replace(replace(JITTERY, **PACKETS), in_order=True, rate_bps=0, **PACKETS),
+            125_000_000_000,
+            125_000_000_000,
+        ),  # or by an endless one
+        (Direction(10, rate_bps=8000, **PACKETS), 1000, 125_000_000_000),  # a constant delay has netem's exact rate
     ],
 )
 def test_the_rate_is_netems_where_order_is_kept_and_tbfs_where_it_is_not(direction, netem_bytes, tbf_bytes):
     shaping = qdisc_config(direction, 5)
     assert (shaping.netem.rate_bytes, shaping.tbf.rate_bytes) == (netem_bytes, tbf_bytes)
     assert (shaping.netem.limit, shaping.netem.seed) == (1000, 5)
+    usual = qdisc_config(replace(direction, queue_packets=None), 5)
+    assert (usual.netem.limit, usual.tbf.rate_bytes) == (10_000_000, round(direction.rate_bps / 8) or tbf_bytes)
+    assert usual.buffer == BufferQdisc("bfifo", 1_514_000 if direction.rate_bps else 2**32 - 1)
 
 
 def test_a_table_is_the_files_own():

@@ -129,6 +129,24 @@ def times_out(path, times, size_bytes):
     return out
 
 
+@pytest.mark.parametrize(
+    ("direction", "size_bytes", "load_bps"),
+    [
+        (Direction(300, rate_bps=100e6), 1514, 80e6),
+        (Direction(300, rate_bps=20e6), 70, 19e6),
+        (Direction(1000, 150, "normal", in_order=True), 1514, 40e6),
+        (Direction(500, 60, "normal", rate_bps=50e6), 1000, 40e6),
+    ],
+)
+def test_a_usual_queue_drops_nothing_below_the_rate_and_counts_what_it_drops_above(direction, size_bytes, load_bps):
+    path = Path(direction, 1)
+    times_out(path, [n * 8 * size_bytes / load_bps for n in range(4000)], size_bytes)
+    assert path.stats.packets_out == 4000
+    times_out(path, [1e6] * 60_000, 1514)
+    assert path.stats.dropped_by_queue == 64_000 - path.stats.packets_out
+    assert (path.stats.dropped_by_queue > 0) is bool(direction.rate_bps)
+
+
 def test_in_order_is_netems_own_rate():
     """There a packet leaves at max(now + delay, when the one before it left) + size / rate."""
     direction = Direction(21, 19, "normal", rate_bps=20e6, in_order=True)

@@ -48,7 +48,10 @@ def test_absurd_bursts_are_refused_by_name(arguments, message):
 @pytest.mark.parametrize(
     ("direction", "limit_bytes"),
     [
-        (Direction(rate_bps=1e6), None),
+        (Direction(rate_bps=1e6, queue_packets=7), None),
+        (Direction(rate_bps=1e6), 1_514_000),  # nothing asked for: 1000 full packets, or what the delay holds
+        (Direction(delay_ms=300, rate_bps=100e6), 3_750_000),
+        (Direction(delay_ms=300), 2**32 - 1),
         (Direction(rate_bps=1e6, queue_ms=300), 37_500),
         (Direction(rate_bps=1e6, queue_ms=1), 3028),  # two full packets
         (Direction(rate_bps=1e6, queue_bytes=20_000), 20_000),
@@ -56,5 +59,5 @@ def test_absurd_bursts_are_refused_by_name(arguments, message):
         (Direction(queue_ms=300), 2**32 - 1),  # nothing waits without a rate
     ],
 )
-def test_a_queue_in_time_or_bytes_limits_the_buffer_before_the_rate(direction, limit_bytes):
+def test_a_queue_of_time_or_bytes_or_unasked_limits_the_buffer_before_the_rate(direction, limit_bytes):
     assert direction.buffer_bytes == limit_bytes
