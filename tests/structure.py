@@ -77,7 +77,7 @@ SMALL_ON_PURPOSE: dict[str, str] = {
     **{
         f"outrider_drafters.families.{name}": "every family has the same modules: family, network, drafter, tap"
         for name in (
-            *(f"{x}.family" for x in ("dflash", "eagle3", "lookup", "medusa", "mtp", "suffix")),
+            *(f"{x}.family" for x in ("dflash", "eagle3", "lookup", "medusa", "suffix")),
             "eagle3.drafter",
         )
     },

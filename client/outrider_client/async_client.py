@@ -35,6 +35,7 @@ from outrider_client.text.logprobs import TokenLogprobs
 from outrider_client.text.transcript import FinishReason, Origin, Transcript
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.families.lookup.drafter import LookupDrafter
+from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 from outrider_proto.frames import ServerDescription
 
@@ -297,7 +298,11 @@ class AsyncClient:
         fallback_drafter = DraftingThread(LookupDrafter(models.vocab_size, shortest=FALLBACK_MIN_MATCH))
         pace = None if self.config.pace is None else Pace.load(self.config.pace)
         controller = ModeController(drafting, pace, self._clock)
-        acceptance_check = AcceptanceCheck(models.vocab_size)
+        hints = {}
+        if models.drafter is not None:
+            heads = RoutedDrafter.of(models.drafter)
+            hints = {name: getattr(head, "hint", "") for name, head in zip(heads.names, heads.heads, strict=True)}
+        acceptance_check = AcceptanceCheck(models.vocab_size, hints)
         return GenerationContext(
             models, session, transcript, drafting, fallback_drafter, acceptance_check, controller, self._clock
         )

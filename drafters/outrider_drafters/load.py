@@ -23,6 +23,7 @@ from outrider_drafters.checkpoints.target_weights import TargetWeights, target_s
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tap import Tap
 from outrider_drafters.families.family import Family, like
+from outrider_drafters.families.refusals import refuse_unsupported
 from outrider_drafters.families.suffix.hybrid import COPY_OPTION, SUFFIX_OPTION, with_candidates
 from outrider_drafters.plug_ins import PlugIns
 from outrider_proto.errors import UsageError
@@ -111,12 +112,15 @@ def recognize_family(files: DrafterFiles) -> Family:
             f"family={chosen}: need one of {', '.join(family_names())}, or the package that adds it: install that"
         )
     recognized = [family for family in _candidates(chosen) if _recognizes(family, files)]
-    if not recognized:
+    family = next((family for family in recognized if family.name == chosen), next(iter(recognized), None))
+    if family is None or family in FAMILIES:
+        refuse_unsupported(files, None if family is None else family.name, is_chosen=chosen is not None)
+    if family is None:
         raise files.fault(
             f"not a drafter directory (architectures={files.config.get('architectures')}); "
             f"need one of {', '.join(family_names())}, but it holds {join_names(sorted(files.names)) or 'no tensors'}"
         )
-    return next((family for family in recognized if family.name == chosen), recognized[0])
+    return family
 
 
 def check_options(files: DrafterFiles, family: Family) -> None:

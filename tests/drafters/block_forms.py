@@ -97,7 +97,7 @@ def sees(query: int, key: int, layer: int, root: int, causal: bool) -> bool:
 
 def sees_of_zlab(query: int, key: int, layer: int, config: dict[str, Any]) -> bool:
     sliding = "layer_types" in config and layer == 0
-    causal = config.get("is_causal", sliding)
+    causal = config.get("is_causal", sliding) or config["dflash_config"].get("causal", False)
     return not (causal and key > query) and not (sliding and abs(query - key) >= WINDOW)
 
 
@@ -144,7 +144,7 @@ class Form:
         return made
 
     def sees(self, root: int) -> Sees:
-        if not self.whole:
+        if "dflash_config" in self.config:
             return partial(sees_of_zlab, config=self.config_json())
         return partial(sees, root=root, causal=self.sliding == "causal") if self.sliding else lambda *_: True
 
@@ -186,6 +186,7 @@ FORMS |= {
         "": {},
         ", sliding and causal": SLIDING,
         ", sliding, not causal": SLIDING | {"is_causal": False},
+        ", causal": {"dflash_config": ZLAB["dflash_config"] | {"causal": True}},
         ", scales": {"input_embedding_scale": 1.5, "output_multiplier": 0.5, "final_logit_softcapping": 2.0},
     }.items()
 }
@@ -202,6 +203,29 @@ FORMS["confidence alone"] = Form(
     | FROM_ROOT,
     confidence="hidden",
 )
+
+
+def specforge(kind: str, **other: Any) -> dict[str, Any]:
+    heads = {"projector_type": "dspark", "attention_mode": "gqa", "confidence_head_alpha": 1.0, "num_anchors": 512}
+    inner = dspark(ZLAB["dflash_config"], kind, "with markov") | heads
+    return ZLAB | {"architectures": ["DSparkDraftModel"], "dflash_config": inner} | other
+
+
+OF_SPECFORGE = {"confidence": "with markov", "taps": (2, 4, LAST)}
+FORMS |= {
+    "vanilla, SpecForge": Form(specforge("vanilla"), first=1, kind="vanilla", whole=False, **OF_SPECFORGE),
+    "gated, SpecForge, causal": Form(
+        specforge("gated", is_causal=True), first=1, kind="gated", whole=False, **OF_SPECFORGE
+    ),
+    "rnn, SpecForge, few tokens": Form(specforge("rnn"), first=1, few=True, kind="rnn", whole=False, **OF_SPECFORGE),
+    "rnn, SpecForge, few tokens of its own": Form(specforge("rnn"), first=1, few=True, kind="rnn", **OF_SPECFORGE),
+    "vanilla, SpecForge for SGLang": Form(
+        dspark(specforge("vanilla", architectures=["Qwen3DSparkModel"]), "vanilla", "with markov"),
+        kind="vanilla",
+        whole=False,
+        **OF_SPECFORGE,
+    ),
+}
 
 
 class Place:
@@ -254,10 +278,12 @@ def fed(place: Place, frozen: TargetWeights, lacking: int = 0, options: str = ""
 def expected_path(place: Place, rows: Tensor, path: list[int]) -> tuple[Tensor, Tensor]:
     """Logits [Vd] and confidence after each of root and path, one slot at a time."""
     w, form, logits, confidences = place.tensors, place.form, [], []
-    lm_head, cap = w.get("lm_head.weight", random_target().lm_head), place.config.get("final_logit_softcapping")
+    targets = random_target().lm_head[DRAFTED] if form.few else random_target().lm_head
+    lm_head, cap = w.get("lm_head.weight", targets), place.config.get("final_logit_softcapping")
     state = torch.zeros(RANK)
-    before_slots = [TOKENS[-1]] * form.first + [TOKENS[-1], *path]
-    for slot, token in enumerate(before_slots):
+    # speculators' Markov head runs over the root's row all the same.
+    start = form.first if "dflash_config" in form.config else 0
+    for slot, token in enumerate([TOKENS[-1]] * (form.first - start) + [TOKENS[-1], *path], start):
         h, added, e = rows[slot], torch.zeros(len(lm_head)), torch.empty(0)
         if form.kind:
             e = w["markov_head.markov_w1.weight"][token]
@@ -279,4 +305,5 @@ def expected_path(place: Place, rows: Tensor, path: list[int]) -> tuple[Tensor, 
         if form.confidence:
             inputs = torch.cat((h, e)) if form.confidence == "with markov" else h
             confidences.append((w["confidence_head.proj.weight"] @ inputs + w["confidence_head.proj.bias"]).sigmoid())
-    return torch.stack(logits)[form.first :], torch.stack(confidences)[form.first :] if confidences else torch.empty(0)
+    unused = form.first - start
+    return torch.stack(logits)[unused:], torch.stack(confidences)[unused:] if confidences else torch.empty(0)

@@ -89,9 +89,9 @@ def test_what_is_no_drafter_directory_is_refused(tmp_path, golden):
 
 
 MTP_LAYOUTS = {
-    "mtp.fc.weight": r"heads \(mtp\.\*\) are not supported: they belong to targets with linear attention",
-    "model.mtp.layers.0.input_layernorm.weight": r"heads \(mtp\.\*\)",
-    "model.layers.4.eh_proj.weight": r"layer \(eh_proj\) is not supported: its latent attention and experts",
+    "mtp.fc.weight": r"heads of targets with linear attention, which the server does not run \(mtp\.fc\.weight\)",
+    "model.mtp.layers.0.input_layernorm.weight": "heads of targets with linear attention",
+    "model.layers.4.eh_proj.weight": r"layer, whose latent attention and experts .*eh_proj\.weight\): not supported",
 }
 
 

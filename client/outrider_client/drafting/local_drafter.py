@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from outrider_client.core.statistics import Meter
@@ -15,6 +15,7 @@ from outrider_drafters.routing.confidence import best_path
 from outrider_drafters.routing.routed_drafter import RoutedDraft
 from outrider_drafters.trees.grow import ScoredTree
 from outrider_proto.frames import Sampling, Verdict
+from outrider_proto.packing import common_prefix_len
 from outrider_proto.tree import DraftTree
 
 RECENT = 64  # newest tokens searched for keywords, in addition to the prompt
@@ -101,11 +102,11 @@ class LocalDrafter:
         assert self._drafting is not None
         tree = drafted.tree
         self._meter.draft_judged(drafted, verdict.path)
-        first_token = tree.tokens[verdict.path[0]] if verdict.path else verdict.bonus
-        likeliest = tree.tokens[best_path(drafted)[0]]
-        if first_token is None:
-            return None
-        return self._acceptance_check.judged(self._drafting.names[head], likeliest, first_token)
+        approved = [tree.tokens[node] for node in verdict.path]
+        if verdict.bonus is not None:
+            approved.append(verdict.bonus)
+        likeliest = [tree.tokens[node] for node in best_path(drafted)]
+        return self._acceptance_check.judged(self._drafting.names[head], likeliest, approved) if approved else None
 
     def _head_by_words(self, recent: Sequence[int], current: int) -> int | None:
         """Return the head that the keywords choose; None without keywords."""
@@ -116,6 +117,8 @@ class LocalDrafter:
 
 NUM_VERDICTS = 64
 CHANCE = 0.02  # with large vocabularies; with small ones twice the chance of a uniform guess
+FEW = 0.05  # accepted of the tokens drafted, where a head's files leave open how to read it
+CHECK = "Check that it was made for this target, and what its files may not state: layout, RoPE base, tapped layers"
 
 
 class AcceptanceCheck:
@@ -123,22 +126,31 @@ class AcceptanceCheck:
 
     A head for another model, or one read in a wrong layout, loads without an error and drafts nonsense: its likeliest
     token is the target's no more often than by chance. Over 64 verdicts, a head that is right one time in ten, which
-    hardly pays, is reported as at chance with probability 1 %.
+    hardly pays, is reported as at chance with probability 1 %. A head with a hint, which says how else it may be read,
+    gets the warning already where less than 5 % of its likeliest tokens are accepted.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, hints: Mapping[str, str] | None = None) -> None:
         self._chance = max(CHANCE, 2 / vocab_size)
+        self._hints = hints or {}
         self._verdicts: Counter[str] = Counter()
         self._hits: Counter[str] = Counter()
+        self._drafted: Counter[str] = Counter()
+        self._accepted: Counter[str] = Counter()
 
-    def judged(self, head: str, likeliest: int, verdict: int) -> str | None:
-        """Count a head's likeliest first token against the target's; return a warning if the head is at chance."""
+    def judged(self, head: str, likeliest: Sequence[int], approved: Sequence[int]) -> str | None:
+        """Count a head's likeliest tokens against the target's; return a warning if the head does not fit."""
         self._verdicts[head] += 1
-        self._hits[head] += likeliest == verdict
-        if self._verdicts[head] != NUM_VERDICTS or self._hits[head] > self._chance * NUM_VERDICTS:
+        self._hits[head] += likeliest[0] == approved[0]
+        self._drafted[head] += len(likeliest)
+        self._accepted[head] += common_prefix_len(likeliest, approved)
+        hits, hint = self._hits[head], self._hints.get(head)
+        accepted, drafted = self._accepted[head], self._drafted[head]
+        is_at_chance, are_few = hits <= self._chance * NUM_VERDICTS, accepted < FEW * drafted
+        if self._verdicts[head] != NUM_VERDICTS or not (is_at_chance or (hint and are_few)):
             return None
+        remedy = f"If it was made for this target, {hint}" if hint else CHECK
         return (
-            f"drafter {head}: its likeliest token was the target's in {self._hits[head]} of {NUM_VERDICTS} verdicts,"
-            " which is chance. Check that it was made for this target, and what its files may not state: layout,"
-            " RoPE base, tapped layers"
+            f"drafter {head}: its likeliest token was the target's in {hits} of {NUM_VERDICTS} verdicts, and of its"
+            f" {drafted} likeliest tokens {accepted} were accepted, about as many as by chance. {remedy}"
         )

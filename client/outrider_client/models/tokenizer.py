@@ -55,7 +55,10 @@ class TargetTokenizer:
     def render(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription] = ()) -> str:
         """Return the chat template's text. Raises what `encode_chat` does."""
         if not self._tokenizer.chat_template:
-            raise UsageError("this target has no chat template: give the prompt raw (--raw)")
+            raise UsageError(
+                "this target has no chat template, as a base model: `outrider generate --raw` and /v1/completions "
+                "continue a text; a chat needs an instruction-tuned model"
+            )
         try:
             text: str = self._tokenizer.apply_chat_template(
                 list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False

@@ -27,32 +27,23 @@ IGNORED = ".rotary_emb.inv_freq"  # a buffer some older writers saved; it follow
 MAX_NAMED = 8  # names in a message
 OWN = "outrider_"  # begins the keys that this project adds to a config.json
 # Keys of any config.json of Hugging Face's that say nothing of a drafter's arithmetic. Ties follow from tensors.
-GENERAL = frozenset(
-    {
-        "_name_or_path",
-        "architectures",
-        "attribute_map",
-        "auto_map",
-        "base_config_key",
-        "base_model_pp_plan",
-        "base_model_tp_plan",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "has_no_defaults_at_init",
-        "id2label",
-        "is_composition",
-        "keys_to_ignore_at_inference",
-        "label2id",
-        "model_type",
-        "pad_token_id",
-        "return_dict",
-        "tie_word_embeddings",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
-)
+GENERAL = frozenset({
+    "_name_or_path", "architectures", "attribute_map", "auto_map", "base_config_key", "base_model_pp_plan",
+    "base_model_tp_plan", "bos_token_id", "dtype", "eos_token_id", "has_no_defaults_at_init", "id2label",
+    "is_composition", "keys_to_ignore_at_inference", "label2id", "model_type", "pad_token_id", "return_dict",
+    "tie_word_embeddings", "torch_dtype", "transformers_version", "use_cache",
+})  # fmt: skip
+# Keys that trainers leave behind: what they sampled, weighted and scheduled. None of them changes the network.
+TRAINING = frozenset({
+    "attention_backend", "attention_dropout", "ce_loss_alpha", "confidence_head_alpha", "down_sample_ratio",
+    "down_sample_ratio_min", "dpace_alpha", "dpard_alpha", "dspark_ce_loss_alpha", "dspark_confidence_head_alpha",
+    "dspark_l1_loss_alpha", "embed_weight_key", "embedding_key", "freeze_base_model", "gradient_checkpointing",
+    "initializer_range", "kl_decay", "kl_scale", "l1_loss_alpha", "lambda_base", "lambda_base_decay_ratio",
+    "lambda_base_start", "lk_loss_type", "lm_head_key", "loss_decay_factor", "loss_decay_gamma", "loss_fn",
+    "loss_mode", "loss_objective", "loss_type", "max_anchors", "num_anchors", "num_blocks_per_sample",
+    "objective_chunk_blocks", "prefix_weight_base", "report_acc", "self_logit_distillation", "step_loss_decay",
+    "target_model_name_or_path", "training_mode", "ttt_length", "ttt_step_loss_decay", "ttt_steps",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +103,19 @@ class DrafterFiles:
         if drafter != target:
             raise self.fault(f"{what} is {drafter}, the target's {target}: made for another target")
 
-    def need_understood(self, settings: frozenset[str]) -> None:
-        """Raise UsageError for a setting of config.json that is none of these; one that is off or empty is fine."""
+    def need_understood(self, settings: frozenset[str], part: str | None = None) -> None:
+        """Raise UsageError for a setting of config.json, or of an object in it, that is none of these nor TRAINING.
+
+        One that is off or empty is fine.
+        """
         # Passed over, a setting of a later version would cost acceptance and nothing else.
-        for key, value in self.config.items():
-            if value and key not in settings | GENERAL and not key.startswith(OWN):
+        inner = self.config if part is None else self.config.get(part)
+        for key, value in inner.items() if isinstance(inner, Mapping) else ():
+            known = key in settings | GENERAL | TRAINING or key.startswith(OWN)
+            if value and not known:
                 raise self.fault(
-                    f"config.json: {key}={value} is not understood: need one of {', '.join(sorted(settings))}"
+                    f"{part or 'config.json'}: {key}={value} is not understood: need one of "
+                    f"{', '.join(sorted(settings))}; if it only steered the training, delete it from config.json"
                 )
 
     def need_vocabulary(self, target: TargetSizes) -> None:

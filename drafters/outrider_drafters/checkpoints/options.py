@@ -163,6 +163,7 @@ TARGET_LAYERS_OPTION = DrafterOption(
     "tapped layers, as indices of Hugging Face's hidden_states",
     _read_layers,
 )
+FROM_ROOT_OPTION = DrafterOption.switch("sample_from_anchor", "a block's first row, the root's, drafts a token, too")
 DDTREE_OPTION = DrafterOption.whole("ddtree", "nodes of the best-first tree that a block drafter drafts; 0: a chain")
 _SHARED = (DRAFT_VOCAB_OPTION, ROPE_THETA_OPTION, EMBEDDING_OPTION, TARGET_LAYERS_OPTION, DDTREE_OPTION)
 SHARED: Mapping[str, DrafterOption[Any]] = {option.name: option for option in _SHARED}  # Any: each has its own type

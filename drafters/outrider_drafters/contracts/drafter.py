@@ -123,6 +123,7 @@ class Drafter(Protocol):
     stale_tolerant: bool = False  # it drafts about as well while the newest tokens' features are still on their way
     tree_in_one_pass: bool = False  # tree_logits takes one pass rather than one per level
     levels_per_pass: int = 1  # levels of a draft that a pass gives: of a drafter of blocks as many as a block has
+    hint: str = ""  # what to do where the target refuses nearly all of its tokens, if its files leave something open
     plan: TreePlan | None = None  # the tree it was made for, if that is fixed; None: it drafts trees of any shape
 
     def new_state(self) -> DraftState: ...

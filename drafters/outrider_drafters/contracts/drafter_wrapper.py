@@ -19,6 +19,7 @@ class DrafterWrapper:
         self.vocab_size = inner.vocab_size
         self.tap: TapInfo = inner.tap
         self.plan: TreePlan | None = inner.plan
+        self.hint = getattr(inner, "hint", "")  # a package's drafter may be older
         self.stale_tolerant = inner.stale_tolerant
         self.tree_in_one_pass = inner.tree_in_one_pass
         self.levels_per_pass = inner.levels_per_pass

@@ -48,6 +48,7 @@ class RoutedDrafter:
     """Drafters for one target that read the same features, or none. Raises UsageError otherwise."""
 
     family = "heads"
+    hint = ""  # each of them has its own
 
     def __init__(
         self, heads: Sequence[Drafter], names: Sequence[str] | None = None, routing: Routing | None = None

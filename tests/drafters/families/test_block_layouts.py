@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from block_forms import DRAFTED, FORMS, Place, expected_path, fed, random_target
+from block_forms import DRAFTED, FORMS, RANK, Place, expected_path, fed, random_target
 from block_formulas import BLOCK, VOCABULARY, WIDTH
 
 from outrider_drafters import TargetWeights, TreeShape, grow_tree
@@ -65,3 +65,39 @@ def test_an_embedding_that_is_left_out_is_the_targets(place, frozen):
     drafter = place.load(frozen)
     del place.tensors["embed_tokens.weight"]
     assert torch.equal(place.load(frozen).embed, drafter.embed)
+
+
+READINGS = {  # a form, what its config.json says of the root's row, an option; the row that drafts first, what to try
+    "speculators": ("vanilla, speculators", {}, "", 0, "sample_from_anchor=false"),
+    "speculators, by the option": ("vanilla, speculators", {}, ",sample_from_anchor=false", 1, ""),
+    "speculators, by the config": ("vanilla, speculators", {"sample_from_anchor": False}, "", 1, ""),
+    "the option overrules": ("vanilla, speculators", {"sample_from_anchor": False}, ",sample_from_anchor=true", 0, ""),
+    "SpecForge": ("vanilla, SpecForge", {}, "", 1, "sample_from_anchor=true"),
+    "SpecForge, by the option": ("vanilla, SpecForge", {}, ",sample_from_anchor=true", 0, ""),
+    "Model-Optimizer": ("vanilla, SpecForge", {"shift_label": True}, "", 0, ""),
+    "for SGLang": ("vanilla, SpecForge for SGLang", {}, "", 0, "sample_from_anchor=false"),
+    "DFlash": ("dflash, speculators, defaults", {}, "", 1, ""),
+}
+
+
+@pytest.mark.parametrize(("form", "says", "option", "first", "hint"), READINGS.values(), ids=READINGS)
+def test_the_row_that_drafts_first_can_be_chosen_and_what_is_taken_is_told(
+    form, says, option, first, hint, frozen, tmp_path, caplog
+):
+    place = Place(tmp_path / "drafter", FORMS[form])
+    place.config.pop("sample_from_anchor", None)
+    place.config |= says
+    drafter = place.load(frozen, option)
+    assert drafter.num_drafts == BLOCK - first
+    assert drafter.hint == (f"give the drafter the option {hint}" if hint else "")
+    assert drafter.hint in caplog.text
+    assert ("config.json lacks sample_from_anchor" in caplog.text) == bool(hint)
+
+
+@pytest.mark.parametrize(
+    "renamed", [("markov_head.", ""), ("markov_head.", "logit_head.markov_head.")], ids=["NVIDIA's", "early"]
+)
+def test_other_names_of_the_markov_head_are_read(renamed, frozen, tmp_path):
+    place, old = Place(tmp_path / "drafter", FORMS["vanilla, SpecForge"]), renamed[0]
+    place.tensors = {name.replace(*renamed) if name.startswith(old) else name: t for name, t in place.tensors.items()}
+    assert place.load(frozen).network.markov_head.markov_w1.weight.shape == (VOCABULARY, RANK)

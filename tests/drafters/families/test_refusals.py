@@ -6,6 +6,7 @@ import pytest
 import torch
 from spoiled import GOLDEN, GONE, HEADS, SpoiledHead
 
+from outrider_drafters.checkpoints.drafter_files import TRAINING
 from outrider_proto.errors import UsageError
 
 WITH_LAYERS = [name for name in HEADS if name not in ("medusa", "hydra")]
@@ -156,10 +157,9 @@ REFUSED = {  # of a head: tensors, settings and options that are changed, and wh
         ({}, {"dflash_config": {"mask_token_id": 255, "target_layer_ids": [1, 8]}}, "",
          f"taps hidden state 9, the target has 0 to 8: {ANOTHER_TARGET}"),
         ({}, {"block_size": 1}, "", "block_size=1: need at least 2"),
-        ({}, {"dflash_config": {"num_candidates": 4}}, "", "dflash_config: num_candidates=4 is not understood"),
-        ({"layers.0.attention_conv.base_kernel": (2,)}, {}, "", r"DFlash 2 \(attention_conv"),
-        ({"lm_head.weight": (2,)}, {}, "", r"lm_head\.weight of its own, but config\.json is that of no layout which"),
-        ({"layers.0.pre_feedforward_layernorm.weight": (2,)}, {}, "", "blocks of Gemma's kind are not supported"),
+        ({}, {"dflash_config": {"num_candidates": 4}}, "", "num_candidates=4 is not understood.*; if it only steere"),
+        ({}, {"dflash_config": {"projector_type": "eagle"}}, "", "projector_type=eagle: need dflash or dspark"),
+        ({"lm_head.weight": (2,)}, {"dflash_config": GONE, "mask_token_id": 5}, "", "weight of its own, but config"),
     ],
     "dspark": [
         ({}, {"block_size": None}, "", "block_size=None: need a whole number"),
@@ -169,6 +169,8 @@ REFUSED = {  # of a head: tensors, settings and options that are changed, and wh
         ({}, {"confidence_head_with_markov": False}, "", r"has 80 columns: need 64, confidence_head_with_markov=False"),
         ({}, {"layer_types": ["sliding_attention"] * 3}, "", "layer 0 is sliding_attention, of which DeepSpec's code"),
         ({}, {"is_causal": True}, "", "is_causal=True: blocks of DeepSpec are not causal"),
+        ({}, {"causal": True}, "", "is_causal=True: blocks of DeepSpec are not causal"),
+        ({}, {}, ",sample_from_anchor=1", "'sample_from_anchor=1': need true or false"),
         ({}, {"markov_rank": GONE}, "", r"embed_tokens\.weight, lm_head\.weight of its own, but config\.json is that "),
         ({"embed_tokens.weight": GONE, "lm_head.weight": GONE}, {"markov_rank": GONE}, "",
          r"DSpark's heads, but config\.json has no markov_rank"),
@@ -187,7 +189,7 @@ REFUSED = {  # of a head: tensors, settings and options that are changed, and wh
         ({}, {"norm_before_fc": True}, "", r"one or the other|lacks tensors input_norm\.weight"),
         ({}, {"eagle_aux_hidden_state_layer_ids": "2"}, "", "need a list of layers"),
         ({}, {"target_hidden_size": 32}, "", "target_hidden_size is 32, the target's 64"),
-        ({}, {"norm_after_fc": True}, "", "norm_after_fc=True is not understood: need one of down_sample_ratio"),
+        ({}, {"norm_after_fc": True}, "", "norm_after_fc=True is not understood: need one of .*; if it only steered"),
         ({}, PROPOSING, "", "speculative_tokens=0: need a whole number"),
         ({}, {}, ",drafts=0", "'drafts=0': need a whole number of at least 1"),
     ],
@@ -219,6 +221,83 @@ ROWS = [(head, *row) for head, rows in REFUSED.items() for row in rows]
 def test_it_is_refused_by_name(head, tensors, config, options, message):
     head.change(tensors, config)
     head.refused(message, options)
+
+
+def inner(**settings):
+    return {"dflash_config": {"mask_token_id": 255, "target_layer_ids": [0, 4, 6]} | settings}
+
+
+def called(name: str):
+    return {"architectures": [name]}
+
+
+LAYER = "layers.0."
+UNSUPPORTED = {  # of a head: what a published file of this name holds besides, and what it says
+    "dflash": [
+        ("DFlash 2", {f"{LAYER}attention_conv.base_kernel": (2,)}, {}),
+        ("DFlash 2", {}, called("DFlash2DraftModel")),
+        ("DFlash 2", {}, inner(selector_rank=256, conv_kernel_size=2)),
+        ("Domino", {"prefix_gru.weight_ih_l0": (2, 2)}, {}),
+        ("Domino", {}, called("DominoDraftModel") | inner(projector_type="domino", emb_dim=256)),
+        ("LiLiCorr", {"lilicorr.token_proj.weight": (2, 2)}, {}),
+        ("LiLiCorr", {}, inner(lilicorr_candidate_topk=4)),
+        ("DSpine", {"injection.bias": (2,)}, {}),
+        ("DSpine", {}, called("DSpineDraftModel") | {"dspine_config": {"top_k": 16}, "is_causal": True}),
+        ("Laguna", {f"{LAYER}self_attn.g_proj.weight": (4, 64)}, {}),
+        ("Laguna", {}, called("DFlashLagunaForCausalLM") | {"model_type": "laguna"} | inner(causal=True)),
+        ("MiMo", {}, inner(attention_value_scale=0.6)),
+        ("blocks of Gemma's kind", {f"{LAYER}pre_feedforward_layernorm.weight": (2,)}, {}),
+    ],
+    "dspark": [
+        ("H-Spec", {}, called("HSpecDraftModel") | {"hspec_config": {"mamba_groups": 4}}),
+        (r"latent or delta attention \(MLA, KDA\)", {}, inner(attention_modes=["kda", "gqa"], projector_type="dspark")),
+        ("latent or delta attention", {f"{LAYER}self_attn.kv_b_proj.weight": (2, 2)}, {}),
+        ("latent or delta attention", {}, called("KimiK3DSpark5MLADraftModel")),
+        (r"experts \(MoE\)", {f"{LAYER}mlp.experts.gate_up_proj": (2, 2, 2)}, {}),
+        ("experts", {}, {"moe_preset": "qwen3_5_moe", "n_routed_experts": 512}),
+        ("attention to the target's K/V", {}, inner(conditioning_source="target_kv")),
+    ],
+    "eagle3": [
+        ("experts", {"midlayer.mlp.experts.0.up_proj.weight": (2, 2)}, {"num_experts": 128}),
+        ("experts", {}, called("Qwen3MoEForCausalLMEagle3")),
+        ("EDSD", {"edfuse.up_proj.weight": (2, 2)}, {}),
+        ("EDSD", {}, called("EdsdDraftModel") | {"target_layer_ids": [1, 2]}),
+        ("parallel Medusa heads", {"parallel_draft_heads.0.medusa_layers.0.linear.weight": (2, 2)}, {}),
+    ],
+}
+NAMED = [(head, *row) for head, rows in UNSUPPORTED.items() for row in rows]
+
+
+@pytest.mark.parametrize(("head", "name", "tensors", "config"), NAMED, indirect=["head"],
+                         ids=[f"{row[0]}: {row[1]}, {[*row[2], *row[3]]}" for row in NAMED])  # fmt: skip
+def test_a_network_that_no_family_reads_is_refused_by_its_name(head, name, tensors, config):
+    head.change(tensors, config)
+    head.refused(rf"{name}.*\(.*\): not supported; (give|export)")
+
+
+STORED = ("weight_scale", "weight_packed", "qweight", "weight.absmax", "SCB")
+METHODS = ("fp8", "compressed-tensors", "gptq", "awq", "bitsandbytes")
+QUANTIZED = [({f"{LAYER}mlp.up_proj.{name}": (1,)}, {}) for name in STORED]
+QUANTIZED += [({}, {"quantization_config": {"quant_method": method}}) for method in METHODS]
+
+
+@pytest.mark.parametrize("head", HEADS, indirect=True)
+def test_quantized_weights_are_refused_by_that_name(head):
+    whole, said = head.tensors, head.config
+    for tensors, config in QUANTIZED:
+        head.tensors, head.config = whole, said
+        head.change(tensors, config)
+        head.refused(r"quantized weights \(.*\): not supported; export them as they were before llm-compressor")
+
+
+@pytest.mark.parametrize("head", HEADS, indirect=True)
+def test_what_trainers_leave_behind_is_passed_over(head):
+    """And what a flat config has of its target."""
+    left = dict.fromkeys(TRAINING, 7) | {"training_mode": "vp_drafter"}
+    head.config |= left | ({"num_experts": 128} if head.llama is head.config else {})
+    if "dflash_config" in head.config:
+        head.config["dflash_config"] |= left | {"causal": False}
+    head.load()
 
 
 SIZES = {"kv_hidden_size": 16, "hidden_size": 32, "head_dim": 16, "self_attention_num_key_value_heads": 4}

@@ -44,6 +44,9 @@ class DFlashDrafter(BlockDrafter):
         if network.lm_head is not None:
             own = network.lm_head.weight.detach()
             head, self.draft_tokens = select_rows(own, network.draft_tokens, target.draft_tokens)
+        elif (tokens := network.draft_tokens) is not None:
+            target = target.drafting(tokens.tolist())
+            head, self.draft_tokens = target.lm_head, target.draft_tokens
         self._head = PackedLinear(head, packed=None)
 
     def new_state(self) -> DFlashState:

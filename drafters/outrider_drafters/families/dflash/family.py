@@ -4,7 +4,12 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.options import DDTREE_OPTION, DRAFT_VOCAB_OPTION, TARGET_LAYERS_OPTION
+from outrider_drafters.checkpoints.options import (
+    DDTREE_OPTION,
+    DRAFT_VOCAB_OPTION,
+    FROM_ROOT_OPTION,
+    TARGET_LAYERS_OPTION,
+)
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.families.dflash.drafter import DFlashDrafter
 from outrider_drafters.families.dflash.layout import canonical, default_plan, family_of, read_sizes
@@ -47,5 +52,5 @@ FAMILY = Family(
     drafter=_load_drafter,
     tap=lambda files, target, like: make_tap(load_network(files, target), like),
     keep_unquantized=is_fused,
-    options=(TARGET_LAYERS_OPTION, DRAFT_VOCAB_OPTION, DDTREE_OPTION),
+    options=(TARGET_LAYERS_OPTION, DRAFT_VOCAB_OPTION, DDTREE_OPTION, FROM_ROOT_OPTION),
 )

@@ -39,8 +39,8 @@ class LayerMask:
 def layer_mask(files: DrafterFiles, layer: int, layout: str) -> LayerMask:
     """Return the mask of a layer. Raises UsageError for a kind of layer that its layout's code does not have."""
     config, slides = files.config, is_sliding(files.config, layer)
-    if layout != "z-lab" and config.get("is_causal"):
-        raise files.fault(f"is_causal={config['is_causal']}: blocks of {layout} are not causal")
+    if layout != "z-lab" and (said := config.get("is_causal") or config.get("causal")):
+        raise files.fault(f"is_causal={said}: blocks of {layout} are not causal")
     if layout == "z-lab":
         return _zlab_mask(config, slides)
     if not slides:
@@ -53,7 +53,7 @@ def layer_mask(files: DrafterFiles, layer: int, layout: str) -> LayerMask:
 
 
 def _zlab_mask(config: Config, slides: bool) -> LayerMask:
-    causal = config.get("is_causal")
+    causal = config.get("causal") or config.get("is_causal")
     window = config_int(config, "sliding_window", 4096) if slides and config.get("use_sliding_window") else None
     return LayerMask(slides if causal is None else bool(causal), window)
 

@@ -1,6 +1,7 @@
 """The published layouts of DFlash, and of DSpark, which has the same backbone: their settings and tensors as sizes.
 
-z-lab         Qwen3's keys; settings in dflash_config or beside it; embedding and lm_head are the target's
+z-lab         Qwen3's keys; settings in dflash_config or beside it; embedding and lm_head are the target's. SpecForge's,
+              too, perhaps with either of its own, or with few tokens (d2t) whose rows are the target's
 DeepSpec      Qwen3's keys and settings side by side; embedding and lm_head of its own; the root's row drafts, too
 speculators   Qwen3's keys in transformer_layer_config; embedding and lm_head of its own, perhaps of few tokens (d2t)
 GGUF          llama.cpp: translated before (dflash_gguf.py)
@@ -8,15 +9,16 @@ GGUF          llama.cpp: translated before (dflash_gguf.py)
 z-lab and DeepSpec count layers by their outputs, speculators counts hidden states, the embedding being the first.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
-from outrider_drafters.blocks.layers import QK_NORMS, WEIGHTS, BlockShape, stored_shape
+from outrider_drafters.blocks.layers import QK_NORMS, WEIGHTS, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.checkpoints.options import TARGET_LAYERS_OPTION
+from outrider_drafters.checkpoints.options import FROM_ROOT_OPTION, TARGET_LAYERS_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.contracts.tap import BEFORE_NORM, LAST
 from outrider_drafters.contracts.tree_shape import TreeShape
@@ -31,34 +33,33 @@ from outrider_drafters.families.shared_layout import (
     speculative_tokens,
     stored_head,
 )
-from outrider_drafters.readers.config import KIND, NESTED, config_int, flattened
+from outrider_drafters.readers.config import KIND, NESTED, Config, config_int, flattened
 
 Layout = Literal["z-lab", "DeepSpec", "speculators"]
 
 REQUIRED = frozenset(
     {"fc.weight", "hidden_norm.weight", "norm.weight"} | {f"layers.0.{name}" for name in (*WEIGHTS, *QK_NORMS)}
 )
-SECOND = ("attention_conv", "mlp_conv", "candidate_selector")  # parts of DFlash 2
-GEMMA = ("pre_feedforward_layernorm", "post_feedforward_layernorm")  # norms of Gemma's blocks
-HEADS = ("markov_head.", "confidence_head.")  # parts of DSpark
+HEADS = ("markov_", "confidence_", "logit_head.")  # parts of DSpark, by any of their names
+INNER = "dflash_config"
 MARKOV_RANK = "markov_rank"
 CONFIDENCE_HEAD = "enable_confidence_head"
 DDTREE = 16  # nodes of the tree that a block drafts unless told otherwise, as many as in dynamic trees
 BLOCK: Mapping[Layout, int] = {"z-lab": 16, "speculators": 8}  # where a layout has a default
-SETTINGS = (  # what is read of dflash_config
-    "block_size",
-    "mask_token_id",
-    "target_layer_ids",
-    "input_embedding_scale",
-    "output_multiplier",
-    "final_logit_softcapping",
-    "sample_from_anchor",
-)
+SETTINGS = frozenset({  # what is read of dflash_config, or follows from the tensors
+    "attention_mode", "block_size", "causal", "confidence_head_with_markov", "enable_confidence_head",
+    "final_logit_softcapping", "input_embedding_scale", "markov_head_type", "markov_rank", "mask_token_id",
+    "num_target_layers", "output_multiplier", "projector_type", "sample_from_anchor", "shift_label", "target_layer_ids",
+    "use_confidence_head",
+})  # fmt: skip
+CHOICES = {"projector_type": ("dflash", "dspark"), "attention_mode": ("gqa", "mha")}
+FROM_ROOT = ("sample_from_anchor", "shift_label")  # the latter is Model-Optimizer's
+_log = logging.getLogger(__name__)
 
 
 def family_of(files: DrafterFiles) -> Literal["dflash", "dspark"] | None:
     """Return which of the two families it is, by what it says or what no other family has; None for neither."""
-    config = files.config
+    config = _merged(files.config)
     # Before the architecture: speculators' files may name a class of the code they were trained with.
     if (kind := config.get(KIND)) is not None:
         return kind if kind in ("dflash", "dspark") else None
@@ -70,16 +71,30 @@ def family_of(files: DrafterFiles) -> Literal["dflash", "dspark"] | None:
 
 
 def canonical(files: DrafterFiles) -> DrafterFiles:
-    """Flatten the config, and leave out the parts of the target that trainers export along."""
-    checkpoint = files.checkpoint.renamed(lambda name: None if name in VERIFIERS else name)
-    return replace(files, config=flattened(files.config), checkpoint=checkpoint)
+    """Flatten the config, bring tensors to one naming, and leave out parts of the target that trainers export along."""
+    files.need_understood(SETTINGS, INNER)
+    checkpoint = files.checkpoint.renamed(_canonical)
+    return replace(files, config=_merged(flattened(files.config)), checkpoint=checkpoint)
+
+
+def _canonical(name: str) -> str | None:
+    # logit_head: early files of SpecForge; without a container: NVIDIA's Model-Optimizer.
+    name = re.sub("^markov_w", "markov_head.markov_w", name.removeprefix("logit_head."))
+    return None if name in VERIFIERS else re.sub("^confidence_proj", "confidence_head.proj", name)
+
+
+def _merged(config: Config) -> Config:
+    """Return a config with the settings of dflash_config beside the others, which they overrule."""
+    inner = config.get(INNER)
+    given = {key: value for key, value in inner.items() if value is not None} if isinstance(inner, Mapping) else {}
+    return {**config, **given}
 
 
 def layout_of(files: DrafterFiles) -> Layout:
-    """Return the layout. DeepSpec writes `markov_rank` always, 0 for a DFlash."""
+    """Return the layout. DeepSpec writes `markov_rank` always, 0 for a DFlash, and never dflash_config."""
     if KIND in files.config or NESTED in files.config:
         return "speculators"
-    return "DeepSpec" if files.config.get(MARKOV_RANK) is not None else "z-lab"
+    return "DeepSpec" if files.config.get(MARKOV_RANK) is not None and INNER not in files.config else "z-lab"
 
 
 def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
@@ -90,21 +105,22 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
     files.need(REQUIRED if layout != "DeepSpec" else REQUIRED | {LM_HEAD})
     files.need_equal("num_target_layers", config_int(files.config, "num_target_layers", target.layers), target.layers)
     files.need_equal("target_hidden_size", config_int(files.config, "target_hidden_size", target.hidden), target.hidden)
-    shape = _shape(files)
+    shape = replace(stored_shape(files.checkpoint, "layers.0.", files.config), rope_scaling=rope_scaling(files.config))
     files.need_equal("hidden size", shape.width, target.hidden)
-    softcap = _setting(files, "final_logit_softcapping")
+    softcap = files.config.get("final_logit_softcapping")
     return DFlashSizes(
         shape=shape,
         layer_masks=tuple(layer_mask(files, layer, layout) for layer in range(_num_layers(files))),
         taps=_taps(files, target, layout),
-        block=_whole(files, "block_size", BLOCK.get(layout)),
+        block=config_int(files.config, "block_size", BLOCK.get(layout)),
         mask_token=_mask_token(files, target),
         embed_scale=_number(files, "input_embedding_scale"),
         logit_scale=_number(files, "output_multiplier"),
         softcap=None if not softcap else _number(files, "final_logit_softcapping"),
         from_root=_from_root(files, layout),
         vocab=target.vocab,
-        head_rows=_head_rows(files, target),
+        head_rows=_head_rows(files, target, layout),
+        borrowed_head=LM_HEAD not in files.names,
         own_embedding=_own_embedding(files, target),
         late=config_int(files.config, LATE) if LATE in files.config else 0,
     )
@@ -116,19 +132,15 @@ def default_plan(files: DrafterFiles, num_drafts: int) -> TreeShape:
 
 
 def _refuse_others(files: DrafterFiles, layout: Layout) -> None:
-    if any(part in name for name in files.names for part in SECOND):
-        raise files.fault(f"DFlash 2 ({', '.join(SECOND)}): only DFlash 1 is supported")
-    if gemma := sorted(name for name in files.names if any(part in name for part in GEMMA)):
-        raise files.fault(f"{gemma[0]}: blocks of Gemma's kind are not supported, only Llama's and Qwen's")
-    if layout == "z-lab" and (own := sorted({LM_HEAD, "d2t", EMBEDDING} & files.names)):
+    own = sorted({LM_HEAD, D2T, EMBEDDING} & files.names)
+    if layout == "z-lab" and INNER not in files.config and own:
         raise files.fault(
             f"{', '.join(own)} of its own, but config.json is that of no layout which has such: need {MARKOV_RANK} "
-            f"(DeepSpec) or {KIND} (speculators)"
+            f"(DeepSpec), {KIND} (speculators) or {INNER} (SpecForge)"
         )
-    inner = files.config.get("dflash_config")
-    for key, value in inner.items() if isinstance(inner, Mapping) else ():
-        if key not in SETTINGS and value:
-            raise files.fault(f"dflash_config: {key}={value} is not understood: need one of {', '.join(SETTINGS)}")
+    for key, allowed in CHOICES.items():
+        if (value := files.config.get(key)) not in (None, *allowed):
+            raise files.fault(f"{key}={value}: need {' or '.join(allowed)}")
 
 
 def _num_layers(files: DrafterFiles) -> int:
@@ -138,18 +150,13 @@ def _num_layers(files: DrafterFiles) -> int:
     return stored
 
 
-def _shape(files: DrafterFiles) -> BlockShape:
-    shape = stored_shape(files.checkpoint, "layers.0.", files.config)
-    return replace(shape, rope_scaling=rope_scaling(files.config))
-
-
 def _taps(files: DrafterFiles, target: TargetSizes, layout: Layout) -> tuple[int, ...]:
     """Return the tapped hidden states, from the option or the config; fc's width must fit their number."""
     taps = files.options.get(TARGET_LAYERS_OPTION)
     if taps is None:
         # Layer i's output is hidden_states[i + 1], which begins with the embedding: there, -1 is the embedding.
         key, offset = ("aux_hidden_state_layer_ids", 0) if layout == "speculators" else ("target_layer_ids", 1)
-        ids = _setting(files, key)
+        ids = files.config.get(key)
         if not isinstance(ids, list) or not all(type(layer) is int for layer in ids):
             raise files.fault(f"{key}={ids}: need the target's layers; give target_layers=I-J-...")
         taps = tuple(layer + offset for layer in ids)
@@ -162,18 +169,42 @@ def _taps(files: DrafterFiles, target: TargetSizes, layout: Layout) -> tuple[int
 
 
 def _from_root(files: DrafterFiles, layout: Layout) -> bool:
-    said = _setting(files, "sample_from_anchor")
-    if said is None:
-        return layout == "DeepSpec" or (layout == "speculators" and family_of(files) == "dspark")
-    if type(said) is not bool:
+    """Return whether the root's row drafts. Where neither option nor config says it of a DSpark, log what is taken."""
+    if (said := _said_from_root(files)) is not None:
+        return said
+    is_dspark = family_of(files) == "dspark"
+    # SpecForge's own code drafts from the row behind the root; what it converts for SGLang has DeepSpec's class.
+    of_deepspec = any(str(name).endswith("DSparkModel") for name in files.config.get("architectures") or ())
+    from_root = layout == "DeepSpec" or (is_dspark and (of_deepspec or layout == "speculators"))
+    if is_dspark and layout != "DeepSpec":
+        taken = "the root's row" if from_root else "the row behind the root's"
+        hint = reading_hint(files, from_root=from_root)
+        lacks = f"config.json lacks sample_from_anchor: {taken} is taken to draft first"
+        _log.warning("%s: %s; if few tokens are accepted, %s", files.directory, lacks, hint)
+    return from_root
+
+
+def _said_from_root(files: DrafterFiles) -> bool | None:
+    values = (files.options.get(FROM_ROOT_OPTION), *(files.config.get(key) for key in FROM_ROOT))
+    said = next((value for value in values if value is not None), None)
+    if said is not None and type(said) is not bool:
         raise files.fault(f"sample_from_anchor={said}: need true or false")
     return said
 
 
-def _head_rows(files: DrafterFiles, target: TargetSizes) -> int:
-    if D2T in files.names:
-        files.need(frozenset({LM_HEAD}))
-    rows, is_own = stored_head(files, target)
+def reading_hint(files: DrafterFiles, *, from_root: bool) -> str:
+    """Return what to try where few of a DSpark's tokens are accepted: published tools disagree (vllm#56792)."""
+    hint = f"give the drafter the option sample_from_anchor={'false' if from_root else 'true'}"
+    return hint if _said_from_root(files) is None else ""
+
+
+def _head_rows(files: DrafterFiles, target: TargetSizes, layout: Layout) -> int:
+    """Return the number of tokens that have a row of a head; 0: all, in the target's own."""
+    if D2T in files.names and LM_HEAD not in files.names and layout == "z-lab":
+        rows, is_own = files.checkpoint.shape(D2T)[0], True
+    else:
+        files.need(frozenset({LM_HEAD} if D2T in files.names else ()))
+        rows, is_own = stored_head(files, target)
     if (said := config_int(files.config, "draft_vocab_size", rows)) != rows:
         raise files.fault(f"{LM_HEAD} has {rows} rows: config.json says draft_vocab_size={said}")
     return rows if is_own else 0
@@ -188,25 +219,15 @@ def _own_embedding(files: DrafterFiles, target: TargetSizes) -> bool:
 
 
 def _mask_token(files: DrafterFiles, target: TargetSizes) -> int:
-    token = _setting(files, "mask_token_id")
+    token = files.config.get("mask_token_id")
     if type(token) is not int or not 0 <= token < target.vocab:
         raise files.fault(f"mask_token_id={token}: need a row of the target's embedding, 0 to {target.vocab - 1}")
     return token
 
 
-def _setting(files: DrafterFiles, name: str) -> Any:  # Any: raw JSON
-    inner = files.config.get("dflash_config")
-    value = inner.get(name) if isinstance(inner, Mapping) else None
-    return files.config.get(name) if value is None else value
-
-
-def _whole(files: DrafterFiles, name: str, default: int | None) -> int:
-    return config_int({name: _setting(files, name)}, name, default)
-
-
 def _number(files: DrafterFiles, name: str) -> float:
     """Read a factor, by default 1."""
-    value = _setting(files, name)
+    value = files.config.get(name)
     if value is not None and type(value) not in (int, float):
         raise files.fault(f"{name}={value}: need a number")
     return 1.0 if value is None else float(value)

@@ -40,7 +40,7 @@ class DFlashSizes:
 
     `embed_scale`, `logit_scale` and `softcap` (of logits; None: none) follow targets that have such. `from_root`: the
     root's row drafts, too. `head_rows`: rows of an lm_head of its own (0: it has none), `vocab` of an embedding of its
-    own. `late`: see LATE. Raises UsageError.
+    own. `borrowed_head`: these rows are the target's. `late`: see LATE. Raises UsageError.
     """
 
     shape: BlockShape
@@ -54,6 +54,7 @@ class DFlashSizes:
     from_root: bool = False
     vocab: int = 0
     head_rows: int = 0
+    borrowed_head: bool = False
     own_embedding: bool = False
     late: int = 0
 
@@ -109,7 +110,8 @@ class DFlash(nn.Module):
         self.hidden_norm = RMSNorm(width, sizes.shape.eps)
         self.layers = nn.ModuleList(LlamaBlock(sizes.shape) for _ in sizes.layer_masks)
         self.norm = RMSNorm(width, sizes.shape.eps)
-        self.lm_head = nn.Linear(width, sizes.head_rows, bias=False) if sizes.head_rows else None
+        has_own_head = sizes.head_rows and not sizes.borrowed_head
+        self.lm_head = nn.Linear(width, sizes.head_rows, bias=False) if has_own_head else None
         if sizes.head_rows not in (0, sizes.vocab):
             self.register_buffer("d2t", torch.zeros(sizes.head_rows, dtype=torch.int64))
         if not self.fc.weight.is_meta:

@@ -40,7 +40,7 @@ class DSparkDrafter(DFlashDrafter):
         super().__init__(network, target, tap, plan)
         self.threshold = threshold if network.confidence_head is not None else 0.0
         self.markov, self.confidence = network.markov_head, network.confidence_head
-        self.rank = network.heads.rank
+        self.rank, self.passes_root = network.heads.rank, network.heads.passes_root
         self._w1 = self._w2 = None
         if self.markov is not None:
             # The same rows as lm_head's.
@@ -94,8 +94,8 @@ class DSparkState(DFlashState):
         """Return the states [n, rank] before the nodes' slots."""
         roots = [place for place, node in enumerate(nodes) if self._slots[node].row == 0]
         states = self._states[[0 if self._slots[node].row == 0 else 2 + self._parents[node] for node in nodes]]
-        # Where a root's row does not draft, the Markov head runs over it all the same, with the root before it.
-        if roots and self._dspark.network.sizes.first_row:
+        # speculators' Markov head runs over a root's row that does not draft all the same, with the root before it.
+        if roots and self._dspark.network.sizes.first_row and self._dspark.passes_root:
             assert self._dspark.markov is not None
             begun = [nodes[place] for place in roots]
             before = self._dspark.before(self._tokens_of(begun))

@@ -18,6 +18,7 @@ from outrider_drafters.families.dflash.layout import (
     family_of,
     layout_of,
     read_sizes,
+    reading_hint,
 )
 from outrider_drafters.families.dflash.network import DFlashSizes, tap_info
 from outrider_drafters.families.dspark.drafter import NAME, DSparkDrafter
@@ -44,8 +45,8 @@ def load_network(files: DrafterFiles, target: TargetSizes) -> DSpark:
 
 def _read_heads(files: DrafterFiles, sizes: DFlashSizes) -> DSparkHeads:
     """Read the heads' sizes from tensors; what config.json says of them must agree."""
-    if layout_of(files) == "z-lab":
-        raise files.fault(f"DSpark's heads, but config.json has no {MARKOV_RANK} (DeepSpec, speculators)")
+    if files.config.get(MARKOV_RANK) is None and layout_of(files) == "z-lab":
+        raise files.fault(f"DSpark's heads, but config.json has no {MARKOV_RANK}")
     rank = files.checkpoint.matrix(W1)[1] if W1 in files.names else 0
     said = files.config.get(MARKOV_RANK)
     # A missing rank is 256 in speculators' code.
@@ -54,7 +55,8 @@ def _read_heads(files: DrafterFiles, sizes: DFlashSizes) -> DSparkHeads:
     kind = files.config.get("markov_head_type") or "vanilla"
     if kind not in get_args(MarkovKind):
         raise files.fault(f"markov_head_type={kind}: need one of {', '.join(get_args(MarkovKind))}")
-    return DSparkHeads(rank, cast(MarkovKind, kind), _confidence(files, sizes.shape.width, rank))
+    confidence = _confidence(files, sizes.shape.width, rank)
+    return DSparkHeads(rank, cast(MarkovKind, kind), confidence, passes_root=layout_of(files) != "z-lab")
 
 
 def _confidence(files: DrafterFiles, width: int, rank: int) -> Literal["none", "hidden", "hidden and token"]:
@@ -77,7 +79,9 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> DSparkDrafter:
     threshold = files.options.get(CONFIDENCE) or 0.0
     if threshold and network.confidence_head is None:
         raise files.fault(f"confidence={threshold}: it has no confidence head")
-    return DSparkDrafter(network, target, info, default_plan(files, network.sizes.num_drafts), threshold)
+    drafter = DSparkDrafter(network, target, info, default_plan(files, network.sizes.num_drafts), threshold)
+    drafter.hint = reading_hint(canonical(files), from_root=network.sizes.from_root)
+    return drafter
 
 
 FAMILY = replace(

@@ -29,11 +29,15 @@ MarkovKind = Literal["vanilla", "gated", "rnn"]
 
 @dataclass(frozen=True, slots=True)
 class DSparkHeads:
-    """Sizes of the two heads: `rank` 0 is no Markov head; `confidence`: what that head reads, if there is one."""
+    """Sizes of the two heads: `rank` 0 is no Markov head; `confidence`: what that head reads, if there is one.
+
+    `passes_root`: an rnn's state begins with the root's row, also where that row does not draft.
+    """
 
     rank: int
     kind: MarkovKind = "vanilla"
     confidence: Literal["none", "hidden", "hidden and token"] = "none"
+    passes_root: bool = True
 
 
 class MarkovHead(nn.Module):

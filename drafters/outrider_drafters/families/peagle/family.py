@@ -45,8 +45,8 @@ from outrider_drafters.readers.config import KIND, NESTED, config_int
 MASK_HIDDEN = "mask_hidden"
 MASKS = (MASK_HIDDEN, f"model.{MASK_HIDDEN}")
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
-NUM_DEPTHS = "num_depths"  # in early files of speculators, which also name two settings of their training
-OWN_SETTINGS = frozenset(("mask_token_id", NUM_DEPTHS, "down_sample_ratio", "down_sample_ratio_min"))
+NUM_DEPTHS = "num_depths"  # in early files of speculators
+OWN_SETTINGS = frozenset(("mask_token_id", NUM_DEPTHS))
 DRAFTS = DrafterOption.whole("drafts", "tokens to draft in one pass", least=1)
 NUM_DRAFTS = 8  # depths of speculators' training and the paper's, where a file does not say
 
