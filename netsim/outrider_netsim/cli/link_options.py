@@ -102,6 +102,15 @@ class LinkOptions:
 class OpenLinkOptions(LinkOptions):
     """A link that programs use."""
 
+    trace: Annotated[
+        tuple[str, ...],
+        Flag(
+            "Recorded conditions to follow, over and over: Mahimahi's format, a CSV with a header (time, DL_bitrate, "
+            "throughput, ...), or lines of seconds and Mbit/s. down:FILE for one direction; repeatable.",
+            panel=LINK_PANEL,
+            metavar="FILE",
+        ),
+    ] = ()
     outage: Annotated[
         tuple[str, ...],
         Flag(
@@ -140,18 +149,22 @@ class OpenLinkOptions(LinkOptions):
     ] = None
 
 
-def link_profile(options: LinkOptions, outages: Sequence[str] = ()) -> Profile:
-    """Return the profile that the options describe. Raises ProfileError."""
+def link_profile(options: LinkOptions, outages: Sequence[str] = (), traces: Sequence[str] = ()) -> Profile:
+    """Return the profile that the options describe; its source says how traces were understood. Raises ProfileError."""
     from outrider_netsim.profiles.builtin import profile_named
     from outrider_netsim.profiles.outages import in_order, parse_outage
     from outrider_netsim.profiles.profile import Direction, Profile
 
     given = options.adjustments
-    if options.profile is None and not given and not outages:
-        raise ProfileError("need --profile NAME, or a link described by --delay, --jitter, --loss, --rate or --outage")
+    if options.profile is None and not given and not outages and not traces:
+        raise ProfileError(
+            "need --profile NAME, or a link described by --delay, --jitter, --loss, --rate, --trace or --outage"
+        )
     profile = Profile.symmetric("plain", Direction()) if options.profile is None else profile_named(options.profile)
     planned = in_order([*profile.outages, *map(parse_outage, outages)])
-    profile = replace(profile, outages=tuple(planned))
+    profile = _traced(replace(profile, outages=tuple(planned)), traces)
+    if traces and options.rate is not None:
+        raise ProfileError(f"--rate={options.rate} beside --trace: both say the rate; give one of them")
     if not given:
         return profile
     return replace(
@@ -160,6 +173,24 @@ def link_profile(options: LinkOptions, outages: Sequence[str] = ()) -> Profile:
         up=_adjusted(profile.up, options, 0),
         down=_adjusted(profile.down, options, 1),
     )
+
+
+def _traced(profile: Profile, texts: Sequence[str]) -> Profile:
+    """Let a profile follow traces: FILE, up:FILE or down:FILE."""
+    from outrider_netsim.profiles.trace_files import load_recorded
+
+    sources = []
+    for text in texts:
+        way, _, file = text.partition(":")
+        is_one = way in ("up", "down")
+        recorded = load_recorded(file if is_one else text)
+        traces: dict[str, Trace | None] = {"up": recorded.up, "down": recorded.down}
+        if is_one:
+            traces = {way: traces[way] or recorded.down or recorded.up}
+        given = {way: replace(getattr(profile, way), trace=trace) for way, trace in traces.items() if trace}
+        profile = replace(profile, **given)
+        sources.append(f"{recorded.summary}{f', for the way {way}' if is_one else ''}")
+    return replace(profile, source="\n".join(sources)) if sources else profile
 
 
 def introduction(link: Link) -> str:

@@ -64,7 +64,9 @@ def proxy(options: ProxyOptions) -> None:
 
     at = parse_address("--listen", options.listen)
     parse_address("--upstream", options.upstream)
-    profile = link_profile(options, options.outage)
+    profile = link_profile(options, options.outage, options.trace)
+    if options.trace:
+        console.print(profile.source, soft_wrap=True, markup=False)
     link = link_of(options, profile, options.upstream, options.engine, at)
     try:
         asyncio.run(_run(link, options.upstream, profile.outages))

@@ -84,7 +84,7 @@ def run(
 async def _run(options: RunOptions, command: Sequence[str], console: Console) -> int:
     from outrider_netsim.cli.link_controls import LinkControls, announced_outages, link_of
 
-    profile = link_profile(options, options.outage)
+    profile = link_profile(options, options.outage, options.trace)
     upstreams = [_server(text) for text in options.upstream or [DEFAULT_UPSTREAM]]
     engines = _engines(options.engine, command)
     link = link_of(options, profile, str(upstreams[0]), engines)
@@ -93,6 +93,8 @@ async def _run(options: RunOptions, command: Sequence[str], console: Console) ->
     except EngineError as error:
         raise _with_remedy(error, engines) from None
     try:
+        for line in profile.source.splitlines() if options.trace else ():
+            _print(console, line)
         _introduce(link, command, console)
         async with announced_outages(LinkControls(link, console), profile.outages):
             status = await link.run(command, upstreams, clients=options.clients)

@@ -46,14 +46,17 @@ def generate(
 
 @trace_app.command()
 def check(
-    files: Annotated[list[Path], typer.Argument(help="Trace files: FILE.csv, or any other name in Mahimahi's format.")],
+    files: Annotated[list[Path], typer.Argument(help="Trace files in any of the formats that --trace reads.")],
 ) -> None:
     """Read traces and print a summary; the exit status is 2 if one is invalid."""
-    from outrider_netsim.profiles.trace_files import load_trace
+    from outrider_netsim.profiles.trace_files import load_recorded
 
-    traces = {str(file): load_trace(file) for file in files}
-    for name, trace in traces.items():
-        _print(name, trace)
+    for link in [load_recorded(file) for file in files]:
+        console.print(link.summary, markup=False, soft_wrap=True)
+        ways = {"both ways": link.up} if link.up == link.down else {"up": link.up, "down": link.down}
+        for name, trace in ways.items():
+            if trace is not None:
+                _print(name, trace)
 
 
 def _print(name: str, trace: Trace) -> None:

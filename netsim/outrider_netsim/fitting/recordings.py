@@ -1,6 +1,6 @@
 """Read recordings of a link: what `ping` prints, a CSV of round trips, or a trace. Everything wrong is a ProfileError.
 
-The kind is seen from the file: a CSV by its columns, a ping by its lines, and everything else is Mahimahi's format.
+The kind is seen from the file: round trips by their columns, a ping by its lines, and everything else is a trace.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.profiles.trace_files import parse_csv, parse_mahimahi, parse_number, read_text
+from outrider_netsim.profiles.trace_columns import parse_number
+from outrider_netsim.profiles.trace_files import load_trace, read_text
 from outrider_netsim.profiles.traces import Trace
 
 USUAL_INTERVAL_S = 1.0  # of `ping` without -i
@@ -62,10 +63,10 @@ def load_recording(path: Path, interval_s: float | None = None) -> Recording:
     """Load a recording of any kind. `interval_s` is the time between pings whose file does not tell it."""
     text, name = read_text(path), str(path)
     header = text.split("\n", 1)[0]
-    if path.suffix.lower() == ".csv":
-        keys = [key.strip() for key in header.split(",")]
-        return _parse_rtt_csv(text, keys, name) if _RTT_COLUMNS.keys() & set(keys) else parse_csv(text, name)
-    return parse_ping(text, name, interval_s) if "icmp_seq" in text else parse_mahimahi(text, name)
+    keys = [key.strip() for key in header.split(",")]
+    if path.suffix.lower() == ".csv" and _RTT_COLUMNS.keys() & set(keys):
+        return _parse_rtt_csv(text, keys, name)
+    return parse_ping(text, name, interval_s) if "icmp_seq" in text else load_trace(path)
 
 
 def parse_ping(text: str, name: str, interval_s: float | None = None) -> RoundTrips:

@@ -16,22 +16,23 @@ TUN_BYTES = 4  # Mahimahi counts an IP packet with the header of its TUN device,
 
 
 class RepeatingTimes:
-    """Repeating times: `offsets_s` (sorted, from 0 on) after `started_at`, and again every `period_s`."""
+    """Repeating times: `offsets` (sorted, from 0 on, in 1/`per_s`) after `started_at`, and again every `period_s`."""
 
-    def __init__(self, offsets_s: Sequence[float], period_s: float, started_at: float) -> None:
-        self._offsets_s = offsets_s
+    def __init__(self, offsets: Sequence[float], period_s: float, started_at: float, per_s: int = 1) -> None:
+        self._offsets = offsets
+        self._per_s = per_s
         self._period_s = period_s
         self._started_at = started_at
 
     def time(self, n: int) -> float:
         """Return the n-th time, counted from 0 over all rounds."""
-        rounds, index = divmod(n, len(self._offsets_s))
-        return self._started_at + (rounds * self._period_s + self._offsets_s[index])
+        rounds, index = divmod(n, len(self._offsets))
+        return self._started_at + (rounds * self._period_s + self._offsets[index] / self._per_s)
 
     def first_after(self, now: float) -> int:
         """Return the index of the first time later than `now`."""
         rounds, offset_s = divmod(max(0.0, now - self._started_at), self._period_s)
-        n = int(rounds) * len(self._offsets_s) + bisect_right(self._offsets_s, offset_s)
+        n = int(rounds) * len(self._offsets) + bisect_right(self._offsets, offset_s * self._per_s)
         # divmod of floats may round into the neighboring entry, on either side.
         while n > 0 and self.time(n - 1) > now:
             n -= 1
@@ -126,7 +127,7 @@ class DeliveryOpportunities:
     def _timetable_of(self, trace: DeliveryTrace | None) -> RepeatingTimes | None:
         if trace is None:
             return None
-        return RepeatingTimes([ms / 1000 for ms in trace.at_ms], trace.period_ms / 1000, self._started_at)
+        return RepeatingTimes(trace.at_ms, trace.period_ms / 1000, self._started_at, per_s=1000)
 
 
 def _counted_bytes(packet: Packet) -> int:

@@ -26,6 +26,7 @@ from outrider_netsim.profiles.distribution_table import SUFFIX as DIST_SUFFIX
 from outrider_netsim.profiles.distribution_table import DistributionTable, load_distribution
 from outrider_netsim.profiles.outages import outage_text, parse_outage
 from outrider_netsim.profiles.profile import Bursts, Direction, Profile
+from outrider_netsim.profiles.trace_columns import WAYS, Way
 from outrider_netsim.profiles.trace_files import load_trace
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 from outrider_proto.errors import UsageError
@@ -96,7 +97,7 @@ def _profile(file: Path, path: tuple[str, ...], table: Table) -> Profile:
             raise ProfileError("name: the table's name is the profile's")
         keys = build(_ProfileTable, table)
         ways = {}
-        for way in ("up", "down"):
+        for way in WAYS:
             own = getattr(keys, way)
             if own is None and keys.both is None:
                 raise ProfileError(
@@ -107,12 +108,12 @@ def _profile(file: Path, path: tuple[str, ...], table: Table) -> Profile:
         return Profile(name, source=keys.source, seed=keys.seed, outages=tuple(map(parse_outage, keys.outages)), **ways)
 
 
-def _direction(file: Path, path: tuple[str, ...], way: str, both: Table, own: Table) -> Direction:
+def _direction(file: Path, path: tuple[str, ...], way: Way, both: Table, own: Table) -> Direction:
     values, found = both | own, dict[str, Any]()  # Any: fields of Direction
     try:
         # A file is named relative to this one.
         if isinstance(values.get("trace"), str):
-            found["trace"] = load_trace(file.parent / values.pop("trace"))
+            found["trace"] = load_trace(file.parent / values.pop("trace"), way)
         if str(values.get("distribution")).endswith(DIST_SUFFIX):
             found["distribution"] = load_distribution(file.parent / values.pop("distribution"))
             # Checked with the jitter beside it: a constant delay has none.

@@ -1,35 +1,56 @@
-"""Read and write trace files: Mahimahi's packet deliveries, and CSV columns of delay, rate and loss over time.
+"""Read and write trace files: Mahimahi's packet deliveries, and tables of rate, delay and loss over time.
 
-Everything wrong with a file is a ProfileError with its name and line. Both formats round-trip exactly.
+The first line tells which it is. Everything wrong with a file is a ProfileError with its name and line. What is written
+is read as it was.
 """
 
 from __future__ import annotations
 
 import csv
-import math
-import re
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterable, Iterator
 from io import StringIO
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 from typing import assert_never
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.profiles.traces import MAX_TRACE_S, ConditionTrace, DeliveryTrace, Trace
-
-# float() alone would accept "nan", "1_0", "inf" and digits of other scripts.
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+from outrider_netsim.profiles.trace_columns import Way, parse_table, shown
+from outrider_netsim.profiles.traces import MAX_TRACE_S, ConditionTrace, DeliveryTrace, RecordedLink, Trace
 
 
 def is_csv(path: str | Path) -> bool:
-    """Return whether a file of this name holds a condition trace."""
+    """Return whether a file of this name is to hold a condition trace."""
     return Path(path).suffix.lower() == ".csv"
 
 
-def load_trace(path: str | Path) -> Trace:
-    """Load a trace: CSV if the name ends in .csv, Mahimahi's format otherwise. Raises ProfileError."""
-    text = read_text(Path(path))
-    return parse_csv(text, str(path)) if is_csv(path) else parse_mahimahi(text, str(path))
+def load_trace(path: str | Path, way: Way = "down") -> Trace:
+    """Load what a trace says of one direction. Raises ProfileError."""
+    link = load_recorded(path)
+    found = link.up if way == "up" else link.down
+    if found is None:
+        raise ProfileError(f"{path}: says nothing of the way {way} ({link.summary})")
+    return found
+
+
+def load_recorded(path: str | Path) -> RecordedLink:
+    """Load a trace file, both directions. Raises ProfileError."""
+    return parse_trace(_lines(Path(path)), str(path))
+
+
+def parse_trace(lines: Iterable[str], name: str) -> RecordedLink:
+    """Parse lines of either format, one by one. Raises ProfileError with `name` and line."""
+    rest = iter(lines)
+    first = next(rest, "")
+    if not first.strip():
+        raise ProfileError(f"{name}, line 1: the trace is empty")
+    if first.strip()[0] in "+-.0123456789" and len(first.replace(",", " ").replace(";", " ").split()) == 1:
+        trace = _mahimahi(chain([first], rest), name)
+        said = (
+            f"{len(trace.at_ms):,} opportunities for 1504 bytes in {trace.period_ms / 1000:g} s (Mahimahi), both ways"
+        )
+        return RecordedLink(f"{name}: {said}", trace, trace)
+    return parse_table(chain([first], rest), first, name)
 
 
 def save_trace(trace: Trace, path: str | Path) -> None:
@@ -53,113 +74,32 @@ def trace_text(trace: Trace) -> str:
             assert_never(trace)
 
 
-def parse_mahimahi(text: str, name: str) -> DeliveryTrace:
-    """Parse one whole number of milliseconds per line, in order. Raises ProfileError with `name` and line."""
-    lines = _lines(text, name)
-    at_ms = tuple(_whole_ms(line, f"{name}, line {n}") for n, line in enumerate(lines, 1))
-    for n, (before, at) in enumerate(pairwise(at_ms), 2):
+def _mahimahi(lines: Iterable[str], name: str) -> DeliveryTrace:
+    at_ms, n, empty, before = array("I"), 0, 0, 0
+    for n, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or empty:
+            if text:
+                raise ProfileError(f"{name}, line {empty}: the line is empty: remove it")
+            empty = empty or n
+            continue
+        at = int(text) if len(text) < 9 and text.isdecimal() and text.isascii() else _whole_ms(text, name, n)
         if at < before:
             raise ProfileError(f"{name}, line {n}: {at} comes after {before}: sort the lines by time")
+        at_ms.append(at)
+        before = at
     if not at_ms[-1]:
-        raise ProfileError(
-            f"{name}, line {len(at_ms)}: the trace ends at 0 ms: the last line, its length, must be above 0"
-        )
+        raise ProfileError(f"{name}, line {n}: the trace ends at 0 ms: the last line, its length, must be above 0")
     return DeliveryTrace(name, at_ms)
 
 
-def _whole_ms(line: str, where: str) -> int:
-    text = line.strip()
+def _whole_ms(text: str, name: str, n: int) -> int:
+    where = f"{name}, line {n}: {shown(text)}"
     if not (text.isascii() and text.isdecimal()):
-        raise ProfileError(f"{where}: {_shown(line)} is not a time: need a whole number of milliseconds, 0 or more")
+        raise ProfileError(f"{where} is not a time: need a whole number of milliseconds, 0 or more")
     if len(text) > 12 or int(text) > MAX_TRACE_S * 1000:
-        raise ProfileError(f"{where}: {_shown(line)} ms is beyond {MAX_TRACE_S / 86400:g} days: cut the trace")
+        raise ProfileError(f"{where} ms is beyond {MAX_TRACE_S / 86400:g} days: cut the trace")
     return int(text)
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """The range of a CSV column; `unit` converts it to the unit of ConditionTrace's `field`."""
-
-    field: str
-    unit: float
-    least: float
-    most: float
-    zero_remedy: str = ""
-
-
-_NO_RATE = " (where nothing passes, write loss 1)"
-_COLUMNS = {
-    "time_s": _Column("times_s", 1, 0, math.inf),
-    "time_ms": _Column("times_s", 1e-3, 0, math.inf),
-    "delay_s": _Column("delay_ms", 1e3, 0, 60),
-    "delay_ms": _Column("delay_ms", 1, 0, 60_000),
-    "rate_bps": _Column("rate_bps", 1, 1000, 1e12, _NO_RATE),
-    "rate_kbps": _Column("rate_bps", 1e3, 1, 1e9, _NO_RATE),
-    "rate_mbps": _Column("rate_bps", 1e6, 1e-3, 1e6, _NO_RATE),
-    "loss": _Column("loss", 1, 0, 1),
-    "loss_percent": _Column("loss", 0.01, 0, 100),
-}
-
-
-def parse_csv(text: str, name: str) -> ConditionTrace:
-    """Parse a header that names columns and units, then rows of numbers. Raises ProfileError with `name` and line."""
-    header, *rows = _lines(text, name)
-    keys = [key.strip() for key in header.split(",")]
-    columns = _columns(keys, f"{name}, line 1")
-    if not rows:
-        raise ProfileError(f"{name}, line 2: the trace is empty: need a line of numbers below the header")
-    values = [_row(line, keys, columns, f"{name}, line {n}") for n, line in enumerate(rows, 2)]
-    by_field = dict(zip((c.field for c in columns), zip(*values, strict=True), strict=True))
-    times = _from_zero(by_field.pop("times_s"), name)
-    last_s = times[-1] - times[-2] if len(times) > 1 else 1.0
-    return ConditionTrace(name, times, times[-1] + last_s, **by_field)
-
-
-def _columns(keys: list[str], where: str) -> list[_Column]:
-    for key in keys:
-        if key not in _COLUMNS:
-            raise ProfileError(f"{where}: column {_shown(key)} is unknown: choose from {', '.join(_COLUMNS)}")
-    columns = [_COLUMNS[key] for key in keys]
-    fields = [column.field for column in columns]
-    if len(set(fields)) < len(fields):
-        raise ProfileError(f"{where}: {', '.join(keys)} say the same thing twice: keep one column of each")
-    if "times_s" not in fields or len(fields) < 2:
-        raise ProfileError(f"{where}: {', '.join(keys)}: need time_s or time_ms, and a column of delay, rate or loss")
-    return columns
-
-
-def _row(line: str, keys: list[str], columns: list[_Column], where: str) -> list[float]:
-    cells = next(csv.reader([line]), [])
-    if len(cells) != len(keys):
-        raise ProfileError(f"{where}: {len(cells)} columns where the header has {len(keys)}: {_shown(line)}")
-    return [_cell(*cell, where) for cell in zip(cells, keys, columns, strict=True)]
-
-
-def _cell(text: str, key: str, column: _Column, where: str) -> float:
-    value = parse_number(text, f"{where}: {key}")
-    if not column.least <= value <= column.most:
-        most = "or more" if column.most == math.inf else f"to {column.most:g}"
-        raise ProfileError(f"{where}: {key}={value:g}: need {column.least:g} {most}{column.zero_remedy}")
-    return value * column.unit
-
-
-def parse_number(text: str, what: str) -> float:
-    """Parse a finite number. Raises ProfileError that begins with `what`, such as 'FILE, line 3: rtt_ms'."""
-    if not _NUMBER.fullmatch(text.strip()) or not math.isfinite(value := float(text)):
-        raise ProfileError(f"{what}={_shown(text)} is not a finite number")
-    return value
-
-
-def _from_zero(times: tuple[float, ...], name: str) -> tuple[float, ...]:
-    """Return times since the first row's, so that traces may count from any moment."""
-    for n, (before, at) in enumerate(pairwise(times), 3):
-        if at <= before:
-            raise ProfileError(
-                f"{name}, line {n}: time {at:g} s does not come after {before:g} s: sort the lines by time"
-            )
-    if times[-1] - times[0] > MAX_TRACE_S:
-        raise ProfileError(f"{name}, line {len(times) + 1}: more than {MAX_TRACE_S / 86400:g} days: cut the trace")
-    return tuple(at - times[0] for at in times)
 
 
 def _csv_text(trace: ConditionTrace) -> str:
@@ -181,17 +121,25 @@ def _short(value: float) -> str:
     return str(int(value)) if value == int(value) and value < 1e15 else repr(value)
 
 
-def _lines(text: str, name: str) -> list[str]:
-    lines = text.removesuffix("\n").split("\n")
-    for n, line in enumerate(lines, 1):
-        if not line.strip():
-            what = "the trace is empty" if len(lines) == 1 else "the line is empty: remove it"
-            raise ProfileError(f"{name}, line {n}: {what}")
-    return lines
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        # -sig: Windows editors write a byte order mark, which would become part of the first column's name.
+        with path.open(encoding="utf-8-sig") as file:
+            yield from file
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ProfileError(f"{path}, line {_first_wrong(path)}: not text: need lines of numbers") from None
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:40] + "...")
+def _first_wrong(path: Path) -> int:
+    with path.open("rb") as file:
+        for n, line in enumerate(file, 1):
+            try:
+                line.decode("utf-8-sig")
+            except UnicodeDecodeError:
+                return n
+    return 1
 
 
 def read_text(path: Path) -> str:

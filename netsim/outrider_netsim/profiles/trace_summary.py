@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import assert_never
 
 from outrider_netsim.profiles.traces import OPPORTUNITY_BYTES, ConditionTrace, DeliveryTrace, Trace
@@ -53,7 +53,7 @@ def _of_deliveries(trace: DeliveryTrace) -> Summary:
     bits = OPPORTUNITY_BYTES * 8
     mean = trace.mean_rate_bps
     least, most = (f(per_second) * bits for f in (min, max)) if trace.period_ms >= 1000 else (mean, mean)
-    gaps_ms = [trace.at_ms[0], *(after - before for before, after in pairwise(trace.at_ms))]
+    gaps_ms = chain(trace.at_ms[:1], (after - before for before, after in pairwise(trace.at_ms)))
     return Summary(
         len(trace.at_ms), trace.period_ms / 1000, Spread(least, mean, most), longest_gap_s=max(gaps_ms) / 1000
     )
@@ -62,6 +62,6 @@ def _of_deliveries(trace: DeliveryTrace) -> Summary:
 def _weighted(column: Sequence[float] | None, trace: ConditionTrace) -> Spread | None:
     if column is None:
         return None
-    spans = [after - before for before, after in pairwise((*trace.times_s, trace.period_s))]
+    spans = (after - before for before, after in pairwise(chain(trace.times_s, [trace.period_s])))
     mean = sum(value * span for value, span in zip(column, spans, strict=True)) / trace.period_s
     return Spread(min(column), mean, max(column))

@@ -5,7 +5,9 @@ trace_files.py reads and writes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 OPPORTUNITY_BYTES = 1504  # what one line of a Mahimahi trace lets through
 MAX_TRACE_S = 10 * 86400.0
@@ -20,7 +22,11 @@ class DeliveryTrace:
     """
 
     name: str
-    at_ms: tuple[int, ...]
+    at_ms: Sequence[int] = field(hash=False)
+
+    def __post_init__(self) -> None:
+        # Four bytes each: there may be millions.
+        object.__setattr__(self, "at_ms", array("I", self.at_ms))
 
     @property
     def period_ms(self) -> int:
@@ -40,11 +46,25 @@ class ConditionTrace:
     """
 
     name: str
-    times_s: tuple[float, ...]
+    times_s: Sequence[float] = field(hash=False)
     period_s: float
-    delay_ms: tuple[float, ...] | None = None
-    rate_bps: tuple[float, ...] | None = None  # at least 1000; never 0
-    loss: tuple[float, ...] | None = None
+    delay_ms: Sequence[float] | None = field(default=None, hash=False)
+    rate_bps: Sequence[float] | None = field(default=None, hash=False)  # at least 1000; never 0
+    loss: Sequence[float] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        for name in ("times_s", "delay_ms", "rate_bps", "loss"):
+            if not isinstance(values := getattr(self, name), array | None):
+                object.__setattr__(self, name, array("d", values))
 
 
 Trace = DeliveryTrace | ConditionTrace
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLink:
+    """What a trace file says of a link, each direction None where it says nothing, and that in words."""
+
+    summary: str
+    up: Trace | None
+    down: Trace | None

@@ -95,7 +95,20 @@ def test_an_option_wins_over_a_trace(tmp_path):
     file = str(tmp_path / "p.toml")
     assert described(file, delay="5ms").up.trace == described(file).up.trace
     assert described(file, loss="0").up.trace.loss is None
-    assert described(file, loss="0").up.trace.rate_bps == (5e6, 6e6)
+    assert list(described(file, loss="0").up.trace.rate_bps) == [5e6, 6e6]
     assert described(file, loss="0", rate="1mbit").up.trace is None
     assert described(file, loss="0").down.trace is not None
     assert described(file, rate="1mbit").down.trace is None
+
+
+def test_a_trace_is_for_both_ways_or_for_one(tmp_path):
+    (tmp_path / "t.csv").write_text("Timestamp,DL_bitrate,UL_bitrate\n0,2000,1000\n1,0,5\n")
+    file = str(tmp_path / "t.csv")
+    both = link_profile(LinkOptions(delay="5ms"), traces=[file])
+    assert [list(way.trace.rate_bps) for way in (both.up, both.down)] == [[1e6, 5e3], [2e6, 1e3]]
+    assert "DL_bitrate in kbit/s down" in both.source
+    one = link_profile(LinkOptions(profile="lan"), traces=[f"up:{file}"])
+    assert list(one.up.trace.rate_bps) == [1e6, 5e3]
+    assert one.down == PROFILES["lan"].down
+    with pytest.raises(ProfileError, match="--rate=1mbit beside --trace"):
+        link_profile(LinkOptions(rate="1mbit"), traces=[file])

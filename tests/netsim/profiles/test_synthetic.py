@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.synthetic import LEAST_BPS, STEP_S, Cellular
-from outrider_netsim.profiles.trace_files import parse_csv, parse_mahimahi, trace_text
+from outrider_netsim.profiles.trace_files import parse_trace, trace_text
 from outrider_netsim.profiles.trace_summary import summary
 from outrider_netsim.profiles.traces import OPPORTUNITY_BYTES, DeliveryTrace
 
@@ -41,8 +41,8 @@ def test_both_forms_carry_the_same_bytes_and_can_be_read(seed, rate_bps, seconds
     slack = 2 * OPPORTUNITY_BYTES + seconds * LEAST_BPS / 8 + 2 * STEP_S * max(conditions.rate_bps) / 8
     assert len(deliveries.at_ms) * OPPORTUNITY_BYTES == pytest.approx(sent, abs=slack)
     assert deliveries.period_ms == round(1000 * seconds)
-    assert parse_mahimahi(trace_text(deliveries), "synthetic") == deliveries
-    read = parse_csv(trace_text(conditions), "synthetic")
+    assert parse_trace(trace_text(deliveries).splitlines(), "synthetic").up == deliveries
+    read = parse_trace(trace_text(conditions).splitlines(), "synthetic").up
     assert (read.times_s, read.rate_bps, read.delay_ms, read.loss) == (
         conditions.times_s,
         conditions.rate_bps,

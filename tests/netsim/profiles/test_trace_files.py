@@ -1,18 +1,28 @@
 """Trace files: both formats round-trip, and every error is named with file and line."""
 
 import contextlib
+import io
+import itertools
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.profiles.trace_files import load_trace, parse_csv, parse_mahimahi, save_trace, trace_text
+from outrider_netsim.profiles.trace_files import load_recorded, load_trace, parse_trace, save_trace, trace_text
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 
 
+def parse(text):
+    """Return the one trace of a text that has the same for both ways."""
+    link = parse_trace(io.StringIO(text), "t")
+    assert link.up == link.down
+    return link.up
+
+
 def test_mahimahi_lines_are_milliseconds():
-    trace = parse_mahimahi("0\n1\n1\n4\n", "t")
+    trace = parse("0\n1\n1\n4\n\n")
     assert trace == DeliveryTrace("t", (0, 1, 1, 4))
     assert trace.period_ms == 4
     assert trace.mean_rate_bps == 4 * 1504 * 8 / 0.004
@@ -21,7 +31,7 @@ def test_mahimahi_lines_are_milliseconds():
 @given(st.lists(st.integers(0, 10**8), min_size=1).map(sorted).filter(lambda times: times[-1] > 0))
 def test_deliveries_come_back_as_written(times):
     trace = DeliveryTrace("t", tuple(times))
-    assert parse_mahimahi(trace_text(trace), "t") == trace
+    assert parse(trace_text(trace)) == trace
 
 
 @pytest.mark.parametrize(
@@ -39,15 +49,15 @@ def test_deliveries_come_back_as_written(times):
 )
 def test_what_is_no_mahimahi_trace_is_refused(text, message):
     with pytest.raises(ProfileError) as refused:
-        parse_mahimahi(text, "t")
+        parse(text)
     assert message in str(refused.value)
     assert len(str(refused.value)) < 200
 
 
 def test_csv_headers_name_columns_and_units():
     text = "time_ms, delay_s, rate_mbps, loss_percent\n500,0.02,8,1\n1500,0.03,4,0\n"
-    assert parse_csv(text, "t") == ConditionTrace("t", (0, 1), 2, (20, 30), (8e6, 4e6), (0.01, 0))
-    assert parse_csv("loss,time_s\n0.5,3\n", "t") == ConditionTrace("t", (0,), 1, loss=(0.5,))
+    assert parse(text) == ConditionTrace("t", (0, 1), 2, (20, 30), (8e6, 4e6), (0.01, 0))
+    assert parse("loss,time_s\n0.5,3\n") == ConditionTrace("t", (0,), 1, loss=(0.5,))
 
 
 columns = st.integers(1, 20).flatmap(
@@ -69,7 +79,7 @@ def test_conditions_come_back_as_written(columns):
         times.append(times[-1] + step)
     last = times[-1] - times[-2] if len(times) > 1 else 1.0
     trace = ConditionTrace("t", tuple(times), times[-1] + last, delay_ms, rate_bps, loss)
-    assert parse_csv(trace_text(trace), "t") == trace
+    assert parse(trace_text(trace)) == trace
 
 
 @pytest.mark.parametrize(
@@ -77,35 +87,92 @@ def test_conditions_come_back_as_written(columns):
     [
         ("", "t, line 1: the trace is empty"),
         ("time_s,loss\n0,0\n\n1,0\n", "t, line 3: the line is empty"),
-        ("time_s,los\n0,0\n", "t, line 1: column 'los' is unknown: choose from time_s"),
-        ("loss\n0\n", "t, line 1: loss: need time_s or time_ms"),
-        ("time_s\n0\n", "t, line 1: time_s: need time_s or time_ms, and a column"),
-        ("time_s,loss,loss_percent\n0,0,0\n", "t, line 1: time_s, loss, loss_percent say the same thing twice"),
+        ("time_s,los\n0,0\n", "t, line 1: no column of rate, delay or loss in 'time_s, los': name it rate_bps"),
+        ("time_s,loss,loss_percent\n0,0,0\n", "t, line 1: loss and loss_percent say the same thing twice"),
+        ("time,throughput,throughput\n0,0,0\n", "t, line 1: throughput and throughput say the same thing twice"),
+        ("0 1 2\n", "t, line 1: 3 columns and no header that says what they are"),
+        ("Timestamp,DL_bitrate\ntoday,5\n", "t, line 2: Timestamp='today' is no time: need seconds, or a date"),
+        ("time,rate\n0,5,6\n", "t, line 2: 3 columns where the header has 2: '0,5,6'"),
         ("time_s,loss\n0\n", "t, line 2: 1 columns where the header has 2: '0'"),
-        ("time_s,loss\n0,\n", "t, line 2: loss='' is not a finite number"),
         ("time_s,delay_ms\n0,inf\n", "t, line 2: delay_ms='inf' is not a finite number"),
         ("time_s,delay_ms\n0,-5\n", "t, line 2: delay_ms=-5: need 0 to 60000"),
         ("time_s,delay_ms\n-1,5\n", "t, line 2: time_s=-1: need 0 or more"),
         ("time_s,loss\n0,1.1\n", "t, line 2: loss=1.1: need 0 to 1"),
         ("time_s,loss_percent\n0,101\n", "t, line 2: loss_percent=101: need 0 to 100"),
-        ("time_s,rate_mbps\n0,0\n", "t, line 2: rate_mbps=0: need 0.001 to 1e+06 (where nothing passes, write loss 1)"),
-        ("time_s,loss\n0,0\n2,0\n1,0\n", "t, line 4: time 1 s does not come after 2 s: sort"),
+        ("time_s,rate_mbps\n0,-1\n", "t, line 2: rate_mbps=-1: need 0 to 1e+06"),
+        ("time_s,loss\n0,0\n2,0\n1,0\n", "t, line 4: time 1 s comes before 2 s: sort"),
         ("time_s,loss\n0,0\n864001,1\n", "t, line 3: more than 10 days"),
     ],
 )
 def test_what_is_no_csv_trace_is_refused(text, message):
     with pytest.raises(ProfileError) as refused:
-        parse_csv(text, "t")
+        parse(text)
     assert message in str(refused.value)
 
 
-@given(st.text(max_size=40), st.sampled_from([parse_mahimahi, parse_csv]))
-def test_any_other_text_is_refused_and_nothing_worse(text, parse):
+@given(st.text(max_size=40), st.sampled_from(["", "0\n", "0 1\n", "time,rate_mbps\n0,1\n"]))
+def test_any_other_text_is_refused_and_nothing_worse(text, before):
     with contextlib.suppress(ProfileError):
-        parse(text, "t")
+        parse_trace(io.StringIO(before + text), "t")
 
 
-def test_files_are_told_apart_by_their_name(tmp_path):
+UCC = "Timestamp,Speed,NetworkMode,SNR,DL_bitrate,UL_bitrate,State,PINGAVG\n"
+PUBLISHED = {
+    "2019.12.14_10.16.30,0,5G,-,345,0,I,-\n2019.12.14_10.16.30,0,5G,-,2000,12,D,\n2019.12.14_10.16.31,0,5G,-,-,9,,\n": (
+        [0, 0.5, 1],
+        [345e3, 2e6, 2e6],
+        [1000, 12e3, 9e3],
+        "DL_bitrate in kbit/s down, UL_bitrate in kbit/s up; times from Timestamp; passed over: 'Speed, NetworkMode",
+    ),
+    "time,throughput\n5,12.5\n6,0\n": ([0, 1], [12.5e6, 1000], None, "throughput in Mbit/s up and down"),
+    "time,throughput\n0,12500\n1,9\n": ([0, 1], [12.5e6, 9e3], None, "throughput in kbit/s up and down"),
+    "\ufeffrun_num,seq_num,movingSpeed,nrStatus,nr_ssRsrp,Throughput\r\n1,1,0.1,NR,-90,121\r\n1,2,1,NR,-90,1031\r\n": (
+        [0, 1],
+        [121e6, 1031e6],
+        None,
+        "one row a second; passed over: 'run_num, seq_num",
+    ),
+    "0.0 4\n0.5\t3.5\n1.0 0\n\n": ([0, 0.5, 1], [4e6, 3.5e6, 1000], None, "Mbit/s up and down"),
+    "Zeit;time (ms);downlink throughput [kbit/s];ulMbps\nx;0;3,5;2\ny;1000;100;4\n": (
+        [0, 1],
+        [3500, 100e3],
+        [2e6, 4e6],
+        "[kbit/s] in kbit/s down, ulMbps in Mbit/s up; times from time (ms); passed over: 'Zeit'",
+    ),
+    '"timestamp","DL Mbps"\n"2020-02-27 18:39:45",12\n"2020-02-27T18:39:46.5",13\n': (
+        [0, 1.5],
+        [12e6, 13e6],
+        0,
+        "down",
+    ),
+    "epoch,rx_kbps,lat\n1577836800123,100,5\n1577836801123,120,\n": ([0, 1], [100e3, 120e3], 0, "times from epoch"),
+}
+
+
+@pytest.mark.parametrize("text", PUBLISHED, ids=range(len(PUBLISHED)))
+def test_published_traces_are_understood_by_what_they_look_like(text, tmp_path):
+    """None: up as down; 0: nothing is said of the way up."""
+    times, down, up, said = PUBLISHED[text]
+    (tmp_path / "x").write_text(UCC + text if text.startswith("2019") else text, encoding="utf-8", newline="")
+    link = load_recorded(tmp_path / "x")
+    assert link.down == ConditionTrace(str(tmp_path / "x"), times, times[-1] + times[-1] - times[-2], rate_bps=down)
+    assert (list(link.up.rate_bps) if link.up else 0) == (down if up is None else up)
+    assert said in link.summary
+    if up == 0:
+        with pytest.raises(ProfileError, match="says nothing of the way up"):
+            load_trace(tmp_path / "x", "up")
+
+
+def test_a_long_trace_takes_the_memory_of_its_numbers():
+    lines = itertools.chain(["time_s,rate_mbps"], (f"{n / 100},5" for n in range(100_000)))
+    tracemalloc.start()
+    assert len(parse_trace(lines, "t").up.times_s) == 100_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40 * 100_000
+
+
+def test_files_are_written_by_their_name(tmp_path):
     deliveries, conditions = DeliveryTrace("x", (1, 2)), ConditionTrace("x", (0,), 1, loss=(0.5,))
     for trace, name in ((deliveries, "up.trace"), (conditions, "up.CSV")):
         path = tmp_path / name
