@@ -8,9 +8,12 @@ import gguf
 
 
 @contextmanager
-def writing(path: Path, architecture: str, values: Mapping[str, object]):
-    """Give the writer of a file with these values of its architecture; it is written at the end of the block."""
-    writer = gguf.GGUFWriter(path, architecture)
+def writing(path: Path, architecture: str, values: Mapping[str, object], tensors_a_part: int = 0):
+    """Give the writer of a file with these values of its architecture; it is written at the end of the block.
+
+    `tensors_a_part`: into files NAME-00001-of-0000N.gguf of so many tensors, 0 into one.
+    """
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_part)
     for key, value in values.items():
         _add(writer, f"{architecture}.{key}", value)
     yield writer

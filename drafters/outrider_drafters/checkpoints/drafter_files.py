@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from outrider_drafters.checkpoints import dflash_gguf, eagle3_gguf
 from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, read_draft_vocab
+from outrider_drafters.checkpoints.gguf_config import LANGUAGE_MODELS
+from outrider_drafters.checkpoints.gguf_target import dequantized_dir
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, DrafterOptions
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetSizes, resolve_dir
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_drafters.readers.config import Config, config_int, read_config
-from outrider_drafters.readers.gguf_file import SUFFIX, GgufFile
+from outrider_drafters.readers.gguf_file import SUFFIX, GgufFile, part_names
 from outrider_proto.errors import UsageError
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -62,8 +64,11 @@ class DrafterFiles:
         place = Path(source.name).expanduser()
         directory = place if place.is_file() else resolve_dir(source.name)
         if (gguf := find_gguf(directory)) is not None:
-            config, tensors = read_gguf(gguf)
-            return cls(gguf, config, Checkpoint.holding(gguf, tensors), source.options)
+            file = GgufFile.read(gguf)
+            if file.architecture not in LANGUAGE_MODELS:
+                config, tensors = translate_gguf(file)
+                return cls(gguf, config, Checkpoint.holding(gguf, tensors), source.options)
+            directory = dequantized_dir(gguf)
         return cls(directory, read_config(directory), Checkpoint(directory, heads_first=True), source.options)
 
     @classmethod
@@ -213,12 +218,12 @@ def find_gguf(path: Path) -> Path | None:
     found = [file for file in entries if file.suffix == SUFFIX]
     if not found or any(file.suffix in OTHER_WEIGHTS for file in entries):
         return None
-    if len(found) > 1:
+    if len(found) > 1 and set(found) - set(part_names(found[0])):
         raise UsageError(f"{path}: holds {', '.join(file.name for file in found)}: name one of these files")
     return found[0]
 
 
-def read_gguf(path: Path) -> Translated:
+def translate_gguf(file: GgufFile) -> Translated:
     """Translate a GGUF file to a configuration and tensors. Raises UsageError if it is not a drafter."""
-    file = GgufFile.read(path, tuple(TRANSLATIONS), dflash_gguf.FORKS)
+    file.need_architecture((*TRANSLATIONS, *LANGUAGE_MODELS), dflash_gguf.FORKS)
     return TRANSLATIONS[file.architecture](file)

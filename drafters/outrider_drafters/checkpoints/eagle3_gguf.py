@@ -106,12 +106,13 @@ def check_head_width(file: GgufFile, heads: int) -> None:
 
 def gguf_rope_scaling(file: GgufFile) -> Config | None:
     """Return the `rope_scaling` of a config.json. Raises UsageError for two scalings."""
-    kind = file.of_architecture("rope.scaling.type") or "none"
+    factor = file.of_architecture("rope.scaling.factor") or file.of_architecture("rope.scale_linear")
+    # As in llama.cpp: a factor without a type is linear, and one of 0 is none.
+    kind = (file.of_architecture("rope.scaling.type") or "linear") if factor else "none"
     if ROPE_FREQS in file.tensors:
         if kind != "none":
             raise UsageError(f"{file.path}: {ROPE_FREQS} and rope.scaling.type={kind}: need one of them at most")
         return {"rope_type": "divisors", "divisors": file.tensors[ROPE_FREQS].flatten().tolist()}
-    factor = file.of_architecture("rope.scaling.factor")
     match kind:
         case "none":
             return None
@@ -121,16 +122,18 @@ def gguf_rope_scaling(file: GgufFile) -> Config | None:
             return {"rope_type": kind, "factor": factor}
 
 
-def _yarn(file: GgufFile, factor: float | None) -> Config:
+def _yarn(file: GgufFile, factor: float) -> Config:
     values = {
         "original_max_position_embeddings": file.of_architecture("rope.scaling.original_context_length"),
         "beta_fast": file.of_architecture("rope.scaling.yarn_beta_fast"),
         "beta_slow": file.of_architecture("rope.scaling.yarn_beta_slow"),
     }
     # llama.cpp multiplies attn_factor with YaRN's own magnitude; transformers' attention_factor replaces that one.
-    times = file.of_architecture("rope.scaling.attn_factor")
-    if times is not None and factor:
-        values["attention_factor"] = times * (1 + 0.1 * math.log(factor))
+    times = file.of_architecture("rope.scaling.attn_factor") or 1.0
+    weight = file.of_architecture("rope.scaling.yarn_log_multiplier") or 0.0
+    values["attention_factor"] = (
+        times * (1 + 0.1 * math.log(max(factor, 1.0))) / (1 + 0.1 * weight * math.log(max(factor, 1.0)))
+    )
     return {key: value for key, value in values.items() if value is not None}
 
 

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.target_weights import borrowed_names, resolve_dir, sizes_of
-from outrider_drafters.readers.checkpoint import Checkpoint
+from outrider_drafters.readers.checkpoint import Checkpoint, read_exact_rows, sampled_rows
 from outrider_drafters.readers.config import read_config, read_json
 
 DIGEST_BYTES = 16
 HASHED_SIZES = 10  # fields of TargetSizes: with those that came later, the fingerprints of all targets would change
-MAX_HASHED_ROWS = 4096  # of embedding and lm_head: a large target's fingerprint must not take long
 TARGET_FINGERPRINT_KEY = "outrider_target_fingerprint"  # key of a drafter's config.json
 TOKENIZING = ("added_tokens", "model", "normalizer", "pre_tokenizer")  # what decides which ids a text gets
 
@@ -30,13 +29,13 @@ def target_fingerprint(name_or_path: str | Path) -> str:
         return bundle.target_fingerprint
     config, checkpoint = read_config(directory), Checkpoint(directory)
     embed_name, head_name = borrowed_names(config, checkpoint)
+    exact = read_exact_rows(directory)
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     sizes = astuple(sizes_of(config, checkpoint.matrix(head_name)))
     digest.update(repr(sizes[:HASHED_SIZES]).encode())
     for name in (embed_name, head_name):
-        tensor = checkpoint.read(name)
-        # Evenly spaced rows, as float32 values: any change here changes the fingerprints of all targets.
-        digest.update(_value_bytes(tensor[:: -(-len(tensor) // MAX_HASHED_ROWS)]))
+        rows = exact[name] if name in exact else sampled_rows(checkpoint.read(name))
+        digest.update(_value_bytes(rows))
     return digest.hexdigest()
 
 

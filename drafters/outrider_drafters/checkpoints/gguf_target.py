@@ -1,55 +1,83 @@
-"""Targets in GGUF files: dequantized once, into a Hugging Face directory in the user's cache folder."""
+"""Language models in GGUF files: dequantized once, into a Hugging Face directory in the user's cache folder."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
-from outrider_drafters.readers.checkpoint import WRITE_ERRORS
+from outrider_drafters.checkpoints.eagle3_gguf import unpermute_rows
+from outrider_drafters.checkpoints.gguf_config import (
+    EMBEDDING,
+    HEAD,
+    ROPE_TENSORS,
+    language_model,
+    language_model_config,
+)
+from outrider_drafters.readers.checkpoint import INDEX, WRITE_ERRORS, sampled_rows, write_exact_rows
 from outrider_drafters.readers.config import read_json
-from outrider_drafters.readers.gguf_file import read_summary
+from outrider_drafters.readers.gguf_file import GgufFile, part_names
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
+    from gguf import TensorNameMap
     from transformers import PreTrainedModel
 
 Report = Callable[[float], None]
 _logger = logging.getLogger(__name__)
-_VERSION = 1  # of what is written: another number, and every file is dequantized anew
-_FLOAT32_PARAMETERS = 2**30  # a larger model is stored as bfloat16, which takes half the disk
+_VERSION = 2  # of what is written: another number, and every file is dequantized anew
+_FLOAT32_PARAMETERS = 2**30  # a larger model becomes bfloat16, which takes half the disk, unless a type is asked for
+_DTYPES = ("float32", "bfloat16", "float16")  # the first that is there serves whoever asks for none
+_SHARD_BYTES = 2**29  # of tensors in memory at a time
 _SPARE_BYTES = 64 * 2**20  # for the tokenizer, and for a disk that is never quite empty
-_TENSORS_FROM, _TENSORS_TO = 0.4, 0.7  # shares of the work before and after the tensors (measured on smollm2)
+_TENSORS_SHARE = 0.9  # of the work; the rest is the tokenizer's
 _CHAT_ENDS = ("eot_token_id", "eom_token_id")  # of the tokenizer's metadata, beside its eos
+_EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
+_ROUTING = re.compile(r"model\.layers\.(\d+)\.mlp\.e_score_correction_bias")
+_CONV1D = re.compile(r"blk\.\d+\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight")  # GPT-2's, [in, out]
+_MAX_NAMED = 8  # tensors in a message
 
 
-def dequantized_dir(path: Path) -> Path:
-    """Return the directory made of a GGUF file, and make it at the first use of that file. Raises UsageError."""
+def dequantized_dir(path: Path, dtype: torch.dtype | None = None) -> Path:
+    """Return the directory made of a GGUF file, and make it at the first use of that file. Raises UsageError.
+
+    Weights are of `dtype`; None: of any that they have been made of before, else what suits the model's size.
+    """
     from platformdirs import user_cache_path
 
-    stat = path.stat()
-    key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {_VERSION}"
-    name = f"{path.stem}-{blake2b(key.encode(), digest_size=8).hexdigest()}"
-    directory = user_cache_path("outrider", appauthor=False) / "targets" / name
-    dequantize_target(path, directory)
+    parts = [part for part in part_names(path) if part.is_file()] or [path]
+    stats = [part.stat() for part in parts]
+    key = f"{parts[0].resolve()} {[(stat.st_size, stat.st_mtime_ns) for stat in stats]} {_VERSION}"
+    name = f"{parts[0].stem}-{blake2b(key.encode(), digest_size=8).hexdigest()}"
+    directories = {
+        kind: user_cache_path("outrider", appauthor=False) / "targets" / f"{name}-{kind}" for kind in _DTYPES
+    }
+    if dtype is None and (made := [each for each in directories.values() if each.is_dir()]):
+        return made[0]
+    dtype = dtype or suitable_dtype(path)
+    directory = directories[str(dtype).removeprefix("torch.")]
+    dequantize_target(path, directory, dtype=dtype)
     return directory
 
 
-def dequantize_target(path: Path, directory: Path, report: Report | None = None) -> None:
+def dequantize_target(
+    path: Path, directory: Path, report: Report | None = None, dtype: torch.dtype | None = None
+) -> None:
     """Write the model, tokenizer and chat template of a GGUF file to `directory`, whole or not at all.
 
-    `report` gets the share that is done; without it transformers draws a bar. Nothing happens where the directory
-    exists. Weights become float32, from 2**30 parameters on bfloat16. Raises UsageError for a file that is broken, of
-    an architecture that transformers cannot read from GGUF, or too large for the disk.
+    `report` gets the share that is done; without it there is a bar on a terminal. Nothing happens where the directory
+    exists. Weights become `dtype`; None: float32, from 2**30 parameters on bfloat16. Raises UsageError for a file that
+    is broken, that lacks tensors or has unknown ones, whose metadata we would pass over, or too large for the disk.
     """
     from filelock import FileLock
 
@@ -61,7 +89,8 @@ def dequantize_target(path: Path, directory: Path, report: Report | None = None)
                 return
             shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
             try:
-                _write(path, partial, report)
+                file = GgufFile.read(path)
+                _write(file, partial, dtype or _suitable_dtype(file), report)
                 partial.rename(directory)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -69,73 +98,161 @@ def dequantize_target(path: Path, directory: Path, report: Report | None = None)
         raise UsageError(f"{directory}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _write(path: Path, directory: Path, report: Report | None) -> None:
-    metadata, count = read_summary(path)
-    dtype = torch.float32 if count < _FLOAT32_PARAMETERS else torch.bfloat16
+def _num_weights(file: GgufFile) -> int:
+    return sum(math.prod(file.tensors.shape(name)) for name in file.tensors)
+
+
+def suitable_dtype(path: Path) -> torch.dtype:
+    """Return the type of weights that a file gets where none is asked for. Raises UsageError."""
+    return _suitable_dtype(GgufFile.read(path))
+
+
+def _suitable_dtype(file: GgufFile) -> torch.dtype:
+    return torch.float32 if _num_weights(file) < _FLOAT32_PARAMETERS else torch.bfloat16
+
+
+def _write(file: GgufFile, directory: Path, dtype: torch.dtype, report: Report | None) -> None:
+    from tqdm import tqdm  # type: ignore[import-untyped] # has no annotations
+
+    count = _num_weights(file)
+    model = _empty_model(file)
     needed, free = count * dtype.itemsize + _SPARE_BYTES, shutil.disk_usage(directory.parent).free
     if free < needed:
-        raise UsageError(f"{path}: dequantized it takes {needed:,} bytes; {directory.parent} has {free:,} left")
-    _logger.info("%s: dequantizing into %s, once", path, directory.parent)
-    model, tokenizer = _loaded(path, dtype, report)
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    _mend_floats(directory / "config.json")
-    _add_chat_ends(directory / "generation_config.json", metadata)
+        raise UsageError(f"{file.path}: dequantized it takes {needed:,} bytes; {directory.parent} has {free:,} left")
+    _logger.info("%s: dequantizing into %s, once", file.path, directory.parent)
+    directory.mkdir()
+    model.config.architectures, model.config.dtype = [type(model).__name__], dtype
+    model.config.save_pretrained(directory)
+    # disable=None: no bar unless on a terminal.
+    with tqdm(total=count, desc=file.path.name, unit="", unit_scale=True, disable=report and True) as bar:
+
+        def advance(weights: int) -> None:
+            bar.update(weights)
+            if report is not None:
+                report(_TENSORS_SHARE * bar.n / count)
+
+        _write_tensors(file, model, directory, dtype, advance)
+    _write_tokenizer(file, model, directory)
     if report is not None:
         report(1.0)
 
 
-def _loaded(
-    path: Path, dtype: torch.dtype, report: Report | None
-) -> tuple[PreTrainedModel, Any]:  # Any: tokenizers share no annotated base
+def _empty_model(file: GgufFile) -> PreTrainedModel:
+    """Make the model that the metadata describe, without weights. Raises UsageError."""
     try:
-        import transformers
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError as error:
-        raise UsageError(f"{path}: GGUF targets need transformers: pip install 'outrider[gguf]'") from error
-    from transformers.utils import logging as transformers_logging
-
-    # Older versions dequantize always, and have no such class.
-    config = getattr(transformers, "GgufConfig", None)
-    options = {} if config is None else {"quantization_config": config(dequantize=True)}
-    file: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}  # Any: arguments of from_pretrained
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers'
+        raise UsageError(f"{file.path}: GGUF targets need transformers: pip install 'outrider[gguf]'") from error
+    architecture, fields = language_model(file), language_model_config(file)
     try:
-        with nullcontext() if report is None else _reported_tensors(report):
-            model = AutoModelForCausalLM.from_pretrained(str(path.parent), **file, **options, dtype=dtype)
-        return model, AutoTokenizer.from_pretrained(str(path.parent), **file)
+        config = AutoConfig.for_model(architecture.model_type, **fields)
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call] # transformers
+    except Exception as error:  # transformers' configurations fail on bad values in many ways
+        kind = architecture.model_type
+        raise UsageError(f"{file.path}: transformers makes no {kind} of its metadata ({error})") from error
+    return model
+
+
+def _write_tensors(
+    file: GgufFile, model: PreTrainedModel, directory: Path, dtype: torch.dtype, advance: Callable[[int], None]
+) -> None:
+    """Dequantize shard by shard, so that memory holds one shard and not the model."""
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    sources, empty, rows = _sources(file, model), model.state_dict(), dict[str, Tensor]()
+    shards = split_torch_state_dict_into_shards(
+        {name: empty[name].to(dtype) for name in sources}, max_shard_size=_SHARD_BYTES
+    )
+    for shard, names in shards.filename_to_tensors.items():
+        tensors = {}
+        for name in names:
+            values = _converted(file, model, sources[name], tuple(empty[name].shape))
+            if sources[name][0] in (EMBEDDING, HEAD):
+                rows[name] = sampled_rows(values).clone()  # not a view, which would keep it all
+            tensors[name] = values.to(dtype).contiguous()
+            advance(values.numel())
+        save_file(tensors, directory / shard, metadata={"format": "pt"})
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
+        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    if dtype != torch.float32:
+        write_exact_rows(directory, rows)
+
+
+def _sources(file: GgufFile, model: PreTrainedModel) -> dict[str, list[str]]:
+    """Return the stored tensors that each of the model's is made of. Raises UsageError for missing and unknown ones."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    kind = next(kind for kind, text in MODEL_ARCH_NAMES.items() if text == file.architecture)
+    names = get_tensor_name_map(kind, model.config.num_hidden_layers)
+    tied = set(model._tied_weights_keys or ()) if model.config.tie_word_embeddings else set()
+    sources = {name: _stored_names(file, names, name) for name in model.state_dict() if name not in tied}
+    used = {each for stored in sources.values() for each in stored}
+    known = used | ROPE_TENSORS | ({HEAD} if tied else set())
+    for trouble, wrong in (("lacks", used - set(file.tensors)), ("holds unknown", set(file.tensors) - known)):
+        if wrong:
+            more = f" and {len(wrong) - _MAX_NAMED} more" if len(wrong) > _MAX_NAMED else ""
+            raise UsageError(f"{file.path}: {trouble} tensors {', '.join(sorted(wrong)[:_MAX_NAMED])}{more}")
+    return sources
+
+
+def _stored_names(file: GgufFile, names: TensorNameMap, name: str) -> list[str]:
+    if (experts := _EXPERTS.fullmatch(name)) is not None:
+        layer, parts, bias = experts.groups()
+        return [f"blk.{layer}.ffn_{part}_exps.{'bias' if bias else 'weight'}" for part in parts.split("_")]
+    if (routing := _ROUTING.fullmatch(name)) is not None:
+        return [f"blk.{routing[1]}.exp_probs_b.bias"]
+    stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    if stored is None:
+        raise UsageError(f"{file.path}: a {file.architecture} has no tensor for {name}")
+    return [stored if stored.endswith((".weight", ".bias")) else f"{stored}.weight"]
+
+
+def _converted(file: GgufFile, model: PreTrainedModel, sources: list[str], shape: tuple[int, ...]) -> Tensor:
+    """Dequantize a tensor and undo what llama.cpp's converter did to it. Raises UsageError for another shape."""
+    first, tensor = sources[0], file.tensors[sources[0]]
+    layout, config = language_model(file).layout, model.config
+    if "_exps." in first:
+        tensor = _experts([tensor, *(file.tensors[name] for name in sources[1:])], layout == "experts interleaved")
+    elif layout == "halves interleaved" and ".attn_q." in first:
+        tensor = unpermute_rows(file, first, tensor, config.num_attention_heads)
+    elif layout == "halves interleaved" and ".attn_k." in first:
+        tensor = unpermute_rows(file, first, tensor, config.num_key_value_heads)
+    elif layout == "norms plus one" and first.endswith("norm.weight"):
+        tensor = tensor - 1
+    elif layout == "transposed" and _CONV1D.fullmatch(first):
+        tensor = tensor.T
+    tensor = tensor[None] if tensor.ndim == 1 and len(shape) == 2 else tensor  # a gate's single row
+    if tensor.shape != shape:
+        raise UsageError(f"{file.path}: tensor {first} has shape {list(tensor.shape)}: its metadata need {list(shape)}")
+    return tensor
+
+
+def _experts(parts: list[Tensor], interleaved: bool) -> Tensor:
+    """Join the gates and inputs of all experts, [experts, out, in] or their biases [experts, out]."""
+    if not interleaved:
+        return torch.cat(parts, dim=1)
+    joined = torch.stack(parts, dim=2).flatten(1, 2)
+    return joined.transpose(1, 2) if joined.ndim == 3 else joined
+
+
+def _write_tokenizer(file: GgufFile, model: PreTrainedModel, directory: Path) -> None:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    kind, options = model.config.model_type, {"gguf_file": file.path.name, "local_files_only": True}
+    # Named, or AutoTokenizer reads the metadata for a configuration, where it fails on gpt-oss's scaling.
+    named = {"tokenizer_type": kind} if TOKENIZER_MAPPING_NAMES.get(kind) else {}
+    loader: Any = AutoTokenizer if named else PreTrainedTokenizerFast  # tokenizers share no annotated base
+    try:
+        tokenizer = loader.from_pretrained(str(file.path.parent), **options, **named)
     except Exception as error:  # transformers trusts the file and fails on bad ones in many ways
-        raise UsageError(f"{path}: not a GGUF file that transformers can read ({error})") from error
-
-
-@contextmanager
-def _reported_tensors(report: Report) -> Iterator[None]:
-    """Let transformers report each tensor that it has dequantized, in place of the bar that it draws."""
-    reader: Any = import_module("transformers.modeling_gguf_pytorch_utils")  # Any: what we replace is not its face
-
-    def reported(tensors: Sequence[object], **_: object) -> Iterator[object]:
-        for number, tensor in enumerate(tensors):
-            report(_TENSORS_FROM + (_TENSORS_TO - _TENSORS_FROM) * number / len(tensors))
-            yield tensor
-
-    bar = reader.tqdm
-    reader.tqdm = reported  # it has no setting for this: it draws on any terminal, across our own lines
-    try:
-        yield
-    finally:
-        reader.tqdm = bar
-
-
-def _mend_floats(path: Path) -> None:
-    """Turn the float32 of GGUF's metadata into the decimals that they were written from."""
-
-    # Without this, eps is 9.999999747e-06 rather than 1e-5, and logits differ from those of the published model.
-    def mended(value: object) -> object:
-        if isinstance(value, dict):
-            return {key: mended(item) for key, item in value.items()}
-        return float(str(np.float32(value))) if isinstance(value, float) else value
-
-    path.write_text(json.dumps(mended(read_json(path)), indent=2) + "\n")
+        raise UsageError(f"{file.path}: not a GGUF file whose tokenizer transformers can read ({error})") from error
+    tokenizer.save_pretrained(directory)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(directory)
+    _add_chat_ends(directory / "generation_config.json", file.values)
 
 
 def _add_chat_ends(path: Path, metadata: Mapping[str, Any]) -> None:  # Any: GGUF's values have many types

@@ -149,10 +149,10 @@ class TargetWeights:
         return read_last_layers(config, checkpoint, stem, count, self.embed)
 
 
-def resolve_dir(name_or_path: str | Path) -> Path:
+def resolve_dir(name_or_path: str | Path, dtype: torch.dtype | None = None) -> Path:
     """Return a local directory as it is, that of an installed model or of a GGUF file, or download the hub's snapshot.
 
-    Raises UsageError.
+    A GGUF file's weights become `dtype`. Raises UsageError.
     """
     path = Path(name_or_path).expanduser()
     if path.is_dir():
@@ -162,7 +162,7 @@ def resolve_dir(name_or_path: str | Path) -> Path:
             raise UsageError(f"{name_or_path}: a file: need a model directory or a {SUFFIX} file")
         from outrider_drafters.checkpoints.gguf_target import dequantized_dir
 
-        return dequantized_dir(path)
+        return dequantized_dir(path, dtype)
     if len(path.parts) == 1 and (directory := installed_dir(str(name_or_path))).is_dir():
         return directory
     if str(name_or_path) in CATALOG:

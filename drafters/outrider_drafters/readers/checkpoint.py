@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider_drafters.quantization.quantize import holds_codes, rebuild_weights
@@ -31,6 +31,8 @@ MODELS = (SINGLE, INDEX, PICKLED, PICKLED_INDEX)
 MEDUSA_HEADS = "medusa_lm_head.safetensors"
 HYDRA_HEADS = "hydra_lm_head.safetensors"
 HEADS = (MEDUSA_HEADS, "medusa_lm_head.pt", HYDRA_HEADS, "hydra_lm_head.pt")  # Medusa's and Hydra's alone
+_EXACT_ROWS = "outrider_rows.safetensors"
+_SAMPLED_ROWS = 4096  # a large target's fingerprint must not take long
 WRITE_ERRORS = (OSError, SafetensorError)  # a full disk is the latter where safetensors writes
 
 
@@ -48,6 +50,22 @@ def write_model(
         stored[name] = copied.contiguous()
         written.add(tensor.data_ptr())
     save_file(stored, directory / file, metadata={"format": "pt"})
+
+
+def sampled_rows(tensor: Tensor) -> Tensor:
+    """Return the rows of an embedding or lm_head that a target's fingerprint is made of, evenly spaced."""
+    # Any change here changes the fingerprints of all targets.
+    return tensor[:: -(-len(tensor) // _SAMPLED_ROWS)]
+
+
+def write_exact_rows(directory: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Keep `sampled_rows` beside a model of rounded weights, whose fingerprint is that of the exact one."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / _EXACT_ROWS)
+
+
+def read_exact_rows(directory: Path) -> Mapping[str, Tensor]:
+    """Read what write_exact_rows() wrote, nothing where it wrote nothing."""
+    return load_file(path) if (path := directory / _EXACT_ROWS).is_file() else {}
 
 
 class Checkpoint:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,56 +21,103 @@ SUFFIX = ".gguf"
 ARCHITECTURE = "general.architecture"
 MASK_TOKEN = "tokenizer.ggml.mask_token_id"
 NO_OTHERS: Mapping[str, str] = {}
+_TENSOR_COUNT = "split.tensors.count"
+_PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")  # how llama-gguf-split names the parts of a model
+
+
+class StoredTensors(Mapping[str, Tensor]):
+    """Tensors of GGUF files by name, [out, in], dequantized at each access: float32, or int64 as stored."""
+
+    def __init__(self, stored: Mapping[str, tuple[Path, ReaderTensor]]) -> None:
+        self._stored = stored
+
+    def __getitem__(self, name: str) -> Tensor:
+        return _dequantized(*self._stored[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stored
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor without dequantizing it."""
+        return tuple(int(size) for size in reversed(self._stored[name][1].shape))
+
+    def repeats(self, name: str, other: str) -> bool:
+        """Return whether both are there and equal as stored."""
+        if name not in self or other not in self:
+            return False
+        first, second = (self._stored[each][1] for each in (name, other))
+        return first.tensor_type == second.tensor_type and np.array_equal(first.data, second.data)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A GGUF file. `values` holds its metadata by key, of the tokenizer's the mask token alone."""
+    """A GGUF file. `values` holds its metadata by key, of the tokenizer's the single values alone."""
 
-    path: Path
+    path: Path  # of a split file, the first part
     architecture: str
     values: Mapping[str, Any]  # metadata are of many types, checked where they are used
-    tensors: Mapping[str, Tensor]  # float32, or int64 as stored; [out, in]
+    tensors: StoredTensors
 
     @classmethod
-    def read(cls, path: Path, architectures: tuple[str, ...], others: Mapping[str, str] = NO_OTHERS) -> GgufFile:
-        """Read a file. Raises UsageError if it is broken, of another architecture, or the package gguf is missing.
+    def read(cls, path: Path) -> GgufFile:
+        """Read a file, or all parts of a split one, any of which names it. Tensors are read when they are used.
 
-        `others` says of some architectures that are not read what they are.
+        Raises UsageError if it is broken or incomplete, or the package gguf is missing.
         """
         reader = _opened(path)
-        try:
-            values = {
-                key: _exact(field.contents())
-                for key, field in reader.fields.items()
-                if not key.startswith(("tokenizer.", "GGUF.")) or key == MASK_TOKEN
-            }
-            architecture = str(values.get(ARCHITECTURE))
-            if architecture not in architectures:
-                what = f", {others[architecture]}" if architecture in others else f": need {' or '.join(architectures)}"
-                raise UsageError(f"{path}: {ARCHITECTURE} is {architecture}{what}")
-            tensors = {tensor.name: _dequantized(path, tensor) for tensor in reader.tensors}
-        # UsageError is a ValueError, which the next clause would wrap.
-        except UsageError:
-            raise
-        except (ValueError, IndexError, TypeError) as error:
-            raise _unreadable(path, error) from error
-        return cls(path, architecture, values, tensors)
+        parts = _parts(path, _metadata(path, reader).get("split.count") or 1)
+        readers = {part: reader if part == path else _opened(part) for part in parts}
+        values = _metadata(parts[0], readers[parts[0]])
+        stored = {tensor.name: (part, tensor) for part, reader in readers.items() for tensor in reader.tensors}
+        if (count := values.get(_TENSOR_COUNT, len(stored))) != len(stored):
+            raise UsageError(
+                f"{path}: its parts hold {len(stored)} tensors, {_TENSOR_COUNT} is {count}: need all of one model"
+            )
+        return cls(parts[0], str(values.get(ARCHITECTURE)), values, StoredTensors(stored))
+
+    def need_architecture(self, architectures: Collection[str], others: Mapping[str, str] = NO_OTHERS) -> None:
+        """Raise UsageError for an architecture that is none of these; `others` says of some of them what they are."""
+        if (name := self.architecture) not in architectures:
+            what = f", {others[name]}" if name in others else f": need {' or '.join(architectures)}"
+            raise UsageError(f"{self.path}: {ARCHITECTURE} is {name}{what}")
 
     def of_architecture(self, key: str) -> Any:  # Any: as `values`
         """Return the value of `ARCHITECTURE.key`, None if missing."""
         return self.values.get(f"{self.architecture}.{key}")
 
 
-def read_summary(path: Path) -> tuple[dict[str, Any], int]:  # Any: as `values`
-    """Return the metadata that are single values, and the number of weights. Raises UsageError for a broken file."""
-    reader = _opened(path)
+def part_names(path: Path) -> list[Path]:
+    """Return the paths of the parts of a split file by the name of one of them, in order; of any other name, itself."""
+    if (name := _PART.fullmatch(path.name)) is None:
+        return [path]
+    return [path.with_name(f"{name[1]}-{number:05}-of-{name[2]}.gguf") for number in range(1, int(name[2]) + 1)]
+
+
+def _parts(path: Path, count: int) -> list[Path]:
+    if count == 1:
+        return [path]
+    if len(parts := part_names(path)) != count:
+        raise UsageError(f"{path}: one of {count} parts, which need the names NAME-00001-of-{count:05}.gguf and so on")
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise UsageError(f"{path}: one of {count} parts: lacks {', '.join(missing)} beside it")
+    return parts
+
+
+def _metadata(path: Path, reader: GGUFReader) -> dict[str, Any]:  # Any: as `values`
     try:
-        single = {key: field for key, field in reader.fields.items() if field.types[:1] != [_array_type()]}
-        values = {key: _exact(field.contents()) for key, field in single.items()}
+        return {
+            key: _exact(field.contents())
+            for key, field in reader.fields.items()
+            if not key.startswith("GGUF.") and not (key.startswith("tokenizer.") and field.types[:1] == [_array_type()])
+        }
     except (ValueError, IndexError, TypeError) as error:
         raise _unreadable(path, error) from error
-    return values, sum(int(tensor.n_elements) for tensor in reader.tensors)
 
 
 def _array_type() -> GGUFValueType:
@@ -96,7 +144,8 @@ def _dequantized(path: Path, tensor: ReaderTensor) -> Tensor:
     if np.issubdtype(tensor.data.dtype, np.signedinteger):
         return torch.from_numpy(tensor.data.astype(np.int64))
     try:
-        return torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32))
+        # Writeable: of a float32 tensor, gguf returns the read-only map of the file itself.
+        return torch.from_numpy(np.require(dequantize(tensor.data, tensor.tensor_type), np.float32, ["C", "W"]))
     except NotImplementedError as error:
         kind = tensor.tensor_type.name
         raise UsageError(f"{path}: tensor {tensor.name} of type {kind}: the package gguf cannot read it") from error

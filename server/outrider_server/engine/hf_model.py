@@ -15,8 +15,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from outrider_drafters.checkpoints.bundle import find_bundle
+from outrider_drafters.checkpoints.gguf_target import suitable_dtype
+from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_drafters.processor import cpu_has_bf16
+from outrider_drafters.readers.gguf_file import SUFFIX
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import IMPLEMENTATION, register
 
@@ -130,6 +133,17 @@ def resolve_device(name: str) -> torch.device:
         raise UsageError(f"device={name}: {str(error).splitlines()[0]}") from error
 
 
+def resolve_target(name_or_path: str, dtype: str, device: torch.device) -> tuple[Path, torch.dtype]:
+    """Return a target's directory and the dtype to load it in, which the weights of a GGUF file are written in.
+
+    Raises UsageError.
+    """
+    file = Path(name_or_path).expanduser()
+    path = file if file.suffix == SUFFIX and file.is_file() else resolve_dir(name_or_path)
+    computed_in = resolve_dtype(dtype, path, device)
+    return resolve_dir(path, computed_in), computed_in
+
+
 def resolve_dtype(name: str, path: Path, device: torch.device) -> torch.dtype:
     """Return the dtype of that name. Raises UsageError.
 
@@ -155,6 +169,8 @@ def costly_placement(dtype: torch.dtype, device: torch.device, path: Path) -> st
 
 
 def _own_dtype(path: Path) -> torch.dtype:
+    if path.is_file():
+        return suitable_dtype(path)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:

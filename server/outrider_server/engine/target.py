@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
-from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_drafters.contracts.token_rules import SchemaCompiler
 from outrider_proto.errors import UsageError
@@ -31,7 +30,7 @@ from outrider_server.engine.hf_model import (
     last_layer_output,
     load_model,
     resolve_device,
-    resolve_dtype,
+    resolve_target,
 )
 from outrider_server.kv.budget import KVShape
 
@@ -99,8 +98,8 @@ class Target:
         `dtype`, `device`: auto as in resolve_dtype() and resolve_device(). Logs a warning where passes are slower than
         they need be.
         """
-        path, on = resolve_dir(name_or_path), resolve_device(device)
-        computed_in = resolve_dtype(dtype, path, on)
+        on = resolve_device(device)
+        path, computed_in = resolve_target(name_or_path, dtype, on)
         if (warning := costly_placement(computed_in, on, path)) is not None:
             _log.warning(warning)
         model = load_model(str(path), computed_in, on)

@@ -11,11 +11,10 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
-from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_server.config.config import ServerConfig
 from outrider_server.engine.attention import SlotAttention
-from outrider_server.engine.hf_model import AUTO, dtype_name, resolve_device, resolve_dtype
+from outrider_server.engine.hf_model import AUTO, dtype_name, resolve_device, resolve_target
 from outrider_server.engine.target import Target, public_name
 from outrider_server.parallel.gathered_attention import GatheringAttention
 from outrider_server.parallel.ranks import RankProcesses
@@ -26,9 +25,8 @@ _WHOLE_HEADS = dict.fromkeys(("q_proj", "k_proj", "v_proj"), "colwise")  # each 
 
 def load_tensor_parallel(config: ServerConfig) -> Target:
     """Start the other ranks and load together with them. Raises UsageError."""
-    path = resolve_dir(config.target)
     device = resolve_device(config.device).type if config.device == AUTO else config.device
-    dtype = resolve_dtype(config.dtype, path, torch.device("cuda" if device == "cuda" else "cpu"))
+    path, dtype = resolve_target(config.target, config.dtype, torch.device("cuda" if device == "cuda" else "cpu"))
     _check_divisible(path, config.tensor_parallel, device)
     shard = Shard(str(path), dtype_name(dtype), device, 0, config.tensor_parallel, "", config.threads)
     ranks, shard = RankProcesses.start(shard)

@@ -145,7 +145,7 @@ REFUSED = {  # what a DFlash's file has otherwise, and what the refusal says aft
     "architecture": [
         *((name, rf"general\.architecture is {name}, a fork's of llama\.cpp.*: convert")
           for name in ("dflash-draft", "gemma4-dflash-draft", "dspark")),
-        ("qwen3", r"general\.architecture is qwen3: need eagle3 or dflash$"),
+        ("mamba", r"general\.architecture is mamba: need eagle3 or dflash or gemma2"),
     ],
     "mask_token": [
         (None, r"lacks tokenizer\.ggml\.mask_token_id"),

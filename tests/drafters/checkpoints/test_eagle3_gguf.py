@@ -271,7 +271,7 @@ REFUSED = {
         ({"blk.0.attn_q_norm.weight": torch.ones(HD)}, r"head\.gguf: holds unknown tensors blk\.0\.attn_q_norm"),
         ({"blk.0.attn_q.weight": None}, r"head\.gguf: lacks tensors midlayer\.self_attn\.q_proj\.weight"),
     ],
-    "architecture": [("llama", r"^\S+head\.gguf: general\.architecture is llama: need eagle3")],
+    "architecture": [("mamba", r"^\S+head\.gguf: general\.architecture is mamba: need eagle3")],
 }  # fmt: skip
 
 

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from gguf_llama import write_gguf
+from gguf_models import make_model, write_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from outrider_drafters import load_drafter
 from outrider_drafters.checkpoints.catalog import installed_dir
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir
@@ -88,9 +90,85 @@ def test_a_truncated_file(file, tmp_path, share):
 
 def test_another_architecture(tmp_path):
     write_gguf(target_dir(), tmp_path / "odd.gguf", architecture="outlandish")
-    with pytest.raises(UsageError, match=r"odd\.gguf: not a GGUF file that transformers can read .*outlandish"):
+    with pytest.raises(UsageError, match=r"odd\.gguf: general\.architecture is outlandish: need .*llama or"):
         resolve_dir(tmp_path / "odd.gguf")
     assert in_cache(tmp_path) == ["outrider", "targets"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"blk.1.ffn_up.weight": None}, r"lacks tensors blk\.1\.ffn_up\.weight$"),
+        ({"blk.1.ffn_up.bias": torch.ones(96)}, r"holds unknown tensors blk\.1\.ffn_up\.bias$"),
+        ({"blk.2.ffn_up.weight": torch.ones(96, 64)}, r"holds unknown tensors blk\.2\.ffn_up\.weight$"),
+        (
+            {"blk.0.ffn_up.weight": torch.ones(95, 64)},
+            r"tensor blk\.0\.ffn_up\.weight has shape \[95, 64\]: .*96",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_the_metadata(tmp_path, tensors, message):
+    write_model(tmp_path / "odd.gguf", "llama", make_model("llama", {}), {}, tensors)
+    with pytest.raises(UsageError, match=rf"odd\.gguf: {message}"):
+        resolve_dir(tmp_path / "odd.gguf")
+    assert in_cache(tmp_path) == ["outrider", "targets"]
+
+
+def test_any_part_names_a_split_model(tmp_path):
+    model = make_model("qwen2", {})
+    write_model(tmp_path / "m.gguf", "qwen2", model, {}, tensors_a_part=9)
+    parts = sorted(tmp_path.glob("m-*.gguf"))
+    assert len(parts) == 3
+    assert len({resolve_dir(part) for part in parts}) == 1
+    stored = load_file(resolve_dir(parts[1]) / "model.safetensors")
+    assert all(torch.equal(stored[name], tensor) for name, tensor in model.state_dict().items())
+    write_model(tmp_path / "other.gguf", "qwen2", model, {}, {"output.weight": None}, tensors_a_part=9)
+    (tmp_path / "other-00003-of-00003.gguf").replace(parts[2])
+    with pytest.raises(UsageError, match=r"hold 26 tensors, split\.tensors\.count is 27: need all of one model"):
+        resolve_dir(parts[0])
+    parts[1].unlink()
+    with pytest.raises(UsageError, match=r"m-00003-of-00003\.gguf: one of 3 parts: lacks m-00002-of-00003\.gguf"):
+        resolve_dir(parts[2])
+    with pytest.raises(UsageError, match=r"part\.gguf: one of 3 parts, which need the names NAME-00001-of-00003\.gguf"):
+        resolve_dir(parts[0].rename(tmp_path / "part.gguf"))
+
+
+def test_weights_are_of_the_type_that_is_asked_for(tmp_path):
+    write_model(tmp_path / "m.gguf", "llama", make_model("llama", {}), {})
+    stored = {}
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        directory = resolve_dir(tmp_path / "m.gguf", dtype)
+        stored[dtype] = load_file(directory / "model.safetensors")["lm_head.weight"]
+        assert stored[dtype].dtype == dtype
+        assert json.loads((directory / "config.json").read_text())["dtype"] == str(dtype).removeprefix("torch.")
+        assert target_fingerprint(directory) == target_fingerprint(tmp_path / "m.gguf")
+    assert torch.equal(stored[torch.float32].bfloat16(), stored[torch.bfloat16])
+    assert resolve_dir(tmp_path / "m.gguf") == directory, "the most exact there is"
+
+
+def test_memory_and_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr("outrider_drafters.checkpoints.gguf_target._SHARD_BYTES", 100_000)
+    model = make_model("llama", {})
+    write_model(tmp_path / "m.gguf", "llama", model, {}, {"output.weight": model.get_input_embeddings().weight})
+    directory = resolve_dir(tmp_path / "m.gguf")
+    assert len(list(directory.glob("*.safetensors"))) > 2
+    weights = TargetWeights.load(directory)
+    assert weights.lm_head is weights.embed, "an output.weight that repeats the embedding is stored once"
+    assert torch.equal(weights.embed, model.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("split", [0, 9])
+def test_a_language_model_drafts(tmp_path, split):
+    write_model(tmp_path / "target.gguf", "llama", make_model("llama", {}), {})
+    (tmp_path / "drafter").mkdir()
+    small = make_model("qwen2", {"num_hidden_layers": 1})
+    write_model(tmp_path / "drafter" / "small.gguf", "qwen2", small, {"block_count": 1}, tensors_a_part=split)
+    target = TargetWeights.load(tmp_path / "target.gguf")
+    for place in (sorted((tmp_path / "drafter").iterdir())[0], tmp_path / "drafter"):
+        state = load_drafter(str(place), target).new_state()
+        state.append([5, 6, 7])
+        with torch.inference_mode():
+            assert torch.allclose(state.root_logits(), small(torch.tensor([[5, 6, 7]])).logits[0, -1], atol=1e-4)
 
 
 def test_a_disk_that_is_too_small(file, tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ class Teacher:
     def load(cls, name_or_path: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Teacher":
         """Load a model from a directory or by its hub name. Raises UsageError."""
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers
-        directory = resolve_dir(name_or_path)
+        directory = resolve_dir(name_or_path, dtype)
         facts = target_facts(directory)
         try:
             model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=False)
