@@ -1,4 +1,4 @@
-"""An app that uses the library: several questions at once, each in its own session, which survives a lost link.
+"""An app that uses the library: several questions at once, each in a session of its own, which survives a lost link.
 
     outrider-server serve
     python examples/library_async.py "Oscar has 10 melons. Oscar makes 3 more. How many?" "Who am I?"
@@ -32,18 +32,9 @@ from outrider_client import (
 UNSURE = -1.0  # natural logarithm of a probability of about one third
 
 
-async def ask(config: ClientConfig, models: LocalModels, question: str) -> Completion:
-    """Return the whole answer. A client generates one answer at a time, so each question gets its own."""
-    async with AsyncClient(config, models=models) as client:
-        return await client.complete(question)
-
-
-async def watch(config: ClientConfig, models: LocalModels, question: str) -> None:
+async def watch(client: AsyncClient, question: str) -> None:
     """Print the answer as it is written."""
-    async with (
-        AsyncClient(config, models=models) as client,
-        contextlib.aclosing(client.generate(question)) as events,
-    ):
+    async with contextlib.aclosing(client.generate(question)) as events:
         async for event in events:
             match event:
                 case Committed(text=text) | Unverified(text=text):
@@ -64,10 +55,11 @@ def unsure_words(answer: Completion, models: LocalModels) -> list[str]:
 
 async def run(questions: list[str], server: str) -> None:
     config = ClientConfig(server=server, max_new_tokens=100, wait_for_link_s=30, logprobs=2)
-    models = await asyncio.to_thread(LocalModels.load, config)  # loaded once for all sessions
-    await watch(config, models, questions[0])
-    for answer in await asyncio.gather(*(ask(config, models, question) for question in questions)):
-        print(f"{answer.text.strip()}\n  unsure: {', '.join(unsure_words(answer, models)) or 'none'}")
+    models = await asyncio.to_thread(LocalModels.load, config)  # here, for the words of tokens
+    async with AsyncClient(config, models=models) as client:
+        await watch(client, questions[0])
+        for answer in await asyncio.gather(*map(client.complete, questions)):
+            print(f"{answer.text.strip()}\n  unsure: {', '.join(unsure_words(answer, models)) or 'none'}")
 
 
 def main(

@@ -2,13 +2,13 @@ from .async_client import AsyncClient as AsyncClient
 from .async_client import Completion as Completion
 from .client import Client as Client
 from .connection.access import Access as Access
+from .connection.diagnosis import TrustError as TrustError
 from .connection.grpc_transport import GrpcConnection as GrpcConnection
 from .connection.grpc_transport import GrpcTransport as GrpcTransport
 from .connection.link_state import LinkState as LinkState
 from .connection.policy import Backoff as Backoff
 from .connection.policy import Patience as Patience
 from .connection.policy import Timeouts as Timeouts
-from .connection.tls_diagnosis import TrustError as TrustError
 from .connection.transport import Connection as Connection
 from .connection.transport import LocalTransport as LocalTransport
 from .connection.transport import Transport as Transport

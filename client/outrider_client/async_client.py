@@ -1,16 +1,18 @@
-"""The asynchronous client: one session with one server, any number of answers one after the other."""
+"""The asynchronous client: any number of answers from one server, each in a session of its own while it is written."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
+import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from outrider_client.connection.diagnosis import explaining
 from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_client.connection.link_state import LinkState
 from outrider_client.connection.policy import ConnectionPolicy
@@ -27,7 +29,7 @@ from outrider_client.drafting.drafting_thread import AsyncDrafter, DraftingThrea
 from outrider_client.drafting.local_drafter import AcceptanceCheck
 from outrider_client.generation.context import GenerationContext
 from outrider_client.generation.generation import Generation
-from outrider_client.generation.runner import run_generation
+from outrider_client.generation.runner import write_answer
 from outrider_client.models.local_models import LocalModels, Prompt
 from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.privacy.private_generation import generate_privately
@@ -36,10 +38,12 @@ from outrider_client.text.transcript import FinishReason, Origin, Transcript
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
-from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
+from outrider_proto.errors import LinkError, UsageError
 from outrider_proto.frames import ServerDescription
+from outrider_proto.packing import common_prefix_len
 
 CLOSED = "this client is closed: make a new one"
+SESSIONS = 16  # answers that a client writes at once, where nobody says how many
 FALLBACK_MIN_MATCH = 2  # tokens; after a single repeated token almost anything may follow
 
 
@@ -65,31 +69,41 @@ class Completion:
 
 
 class AsyncClient:
-    """Drafts on this device and has a server verify its drafts. Use as `async with AsyncClient(config) as client`.
+    """Drafts on this device and has a server verify its drafts. Use as `async with AsyncClient("HOST:PORT") as client`.
 
-    `models` and `transport` are made from the configuration unless given; given ones may be shared between clients.
-    `drafting` replaces the thread that runs the models' drafter. `clock` returns seconds.
+    Answers may be written side by side, from as many tasks as you like: at most `sessions` at once, the others wait for
+    their turn. `models` and `transport` are made from the configuration unless given; given ones may be shared between
+    clients. `drafting` replaces the thread that runs the models' drafter, and has but one session. `clock` returns
+    seconds.
     """
 
     def __init__(
         self,
-        config: ClientConfig | None = None,
+        config: ClientConfig | str | None = None,
         *,
         models: LocalModels | None = None,
         transport: Transport | None = None,
         drafting: AsyncDrafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        sessions: int = SESSIONS,
     ) -> None:
-        self.config = config if config is not None else ClientConfig()
+        self.config = as_config(config)
+        if sessions < 1:
+            raise UsageError(f"sessions={sessions}: need at least 1")
         self._models = models
-        self._transport = transport if transport is not None else GrpcTransport(self.config.server, self.config.access)
+        self._loading = threading.Lock()
+        self._given_transport = transport
+        self._transport = self._new_transport()
         self._given_drafting = drafting
         self._clock = clock
-        self._context: GenerationContext | None = None
+        self._contexts: list[GenerationContext] = []
+        self._free: list[GenerationContext] = []  # the one that rested longest first
+        self._context: GenerationContext | None = None  # of the newest answer
         self._placeholders = Placeholders()
         self._loop: asyncio.AbstractEventLoop | None = None  # the one that this client was last used in
-        self._is_read = False  # somebody reads the events of an answer
-        self._writing: asyncio.Task[None] | None = None  # the newest answer
+        self._sessions = sessions if drafting is None else 1
+        self._turns = asyncio.Semaphore(self._sessions)
+        self._answers: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -112,13 +126,14 @@ class AsyncClient:
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Tokens of the session so far; empty before the first answer."""
+        """Tokens of the newest answer's session so far; empty before the first answer."""
         return () if self._context is None else self._context.transcript.tokens
 
     @property
     def num_bytes(self) -> tuple[int, int]:
         """Bytes sent and received over all answers."""
-        return (0, 0) if self._context is None else self._context.session.num_bytes
+        ups, downs = zip((0, 0), *(context.session.num_bytes for context in self._contexts), strict=True)
+        return sum(ups), sum(downs)
 
     @property
     def rtt_s(self) -> float | None:
@@ -133,11 +148,12 @@ class AsyncClient:
     async def describe(self) -> ServerDescription:
         """Ask the server what it hosts. Raises LinkError or Refusal."""
         timeout_s = self.config.timeouts.describe_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._transport.describe()
-        except TimeoutError as error:
-            raise LinkError(f"{self._transport.address}: no answer within {timeout_s:g} s") from error
+        with explaining(self._server):
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await self._transport.describe()
+            except TimeoutError as error:
+                raise LinkError(f"{self._transport.address}: no answer within {timeout_s:g} s") from error
 
     async def generate(self, prompt: Prompt, **overrides: Any) -> AsyncGenerator[Event, None]:  # Any: see for_answer
         """Yield the answer as events, the last of which is Finished.
@@ -149,11 +165,14 @@ class AsyncClient:
         Raises UsageError, Refusal, or LinkError when no server can be reached at the start.
         """
         config = self.config.for_answer(**overrides)
-        await self._begin_answer()
+        await self._await_ends()
+        if self._is_closed:
+            raise UsageError(CLOSED)
         # A queue between writing and reading: a slow reader must not delay verdicts, drafts or heartbeats.
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         writing = asyncio.create_task(self._write(prompt, config, events.put_nowait), name="outrider answer")
-        self._writing = writing
+        self._answers.add(writing)
+        writing.add_done_callback(self._answers.discard)
         writing.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
@@ -162,7 +181,6 @@ class AsyncClient:
                 raise UsageError(CLOSED)
             await writing
         finally:
-            self._is_read = False
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
 
@@ -184,19 +202,20 @@ class AsyncClient:
         )
 
     async def close(self) -> None:
-        """End the answer that is being written, close the session and stop the drafter. Safe to call twice."""
+        """End the answers that are being written, close the sessions and stop the drafters. Safe to call twice."""
         self._enter_loop()
         self._is_closed = True
-        if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
-        context, self._context = self._context, None
-        if context is not None:
-            await context.session.close()
-            for drafting in (context.drafting, context.fallback_drafter):
-                if drafting is not None:
-                    await drafting.close()
+        answers = tuple(self._answers)
+        for writing in answers:
+            writing.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
+        contexts, self._contexts, self._free, self._context = self._contexts, [], [], None
+        await asyncio.gather(*(_close(context) for context in contexts))
         await self._transport.close()
+
+    @property
+    def _server(self) -> str:
+        return self.config.served_as or self.config.server
 
     def _enter_loop(self) -> None:
         """Move to the running event loop if the former one has ended. Raises UsageError while it has not."""
@@ -205,48 +224,55 @@ class AsyncClient:
             return
         if self._loop is not None and not self._loop.is_closed():
             raise UsageError("this client is in use in another event loop: use one client for each")
-        if self._context is not None:
-            self._context.session.leave_loop()
-        self._loop, self._writing, self._is_read = loop, None, False
+        for context in self._contexts:
+            context.session.leave_loop()
+        self._loop, self._free, self._answers = loop, list(self._contexts), set()
+        self._turns = asyncio.Semaphore(self._sessions)
 
-    async def _begin_answer(self) -> None:
-        """Wait until an answer that nobody reads any more has ended. Raises UsageError while somebody does."""
+    async def _await_ends(self) -> None:
+        """Wait for the ends of answers that nobody reads any more, so that their sessions are free."""
         self._enter_loop()
         # After `break` the event loop closes the generator by itself: one turn to make a task of that, one to begin it.
         for _ in range(2):
-            if self._is_read:
-                await asyncio.sleep(0)
-        if self._is_read:
-            raise UsageError("this client is writing an answer already: use one client for each session")
-        self._is_read = True
-        try:
-            if self._writing is not None:
-                await asyncio.wait({self._writing})
-            if self._is_closed:
-                raise UsageError(CLOSED)
-        except BaseException:
-            self._is_read = False
-            raise
+            await asyncio.sleep(0)
+        if ending := [writing for writing in self._answers if writing.cancelling()]:
+            await asyncio.wait(ending)
+
+    @contextlib.asynccontextmanager
+    async def _lent(self, models: LocalModels, prompt: Sequence[int]) -> AsyncIterator[GenerationContext]:
+        """Lend the free session that has most of the prompt already, or a new one."""
+        async with self._turns:
+            context = max(self._free, key=lambda one: common_prefix_len(one.transcript.tokens, prompt), default=None)
+            if context is None:
+                context = self._new_context(models)
+                self._contexts.append(context)
+            else:
+                self._free.remove(context)
+            self._context = context
+            try:
+                yield context
+            finally:
+                context.session.watcher = lambda state, detail: None
+                self._free.append(context)
 
     async def _write(self, prompt: Prompt, config: ClientConfig, emit: Callable[[Event], None]) -> None:
-        context = await self._prepare()
-        try:
+        with explaining(self._server):
+            models = await asyncio.to_thread(self._loaded)
             if config.privacy == "local" and is_private(prompt):
-                await generate_privately(context, prompt, config, emit)
+                async with self._lent(models, ()) as context:
+                    await generate_privately(context, prompt, config, emit)
             else:
-                await self._generate(context, prompt, config, emit)
-        finally:
-            context.session.watcher = lambda state, detail: None
+                await self._generate(models, prompt, config, emit)
 
     async def _generate(
-        self, context: GenerationContext, prompt: Prompt, config: ClientConfig, emit: Callable[[Event], None]
+        self, models: LocalModels, prompt: Prompt, config: ClientConfig, emit: Callable[[Event], None]
     ) -> None:
         shown = self._placeholders.replace(prompt) if config.privacy == "placeholder" else prompt
-        generation = Generation(context, config, emit, self._placeholders.values)
-        # Outside the try: a prompt that is refused here was not sent, so the session stays as it is. In a thread: a
-        # long prompt takes seconds to tokenize, and heartbeats and all other answers of this loop would wait.
+        values = self._placeholders.values
+        # A prompt that is refused here was not sent, so the session stays as it is. In a thread: a long prompt takes
+        # seconds to tokenize, and heartbeats and all other answers of this loop would wait.
         encoded = await asyncio.to_thread(
-            context.models.encode_newest,
+            models.encode_newest,
             shown,
             raw=config.raw,
             reserve=config.max_new_tokens,
@@ -255,43 +281,37 @@ class AsyncClient:
         if encoded.num_dropped:
             emit(Warned(dropped_warning(encoded.num_dropped)))
         # In a thread before: a schema takes milliseconds to compile, and may take much longer.
-        await asyncio.to_thread(context.models.rules_of, config.sampling.rules)
+        await asyncio.to_thread(models.rules_of, config.sampling.rules)
         # Private conversations neither read nor fill the history: not even what was said of their placeholders.
-        history = None if is_private(prompt) else context.models.history
-        if isinstance(context.drafting, DraftingThread):
-            context.drafting.read_history(None if history is None else await asyncio.to_thread(history.texts))
+        history = None if is_private(prompt) else models.history
+        texts = None if history is None else await asyncio.to_thread(history.texts)
         for warning in () if history is None else history.take_warnings():
             emit(Warned(warning))
-        generation.begin(encoded.tokens)
-        try:
-            await context.session.set_sampling(generation.config.sampling)
-            await run_generation(generation)
+        async with self._lent(models, encoded.tokens) as context:
+            if isinstance(context.drafting, DraftingThread):
+                context.drafting.read_history(texts)
+            await write_answer(Generation(context, config, emit, values), encoded.tokens)
             if history is not None:
                 await asyncio.to_thread(history.add, context.transcript.verified_tokens)
-        except (asyncio.CancelledError, UsageError):
-            generation.abandon()
-            raise
-        except Exception as error:
-            if isinstance(error, Refusal) and error.reason is Reason.SERVER_FULL:
-                generation.abandon()  # a full server keeps the session until there is a place for it
-            else:
-                # What the server holds is unknown now, so the next answer opens a session of its own.
-                await context.session.reset()
-            raise
 
-    async def _prepare(self) -> GenerationContext:
-        if self._context is None:
+    def _loaded(self) -> LocalModels:
+        """Load the models if they are not yet: not for the event loop."""
+        with self._loading:  # answers that begin together share them
             if self._models is None:
-                self._models = await asyncio.to_thread(LocalModels.load, self.config)
-            await asyncio.to_thread(self._models.prepare)
-            self._context = self._new_context(self._models)
-        return self._context
+                self._models = LocalModels.load(self.config)
+            self._models.prepare()
+        return self._models
+
+    def _new_transport(self) -> Transport:
+        # One for each session: a load balancer tells them apart by it.
+        given = self._given_transport
+        return given if given is not None else GrpcTransport(self.config.server, self.config.access)
 
     def _new_context(self, models: LocalModels) -> GenerationContext:
         transcript = Transcript()
         open_frame = models.open_frame(self.config.codec, self.config.sampling)
         policy = ConnectionPolicy(self.config.timeouts, self.config.patience, self.config.backoff)
-        session = ClientSession(self._transport, open_frame, transcript, policy, self._clock, random.Random())
+        session = ClientSession(self._new_transport(), open_frame, transcript, policy, self._clock, random.Random())
         drafting = self._given_drafting
         if drafting is None and models.drafter is not None:
             drafting = DraftingThread(models.drafter, models.drafter_threads)
@@ -306,3 +326,23 @@ class AsyncClient:
         return GenerationContext(
             models, session, transcript, drafting, fallback_drafter, acceptance_check, controller, self._clock
         )
+
+
+def as_config(config: ClientConfig | str | None) -> ClientConfig:
+    """Return the configuration that a client was given, if only the server's address. Raises UsageError."""
+    match config:
+        case ClientConfig():
+            return config
+        case None:
+            return ClientConfig()
+        case str():
+            return ClientConfig(config)
+        case _:
+            raise UsageError(f"config is of type {type(config).__name__}: give a ClientConfig, or HOST:PORT as text")
+
+
+async def _close(context: GenerationContext) -> None:
+    await context.session.close()
+    for drafting in (context.drafting, context.fallback_drafter):
+        if drafting is not None:
+            await drafting.close()

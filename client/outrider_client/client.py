@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from outrider_client.async_client import CLOSED, AsyncClient, Completion
+from outrider_client.async_client import CLOSED, SESSIONS, AsyncClient, Completion
 from outrider_client.connection.link_state import LinkState
 from outrider_client.connection.transport import Transport
 from outrider_client.core.config import ClientConfig
@@ -27,16 +27,17 @@ _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 class Client:
-    """The blocking counterpart of AsyncClient. Use as `with Client(config) as client`."""
+    """The blocking counterpart of AsyncClient, for any number of threads: `with Client("HOST:PORT") as client`."""
 
     def __init__(
         self,
-        config: ClientConfig | None = None,
+        config: ClientConfig | str | None = None,
         *,
         models: LocalModels | None = None,
         transport: Transport | None = None,
+        sessions: int = SESSIONS,
     ) -> None:
-        self._client = AsyncClient(config, models=models, transport=transport)
+        self._client = AsyncClient(config, models=models, transport=transport, sessions=sessions)
         self._loop = asyncio.new_event_loop()
         # A daemon: a client that is never closed must not keep the process alive.
         self._thread = threading.Thread(target=self._loop.run_forever, name="outrider client", daemon=True)
@@ -61,7 +62,7 @@ class Client:
         return self._run(self._client.describe())
 
     def begin_conversation(self) -> None:
-        """Start a new conversation; see AsyncClient. Not allowed while an answer is being written."""
+        """Start a new conversation; see AsyncClient."""
         self._client.begin_conversation()
 
     def complete(self, prompt: Prompt, **overrides: Any) -> Completion:  # Any: see ClientConfig.for_answer
@@ -81,7 +82,7 @@ class Client:
         except BaseException:
             with contextlib.suppress(RuntimeError):  # the client is closed, and its answers have ended
                 self._loop.call_soon_threadsafe(pumping.cancel)
-            # Drain until the sentinel: only then has the task ended and the client is free for the next request.
+            # Drain until the sentinel: only then has the task ended and its session is free for the next request.
             while events.get() is not None:
                 pass
             raise
@@ -90,7 +91,7 @@ class Client:
         pumping.result()
 
     def close(self) -> None:
-        """End what is under way, close the session and stop the background thread. Safe to call twice."""
+        """End what is under way, close the sessions and stop the background thread. Safe to call twice."""
         with self._closing:
             if self._is_closed:
                 return

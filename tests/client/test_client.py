@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socketserver
 import subprocess
 import sys
 import textwrap
@@ -10,6 +12,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
 
 from outrider_client import AsyncClient, Client, LinkState
@@ -18,6 +21,7 @@ from outrider_client.core.events import Committed, Finished
 from outrider_proto.errors import LinkError, Refusal, UsageError
 
 PROMPT = [5, 9, 12, 3]
+BAD_ADDRESSES = ("", "edge:", ":5", "edge:0", "edge:65536", "edge:five", "a b", "edge/x", "[::1", "[::g]:5", "1:2:3")
 
 
 @pytest.fixture
@@ -62,12 +66,90 @@ def test_closing_ends_what_another_thread_waits_for(client, verifier):
         proceed.set()
         with pytest.raises(UsageError, match="closed"):
             reading.result(10)
-        with pytest.raises(UsageError, match=r"closed|already"):
+        with pytest.raises(UsageError, match="closed"):
             asking.result(10)
     assert not client._thread.is_alive()
     assert client.link_state is LinkState.CLOSED
     with pytest.raises(UsageError, match="closed"):
         client.complete(PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        (None, "127.0.0.1:50051"),
+        ("edge.example.org", "edge.example.org:50051"),
+        ("edge:7", "edge:7"),
+        ("[::1]:7", "[::1]:7"),
+        ("[::1]", "[::1]:50051"),
+        ("fe80::1%eth0", "[fe80::1%eth0]:50051"),
+        ("https://edge:1", "server='https://edge:1': need HOST or HOST:PORT, without https://"),
+        *((bad, f"server={bad!r}: need HOST or HOST:PORT, such as 127.0.0.1:50051") for bad in BAD_ADDRESSES),
+        (5, "config is of type int: give a ClientConfig, or HOST:PORT as text"),
+    ],
+)
+def test_a_client_of_an_address(given, address):
+    try:
+        with Client(given) as client:
+            named = client._client.config.server
+    except UsageError as error:
+        named = str(error)
+    assert named == address
+
+
+class HangsUp(socketserver.BaseRequestHandler):
+    said = b""
+
+    def handle(self) -> None:
+        self.request.sendall(self.said)
+        self.request.recv(1)
+
+
+class SaysHttp(HangsUp):
+    said = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+
+
+@pytest.mark.parametrize("ask", ["describe", "complete"])
+@pytest.mark.parametrize(
+    ("listening", "why"),
+    [
+        (None, "no server listens there; is outrider-server running?"),
+        (HangsUp, "what listens there hangs up; is it an outrider-server?"),
+        (SaysHttp, "what listens there is no Outrider server; is the port right?"),
+    ],
+)
+def test_a_server_out_of_reach_is_told_in_plain_words_with_its_cause(models, listening, why, ask):
+    with contextlib.ExitStack() as stack:
+        address = "127.0.0.1:1"
+        if listening is not None:
+            server = stack.enter_context(socketserver.ThreadingTCPServer(("127.0.0.1", 0), listening))
+            threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+            stack.callback(server.shutdown)
+            address = "127.0.0.1:{1}".format(*server.server_address)
+        client = stack.enter_context(Client(address, models=models))
+        with pytest.raises(LinkError) as failed:
+            client.describe() if ask == "describe" else client.complete(PROMPT)
+    assert str(failed.value) == f"cannot reach {address}: {why}"
+    cause = failed.value
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    assert isinstance(cause, grpc.RpcError)
+
+
+def test_answers_begun_at_once_have_a_session_each_and_never_more_than_allowed(verifier, models, fast, language):
+    transport = LocalTransport(verifier.describe, verifier.session)
+    prompts = [[*PROMPT, token] for token in range(1, 10)]
+    with Client(fast, models=models, transport=transport, sessions=3) as client, ThreadPoolExecutor(9) as threads:
+        unread = [client.generate(prompt) for prompt in prompts]  # begun, and read to their ends by nobody
+        for events in unread:
+            next(events)
+        answers = list(threads.map(client.complete, prompts))
+        assert [answer.token_ids for answer in answers] == [language.answer(prompt, 40) for prompt in prompts]
+        assert len(verifier.opens) <= 3
+        again = client.complete([*prompts[4], *answers[4].token_ids, 7])
+    assert again.token_ids == language.answer([*prompts[4], *answers[4].token_ids, 7], 40)
+    with pytest.raises(UsageError, match="sessions=0: need at least 1"):
+        Client(sessions=0)
 
 
 SCRIPT = """

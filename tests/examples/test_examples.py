@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from mypy import api
 
 from outrider_client import ClientConfig
 from outrider_client.core.gateway_config import GatewayConfig
@@ -39,6 +40,15 @@ def test_library_async(example, server, capsys, answer):
     assert said.count(text) == 2  # as it came, and whole
     assert "[online]" in said
     assert said.count("unsure: ") == 2
+
+
+@pytest.mark.slow
+def test_the_types_of_the_library_reach_its_users(tmp_path):
+    """As mypy reads an example outside the repository; a mistake is found, so that the types are not all Any."""
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("from outrider_client import Client\n\nClient(5).complete('Who am I?').text + 1\n")
+    said, _, _ = api.run(["--strict", str(EXAMPLES / "library_async.py"), str(wrong)])
+    assert [line.split("[")[-1] for line in said.splitlines()[:-1]] == ["arg-type]", "operator]"], said
 
 
 def test_custom_drafter(example, server, answer):

@@ -27,8 +27,6 @@ from outrider_proto.options.command import given, parameters, set_signature
 from outrider_proto.options.fields import Flag, Option, options_of
 from outrider_proto.options.values import Table, build, checked, merged, place
 
-_PORT = ClientConfig().server.rpartition(":")[2]
-
 _Made = TypeVar("_Made")
 
 
@@ -165,14 +163,6 @@ def access_from(options: Mapping[str, Any]) -> Access:  # Any: each option has i
     return Access(**{name: value for name, value in options.items() if value is not None}, key=key)
 
 
-def with_port(server: str) -> str:
-    """Add the default port to a bare HOST; anything else stays as it is. Raises UsageError for a URL."""
-    if "://" in server:
-        raise UsageError(f"server={server}: need HOST or HOST:PORT, without {server.partition('://')[0]}://")
-    is_bare = server.endswith("]") if server.startswith("[") else ":" not in server
-    return f"{server}:{_PORT}" if server and is_bare else server
-
-
 def tree_plan(choices: str | None, **limits: float | None) -> TreePlan | None:
     """Return a fixed tree, or one within the limits that are not None; None if there is neither.
 
@@ -193,7 +183,7 @@ def _config(table: Table) -> ClientConfig:
         if (value := _find(table, option.path)) is not None:
             place(values, option.path, checked(option, value))
     first, *others = values.pop("drafter", ()) or (None,)
-    fields = {"drafter": first, "other_heads": tuple(others), "server": with_port(values.pop("server", SERVER.default))}
+    fields: dict[str, Any] = {"drafter": first, "other_heads": tuple(others)}  # Any: each has its own type
     if (keywords := values.pop("keywords", None)) is not None:
         fields["keywords"] = Keywords.load(keywords)
         values.setdefault("routing", {}).setdefault("route", "keywords")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import ssl
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +16,8 @@ from outrider_proto.flag import Flag
 if TYPE_CHECKING:
     import grpc
 
+DEFAULT_PORT = "50051"
+_ADDRESS = re.compile(r"(\[[^\[\]]+\]|[\w.-]+)(?::([0-9]{1,5}))?")
 KEY_VARIABLE = "OUTRIDER_KEY"
 MAX_KEY_LENGTH = 256
 _PANEL = "Encryption and key"
@@ -122,6 +126,24 @@ class Access:
 
 
 PLAIN = Access()
+
+
+def server_address(server: str) -> str:
+    """Return HOST:PORT for a HOST, an IPv6 host or HOST:PORT. Raises UsageError."""
+    address = _ADDRESS.fullmatch(f"[{server}]" if _is_ipv6(server) else server)
+    host, port = ("", "0") if address is None else address.groups(DEFAULT_PORT)
+    if not host or not 0 < int(port) < 65536 or (host.startswith("[") and not _is_ipv6(host[1:-1])):
+        scheme, is_url, _ = server.partition("://")
+        remedy = f"without {scheme}://" if is_url else f"such as 127.0.0.1:{DEFAULT_PORT}"
+        raise UsageError(f"server={server!r}: need HOST or HOST:PORT, {remedy}")
+    return f"{host}:{port}"
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6 and "]" not in host  # which it takes for a part of the zone
+    except ValueError:
+        return False
 
 
 def _read(path: Path | None) -> bytes | None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from outrider_client.connection.access import PLAIN, Access, Metadata
-from outrider_client.connection.tls_diagnosis import TrustError, explain_tls_failure
+from outrider_client.connection.access import PLAIN, Access, Metadata, server_address
+from outrider_client.connection.diagnosis import TrustError, explain_tls_failure
 from outrider_client.connection.transport import SendQueue
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto import wire
 from outrider_proto.addresses import host_of, is_loopback_host
 from outrider_proto.description import description_from_proto
-from outrider_proto.errors import LinkError, UsageError
+from outrider_proto.errors import LinkError
 from outrider_proto.frames import SESSION_HEADER, ClientFrame, ServerDescription, ServerFrame
 from outrider_proto.status import error_from_rpc
 from outrider_proto.verifier_pb2_grpc import VerifierStub
@@ -107,14 +107,11 @@ class GrpcConnection:
 
 
 class GrpcTransport:
-    """Opens the connections of one session to the server at `address` (HOST:PORT). Raises UsageError."""
+    """Opens the connections of one session to the server at `address`. Raises UsageError."""
 
     def __init__(self, address: str, access: Access = PLAIN) -> None:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise UsageError(f"server={address!r}: need HOST:PORT")
-        access.check_for(address)
-        self.address = address
+        self.address = server_address(address)
+        access.check_for(self.address)
         self._access = access
         self._was_reached = False
         self._session_key = secrets.token_hex(16)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from outrider_client.connection.access import PLAIN, Access
+from outrider_client.connection.access import DEFAULT_PORT, PLAIN, Access, server_address
 from outrider_client.connection.policy import Backoff, Patience, Timeouts
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.contracts.tree_choices import TreeChoices
@@ -71,7 +71,7 @@ class ClientConfig:
         Flag(
             "Server address, HOST or HOST:PORT, or a server's name in the configuration file.", envvar="OUTRIDER_SERVER"
         ),
-    ] = "127.0.0.1:50051"
+    ] = f"127.0.0.1:{DEFAULT_PORT}"
     target: Annotated[
         str | Path | None,
         Flag(
@@ -223,6 +223,7 @@ class ClientConfig:
     raw: bool = False  # the prompt is text to go on with, not a chat: no template, and a lookup may begin the answer
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "server", server_address(self.server))
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 shown = ", ".join(each for each in choices if each is not None)

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from outrider_client.connection import diagnosis
 from outrider_proto.errors import LinkError, OutriderError, Refusal, UsageError
 
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
 _SHOWN = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}") | {ord(kept): kept for kept in "\n\t"}
-_UNREACHABLE = re.compile(r"cannot reach \S+: (?P<reason>.*)", re.DOTALL)
-_PULL_PLACEHOLDER = "outrider pull HOST:PORT"  # as a server says it, which does not know its own name
-# Parts of gRPC's texts, in lower case, and what they mean.
-_MEANINGS = (
-    ("connection refused", "no server listens there; is outrider-server running?"),
-    ("domain name not found", "there is no host of that name"),
-    ("errors resolving", "there is no host of that name"),
-    ("network is unreachable", "this device has no network to it"),
-    ("no route to host", "this device has no network to it"),
-    ("timed out", "it does not answer; is the address right, and does a firewall let it through?"),
-    ("deadline exceeded", "it does not answer; is the address right, and does a firewall let it through?"),
-)
 
 
 def printable(text: str) -> str:
@@ -43,18 +31,9 @@ def print_message(message: str) -> None:
 
 
 def explained(error: OutriderError, server: str, *, other_server: str = "--server HOST") -> OutriderError:
-    """Return the error with its cause in plain words, and commands in it that name `server`.
-
-    `other_server` is what names another one on the command line.
-    """
-    match error:
-        case LinkError():
-            return LinkError(_plain_words(str(error), server, other_server))
-        case Refusal():
-            message = error.message.replace(_PULL_PLACEHOLDER, f"outrider pull {server}")
-            return Refusal(error.reason, message, error.retry_after_s)
-        case _:
-            return error
+    """Return the error with its cause in plain words; `other_server` names another server on the command line."""
+    plain = diagnosis.explained(error, server)
+    return LinkError(f"{plain} ({other_server} names another server)") if diagnosis.is_unreachable(plain) else plain
 
 
 @contextmanager
@@ -63,7 +42,9 @@ def explaining(server: str, *, other_server: str = "--server HOST") -> Iterator[
     try:
         yield
     except OutriderError as error:
-        raise explained(error, server, other_server=other_server) from error
+        if (plain := explained(error, server, other_server=other_server)) is error:
+            raise
+        raise plain from error
 
 
 def report_error(error: OutriderError, *, as_json: bool, hint: str = "") -> None:
@@ -86,15 +67,3 @@ def error_code(error: OutriderError) -> str:
             return "link"
         case _:
             return "error"
-
-
-def _plain_words(message: str, server: str, other_server: str) -> str:
-    unreachable = _UNREACHABLE.fullmatch(message)
-    if unreachable is None:
-        return message
-    reason = unreachable["reason"].lower()
-    meaning = next((meaning for sign, meaning in _MEANINGS if sign in reason), None)
-    if meaning is None:
-        return message
-    # Not the address in the message: behind an emulated link that is one of our own.
-    return f"cannot reach {server}: {meaning} ({other_server} names another server)"

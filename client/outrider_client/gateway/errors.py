@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider_client.connection.tls_diagnosis import TrustError
+from outrider_client.connection.diagnosis import TrustError
 from outrider_client.gateway.request_bodies import FORMS
 from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError, is_transient
 

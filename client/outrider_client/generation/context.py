@@ -1,4 +1,4 @@
-"""The objects that all answers of a client share."""
+"""The objects that all answers of a session share."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from outrider_client.models.local_models import LocalModels
 from outrider_client.text.transcript import Transcript
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class GenerationContext:
-    """Models, session, transcript, drafters and controller of one client.
+    """Models, session, transcript, drafters and controller of one session.
 
     `fallback_drafter` writes offline where `drafting` is missing or exhausted. `clock` returns seconds.
     """

@@ -7,13 +7,13 @@ link fails -> disconnect -> reconnect, once or for as long as there is patience 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from outrider_client.connection.session import ClientSession, retry_after_s
 from outrider_client.core.config import ClientConfig
 from outrider_client.generation.generation import Generation
 from outrider_client.generation.modes import LOOPS, auto, offline
-from outrider_proto.errors import LinkError, Reason, Refusal, is_transient
+from outrider_proto.errors import LinkError, Reason, Refusal, UsageError, is_transient
 
 IsOver = Callable[[], bool]
 
@@ -53,8 +53,26 @@ async def reconnect(
 ModeLoop = Callable[[Generation], Awaitable[None]]
 
 
+async def write_answer(generation: Generation, prompt: Sequence[int]) -> None:
+    """Write the answer to a prompt. Raises Refusal, or LinkError when no server can be reached at the start."""
+    generation.begin(prompt)  # outside the try: a prompt that is refused here leaves the session as it is
+    try:
+        await generation.session.set_sampling(generation.config.sampling)
+        await run_generation(generation)
+    except (asyncio.CancelledError, UsageError):
+        generation.abandon()
+        raise
+    except Exception as error:
+        if isinstance(error, Refusal) and error.reason is Reason.SERVER_FULL:
+            generation.abandon()  # a full server keeps the session until there is a place for it
+        else:
+            # What the server holds is unknown now, so the next answer opens a session of its own.
+            await generation.session.reset()
+        raise
+
+
 async def run_generation(generation: Generation) -> None:
-    """Write the whole answer. Raises Refusal, or LinkError when no server can be reached at the start."""
+    """Write the answer that has begun. Raises what `write_answer` does."""
     match generation.config.mode:
         case "offline":
             await offline(generation)

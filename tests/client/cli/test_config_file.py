@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider_client.cli.options import OPTIONS, with_port
-from outrider_proto.errors import UsageError
+from outrider_client.cli.options import OPTIONS
 
 FILE = """
 mode = "stream"
@@ -151,23 +150,3 @@ def test_a_mistyped_setting_gets_the_nearest_one(outrider):
     code, out, _ = outrider("", "generate", "--set", "list")
     assert code == 0
     assert "breadth: Nodes of the draft tree that are expanded per level. Default: the drafter's own, else 4.\n" in out
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("edge.example.org", "edge.example.org:50051"),
-        ("127.0.0.1:7", "127.0.0.1:7"),
-        ("[::1]", "[::1]:50051"),
-        ("[::1]:7", "[::1]:7"),
-        ("host:", "host:"),
-        ("", ""),
-    ],
-)
-def test_a_bare_host_gets_the_default_port(given, expected):
-    assert with_port(given) == expected
-
-
-def test_a_url_is_no_address():
-    with pytest.raises(UsageError, match=r"^server=https://edge:1: need HOST or HOST:PORT, without https://$"):
-        with_port("https://edge:1")

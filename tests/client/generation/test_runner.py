@@ -12,7 +12,7 @@ from outrider_client.connection.link_state import LinkState
 from outrider_client.connection.policy import Patience
 from outrider_client.core.config import UNLIMITED
 from outrider_client.core.events import Committed, Finished, LinkChanged, RolledBack, Unverified, Verified, Warned
-from outrider_proto.errors import Reason, Refusal, UsageError
+from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Sampling
 
 from ..answers import is_offline, replayed
@@ -203,14 +203,6 @@ async def test_server_that_shuts_down_is_an_outage(connect, verifier, language):
     verifier.refusal = Refusal(Reason.SHUTTING_DOWN, "bye")
     events = await collect(client, when_offline=functools.partial(setattr, verifier, "refusal", None))
     assert replayed(events) == list(language.answer(PROMPT, 40))
-
-
-async def test_one_answer_at_a_time(connect):
-    client = connect()
-    async with contextlib.aclosing(client.generate(PROMPT)) as stream:
-        await anext(stream)
-        with pytest.raises(UsageError, match="one client"):
-            await client.complete(PROMPT)
 
 
 async def test_text_follows_the_tokens_and_closing_says_goodbye(connect, verifier, models):

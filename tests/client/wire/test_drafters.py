@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import pytest
 
 from outrider_bench.core.pair import in_process
 from outrider_bench.core.prompts import spread_questions
-from outrider_client import AsyncClient, ClientConfig
+from outrider_client import AsyncClient, Client, ClientConfig
+from outrider_client.connection.policy import Patience
 from outrider_client.core.events import Cycle
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.load import load_tap
@@ -96,3 +99,28 @@ async def test_blocks_drafted_ahead_come_true_and_change_nothing(mode):
     assert completion.statistics.forecasts > 0
     assert completion.statistics.hit_rate > 0
     assert sampled.token_ids == streamed.token_ids != expected
+
+
+@pytest.mark.parametrize("drafter", [*list(LAYOUTS)[:1], *slow(*list(LAYOUTS)[1:])])
+async def test_answers_side_by_side_are_those_of_one_at_a_time(drafter, golden):
+    """Eight threads over one client and eight tasks over another share a drafter; other answers are given up."""
+    target, source = golden / LAYOUTS[drafter][0], drafter_named(golden, drafter)
+    prompts = [tuple(range(first, first + 9 + 3 * first)) for first in range(10, 18)]
+    expected = [plain(target, prompt, 12) for prompt in prompts]
+    taps = [tap for tap in [load_tap(source, target)] if tap is not None]
+    async with Server(Verifier(Target.load(str(target)), taps)) as server:
+        patient = {"patience": Patience(floor_s=1.0), "wait_for_link_s": 30}  # this machine may be busy
+        pair = {"target": target, "drafter": source, "max_new_tokens": 12, "mode": "proactive"}
+        config = ClientConfig(server.address, **pair, **patient)
+        models = LocalModels.load(config)
+        with Client(config, models=models) as blocking, ThreadPoolExecutor(len(prompts)) as threads:
+            async with AsyncClient(config, models=models) as client:
+                given_up = [asyncio.create_task(client.complete(prompt[:5])) for prompt in prompts[:3]]
+                of_tasks = asyncio.gather(*map(client.complete, prompts))
+                await anext(aiter(client.generate(prompts[0])))
+                for task in given_up:
+                    task.cancel()
+                of_threads = [asyncio.wrap_future(threads.submit(blocking.complete, prompt)) for prompt in prompts]
+                answers = [*await of_tasks, *await asyncio.gather(*of_threads)]
+                assert all(task.cancelled() for task in given_up)
+    assert [answer.token_ids for answer in answers] == 2 * expected

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from outrider_client import Access, AsyncClient, ClientConfig
+from outrider_client.connection.diagnosis import TrustError
 from outrider_client.connection.emulated import emulated_link
 from outrider_client.connection.grpc_transport import GrpcConnection, GrpcTransport
 from outrider_client.connection.policy import Patience, Timeouts
-from outrider_client.connection.tls_diagnosis import TrustError
 from outrider_client.models.local_models import LocalModels
 from outrider_client.pull.pull import PullConfig, pull_bundle
 from outrider_drafters.load import load_tap

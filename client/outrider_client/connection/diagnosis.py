@@ -1,6 +1,6 @@
-"""Diagnosis of failed TLS connections: TLS on one side only, or certificates that are not accepted.
+"""Why a server cannot be reached, in plain words.
 
-gRPC reports these in its own words or only says that the socket was closed. A connection with Python's TLS
+gRPC reports failures of TLS in its own words or only says that the socket was closed. A connection with Python's TLS
 reveals more.
 """
 
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
+from collections.abc import Iterator
 
 from outrider_client.connection.access import Access
 from outrider_proto.addresses import host_of, port_of
-from outrider_proto.errors import UsageError
+from outrider_proto.errors import LinkError, OutriderError, Refusal, UsageError
 
 _LOOK_S = 2.0
 _SAID = (
@@ -25,9 +27,69 @@ _SAID = (
 )
 _UNCLEAR = ("Socket closed", "Connection reset", "recvmsg")
 
+_FAILURE = re.compile(r"(?:cannot reach )?\S+: (?P<reason>.*)", re.DOTALL)
+_GRPC_WORDS = re.compile(
+    r"failed to connect to all addresses; last error: \w+: (\S+: )?(Failed to connect to remote host: )?"
+)
+_PULL_PLACEHOLDER = "outrider pull HOST:PORT"  # as a server says it, which does not know its own name
+_SILENT = "it does not answer; is the address right, and does a firewall let it through?"
+_HANGS_UP = "what listens there hangs up; is it an outrider-server?"
+_NO_NETWORK = "this device has no network to it"
+# Parts of gRPC's texts and ours, in lower case, and what they mean.
+_MEANINGS = {
+    "connection refused": "no server listens there; is outrider-server running?",
+    "domain name not found": "there is no host of that name",
+    "errors resolving": "there is no host of that name",
+    "network is unreachable": _NO_NETWORK,
+    "no route to host": _NO_NETWORK,
+    "timed out": _SILENT,
+    "deadline exceeded": _SILENT,
+    "no answer within": _SILENT,
+    "socket closed": _HANGS_UP,
+    "connection reset": _HANGS_UP,
+    "broken pipe": _HANGS_UP,
+    "http/": "what listens there is no Outrider server; is the port right?",
+}
+
 
 class TrustError(UsageError):
     """The link works, but the two sides' TLS settings do not match: retrying does not help."""
+
+
+def explained(error: OutriderError, server: str) -> OutriderError:
+    """Return the error in plain words, and with commands in it that name `server`; itself if that changes nothing."""
+    match error:
+        case LinkError() if (plain := _plain_words(str(error), server)) != str(error):
+            return LinkError(plain)
+        case Refusal(message=message) if _PULL_PLACEHOLDER in message:
+            plain = message.replace(_PULL_PLACEHOLDER, f"outrider pull {server}")
+            return Refusal(error.reason, plain, error.retry_after_s)
+        case _:
+            return error
+
+
+@contextlib.contextmanager
+def explaining(server: str) -> Iterator[None]:
+    """Explain the errors of a block that talks to `server`; the cause of each stays attached."""
+    try:
+        yield
+    except OutriderError as error:
+        if (plain := explained(error, server)) is error:
+            raise
+        raise plain from error
+
+
+def is_unreachable(error: OutriderError) -> bool:
+    """Return whether an explained error says why the server cannot be reached."""
+    return isinstance(error, LinkError) and any(meaning in str(error) for meaning in _MEANINGS.values())
+
+
+def _plain_words(message: str, server: str) -> str:
+    failure = _FAILURE.fullmatch(message)
+    reason = "" if failure is None else failure["reason"]
+    meaning = next((meaning for sign, meaning in _MEANINGS.items() if sign in reason.lower()), None)
+    # Not the address in the message: behind an emulated link that is one of our own.
+    return _GRPC_WORDS.sub("", message) if meaning is None else f"cannot reach {server}: {meaning}"
 
 
 async def explain_tls_failure(server: str, access: Access, message: str) -> str | None:
