@@ -33,8 +33,7 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """Map [..., in] to [..., out]."""
         num_rows = x.numel() // x.shape[-1]
-        # The packed product cannot be differentiated.
-        if self._packed is None or num_rows == 0 or x.requires_grad:
+        if not self._takes(x, num_rows):
             return F.linear(x, self.weight, self.bias)
         if (padding := padded_rows(num_rows) - num_rows) == 0:
             return self._product(x)
@@ -44,10 +43,14 @@ class PackedLinear:
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         """Map [..., in] to [..., out] and add `residual`."""
         num_rows = x.numel() // x.shape[-1]
-        if self._packed is None or num_rows == 0 or x.requires_grad or padded_rows(num_rows) != num_rows:
+        if not self._takes(x, num_rows) or padded_rows(num_rows) != num_rows:
             return residual + self(x)
         total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self.bias, "add")
         return total
+
+    def _takes(self, x: Tensor, num_rows: int) -> bool:
+        # The packed product knows one type alone, and cannot be differentiated.
+        return self.is_packed and num_rows > 0 and x.dtype == self.weight.dtype and not x.requires_grad
 
     def _product(self, x: Tensor) -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")

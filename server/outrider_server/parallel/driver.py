@@ -14,6 +14,7 @@ from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_server.config.config import ServerConfig
 from outrider_server.engine.attention import SlotAttention
+from outrider_server.engine.compatibility import TRIAL
 from outrider_server.engine.hf_model import AUTO, dtype_name, resolve_device, resolve_target
 from outrider_server.engine.target import Target, public_name
 from outrider_server.parallel.gathered_attention import GatheringAttention
@@ -76,7 +77,7 @@ class _DrivenModel:
         if isinstance(logits_to_keep, Tensor):
             arguments["logits_to_keep"] = logits_to_keep
         try:
-            self._ranks.broadcast(arguments, on_slots=gathering is not None)
+            self._ranks.broadcast(arguments, on_slots=gathering is not None, trial=TRIAL.get())
             more = {} if gathering is None else {"slots": gathering}
             output = self._forward(**arguments, **more, use_cache=False, output_hidden_states=output_hidden_states)
         except Exception as error:

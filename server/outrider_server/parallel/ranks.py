@@ -117,13 +117,15 @@ class RankProcesses:
     def watched(self) -> bool:
         return self._watcher.ident is not None
 
-    def broadcast(self, arguments: Mapping[str, Tensor], *, on_slots: bool) -> None:
+    def broadcast(self, arguments: Mapping[str, Tensor], *, on_slots: bool, trial: bool | None) -> None:
         """Have all run a pass with these arguments, on slots or with the model's own attention on their heads.
+
+        `trial`: as TRIAL says.
 
         Raises OSError when a rank is gone.
         """
         # As arrays: torch would share the memory of its tensors with the other process.
-        message = on_slots, {name: rows.cpu().numpy() for name, rows in arguments.items()}
+        message = on_slots, trial, {name: rows.cpu().numpy() for name, rows in arguments.items()}
         for worker in self._workers:
             worker.socket.send(message)
 

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
@@ -47,6 +47,7 @@ def _follow(leader: Connection, inbox: _Inbox) -> None:
 
     import outrider_drafters  # noqa: F401 - before transformers, so that torchao says nothing
     from outrider_server.engine.attention import IMPLEMENTATION
+    from outrider_server.engine.compatibility import trial
     from outrider_server.parallel.gathered_attention import WorkerAttention
     from outrider_server.parallel.ranks import LOADED, READY
     from outrider_server.parallel.shard import Shard, leave, load_shard
@@ -58,13 +59,14 @@ def _follow(leader: Connection, inbox: _Inbox) -> None:
     slots, implementation = WorkerAttention(), IMPLEMENTATION
     with torch.inference_mode():
         while (message := inbox.get()) is not None:
-            on_slots, arguments = message
+            on_slots, in_float32, arguments = message
             wanted = IMPLEMENTATION if on_slots else "eager"
             if wanted != implementation:
                 model.set_attn_implementation(wanted)
                 implementation = wanted
             rows = {name: torch.from_numpy(array).to(shard.own_device) for name, array in arguments.items()}
-            model(**rows, use_cache=False, **({"slots": slots} if on_slots else {}))
+            with nullcontext() if in_float32 is None else trial(model, in_float32=in_float32):
+                model(**rows, use_cache=False, **({"slots": slots} if on_slots else {}))
     leave()
 
 
