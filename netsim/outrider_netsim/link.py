@@ -6,10 +6,11 @@ is the check: it runs, or raises EngineError and leaves nothing behind.
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, assert_never, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, assert_never, cast
 
 from outrider_netsim.core.addresses import CLIENT_VARIABLE, Address, parse_address
 from outrider_netsim.core.async_resource import AsyncResource
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from outrider_netsim.namespaces.namespaces import Namespaces  # Linux only
 
 LOOPBACK = "127.0.0.1"
+T = TypeVar("T")
 
 
 class Link(AsyncResource):
@@ -177,12 +179,28 @@ class Link(AsyncResource):
             raise ProfileError(f"clients={clients}: need at least 1")
         behind = tuple(upstreams) or (self._plan.upstream,)
         inside = self.address if self.engine == "proxy" else str(Address(LOOPBACK, behind[0].port))
-        statuses = await self._started.run(
+        running = self._started.run(
             [word.replace(PLACEHOLDER, inside) for word in argv],
             behind,
             [{CLIENT_VARIABLE: str(number), **(env or {})} for number in range(clients)],
         )
+        statuses = await self.while_up(running)
         return next((status for status in statuses if status), 0)
+
+    async def while_up(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`; raise EngineError with the reason when the engine ends by itself before."""
+        task = asyncio.create_task(work)
+        watches = [asyncio.create_task(watch) for watch in self._started.watches()]
+        try:
+            await asyncio.wait([task, *watches], return_when=asyncio.FIRST_COMPLETED)
+            for watch in watches:
+                if watch.done():
+                    watch.result()
+            return await task
+        finally:
+            for each in (task, *watches):
+                each.cancel()
+            await asyncio.gather(task, *watches, return_exceptions=True)
 
     @property
     def _started(self) -> EngineLink:

@@ -90,5 +90,5 @@ async def _run(link: Link, upstream: str, outages: Sequence[Outage]) -> None:
             console.print("Enter cuts the link and restores it; Ctrl-C ends.")
             loop.add_reader(sys.stdin.fileno(), controls.toggle)
         async with announced_outages(controls, outages):
-            await stopped.wait()
+            await link.while_up(stopped.wait())
         console.print(totals(link.stats, link.profile))

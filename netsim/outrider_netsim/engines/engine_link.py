@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -65,6 +65,10 @@ class EngineLink(AsyncResource):
     def namespaces(self) -> Namespaces | None:
         """The namespaces of the link's two ends, if it has such."""
         return None
+
+    def watches(self) -> list[Coroutine[None, None, None]]:
+        """Return what waits for a part of the running engine to end by itself, and then raises EngineError."""
+        return []
 
     @property
     def stayed(self) -> Mapping[int, int]:

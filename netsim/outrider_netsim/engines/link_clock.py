@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from outrider_netsim.core.errors import EngineError
 from outrider_netsim.virtual.clock import VirtualClock
 
 # asyncio's timers fire 0 to 1 ms late (epoll counts milliseconds). Running this much ahead centers the error on 0.
@@ -21,6 +22,8 @@ class LinkClock(VirtualClock):
         self._started_at = 0.0
         self._wake_at = float("inf")
         self._timer: asyncio.TimerHandle | None = None
+        self._failure: Exception | None = None
+        self._failed = asyncio.Event()
 
     def start(self) -> None:
         """Begin with the running event loop's time."""
@@ -58,5 +61,15 @@ class LinkClock(VirtualClock):
     def _on_time(self) -> None:
         self._wake_at = float("inf")
         self._timer = None
-        with self.present():
-            pass
+        try:
+            with self.present():
+                pass
+        except Exception as error:  # no later event would run
+            self._failure = error
+            self._failed.set()
+
+    async def watch(self) -> None:
+        """Wait until an event fails, and raise EngineError."""
+        await self._failed.wait()
+        error = self._failure
+        raise EngineError(f"the modeled link has ended ({type(error).__name__}: {error}): start it again") from error

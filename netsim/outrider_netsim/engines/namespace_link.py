@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 
 from outrider_netsim.core.addresses import ADDRESS_VARIABLE, Address
 from outrider_netsim.core.errors import ProfileError
@@ -79,6 +79,9 @@ class NamespaceLink(EngineLink):
         variables = {ADDRESS_VARIABLE: str(Address(LOOPBACK, servers[0].port))}
         async with self._following(self._steering):
             return await self._namespaces.run_copies(argv, [{**variables, **env} for env in environments])
+
+    def watches(self) -> list[Coroutine[None, None, None]]:
+        return [self._namespaces.watch()]
 
     @property
     def stayed(self) -> Mapping[int, int]:

@@ -19,6 +19,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Literal, assert_never
 
+from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.impairments import Packet
 from outrider_netsim.impairments.path import Path
@@ -56,7 +57,8 @@ class PumpLane:
     def deliver(self) -> None:
         """Write due packets."""
         for packet in self.path.pop_ready(time.monotonic()):
-            with contextlib.suppress(BlockingIOError):
+            # What the device refuses is lost: a header that corruption made invalid (EINVAL), a full queue (EAGAIN).
+            with contextlib.suppress(OSError):
                 os.write(self._target, packet.data)
 
 
@@ -111,6 +113,10 @@ class PacketPump:
                 assert_never(request)
 
 
+def ended_error(reason: str) -> EngineError:
+    return EngineError(f"the packet pump has ended ({reason}): start the link again")
+
+
 def start(channel: Connection, a: int, b: int) -> PacketPump:
     """Build the pump from the parent's LinkPlan, and say that it starts. Raises EOFError when the parent has gone."""
     plan: LinkPlan = channel.recv()
@@ -138,18 +144,24 @@ def _be_prompt() -> None:
 
 def main() -> None:
     """Run as `python -m ... CHANNEL A B PARENT`: three descriptor numbers and the parent's process id."""
-    channel, a, b, parent = sys.argv[1:]
+    channel_number, a, b, parent = sys.argv[1:]
     die_with_parent(signal.SIGKILL, int(parent))
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM):
         # A terminal's keys are meant for the command; the pump ends with its parent.
         signal.signal(number, signal.SIG_IGN)
     _be_prompt()
+    channel = Connection(os.dup(int(channel_number)))
     with contextlib.suppress(EOFError, ConnectionError):
-        pump = start(Connection(os.dup(int(channel))), os.dup(int(a)), os.dup(int(b)))
         try:
-            pump.serve()
-        finally:
-            pump.close()
+            pump = start(channel, os.dup(int(a)), os.dup(int(b)))
+            try:
+                pump.serve()
+            finally:
+                pump.close()
+        except (EOFError, ConnectionError):
+            raise
+        except Exception as error:  # any failure ends the link, and its owner says why
+            channel.send(ended_error(f"{type(error).__name__}: {error}"))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import asyncio
 import socket
 import sys
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 
 from outrider_netsim.core.addresses import ADDRESS_VARIABLE, Address
 from outrider_netsim.core.async_resource import close_server
@@ -69,6 +69,9 @@ class ProxyLink(EngineLink):
         self._clock.stop()
         for message in self._recorder.close() if self._recorder else ():
             print(f"outrider-netsim: {message}", file=sys.stderr)
+
+    def watches(self) -> list[Coroutine[None, None, None]]:
+        return [self._clock.watch()]
 
     @property
     def address(self) -> str:

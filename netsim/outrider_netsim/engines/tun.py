@@ -11,15 +11,17 @@ import asyncio
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Coroutine
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from typing import Any
 
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.namespace_link import NamespaceLink
-from outrider_netsim.engines.packet_pump import PumpRequest
+from outrider_netsim.engines.packet_pump import PumpRequest, ended_error
 from outrider_netsim.impairments.path import LinkStats, check_aqm
+from outrider_netsim.namespaces.command import process_ended
 from outrider_netsim.namespaces.namespaces import ended, readable, start_module
 from outrider_netsim.profiles.profile import Profile
 
@@ -65,9 +67,29 @@ class TunLink(NamespaceLink):
         channel = self._send("stats")
         if not channel.poll(ANSWER_TIMEOUT_S):
             raise EngineError(f"the packet pump did not answer within {ANSWER_TIMEOUT_S:g} s: start the link again")
-        with _pump_expected():
-            up, down = channel.recv()
+        up, down = self._received()
         return LinkStats(up, down, self._connections)
+
+    def watches(self) -> list[Coroutine[None, None, None]]:
+        return [*super().watches(), self._watch_pump()]
+
+    async def _watch_pump(self) -> None:
+        assert self._pump is not None
+        await process_ended(self._pump)
+        self._received()
+
+    def _received(self) -> Any:  # Any: what the pump sends
+        """Return the pump's next answer. Raises EngineError with the reason where it has ended."""
+        assert self._channel is not None
+        assert self._pump is not None
+        try:
+            answer = self._channel.recv()
+        except (EOFError, ConnectionResetError):
+            status = self._pump.wait()
+            raise ended_error(f"signal {-status}" if status < 0 else f"exit status {status}") from None
+        if isinstance(answer, EngineError):
+            raise answer
+        return answer
 
     async def _make_link(self) -> None:
         _check(self.profile)
@@ -86,8 +108,7 @@ class TunLink(NamespaceLink):
                 await readable(self._channel.fileno())
         except TimeoutError:
             raise EngineError(f"the packet pump did not start within {ANSWER_TIMEOUT_S:g} s: try again") from None
-        with _pump_expected():
-            self._channel.recv()
+        self._received()
 
     async def _end_pump(self) -> None:
         if self._channel is not None:
@@ -96,13 +117,16 @@ class TunLink(NamespaceLink):
         if self._pump is not None:
             pump, self._pump = self._pump, None
             # It ends by itself, as its channel is closed, and writes the rest of a recording first.
-            await ended(pump)
+            if pump.returncode is None:
+                await ended(pump)
 
     def _send(self, request: PumpRequest) -> Connection:
         if self._channel is None:
             raise RuntimeError("the link is not started: use `async with`")
-        with _pump_expected():
+        try:
             self._channel.send(request)
+        except (BrokenPipeError, ConnectionResetError):
+            self._received()
         return self._channel
 
 
@@ -110,11 +134,3 @@ def _check(profile: Profile) -> None:
     # Here, because the pump could only end.
     check_aqm(profile.up)
     check_aqm(profile.down)
-
-
-@contextlib.contextmanager
-def _pump_expected() -> Iterator[None]:
-    try:
-        yield
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        raise EngineError("the packet pump has ended: start the link again") from None

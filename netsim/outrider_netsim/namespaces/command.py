@@ -29,7 +29,7 @@ async def run_copies(argv: Sequence[str], environments: Sequence[Mapping[str, st
         try:
             running.extend(_started(argv, os.environ | dict(env)) for env in environments)
             for process in running:
-                await _ended(process)
+                await process_ended(process)
         finally:
             for process in running:
                 # No effect if it has ended.
@@ -83,7 +83,8 @@ def _preparation() -> Callable[[], None] | None:
     return prepare
 
 
-async def _ended(process: subprocess.Popen[bytes]) -> None:
+async def process_ended(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process ends by itself."""
     if sys.platform != "linux":
         await asyncio.to_thread(process.wait)
         return

@@ -143,6 +143,11 @@ class Namespaces(AsyncResource):
             found.append(128 - status if status < 0 else status)
         return found
 
+    async def watch(self) -> None:
+        """Wait until the holder ends by itself, and raise EngineError."""
+        self._next_id += 1
+        await self._expect()
+
     def _ask(self, **request: object) -> asyncio.Future[Any]:
         self._next_id += 1
         answer = self._expect()

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from outrider_netsim import link as link_module
 from outrider_netsim.cli.app import app
 from outrider_netsim.core.errors import EngineError
+from outrider_netsim.namespaces.processes import PROC, descendants
 
 CAPTURED = {"capture_output": True, "text": True, "timeout": 60}
 NETSIM = [sys.executable, "-m", "outrider_netsim.cli.app"]
@@ -84,6 +85,25 @@ def test_nothing_survives_a_killed_run(engine):
     while marked(marker) and time.monotonic() < give_up_at:
         time.sleep(0.02)
     assert marked(marker) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [("packet_pump", "the packet pump has ended (signal 9)"), ("namespace_holder", "the namespace holder has ended")],
+)
+def test_an_engine_that_ends_ends_the_run_with_its_reason(part, reason):
+    command = [*NETSIM, "run", "--delay", "1ms", "--engine", "tun", "--", "sh", "-c", "echo ready; exec sleep 1000"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, env=os.environ | {"MARKER": f"{part}-{os.getpid()}"}) as process:
+        if process.stdout.readline() != "ready\n":
+            pytest.skip(process.communicate()[1])
+        (pid,) = (
+            row.pid for row in descendants(process.pid) if part.encode() in (PROC / f"{row.pid}/cmdline").read_bytes()
+        )
+        os.kill(pid, signal.SIGKILL)
+        out, said = process.communicate(timeout=30)
+    assert (process.returncode, out, marked(f"{part}-{os.getpid()}")) == (1, "", [])
+    assert said.splitlines()[1:] == [f"outrider-netsim: {reason}: start the link again"]
 
 
 def marked(marker: str) -> list[int]:

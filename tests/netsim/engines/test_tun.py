@@ -60,6 +60,17 @@ async def test_no_packet_is_larger_than_the_mtu():
         assert stats.packets_in >= 3_000_000 / 1460
 
 
+async def test_a_packet_whose_header_is_corrupt_is_lost_like_others():
+    corrupt = Profile.symmetric("corrupt", Direction(delay_ms=0.5, corrupt=1.0))
+    async with linked(corrupt) as link:
+        with await link.namespaces.socket("A", "udp") as sender:
+            for _ in range(1000):  # one in 56 is of no IP version that the device takes
+                sender.sendto(b"", ("10.77.0.2", 9))
+        link.set(FAST)
+        assert await one_echo(link) == b"x"
+        assert link.stats.up.packets_out > 1000
+
+
 async def test_losses_make_tcp_send_again():
     sent = random.Random(1).randbytes(2_000_000)
     async with linked(Profile.symmetric("lossy", Direction(delay_ms=1, loss=0.02))) as link:
