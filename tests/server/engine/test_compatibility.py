@@ -48,13 +48,6 @@ def test_older_names_of_the_embedding_are_no_obstacle(kind, more, tmp_path):
     assert torch.equal(weights.lm_head, model.get_output_embeddings().weight)
 
 
-def test_a_model_whose_own_attention_differs_is_refused(monkeypatch):
-    model = build("llama")
-    monkeypatch.setattr("outrider_server.engine.batch_segment.BatchSegment.mask", lambda *_: None)  # sees its future
-    with pytest.raises(UsageError, match="slots do not reproduce"):
-        Target.of(model)
-
-
 def tiny(kind: str, **more: object) -> PreTrainedModel:
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES, **more))
