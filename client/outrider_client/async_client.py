@@ -274,7 +274,7 @@ class AsyncClient:
         encoded = await asyncio.to_thread(
             models.encode_newest,
             shown,
-            raw=config.raw,
+            raw=config.raw_form,
             reserve=config.max_new_tokens,
             on_full=config.on_full_context,
         )

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from outrider_client.connection.access import DEFAULT_PORT, PLAIN, Access, server_address
 from outrider_client.connection.policy import Backoff, Patience, Timeouts
+from outrider_client.core.prompt import Raw
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan, TreeShape
@@ -39,7 +40,7 @@ SAMPLING_FIELDS = {field.name for field in fields(Sampling)}
 _OF_ANSWER = {
     "mode", "shape", "tree", "sampling", "max_new_tokens", "on_reconnect", "offline_limit", "last_resort",
     "wait_for_link_s", "wait_for_features", "opening", "on_full_context", "in_flight", "outcomes", "raw", "privacy",
-    "logprobs",
+    "logprobs", "parse_special",
 }
 # fmt: on
 _CHOICES: Mapping[str, tuple[str | None, ...]] = {
@@ -222,6 +223,14 @@ class ClientConfig:
     ] = True
     raw: bool = False  # the prompt is text to go on with, not a chat: no template, and a lookup may begin the answer
 
+    parse_special: Annotated[
+        bool,
+        Flag(
+            "What spells a control token in a raw prompt, such as <|im_end|>, is that token. In a chat it never is.",
+            expert=True,
+        ),
+    ] = True
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "server", server_address(self.server))
         for name, choices in _CHOICES.items():
@@ -244,6 +253,11 @@ class ClientConfig:
     def drafters(self) -> tuple[str | Path | DrafterSource | None, ...]:
         """All heads in order; empty without a drafter."""
         return () if self.drafter == NO_DRAFTER else (self.drafter, *self.other_heads)
+
+    @property
+    def raw_form(self) -> Raw:
+        """How `raw` and `parse_special` have a prompt read."""
+        return self.raw and (self.parse_special or "as text")
 
     @property
     def drafter_limit(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from outrider_proto.errors import UsageError
 
@@ -67,6 +67,8 @@ class PromptMessage(TypedDict):
     tool_call_id: NotRequired[str]
 
 
+# True: text goes to the model as it is, without a chat template. "as text": and spells no control tokens either.
+Raw = bool | Literal["as text"]
 Prompt = str | Sequence[PromptMessage] | Sequence[int] | Sequence[Segment]
 PlainPrompt = str | list[PlainMessage] | list[int]
 _FORMS = "give text, messages, segments or token ids"

@@ -13,7 +13,7 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import UNLIMITED
 from outrider_client.core.events import Committed, Event, Finished, RolledBack, Stats, Verified, Warned
 from outrider_client.core.gateway_config import UnverifiedPolicy
-from outrider_client.core.prompt import PlainPrompt, Prompt, dropped_warning
+from outrider_client.core.prompt import PlainPrompt, Prompt, Raw, dropped_warning
 from outrider_client.core.statistics import Statistics
 from outrider_client.gateway.errors import ApiError, server_unreachable
 from outrider_client.gateway.gateway import Gateway
@@ -47,9 +47,11 @@ class GatewayCompletion:
         wanted: UnverifiedPolicy = "keep" if is_offline else request.unverified or gateway.config.unverified
         # A whole answer with that wish waits, too, but may end unverified.
         policy: UnverifiedPolicy = "hold" if wanted == "stream" and not request.takes_back else wanted
+        parse_special = request.overrides.get("parse_special", gateway.client.parse_special)
+        self._raw: Raw = request.raw and (parse_special or "as text")
         self._text_stream = TextStream(request.stops, policy)
         self._sent = () if self._is_local else self._encode()
-        self.prompt_tokens = len(self._sent) or len(self.models.split(request.prompt, raw=request.raw).whole)
+        self.prompt_tokens = len(self._sent) or len(self.models.split(request.prompt, raw=self._raw).whole)
         self._needs_target = wanted == "hold" and not self._is_local
         on_reconnect = "keep" if policy == "keep" else "verify"
         self._overrides = {**request.overrides, "max_new_tokens": self._limit(), "on_reconnect": on_reconnect}
@@ -176,7 +178,7 @@ class GatewayCompletion:
     def _encode_newest(self, prompt: Prompt | PlainPrompt, tools: Sequence[ToolDescription] | None) -> tuple[int, ...]:
         request, on_full = self.request, self._gateway.client.on_full_context
         encoded = self.models.encode_newest(
-            prompt, raw=request.raw, reserve=self._wanted_tokens, on_full=on_full, tools=tools
+            prompt, raw=self._raw, reserve=self._wanted_tokens, on_full=on_full, tools=tools
         )
         if encoded.num_dropped and not request.has_private:  # else the client drops them again, and tells
             self.warnings.append(dropped_warning(encoded.num_dropped))

@@ -72,6 +72,7 @@ class OutriderOptions(RequestBody):
     drafter: str | None = None
     privacy: Privacy | None = None
     fences: bool = False  # treat <<private: ...>> in the messages as private
+    parse_special: bool | None = None  # of completions: whether text that spells a control token is that token
     unverified: UnverifiedPolicy | None = None  # what to do with text of an outage; None: as the gateway does
 
 

@@ -138,6 +138,7 @@ def _generation_request(
     overrides = _sampling(body, defaults) | {
         "mode": options.mode,
         "privacy": options.privacy,
+        "parse_special": options.parse_special,
         "logprobs": logprobs,
         "raw": isinstance(body, CompletionRequest),
         "json_schema": None if body.response_format is None else body.response_format.schema_text or None,
@@ -225,9 +226,10 @@ def _options(options: OutriderOptions | None, headers: Mapping[str, str]) -> Out
     """The options in the body, completed by those in headers. Raises pydantic's ValidationError."""
     named = {} if options is None else options.model_dump(exclude_unset=True)
     for name in OutriderOptions.model_fields:
-        value = headers.get(f"x-outrider-{name}")
+        value = headers.get(f"x-outrider-{name.replace('_', '-')}")
         if value is not None:
-            named.setdefault(name, value == "true" if name == "fences" and value in ("true", "false") else value)
+            is_switch = name in ("fences", "parse_special") and value in ("true", "false")
+            named.setdefault(name, value == "true" if is_switch else value)
     return OutriderOptions.model_validate(named)
 
 

@@ -15,6 +15,7 @@ from outrider_client.core.config import ClientConfig, OnFullContext
 from outrider_client.core.prompt import (
     PlainMessage,
     PlainPrompt,
+    Raw,
     plain_prompt,
     safe_text,
     segments_of,
@@ -172,7 +173,7 @@ class LocalModels:
         return "" if self.load_text is None else self.text.decode(tokens)
 
     def encode(
-        self, prompt: Prompt | PlainPrompt, *, raw: bool, tools: Sequence[ToolDescription] | None = None
+        self, prompt: Prompt | PlainPrompt, *, raw: Raw, tools: Sequence[ToolDescription] | None = None
     ) -> list[int]:
         """Return the token ids of a prompt without private segments; text is one user's message unless `raw`.
 
@@ -190,7 +191,7 @@ class LocalModels:
         self,
         prompt: Prompt | PlainPrompt,
         *,
-        raw: bool,
+        raw: Raw,
         reserve: int,
         on_full: OnFullContext,
         tools: Sequence[ToolDescription] | None = None,
@@ -222,7 +223,7 @@ class LocalModels:
         tokens = tried.get(start) or self.encode(kept, raw=raw, tools=tools)
         return EncodedPrompt(tokens, len(messages) - len(kept))
 
-    def split(self, prompt: Prompt, *, raw: bool) -> PrivateSplit:
+    def split(self, prompt: Prompt, *, raw: Raw) -> PrivateSplit:
         """Return the tokens before the first private segment and those from there on. Raises UsageError or Refusal."""
         # No error of this path may quote the text or its tokens: errors reach logs and terminals.
         self._check_length(segment.text for segment in segments_of(prompt))
@@ -231,17 +232,15 @@ class LocalModels:
             raise UsageError(f"prompt has tokens beyond the vocabulary of {self.vocab_size}")
         return parts
 
-    def _encode(self, prompt: Prompt | PlainPrompt, raw: bool, tools: Sequence[ToolDescription] | None) -> list[int]:
+    def _encode(self, prompt: Prompt | PlainPrompt, raw: Raw, tools: Sequence[ToolDescription] | None) -> list[int]:
         written = plain_prompt(prompt, safe_text)
         self._check_length(segment.text for segment in segments_of(prompt))
         if isinstance(written, str):
             if not written.strip():
                 raise UsageError("prompt is empty: give some text")
-            return (
-                self.text.encode(written)
-                if raw
-                else self.text.encode_chat([PlainMessage(role="user", content=written)])
-            )
+            if raw:
+                return self.text.encode(written if raw is True else self.text.control.guarded(written))
+            return self.text.encode_chat([PlainMessage(role="user", content=written)])
         turns = [item for item in written if not isinstance(item, int)]
         if turns and tools is not None:
             return self.text.encode_with_tools(turns, tools)

@@ -10,10 +10,10 @@ depend on what is private, how much or in how many parts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from outrider_client.core.prompt import Content, PlainMessage, Prompt, as_segments, plain_prompt, segments_of
+from outrider_client.core.prompt import Content, PlainMessage, Prompt, Raw, as_segments, plain_prompt, segments_of
 from outrider_client.models.tokenizer import TargetTokenizer
 from outrider_proto.errors import UsageError
 
@@ -32,12 +32,12 @@ class PrivateSplit:
         return self.safe + self.rest
 
 
-def split(prompt: Prompt, codec: TargetTokenizer, *, raw: bool) -> PrivateSplit:
+def split(prompt: Prompt, codec: TargetTokenizer, *, raw: Raw) -> PrivateSplit:
     """Split at the first private segment. Raises UsageError if the chat template drops a segment."""
-    marks = _Marks(segment.text for segment in segments_of(prompt))
+    marks = _Marks((segment.text for segment in segments_of(prompt)), str if raw is True else codec.control.apart)
     marked = plain_prompt(prompt, marks.write)
     if isinstance(marked, str) and raw:
-        rendered = marked
+        rendered = marked if raw is True else codec.control.guarded(marked)
     else:
         turns = [PlainMessage(role="user", content=marked)] if isinstance(marked, str) else marked
         rendered = codec.render([turn for turn in turns if not isinstance(turn, int)])
@@ -49,10 +49,11 @@ def split(prompt: Prompt, codec: TargetTokenizer, *, raw: bool) -> PrivateSplit:
 class _Marks:
     """Marks that replace private texts, made of a character that occurs in no text."""
 
-    def __init__(self, texts: Iterable[str]) -> None:
+    def __init__(self, texts: Iterable[str], apart: Callable[[str], str]) -> None:
         used = set().union(*texts)
         self._mark = next(chr(code) for code in range(_FIRST_MARK, _LAST_MARK + 1) if chr(code) not in used)
         self._private: list[str] = []
+        self._apart = apart
 
     def write(self, content: Content) -> str:
         return "".join(self._marked(segment.text) if segment.private else segment.text
@@ -67,7 +68,7 @@ class _Marks:
         return safe, self._pattern.sub(lambda mark: self._private[int(mark[1])], rendered[len(safe) :])
 
     def _marked(self, text: str) -> str:
-        self._private.append(text)
+        self._private.append(self._apart(text))
         return f"{self._mark}{len(self._private) - 1}{self._mark}"
 
     @property

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_client.core.prompt import PlainMessage
+from outrider_client.models.control_tokens import ControlTokens
 from outrider_proto.errors import UsageError
 
 ToolDescription = Mapping[str, Any]  # Any: whatever JSON holds; a function in OpenAI's form
@@ -26,15 +27,16 @@ class TargetTokenizer:
         except Exception as error:  # transformers trusts the files and fails on bad ones in many ways
             raise UsageError(f"{directory}: no tokenizer that transformers can read ({error})") from error
         # Decoding runs for every verdict; without transformers' wrapper it takes half the time.
-        self._fast: Any = getattr(self._tokenizer, "backend_tokenizer", None)  # Any: as above
+        self._fast: Any = self._tokenizer.backend_tokenizer  # Any: as above
+        self.control = ControlTokens(self._fast, str(self._tokenizer.chat_template))
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text)["input_ids"])
+        """Return the tokens of a raw prompt. Text that spells a control token is that token, unless guarded."""
+        return self.control.encode(text, add_special_tokens=True)
 
     def encode_part(self, text: str) -> list[int]:
         """Return the tokens of this text alone, without special tokens at its beginning or end."""
-        # verbose=False: transformers would log a warning about every long text.
-        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        return self.control.encode(text)
 
     def encode_chat(self, messages: Sequence[PlainMessage]) -> list[int]:
         """Return the tokens of the chat template over the messages, up to where the answer begins.
@@ -53,7 +55,7 @@ class TargetTokenizer:
         return self.encode_part(self.render(messages, tools))
 
     def render(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription] = ()) -> str:
-        """Return the chat template's text. Raises what `encode_chat` does."""
+        """Return the chat template's text, with content guarded. Raises what `encode_chat` does."""
         if not self._tokenizer.chat_template:
             raise UsageError(
                 "this target has no chat template, as a base model: `outrider generate --raw` and /v1/completions "
@@ -61,16 +63,15 @@ class TargetTokenizer:
             )
         try:
             text: str = self._tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+                [self.control.guarded_message(message) for message in messages],
+                tools=self.control.guarded(list(tools)) or None,
+                add_generation_prompt=True,
+                tokenize=False,
             )
         except Exception as error:  # a template is a program, and may fail like one
             raise UsageError(f"the chat template does not take these messages: {error}") from error
         return text
 
     def decode(self, tokens: Sequence[int]) -> str:
-        text: str
-        if self._fast is not None:
-            text = self._fast.decode(list(tokens), skip_special_tokens=True)
-        else:
-            text = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        text: str = self._fast.decode(list(tokens), skip_special_tokens=True)
         return text

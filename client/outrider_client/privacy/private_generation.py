@@ -71,7 +71,7 @@ async def _answer(
 
 
 def _split(context: GenerationContext, prompt: Prompt, config: ClientConfig) -> PrivateSplit:
-    parts, room = context.models.split(prompt, raw=config.raw), context.models.max_context
+    parts, room = context.models.split(prompt, raw=config.raw_form), context.models.max_context
     if len(parts.whole) >= room:
         raise Refusal(Reason.CONTEXT_FULL, f"prompt and private text are too long: the target's context is {room}")
     return parts
