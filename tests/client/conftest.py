@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -341,8 +342,13 @@ class FakeDrafter:
         return FakeDraftState(self.language)
 
 
+NO_CONTROL = SimpleNamespace(guarded=str, apart=str)  # of a tokenizer whose control tokens no text spells
+
+
 class Letters:
     """Token 1 is 'a' and so on; the end of text says nothing."""
+
+    control = NO_CONTROL
 
     def encode(self, text: str) -> list[int]:
         return [1 + (ord(char) - ord("a")) % (VOCAB - 1) for char in text]

@@ -27,10 +27,16 @@ from starlette.types import Scope
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.gateway_config import GatewayConfig
 from outrider_client.gateway.completion import GatewayCompletion
-from outrider_client.gateway.errors import ApiError, api_error, invalid_request, unknown_model
+from outrider_client.gateway.errors import ApiError, invalid_request, unknown_model
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.metrics import CONTENT_TYPE
-from outrider_client.gateway.middleware import ENDPOINTS, BodyLimitMiddleware, KeyMiddleware, OriginMiddleware
+from outrider_client.gateway.middleware import (
+    ENDPOINTS,
+    BodyLimitMiddleware,
+    FaultMiddleware,
+    KeyMiddleware,
+    OriginMiddleware,
+)
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest, LinkCommand
 from outrider_client.gateway.request_mapping import GenerationRequest, map_chat_request, map_completion_request
 from outrider_client.gateway.response_bodies import (
@@ -71,12 +77,12 @@ def create_app(gateway: Gateway, emulated: EmulatedLink | None = None) -> FastAP
             yield
 
     app = FastAPI(title="Outrider gateway", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    _add_errors(app, gateway)
     _add_middleware(app, gateway.config)
     _add_completions(app, gateway)
     _add_models(app, gateway)
     _add_state(app, gateway)
     _add_link(app, gateway, emulated)
-    _add_errors(app, gateway)
     if PAGE.is_dir():
         app.router.routes.append(_PageMount("/", _Page(directory=PAGE, html=True)))
     return app
@@ -110,7 +116,7 @@ def _add_completions(app: FastAPI, gateway: Gateway) -> None:
             lambda: [GatewayCompletion(gateway, one) for one in map_to(gateway.client.sampling)]
         )
         answers = [formatted(one, index) for index, one in enumerate(completions)]
-        return await respond(request, answers, gateway.config.sessions)
+        return await respond(request, answers, gateway)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
@@ -187,9 +193,13 @@ def _add_link(app: FastAPI, gateway: Gateway, emulated: EmulatedLink | None) -> 
         return ends | {"mismatch": gateway.mismatch} | report | link
 
     async def events() -> AsyncGenerator[dict[str, str], None]:
-        async with contextlib.aclosing(gateway.watch.reports()) as reports:
-            async for report in reports:
-                yield {"data": json.dumps(as_json(report))}
+        try:
+            async with contextlib.aclosing(gateway.watch.reports()) as reports:
+                async for report in reports:
+                    yield {"data": json.dumps(as_json(report))}
+        except Exception as error:  # as in the streams of answers
+            yield {"data": json.dumps(gateway.failed(error).body)}
+            yield {"data": "[DONE]"}
 
     @app.get("/outrider/link", response_model=None)
     async def link() -> Response:
@@ -211,17 +221,17 @@ def _add_link(app: FastAPI, gateway: Gateway, emulated: EmulatedLink | None) -> 
 
 
 def _add_errors(app: FastAPI, gateway: Gateway) -> None:
-    def response(error: ApiError) -> Response:
-        gateway.metrics.refused.labels(str(error.status)).inc()
-        return JSONResponse(error.body, error.status, error.headers)
+    def response(error: Exception) -> Response:
+        failed = gateway.failed(error)
+        return JSONResponse(failed.body, failed.status, failed.headers)
+
+    # Added before the others, so that pages of allowed origins may read these errors, too.
+    app.add_middleware(FaultMiddleware, response=response)
 
     @app.exception_handler(ApiError)
-    async def refused(_: Request, error: ApiError) -> Response:
-        return response(error)
-
     @app.exception_handler(OutriderError)
-    async def failed(_: Request, error: OutriderError) -> Response:
-        return response(api_error(error))
+    async def failed(_: Request, error: Exception) -> Response:
+        return response(error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
@@ -252,6 +262,8 @@ def _http_error(request: Request, error: HTTPException, routes: Sequence[BaseRou
             refused = ApiError(405, f"{endpoint}: this endpoint takes {allowed} only", code="method_not_supported")
             refused.headers["Allow"] = allowed
             return refused
+        case 400:
+            return ApiError(400, "body: cannot be read as JSON in UTF-8, or is nested too deep")
         case status:
             return ApiError(status, f"{endpoint}: {error.detail}")
 

@@ -49,7 +49,9 @@ class GatewayCompletion:
         policy: UnverifiedPolicy = "hold" if wanted == "stream" and not request.takes_back else wanted
         parse_special = request.overrides.get("parse_special", gateway.client.parse_special)
         self._raw: Raw = request.raw and (parse_special or "as text")
-        self._text_stream = TextStream(request.stops, policy)
+        self._text_stream = TextStream(
+            request.stops, policy, self.models.decode, has_logprobs=request.overrides.get("logprobs") is not None
+        )
         self._sent = () if self._is_local else self._encode()
         self.prompt_tokens = len(self._sent) or len(self.models.split(request.prompt, raw=self._raw).whole)
         self._needs_target = wanted == "hold" and not self._is_local
@@ -110,7 +112,7 @@ class GatewayCompletion:
 
     @property
     def completion_tokens(self) -> int:
-        return self._text_stream.num_tokens(self.models.decode)
+        return self._text_stream.num_tokens
 
     @property
     def _is_local(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ from outrider_client.connection.diagnosis import TrustError
 from outrider_client.gateway.request_bodies import FORMS
 from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError, is_transient
 
+_log = logging.getLogger(__name__)
 _INVALID = "invalid_request_error"
 _RETRY_S = 5.0  # where nobody can tell: a link that is down is probed every second
 
@@ -49,9 +52,11 @@ def server_unreachable(why: str) -> ApiError:
     return ApiError(503, why, "server_error", code="server_unreachable", retry_after_s=_RETRY_S)
 
 
-def api_error(error: OutriderError) -> ApiError:
-    """Map the app's mistakes to 400, the server's refusals to 502 or 503, and link errors to 503."""
+def api_error(error: Exception) -> ApiError:
+    """Map the app's mistakes to 400, the server's refusals to 502 or 503, link errors to 503, our faults to 500."""
     match error:
+        case ApiError():
+            return error
         case TrustError():
             return ApiError(502, str(error), "server_error", code="no_trust")
         case UsageError():
@@ -65,8 +70,13 @@ def api_error(error: OutriderError) -> ApiError:
             return ApiError(502, f"the server refused: {error}", "server_error", code=error.reason.name.lower())
         case LinkError():
             return server_unreachable(str(error))
-        case _:
+        case OutriderError():
             return ApiError(500, str(error), "server_error")
+        case _:
+            # Where, but not what: the error's own message may quote private text.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            _log.error("a request failed by a fault of the gateway: %s\n%s", type(error).__name__, frames)
+            return ApiError(500, f"the gateway failed ({type(error).__name__}): see its log", "server_error")
 
 
 def invalid_request(errors: Sequence[Mapping[str, Any]]) -> ApiError:  # Any: pydantic's description of each

@@ -15,7 +15,7 @@ from outrider_client.connection.grpc_transport import GrpcProbe, GrpcTransport
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.core.gateway_config import GatewayConfig
-from outrider_client.gateway.errors import ApiError, unknown_model
+from outrider_client.gateway.errors import ApiError, api_error, unknown_model
 from outrider_client.gateway.link_watch import LinkWatch
 from outrider_client.gateway.metrics import GatewayMetrics
 from outrider_client.gateway.request_mapping import GenerationRequest
@@ -114,6 +114,12 @@ class Gateway:
             message = f"outrider.drafter: {drafter!r} does not exist: choose one of {', '.join(self._models)}"
             raise ApiError(400, message, param="outrider.drafter")
         return drafter, self._models[drafter]
+
+    def failed(self, error: Exception) -> ApiError:
+        """Count an error, and return it as the app gets it."""
+        failure = api_error(error)
+        self.metrics.refused.labels(str(failure.status)).inc()
+        return failure
 
     def _link_changed(self, state: LinkState) -> None:
         self.metrics.set_link_state(state)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hmac
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider_client.core.gateway_config import ANY_ORIGIN
@@ -110,3 +111,26 @@ class BodyLimitMiddleware:
             return message
 
         await self._app(scope, counted, send)
+
+
+class FaultMiddleware:
+    """Answers in place of an app that failed before its response began."""
+
+    def __init__(self, app: ASGIApp, response: Callable[[Exception], Response]) -> None:
+        self._app = app
+        self._response = response
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except Exception as error:
+            if has_begun or scope["type"] != "http":
+                raise
+            await self._response(error)(scope, receive, send)

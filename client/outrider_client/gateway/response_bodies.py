@@ -71,8 +71,10 @@ class _ChoiceFormatter(ResponseFormatter):
         # Decoded after another token: some tokenizers drop the blank before a word that stands alone.
         return self._models.decode((token, token))[len(self._models.decode((token,))) :]
 
-    def _without_eos(self, logprobs: Sequence[TokenLogprobs]) -> list[TokenLogprobs]:
-        return [one for one in logprobs if one.token not in self._models.eos_token_ids]
+    def _logprobs_in(self, chunks: Sequence[TextChunk]) -> list[tuple[TokenLogprobs, int]]:
+        """The log probabilities in chunks, each with where its token begins in the answer; none of an end of text."""
+        eos = self._models.eos_token_ids
+        return [(one, begin) for chunk in chunks for one, begin in chunk.logprobs if one.token not in eos]
 
 
 def response_head(prefix: str, kind: str, model: str) -> Body:
@@ -124,12 +126,12 @@ class ChatFormatter(_ChoiceFormatter):
         return {"content": text or None, "tool_calls": listed}, "tool_calls"
 
     def _logprobs(self, chunks: Sequence[TextChunk]) -> Body | None:
-        logprobs = [one for chunk in chunks for one in chunk.logprobs]
+        logprobs = self._logprobs_in(chunks)
         if not logprobs:
             return None
         content = [
             self._token(one.token, one.logprob) | {"top_logprobs": [self._token(*other) for other in one.top]}
-            for one in self._without_eos(logprobs)
+            for one, _ in logprobs
         ]
         return {"content": content, "refusal": None}
 
@@ -147,7 +149,7 @@ class CompletionFormatter(_ChoiceFormatter):
         return self._chunk(choice, {}) if self.completion.echoed else []
 
     def chunk(self, chunk: TextChunk) -> list[Body]:
-        logprobs = self._logprobs([chunk], chunk.offset)
+        logprobs = self._logprobs([chunk])
         return self._chunk({"text": chunk.text, "logprobs": logprobs, "finish_reason": None}, chunk_extension(chunk))
 
     def closing(self) -> list[Body]:
@@ -159,17 +161,29 @@ class CompletionFormatter(_ChoiceFormatter):
         choice = {"text": text, "logprobs": self._logprobs(chunks), "finish_reason": self.completion.finish_reason}
         return self._whole(choice, chunks)
 
-    def _logprobs(self, chunks: Sequence[TextChunk], offset: int = 0) -> Body | None:
-        tokens = self._without_eos([one for chunk in chunks for one in chunk.logprobs])
-        if not tokens:
+    def _logprobs(self, chunks: Sequence[TextChunk]) -> Body | None:
+        logprobs = self._logprobs_in(chunks)
+        if not logprobs:
             return None
-        texts = [self._token_text(one.token) for one in tokens]
         return {
-            "tokens": texts,
-            "token_logprobs": [one.logprob for one in tokens],
-            "top_logprobs": [{self._token_text(token): logprob for token, logprob in one.top} for one in tokens],
-            "text_offset": [offset + sum(map(len, texts[:i])) for i in range(len(texts))],
+            "tokens": [self._spelled(one.token) for one, _ in logprobs],
+            "token_logprobs": [one.logprob for one, _ in logprobs],
+            "top_logprobs": [self._top(one) for one, _ in logprobs],
+            "text_offset": [begin for _, begin in logprobs],
         }
+
+    def _top(self, chosen: TokenLogprobs) -> dict[str, float]:
+        """The likeliest tokens by their text. One that reads as the chosen or a likelier one has its id."""
+        texts = {self._spelled(chosen.token): chosen.token}
+        for token, _ in chosen.top:
+            texts.setdefault(self._spelled(token), token)
+        names = {token: text for text, token in texts.items()}
+        return {names.get(token, f"token_id:{token}"): logprob for token, logprob in chosen.top}
+
+    def _spelled(self, token: int) -> str:
+        """A token's text; the bytes of a piece of a character, as OpenAI spells them."""
+        raw = self.completion.token_fragments.get(token)
+        return self._token_text(token) if raw is None else f"bytes:{str(raw)[2:-1]}"
 
 
 def text_of(chunks: Sequence[TextChunk]) -> str:

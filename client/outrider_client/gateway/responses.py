@@ -17,10 +17,9 @@ from sse_starlette import EventSourceResponse
 from starlette.responses import Response
 
 from outrider_client.gateway.completion import chunks_of, usage_of
-from outrider_client.gateway.errors import ApiError, api_error
+from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.response_bodies import Body, ResponseFormatter
 from outrider_client.gateway.text_stream import TextChunk
-from outrider_proto.errors import OutriderError
 
 _KEEPALIVE_S = 10
 
@@ -28,9 +27,9 @@ _KEEPALIVE_S = 10
 _Chunks = AsyncGenerator[tuple[int, TextChunk | None], None]
 
 
-async def respond(request: Request, answers: Sequence[ResponseFormatter], at_once: int) -> Response:
+async def respond(request: Request, answers: Sequence[ResponseFormatter], gateway: Gateway) -> Response:
     """Raises ApiError, OutriderError or DisconnectedError."""
-    chunks = chunks_of([answer.completion for answer in answers], at_once)
+    chunks = chunks_of([answer.completion for answer in answers], gateway.config.sessions)
     if not answers[0].completion.request.stream:
         return JSONResponse(await while_connected(request, _whole(answers, chunks)))
     try:
@@ -39,7 +38,7 @@ async def respond(request: Request, answers: Sequence[ResponseFormatter], at_onc
         await chunks.aclose()
         raise
     # OpenAI's streams end lines with \n; sse-starlette's default is \r\n.
-    return EventSourceResponse(_events(first, answers, chunks), ping=_KEEPALIVE_S, sep="\n")
+    return EventSourceResponse(_events(first, answers, chunks, gateway), ping=_KEEPALIVE_S, sep="\n")
 
 
 async def _whole(answers: Sequence[ResponseFormatter], chunks: _Chunks) -> Body:
@@ -62,22 +61,20 @@ async def _first(chunks: _Chunks) -> tuple[int, TextChunk | None]:
 
 
 async def _events(
-    first: tuple[int, TextChunk | None], answers: Sequence[ResponseFormatter], chunks: _Chunks
+    first: tuple[int, TextChunk | None], answers: Sequence[ResponseFormatter], chunks: _Chunks, gateway: Gateway
 ) -> AsyncGenerator[bytes, None]:
     one = answers[0]  # of what all answers have in common
     async with contextlib.aclosing(chunks):
-        for answer in answers:
-            yield _events_of(answer.opening())
-        yield _events_of(_bodies(answers, *first))
         try:
+            for answer in answers:
+                yield _events_of(answer.opening())
+            yield _events_of(_bodies(answers, *first))
             async for number, chunk in chunks:
                 yield _events_of(_bodies(answers, number, chunk))
-        except (OutriderError, ApiError) as error:
-            refused = error if isinstance(error, ApiError) else api_error(error)
-            yield _events_of([one.failed(refused.body)])
-        else:
             if one.completion.request.include_usage:
                 yield _events_of(one.usage([answer.completion for answer in answers]))
+        except Exception as error:  # the response has begun: nobody else can tell the app
+            yield _events_of([one.failed(gateway.failed(error).body)])
     if one.ends_with_done:
         yield b"data: [DONE]\n\n"
 

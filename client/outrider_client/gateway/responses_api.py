@@ -255,7 +255,7 @@ class ResponsesFormatter(ResponseFormatter):
 
     def failed(self, error: Body) -> Body:
         """Return the event of an error in mid-answer."""
-        return self._event("error", **error["error"])
+        return self._event("error", **{name: error["error"][name] for name in ("code", "message", "param")})
 
     def _message_begins(self) -> Iterator[Body]:
         item = {"id": self._item_id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}

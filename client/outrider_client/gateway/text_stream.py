@@ -11,16 +11,19 @@ outage is the app's choice:
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from outrider_client.core.answer_text import AnswerText, Span
 from outrider_client.core.events import Event, Finished, RolledBack, Verified
 from outrider_client.core.gateway_config import UnverifiedPolicy
+from outrider_client.text.detokenizer import Decode, Detokenizer
 from outrider_client.text.logprobs import TokenLogprobs
 from outrider_client.text.stop_strings import StopStrings
 from outrider_client.text.transcript import Origin
+
+_Logprobs = tuple[tuple[TokenLogprobs, int], ...]  # with the character at which each token begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,14 @@ class TextChunk:
     offset: int
     rollback_to: int | None = None
     verified_to: int | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: _Logprobs = ()
 
 
 class TextStream:
     """The text of one answer."""
 
-    def __init__(self, stops: StopStrings, policy: UnverifiedPolicy) -> None:
+    def __init__(self, stops: StopStrings, policy: UnverifiedPolicy, decode: Decode, *, has_logprobs: bool) -> None:
+        self._has_logprobs = has_logprobs
         self.stopped = False  # by a stop string in final text: the rest is not needed
         self._stops = stops
         self._policy = policy
@@ -51,7 +55,11 @@ class TextStream:
         self._starts: list[int] = []  # characters before each span
         self._sent = 0  # characters
         self._searched = 0  # characters known to hold no stop string
-        self._num_logprob_spans = 0  # spans whose log probabilities were sent
+        self._pieces = Detokenizer(decode)  # token by token, whatever came together
+        self._num_placed = 0  # spans whose tokens it has
+        self._ends: list[int] = []  # see _token_ends
+        self._num_held = 0  # tokens behind those
+        self._num_with_logprobs = 0  # tokens whose log probabilities were sent, or will be once they are verified
         self._end: int | None = None  # of the stop string, in characters
         self._is_over = False
 
@@ -79,17 +87,15 @@ class TextStream:
     def last_token(self) -> int | None:
         return next((span.tokens[-1] for span in reversed(self._spans) if span.tokens), None)
 
-    def num_tokens(self, decode: Callable[[Sequence[int]], str]) -> int:
+    @property
+    def num_tokens(self) -> int:
         """Number of tokens up to the stop string that ended the text, or of all."""
+        all_tokens = self._written.token_ids
         if self._end is None:
-            return sum(len(span.tokens) for span in self._spans)
-        # The stop string may end inside a span of several tokens: count those of it that reach the end. Decoding them
-        # after a few tokens of context keeps the blanks and the half characters that a tokenizer merges.
-        within = bisect_right(self._starts, self._end - 1) - 1
-        before = [token for span in self._spans[:within] for token in span.tokens]
-        return len(before) + _num_tokens_for(
-            self._end - self._starts[within], before[-4:], self._spans[within].tokens, decode
-        )
+            return len(all_tokens)
+        ends = self._token_ends()
+        last = bisect_left(ends, self._end)
+        return bisect_right(ends, ends[last]) if last < len(ends) else len(all_tokens)
 
     @property
     def _spans(self) -> list[Span]:
@@ -114,7 +120,12 @@ class TextStream:
             self._text = self._text[: self._starts[num_spans]]
             del self._starts[num_spans:]
         self._searched = min(self._searched, len(self._text))
-        self._num_logprob_spans = min(self._num_logprob_spans, num_spans)
+        if num_spans < self._num_placed:
+            self._num_placed, num_tokens = num_spans, len(self._written.token_ids)
+            self._pieces.roll_back(num_tokens)
+            del self._ends[bisect_right(self._ends, len(self._text)) :]  # what is held again, too
+            self._num_held = num_tokens - len(self._ends)
+            self._num_with_logprobs = min(self._num_with_logprobs, len(self._ends))
 
     def _flow(self) -> list[TextChunk]:
         limit = self._limit()
@@ -141,28 +152,44 @@ class TextStream:
             at = bisect_right(self._starts, self._sent) - 1
             span, start = self._spans[at], self._starts[at]
             end = min(limit, start + len(span.text))
-            logprobs = self._logprobs(at + 1) if end == start + len(span.text) else ()
-            yield TextChunk(self._text[self._sent : end], span.origin, self._sent, logprobs=logprobs)
+            yield TextChunk(self._text[self._sent : end], span.origin, self._sent, logprobs=self._logprobs(end))
             self._sent = end
 
-    def _logprobs(self, num_spans: int) -> tuple[TokenLogprobs, ...]:
-        """The log probabilities of spans before `num_spans` that were not sent yet."""
-        unsent = tuple(one for span in self._spans[self._num_logprob_spans : num_spans] for one in span.logprobs)
-        self._num_logprob_spans = num_spans
-        return unsent
+    def _logprobs(self, end: int) -> _Logprobs:
+        """Return the log probabilities not sent yet of tokens that end at `end` or before."""
+        if not self._has_logprobs:
+            return ()
+        first, self._num_with_logprobs = self._num_with_logprobs, bisect_right(self._token_ends(), end)
+        return self._logprobs_of(range(first, self._num_with_logprobs))
+
+    def _logprobs_of(self, tokens: range) -> _Logprobs:
+        known, ends = self._written.logprobs, self._ends
+        begins = {token: bisect_left(ends, ends[token]) for token in tokens}
+        return tuple((one, ends[begins[token] - 1] if begins[token] else 0)
+                     for token in tokens if (one := known[token]) is not None)  # fmt: skip
+
+    def _token_ends(self) -> list[int]:
+        """Return the character at which each token ends, as far as that is known: pieces of one end where it does."""
+        for span, start in zip(self._spans[self._num_placed :], self._starts[self._num_placed :], strict=True):
+            known = len(self._pieces.text)
+            for token in span.tokens:
+                self._num_held += 1
+                if self._pieces.push((token,)):
+                    self._place(min(start + len(self._pieces.text) - known, start + len(span.text)))
+        self._num_placed = len(self._spans)
+        if self._is_over:
+            self._place(len(self._text))
+        return self._ends
+
+    def _place(self, end: int) -> None:
+        self._ends += [end] * self._num_held
+        self._num_held = 0
 
     def _verified(self, event: Verified) -> Iterator[TextChunk]:
         """Tell the app which text it already has is now verified."""
         for span, start in zip(self._spans, self._starts, strict=True):
             end = min(start + len(span.text), self._sent)
             if event.first <= span.first < event.first + event.count and start < end:
-                yield TextChunk("", "accepted", start, verified_to=end, logprobs=span.logprobs)
-
-
-def _num_tokens_for(
-    num_chars: int, before: Sequence[int], tokens: Sequence[int], decode: Callable[[Sequence[int]], str]
-) -> int:
-    """Number of `tokens`, after `before`, whose text reaches `num_chars` characters."""
-    known = len(decode(before))
-    enough = (n for n in range(1, len(tokens)) if len(decode([*before, *tokens[:n]])) - known >= num_chars)
-    return next(enough, len(tokens))
+                ends = self._token_ends() if self._has_logprobs else []
+                tokens = range(bisect_left(ends, start + len(span.text)), bisect_right(ends, end))
+                yield TextChunk("", "accepted", start, verified_to=end, logprobs=self._logprobs_of(tokens))

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 JsonObject = Mapping[str, Any]  # Any: whatever JSON holds
-_TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
-_MISTRAL = "[TOOL_CALLS]"
+_TAG, _CLOSE = re.compile(r"(?:<tool_call>|\[TOOL_CALLS\])\s*"), re.compile(r"\s*</tool_call>")
+_NO_TAG = re.compile(r"\A\s*")
 _NONE = {"type": "object", "properties": {}, "additionalProperties": False}  # of a function that takes none
 _ARGUMENTS = ("arguments", "parameters")  # Llama 3 names them so
 RESPONSE_BEGIN, RESPONSE_END = "<tool_response>\n", "\n</tool_response>"  # around what a call gave
@@ -53,7 +53,7 @@ def described(tool: Tool) -> JsonObject:
 def for_template(call: ToolCall, number: str | None) -> JsonObject:
     """Return a call as chat templates take it: with its arguments as an object."""
     arguments: Any = call.arguments
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         arguments = json.loads(arguments)
     function = {"name": call.name, "arguments": arguments}
     return {"type": "function", "function": function} | ({} if number is None else {"id": number})
@@ -95,24 +95,64 @@ def written(calls: Iterable[ToolCall]) -> str:
 
 
 def calls_in(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
-    """Return the text in front of the first call, and all calls of these tools; the whole text where there are none."""
+    """Return the calls of these tools and the text around them; the whole text where there are none.
+
+    A call ends where its JSON does. What is no call, such as a name without arguments, stays in the text.
+    """
     names = {tool.name for tool in tools}
-    if tagged := list(_TAGGED.finditer(text)):
-        found, front = [match[1] for match in tagged], text[: tagged[0].start()]
-    elif text.lstrip().startswith(_MISTRAL):
-        found, front = [text.lstrip()[len(_MISTRAL) :]], ""
-    else:
-        found, front = [text], ""
-    calls = [call for part in found for call in _parsed(part, names)]
-    return (front.strip(), calls) if calls else (text, [])
+    calls: list[ToolCall] = []
+    around, begin, end = [], 0, 0
+    for tag in [*_NO_TAG.finditer(text), *_TAG.finditer(text)]:
+        if tag.start() < end:  # in the JSON of the one before
+            continue
+        try:
+            values, end = _values(text, tag.end())
+        except (ValueError, RecursionError):
+            continue
+        made = [(_call(value, names), source) for value, source in values]
+        is_alone = not text[end:].strip()
+        if any(call for call, _ in made) and (tag[0].strip() or is_alone):
+            calls += [call for call, _ in made if call is not None]
+            around += [text[begin : tag.start()], *(source for call, source in made if call is None)]
+            begin = end = end if (closed := _CLOSE.match(text, end)) is None else closed.end()
+    around.append(text[begin:])
+    return ("\n".join(filter(None, map(str.strip, around))), calls) if calls else (text, [])
 
 
-def _parsed(text: str, names: set[str]) -> Iterable[ToolCall]:
+def _values(text: str, at: int) -> tuple[list[tuple[Any, str]], int]:  # Any: whatever JSON holds
+    """Return the value at `at`, or each in the list there, with its text, and where it ends. Raises ValueError."""
+    if not text.startswith("[", at):
+        value, end = _DECODER.raw_decode(text, at)
+        return [(value, text[at:end])], end
+    values = []
+    while text[at] != "]":
+        begin = _after_blanks(text, at + 1)
+        value, end = _DECODER.raw_decode(text, begin)
+        values.append((value, text[begin:end]))
+        at = _after_blanks(text, end)
+        if text[at : at + 1] not in (",", "]"):
+            raise ValueError("a list that does not end")
+    return values, at + 1
+
+
+def _after_blanks(text: str, at: int) -> int:
+    return len(text) - len(text[at:].lstrip())
+
+
+def _call(value: Any, names: set[str]) -> ToolCall | None:  # Any: as above
+    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or name not in names:
+        return None
+    arguments = next((value[key] for key in _ARGUMENTS if key in value), None)
     try:
-        given = json.loads(text)
-    except ValueError:
-        return
-    for call in given if isinstance(given, list) else [given]:
-        if isinstance(call, dict) and call.get("name") in names:
-            arguments: Any = next((call[name] for name in _ARGUMENTS if name in call), {})
-            yield ToolCall(call["name"], arguments if isinstance(arguments, str) else json.dumps(arguments))
+        parsed = _DECODER.decode(arguments) if isinstance(arguments, str) else arguments
+        dumped = json.dumps(parsed, allow_nan=False)  # a number too large for JSON is infinite by now
+    except (ValueError, RecursionError):
+        return None
+    return ToolCall(name, arguments if isinstance(arguments, str) else dumped) if isinstance(parsed, dict) else None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)

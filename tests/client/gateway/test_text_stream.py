@@ -50,12 +50,12 @@ OUTAGE = [
 
 def test_held_text_is_sent_at_the_end_of_an_outage_that_lasts():
     lasting = [letters(0, "a"), *alone(1, "bc"), Finished("unverified", Statistics())]
-    chunks = flow(TextStream(StopStrings(), "hold"), lasting)
+    chunks = flow(TextStream(StopStrings(), "hold", decode, has_logprobs=True), lasting)
     assert "".join(f"{chunk.text} {chunk.origin} " for chunk in chunks) == "a accepted b unverified c unverified "
 
 
 def test_streamed_text_is_verified_or_taken_back():
-    stream = TextStream(StopStrings(), "stream")
+    stream = TextStream(StopStrings(), "stream", decode, has_logprobs=True)
     chunks = flow(stream, OUTAGE)
     assert shown(chunks) == "one two three"
     assert [(chunk.offset, chunk.verified_to) for chunk in chunks if chunk.verified_to] == [(4, 5), (5, 6)]
@@ -68,7 +68,7 @@ def test_streamed_text_is_verified_or_taken_back():
 def test_the_chunks_of_the_events_do_not_matter(policy, data):
     text = data.draw(st.text("ab", max_size=12))
     stops = StopStrings(tuple(data.draw(st.lists(st.text("abc", min_size=1, max_size=4), max_size=3))))
-    stream, first, sent = TextStream(stops, policy), 0, []
+    stream, first, sent = TextStream(stops, policy, decode, has_logprobs=True), 0, []
     while first < len(text) and not stream.stopped:
         size = data.draw(st.integers(1, 5))
         sent += stream.take(letters(first, text[first : first + size]))
@@ -79,14 +79,14 @@ def test_the_chunks_of_the_events_do_not_matter(policy, data):
     expected = text[: min(ends)[1]] if ends else text
     assert shown(sent) == expected
     assert stream.has_stopped == bool(ends)
-    assert stream.num_tokens(decode) == (min(ends)[0] if ends else len(text))
+    assert stream.num_tokens == (min(ends)[0] if ends else len(text))
 
 
 @given(data=st.data())
 def test_held_text_is_never_contradicted_nor_sent_late(data):
     """Random outages: the sent text is always a prefix of the target's text."""
     answer = data.draw(st.text("ab ", min_size=1, max_size=20))
-    stream, text, sent = TextStream(StopStrings(("b ",)), "hold"), "", ""
+    stream, text, sent = TextStream(StopStrings(("b ",)), "hold", decode, has_logprobs=True), "", ""
     while len(text) < len(answer):
         guess = data.draw(st.text("ab ", max_size=4))
         for event in alone(len(text), guess):
@@ -114,17 +114,17 @@ def judged(first: int, guess: str, right: int):
 
 
 def test_a_stop_in_unverified_text_ends_nothing_until_it_is_final():
-    stream = TextStream(StopStrings(("x",)), "stream")
+    stream = TextStream(StopStrings(("x",)), "stream", decode, has_logprobs=True)
     chunks = flow(stream, [letters(0, "a"), *alone(1, "bxc")])
     assert (shown(chunks), stream.stopped) == ("ab", False)
     chunks += flow(stream, [RolledBack(2, 2, "xc"), letters(2, "c"), END])
     assert (shown(chunks), stream.has_stopped) == ("abc", False)
-    stream = TextStream(StopStrings(("x",)), "stream")
+    stream = TextStream(StopStrings(("x",)), "stream", decode, has_logprobs=True)
     assert shown(flow(stream, [letters(0, "a"), *alone(1, "bxc"), Verified(1, 2)])) == "ab"
     assert stream.stopped
 
 
 def test_sent_text_that_a_rollback_makes_the_beginning_of_a_stop():
-    stream = TextStream(StopStrings(("bx",)), "stream")
+    stream = TextStream(StopStrings(("bx",)), "stream", decode, has_logprobs=True)
     chunks = flow(stream, [letters(0, "a"), *alone(1, "bc"), RolledBack(2, 1, "c"), letters(2, "x"), END])
     assert shown(chunks) == "a"

@@ -20,7 +20,7 @@ from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.text.detokenizer import Detokenizer
 from outrider_client.text.placeholder_restorer import PlaceholderRestorer
 
-from ..conftest import EOS, FAST, VOCAB, FakeDrafter, FakeVerifier, Language
+from ..conftest import EOS, FAST, NO_CONTROL, VOCAB, FakeDrafter, FakeVerifier, Language
 from .test_fences import private
 
 VALUES = {"[EMAIL_1]": "a@b.c", "[EMAIL_12]": "[EMAIL_1]", "[P_1]": ""}
@@ -135,6 +135,8 @@ ALPHABET = "\0abcdefghijklmnopqrstuvwxyz .@[]_012345EMAILPRVTN"
 
 class Alphabet:
     """A token a character."""
+
+    control = NO_CONTROL
 
     def encode(self, text: str) -> list[int]:
         return [ALPHABET.index(char) for char in text]

@@ -40,7 +40,7 @@ def test_the_forms_of_a_call_and_text_that_is_none(text, front):
 def test_several_calls():
     wait = ToolCall("wait", "{}")
     assert calls_in(written([CALL, wait]), [ADD, WAIT]) == ("", [CALL, wait])
-    several = '[{"name": "wait"}, {"name": "add", "arguments": {"a": 1}}]'
+    several = '[{"name": "wait", "arguments": {}}, {"name": "add", "arguments": {"a": 1}}]'
     assert calls_in(several, [ADD, WAIT]) == ("", [wait, CALL])
 
 

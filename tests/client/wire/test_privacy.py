@@ -29,7 +29,7 @@ from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
 from ..canaries import Asked, Relay, Tap, asked, needles, prefix_hashes, texts_of, tokens_of
-from ..conftest import FAST, FakeDrafter, FakeVerifier, Language, Letters, fake_models
+from ..conftest import FAST, NO_CONTROL, FakeDrafter, FakeVerifier, Language, Letters, fake_models
 
 MODES = ("auto", "stop-and-wait", "proactive", "pipelined", "server-draft", "stream", "offline")
 SHORT = replace(FAST, max_new_tokens=6)
@@ -152,6 +152,8 @@ async def fail(haul: Haul, client: AsyncClient, verifier: FakeVerifier, made: As
 
 class Bytes:
     """A token a byte."""
+
+    control = NO_CONTROL
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
