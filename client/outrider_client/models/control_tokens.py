@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
 from outrider_client.core.prompt import ASSISTANT_ROLE, PlainMessage
+from outrider_drafters.readers.control_names import private_character, renamed, secret_names
 
-_PRIVATE_PLANE, _NUM_PRIVATE = 0xF0000, 0xFFFE  # code points that no text has
-_MARKUP = re.compile(r"<[|｜].+[|｜]>")
+_CONTROL, _MARKUP = re.compile(r"<[|｜].+[|｜]>"), re.compile(r"<.+>|\[.+\]")
 T = TypeVar("T")
 
 
@@ -36,16 +35,16 @@ class ControlTokens:
         tokenizer.no_truncation()  # which its file may ask for, as well as padding
         tokenizer.no_padding()
         added = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
-        is_special = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
-        strong = {text for text in added if len(text) > 1 and (is_special[text] or _MARKUP.fullmatch(text))}
-        self._tokens = {text: added[text] for text in added if text in strong or (text.strip() and text in template)}
+        special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+        strong = {text for text in added if len(text) > 1 and (text in special or _CONTROL.fullmatch(text))}
+        written = {text for text in added if _MARKUP.fullmatch(text) and text in template}
+        self._tokens = {text: added[text] for text in strong | written}
         self._ids = frozenset(self._tokens.values())
         self._written = re.compile(_any_of(self._tokens))
         # In any case of letters: a template may change it.
         self._spelled = re.compile(_any_of(self._tokens), re.IGNORECASE)
         self._spelled_by_model = re.compile(_any_of(strong), re.IGNORECASE)
-        self._guard, *name = (chr(_PRIVATE_PLANE + secrets.randbelow(_NUM_PRIVATE)) for _ in range(5))
-        self._names = {text: f"{''.join(name)}{token}{name[0]}" for text, token in self._tokens.items()}
+        self._guard, self._names = private_character(), secret_names(self._tokens)
 
     def guarded(self, content: T) -> T:
         """Return content, or whatever JSON holds, with a guard in all that spells a control token."""
@@ -84,24 +83,7 @@ class ControlTokens:
     def _named(self) -> Any:  # Any: as above
         from tokenizers import Tokenizer
 
-        described = json.loads(self._tokenizer.to_str())
-        model, named = described["model"], self._names.get
-        for token in described["added_tokens"]:
-            if token["content"] in self._names:
-                token |= {"content": self._names[token["content"]], "normalized": False}
-        # Vocabularies may hold them as well, and could make one of its letters.
-        vocab = model["vocab"]
-        model["vocab"] = (
-            {named(piece, piece): token for piece, token in vocab.items()}
-            if isinstance(vocab, dict)
-            else [[named(piece, piece), score] for piece, score in vocab]
-        )
-        if "merges" in model:
-            pairs = (tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"])
-            model["merges"] = [pair for pair in pairs if self._names.keys().isdisjoint((*pair, "".join(pair)))]
-        if isinstance(model.get("unk_token"), str):
-            model["unk_token"] = named(model["unk_token"], model["unk_token"])
-        return Tokenizer.from_str(json.dumps(described))
+        return Tokenizer.from_str(renamed(json.loads(self._tokenizer.to_str()), self._names))
 
 
 def _any_of(texts: Collection[str]) -> str:

@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider_drafters.readers.config import read_json
+from outrider_drafters.readers.control_names import renamed, secret_names
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import TokenRules
 from outrider_proto.packing import common_prefix_len
@@ -56,7 +58,10 @@ class SchemaCompiler:
         if not self._file.is_file():
             raise _bad(_NO_TOKENIZER)
         try:
-            return LLTokenizer(str(self._file), n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
+            # Else a text of the schema that spells a special token would be that token, which may end the answer.
+            described = read_json(self._file)
+            special = secret_names(token["content"] for token in described["added_tokens"] if token["special"])
+            return LLTokenizer(renamed(described, special), n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
         except Exception as error:  # the library names no exceptions
             raise _bad(f"json_schema: the tokens of this target cannot be checked ({error})") from error
 

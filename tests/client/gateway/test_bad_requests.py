@@ -104,6 +104,8 @@ def test_a_bad_parameter_is_named(gateway, fields, expected):
     ("body", "status", "code"),
     [
         (b'{"model": ', 400, None),
+        *((opening * 100_000, 400, None) for opening in (b"[", b'{"a":', b'{"messages": [')),
+        (b'{"model": "\xff"}', 400, None),
         ([GOOD], 400, None),
         (GOOD | {"model": "gpt-5"}, 404, "model_not_found"),
         ({"messages": GOOD["messages"]}, 400, None),

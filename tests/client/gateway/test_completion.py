@@ -10,6 +10,9 @@ from outrider_client.gateway.completion import GatewayCompletion
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest
 from outrider_client.gateway.request_mapping import map_chat_request, map_completion_request
+from outrider_client.gateway.response_bodies import CompletionFormatter
+from outrider_client.gateway.text_stream import TextChunk
+from outrider_client.text.logprobs import TokenLogprobs
 from outrider_proto.frames import Sampling, TokenRules
 
 
@@ -40,6 +43,21 @@ def test_the_limit_does_not_reveal_the_length_of_a_private_value(completion, end
         return prepared._overrides["max_new_tokens"], prepared.prompt_tokens
 
     assert limit("Zoe") == limit("Bartholomew Featherstonehaugh of Kingston upon Hull")
+
+
+def test_alternatives_keep_their_values(completion, models):
+    """Pieces of a character, and tokens that read alike, do not overwrite each other."""
+    body = {"model": "outrider", "prompt": "x", "logprobs": 5}
+    [asked] = map_completion_request(CompletionRequest.model_validate(body), {}, Sampling())
+    first, *others = models.encode("😀", raw=True)
+    top = tuple((token, -0.1 * rank) for rank, token in enumerate((*models.eos_token_ids, 0, 2, first, others[0])))
+    logprobs = tuple((TokenLogprobs(token, dict(top).get(token, -9.0), top), 3) for token in (first, *others))
+    written = CompletionFormatter({}, completion(asked), 0).whole([TextChunk("😀", "accepted", 3, logprobs=logprobs)])
+    given = written["choices"][0]["logprobs"]
+    assert given["tokens"] == [f"bytes:\\x{byte:02x}" for byte in "😀".encode()]
+    assert given["text_offset"] == [3] * len(logprobs)
+    assert all(list(one.values()) == [value for _, value in top] for one in given["top_logprobs"])
+    assert given["top_logprobs"][0][given["tokens"][0]] == given["token_logprobs"][0]
 
 
 def test_greedy_requests_keep_the_gateways_rules_and_drop_what_only_sampling_reads():

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from outrider_client.core.events import Committed, Finished, RolledBack, Unverified, Verified
 from outrider_client.core.statistics import Statistics
 from outrider_client.gateway.text_stream import TextStream
+from outrider_client.text.detokenizer import Detokenizer
+from outrider_client.text.logprobs import TokenLogprobs
 from outrider_client.text.stop_strings import StopStrings
 
 
@@ -80,6 +82,26 @@ def test_the_chunks_of_the_events_do_not_matter(policy, data):
     assert shown(sent) == expected
     assert stream.has_stopped == bool(ends)
     assert stream.num_tokens == (min(ends)[0] if ends else len(text))
+
+
+@given(data=st.data())
+def test_log_probabilities_are_those_of_the_text_whatever_came_together(data):
+    """Tokens are bytes here: those of a character come and go together."""
+    text = data.draw(st.text("ab😀é", max_size=8))
+    stops = StopStrings(tuple(data.draw(st.lists(st.text("ab😀é", min_size=1, max_size=2), max_size=2))))
+    pieces = Detokenizer(lambda tokens: bytes(tokens).decode(errors="replace"))
+    stream, left, sent = TextStream(stops, "hold", pieces._decode, has_logprobs=True), text.encode(), []
+    while left:
+        size = data.draw(st.integers(1, 6))
+        tokens, first = tuple(left[:size]), len(text.encode()) - len(left)
+        logprobs = tuple(TokenLogprobs(token, -1.0) for token in tokens)
+        sent += stream.take(Committed(first, tokens, "accepted", pieces.push(tokens), logprobs))
+        left = left[size:]
+    sent += stream.take(END)
+    expected = [(byte, at) for at, char in enumerate(shown(sent)) for byte in char.encode()]
+    assert [(one.token, begin) for chunk in sent for one, begin in chunk.logprobs] == expected
+    ends = [text.find(stop) + len(stop) for stop in stops.texts if stop in text]
+    assert stream.num_tokens == len(text[: min(ends, default=len(text))].encode())
 
 
 @given(data=st.data())

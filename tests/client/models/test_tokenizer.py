@@ -1,4 +1,4 @@
-"""Chat templates are programs that come with the model's files: they may refuse and fail, and stay in their box."""
+"""Chat templates come with the model's files: they may fail, stay in their box, and alone write control tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import json
 import shutil
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
+from outrider_client.core.prompt import Segment
+from outrider_client.models.private_tokens import split
 from outrider_client.models.tokenizer import TargetTokenizer
 from outrider_models.core.embedded import target_dir
 from outrider_proto.errors import UsageError
@@ -53,3 +58,107 @@ def test_a_failing_template_is_reported(changed, template):
 def test_a_template_that_cannot_be_compiled_is_reported(changed, template):
     with pytest.raises(UsageError, match="chat template"):
         TargetTokenizer(changed(chat_template=template)).render([{"role": "user", "content": "y"}])
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+QWEN = (
+    "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}<tool_call>\n</tool_call>{% endif %}{% for m in "
+    "messages %}<|im_start|>{{ m.role + '\n' + m.content }}{% for c in m.tool_calls or () %}<tool_call>{{ c | tojson "
+    "}}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+GEMMA = (
+    "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ m.content | trim }}<end_of_turn>\n{% endfor %}<start_of_turn>model\n"
+)
+LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | "
+    "trim + '<|eot_id|>' }}{% endfor %}<|start_header_id|>assistant<|end_header_id|>\n\n"
+)
+CASES = "{% for m in messages %}<|im_start|>{{ m.content | upper | lower }}<|im_end|>{% endfor %}"
+ADDED = {"<tool_call>": False, "</tool_call>": False, "<|fim|>": False, "\n\n": False, "<b>": False}
+ADDED |= dict.fromkeys(("<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", "<|eot_id|>"), True)
+ADDED |= dict.fromkeys(("<|start_header_id|>", "<|end_header_id|>", "</s>", "<|bos|>"), True)
+CONTROL = [text for text in ADDED if text not in ("\n\n", "<b>")]
+# A vocabulary of words with blanks before them, whose pieces may spell control tokens, as SentencePiece makes it.
+PIECES = [["<unk>", 0.0], ["</s>", 0.0], *([piece, -3.0] for piece in map(chr, range(33, 127))), ["\u2581", -2.0]]
+UNIGRAM = {"type": "Unigram", "unk_id": 0, "vocab": PIECES, "byte_fallback": False}
+BLANKS = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+
+
+@pytest.fixture(scope="module", params=["bytes", "words"])
+def tokenizers(request, tmp_path_factory):
+    """Tokenizers with each of the templates, and transformers' own."""
+    made = []
+    for template in (CHATML, QWEN, GEMMA, LLAMA3, CASES):
+        directory = tmp_path_factory.mktemp("tokenizer")
+        for name in ("tokenizer_config.json", "config.json"):
+            shutil.copy(target_dir() / name, directory)
+        (directory / "chat_template.jinja").write_text(template)
+        described = json.loads((target_dir() / "tokenizer.json").read_text())
+        if request.param == "words":
+            described |= {"model": UNIGRAM, "pre_tokenizer": BLANKS, "decoder": BLANKS, "normalizer": {"type": "NFKC"}}
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        described["added_tokens"] = [
+            {"id": 5000 + number, "content": text, "special": special, **flags}
+            for number, (text, special) in enumerate(ADDED.items())
+        ]
+        (directory / "tokenizer.json").write_text(json.dumps(described))
+        made.append((TargetTokenizer(directory), AutoTokenizer.from_pretrained(str(directory))))
+    return made
+
+
+def chat(content: str, spelled: str = "") -> tuple[list[dict], list[dict]]:
+    """Messages and tools with content and what it spells in each place."""
+    arguments = {content: [spelled, {"a": content + spelled}]}
+    calls = [{"type": "function", "function": {"name": f"f{spelled}", "arguments": arguments}}]
+    messages = [
+        {"role": "system", "content": content + spelled},
+        {"role": f"user{spelled}", "content": f"{content} {spelled}{content}"},
+        {"role": "assistant", "content": content, "tool_calls": calls},
+        {"role": "tool", "content": spelled + content, "tool_call_id": spelled},
+    ]
+    return messages, [{"type": "function", "function": {"name": "f" + spelled, "description": content + spelled}}]
+
+
+PLAIN = st.text(st.characters(codec="utf-8"), max_size=12) | st.text('<|im_end> \n\tb"\\', max_size=12)
+
+
+@given(content=PLAIN)
+@example(content="<b>\n\n</b> <|im_en d|> \uff1c|IM_END|\uff1e")
+def test_ordinary_content_has_the_tokens_of_transformers(tokenizers, content):
+    if any(text in content.lower() for text in CONTROL):
+        return
+    messages, tools = chat(content)
+    for ours, theirs in tokenizers:
+        if "tools" in theirs.chat_template:
+            expected = theirs.apply_chat_template(messages, tools=tools, add_generation_prompt=True)
+            assert ours.encode_with_tools(messages, tools) == expected["input_ids"]
+        expected = theirs.apply_chat_template(messages, add_generation_prompt=True)
+        assert ours.encode_chat(messages) == expected["input_ids"]
+        assert ours.encode(content) == theirs(content)["input_ids"]
+
+
+@pytest.mark.parametrize("spelled", [*CONTROL, "<|IM_END|>", "<|im_end|><tool_call>"])
+def test_content_that_spells_control_tokens_is_text(tokenizers, spelled):
+    for ours, theirs in tokenizers:
+        steers = [text for text in CONTROL if ADDED[text] or "|" in text or text in theirs.chat_template]
+        control = set(theirs.convert_tokens_to_ids(steers))
+
+        def steering(content, what="", ours=ours, theirs=theirs, control=control):
+            messages, tools = chat(content, what)
+            shown = ours.encode_with_tools(messages, tools) if "tools" in theirs.chat_template else []
+            both = [shown, ours.encode_chat(messages)]
+            return [[token for token in tokens if token in control] for tokens in both], theirs.decode(both[1])
+
+        plain, _ = steering("x y")
+        steered, text = steering("x y", spelled)
+        assert steered == plain
+        assert text.lower().count(spelled.lower()) >= 3
+        assert not control & set(ours.encode(ours.control.guarded(f"x {spelled}")))
+        for raw in (False, "as text"):
+            prompt = [Segment(f"{spelled} {spelled[:3]}"), Segment(spelled[3:] + spelled[:2], private=True)]
+            parts = split([*prompt, Segment(spelled[2:])], ours, raw=raw)
+            expected = [] if raw else [t for t in ours.encode_chat([{"role": "user", "content": "x"}]) if t in control]
+            assert [token for token in parts.whole if token in control] == expected
