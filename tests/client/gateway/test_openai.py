@@ -80,13 +80,16 @@ def test_a_stop_across_tokens_ends_the_answer_before_it(openai, plain, models, m
     tokens, text = plain(QUESTION, 40)
     stop = text[7:13]
     first = text.index(stop)
-    asked = ask(max_tokens=40, stop=[stop, "never said"], stream=stream)
+    asked = ask(max_tokens=40, stop=[stop, "never said"], stream=stream, logprobs=True)
     with contextlib.ExitStack() as stack:
         answer = openai.chat.completions.create(**asked, extra_body={"outrider": {"mode": mode}})
         chunks = list(stack.enter_context(answer)) if stream else []
     said = joined(chunks) if stream else answer.choices[0].message.content
     reason = chunks[-1].choices[0].finish_reason if stream else answer.choices[0].finish_reason
     assert (said, reason) == (text[:first], "stop")
+    choices = [choice for part in (chunks or [answer]) for choice in part.choices if choice.logprobs]
+    logprobs = [each for choice in choices for each in choice.logprobs.content]
+    assert len(logprobs) == max(n for n in range(len(tokens)) if len(models.decode(tokens[:n])) <= first)
     if not stream:
         enough = next(n for n in range(len(tokens)) if stop in models.decode(tokens[:n]))
         assert answer.usage.completion_tokens == enough
