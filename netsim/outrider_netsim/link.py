@@ -19,8 +19,10 @@ from outrider_netsim.core.engine_names import (
     DEFAULT_CONGESTION,
     DEFAULT_UPSTREAM,
     PLACEHOLDER,
+    WAYS,
     EngineChoice,
     EngineName,
+    Way,
 )
 from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.engines.engine_link import EngineLink, LinkPlan
@@ -138,6 +140,11 @@ class Link(AsyncResource):
         return self._started.is_cut
 
     @property
+    def cut_ways(self) -> frozenset[Way]:
+        """The directions that are cut."""
+        return self._started.cut_ways
+
+    @property
     def stats(self) -> LinkStats:
         return self._started.stats
 
@@ -146,13 +153,17 @@ class Link(AsyncResource):
         """Connections of commands that did not pass the link, by the port on their side's own loopback."""
         return self._started.stayed
 
-    def cut(self) -> None:
-        """Cut the link: nothing passes either way, and new connections hang."""
-        self._started.cut()
+    def cut(self, ways: Sequence[Way] = WAYS) -> None:
+        """Cut the link: nothing passes these ways ("up", "down"), and new connections hang."""
+        self._started.cut(ways)
 
-    def restore(self) -> None:
+    def restore(self, ways: Sequence[Way] = WAYS) -> None:
         """Restore the link after `cut`."""
-        self._started.restore()
+        self._started.restore(ways)
+
+    async def answered(self) -> None:
+        """Wait for the first byte of an answer from a server behind the link."""
+        await self._started.answers.begun.wait()
 
     def set(self, profile: Profile) -> None:
         """Change the link for packets that enter from now on; planned outages stay those of the start."""

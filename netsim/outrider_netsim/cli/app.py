@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from outrider_netsim.cli import control as cli_control
 from outrider_netsim.cli import fit as cli_fit
 from outrider_netsim.cli import probe as cli_probe
 from outrider_netsim.cli import profiles as cli_profiles
@@ -16,7 +17,7 @@ from outrider_netsim.cli.terminal import ENGINE_EXIT, LinkProgram, console
 from outrider_proto.options.command import Version
 
 app = typer.Typer(cls=LinkProgram, no_args_is_help=True, add_completion=False)
-for group in (cli_profiles, cli_run, cli_proxy, cli_trace, cli_fit, cli_probe):
+for group in (cli_profiles, cli_run, cli_proxy, cli_trace, cli_fit, cli_probe, cli_control):
     app.add_typer(group.app)
 
 

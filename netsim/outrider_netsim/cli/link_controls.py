@@ -4,35 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import platform
 import sys
+import tomllib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from outrider_netsim.cli.link_options import OpenLinkOptions
 from outrider_netsim.core.addresses import FREE_PORT, Address
-from outrider_netsim.core.engine_names import EngineChoice, EngineName
+from outrider_netsim.core.engine_names import WAYS, EngineChoice, EngineName, Way
+from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.link import Link
-from outrider_netsim.profiles.outages import Outage, run_outages
+from outrider_netsim.profiles.outages import Outage, parse_outage, run_outages
 from outrider_netsim.profiles.profile import Profile
 
 
 class LinkControls:
-    """Passes `cut` and `restore` on to `link` and prints them with the seconds since its creation."""
+    """Passes `cut` and `restore` on to `link`, prints them with the seconds since its creation, and remembers them."""
 
     def __init__(self, link: Link, console: Console) -> None:
         self._link = link
         self._console = console
         self._started_at = asyncio.get_running_loop().time()
+        self.changes: list[dict[str, object]] = []  # as happened
 
-    def cut(self) -> None:
-        self._link.cut()
-        self._print("[bold red]link cut[/]")
+    def cut(self, ways: Sequence[Way] = WAYS) -> None:
+        self._link.cut(ways)
+        self._note("cut", "bold red", ways)
 
-    def restore(self) -> None:
-        self._link.restore()
-        self._print("[bold green]link restored[/]")
+    def restore(self, ways: Sequence[Way] = WAYS) -> None:
+        self._link.restore(ways)
+        self._note("restored", "bold green", ways)
+
+    def set(self, profile: Profile) -> None:
+        self._link.set(profile)
+        self._note("set", "bold", WAYS, profile.name)
 
     def toggle(self) -> None:
         """Handle Enter, or the end of standard input."""
@@ -43,8 +56,13 @@ class LinkControls:
         else:
             self.cut()
 
-    def _print(self, text: str) -> None:
-        self._console.print(f"{asyncio.get_running_loop().time() - self._started_at:8.2f} s  {text}")
+    def _note(self, what: str, style: str, ways: Sequence[Way], detail: str = "") -> None:
+        at = asyncio.get_running_loop().time() - self._started_at
+        change = {"seconds": round(at, 3), "change": what, "ways": list(ways)}
+        self.changes.append(change | ({"profile": detail} if detail else {}))
+        way = "" if len(ways) == len(WAYS) else f" {ways[0]}"
+        text = f"{at:8.2f} s  [{style}]link {what}{way}[/]{f': {escape(detail)}' if detail else ''}"
+        self._console.print(text, soft_wrap=True)
 
 
 def link_of(
@@ -69,12 +87,70 @@ def link_of(
 
 
 @contextlib.asynccontextmanager
-async def announced_outages(controls: LinkControls, outages: Sequence[Outage]) -> AsyncIterator[None]:
-    """Apply and print the outages that drop packets, counting from now, until the end of the block."""
-    dropping = [outage for outage in outages if not outage.hold]
-    planned = asyncio.create_task(run_outages(controls, dropping))
+async def announced_outages(
+    controls: LinkControls, link: Link, planned: Sequence[Outage], texts: Sequence[str]
+) -> AsyncIterator[None]:
+    """Apply and print the outages that drop packets, from now or an answer on, until the end of the block."""
+    from_answer = [replace(outage, after_answer=False) for outage in map(parse_outage, texts) if outage.after_answer]
+    tasks = [asyncio.create_task(run_outages(controls, [outage for outage in planned if not outage.hold]))]
+    if from_answer:
+        tasks.append(asyncio.create_task(_after_answer(controls, link, from_answer)))
     try:
         yield
     finally:
-        planned.cancel()
-        await asyncio.gather(planned, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _after_answer(controls: LinkControls, link: Link, outages: Sequence[Outage]) -> None:
+    await link.answered()
+    await run_outages(controls, outages)
+
+
+@contextlib.asynccontextmanager
+async def reported(file: Path | None, controls: LinkControls, link: Link) -> AsyncIterator[dict[str, object]]:
+    """Write a report at the end of the block, with what the block adds to it. Raises ProfileError at the start."""
+    added: dict[str, object] = {}
+    if file is None:
+        yield added
+        return
+    _write(file, "")
+    started = datetime.now(UTC)
+    circumstances = {"command": sys.argv, "started": started.isoformat(), **_circumstances(link)}
+    try:
+        yield added
+    finally:
+        took = {"seconds": (datetime.now(UTC) - started).total_seconds(), "changes": controls.changes}
+        _write(file, json.dumps({**circumstances, **took, **_counts(link), **added}, indent=1) + "\n")
+
+
+def _circumstances(link: Link) -> dict[str, object]:
+    from outrider_netsim.profiles.profile_files import profile_text
+
+    versions = {"outrider": version("outrider"), "python": platform.python_version(), "system": platform.platform()}
+    return {
+        "versions": versions,
+        "engine": link.engine,
+        "why": link.why,
+        "congestion": link.congestion,
+        "seed": link.seed,
+        "seed_is_honored": link.seed_is_honoured,
+        "profile": tomllib.loads(profile_text(link.profile)),
+    }
+
+
+def _counts(link: Link) -> dict[str, object]:
+    stayed = {str(port): number for port, number in link.stayed.items()}
+    try:
+        return {**asdict(link.stats), "not_through_the_link": stayed}
+    except EngineError as error:
+        # The engine has ended by itself.
+        return {"error": str(error)}
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ProfileError(f"--report {file}: cannot be written: {error.strerror or error}") from None

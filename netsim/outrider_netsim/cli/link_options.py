@@ -102,6 +102,14 @@ class LinkOptions:
 class OpenLinkOptions(LinkOptions):
     """A link that programs use."""
 
+    report: Annotated[
+        Path | None,
+        Flag(
+            "JSON file for what was run, with which link and versions, and what became of its packets and outages.",
+            expert=True,
+        ),
+    ] = None
+
     trace: Annotated[
         tuple[str, ...],
         Flag(
@@ -114,8 +122,9 @@ class OpenLinkOptions(LinkOptions):
     outage: Annotated[
         tuple[str, ...],
         Flag(
-            "Planned outage such as 3s@10s, or 1s@5s/30s for a recurring one; 50ms@7s/20s+hold keeps packets and "
-            "forwards them afterwards; repeatable.",
+            "Planned outage such as 3s@10s, or 1s@5s/30s for a recurring one; 3s@first+2s counts from the first byte "
+            "of an answer, up:3s@10s is for one direction, 50ms@7s/20s+hold keeps packets and forwards them "
+            "afterwards; repeatable.",
             panel=LINK_PANEL,
             metavar="DURATION@START",
         ),
@@ -162,14 +171,22 @@ def link_profile(options: LinkOptions, outages: Sequence[str] = (), traces: Sequ
         )
     profile = Profile.symmetric("plain", Direction()) if options.profile is None else profile_named(options.profile)
     planned = in_order([*profile.outages, *map(parse_outage, outages)])
-    profile = _traced(replace(profile, outages=tuple(planned)), traces)
+    # Only the commands see an answer begin.
+    profile = replace(profile, outages=tuple(outage for outage in planned if not outage.after_answer))
+    profile = _traced(profile, traces)
     if traces and options.rate is not None:
         raise ProfileError(f"--rate={options.rate} beside --trace: both say the rate; give one of them")
-    if not given:
+    return adjusted_profile(profile, options)
+
+
+def adjusted_profile(profile: Profile, options: LinkOptions) -> Profile:
+    """Return a profile with what is given of the options. Raises ProfileError."""
+    if not (given := options.adjustments):
         return profile
+    joint = ", then " if " with " in profile.name else " with "
     return replace(
         profile,
-        name=f"{profile.name} with {', '.join(_described(*option) for option in given.items())}",
+        name=profile.name + joint + ", ".join(_described(*option) for option in given.items()),
         up=_adjusted(profile.up, options, 0),
         down=_adjusted(profile.down, options, 1),
     )

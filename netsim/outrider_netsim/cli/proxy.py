@@ -69,15 +69,16 @@ def proxy(options: ProxyOptions) -> None:
         console.print(profile.source, soft_wrap=True, markup=False)
     link = link_of(options, profile, options.upstream, options.engine, at)
     try:
-        asyncio.run(_run(link, options.upstream, profile.outages))
+        asyncio.run(_run(link, options, profile.outages))
     except OSError as error:
         fail(f"cannot listen on {options.listen}: {error.strerror or error}. Choose another port, or 0 for a free one.")
 
 
-async def _run(link: Link, upstream: str, outages: Sequence[Outage]) -> None:
+async def _run(link: Link, options: ProxyOptions, outages: Sequence[Outage]) -> None:
     import asyncio
 
-    from outrider_netsim.cli.link_controls import LinkControls, announced_outages
+    from outrider_netsim.cli.control import controllable
+    from outrider_netsim.cli.link_controls import LinkControls, announced_outages, reported
 
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -85,10 +86,14 @@ async def _run(link: Link, upstream: str, outages: Sequence[Outage]) -> None:
         loop.add_signal_handler(number, stopped.set)
     async with link:
         controls = LinkControls(link, console)
-        console.print(f"{link.address} -> {upstream} through {introduction(link)}", soft_wrap=True)
+        console.print(f"{link.address} -> {options.upstream} through {introduction(link)}", soft_wrap=True)
         if sys.stdin.isatty():
             console.print("Enter cuts the link and restores it; Ctrl-C ends.")
             loop.add_reader(sys.stdin.fileno(), controls.toggle)
-        async with announced_outages(controls, outages):
+        async with (
+            reported(options.report, controls, link),
+            controllable(controls, link, console),
+            announced_outages(controls, link, outages, options.outage),
+        ):
             await link.while_up(stopped.wait())
         console.print(totals(link.stats, link.profile))

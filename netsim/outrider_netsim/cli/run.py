@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -51,6 +52,14 @@ class RunOptions(OpenLinkOptions):
             panel=TRAFFIC_PANEL,
         ),
     ] = 1
+    report: Annotated[
+        Path | None,
+        Flag(
+            "JSON file for what was run, with which link and versions, and what became of its packets and outages.",
+            panel=TRAFFIC_PANEL,
+            metavar="FILE",
+        ),
+    ] = None
     quiet: Annotated[bool, Flag("Print nothing about the link.", expert=True)] = False
 
     def __post_init__(self) -> None:
@@ -82,7 +91,8 @@ def run(
 
 
 async def _run(options: RunOptions, command: Sequence[str], console: Console) -> int:
-    from outrider_netsim.cli.link_controls import LinkControls, announced_outages, link_of
+    from outrider_netsim.cli.control import controllable
+    from outrider_netsim.cli.link_controls import LinkControls, announced_outages, link_of, reported
 
     profile = link_profile(options, options.outage, options.trace)
     upstreams = [_server(text) for text in options.upstream or [DEFAULT_UPSTREAM]]
@@ -96,8 +106,13 @@ async def _run(options: RunOptions, command: Sequence[str], console: Console) ->
         for line in profile.source.splitlines() if options.trace else ():
             _print(console, line)
         _introduce(link, command, console)
-        async with announced_outages(LinkControls(link, console), profile.outages):
-            status = await link.run(command, upstreams, clients=options.clients)
+        controls = LinkControls(link, console)
+        async with (
+            reported(options.report, controls, link) as report,
+            controllable(controls, link, console),
+            announced_outages(controls, link, profile.outages, options.outage),
+        ):
+            status = report["exit_status"] = await link.run(command, upstreams, clients=options.clients)
         _print(console, totals(link.stats, link.profile))
         if link.stayed:
             ports = ", ".join(f"127.0.0.1:{port} ({number})" for port, number in sorted(link.stayed.items()))

@@ -1,9 +1,11 @@
-"""The names of the engines, and defaults of the command line. Imports nothing, so that --help is quick."""
+"""Names of engines and directions, and defaults of the command line. Imports nothing, so that --help is quick."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+Way = Literal["up", "down"]
+WAYS: tuple[Way, ...] = ("up", "down")
 EngineName = Literal["kernel", "tun", "proxy"]
 EngineChoice = Literal["auto", "kernel", "tun", "proxy"]
 ProbeEngine = Literal["auto", "kernel", "tun", "virtual"]  # proxy carries streams, not packets

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from outrider_netsim.core.addresses import FREE_PORT, Address, check_port
+from outrider_netsim.core.answers import AnswerWatch
 from outrider_netsim.core.async_resource import AsyncResource
-from outrider_netsim.core.engine_names import DEFAULT_CONGESTION, EngineName
+from outrider_netsim.core.engine_names import DEFAULT_CONGESTION, WAYS, EngineName, Way
 from outrider_netsim.impairments.path import LinkStats
 from outrider_netsim.profiles.profile import Profile
 from outrider_netsim.recording.recorder import NO_RECORDING, RecordingFiles
@@ -50,7 +51,8 @@ class EngineLink(AsyncResource):
     def __init__(self, plan: LinkPlan) -> None:
         self.plan = plan
         self.profile = plan.profile
-        self.is_cut = False  # between `cut` and `restore`; planned outages do not count
+        self.cut_ways: frozenset[Way] = frozenset()  # between `cut` and `restore`; planned outages do not count
+        self.answers = AnswerWatch()
 
     @property
     @abstractmethod
@@ -80,13 +82,21 @@ class EngineLink(AsyncResource):
     def stats(self) -> LinkStats:
         """Counters of both directions, and connections."""
 
-    @abstractmethod
-    def cut(self) -> None:
-        """Drop packets both ways; new connections hang."""
+    def cut(self, ways: Sequence[Way] = WAYS) -> None:
+        """Drop packets that enter these ways from now on; new connections hang."""
+        self.set_cut(self.cut_ways.union(ways))
+
+    def restore(self, ways: Sequence[Way] = WAYS) -> None:
+        """Undo `cut`; planned outages stay. TCP delivers with its next retransmission."""
+        self.set_cut(self.cut_ways.difference(ways))
+
+    @property
+    def is_cut(self) -> bool:
+        return bool(self.cut_ways)
 
     @abstractmethod
-    def restore(self) -> None:
-        """Undo `cut`; planned outages stay."""
+    def set_cut(self, ways: frozenset[Way]) -> None:
+        """Cut these directions and restore the others."""
 
     @abstractmethod
     def set(self, profile: Profile) -> None:

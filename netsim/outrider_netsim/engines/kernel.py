@@ -12,9 +12,11 @@ import asyncio
 import hashlib
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 
+from outrider_netsim.core.engine_names import Way
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.namespace_link import NamespaceLink
@@ -40,7 +42,7 @@ class KernelLink(NamespaceLink):
         if plan.recording:
             raise EngineError("netem does not say what becomes of a packet: to record it, use --engine tun")
         super().__init__(plan)
-        self._in_outage = False
+        self._out_ways: frozenset[Way] = frozenset()
         holds = any(outage.hold for outage in self.profile.outages)
         self._lanes = tuple(KernelLane(side, plan.seed, holds=holds) for side in SIDES)
         self._pair: ShapedPair | None = None
@@ -67,20 +69,16 @@ class KernelLink(NamespaceLink):
         """True if this kernel's netem accepted the seed."""
         return self._started.count("A").seed is not None
 
-    def cut(self) -> None:
-        """Drop packets that enter from now on; those under way still arrive, and new connections hang."""
-        self._switch(is_cut=True, in_outage=self._in_outage)
-
-    def restore(self) -> None:
-        """Undo `cut`; planned outages stay. TCP delivers with its next retransmission."""
-        self._switch(is_cut=False, in_outage=self._in_outage)
+    def set_cut(self, ways: frozenset[Way]) -> None:
+        """Drop packets that enter these ways from now on; those under way still arrive, and new connections hang."""
+        self._switch(ways, self._out_ways)
 
     def set(self, profile: Profile) -> None:
         """Change the link for packets that enter from now on, the rate also for waiting ones. Planned outages stay."""
         check_traces(profile)
         for lane, shaping in zip(self._lanes, self._shapings(profile), strict=True):
             # Counted before the change, which may end a buffer and its counter.
-            lane.update_stats(self._started.count(lane.side), self._is_down)
+            lane.update_stats(self._started.count(lane.side), self._is_down(lane))
             self._started.shape(lane.side, shaping)
         self.profile = profile
         for task in self._followers:
@@ -95,7 +93,7 @@ class KernelLink(NamespaceLink):
         of dropped packets are not in `bytes_in`. netem does not count what it duplicates, which is in `packets_in`, or
         corrupts.
         """
-        up, down = (lane.update_stats(self._started.count(lane.side), self._is_down) for lane in self._lanes)
+        up, down = (lane.update_stats(self._started.count(lane.side), self._is_down(lane)) for lane in self._lanes)
         return LinkStats(up, down, self._connections)
 
     async def _make_link(self) -> None:
@@ -110,7 +108,7 @@ class KernelLink(NamespaceLink):
         up, down = self._lanes
         up.change(directions[0])
         down.change(directions[1])
-        return up.shaping(self._is_down), down.shaping(self._is_down)
+        return up.shaping(self._is_down(up)), down.shaping(self._is_down(down))
 
     def _plan(self) -> None:
         for hold, switch in ((False, self._drop), (True, self._hold)):
@@ -146,40 +144,38 @@ class KernelLink(NamespaceLink):
         while True:
             await asyncio.sleep(step_s)
             lane.draw()
-            self._started.change_delay(lane.side, lane.shaping(self._is_down).netem)
+            self._started.change_delay(lane.side, lane.shaping(self._is_down(lane)).netem)
 
-    def _switch(self, *, is_cut: bool, in_outage: bool) -> None:
-        was_down = self._is_down
+    def _switch(self, cut: frozenset[Way], out: frozenset[Way]) -> None:
+        was_down = {lane: self._is_down(lane) for lane in self._lanes}
         self._count_drops(was_down)
-        self.is_cut, self._in_outage = is_cut, in_outage
-        if self._is_down == was_down:
-            return
-        for lane in self._lanes:
+        self.cut_ways, self._out_ways = cut, out
+        changed = {lane: was for lane, was in was_down.items() if self._is_down(lane) != was}
+        for lane in changed:
             self._apply(lane)
-        if was_down:
-            # Changing the qdiscs takes milliseconds, in which the outage still dropped every packet.
-            self._count_drops(was_down)
-        self._ignore_clients(self._is_down)
+        # Changing the qdiscs takes milliseconds, in which the outage still dropped every packet.
+        self._count_drops({lane: was for lane, was in changed.items() if was})
+        if changed:
+            self._ignore_clients(bool(cut | out))
 
-    def _count_drops(self, was_down: bool) -> None:
+    def _count_drops(self, was_down: Mapping[KernelLane, bool]) -> None:
         """Book the drops so far as losses or as the outage's, whichever it was."""
-        for lane in self._lanes:
-            lane.update_stats(self._started.count(lane.side), was_down)
+        for lane, was in was_down.items():
+            lane.update_stats(self._started.count(lane.side), was)
 
-    def _drop(self, in_outage: bool) -> None:
+    def _drop(self, out: frozenset[Way]) -> None:
         """Begin or end a planned outage, whatever was cut by hand."""
-        self._switch(is_cut=self.is_cut, in_outage=in_outage)
+        self._switch(self.cut_ways, out)
 
-    def _hold(self, is_held: bool) -> None:
+    def _hold(self, held: frozenset[Way]) -> None:
         for lane in self._lanes:
-            self._started.hold(lane.side, is_held)
+            self._started.hold(lane.side, lane.way in held)
 
     def _apply(self, lane: KernelLane) -> None:
-        self._started.shape(lane.side, lane.shaping(self._is_down))
+        self._started.shape(lane.side, lane.shaping(self._is_down(lane)))
 
-    @property
-    def _is_down(self) -> bool:
-        return self.is_cut or self._in_outage
+    def _is_down(self, lane: KernelLane) -> bool:
+        return lane.way in self.cut_ways | self._out_ways
 
     @property
     def _started(self) -> ShapedPair:
@@ -193,10 +189,11 @@ class KernelLane:
 
     def __init__(self, side: Side, seed: int, *, holds: bool = False) -> None:
         self.side = side
+        self.way: Way = "up" if side == "A" else "down"
         self._holds = holds
         self.direction = Direction()
         self.delay_s: float | None = None  # that of now, where delays are coherent
-        self._seed = f"{seed}/{'up' if side == 'A' else 'down'}"
+        self._seed = f"{seed}/{self.way}"
         self._draws = DelayDraws(self.direction, random.Random(f"{self._seed}/delay"))
         self._changes = count()
         self._dropped = self._lost = self._by_outage = 0

@@ -169,4 +169,6 @@ class NamespaceLink(EngineLink):
         return steering.take(ports) or await self._ask_server(ports[1])
 
     async def _ask_server(self, port: int) -> SpliceLeg:
-        return await dial_locally(*self._servers[port])
+        leg = await dial_locally(*self._servers[port])
+        leg.answers = self.answers.connection()
+        return leg

@@ -19,6 +19,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Literal, assert_never
 
+from outrider_netsim.core.engine_names import Way
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.impairments import Packet
@@ -33,8 +34,8 @@ BATCH_PACKETS = 64  # read from one device before the other device and due packe
 NICENESS = -10  # ahead of the programs under test, where permitted
 WAKE_EARLY_S = 60e-6  # how long select() oversleeps on a quiet machine; the rest is busy waiting
 
-# A profile changes both directions; "stats" asks for the counters of both.
-PumpRequest = Profile | Literal["cut", "restore", "stats"]
+# A profile changes both directions, a set names those that are cut; "stats" asks for the counters of both.
+PumpRequest = Profile | frozenset[Way] | Literal["stats"]
 
 
 class PumpLane:
@@ -101,12 +102,9 @@ class PacketPump:
             case Profile():
                 self._up.path.set(request.up, now)
                 self._down.path.set(request.down, now)
-            case "cut":
-                self._up.path.cut(now)
-                self._down.path.cut(now)
-            case "restore":
-                self._up.path.restore(now)
-                self._down.path.restore(now)
+            case frozenset():
+                for way, lane in (("up", self._up), ("down", self._down)):
+                    lane.path.cut(now) if way in request else lane.path.restore(now)
             case "stats":
                 self._channel.send((self._up.path.stats, self._down.path.stats))
             case _:
@@ -121,8 +119,8 @@ def start(channel: Connection, a: int, b: int) -> PacketPump:
     """Build the pump from the parent's LinkPlan, and say that it starts. Raises EOFError when the parent has gone."""
     plan: LinkPlan = channel.recv()
     profile, now = plan.profile, time.monotonic()
-    up = Path(profile.up, f"{plan.seed}/up", profile.outages, started_at=now)
-    down = Path(profile.down, f"{plan.seed}/down", profile.outages, started_at=now)
+    up = Path(profile.up, f"{plan.seed}/up", profile.outages_of("up"), started_at=now)
+    down = Path(profile.down, f"{plan.seed}/down", profile.outages_of("down"), started_at=now)
     recorder = None
     if plan.recording:
         recorder = FileRecorder(plan.recording, now, f"{profile.name}, seed {plan.seed}, engine tun")

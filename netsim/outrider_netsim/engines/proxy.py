@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 
 from outrider_netsim.core.addresses import ADDRESS_VARIABLE, Address
 from outrider_netsim.core.async_resource import close_server
+from outrider_netsim.core.engine_names import Way
 from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.engines.engine_link import EngineLink, LinkPlan
 from outrider_netsim.engines.link_clock import LinkClock
@@ -45,7 +46,7 @@ class ProxyLink(EngineLink):
         self._link = VirtualLink(plan.profile, plan.seed, self._clock, congestion=plan.congestion)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._in_outage = False
+        self._out_ways: frozenset[Way] = frozenset()
         self._recorder: FileRecorder | None = None
 
     async def start(self) -> None:
@@ -82,19 +83,15 @@ class ProxyLink(EngineLink):
         """Counters of the modeled packets, with the headers they would have had."""
         return self._link.stats
 
-    def cut(self) -> None:
-        """Cut the link: packets are lost both ways, and connections stall.
+    def set_cut(self, ways: frozenset[Way]) -> None:
+        """Lose packets these ways, so that connections stall.
 
         New connections hang unanswered on Linux; elsewhere the kernel accepts them and they stall.
         """
-        self._switch(is_cut=True, in_outage=self._in_outage)
-        with self._clock.present():
-            self._link.cut()
-
-    def restore(self) -> None:
-        self._switch(is_cut=False, in_outage=self._in_outage)
+        self._switch(ways, self._out_ways)
         with self._clock.present():
             self._link.restore()
+            self._link.cut(tuple(ways))
 
     def set(self, profile: Profile) -> None:
         self.profile = profile
@@ -112,17 +109,17 @@ class ProxyLink(EngineLink):
             raise ProfileError(f"{len(upstreams)} upstreams: a relay has one server behind it; use --engine tun")
         return await run_copies(argv, [{ADDRESS_VARIABLE: self.address, **env} for env in environments])
 
-    def _hang(self, in_outage: bool) -> None:
+    def _hang(self, out: frozenset[Way]) -> None:
         """Let new connections hang during planned outages, in which the link itself loses packets."""
-        self._switch(is_cut=self.is_cut, in_outage=in_outage)
+        self._switch(self.cut_ways, out)
 
-    def _switch(self, *, is_cut: bool, in_outage: bool) -> None:
-        (ignore_connections if is_cut or in_outage else accept_connections)(self._listener)
-        self.is_cut, self._in_outage = is_cut, in_outage
+    def _switch(self, cut: frozenset[Way], out: frozenset[Way]) -> None:
+        (ignore_connections if cut or out else accept_connections)(self._listener)
+        self.cut_ways, self._out_ways = cut, out
 
     def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(
-            relay((reader, writer), self.plan.upstream, self._link, self._clock)
+            relay((reader, writer), self.plan.upstream, self._link, self._clock, self.answers.connection())
         )
         self._own(task)
         # Not in relay() alone: a task cancelled before its first step never runs its `finally`.

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from outrider_netsim.core.addresses import Address
+from outrider_netsim.core.answers import AnswerReader
 from outrider_netsim.engines.link_clock import LinkClock
 from outrider_netsim.tcp.endpoint import TcpEndpoint, TcpUser
 from outrider_netsim.virtual.link import VirtualLink
@@ -27,7 +28,8 @@ CONNECT_TIMEOUT_S = 10.0
 class RelayEnd(TcpUser):
     """One end of the modeled connection and the real one that it speaks to, which may come later."""
 
-    def __init__(self) -> None:
+    def __init__(self, answers: AnswerReader | None = None) -> None:
+        self._answers = answers
         self.done = asyncio.Event()  # the last byte was handed over, or there will be none
         self.open = asyncio.Event()
         self.error: OSError | None = None
@@ -115,6 +117,8 @@ class RelayEnd(TcpUser):
         assert self._endpoint is not None
         assert self._far is not None
         if data:
+            if self._answers is not None:
+                self._answers.read(data)
             self._far._content.append(data)
             self._endpoint.write(len(data))
         else:
@@ -154,10 +158,14 @@ class RelayEnd(TcpUser):
 
 
 async def relay(
-    client: tuple[StreamReader, StreamWriter], upstream: Address, link: VirtualLink, clock: LinkClock
+    client: tuple[StreamReader, StreamWriter],
+    upstream: Address,
+    link: VirtualLink,
+    clock: LinkClock,
+    answers: AnswerReader,
 ) -> None:
     """Relay one accepted connection to `upstream` and back, until both sides are done."""
-    here, there = RelayEnd(), RelayEnd()
+    here, there = RelayEnd(), RelayEnd(answers)
     with clock.present():
         endpoint, far_endpoint = link.endpoints(here, there)
         here.attach(endpoint, there)

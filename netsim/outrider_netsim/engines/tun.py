@@ -16,6 +16,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+from outrider_netsim.core.engine_names import Way
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.namespace_link import NamespaceLink
@@ -46,15 +47,10 @@ class TunLink(NamespaceLink):
             await self._end_pump()
             await self.namespaces.aclose()
 
-    def cut(self) -> None:
-        self._send("cut")
-        self._ignore_clients(True)
-        self.is_cut = True
-
-    def restore(self) -> None:
-        self._send("restore")
-        self._ignore_clients(False)
-        self.is_cut = False
+    def set_cut(self, ways: frozenset[Way]) -> None:
+        self._send(ways)
+        self._ignore_clients(bool(ways))
+        self.cut_ways = ways
 
     def set(self, profile: Profile) -> None:
         _check(profile)

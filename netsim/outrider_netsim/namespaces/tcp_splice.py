@@ -16,6 +16,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from typing import cast
 
+from outrider_netsim.core.answers import AnswerReader
 from outrider_netsim.core.async_resource import close_server
 from outrider_netsim.namespaces.blackhole import accept_connections, ignore_connections
 
@@ -34,6 +35,7 @@ class SpliceLeg(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._peer: SpliceLeg | None = None
         self._has_ended = False  # no more bytes will come
+        self.answers: AnswerReader | None = None  # on a server's leg
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -67,6 +69,8 @@ class SpliceLeg(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if self.answers is not None:
+            self.answers.read(data)
         if (peer := self._open_peer) is not None:
             peer.write(data)
 

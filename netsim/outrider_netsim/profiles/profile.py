@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from outrider_netsim.core.engine_names import Way
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles import delays
 from outrider_netsim.profiles.delays import DISTRIBUTIONS, Distribution
@@ -185,11 +186,17 @@ class Profile:
     def __post_init__(self) -> None:
         if not self.name:
             raise ProfileError("name='': a profile needs a name")
+        if any(outage.after_answer for outage in self.outages):
+            raise ProfileError("an outage @first: only --outage of run and proxy counts from an answer")
         in_order(self.outages)
 
     @classmethod
     def symmetric(cls, name: str, direction: Direction, source: str = "", outages: tuple[Outage, ...] = ()) -> Profile:
         return cls(name, direction, direction, source, outages)
+
+    def outages_of(self, way: Way) -> list[Outage]:
+        """Return the planned outages of one direction."""
+        return [outage for outage in self.outages if outage.concerns(way)]
 
     @property
     def round_trip_ms(self) -> float:

@@ -21,12 +21,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from outrider_netsim.core.engine_names import WAYS, Way
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.distribution_table import SUFFIX as DIST_SUFFIX
 from outrider_netsim.profiles.distribution_table import DistributionTable, load_distribution
 from outrider_netsim.profiles.outages import outage_text, parse_outage
 from outrider_netsim.profiles.profile import Bursts, Direction, Profile
-from outrider_netsim.profiles.trace_columns import WAYS, Way
 from outrider_netsim.profiles.trace_files import load_trace
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 from outrider_proto.errors import UsageError

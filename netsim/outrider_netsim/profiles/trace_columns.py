@@ -14,13 +14,12 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
+from outrider_netsim.core.engine_names import WAYS, Way
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.traces import MAX_TRACE_S, ConditionTrace, RecordedLink
 
-Way = Literal["up", "down"]
-WAYS: tuple[Way, ...] = ("up", "down")
 LEAST_BPS = 1000.0  # for 0: what waits has to wait for the next row
 USUAL_STEP_S = 1.0  # between rows without a time
 MISSING = {"", "-", "--", "nan", "na", "n/a", "none", "null"}

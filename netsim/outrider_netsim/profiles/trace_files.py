@@ -14,8 +14,9 @@ from itertools import chain
 from pathlib import Path
 from typing import assert_never
 
+from outrider_netsim.core.engine_names import Way
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.profiles.trace_columns import Way, parse_table, shown
+from outrider_netsim.profiles.trace_columns import parse_table, shown
 from outrider_netsim.profiles.traces import MAX_TRACE_S, ConditionTrace, DeliveryTrace, RecordedLink, Trace
 
 

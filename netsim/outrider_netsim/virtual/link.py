@@ -12,11 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from outrider_netsim.core.engine_names import DEFAULT_CONGESTION
+from outrider_netsim.core.engine_names import DEFAULT_CONGESTION, WAYS, Way
 from outrider_netsim.impairments import Packet
 from outrider_netsim.impairments.path import LinkStats, Path
 from outrider_netsim.profiles.profile import Direction, Profile
@@ -25,8 +24,6 @@ from outrider_netsim.tcp.congestion import congestion_control
 from outrider_netsim.tcp.endpoint import TcpEndpoint, TcpUser
 from outrider_netsim.virtual.clock import VirtualClock, VirtualLoop
 from outrider_netsim.virtual.connection import MessageConnection, open_connection
-
-Way = Literal["up", "down"]
 
 
 @dataclass(slots=True)
@@ -56,8 +53,8 @@ class VirtualLink:
         self.clock = clock or VirtualClock()
         seed = profile.seed if seed is None else seed
         self._created_at = self.clock.now
-        self._up = _Lane(self._path(profile.up, f"{seed}/up"), self.clock)
-        self._down = _Lane(self._path(profile.down, f"{seed}/down"), self.clock)
+        self._up = _Lane(self._path(profile.up, f"{seed}/up", "up"), self.clock)
+        self._down = _Lane(self._path(profile.down, f"{seed}/down", "down"), self.clock)
         self._congestion = congestion
         self._connections = 0
         self._accepted: asyncio.Queue[MessageConnection] = asyncio.Queue()
@@ -65,20 +62,20 @@ class VirtualLink:
     @property
     def is_cut(self) -> bool:
         """True between `cut` and `restore`; planned outages do not count."""
-        return self._up.path.is_cut
+        return self._up.path.is_cut or self._down.path.is_cut
 
     @property
     def stats(self) -> LinkStats:
         return LinkStats(self._up.path.stats, self._down.path.stats, self._connections)
 
-    def cut(self) -> None:
-        """Drop packets sent from now on; packets under way still arrive."""
-        self._up.path.cut(self.clock.now)
-        self._down.path.cut(self.clock.now)
+    def cut(self, ways: Sequence[Way] = WAYS) -> None:
+        """Drop packets sent these ways from now on; packets under way still arrive."""
+        for way in ways:
+            self._lane(way).path.cut(self.clock.now)
 
-    def restore(self) -> None:
-        self._up.path.restore(self.clock.now)
-        self._down.path.restore(self.clock.now)
+    def restore(self, ways: Sequence[Way] = WAYS) -> None:
+        for way in ways:
+            self._lane(way).path.restore(self.clock.now)
 
     def set(self, profile: Profile) -> None:
         """Change the link from now on; planned outages stay those of the first profile."""
@@ -88,7 +85,7 @@ class VirtualLink:
 
     def send(self, way: Way, size_bytes: int, arrived: Callable[[], None]) -> None:
         """Send one packet of that size on Ethernet now and call `arrived` if and when it arrives."""
-        (self._up if way == "up" else self._down).send(size_bytes, arrived)
+        self._lane(way).send(size_bytes, arrived)
 
     def endpoints(self, client: TcpUser, server: TcpUser) -> tuple[TcpEndpoint, TcpEndpoint]:
         """Create both ends of a connection; the client's must be opened."""
@@ -128,8 +125,11 @@ class VirtualLink:
         self._up.path.observe(None if recorder is None else recorder.up)
         self._down.path.observe(None if recorder is None else recorder.down)
 
-    def _path(self, direction: Direction, seed: str) -> Path:
-        return Path(direction, seed, self.profile.outages, started_at=self.clock.now)
+    def _lane(self, way: Way) -> _Lane:
+        return self._up if way == "up" else self._down
+
+    def _path(self, direction: Direction, seed: str, way: Way) -> Path:
+        return Path(direction, seed, self.profile.outages_of(way), started_at=self.clock.now)
 
     def _check_loop(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,12 +1,14 @@
 """The command `outrider-netsim run`: exit statuses, signals, output, and nothing left behind."""
 
 import errno
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -179,6 +181,61 @@ def test_a_command_is_held_back_by_the_links_buffers(tmp_path):
         link = [*NETSIM, "run", "--engine", "tun", "--delay", "20ms", "--rate", "5mbit", "--set", "queue=100ms"]
         done = subprocess.run([*link, "--", sys.executable, "-c", script, port], **CAPTURED)
     assert 100_000 < int(done.stdout) < 1_500_000, done.stderr
+
+
+def test_a_running_link_is_changed_and_reported(engine, tmp_path, monkeypatch):
+    """From within the command, as from another terminal; each direction of its own, and from the first byte on."""
+    settings = {
+        ("delay=5ms/3ms", "loss=1%", "cut=up"): "with delay 5ms/3ms, loss 1%, mean round trip 8.0 ms",
+        ("restore", "in-order=true"): "then packets in order",
+        ("delay=5",): "--delay=5: need a duration",
+        ("cut=left",): "'cut=left': need delay=",
+        ("colour=red",): "'colour=red': need delay=",
+        (): "then packets in order",
+    }
+    script = (
+        "import socket, sys; socket.create_connection(sys.argv[1].split(':')).recv(1)\n"
+        "from typer.testing import CliRunner\nfrom outrider_netsim.cli.app import app\n"
+        f"for words in {list(settings)}:\n"
+        f" print(CliRunner().invoke(app, ['set', 'link={os.getpid()}', *words]).output, file=open('said', 'a'))"
+    )
+    report = tmp_path / "report.json"
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer_once, args=(server,)).start()
+        link = ["--report", report, "--outage", "down:50ms@first+10ms"]
+        link += ["--upstream", f"127.0.0.1:{server.getsockname()[1]}"]
+        done = invoke(*link, "--", sys.executable, "-c", script, "{link}", engine=engine)
+    said = (tmp_path / "said").read_text()
+    for expected in settings.values():
+        assert expected in said
+    found = json.loads(report.read_text())
+    changes = {(change["change"], *change["ways"]) for change in found["changes"]}
+    assert changes == {
+        ("cut", "down"),
+        ("restored", "down"),
+        ("set", "up", "down"),
+        ("cut", "up"),
+        ("restored", "up", "down"),
+    }
+    assert (found["engine"], found["exit_status"], found["profile"]["name"]) == (engine, 0, "lan")
+    assert found["up"]["packets_in"] >= found["connections"] == 1
+    assert done.exit_code == 0, done.stderr
+    refused = invoke("--report", "/no/such/folder/x.json", "--", "true", engine=engine)
+    assert (refused.exit_code, "--report /no/such/folder/x.json: cannot be written" in refused.stderr) == (2, True)
+
+
+def answer_once(server):
+    with server.accept()[0] as client:
+        client.send(b"x")
+
+
+def test_where_no_link_runs_set_says_so():
+    done = CliRunner().invoke(app, ["set", "link=1", "cut"])
+    assert (done.exit_code, done.stderr) == (
+        1,
+        "outrider-netsim: no link runs here as 1: start one with run or proxy\n",
+    )
 
 
 def test_without_privileges_the_relay_is_named_as_the_remedy(monkeypatch):

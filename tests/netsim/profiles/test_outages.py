@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_netsim.profiles.outages import Outage, in_order, occurrences, outage_text, parse_outage, run_outages
-from outrider_netsim.profiles.profile import ProfileError
+from outrider_netsim.profiles.profile import Direction, Profile, ProfileError
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,10 @@ from outrider_netsim.profiles.profile import ProfileError
         ("1s@5s/30s", Outage(1, 5, 30)),
         ("50ms@7s/20s+hold", Outage(0.05, 7, 20, hold=True)),
         ("1s@2s+hold", Outage(1, 2, hold=True)),
+        ("up:1s@2s/5s", Outage(1, 2, 5, way="up")),
+        ("down:50ms@2s+hold", Outage(0.05, 2, hold=True, way="down")),
+        ("3s@first", Outage(3, 0, after_answer=True)),
+        ("up:3s@first+2s/10s", Outage(3, 2, 10, way="up", after_answer=True)),
     ],
 )
 def test_outages_are_written_as_duration_at_start(text, outage):
@@ -28,7 +32,10 @@ def test_outages_are_written_as_duration_at_start(text, outage):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "3@10", "3s", "s@10s", "-3s@1s", "3h@1s", "0s@1s", "1s@2s/", "2s@0s/2s", "1s@1s+", "+hold", "1s@1s hold"],
+    [
+        *("", "3@10", "3s", "s@10s", "-3s@1s", "3h@1s", "0s@1s", "1s@2s/", "2s@0s/2s", "1s@1s+", "+hold", "1s@1s hold"),
+        *("left:1s@2s", "up:", ":1s@2s", "3s@first2s", "3s@first+", "3s@last+2s", "3s@2s+first", "3s@first+1s+hold"),
+    ],
 )
 def test_what_is_no_outage_is_refused(text):
     with pytest.raises(ProfileError, match=r"outage|every_s"):
@@ -37,13 +44,24 @@ def test_what_is_no_outage_is_refused(text):
 
 def test_overlapping_outages_are_refused():
     assert in_order([Outage(1, 5), Outage(1, 2)]) == [Outage(1, 2), Outage(1, 5)]
+    assert in_order([Outage(1, 2, way="up"), Outage(1, 2, way="down"), Outage(1, 2, after_answer=True)])
     with pytest.raises(ProfileError, match="starts before the one at 2 s ends"):
-        in_order([Outage(4, 2), Outage(1, 5)])
+        in_order([Outage(4, 2), Outage(1, 5, way="up")])
+    with pytest.raises(ProfileError, match="only --outage of run and proxy counts from an answer"):
+        Profile.symmetric("x", Direction(), outages=(Outage(1, 2, after_answer=True),))
 
 
-@given(st.floats(1e-6, 1e6), st.floats(0, 1e6), st.none() | st.floats(1e-6, 1e6), st.booleans())
-def test_outages_are_read_as_they_are_written(duration, start, gap, hold):
-    outage = Outage(duration, start, None if gap is None else duration + gap, hold)
+@given(
+    st.floats(1e-6, 1e6),
+    st.floats(0, 1e6),
+    st.none() | st.floats(1e-6, 1e6),
+    st.booleans(),
+    st.sampled_from([None, "up", "down"]),
+    st.booleans(),
+)
+def test_outages_are_read_as_they_are_written(duration, start, gap, hold, way, after_answer):
+    every_s = None if gap is None else duration + gap
+    outage = Outage(duration, start, every_s, hold, way, after_answer and not hold)
     assert parse_outage(outage_text(outage)) == outage
 
 
@@ -66,10 +84,10 @@ async def test_a_recurring_outage_recurs_until_it_is_cancelled():
     cuts = asyncio.Semaphore(0)
 
     class Link:
-        def cut(self):
+        def cut(self, _ways):
             cuts.release()
 
-        def restore(self):
+        def restore(self, _ways):
             pass
 
     task = asyncio.create_task(run_outages(Link(), [Outage(0.001, 0, every_s=0.002)]))
