@@ -47,10 +47,17 @@ _EXPERTS = {
 }
 _REQUIRED = ("attention.head_count", "block_count", "context_length", "embedding_length")
 # Applied below, one by one.
-_SCALING = ("attn_factor", "factor", "original_context_length", "type")
-_YARN = ("yarn_beta_fast", "yarn_beta_slow", "yarn_log_multiplier")
-_ROPE = {"attention.value_length", "rope.dimension_count", "rope.freq_base", "rope.scale_linear"}
-_ROPE |= {f"rope.scaling.{key}" for key in (*_SCALING, *_YARN)}
+_SCALING_TYPE = "rope.scaling.type"
+_SCALINGS = (
+    "attn_factor",
+    "factor",
+    "original_context_length",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_log_multiplier",
+)
+_ROPE = {"attention.value_length", "rope.dimension_count", "rope.freq_base", "rope.scale_linear", _SCALING_TYPE}
+_ROPE |= {f"rope.scaling.{key}" for key in _SCALINGS}
 _HARMLESS = {
     "rope.scaling.finetuned",
     "tensor_data_layout",
@@ -141,7 +148,6 @@ def language_model_config(file: GgufFile) -> Fields:
     architecture = language_model(file)
     keys = {**_COMMON, **architecture.keys}
     _refuse_others(file, architecture, set(keys))
-    _need(file, *_REQUIRED, *(key for key in architecture.keys if key.endswith("epsilon")))
     fields: Fields = {"num_key_value_heads": _one(file, "attention.head_count"), **architecture.fixed}
     fields |= {name: value for key, name in keys.items() if (value := _one(file, key)) is not None}
     width = fields.setdefault("head_dim", fields["hidden_size"] // fields["num_attention_heads"])
@@ -169,22 +175,24 @@ def _refuse_others(file: GgufFile, architecture: Architecture, applied: set[str]
             raise _refused(file, key, value, what)
 
 
-def _need(file: GgufFile, *keys: str) -> None:
-    if missing := [key for key in keys if file.of_architecture(key) is None]:
-        raise UsageError(f"{file.path}: lacks {file.architecture}.{missing[0]}")
-
-
 def _one(file: GgufFile, key: str) -> Any:  # Any: as the file's values
     """Return a value of the architecture, of a list with one for each layer that which all have. Raises UsageError."""
     value = file.of_architecture(key)
-    if not isinstance(value, list):
-        return value
-    if len(set(value)) != 1:
-        raise _refused(file, key, value, "need the same for all layers")
-    return value[0]
+    if isinstance(value, list):
+        if len(set(value)) != 1:
+            raise _refused(file, key, value, "need the same for all layers")
+        value = value[0]
+    if value is None and (key in _REQUIRED or key.endswith("epsilon")):
+        raise UsageError(f"{file.path}: lacks {file.architecture}.{key}")
+    if key in _COMMON and value is not None and (type(value) is not int or value < 1):
+        raise _refused(file, key, value, "need a whole number of at least 1")
+    return value
 
 
 def _rope(file: GgufFile, width: int, architecture: Architecture, context: int) -> Fields:
+    for key in _ROPE - {_SCALING_TYPE}:
+        if not isinstance(value := file.of_architecture(key) or 0, (int, float)) or not 0 <= value < math.inf:
+            raise _refused(file, key, value, "need a number of at least 0")
     rope: Fields = {"rope_type": "default", "rope_theta": file.of_architecture("rope.freq_base") or 10000.0}
     rotated = file.of_architecture("rope.dimension_count") or width
     if rotated != width and not architecture.rotates_a_part:
@@ -205,9 +213,9 @@ def _scaling(file: GgufFile, theta: float, rotated: int, context: int) -> Fields
         return _long_rope(file, context)
     scaling = {**(gguf_rope_scaling(file) or {})}
     if (kind := scaling.get("rope_type")) == "divisors":
-        return _divided(scaling["divisors"], theta, rotated, context)
+        return _divided(file, scaling["divisors"], theta, rotated, context)
     if kind not in (None, "linear", "yarn") or (kind and file.architecture == "phi3"):
-        raise _refused(file, "rope.scaling.type", kind, f"a {file.architecture} with it is not understood")
+        raise _refused(file, _SCALING_TYPE, kind, f"a {file.architecture} with it is not understood")
     if kind == "yarn":
         scaling.setdefault("original_max_position_embeddings", context)
         # The one model whose ramp is not rounded to whole pairs, which no key says.
@@ -218,28 +226,29 @@ def _scaling(file: GgufFile, theta: float, rotated: int, context: int) -> Fields
 
 
 def _long_rope(file: GgufFile, context: int) -> Fields:
+    if missing := {LONG, SHORT} - set(file.tensors):
+        raise UsageError(f"{file.path}: lacks tensor {missing.pop()}")
     original = file.of_architecture("rope.scaling.original_context_length") or context
-    factors = {
-        name: file.tensors[key].flatten().tolist() for name, key in (("long_factor", LONG), ("short_factor", SHORT))
-    }
-    times = file.of_architecture("rope.scaling.attn_factor") or 1.0
     return {
         "rope_type": "longrope",
-        **factors,
-        "attention_factor": times,
+        "long_factor": file.tensors[LONG].flatten().tolist(),
+        "short_factor": file.tensors[SHORT].flatten().tolist(),
+        "attention_factor": file.of_architecture("rope.scaling.attn_factor") or 1.0,
         "original_max_position_embeddings": original,
         "factor": context / original,
     }
 
 
-def _divided(divisors: list[float], theta: float, rotated: int, context: int) -> Fields:
+def _divided(file: GgufFile, divisors: list[float], theta: float, rotated: int, context: int) -> Fields:
     """Return Llama 3's scaling if it has these divisors, else longrope's, whose divisors are any."""
+    if len(divisors) != rotated // 2 or not all(0 < divisor < math.inf for divisor in divisors):
+        raise UsageError(f"{file.path}: tensor {ROPE_FREQS}: need {rotated // 2} divisors, all positive")
     factor = max(divisors)
     waves = [2 * math.pi * theta ** (2 * pair / rotated) for pair in range(rotated // 2)]
     low, high = _LLAMA3.values()
     smooth = [min(max((8192 / wave - low) / (high - low), 0.0), 1.0) for wave in waves]
     expected = [1 / ((1 - share) / factor + share) for share in smooth]
-    if len(divisors) == len(waves) and all(map(lambda a, b: math.isclose(a, b, rel_tol=1e-4), divisors, expected)):
+    if all(map(lambda a, b: math.isclose(a, b, rel_tol=1e-4), divisors, expected)):
         return {"rope_type": "llama3", "factor": factor, **_LLAMA3, "original_max_position_embeddings": 8192}
     same = {"long_factor": divisors, "short_factor": divisors, "attention_factor": 1.0, "factor": 1.0}
     return {"rope_type": "longrope", **same, "original_max_position_embeddings": context}

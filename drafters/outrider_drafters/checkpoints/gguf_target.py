@@ -143,14 +143,20 @@ def _empty_model(file: GgufFile) -> PreTrainedModel:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError as error:
         raise UsageError(f"{file.path}: GGUF targets need transformers: pip install 'outrider[gguf]'") from error
-    architecture, fields = language_model(file), language_model_config(file)
+    kind = language_model(file).model_type
     try:
-        config = AutoConfig.for_model(architecture.model_type, **fields)
+        fields = language_model_config(file)
+        # Before so many are made.
+        if (layers := fields["num_hidden_layers"]) > len(file.tensors):
+            raise UsageError(f"{file.path}: lacks tensors: has {len(file.tensors)} for {layers} layers")
+        config = AutoConfig.for_model(kind, **fields)
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call] # transformers
-    except Exception as error:  # transformers' configurations fail on bad values in many ways
-        kind = architecture.model_type
-        raise UsageError(f"{file.path}: transformers makes no {kind} of its metadata ({error})") from error
+    except UsageError:
+        raise
+    except Exception as error:  # numbers of the wrong type or size fail in many ways
+        words = " ".join(str(error).split())
+        raise UsageError(f"{file.path}: transformers makes no {kind} of its metadata ({words})") from error
     return model
 
 

@@ -166,6 +166,10 @@ SPECIAL = [
     ("llama", {"attention.causal": False}, "attention.causal=False: need True"),
     ("qwen3moe", {"expert_gating_func": 2}, "expert_gating_func=2: need 1"),
     ("gemma3", {"attention.sliding_window_pattern": [True]}, "need one for each of 2 layers"),
+    ("llama", {"attention.head_count": 0}, "attention.head_count=0: need a whole number of at least 1"),
+    ("llama", {"rope.freq_base": -5.0}, "rope.freq_base=-5.0: need a number of at least 0"),
+    ("llama", {"rope.scaling.factor": float("nan")}, "rope.scaling.factor=nan: need a number"),
+    ("llama", {"embedding_length": "64"}, "embedding_length=64: need a whole number"),
     ("llama", {"embedding_length": None}, r"lacks llama\.embedding_length"),
     ("llama", {"attention.layer_norm_rms_epsilon": None}, r"lacks llama\.attention\.layer_norm_rms_epsilon"),
 ]

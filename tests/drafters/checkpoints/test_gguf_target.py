@@ -98,6 +98,9 @@ def test_another_architecture(tmp_path):
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
+        ({"rope_freqs.weight": torch.ones(5)}, r"tensor rope_freqs\.weight: need 8 divisors, all positive$"),
+        ({"rope_freqs.weight": torch.zeros(8)}, r"tensor rope_freqs\.weight: need 8 divisors, all positive$"),
+        ({"rope_factors_long.weight": torch.ones(8)}, r"lacks tensor rope_factors_short\.weight$"),
         ({"blk.1.ffn_up.weight": None}, r"lacks tensors blk\.1\.ffn_up\.weight$"),
         ({"blk.1.ffn_up.bias": torch.ones(96)}, r"holds unknown tensors blk\.1\.ffn_up\.bias$"),
         ({"blk.2.ffn_up.weight": torch.ones(96, 64)}, r"holds unknown tensors blk\.2\.ffn_up\.weight$"),
