@@ -315,6 +315,8 @@ class AsyncClient:
         drafting = self._given_drafting
         if drafting is None and models.drafter is not None:
             drafting = DraftingThread(models.drafter, models.drafter_threads)
+        other = models.offline_drafter
+        writing = None if other is None else DraftingThread(other, models.drafter_threads)
         fallback_drafter = DraftingThread(LookupDrafter(models.vocab_size, shortest=FALLBACK_MIN_MATCH))
         pace = None if self.config.pace is None else Pace.load(self.config.pace)
         controller = ModeController(drafting, pace, self._clock)
@@ -324,7 +326,7 @@ class AsyncClient:
             hints = {name: getattr(head, "hint", "") for name, head in zip(heads.names, heads.heads, strict=True)}
         acceptance_check = AcceptanceCheck(models.vocab_size, hints)
         return GenerationContext(
-            models, session, transcript, drafting, fallback_drafter, acceptance_check, controller, self._clock
+            models, session, transcript, drafting, writing, fallback_drafter, acceptance_check, controller, self._clock
         )
 
 
@@ -343,6 +345,6 @@ def as_config(config: ClientConfig | str | None) -> ClientConfig:
 
 async def _close(context: GenerationContext) -> None:
     await context.session.close()
-    for drafting in (context.drafting, context.fallback_drafter):
+    for drafting in (context.drafting, context.writing, context.fallback_drafter):
         if drafting is not None:
             await drafting.close()

@@ -21,6 +21,7 @@ def golden_config(golden: Path, pair: str = "moa", **fields) -> ClientConfig:
     target, drafter = PAIRS[pair]
     patience = Patience(floor_s=1.0)  # this machine may be busy
     places = {"target": golden / target, "drafter": golden / drafter / "drafter"}
+    fields = {"offline_drafter": str(places["drafter"]), **fields}  # it is not measured
     return ClientConfig(**places, wait_for_link_s=30, patience=patience, **fields)
 
 

@@ -24,7 +24,7 @@ from outrider_client.cli.interrupts import raise_on_interrupt
 from outrider_client.cli.options import CONNECTION, OPTIONS, SERVER, ClientOptions, with_client_options, with_models
 from outrider_client.cli.pull import EXIT_INTERRUPTED, can_offer_pull, pull_command, with_pull_offered
 from outrider_client.connection.access import KEY_VARIABLE
-from outrider_client.core.config import PRIVACY_PANEL, UNLIMITED, ClientConfig
+from outrider_client.core.config import PRIVACY_PANEL, UNASKED, UNLIMITED, ClientConfig
 from outrider_client.core.gateway_config import GatewayConfig
 from outrider_client.display.messages import explaining, print_message, printable, report_error
 from outrider_proto.errors import LinkError, OutriderError, UsageError
@@ -138,7 +138,7 @@ def _answer(config: ClientConfig, prompt: Prompt, stops: Sequence[str], *, as_js
         raise LinkError(f"{config.server}: the link broke and did not come back in time")
 
 
-app.command("chat")(with_client_options(max_new_tokens=UNLIMITED)(chat_command))
+app.command("chat")(with_client_options(max_new_tokens=UNASKED, stop_loops=True)(chat_command))
 
 
 @app.command("gateway")
@@ -190,7 +190,7 @@ def describe(
 def draft_history(
     clear: Annotated[bool, Option("--clear", help="Delete all of it.")] = False,
 ) -> None:
-    """Show what --draft-history has kept on this device, and how large it is; or delete it."""
+    """Show what --set draft-history=MB has kept on this device, and how large it is; or delete it."""
     from outrider_client.models.draft_history import clear_histories, history_folder, kept_histories
 
     folder = history_folder()

@@ -9,9 +9,10 @@ the cut.
        <= R/2           1.5 R + 4 deviations
 
 R is the smoothed round trip, or the newest one where that is longer: the path may have changed. What stretches the
-deadline: a floor (schedulers stall), the time a slow link needs for the bytes under way, a factor that doubles whenever
-a link given up for lost turns out to be alive, and another one until a connection has brought its first verdict
-(servers warm up), or its first one after a pause (what was known of the path is old).
+deadline: a floor (schedulers stall), twice the time by which our own event loop runs late (a process that gets no
+processor hears nothing, and a server beside it says nothing), the time a slow link needs for the bytes under way, a
+factor that doubles whenever a link given up for lost turns out to be alive, and another one until a connection has
+brought its first verdict (servers warm up), or its first one after a pause (what was known of the path is old).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _SPREAD_WEIGHT = 1 / 4
 _UNKNOWN_RTT_S = 1.0  # as RFC 6298 starts
 _MAX_FACTOR = 16.0
 _UNPROVED_FACTOR = 2.0
+_MOST_EXTRA_S = 3.0  # more than our own lateness: a link that fails on a busy machine is noticed, too
 _PAUSE_S = 1.5  # without a frame; longer than between the requests of one answer
 
 
@@ -65,12 +67,13 @@ class Heartbeat:
         self._next_nonce = 1
         self._next_ping_at = 0.0
         self._heard_at = 0.0
+        self._late_s = 0.0  # by which our event loop ran late since then
 
     def begin(self, now: float, request_bytes: int, row_bytes: int = 0) -> None:
         """Note that a reply is awaited from now on: to a request of `request_bytes`, with rows of about `row_bytes`."""
         if now - self._heard_at > _PAUSE_S:
             self._unproved_factor = _UNPROVED_FACTOR
-        self._heard_at = now
+        self.heard(now)
         self._request_bytes = request_bytes
         # Added: a small request (a Cancel, a draft) may follow while a prompt's rows are still on their way.
         self._row_bytes += row_bytes
@@ -96,15 +99,15 @@ class Heartbeat:
 
     def heard(self, now: float) -> None:
         """Note that any frame arrived: the link is alive."""
-        self._heard_at = now
+        self._heard_at, self._late_s = now, 0.0
 
     def rows_arrived(self, num_bytes: int, *, last: bool) -> None:
         """Note that rows arrived, `num_bytes` as `begin` counts them; the `last` of a request end what was awaited."""
         self._row_bytes = 0 if last else max(self._row_bytes - num_bytes, 0)
 
-    def discount_pause(self, seconds: float) -> None:
-        """Do not count the `seconds` in which our own event loop stood still as silence of the link."""
-        self._heard_at += seconds
+    def ran_late(self, seconds: float) -> None:
+        """Note that our own event loop woke so much later than it should: that is no silence of the link."""
+        self._late_s += seconds
 
     def should_ping(self, now: float) -> bool:
         return now >= self._next_ping_at
@@ -137,4 +140,5 @@ class Heartbeat:
     def _lost_at(self) -> float:
         oldest = next(iter(self._unanswered.values()))
         # Any frame counts, not only the Pong: on a slow link it waits behind the features of a long prompt.
-        return max(oldest, self._heard_at) + self.deadline_s
+        forgiven_s = self._late_s + min(self._late_s, _MOST_EXTRA_S)
+        return max(oldest, self._heard_at) + self.deadline_s + forgiven_s

@@ -6,7 +6,6 @@ This is the asynchronous shell around heartbeat.py.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +27,8 @@ from outrider_proto.frames import (
     Verdict,
 )
 
-_LATE_S = 0.05  # a timer this late means that our own process stood still
+_SLACK_S = 0.01  # by which timers are late anyway: forgiven, each wait would put the deadline off to the next
+_TICK_S = 0.05  # between looks at how late our own event loop runs
 _MAX_UNREAD_BYTES = 512 * 1024 * 1024  # more than a long prompt's features
 _VALUE_BYTES = 1  # of a value of a feature row on the wire, about
 _FRAME_BYTES = 1024  # approximate size of a frame without its rows
@@ -144,14 +144,16 @@ class ServerLink:
             raise
 
     async def _wait_until(self, due: float) -> None:
-        """Wait until something has arrived, at most until `due`."""
-        with contextlib.suppress(TimeoutError):
+        """Wait until something has arrived, at most until `due` or the next tick."""
+        due = min(due, self._clock() + _TICK_S)
+        try:
             async with asyncio.timeout(max(due - self._clock(), 0.0)):
                 await self._arrival.wait()
-        # A stalled event loop (a busy machine, a laptop that slept) looks like silence but says nothing about the link.
-        late = self._clock() - due
-        if late > _LATE_S:
-            self._heartbeat.discount_pause(late)
+        except TimeoutError:
+            # A busy machine, or a laptop that slept, looks like silence but says nothing about the link.
+            late_s = self._clock() - due
+            if late_s > _SLACK_S:
+                self._heartbeat.ran_late(late_s)
 
     def _check_silence(self) -> None:
         now = self._clock()

@@ -28,7 +28,8 @@ TreeSize = Literal["fixed", "auto"]
 Privacy = Literal["local", "placeholder"]
 OnFullContext = Literal["drop", "error"]
 UNLIMITED = 2**31 - 1  # max_new_tokens: as many as the context holds
-_ALONE = 256  # tokens that the drafter writes alone where nobody asked for a number: it may never end by itself
+UNASKED = 2048  # and that of a chat, where nobody asked for a number: an answer may never end by itself
+_ALONE = 256  # tokens that the drafter writes alone where nobody did
 NO_DRAFTER = "none"
 PRIVACY_PANEL = "Private text"
 _MODELS = "Target and drafter"
@@ -39,8 +40,8 @@ SAMPLING_FIELDS = {field.name for field in fields(Sampling)}
 # fmt: off
 _OF_ANSWER = {
     "mode", "shape", "tree", "sampling", "max_new_tokens", "on_reconnect", "offline_limit", "last_resort",
-    "wait_for_link_s", "wait_for_features", "opening", "on_full_context", "in_flight", "outcomes", "raw", "privacy",
-    "logprobs", "parse_special",
+    "wait_for_link_s", "wait_for_features", "opening", "stop_loops", "on_full_context", "in_flight", "outcomes", "raw",
+    "privacy", "logprobs", "parse_special",
 }
 # fmt: on
 _CHOICES: Mapping[str, tuple[str | None, ...]] = {
@@ -110,8 +111,7 @@ class ClientConfig:
             " in later chats with this server; none that were written on private text. See `outrider draft-history`. 0:"
             " keep and read none.",
             name="draft-history",
-            metavar="MB",
-            panel=_MODELS,
+            expert=True,
         ),
     ] = 0
     routing: Routing = field(default_factory=Routing)  # how to route between the heads
@@ -158,8 +158,21 @@ class ClientConfig:
     ] = "drop"
     wait_for_link_s: Annotated[
         float,
-        Flag("Seconds to wait for a broken link once the drafter has nothing left to write.", panel="Outages"),
-    ] = 0.0
+        Flag("Seconds to wait for a broken link once nothing here can write on.", panel="Outages"),
+    ] = 30.0
+    offline_drafter: Annotated[
+        str | None,
+        Flag(
+            "What writes in an outage, in mode offline and on private text: as --drafter, or none; then the client"
+            " waits. Default: the drafter if it is a language model, else one that ships and is measured to write"
+            " sensible text, else none.",
+            panel="Outages",
+        ),
+    ] = None
+    stop_loops: Annotated[
+        bool,
+        Flag("End an answer that goes round in circles: a block three times, in 64 tokens or more.", expert=True),
+    ] = False
     on_reconnect: Annotated[
         OnReconnect,
         Flag("What becomes of the text of an outage: keep it unverified, or have the target verify it.", expert=True),
@@ -244,7 +257,8 @@ class ClientConfig:
             raise UsageError("tree=auto chooses the nodes, and so do choices: leave one of them out")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
             raise UsageError(f"logprobs={self.logprobs}: need 0 to {MAX_TOP_LOGPROBS}, or None for none at all")
-        if self.drafter == NO_DRAFTER and self.last_resort == "none" and (self.mode == "offline" or self.offline_start):
+        is_bare = self.drafter == NO_DRAFTER and self.offline_drafter in (None, NO_DRAFTER)
+        if is_bare and self.last_resort == "none" and (self.mode == "offline" or self.offline_start):
             raise UsageError("without a drafter and a last resort nothing can be written offline: name one")
         self._check_heads()
         self.access.check_for(self.server)
@@ -262,7 +276,7 @@ class ClientConfig:
     @property
     def drafter_limit(self) -> int:
         """Largest number of tokens that the drafter writes alone in an answer on private text, or in an outage."""
-        return _ALONE if self.max_new_tokens == UNLIMITED else self.max_new_tokens
+        return _ALONE if self.max_new_tokens in (UNASKED, UNLIMITED) else self.max_new_tokens
 
     def _check_heads(self) -> None:
         if self.other_heads and NO_DRAFTER in (self.drafter, *self.other_heads):

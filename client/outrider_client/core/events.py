@@ -81,9 +81,12 @@ class Cycle:
     verdict: Verdict
 
 
+WAITING = "waiting for the link: nothing here can write on without it"
+
+
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """What a user should know: a drafter that does not fit, turns left out of a full context, a cut private answer."""
+    """What a user should know: a drafter that does not fit, turns left out of a full context, WAITING for the link."""
 
     message: str
 
@@ -100,7 +103,8 @@ class Finished:
     """The last event, with the reason for the end.
 
     `unverified`: the last tokens are the drafter's own; `link`: the answer broke off without a link; `private`: the
-    drafter wrote all of it alone, on private text. `text` was held back as an incomplete character.
+    drafter wrote all of it alone, on private text; `repetition`: it went round in circles (ClientConfig.stop_loops).
+    `text` was held back as an incomplete character.
     """
 
     reason: FinishReason

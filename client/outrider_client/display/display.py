@@ -12,7 +12,7 @@ from rich.console import Console
 
 from outrider_client.client import Client
 from outrider_client.core.answer_text import AnswerText
-from outrider_client.core.events import Event, Finished, Warned
+from outrider_client.core.events import WAITING, Event, Finished, Warned
 from outrider_client.display.json_display import JsonDisplay
 from outrider_client.display.messages import print_message, printable
 from outrider_client.display.stop_texts import stop_at
@@ -63,6 +63,9 @@ def show_answer(
             match event:
                 case Finished():
                     finished = event
+                case Warned(message=message) if message == WAITING:
+                    if isinstance(display, PlainDisplay):
+                        print_message(message)
                 case Warned(message=message):
                     warnings.append(message)
     for message in warnings:
@@ -76,6 +79,8 @@ def cut_remark(finished: Finished, max_new_tokens: int) -> str | None:
     match finished.reason:
         case "context":
             return "the answer is cut: the model's context is full"
+        case "repetition":
+            return "the answer goes round in circles and is stopped: ask in other words (--set stop-loops=false)"
         case "limit" | "unverified" if finished.statistics.new_tokens >= max_new_tokens:
             return f"the answer is cut after {max_new_tokens} tokens (--max-new-tokens)"
         case _:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.answer_text import AnswerText, Span
-from outrider_client.core.events import Event, Finished, LinkChanged, Stats
+from outrider_client.core.events import WAITING, Event, Finished, LinkChanged, Stats, Warned
 from outrider_client.core.head_statistics import HeadUse
 from outrider_client.core.statistics import Statistics
 from outrider_client.display.messages import format_bytes, printable
@@ -171,11 +171,15 @@ class StatusLine:
     def __init__(self, state: LinkState) -> None:
         self.state = state
         self._is_hung_up = False  # closed on purpose, for a private answer
+        self._is_waiting = False
         self._statistics = Statistics()
 
     def take(self, event: Event) -> None:
         match event:
+            case Warned(message=message):
+                self._is_waiting = message == WAITING
             case LinkChanged():
+                self._is_waiting = False
                 self.state, self._is_hung_up = event.state, event.detail == HUNG_UP
             case Stats() | Finished():
                 self._statistics = event.statistics
@@ -197,6 +201,8 @@ class StatusLine:
         if statistics.rolled_back:
             parts.append(f"{statistics.rolled_back} rolled back")
         word, style = ("hung up", "dim") if self._is_hung_up else (self.state.value, _LINK_STYLES[self.state])
+        if self._is_waiting:
+            word = "waiting for the link"
         status = Text(f"● {word}", style=style)
         return status.append(" · " + " · ".join(parts), style="dim")
 

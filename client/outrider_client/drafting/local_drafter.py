@@ -23,31 +23,44 @@ OF_PROMPT = 1024  # and the last tokens of the prompt
 
 
 class LocalDrafter:
-    """Drafts and writes on the device; `fallback_drafter` writes where `drafting` is missing or exhausted."""
+    """Drafts, and writes without the target: by `drafting` or `writing`, or by `fallback_drafter` where neither can."""
 
     def __init__(
         self,
         models: LocalModels,
         drafting: AsyncDrafter | None,
+        writing: AsyncDrafter | None,
         fallback_drafter: AsyncDrafter | None,
         meter: Meter,
         acceptance_check: AcceptanceCheck,
     ) -> None:
         self._models = models
         self._drafting = drafting
+        self._writing = writing
         self._fallback_drafter = fallback_drafter
         self._meter = meter
         self._acceptance_check = acceptance_check
         self._prompt_text = ""  # for keywords
+        self._prompt_len = 0
         self._rules: AnswerRules | None = None
 
     @property
     def can_write(self) -> bool:
         """Return whether anything here can write without the target."""
-        return self._drafting is not None or self._fallback_drafter is not None
+        return self._writer is not None or self._fallback_drafter is not None
+
+    @property
+    def _writer(self) -> AsyncDrafter | None:
+        """Who may write on: the drafter, if it was measured to with the features that it has now, or another one."""
+        models, drafting = self._models, self._drafting
+        if drafting is not None and models.writes != "no":
+            has_features = bool(drafting.tap.fingerprint) and drafting.num_features >= self._prompt_len
+            if has_features or models.writer is models.drafter:
+                return drafting
+        return self._writing
 
     def begin(self, prompt: Sequence[int], rules: AnswerRules | None) -> None:
-        self._rules = rules
+        self._rules, self._prompt_len = rules, len(prompt)
         if self._models.keywords is not None:
             self._prompt_text = self._models.decode(prompt[-OF_PROMPT:])
 
@@ -84,13 +97,13 @@ class LocalDrafter:
         return drafted.part(self._rules.allowed(text[self._rules.answer_from :], drafted.tree))
 
     async def write(self, tokens: Sequence[int], sampling: Sampling, *, may_copy: bool) -> int | None:
-        """Write the next token by a head, or else by the fallback drafter; None if neither can within the rules.
+        """Write the next token by the writer, or else by the fallback drafter; None if neither can within the rules.
 
         Without `may_copy` nothing is copied from the text so far.
         """
         token = None
-        if self._drafting is not None and (may_copy or not self._models.only_copies):
-            token = await self._drafting.write(tokens, sampling, self._rules)
+        if (writer := self._writer) is not None and (may_copy or not self._models.only_copies):
+            token = await writer.write(tokens, sampling, self._rules)
         if token is None and may_copy and self._fallback_drafter is not None:
             token = await self._fallback_drafter.write(tokens, sampling, self._rules)
             if token is not None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Literal
 
 from outrider_client.async_client import AsyncClient
-from outrider_client.core.config import UNLIMITED
+from outrider_client.core.config import UNASKED, UNLIMITED
 from outrider_client.core.events import Committed, Event, Finished, RolledBack, Stats, Verified, Warned
 from outrider_client.core.gateway_config import UnverifiedPolicy
 from outrider_client.core.prompt import PlainPrompt, Prompt, Raw, dropped_warning
@@ -164,7 +164,8 @@ class GatewayCompletion:
     @property
     def _wanted_tokens(self) -> int:
         wanted = self._gateway.config.max_tokens if self.request.max_tokens is None else self.request.max_tokens
-        return UNLIMITED if wanted is None else min(wanted, UNLIMITED)
+        unasked = UNASKED if self.request.overrides.get("stop_loops") else UNLIMITED
+        return unasked if wanted is None else min(wanted, UNLIMITED)
 
     def _encode(self) -> tuple[int, ...]:
         """The prompt as the server gets it, with placeholders for private text."""

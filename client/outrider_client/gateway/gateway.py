@@ -157,5 +157,5 @@ def target_name(target: str | Path) -> str:
 
 def models_by_drafter(models: LocalModels, names: Sequence[str]) -> dict[str, LocalModels]:
     """The models for each drafter a request may name: the loaded heads together, and none."""
-    bare = {NO_DRAFTER: replace(models, drafter=None, keywords=None)}
+    bare = {NO_DRAFTER: replace(models, drafter=None, offline_drafter=None, keywords=None)}
     return bare if models.drafter is None else {"+".join(names): models} | bare

@@ -73,6 +73,7 @@ class OutriderOptions(RequestBody):
     privacy: Privacy | None = None
     fences: bool = False  # treat <<private: ...>> in the messages as private
     parse_special: bool | None = None  # of completions: whether text that spells a control token is that token
+    stop_loops: bool = False  # end an answer that goes round in circles, or after 2,048 tokens if nobody sets a limit
     unverified: UnverifiedPolicy | None = None  # what to do with text of an outage; None: as the gateway does
 
 

@@ -139,6 +139,7 @@ def _generation_request(
         "mode": options.mode,
         "privacy": options.privacy,
         "parse_special": options.parse_special,
+        "stop_loops": options.stop_loops or None,
         "logprobs": logprobs,
         "raw": isinstance(body, CompletionRequest),
         "json_schema": None if body.response_format is None else body.response_format.schema_text or None,
@@ -228,7 +229,7 @@ def _options(options: OutriderOptions | None, headers: Mapping[str, str]) -> Out
     for name in OutriderOptions.model_fields:
         value = headers.get(f"x-outrider-{name.replace('_', '-')}")
         if value is not None:
-            is_switch = name in ("fences", "parse_special") and value in ("true", "false")
+            is_switch = name in ("fences", "parse_special", "stop_loops") and value in ("true", "false")
             named.setdefault(name, value == "true" if is_switch else value)
     return OutriderOptions.model_validate(named)
 

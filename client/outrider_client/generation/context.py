@@ -17,13 +17,14 @@ from outrider_client.text.transcript import Transcript
 class GenerationContext:
     """Models, session, transcript, drafters and controller of one session.
 
-    `fallback_drafter` writes offline where `drafting` is missing or exhausted. `clock` returns seconds.
+    Offline `drafting` writes where it may, else `writing`, else `fallback_drafter`. `clock` returns seconds.
     """
 
     models: LocalModels
     session: ClientSession
     transcript: Transcript
     drafting: AsyncDrafter | None
+    writing: AsyncDrafter | None
     fallback_drafter: AsyncDrafter
     acceptance_check: AcceptanceCheck
     controller: ModeController

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from outrider_client.connection.link_state import LinkState
 from outrider_client.controller.measurements import OnlineMode
 from outrider_client.core.config import ClientConfig
-from outrider_client.core.events import Cycle, Event, LinkChanged, Stats, Warned
+from outrider_client.core.events import WAITING, Cycle, Event, LinkChanged, Stats, Warned
 from outrider_client.core.statistics import Statistics
 from outrider_client.drafting.drafting_thread import AheadDraft, PreDraftSpec
 from outrider_client.drafting.local_drafter import LocalDrafter
@@ -20,6 +20,7 @@ from outrider_client.generation.requests import EMPTY_DRAFT, PendingRequest, Req
 from outrider_client.generation.tree_planner import TreePlanner
 from outrider_client.text.detokenizer import Detokenizer
 from outrider_client.text.placeholder_restorer import PlaceholderRestorer
+from outrider_client.text.repetition import goes_in_circles
 from outrider_client.text.transcript import FinishReason
 from outrider_drafters.trees.grow import ScoredTree
 from outrider_drafters.trees.predraft import TreeOutcome
@@ -56,7 +57,7 @@ class Generation:
         )
         fallback_drafter = context.fallback_drafter if config.last_resort == "lookup" else None
         self._local_drafter = LocalDrafter(
-            self._models, self._drafting, fallback_drafter, self._meter, context.acceptance_check
+            self._models, self._drafting, context.writing, fallback_drafter, self._meter, context.acceptance_check
         )
         self.planner = TreePlanner(config, context)
         self._requests = RequestTracker(self.session, self._transcript, self._drafting, self._instruments)
@@ -218,6 +219,9 @@ class Generation:
         self._events.emit(Stats(self.statistics()))
         if change.finish is not None:
             self.finish(change.finish)
+        elif self.config.stop_loops and not self.has_tail and goes_in_circles(self._transcript.new_tokens):
+            self.abandon()
+            self.finish("repetition")
 
     async def take_ahead_draft(self, ahead_draft: AheadDraft, outcome: TreeOutcome) -> ScoredTree | None:
         """Return the draft made ahead for `outcome`, once it is finished; None without one."""
@@ -260,6 +264,11 @@ class Generation:
     def makes_no_progress(self) -> bool:
         """Return whether connections have opened for the time that the link may be away, and none brought a verdict."""
         return self.session.makes_no_progress(self.config.wait_for_link_s)
+
+    def await_link(self) -> None:
+        """Tell that nothing is left to write here, if the link is waited for."""
+        if self.session.state is LinkState.OFFLINE and self.config.wait_for_link_s:
+            self._events.emit(Warned(WAITING))
 
     async def lose_link(self, error: Exception) -> None:
         self._meter.went_offline(self._clock())

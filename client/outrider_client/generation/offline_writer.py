@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from outrider_client.core.config import ClientConfig
+from outrider_client.core.events import Warned
 from outrider_client.drafting.local_drafter import LocalDrafter
 from outrider_client.generation.context import GenerationContext
 from outrider_client.generation.event_emitter import EventEmitter
 from outrider_client.generation.tree_planner import TreePlanner
+from outrider_client.models.offline_drafter import NO_WRITER
+from outrider_client.text.repetition import repeats_a_phrase
+from outrider_proto.errors import UsageError
+
+REPEATED = "the drafter repeats itself: it writes no further without the target"
 
 
 class OfflineWriter:
@@ -25,6 +31,7 @@ class OfflineWriter:
         self._drafter = drafter
         self._planner = planner
         self._events = events
+        self._models = context.models
         self._ends = context.models.eos_token_ids
         self._clock = context.clock
         self._is_exhausted = False
@@ -54,6 +61,14 @@ class OfflineWriter:
         first = self._transcript.num_new_tokens
         self._transcript.write_unverified(token)
         self._events.emit_unverified(first, token, self._clock())
+        if repeats_a_phrase(self._transcript.new_tokens):
+            self._is_exhausted = True
+            self._events.emit(Warned(REPEATED))
+
+    def check_has_written(self) -> None:
+        """Raise UsageError where nothing was written because no drafter here can write."""
+        if self._models.writer is None and not self._transcript.num_new_tokens:
+            raise UsageError(NO_WRITER)
 
     def verdict_arrived(self) -> None:
         """Note that there is text which the target has read: a drafter may be able to go on from it."""

@@ -76,6 +76,7 @@ async def run_generation(generation: Generation) -> None:
     match generation.config.mode:
         case "offline":
             await offline(generation)
+            generation.offline.check_has_written()
             generation.finish_offline()
         case "auto":
             await _run(generation, auto)
@@ -116,6 +117,8 @@ async def run_offline(generation: Generation, error: Exception) -> None:
 
     async def write(is_over: IsOver) -> None:  # asked between tokens, so a returning link waits for one at most
         await offline(generation, is_over)
+        if not is_over():
+            generation.await_link()
 
     if not await reconnect(generation.session, generation.config, error, write):
         generation.finish_offline()

@@ -24,6 +24,7 @@ from outrider_client.core.prompt import (
 )
 from outrider_client.core.prompt import Prompt as Prompt
 from outrider_client.models.draft_history import DraftHistory
+from outrider_client.models.offline_drafter import choose_offline
 from outrider_client.models.private_tokens import PrivateSplit, split
 from outrider_client.models.tokenizer import TargetTokenizer, ToolDescription
 from outrider_drafters.checkpoints.bundle import find_bundle
@@ -45,6 +46,7 @@ from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_models.core.embedded import (
     DRAFTERS,
     EMBEDDED,
+    Writes,
     default_target,
     drafter_source,
     shipped_drafters,
@@ -91,6 +93,8 @@ class LocalModels:
     keywords: KeywordRule | None = None  # chooses among several heads
     schemas: SchemaCompiler | None = None  # of JSON answers
     history: DraftHistory | None = field(default=None, repr=False)  # earlier answers to draft from
+    writes: Writes = "alone"  # what the drafter may write without the target
+    offline_drafter: Drafter | None = None  # writes where the drafter may not
 
     @classmethod
     def load(cls, config: ClientConfig) -> LocalModels:
@@ -102,8 +106,11 @@ class LocalModels:
         if config.keywords is not None and not has_text:
             raise UsageError(f"{target}: no tokenizer.json, and route=keywords needs the text: choose another route")
         drafter, tokenizer = _load_drafters(config, weights), tokenizer_fingerprint(target)
+        offline = choose_offline(config, drafter, lambda source: _load_drafter(source, config, weights))
         return cls(
             drafter=drafter,
+            writes=offline.writes,
+            offline_drafter=offline.other,
             history=_draft_history(config, drafter, tokenizer),
             keywords=None if config.keywords is None else config.keywords.for_heads(head_names(config.drafters)),
             vocab_size=weights.sizes.vocab,
@@ -141,10 +148,15 @@ class LocalModels:
 
     @cached_property
     def only_copies(self) -> bool:
-        """True if the drafter copies from the text and so should begin no answer in a chat."""
-        return self.drafter is not None and all(
-            head.family in (lookup.NAME, suffix.NAME) for head in RoutedDrafter.of(self.drafter).heads
+        """True if what writes alone copies from the text, and so should begin no answer in a chat."""
+        return self.writer is not None and all(
+            head.family in (lookup.NAME, suffix.NAME) for head in RoutedDrafter.of(self.writer).heads
         )
+
+    @property
+    def writer(self) -> Drafter | None:
+        """What writes whole answers on this device, if anything does."""
+        return self.drafter if self.offline_drafter is None and self.writes == "alone" else self.offline_drafter
 
     @cached_property
     def text(self) -> TargetTokenizer:

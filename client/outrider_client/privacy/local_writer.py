@@ -14,6 +14,7 @@ from outrider_client.drafting.drafting_thread import AsyncDrafter
 from outrider_client.models.local_models import LocalModels
 from outrider_client.models.private_tokens import PrivateSplit
 from outrider_client.text.detokenizer import Detokenizer
+from outrider_client.text.repetition import repeats_a_phrase
 from outrider_proto.errors import UsageError
 
 
@@ -56,6 +57,9 @@ class LocalWriter:
             # Before the check: the end-of-sequence token belongs to the answer, as in the server's.
             self._emit_token(token)
             if token in self._models.eos_token_ids:
+                break
+            if repeats_a_phrase(tokens[len(prompt.whole) :]):
+                self._emit(Warned("the drafter repeats itself: the answer is cut"))
                 break
         if not self.num_new_tokens:
             raise UsageError(

@@ -31,14 +31,17 @@ async def generate_privately(
     context: GenerationContext, prompt: Prompt, config: ClientConfig, emit: Callable[[Event], None]
 ) -> None:
     """Write the answer. Raises UsageError, Refusal, or LinkError when no server can be reached at the start."""
-    if context.models.drafter is None:
-        raise UsageError("private text needs a drafter on this device: name one, or choose privacy=placeholder")
+    if (writer := context.models.writer) is None:
+        raise UsageError(
+            "private text is answered on this device alone, and no drafter here writes sensible text: choose"
+            " privacy=placeholder, or name a small language model with the target's tokenizer (--offline-drafter)"
+        )
     # In a thread: while a long text is tokenized, heartbeats and all other answers of this loop would wait.
     parts = await asyncio.to_thread(_split, context, prompt, config)
     _watch(context, config, emit)
     # A drafting thread of its own, which ends with the answer: the state of the client's own drafter stays exactly as
     # if there had been no private text.
-    drafting = DraftingThread(context.models.drafter, context.models.drafter_threads)
+    drafting = DraftingThread(writer, context.models.drafter_threads)
     try:
         await _answer(context, drafting, parts, config, emit)
     finally:

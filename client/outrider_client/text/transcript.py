@@ -25,7 +25,7 @@ from outrider_proto.packing import common_prefix_len, prefix_hash
 from outrider_proto.tree import DraftTree
 
 Origin = Literal["prompt", "accepted", "bonus", "corrected", "unverified", "private"]
-FinishReason = Literal["eos", "limit", "context", "unverified", "link", "private"]
+FinishReason = Literal["eos", "limit", "context", "unverified", "link", "private", "repetition"]
 
 
 @dataclass(frozen=True, slots=True)

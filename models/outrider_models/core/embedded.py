@@ -4,8 +4,10 @@
 installs, and `smollm2` the best of these.
 """
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 from outrider_drafters.checkpoints.catalog import CATALOG, is_installed
 from outrider_drafters.readers.config import read_json
@@ -18,6 +20,39 @@ DRAFTERS = (
     *PAIR, "moa_tli1", "eagle3", "dspark", "medusa", "hydra", "independent", "eagle2_math", "eagle2_chat",
     "eagle2_late", "dspark_late",
 )  # fmt: skip
+
+
+# Mean log probability that the target gives a token that a drafter writes without it: after 24 of the target's own, and
+# from the start (docs/results/quality.md). The target's own text has -0.7, and below -2 nobody would call it sensible.
+_WRITING = {
+    "moa": (-0.19, -3.39), "moa_tli1": (-0.17, -3.32), "independent": (-1.08, -1.79), "eagle2_late": (-0.81, -9.56),
+    "dspark_late": (-1.03, -7.37), "eagle2": (-3.66, -3.22), "eagle3": (-4.04, -11.33), "dspark": (-3.75, -8.64),
+    "smollm2/independent": (-3.07, -2.55), "smollm2/moa": (-2.86, -4.24), "smollm2/eagle2": (-2.86, -5.78),
+    "smollm2/eagle3": (-5.35, -6.44),
+}  # fmt: skip
+_SENSIBLE = -2.0
+Writes = Literal["alone", "after the target", "no"]
+
+
+def measured_writing(drafter: str | Path, target: str | Path | None) -> Writes | None:
+    """Return what a drafter that ships may write without its target; None if that was not measured."""
+    name = str(drafter).removeprefix(f"{_ROOT}{os.sep}").partition(",")[0]
+    name = CATALOG[name].drafter if name in CATALOG else name
+    if name not in _WRITING or ("/" not in name and not _is_embedded(target)):
+        return None
+    after, alone = _WRITING[name]
+    return "alone" if min(after, alone) >= _SENSIBLE else "after the target" if after >= _SENSIBLE else "no"
+
+
+def measured_writer(target: str | Path | None) -> Path | None:
+    """Return the directory of the drafter that ships for a target and writes alone; None if there is none."""
+    prefix = "" if _is_embedded(target) else f"{target}/"
+    own = (name for name in _WRITING if name == prefix + name.rpartition("/")[2])
+    return next((drafter_dir(name) for name in own if measured_writing(name, target) == "alone"), None)
+
+
+def _is_embedded(target: str | Path | None) -> bool:
+    return target is None or str(target) in (EMBEDDED, str(target_dir()))
 
 
 def target_dir() -> Path:

@@ -104,10 +104,14 @@ class StopSignals:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._came)
-        # SIGHUP would end the process; certificates and keys are re-read whenever their files change.
-        loop.add_signal_handler(signal.SIGHUP, lambda: None)
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._came)
+            # SIGHUP would end the process; certificates and keys are re-read whenever their files change.
+            loop.add_signal_handler(signal.SIGHUP, lambda: None)
+        except NotImplementedError:  # the loops of Windows
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._came))
 
     def _came(self) -> None:
         (self.second if self.first.is_set() else self.first).set()

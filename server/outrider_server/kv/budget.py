@@ -20,6 +20,7 @@ _LEAST_TOKENS = 64  # of a session that is worth a server
 _CONTEXT_SHARE = 4  # a session gets one part in so many of the budget,
 _SHORT_CONTEXT = 4096  # or so many tokens
 _FEATURE_BYTES = 4
+_TAKEN_BYTES = 4 * 2**30  # for free where nobody tells, as on Windows
 _ENDLESS = 2**62
 
 
@@ -187,6 +188,8 @@ def free_bytes(device: torch.device) -> int:
 def _total_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
+    if not hasattr(os, "sysconf"):
+        return _ENDLESS  # Windows
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -197,7 +200,8 @@ def _available_bytes() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass  # not Linux: ask the C library
-    return _total_bytes(torch.device("cpu"))
+    total = _total_bytes(torch.device("cpu"))
+    return _TAKEN_BYTES if total == _ENDLESS else total
 
 
 @dataclass(frozen=True, slots=True)

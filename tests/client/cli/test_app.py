@@ -87,8 +87,8 @@ def test_offline_without_a_drafter_copies_or_says_that_it_cannot(outrider, model
     code, out, _ = outrider("generate", "--raw", "one two one ", *bare, options=False, address="127.0.0.1:1")
     assert (code, out) == (0, "two\n")
     code, out, err = outrider("generate", "--raw", "abcd", *bare, options=False, address="127.0.0.1:1")
-    assert (code, out) == (4, "")
-    assert "neither the drafter nor the last resort" in err
+    assert (code, out) == (2, "")
+    assert "no drafter on this device writes sensible text without the target" in err
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(models, server):
 
 def test_the_draft_history_is_kept_shown_and_deleted(outrider, plain, models, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    pair = ("--target", str(models[0]), "--drafter", "suffix", "--draft-history", "1", "--mode", "stop-and-wait")
+    pair = ("--target", str(models[0]), "--drafter", "suffix", "--set", "draft-history=1", "--mode", "stop-and-wait")
 
     def shown(*arguments: str) -> list[str]:
         result = CliRunner().invoke(cli.app, ["draft-history", *arguments])
@@ -239,5 +239,5 @@ def test_the_draft_history_is_kept_shown_and_deleted(outrider, plain, models, tm
     assert [path.stat().st_size for path in (tmp_path / "outrider/draft_history").iterdir()] == size
     assert shown("--clear") == [line, "deleted"]
     assert not list((tmp_path / "outrider/draft_history").iterdir())
-    code, _, err = outrider("generate", "hello", "--draft-history", "1", "--drafter", "lookup", options=False)
+    code, _, err = outrider("generate", "hello", "--set", "draft-history=1", "--drafter", "lookup", options=False)
     assert (code, "draft_history_mb=1: the drafter does not draft from earlier text" in err) == (2, True)

@@ -1,6 +1,9 @@
 """The chat's own server: started where none listens, and gone with the chat."""
 
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -19,6 +22,46 @@ def test_it_serves_the_chats_pair_and_ends_with_it():
         assert "eagle3" in {tap.family for tap in about.taps}
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port_of(address)))
+
+
+WINDOWS = """
+import asyncio.unix_events, os, signal, socket, sys, types
+
+ABSENT = set(
+    "SIGHUP SIGQUIT SIGKILL SIGUSR1 SIGUSR2 SIGALRM SIGCHLD SIGCONT SIGPIPE pthread_sigmask sigwait setitimer"
+    " setsid fork killpg getpgid setpgid getuid geteuid getgid fchown chown sysconf nice mkfifo getloadavg uname"
+    " sched_getaffinity sched_setaffinity pread pwrite statvfs AF_UNIX SO_REUSEPORT".split()
+)
+
+class Lacking(types.ModuleType):
+    def __getattribute__(self, name):
+        if name in ABSENT and sys._getframe(1).f_globals["__name__"].startswith("outrider"):
+            raise AttributeError(f"Windows has no {name}")
+        return super().__getattribute__(name)
+
+def refuse(*_):
+    raise NotImplementedError
+
+os.__class__ = signal.__class__ = socket.__class__ = Lacking
+asyncio.unix_events._UnixSelectorEventLoop.add_signal_handler = refuse
+"""
+CHAT = """
+from outrider_client import Client, ClientConfig
+from outrider_client.cli.app import app
+from outrider_client.cli.chat.own_server import own_server
+config = ClientConfig(target="embedded", drafter="lookup")
+with own_server(config) as address, Client(ClientConfig(address, target="embedded", drafter="lookup")) as client:
+    print(client.complete("hello", max_new_tokens=2).reason)
+"""
+
+
+def test_it_starts_where_python_lacks_what_windows_does(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(WINDOWS)
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", CHAT], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert (done.stdout, done.returncode) == ("limit\n", 0), done.stderr
 
 
 @pytest.mark.slow

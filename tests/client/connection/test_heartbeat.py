@@ -11,6 +11,7 @@ from outrider_client.connection.link_state import IllegalTransition, LinkState, 
 from outrider_client.connection.policy import Backoff, Patience
 
 R = 0.1
+TICK = 0.05
 
 
 def steady(floor_s: float = 0.0, factor: float = 1.0, rate_bps: float = 8e6) -> Heartbeat:
@@ -111,14 +112,19 @@ def test_a_growing_round_trip_is_no_loss():
         heartbeat.pong(nonce, now)
 
 
-def test_standing_still_ourselves_is_forgiven():
-    heartbeat = steady()
+@pytest.mark.parametrize(("num_wakes", "late_s"), [(1, 3.0), (10, 0.3), (12, 0.04)])
+def test_running_late_ourselves_is_forgiven_and_a_loss_is_noticed_all_the_same(num_wakes, late_s):
+    """A starved process wakes late each time, by much or by little, and finds the Pong only after all of that."""
+    heartbeat, now = steady(), 0.05
     heartbeat.begin(0.0, 0)
-    heartbeat.ping(0.05)
-    heartbeat.heard(0.1)
-    heartbeat.discount_pause(3.0)
-    assert not heartbeat.is_lost(3.1)
-    assert heartbeat.is_lost(3.5)
+    heartbeat.ping(now)
+    for _ in range(num_wakes):
+        now += TICK + late_s
+        heartbeat.ran_late(late_s)
+        assert not heartbeat.is_lost(now)
+    assert heartbeat.is_lost(now + 3.0 + heartbeat.deadline_s)
+    heartbeat.heard(now)
+    assert heartbeat.is_lost(now + heartbeat.deadline_s)  # nothing is forgiven twice
 
 
 def test_backoff_is_jittered_and_capped_and_sooner_after_silence():

@@ -178,7 +178,7 @@ def tiny():
     golden = Path(__file__).parents[2] / "data" / "golden"
     target, drafter = golden / "target_tiny", golden / "moa_tli0" / "drafter"
     loaded = Target.load(str(target))
-    models = LocalModels.load(ClientConfig(target=target, drafter=drafter))
+    models = LocalModels.load(ClientConfig(target=target, drafter=drafter, offline_drafter=str(drafter)))
     return loaded, load_tap(drafter, target), models
 
 

@@ -54,13 +54,15 @@ def own_server(config: ClientConfig) -> Iterator[str]:
         ready, log = Path(folder) / "ready.json", Path(folder) / "log"
         options = ["--target", str(config.target), *drafters, "--port", "0", "--ready-file", str(ready)]
         with log.open("wb") as output:
-            # In a session of its own: Ctrl-C in the terminal ends an answer, not the server.
+            # In a session or process group of its own: Ctrl-C in the terminal ends an answer, not the server.
             process = subprocess.Popen(
                 [sys.executable, "-m", "outrider_server", "serve", *options],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
             )  # fmt: skip
         # And so a closed terminal does not end it, unless we do.
-        before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+        numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has one
+        before = {number: signal.signal(number, _leave) for number in numbers}
         try:
             yield _address(process, ready, log)
         finally:

@@ -87,7 +87,8 @@ class ChatRepl:
             finished = show_answer(self._client, self._conversation.prompt, display, **settings.overrides)
             self._statistics.append(finished.statistics)
             if not self._as_json and (cut := cut_remark(finished, settings.config.max_new_tokens)):
-                print_message(cut)
+                more = "; ask it to go on, or /set max-tokens" if finished.reason == "limit" else ""
+                print_message(f"{cut}{more}")
             if finished.reason == "unverified" and settings.config.mode != "offline":
                 print_message("the link did not come back: the end of this answer is unverified; /retry asks again")
         except KeyboardInterrupt:

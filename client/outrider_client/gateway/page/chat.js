@@ -10,11 +10,12 @@ import { updateAnswers } from "./origins.js";
 import { AnswerTurn, userTurn } from "./turn.js";
 
 const REMARKS = {
-  limit: "Stopped at the token limit.",
+  limit: "Stopped at the token limit: ask it to go on, or change the limit in the settings.",
+  repetition: "Stopped: the answer goes round in circles. Ask in other words.",
   context: "Stopped: the model's context is full.",
   unverified: "The link did not come back: the end of this answer is unverified.",
   private: "Written on this device alone: the conversation holds private text. A new conversation asks the server again.",
-  link: "The link broke, and the drafter could not continue alone.",
+  link: "The link broke and did not come back in time.",
   interrupted: "Interrupted: the page was closed while this was written.",
 };
 const KEEP_MS = 1000; // between two copies of an answer in progress
@@ -184,7 +185,7 @@ async function request({ turns }) {
     stream: true,
     ...(maxTokens >= 1 && { max_tokens: maxTokens }),
     ...(temperature >= 0 && { temperature }),
-    outrider: { mode, privacy, unverified: "stream" },
+    outrider: { mode, privacy, unverified: "stream", stop_loops: true },
   };
 }
 
