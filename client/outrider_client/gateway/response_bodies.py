@@ -103,12 +103,14 @@ class ChatFormatter(_ChoiceFormatter):
     def closing(self) -> list[Body]:
         delta: Body = {}
         reason: str = self.completion.finish_reason
+        logprobs = self._logprobs(self._held)
         if self._tools:
             said, reason = self._message(self._held)
             delta = {name: value for name, value in said.items() if value is not None}
             for number, call in enumerate(delta.get("tool_calls", ())):
                 call["index"] = number
-        return self._chunk({"delta": delta, "finish_reason": reason}, answer_extension(self.completion))
+        choice = {"delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return self._chunk(choice, answer_extension(self.completion))
 
     def whole(self, chunks: Sequence[TextChunk]) -> Body:
         said, reason = self._message(chunks)

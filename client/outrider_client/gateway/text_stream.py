@@ -132,6 +132,7 @@ class TextStream:
         # After a rollback, text that was sent can turn out to begin a stop string: take it back, too.
         if limit < self._sent:
             self._sent = limit
+            self._num_with_logprobs = min(self._num_with_logprobs, bisect_right(self._ends, limit))
             return [TextChunk("", "corrected", limit, rollback_to=limit)]
         return list(self._chunks(limit))
 
@@ -191,5 +192,6 @@ class TextStream:
             end = min(start + len(span.text), self._sent)
             if event.first <= span.first < event.first + event.count and start < end:
                 ends = self._token_ends() if self._has_logprobs else []
-                tokens = range(bisect_left(ends, start + len(span.text)), bisect_right(ends, end))
+                begin = max(bisect_left(ends, start + len(span.text)), event.first)
+                tokens = range(begin, bisect_right(ends, end))
                 yield TextChunk("", "accepted", start, verified_to=end, logprobs=self._logprobs_of(tokens))

@@ -24,10 +24,10 @@ class TargetTokenizer:
         try:
             # Any: transformers' tokenizers share no annotated base class
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
+            # Decoding runs for every verdict; without transformers' wrapper it takes half the time.
+            self._fast: Any = self._tokenizer.backend_tokenizer  # Any: as above
         except Exception as error:  # transformers trusts the files and fails on bad ones in many ways
             raise UsageError(f"{directory}: no tokenizer that transformers can read ({error})") from error
-        # Decoding runs for every verdict; without transformers' wrapper it takes half the time.
-        self._fast: Any = self._tokenizer.backend_tokenizer  # Any: as above
         self.control = ControlTokens(self._fast, str(self._tokenizer.chat_template))
 
     def encode(self, text: str) -> list[int]:

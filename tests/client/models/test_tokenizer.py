@@ -42,20 +42,15 @@ def test_templates_may_refuse(changed):
         TargetTokenizer(changed(chat_template=None)).render([{"role": "user", "content": "y"}])
 
 
-@pytest.mark.parametrize("template", ["{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}"])
-def test_templates_stay_in_their_box(changed, template):
-    with pytest.raises(UsageError):
-        TargetTokenizer(changed(chat_template=template)).render([{"role": "user", "content": "y"}])
-
-
-@pytest.mark.parametrize("template", ["{{ +['x'] }}", "{{ 1 // 0 }}", "{{ messages[0].content['a':] }}"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        *("{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}"),  # they stay in their box
+        *("{{ +['x'] }}", "{{ 1 // 0 }}", "{{ messages[0].content['a':] }}"),
+        *("{{ " + "(" * 500 + "1 }}", "{{ " + "9" * 5000 + " }}", "{% if 1 %}" * 60),  # nobody can compile these
+    ],
+)
 def test_a_failing_template_is_reported(changed, template):
-    with pytest.raises(UsageError, match="chat template"):
-        TargetTokenizer(changed(chat_template=template)).render([{"role": "user", "content": "y"}])
-
-
-@pytest.mark.parametrize("template", ["{{ " + "(" * 500 + "1 }}", "{{ " + "9" * 5000 + " }}", "{% if 1 %}" * 60])
-def test_a_template_that_cannot_be_compiled_is_reported(changed, template):
     with pytest.raises(UsageError, match="chat template"):
         TargetTokenizer(changed(chat_template=template)).render([{"role": "user", "content": "y"}])
 

@@ -15,17 +15,7 @@ from outrider_client.text.tool_calls import (
 ADD = Tool("add", "Add numbers.", {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]})
 WAIT = Tool("wait", "", {})
 CALL = ToolCall("add", '{"a": 1}')
-NO_ARGUMENTS = (
-    "null",
-    "[]",
-    '"Paris"',
-    '"[1]"',
-    "5",
-    '{"a": NaN}',
-    '{"a": -Infinity}',
-    '{"a": 1e999}',
-    '"{\\"a\\": 1e999}"',
-)
+NO_ARGUMENTS = ("null", "[]", '"Paris"', '"[1]"', '{"a": NaN}', '{"a": 1e999}', '"{\\"a\\": -Infinity}"')
 BROKEN = (  # what is no call, in whatever form
     "{", '{"name": {}}', '{"name": []}', '{"name": null, "arguments": {}}', '{"name": "other", "arguments": {}}',
     '{"name": "add"}', '{"name": "add", "description": "Adds."}', '{"arguments": {"a": 1}}',
