@@ -186,8 +186,10 @@ class DrafterFiles:
                 )
         tensors = {name: self.checkpoint.read(name) for name in wanted}
         for name, tensor in tensors.items():
-            if tensor.is_floating_point() != wanted[name].is_floating_point():
-                raise self.fault(f"tensor {name} is of type {tensor.dtype}: need {wanted[name].dtype}")
+            is_float = tensor.is_floating_point()
+            if is_float != wanted[name].is_floating_point() or (is_float and tensor.dtype.itemsize == 1):
+                remedy = "; export weights unquantized" if tensor.dtype.itemsize == 1 else ""
+                raise self.fault(f"tensor {name} is of type {tensor.dtype}: need {wanted[name].dtype}{remedy}")
             # `type`, not isinstance: quantized weights are Tensors too, and checking them would decode every value.
             if type(tensor) is Tensor and not torch.isfinite(tensor).all():
                 raise self.fault(f"tensor {name} holds values that are no numbers: the file is damaged")

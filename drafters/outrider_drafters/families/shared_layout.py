@@ -1,6 +1,6 @@
 """What published files of several families say in one way: maps of a draft vocabulary, a head, how much to draft."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider_drafters.checkpoints.draft_vocabulary import check_membership, draft_tokens
@@ -43,6 +43,21 @@ def check_vocabulary(files: DrafterFiles, draft_vocab: int, vocab: int) -> None:
         tokens = draft_tokens(d2t, vocab)
         if T2D in files.names:
             check_membership(files.checkpoint.read(T2D), tokens, vocab)
+
+
+def mask_token(files: DrafterFiles, target: TargetSizes, keys: Sequence[str] = ("mask_token_id",)) -> int:
+    """Read the token that stands in mask rows, from the first of the keys that a flat config has. Raises UsageError."""
+    key = next((key for key in keys if files.config.get(key) is not None), keys[0])
+    token = files.config.get(key)
+    if type(token) is not int or not 0 <= token < target.vocab:
+        raise files.fault(f"{key}={token}: need a row of the target's embedding, 0 to {target.vocab - 1}")
+    return token
+
+
+def check_layers(files: DrafterFiles, stored: int) -> None:
+    """Raise UsageError if config.json says another number of layers than are stored."""
+    if (said := config_int(files.config, "num_hidden_layers", stored)) != stored:
+        raise files.fault(f"holds {stored} layers: config.json says num_hidden_layers={said}")
 
 
 def best_first_or_chain(files: DrafterFiles, levels: int, default: int = 0) -> TreeShape:

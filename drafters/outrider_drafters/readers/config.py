@@ -36,6 +36,8 @@ def read_config(directory: Path) -> Config:
     if not (directory / "config.json").is_file():
         raise UsageError(f"{directory}: not a model directory, it has no config.json")
     config = read_json(directory / "config.json")
+    if not isinstance(names := config.get("architectures") or [], list):
+        raise UsageError(f"{directory}: config.json: architectures={names}: need a list")
     text = config.get("text_config")
     return {**text, **{key: config[key] for key in BESIDE_TEXT if key in config}} if isinstance(text, dict) else config
 

@@ -48,6 +48,7 @@ SPOILED_TENSORS = {
     "a vector for a matrix": ("q_proj.weight", lambda t: t[0], r"has shape \[\d+\]: need a matrix"),
     "a norm of another width": ("post_attention_layernorm.weight", lambda t: t[:3], r"has shape \[3\]: need \[\d+\]"),
     "whole numbers": ("mlp.down_proj.weight", lambda t: t.long(), "is of type torch.int64"),
+    "bytes": ("mlp.down_proj.weight", lambda t: t.to(torch.float8_e4m3fn), "is of type torch.float8.* unquantized"),
 }
 
 
@@ -157,6 +158,9 @@ REFUSED = {  # of a head: tensors, settings and options that are changed, and wh
         ({}, {"dflash_config": {"mask_token_id": 255, "target_layer_ids": [1, 8]}}, "",
          f"taps hidden state 9, the target has 0 to 8: {ANOTHER_TARGET}"),
         ({}, {"block_size": 1}, "", "block_size=1: need at least 2"),
+        ({}, {"architectures": "DFlashDraftModel"}, "", "architectures=DFlashDraftModel: need a list"),
+        ({"d2t": torch.zeros(2, 64, dtype=torch.long)}, {}, "", r"tensor d2t has shape \[2, 64\]: need \[128\]"),
+        ({"d2t": torch.arange(128)}, {"draft_vocab_size": 100}, "", "d2t has 128 rows: config.json says draft_voc"),
         ({}, {"dflash_config": {"num_candidates": 4}}, "", "num_candidates=4 is not understood.*; if it only steere"),
         ({}, {"dflash_config": {"projector_type": "eagle"}}, "", "projector_type=eagle: need dflash or dspark"),
         ({"lm_head.weight": (2,)}, {"dflash_config": GONE, "mask_token_id": 5}, "", "weight of its own, but config"),

@@ -30,6 +30,8 @@ from outrider_drafters.families.shared_layout import (
     LM_HEAD,
     VERIFIERS,
     best_first_or_chain,
+    check_layers,
+    mask_token,
     speculative_tokens,
     stored_head,
 )
@@ -113,7 +115,7 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
         layer_masks=tuple(layer_mask(files, layer, layout) for layer in range(_num_layers(files))),
         taps=_taps(files, target, layout),
         block=config_int(files.config, "block_size", BLOCK.get(layout)),
-        mask_token=_mask_token(files, target),
+        mask_token=mask_token(files, target),
         embed_scale=_number(files, "input_embedding_scale"),
         logit_scale=_number(files, "output_multiplier"),
         softcap=None if not softcap else _number(files, "final_logit_softcapping"),
@@ -145,8 +147,7 @@ def _refuse_others(files: DrafterFiles, layout: Layout) -> None:
 
 def _num_layers(files: DrafterFiles) -> int:
     stored = 1 + max(int(match[1]) for name in files.names if (match := re.match(r"layers\.(\d+)\.", name)))
-    if (said := config_int(files.config, "num_hidden_layers", stored)) != stored:
-        raise files.fault(f"holds {stored} layers: config.json says num_hidden_layers={said}")
+    check_layers(files, stored)
     return stored
 
 
@@ -201,12 +202,12 @@ def reading_hint(files: DrafterFiles, *, from_root: bool) -> str:
 def _head_rows(files: DrafterFiles, target: TargetSizes, layout: Layout) -> int:
     """Return the number of tokens that have a row of a head; 0: all, in the target's own."""
     if D2T in files.names and LM_HEAD not in files.names and layout == "z-lab":
-        rows, is_own = files.checkpoint.shape(D2T)[0], True
+        name, rows, is_own = D2T, files.checkpoint.read(D2T).numel(), True
     else:
         files.need(frozenset({LM_HEAD} if D2T in files.names else ()))
-        rows, is_own = stored_head(files, target)
+        name, (rows, is_own) = LM_HEAD, stored_head(files, target)
     if (said := config_int(files.config, "draft_vocab_size", rows)) != rows:
-        raise files.fault(f"{LM_HEAD} has {rows} rows: config.json says draft_vocab_size={said}")
+        raise files.fault(f"{name} has {rows} rows: config.json says draft_vocab_size={said}")
     return rows if is_own else 0
 
 
@@ -216,13 +217,6 @@ def _own_embedding(files: DrafterFiles, target: TargetSizes) -> bool:
         return False
     files.need_equal(f"rows of {EMBEDDING}", files.checkpoint.matrix(EMBEDDING)[0], target.vocab)
     return True
-
-
-def _mask_token(files: DrafterFiles, target: TargetSizes) -> int:
-    token = files.config.get("mask_token_id")
-    if type(token) is not int or not 0 <= token < target.vocab:
-        raise files.fault(f"mask_token_id={token}: need a row of the target's embedding, 0 to {target.vocab - 1}")
-    return token
 
 
 def _number(files: DrafterFiles, name: str) -> float:

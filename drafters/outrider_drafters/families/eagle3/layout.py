@@ -25,7 +25,7 @@ from outrider_drafters.checkpoints.options import (
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle3.layer import Eagle3Sizes
 from outrider_drafters.families.eagle3.tap_layers import IDS, chosen_layers, is_deepspec, uses_layers
-from outrider_drafters.families.shared_layout import EMBEDDING, VERIFIERS, stored_head
+from outrider_drafters.families.shared_layout import EMBEDDING, VERIFIERS, check_layers, stored_head
 from outrider_drafters.readers.config import NESTED, SPECULATORS_KEYS, Config, config_int, flattened, is_sliding
 
 NORM_OUTPUT = DrafterOption.switch("norm_output", "feed back the output after the norm")
@@ -118,8 +118,7 @@ def _windows(files: DrafterFiles) -> tuple[int | None, ...]:
     if NESTED not in config:
         # Flat configs are often the target's: their number of layers and their windows are not the head's.
         return (None,) * layers
-    if (said := config_int(config, "num_hidden_layers", layers)) != layers:
-        raise files.fault(f"holds {layers} layers: config.json says num_hidden_layers={said}")
+    check_layers(files, layers)
     width = None if config.get("use_sliding_window") is False else config.get("sliding_window")
     # A window is of positions, as vLLM runs it; speculators' training counts a drafted row's from the root.
     slides = [width is not None and is_sliding(config, layer) for layer in range(layers)]

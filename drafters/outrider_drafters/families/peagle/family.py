@@ -38,6 +38,7 @@ from outrider_drafters.families.shared_layout import (
     T2D,
     best_first_or_chain,
     check_vocabulary,
+    mask_token,
     speculative_tokens,
 )
 from outrider_drafters.readers.config import KIND, NESTED, config_int
@@ -83,16 +84,7 @@ def _read_sizes(files: DrafterFiles, target: TargetSizes) -> PEagleSizes:
         raise files.fault(f"tensor {MASK_HIDDEN} has shape {list(shape)}: need {width} values, as fc takes")
     stated = speculative_tokens(files) or config_int(files.config, NUM_DEPTHS, NUM_DRAFTS)
     num_drafts = files.options.get(DRAFTS) or stated
-    return PEagleSizes(eagle, mask_token(files, target), shape, min(num_drafts, MAX_LEVELS))
-
-
-def mask_token(files: DrafterFiles, target: TargetSizes) -> int:
-    """Read the token that stands in mask rows, from a flat config. Raises UsageError."""
-    key = next((key for key in MASK_TOKENS if files.config.get(key) is not None), MASK_TOKENS[0])
-    token = files.config.get(key)
-    if type(token) is not int or not 0 <= token < target.vocab:
-        raise files.fault(f"{key}={token}: need a row of the embedding, 0 to {target.vocab - 1}")
-    return token
+    return PEagleSizes(eagle, mask_token(files, target, MASK_TOKENS), shape, min(num_drafts, MAX_LEVELS))
 
 
 def _load_drafter(files: DrafterFiles, target: TargetWeights) -> PEagleDrafter:

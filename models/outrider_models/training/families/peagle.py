@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.families.eagle3.layout import canonical
 from outrider_drafters.families.eagle3.tap_layers import default_layers
-from outrider_drafters.families.peagle.family import NUM_DRAFTS, mask_token
+from outrider_drafters.families.peagle.family import MASK_TOKENS, NUM_DRAFTS
 from outrider_drafters.families.peagle.network import PEagle, PEagleSizes
-from outrider_drafters.families.shared_layout import T2D
+from outrider_drafters.families.shared_layout import T2D, mask_token
 from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (
@@ -91,7 +91,7 @@ class TrainablePEagle(EagleHead):
     def load_weights(self, files: DrafterFiles) -> None:
         super().load_weights(files)
         # Those weights know this token as the mask; that of other data may be another.
-        self.network.mask_token = mask_token(canonical(files), self._target_sizes)
+        self.network.mask_token = mask_token(canonical(files), self._target_sizes, MASK_TOKENS)
 
     def forward(self, batch: Batch, target: TeacherOutput, progress: float) -> LossOutput:
         network, tokens = self.network, batch.tokens[:, 1:]
