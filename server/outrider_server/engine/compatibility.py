@@ -34,7 +34,7 @@ _PROBE_WINDOW = 5
 # that is wrong in one layer makes it 1e-3 and more.
 _TOLERANCE = 1e-4
 _ROUNDING = 0.1  # of passes in bfloat16 and float16; where the model's own are off by more, twice that
-TRIAL: ContextVar[bool | None] = ContextVar("TRIAL", default=None)  # within trial(): whether in float32
+TRIAL: ContextVar[tuple[int, bool] | None] = ContextVar("TRIAL", default=None)  # the arguments of the trial() entered
 
 
 class _Recorder:
@@ -93,7 +93,7 @@ def check_against_eager(
     `fused`: compare its passes instead of the model's own.
     """
     for first in _FIRST_TOKENS:
-        fault = _fault(model, kv, _probe_tokens(model, max_context, first), fused)
+        fault = _fault(model, kv, max_context, first, fused)
         if fault is None:
             return
     raise UsageError(f"{model.config.model_type}: {fault}")
@@ -108,10 +108,11 @@ def agrees(fused: FusedDecoder, model: PreTrainedModel, kv: KVShape, max_context
     return True
 
 
-def _fault(model: PreTrainedModel, kv: KVShape, tokens: list[int], fused: FusedDecoder | None) -> str | None:
+def _fault(model: PreTrainedModel, kv: KVShape, max_context: int, first: int, fused: FusedDecoder | None) -> str | None:
     """Return what is wrong with passes on slots, if anything."""
+    tokens = _probe_tokens(model, max_context, first)
     wide = replace(kv, dtype=torch.promote_types(kv.dtype, torch.float32)) if is_plain(model) else kv
-    with trial(model, in_float32=wide != kv):
+    with trial(model, max_context, wide != kv):
         reference = _own_logits(model, tokens)
         difference = _difference(_through_slots(model, wide, tokens, fused), reference)
     # Not `difference > ...`, here and below: NaN is a fault too.
@@ -122,7 +123,7 @@ def _fault(model: PreTrainedModel, kv: KVShape, tokens: list[int], fused: FusedD
         )
     if wide == kv:
         return None
-    with trial(model, in_float32=False):
+    with trial(model, max_context, False):
         difference = _difference(_through_slots(model, kv, tokens, fused), reference)
         if difference <= _ROUNDING or difference <= 2 * (own := _difference(_own_logits(model, tokens), reference)):
             return None
@@ -131,15 +132,17 @@ def _fault(model: PreTrainedModel, kv: KVShape, tokens: list[int], fused: FusedD
 
 
 @contextmanager
-def trial(model: PreTrainedModel, *, in_float32: bool) -> Iterator[None]:
-    """Compute in float32, with sliding windows so narrow that a few tokens reach beyond them.
+def trial(model: PreTrainedModel, max_context: int, in_float32: bool) -> Iterator[None]:
+    """Compute in float32, and with sliding windows so narrow that a few tokens reach beyond them.
 
-    Some architectures have their window in the mask alone, which slots replace: only such a text shows it.
+    Some architectures have their window in the mask alone, which slots replace: only such a text shows it. A window as
+    wide as the context hides nothing, and stays.
     """
     owners: list[Any] = [model.config.get_text_config(), *model.modules()]
     # Pairs, not a dict: configs have no hash.
-    widths = [(one, one.sliding_window) for one in owners if isinstance(getattr(one, "sliding_window", None), int)]
-    token = TRIAL.set(in_float32)
+    widths = [(one, getattr(one, "sliding_window", None)) for one in owners]
+    widths = [(one, width) for one, width in widths if isinstance(width, int) and width < max_context]
+    token = TRIAL.set((max_context, in_float32))
     try:
         for owner, _ in widths:
             owner.sliding_window = _PROBE_WINDOW
@@ -155,7 +158,8 @@ class _NarrowBatch(FlatBatch):
     """A batch with trial()'s windows, for a pass that keeps those of the model."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        window = None if call.window is None else _PROBE_WINDOW
+        trial = TRIAL.get()
+        window = _PROBE_WINDOW if trial and call.window and call.window < trial[0] else call.window
         return super().attend(layer, query, key, value, AttentionCall(call.scaling, call.softcap, window, call.sinks))
 
 

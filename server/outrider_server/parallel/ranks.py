@@ -117,7 +117,7 @@ class RankProcesses:
     def watched(self) -> bool:
         return self._watcher.ident is not None
 
-    def broadcast(self, arguments: Mapping[str, Tensor], *, on_slots: bool, trial: bool | None) -> None:
+    def broadcast(self, arguments: Mapping[str, Tensor], *, on_slots: bool, trial: tuple[int, bool] | None) -> None:
         """Have all run a pass with these arguments, on slots or with the model's own attention on their heads.
 
         `trial`: as TRIAL says.

@@ -59,13 +59,13 @@ def _follow(leader: Connection, inbox: _Inbox) -> None:
     slots, implementation = WorkerAttention(), IMPLEMENTATION
     with torch.inference_mode():
         while (message := inbox.get()) is not None:
-            on_slots, in_float32, arguments = message
+            on_slots, checking, arguments = message
             wanted = IMPLEMENTATION if on_slots else "eager"
             if wanted != implementation:
                 model.set_attn_implementation(wanted)
                 implementation = wanted
             rows = {name: torch.from_numpy(array).to(shard.own_device) for name, array in arguments.items()}
-            with nullcontext() if in_float32 is None else trial(model, in_float32=in_float32):
+            with nullcontext() if checking is None else trial(model, *checking):
                 model(**rows, use_cache=False, **({"slots": slots} if on_slots else {}))
     leave()
 
