@@ -34,6 +34,7 @@ class NamespaceLink(EngineLink):
         self._near: TcpSplice | None = None  # accepts clients of this network
         self._far: dict[int, TcpSplice] = {}  # in B, by the port that A's loopback has, too
         self._servers: dict[int, Address] = {}  # by the same port
+        self._accepted = 0
         self._followed: dict[int, bool] = {}  # ports that nobody asked for; whether they lead over the link
 
     async def start(self) -> None:
@@ -93,8 +94,8 @@ class NamespaceLink(EngineLink):
 
     @property
     def _connections(self) -> int:
-        """Number of connections that came over the link."""
-        return sum(splice.connections for splice in self._far.values())
+        """Number of connections over the link that a server has accepted."""
+        return self._accepted
 
     def _ignore_clients(self, is_cut: bool) -> None:
         """Let new connections to the link's address hang, or no more; the link itself stalls all others."""
@@ -171,4 +172,5 @@ class NamespaceLink(EngineLink):
     async def _ask_server(self, port: int) -> SpliceLeg:
         leg = await dial_locally(*self._servers[port])
         leg.answers = self.answers.connection()
+        self._accepted += 1
         return leg

@@ -128,7 +128,6 @@ class TcpSplice:
         self._server: asyncio.Server | None = None
         self._joining: set[asyncio.Task[None]] = set()
         self._ends: set[SpliceLeg] = set()
-        self.connections = 0
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -159,7 +158,6 @@ class TcpSplice:
         accept_connections(self._listener)
 
     def _accept(self) -> SpliceLeg:
-        self.connections += 1
         return _AcceptedLeg(self._begin, self._end)
 
     def _end(self, accepted: _AcceptedLeg) -> None:
