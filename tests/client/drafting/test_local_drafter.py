@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import pytest
 
 from outrider_client.core.config import ClientConfig
+from outrider_client.core.events import Warned
 from outrider_client.core.prompt import Segment
 from outrider_client.models.local_models import LocalModels
 from outrider_drafters.families.lookup.drafter import LookupDrafter
@@ -78,6 +80,18 @@ async def test_routing_does_not_change_the_text(connect, verifier, language, rou
     client = connect(models=two_heads(language, routing))
     for prompt in (PROMPT, [*PROMPT, 7, 8]):
         assert (await client.complete(prompt, mode=mode)).token_ids == language.answer(prompt, 40)
+
+
+async def test_after_64_drafts_that_were_refused_it_is_told_what_to_try(connect, language):
+    drafter = FakeDrafter(Wrong())
+    drafter.hint = "give it the option a=b"
+    client, warnings = connect(models=fake_models(language, drafter)), []
+    for last in range(5):
+        async with contextlib.aclosing(client.generate([*PROMPT, last], mode="stop-and-wait")) as events:
+            warnings += [event.message async for event in events if isinstance(event, Warned)]
+    (warning,) = warnings
+    assert " of 64 verdicts" in warning
+    assert warning.endswith("If it was made for this target, give it the option a=b")
 
 
 async def test_words_choose_the_head(connect, language):
