@@ -120,7 +120,6 @@ def _config(file: GgufFile) -> Config:
     if has_heads or FROM_ROOT in config:
         if file.of_architecture(WINDOW):
             raise UsageError(f"{file.path}: {ARCHITECTURE}.{WINDOW}: files of DSpark do not say how their windows lie")
-        config.setdefault(FROM_ROOT, True)
         return config | {KIND: "dspark" if has_heads else "dflash", "aux_hidden_state_layer_ids": layers}
     if own := [name for name in ITS_OWN if name in file.tensors]:
         raise UsageError(f"{file.path}: {', '.join(own)} of its own: only a DSpark may have such")
