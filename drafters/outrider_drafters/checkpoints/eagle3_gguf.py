@@ -128,12 +128,10 @@ def _yarn(file: GgufFile, factor: float) -> Config:
         "beta_fast": file.of_architecture("rope.scaling.yarn_beta_fast"),
         "beta_slow": file.of_architecture("rope.scaling.yarn_beta_slow"),
     }
-    # llama.cpp multiplies attn_factor with YaRN's own magnitude; transformers' attention_factor replaces that one.
-    times = file.of_architecture("rope.scaling.attn_factor") or 1.0
-    weight = file.of_architecture("rope.scaling.yarn_log_multiplier") or 0.0
-    values["attention_factor"] = (
-        times * (1 + 0.1 * math.log(max(factor, 1.0))) / (1 + 0.1 * weight * math.log(max(factor, 1.0)))
-    )
+    # llama.cpp multiplies attn_factor with YaRN's own magnitude; transformers' attention_factor, which its converter
+    # writes as yarn_attn_factor, replaces that one.
+    own = file.of_architecture("rope.scaling.yarn_attn_factor") or 1 + 0.1 * math.log(max(factor, 1.0))
+    values["attention_factor"] = own * (file.of_architecture("rope.scaling.attn_factor") or 1.0)
     return {key: value for key, value in values.items() if value is not None}
 
 

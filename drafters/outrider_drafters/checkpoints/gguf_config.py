@@ -48,14 +48,7 @@ _EXPERTS = {
 _REQUIRED = ("attention.head_count", "block_count", "context_length", "embedding_length")
 # Applied below, one by one.
 _SCALING_TYPE = "rope.scaling.type"
-_SCALINGS = (
-    "attn_factor",
-    "factor",
-    "original_context_length",
-    "yarn_beta_fast",
-    "yarn_beta_slow",
-    "yarn_log_multiplier",
-)
+_SCALINGS = ("attn_factor", "factor", "original_context_length", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
 _ROPE = {"attention.value_length", "rope.dimension_count", "rope.freq_base", "rope.scale_linear", _SCALING_TYPE}
 _ROPE |= {f"rope.scaling.{key}" for key in _SCALINGS}
 _HARMLESS = {
@@ -68,7 +61,6 @@ _IMPLIED = {
     "attention.causal": True,
     "expert_gating_func": 1,  # softmax
     "expert_weights_scale": 1.0,
-    "rope.scaling.yarn_attn_factor": 1.0,
     "rope.scaling.yarn_ext_factor": 1.0,
 }
 

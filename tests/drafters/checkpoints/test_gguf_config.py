@@ -77,7 +77,7 @@ APPLIED = [
         {**YARN, "rope.scaling.attn_factor": 1.2},
         rope(**YARN_FIELDS, attention_factor=1.2 * (1 + 0.1 * np.log(4))),
     ),
-    ("llama", {**YARN, "rope.scaling.yarn_log_multiplier": 0.7}, rope(**YARN_FIELDS, mscale=1.0, mscale_all_dim=0.7)),
+    ("llama", {**YARN, "rope.scaling.yarn_attn_factor": 0.8}, rope(**YARN_FIELDS, attention_factor=0.8)),
     (
         "llama",
         {**YARN, "rope.scaling.yarn_beta_fast": 9.0, "rope.scaling.yarn_beta_slow": 0.2},
