@@ -101,58 +101,33 @@ def calls_in(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
     """
     names = {tool.name for tool in tools}
     calls: list[ToolCall] = []
-    around, begin, end = [], 0, 0
+    around: list[str] = []
+    begin = end = 0
     for tag in [*_NO_TAG.finditer(text), *_TAG.finditer(text)]:
         if tag.start() < end:  # in the JSON of the one before
             continue
         try:
-            values, end = _values(text, tag.end())
+            value, end = json.JSONDecoder().raw_decode(text, tag.end())
+            values = value if isinstance(value, list) else [value]
+            made = [_call(value, names) for value in values]
+            others = [json.dumps(value) for value, call in zip(values, made, strict=True) if call is None]
         except (ValueError, RecursionError):
             continue
-        made = [(_call(value, names), source) for value, source in values]
         is_alone = not text[end:].strip()
-        if any(call for call, _ in made) and (tag[0].strip() or is_alone):
-            calls += [call for call, _ in made if call is not None]
-            around += [text[begin : tag.start()], *(source for call, source in made if call is None)]
+        if any(made) and (tag[0].strip() or is_alone):
+            calls += filter(None, made)
+            around += [text[begin : tag.start()], *others]
             begin = end = end if (closed := _CLOSE.match(text, end)) is None else closed.end()
     around.append(text[begin:])
     return ("\n".join(filter(None, map(str.strip, around))), calls) if calls else (text, [])
 
 
-def _values(text: str, at: int) -> tuple[list[tuple[Any, str]], int]:  # Any: whatever JSON holds
-    """Return the value at `at`, or each in the list there, with its text, and where it ends. Raises ValueError."""
-    if not text.startswith("[", at):
-        value, end = _DECODER.raw_decode(text, at)
-        return [(value, text[at:end])], end
-    values = []
-    while text[at] != "]":
-        begin = _after_blanks(text, at + 1)
-        value, end = _DECODER.raw_decode(text, begin)
-        values.append((value, text[begin:end]))
-        at = _after_blanks(text, end)
-        if text[at : at + 1] not in (",", "]"):
-            raise ValueError("a list that does not end")
-    return values, at + 1
-
-
-def _after_blanks(text: str, at: int) -> int:
-    return len(text) - len(text[at:].lstrip())
-
-
-def _call(value: Any, names: set[str]) -> ToolCall | None:  # Any: as above
+def _call(value: Any, names: set[str]) -> ToolCall | None:  # Any: whatever JSON holds
     if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or name not in names:
         return None
     arguments = next((value[key] for key in _ARGUMENTS if key in value), None)
-    try:
-        parsed = _DECODER.decode(arguments) if isinstance(arguments, str) else arguments
-        dumped = json.dumps(parsed, allow_nan=False)  # a number too large for JSON is infinite by now
-    except (ValueError, RecursionError):
-        return None
-    return ToolCall(name, arguments if isinstance(arguments, str) else dumped) if isinstance(parsed, dict) else None
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse)
+    with contextlib.suppress(ValueError):
+        given = json.loads(arguments) if isinstance(arguments, str) else arguments
+        text = json.dumps(given, allow_nan=False)  # nor a number that is too large for JSON, and infinite by now
+        return ToolCall(name, arguments if isinstance(arguments, str) else text) if isinstance(given, dict) else None
+    return None

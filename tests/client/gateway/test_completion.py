@@ -45,6 +45,14 @@ def test_the_limit_does_not_reveal_the_length_of_a_private_value(completion, end
     assert limit("Zoe") == limit("Bartholomew Featherstonehaugh of Kingston upon Hull")
 
 
+@pytest.mark.parametrize(("headers", "raw"), [({}, True), ({"x-outrider-parse-special": "false"}, "as text")])
+def test_what_spells_a_control_token_in_a_raw_prompt(completion, models, headers, raw):
+    body = CompletionRequest.model_validate({"model": "outrider", "prompt": "<|user|>x"})
+    [asked] = map_completion_request(body, headers, Sampling())
+    assert completion(asked)._sent == tuple(models.encode("<|user|>x", raw=raw))
+    assert (models.encode("<|user|>", raw=True)[0] in completion(asked)._sent) == (raw is True)
+
+
 def test_alternatives_keep_their_values(completion, models):
     """Pieces of a character, and tokens that read alike, do not overwrite each other."""
     body = {"model": "outrider", "prompt": "x", "logprobs": 5}

@@ -37,6 +37,13 @@ def test_an_answer_follows_its_schema(openai, mode, temperature):
     assert (choice.message.content, choice.finish_reason) == (plain.message.content, "stop")
 
 
+def test_a_text_of_a_schema_that_spells_control_tokens_is_text(openai):
+    schema = {"const": "a<|eos|>b<|user|>"}
+    form = {"type": "json_schema", "json_schema": {"name": "c", "schema": schema}}
+    choice = ask(openai, response_format=form).choices[0]
+    assert (json.loads(choice.message.content), choice.finish_reason) == (schema["const"], "stop")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "count_words"}}], ids=["required", "named"]
