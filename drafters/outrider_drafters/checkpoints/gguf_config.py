@@ -23,7 +23,6 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = frozenset({ROPE_FREQS, LONG, SHORT})
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of all Llamas; files hold only what follows from them
-_NORM_EPS = "attention.layer_norm_rms_epsilon"
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _SWA_BASE = "rope.freq_base_swa"
 _COMMON = {
@@ -36,7 +35,7 @@ _COMMON = {
     "feed_forward_length": "intermediate_size",
     "vocab_size": "vocab_size",
 }
-_RMS = {_NORM_EPS: "rms_norm_eps"}
+_RMS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 _CAPS = {f"{kind}_logit_softcapping": f"{kind}_logit_softcapping" for kind in ("attn", "final")}
 _LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 _EXPERTS = {
@@ -106,10 +105,7 @@ LANGUAGE_MODELS: Mapping[str, Architecture] = {
         rotates_a_part=True,
     ),
     "nemotron": Architecture(
-        "nemotron",
-        {"attention.layer_norm_epsilon": "norm_eps"},
-        "norms plus one",
-        rotates_a_part=True,
+        "nemotron", {"attention.layer_norm_epsilon": "norm_eps"}, "norms plus one", rotates_a_part=True
     ),
     "phi3": Architecture("phi3", _RMS | {_WINDOW: "sliding_window"}, rotates_a_part=True),
     "qwen2": Architecture("qwen2", _RMS),
@@ -182,7 +178,7 @@ def _one(file: GgufFile, key: str) -> Any:  # Any: as the file's values
 
 
 def _rope(file: GgufFile, width: int, architecture: Architecture, context: int) -> Fields:
-    for key in _ROPE - {_SCALING_TYPE}:
+    for key in _ROPE - {_SCALING_TYPE} | {_SWA_BASE}:
         if not isinstance(value := file.of_architecture(key) or 0, (int, float)) or not 0 <= value < math.inf:
             raise _refused(file, key, value, "need a number of at least 0")
     rope: Fields = {"rope_type": "default", "rope_theta": file.of_architecture("rope.freq_base") or 10000.0}
@@ -280,7 +276,8 @@ def _gemma(file: GgufFile, fields: Fields) -> Fields:
         return {}
     largest = fields["num_hidden_layers"] == {"gemma2": 46, "gemma3": 62}[file.architecture]
     width = fields["hidden_size"] // fields["num_attention_heads"] if largest else fields["head_dim"]
-    return {"query_pre_attn_scalar": width}
+    uncapped = {name: None for key, name in _CAPS.items() if file.of_architecture(key) == 0}
+    return {"query_pre_attn_scalar": width, **uncapped}
 
 
 def _refused(file: GgufFile, key: str, value: object, need: str) -> UsageError:

@@ -64,7 +64,7 @@ def dequantized_dir(path: Path, dtype: torch.dtype | None = None) -> Path:
     }
     if dtype is None and (made := [each for each in directories.values() if each.is_dir()]):
         return made[0]
-    dtype = dtype or suitable_dtype(path)
+    dtype = dtype or suitable_dtype(GgufFile.read(path))
     directory = directories[str(dtype).removeprefix("torch.")]
     dequantize_target(path, directory, dtype=dtype)
     return directory
@@ -90,7 +90,7 @@ def dequantize_target(
             shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
             try:
                 file = GgufFile.read(path)
-                _write(file, partial, dtype or _suitable_dtype(file), report)
+                _write(file, partial, dtype or suitable_dtype(file), report)
                 partial.rename(directory)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -102,12 +102,8 @@ def _num_weights(file: GgufFile) -> int:
     return sum(math.prod(file.tensors.shape(name)) for name in file.tensors)
 
 
-def suitable_dtype(path: Path) -> torch.dtype:
-    """Return the type of weights that a file gets where none is asked for. Raises UsageError."""
-    return _suitable_dtype(GgufFile.read(path))
-
-
-def _suitable_dtype(file: GgufFile) -> torch.dtype:
+def suitable_dtype(file: GgufFile) -> torch.dtype:
+    """Return the type that the weights of a file get where none is asked for."""
     return torch.float32 if _num_weights(file) < _FLOAT32_PARAMETERS else torch.bfloat16
 
 

@@ -19,7 +19,7 @@ from outrider_drafters.checkpoints.gguf_target import suitable_dtype
 from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_drafters.processor import cpu_has_bf16
-from outrider_drafters.readers.gguf_file import SUFFIX
+from outrider_drafters.readers.gguf_file import SUFFIX, GgufFile
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import IMPLEMENTATION, register
 
@@ -170,7 +170,7 @@ def costly_placement(dtype: torch.dtype, device: torch.device, path: Path) -> st
 
 def _own_dtype(path: Path) -> torch.dtype:
     if path.is_file():
-        return suitable_dtype(path)
+        return suitable_dtype(GgufFile.read(path))
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except Exception as error:

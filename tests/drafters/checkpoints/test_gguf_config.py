@@ -116,6 +116,7 @@ APPLIED = [
         (name, {"attention.sliding_window_pattern": [True, True]}, {"layer_types": ALL_SLIDE})
         for name in ("gemma2", "gpt-oss")
     ),
+    ("gemma2", {"attn_logit_softcapping": 0.0}, {"attn_logit_softcapping": None}),
     ("gemma3", {"attention.sliding_window": None}, {"layer_types": ALL_SEE}),
     (
         "gemma3",
