@@ -98,13 +98,6 @@ def test_a_base_by_kind_of_layer_is_refused(head):
     head.refused(r"differs by layers \(full_attention\)")
 
 
-@pytest.mark.parametrize("head", WITH_LAYERS, indirect=True)
-def test_settings_that_change_nothing_are_fine(head):
-    head.llama.update({"hidden_act": "silu", "partial_rotary_factor": 1.0, "residual_multiplier": 1.0})
-    head.config |= {"dropped_layers": [], "dtype": "float32", "outrider_copy": 3}
-    head.load()
-
-
 ANOTHER_TARGET = "made for another target"
 REST = (64,)
 PROPOSING = {"speculators_config": {"proposal_methods": [{"speculative_tokens": 0}]}}
@@ -295,8 +288,10 @@ def test_quantized_weights_are_refused_by_that_name(head):
 
 
 @pytest.mark.parametrize("head", HEADS, indirect=True)
-def test_what_trainers_leave_behind_is_passed_over(head):
+def test_what_trainers_leave_behind_and_what_changes_nothing_is_passed_over(head):
     """And what a flat config has of its target."""
+    head.llama.update({"hidden_act": "silu", "partial_rotary_factor": 1.0, "residual_multiplier": 1.0})
+    head.config |= {"dropped_layers": [], "dtype": "float32", "outrider_copy": 3}
     left = dict.fromkeys(TRAINING, 7) | {"training_mode": "vp_drafter"}
     head.config |= left | ({"num_experts": 128} if head.llama is head.config else {})
     if "dflash_config" in head.config:

@@ -37,7 +37,7 @@ class DFlashDrafter(BlockDrafter):
     ) -> None:
         tap = tap_info(network) if tap is None else tap
         super().__init__(target, tap, network.sizes.num_drafts, plan, network.embed_tokens)
-        self.network = network
+        self.network, self.hint = network, network.sizes.hint
         # Trained with blocks that lack a whole block's verdict: docs/results/drafters.md, "Ahead of a verdict".
         self.stale_tolerant = network.sizes.late > self.num_drafts
         head, self.draft_tokens = target.lm_head, target.draft_tokens

@@ -110,6 +110,7 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
     shape = replace(stored_shape(files.checkpoint, "layers.0.", files.config), rope_scaling=rope_scaling(files.config))
     files.need_equal("hidden size", shape.width, target.hidden)
     softcap = files.config.get("final_logit_softcapping")
+    from_root, hint = _from_root(files, layout)
     return DFlashSizes(
         shape=shape,
         layer_masks=tuple(layer_mask(files, layer, layout) for layer in range(_num_layers(files))),
@@ -119,7 +120,8 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
         embed_scale=_number(files, "input_embedding_scale"),
         logit_scale=_number(files, "output_multiplier"),
         softcap=None if not softcap else _number(files, "final_logit_softcapping"),
-        from_root=_from_root(files, layout),
+        from_root=from_root,
+        hint=hint,
         vocab=target.vocab,
         head_rows=_head_rows(files, target, layout),
         borrowed_head=LM_HEAD not in files.names,
@@ -169,34 +171,24 @@ def _taps(files: DrafterFiles, target: TargetSizes, layout: Layout) -> tuple[int
     return tuple(last if tap == target.layers else tap for tap in taps)
 
 
-def _from_root(files: DrafterFiles, layout: Layout) -> bool:
-    """Return whether the root's row drafts. Where neither option nor config says it of a DSpark, log what is taken."""
-    if (said := _said_from_root(files)) is not None:
-        return said
-    is_dspark = family_of(files) == "dspark"
-    # SpecForge's own code drafts from the row behind the root; what it converts for SGLang has DeepSpec's class.
-    of_deepspec = any(str(name).endswith("DSparkModel") for name in files.config.get("architectures") or ())
-    from_root = layout == "DeepSpec" or (is_dspark and (of_deepspec or layout == "speculators"))
-    if is_dspark and layout != "DeepSpec":
-        taken = "the root's row" if from_root else "the row behind the root's"
-        hint = reading_hint(files, from_root=from_root)
-        lacks = f"config.json lacks sample_from_anchor: {taken} is taken to draft first"
-        _log.warning("%s: %s; if few tokens are accepted, %s", files.directory, lacks, hint)
-    return from_root
-
-
-def _said_from_root(files: DrafterFiles) -> bool | None:
+def _from_root(files: DrafterFiles, layout: Layout) -> tuple[bool, str]:
+    """Return whether the root's row drafts, and what to try otherwise where neither option nor config says it."""
     values = (files.options.get(FROM_ROOT_OPTION), *(files.config.get(key) for key in FROM_ROOT))
     said = next((value for value in values if value is not None), None)
     if said is not None and type(said) is not bool:
         raise files.fault(f"sample_from_anchor={said}: need true or false")
-    return said
-
-
-def reading_hint(files: DrafterFiles, *, from_root: bool) -> str:
-    """Return what to try where few of a DSpark's tokens are accepted: published tools disagree (vllm#56792)."""
+    if said is not None or family_of(files) != "dspark":
+        return bool(said) or (said is None and layout == "DeepSpec"), ""
+    # Published tools disagree (vllm#56792). SpecForge's own code drafts from the row behind the root; what it converts
+    # for SGLang has DeepSpec's class.
+    of_deepspec = any(str(name).endswith("DSparkModel") for name in files.config.get("architectures") or ())
+    from_root = of_deepspec or layout != "z-lab"
     hint = f"give the drafter the option sample_from_anchor={'false' if from_root else 'true'}"
-    return hint if _said_from_root(files) is None else ""
+    if layout != "DeepSpec":
+        taken = "the root's row" if from_root else "the row behind the root's"
+        lacks = f"config.json lacks sample_from_anchor: {taken} is taken to draft first"
+        _log.warning("%s: %s; if few tokens are accepted, %s", files.directory, lacks, hint)
+    return from_root, hint
 
 
 def _head_rows(files: DrafterFiles, target: TargetSizes, layout: Layout) -> int:

@@ -40,7 +40,7 @@ class DFlashSizes:
 
     `embed_scale`, `logit_scale` and `softcap` (of logits; None: none) follow targets that have such. `from_root`: the
     root's row drafts, too. `head_rows`: rows of an lm_head of its own (0: it has none), `vocab` of an embedding of its
-    own. `borrowed_head`: these rows are the target's. `late`: see LATE. Raises UsageError.
+    own. `borrowed_head`: these rows are the target's. `late`: see LATE. `hint`: see Drafter. Raises UsageError.
     """
 
     shape: BlockShape
@@ -57,6 +57,7 @@ class DFlashSizes:
     borrowed_head: bool = False
     own_embedding: bool = False
     late: int = 0
+    hint: str = ""
 
     def __post_init__(self) -> None:
         if self.num_drafts < 1:

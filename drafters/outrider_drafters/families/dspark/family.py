@@ -18,7 +18,6 @@ from outrider_drafters.families.dflash.layout import (
     family_of,
     layout_of,
     read_sizes,
-    reading_hint,
 )
 from outrider_drafters.families.dflash.network import DFlashSizes, tap_info
 from outrider_drafters.families.dspark.drafter import NAME, DSparkDrafter
@@ -79,9 +78,7 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> DSparkDrafter:
     threshold = files.options.get(CONFIDENCE) or 0.0
     if threshold and network.confidence_head is None:
         raise files.fault(f"confidence={threshold}: it has no confidence head")
-    drafter = DSparkDrafter(network, target, info, default_plan(files, network.sizes.num_drafts), threshold)
-    drafter.hint = reading_hint(canonical(files), from_root=network.sizes.from_root)
-    return drafter
+    return DSparkDrafter(network, target, info, default_plan(files, network.sizes.num_drafts), threshold)
 
 
 FAMILY = replace(
