@@ -16,6 +16,7 @@ from outrider_netsim.core.addresses import ADDRESS_VARIABLE, Address
 from outrider_netsim.core.async_resource import close_server
 from outrider_netsim.core.engine_names import Way
 from outrider_netsim.core.errors import EngineError, ProfileError
+from outrider_netsim.core.small_buffers import hold_back
 from outrider_netsim.engines.engine_link import EngineLink, LinkPlan
 from outrider_netsim.engines.link_clock import LinkClock
 from outrider_netsim.engines.relay import relay
@@ -56,6 +57,8 @@ class ProxyLink(EngineLink):
             self._recorder = FileRecorder(self.plan.recording, self._clock.now, comment)
             self._link.record_with(self._recorder)
         self._server = await asyncio.start_server(self._accept, *self.plan.listen, backlog=BACKLOG)
+        for listener in self._server.sockets:
+            hold_back(listener)
         self._clock.start()
         if outages := [outage for outage in self.profile.outages if not outage.hold]:
             self._own(asyncio.get_running_loop().create_task(run_outages(OutageSwitch(self._hang), outages)))

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 
 from outrider_netsim.core.addresses import Address
 from outrider_netsim.core.answers import AnswerReader
+from outrider_netsim.core.small_buffers import connected_socket
 from outrider_netsim.engines.link_clock import LinkClock
 from outrider_netsim.tcp.endpoint import TcpEndpoint, TcpUser
 from outrider_netsim.virtual.link import VirtualLink
@@ -193,7 +194,7 @@ async def _serve_upstream(end: RelayEnd, upstream: Address, clock: LinkClock) ->
         return
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(*upstream)
+            reader, writer = await asyncio.open_connection(sock=await connected_socket(*upstream))
     except (OSError, TimeoutError):
         end.drop(clock)
         return

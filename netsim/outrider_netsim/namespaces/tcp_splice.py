@@ -18,12 +18,9 @@ from typing import cast
 
 from outrider_netsim.core.answers import AnswerReader
 from outrider_netsim.core.async_resource import close_server
+from outrider_netsim.core.small_buffers import BUFFER_BYTES, connected_socket, hold_back, keep_little_unsent
 from outrider_netsim.namespaces.blackhole import accept_connections, ignore_connections
 
-BUFFER_BYTES = 64 * 1024  # read from one side while the other does not take it; then reading stops
-UNSENT_BYTES = 16 * 1024  # in a leg's kernel, beyond what is under way
-SEGMENT_BYTES = 1460  # as on the link: over loopback's 64 KB a kernel buffers megabytes from the start
-TCP_NOTSENT_LOWAT = 25  # linux/tcp.h
 BACKLOG = 128
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, 0 seconds
 
@@ -42,7 +39,7 @@ class SpliceLeg(asyncio.Protocol):
         # asyncio sets this only on sockets that it creates itself, not on those of other namespaces.
         leg = self._transport.get_extra_info("socket")
         leg.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        leg.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        keep_little_unsent(leg)
         self._transport.set_write_buffer_limits(BUFFER_BYTES)
         # Until joined. In the next iteration: asyncio of Python 3.11.2 (Debian 12) starts to read after this method
         # whatever it does, and what arrives without a peer is lost.
@@ -218,23 +215,9 @@ async def dial_with(own: socket.socket, host: str, port: int) -> SpliceLeg:
 
 async def dial_locally(host: str, port: int) -> SpliceLeg:
     """Connect a leg from this process's own namespace. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    error: OSError | None = None
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        own = socket.socket(family, kind, protocol)
-        own.setblocking(False)
-        hold_back(own)
-        try:
-            return await dial_with(own, *address[:2])
-        except OSError as refused:
-            error = error or refused
-    raise error or OSError(f"{host} has no address")
-
-
-def hold_back(own: socket.socket) -> None:
-    """Let little wait on the far side of a socket that is not connected yet, and in its buffer of what arrives."""
-    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+    own = await connected_socket(host, port)
+    _, end = await asyncio.get_running_loop().create_connection(SpliceLeg, sock=own)
+    return end
 
 
 def local_listener(host: str, port: int) -> socket.socket:

@@ -8,8 +8,8 @@ import struct
 import pytest
 from echoing import connected, echo, serving
 
+from outrider_netsim.core.small_buffers import BUFFER_BYTES
 from outrider_netsim.namespaces.tcp_splice import (
-    BUFFER_BYTES,
     TcpSplice,
     dial_locally,
     local_listener,
