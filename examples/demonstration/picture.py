@@ -118,7 +118,9 @@ def _moments(answer: Answer, cut: float, restored: float) -> list[_Moment]:
     online = [at_s for at_s, state in answer.states if state == "online" and at_s >= restored]
     moments = [_Moment(cut, "link cut", "right"), _Moment(restored, "link restored", "right", height=1.27)]
     if offline:
-        noticed = f"noticed after {(offline[0] - cut) * 1000:.0f} ms:\nthe drafter writes on alone"
+        wrote = any(mark.kind == "unverified" for mark in answer.marks)
+        then = "the drafter writes on alone" if wrote else "the client waits for the link"
+        noticed = f"noticed after {(offline[0] - cut) * 1000:.0f} ms:\n{then}"
         moments.append(_Moment(offline[0], noticed, "left"))
     if online:
         caught_up = f"caught up {(online[0] - restored) * 1000:.0f} ms later"

@@ -130,6 +130,9 @@ def outage_summary(recording: Recording) -> str:
     answer, (cut, restored) = recording.cut_answer, recording.outages[0]
     verified = sum(mark.count for mark in answer.marks if mark.kind == "verified")
     outcome = "the target's own all the same" if answer.is_targets_own else "NOT the target's own"
+    if not verified + answer.statistics.rolled_back:
+        waited = "no drafter here writes sense alone, so the client waited for the link"
+        return f"Outage of {restored - cut:.1f} s in the {answer.subject} answer: {waited}; the answer is {outcome}."
     return (
         f"Outage of {restored - cut:.1f} s in the {answer.subject} answer: the drafter wrote "
         f"{verified + answer.statistics.rolled_back} tokens alone, the target kept {verified} of them; "
