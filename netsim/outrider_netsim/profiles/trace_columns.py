@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from outrider_netsim.core.engine_names import WAYS, Way
@@ -107,13 +108,8 @@ def parse_table(lines: Iterable[str], first: str, name: str) -> RecordedLink:
     if all(_number(key) is not None for key in keys):
         if len(keys) != 2:
             raise ProfileError(f"{name}, line 1: {len(keys)} columns and no header that says what they are: add one")
-        return _Table(name, ["time", "rate_mbps"]).read(_again(keys, numbers), separator == ";")
+        return _Table(name, ["time", "rate_mbps"]).read(chain([(1, keys)], numbers), separator == ";")
     return _Table(name, keys).read(numbers, separator == ";")
-
-
-def _again(keys: list[str], numbers: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
-    yield 1, keys
-    yield from numbers
 
 
 def _numbered(rows: Iterable[list[str]], name: str) -> Iterator[tuple[int, list[str]]]:
