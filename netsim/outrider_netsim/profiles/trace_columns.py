@@ -132,17 +132,14 @@ class _Table:
     def __init__(self, name: str, keys: Sequence[str]) -> None:
         self._name, self._keys = name, keys
         columns = {at: column for at, key in enumerate(keys) if (column := column_named(key)) is not None}
-        times = [at for at, column in columns.items() if column.field == "time"]
-        self._time_at = min(times, key=self._rank, default=None)
-        self._time = columns.get(times[0] if self._time_at is None else self._time_at) if times else None
-        self._columns = {at: column for at, column in columns.items() if column.field != "time"}
+        times = {at: column for at, column in columns.items() if column.field == "time"}
+        self._time_at = min(times, key=lambda at: _TIME_WORDS.index(_words(keys[at])[0]), default=None)
+        self._time_unit = 0.0 if self._time_at is None else times[self._time_at].unit
+        self._columns = {at: column for at, column in columns.items() if at not in times}
         self._check()
         self._times = array("d")
         self._values = {at: array("d") for at in self._columns}
         self._date: str | None = None
-
-    def _rank(self, at: int) -> int:
-        return _TIME_WORDS.index(_words(self._keys[at])[0])
 
     def _check(self) -> None:
         where, given = f"{self._name}, line 1", ", ".join(self._keys)
@@ -174,13 +171,8 @@ class _Table:
                 values = self._values[at]
                 values.append(self._cell(cells[at], at, column, n, values[-1] if values else 0.0))
         if not self._times:
-            raise ProfileError(
-                f"{self._name}, line {n + 1}: the trace is empty: need a line of numbers below the header"
-            )
-        period_s = _spread(self._times)
-        if period_s > 2 * MAX_TRACE_S:
-            raise ProfileError(f"{self._name}, line {n}: more than {MAX_TRACE_S / 86400:g} days: cut the trace")
-        return self._link(period_s)
+            raise ProfileError(f"{self._name}, line {n + 1}: the trace is empty: need numbers below the header")
+        return self._link(_spread(self._times))
 
     def _cell(self, text: str, at: int, column: _Column, n: int, before: float) -> float:
         value = _number(text)
@@ -194,7 +186,7 @@ class _Table:
 
     def _add_time(self, row: list[str], n: int) -> None:
         times = self._times
-        if self._time is None or self._time_at is None:
+        if self._time_at is None:
             times.append(len(times) * USUAL_STEP_S)
             return
         text = row[self._time_at]
@@ -202,18 +194,20 @@ class _Table:
         if value is None and times and text.strip().lower() in MISSING:
             times.append(times[-1])
             return
-        at = self._seconds(text.strip(), value, self._time.unit, n)
+        at = self._seconds(text.strip(), value, n)
         if times and at < times[-1]:
             raise ProfileError(
                 f"{self._name}, line {n}: time {at:.15g} s comes before {times[-1]:.15g} s: sort the lines by time"
             )
-        if times and at - times[0] > MAX_TRACE_S:
-            raise ProfileError(f"{self._name}, line {n}: more than {MAX_TRACE_S / 86400:g} days: cut the trace")
         times.append(at)
+        if at - times[0] > MAX_TRACE_S:
+            raise ProfileError(f"{self._name}, line {n}: more than {MAX_TRACE_S / 86400:g} days: cut the trace")
 
-    def _seconds(self, text: str, value: float | None, unit: float, n: int) -> float:
+    def _seconds(self, text: str, value: float | None, n: int) -> float:
         if value is not None and value >= 0:
-            return value * (unit or 1.0 if value < EPOCHS[-1][0] else next(s for least, s in EPOCHS if value >= least))
+            if value >= EPOCHS[-1][0]:
+                return value * next(unit for least, unit in EPOCHS if value >= least)
+            return value * (self._time_unit or 1.0)
         where = f"{self._name}, line {n}: {self._keys[self._time_at or 0]}"
         if value is not None:
             raise ProfileError(f"{where}={value:g}: need 0 or more")
