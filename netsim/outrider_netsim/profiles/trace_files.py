@@ -30,7 +30,7 @@ def load_trace(path: str | Path, way: Way = "down") -> Trace:
     link = load_recorded(path)
     found = link.up if way == "up" else link.down
     if found is None:
-        raise ProfileError(f"{path}: says nothing of the way {way} ({link.summary})")
+        raise ProfileError(f"{path}: says nothing of the way {way}: give it for the other one ({link.summary})")
     return found
 
 
