@@ -99,15 +99,6 @@ def check_against_eager(
     raise UsageError(f"{model.config.model_type}: {fault}")
 
 
-def agrees(fused: FusedDecoder, model: PreTrainedModel, kv: KVShape, max_context: int) -> bool:
-    """Return whether the fused pass computes what the model's own does, for a few tokens."""
-    try:
-        check_against_eager(model, kv, max_context, fused)
-    except UsageError:
-        return False
-    return True
-
-
 def _fault(model: PreTrainedModel, kv: KVShape, max_context: int, first: int, fused: FusedDecoder | None) -> str | None:
     """Return what is wrong with passes on slots, if anything."""
     tokens = _probe_tokens(model, max_context, first)

@@ -18,7 +18,7 @@ from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_drafters.contracts.token_rules import SchemaCompiler
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import SlotAttention, register
-from outrider_server.engine.compatibility import agrees, check_against_eager, check_invariance, probe
+from outrider_server.engine.compatibility import check_against_eager, check_invariance, probe
 from outrider_server.engine.fused_decoder import FusedDecoder, fused_decoder
 from outrider_server.engine.hf_model import (
     BatchInvariance,
@@ -197,8 +197,11 @@ class Target:
 
 
 def _fused(model: PreTrainedModel, kv: KVShape, context: int) -> FusedDecoder | None:
-    fused = fused_decoder(model)
-    if fused is not None and not agrees(fused, model, kv, context):
+    if (fused := fused_decoder(model)) is None:
+        return None
+    try:
+        check_against_eager(model, kv, context, fused)
+    except UsageError:
         _log.warning("the fused pass does not compute here what transformers' own does: the latter serves, more slowly")
         return None
     return fused
