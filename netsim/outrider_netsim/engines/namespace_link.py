@@ -114,8 +114,11 @@ class NamespaceLink(EngineLink):
     async def _lead(self, steering: Steering, server: Address) -> None:
         """Lead A's loopback at the server's own port to it, so that commands there need no new address."""
         port = server.port
-        if self._followed.pop(port, False):
+        if port in self._followed:
+            # Who asks for it comes before what was found, and before a server of the command's own.
             self._servers[port] = server
+            if not self._followed.pop(port):
+                steering.lead(port)
         there = self._servers.setdefault(port, server)
         if there != server:
             raise ProfileError(

@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from outrider_netsim.core.engine_names import DEFAULT_PROBE_PACKETS, WITH_NETWORK, ProbeEngine
+from outrider_netsim.core.engine_names import DEFAULT_PROBE_PACKETS, WITH_NETWORK, ProbeEngine, Way
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.link import Link, seed_text
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES
@@ -37,7 +37,6 @@ from outrider_netsim.probe.ends import (
     ProbeEnds,
     SocketEnds,
     VirtualEnds,
-    Way,
 )
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from outrider_netsim.core.engine_names import Way
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.impairments import DropReason, Packet
 from outrider_netsim.recording.pcapng import CLIENT_SIDE, INBOUND, OUTBOUND, SERVER_SIDE, file_start, packet_block
 
-Way = Literal["up", "down"]
 Fate = Literal["arrived", "corrupted", "duplicate", "under way"] | DropReason
 
 LOG_HEADER = b"number,direction,bytes,entered_s,left_s,fate\n"

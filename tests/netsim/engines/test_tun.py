@@ -159,6 +159,21 @@ async def test_connections_over_the_link_have_the_congestion_control_asked_for(m
         assert [*seen, congestion_of(far._listener)] == [congestion] * 2
 
 
+async def test_a_server_of_the_commands_own_comes_before_one_outside():
+    """The command's server never accepts while its port leads over the link."""
+    script = (
+        "import socket, sys; own = socket.create_server(('127.0.0.1', int(sys.argv[1]))); own.settimeout(0.05)\n"
+        "while True:\n"
+        " with socket.create_connection(own.getsockname()):\n"
+        "  try: sys.exit(own.accept()[0].close())\n"
+        "  except TimeoutError: continue"
+    )
+    async with serving() as outside, linked() as link:
+        command = [sys.executable, "-c", script, str(outside.port)]
+        assert await link.run(command) == [0]
+        assert set(link.stayed) == {outside.port}
+
+
 async def test_a_congestion_control_that_the_kernel_lacks_is_refused_with_those_it_has():
     with pytest.raises(EngineError, match=r"congestion 'vegan': the kernel has .*cubic.*modprobe tcp_vegan"):
         async with TunLink(LinkPlan(FAST, NOWHERE, congestion="vegan")):
