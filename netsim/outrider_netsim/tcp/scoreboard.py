@@ -76,8 +76,13 @@ class Scoreboard:
         self._by_time.pop(segment.seq, None)
         self._by_time[segment.seq] = segment
 
-    def collapse(self, segment: SentSegment) -> None:
-        """Join a small segment that is sent again with those behind it (tcp_retrans_try_collapse)."""
+    def collapse(self, segment: SentSegment, una: int) -> None:
+        """Join a small segment that is sent again with those behind it (tcp_retrans_try_collapse), from `una` on."""
+        if segment.seq < una:
+            del self._by_seq[segment.seq]
+            self._by_time.pop(segment.seq, None)
+            segment.seq = una
+            self._by_seq[una] = segment
         room = SEGMENT_BYTES - (segment.end - segment.seq - segment.fin)
         while (other := self._by_seq.get(segment.end)) is not None and not other.is_sacked:
             room -= other.end - other.seq - other.fin

@@ -130,7 +130,7 @@ class Sender:
 
     def _resend(self, segment: SentSegment) -> None:
         now = self._clock.now
-        self.board.collapse(segment)
+        self.board.collapse(segment, self.una)
         self.board.resent(segment, now)
         self.board.mark_resent(segment)
         self.recovery.note_resent(int(now * 1000))

@@ -1,7 +1,7 @@
 """`proxy`, whose TCP is a model, against `tun`, whose TCP is the kernel's: the same programs over the same link.
 
-Three figures in which the model could be wrong: goodput with losses, what a lone lost request costs, and how soon after
-a cut its requests are answered. Bounds hold on a busy machine; on a quiet one the two agree within 15 %.
+Two figures in which the model could be wrong: goodput with losses and what a lone lost request costs; cuts are in
+../tcp/test_cuts.py. Bounds hold on a busy machine; on a quiet one the two agree within 15 %.
 """
 
 import asyncio
@@ -80,33 +80,6 @@ async def lone_losses_s(engine, seed):
     return [each for each in took if each > 2 * DELAY_MS / 1000 + STALL_S]
 
 
-async def recoveries_s(engine, cut_s=1.5, requests=8):
-    """Times from a restore to the answers of requests that began during the cut, evenly over its first half.
-
-    TCP sends again after times that double, and the first half is one doubling: were all sent at once, a timeout that
-    is 1 % longer could double the result.
-    """
-    async with linked(engine, Profile.symmetric("steady", LINK), 1) as link, contextlib.AsyncExitStack() as stack:
-        connections = [await stack.enter_async_context(connected(link.address)) for _ in range(requests)]
-        for connection in connections:
-            for _ in range(5):
-                await exchange(connection, 1)
-
-        async def answered_at(connection, begin_s):
-            await asyncio.sleep(begin_s)
-            await exchange(connection, 1)
-            return time.monotonic()
-
-        link.cut()
-        async with asyncio.TaskGroup() as group:
-            begins_s = [cut_s / 2 * number / requests for number in range(requests)]
-            answers = [group.create_task(answered_at(*each)) for each in zip(connections, begins_s, strict=True)]
-            await asyncio.sleep(cut_s)
-            link.restore()
-            restored_at = time.monotonic()
-    return [answer.result() - restored_at for answer in answers]
-
-
 async def test_goodput_with_losses():
     seeds = random.Random(1).sample(range(1000), 3)
     tun, proxy = [statistics.median([await download_bps(engine, seed) for seed in seeds]) for engine in ENGINES]
@@ -118,8 +91,3 @@ async def test_a_lone_lost_request():
     assert len(tun) >= 4
     assert len(proxy) >= 4
     assert 0.8 < statistics.median(proxy) / statistics.median(tun) < 1.25, (proxy, tun)
-
-
-async def test_requests_of_a_cut():
-    tun, proxy = [statistics.median(await recoveries_s(engine)) for engine in ENGINES]
-    assert abs(proxy - tun) < 0.25, (proxy, tun)

@@ -1,0 +1,45 @@
+"""The modeled TCP after cuts, held to the kernel's: to figures of it that were recorded, and to it."""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+from cuts import CASES, over_proxy, over_tun, over_virtual
+
+from outrider_netsim.core.errors import EngineError
+
+RECORDED = json.loads(Path(__file__).with_name("kernel_cuts.json").read_text())["rows"]
+RUNS = "silence_s, done_s"
+
+
+def check(ours, kernels):
+    """Within 15 % of the kernel's median, or of its runs: they differ where a cut ends beside a retransmission."""
+    for our, kernel in zip(zip(*ours, strict=True), zip(*kernels, strict=True), strict=True):
+        median = statistics.median(kernel)
+        least, most = min(*kernel, 0.85 * median), max(*kernel, 1.15 * median)
+        assert least <= statistics.median(our) <= most, (ours, kernels)
+
+
+def name(case):
+    link = ", ".join(f"{key} {value:g}" for key, value in case["link"].items())
+    return f"{case['program']} of {case['size']} over {link}, cut of {case['cut_s']} s"
+
+
+@pytest.mark.parametrize("row", RECORDED, ids=name)
+def test_in_virtual_time_a_cut_is_what_was_recorded_of_the_kernel(row):
+    runs = 1 if row["size"] > 10_000 else 3  # those of transfers are alike
+    check([over_virtual(row, run) for run in range(runs)], row[RUNS])
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="TUN devices here are Linux's")
+@pytest.mark.parametrize("case", CASES[2::9], ids=name)
+async def test_through_the_relay_a_cut_is_what_it_is_over_tun(case):
+    try:
+        kernels = [await over_tun(case, run) for run in range(3)]
+    except EngineError as error:
+        pytest.skip(str(error))
+    check([await over_proxy(case, run) for run in range(3)], kernels)
