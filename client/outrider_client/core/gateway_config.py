@@ -40,6 +40,7 @@ class GatewayConfig:
             name="model-name",
         ),
     ] = ()
+    any_model: Annotated[bool, Flag("Take any name of a model, for apps that insist on one of theirs.")] = False
     allow_origins: Annotated[
         tuple[str, ...],
         Flag(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict
 
 from outrider_proto.errors import UsageError
@@ -66,6 +66,17 @@ class PromptMessage(TypedDict):
     tool_calls: NotRequired[Sequence[Mapping[str, Any]]]  # Any: as above
     tool_call_id: NotRequired[str]
 
+
+@dataclass(frozen=True, slots=True)
+class ChatForm:
+    """What a chat template gets beside the messages: settings of its own, and what the prompt ends with."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)  # Any: whatever JSON holds
+    begins_answer: bool = True  # what stands in front of an answer
+    continues: bool = False  # the last message, so that the answer goes on with it
+
+
+CHAT = ChatForm()
 
 # True: text goes to the model as it is, without a chat template. "as text": and spells no control tokens either.
 Raw = bool | Literal["as text"]

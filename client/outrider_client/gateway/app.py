@@ -27,7 +27,7 @@ from starlette.types import Scope
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.gateway_config import GatewayConfig
 from outrider_client.gateway.completion import GatewayCompletion
-from outrider_client.gateway.errors import ApiError, invalid_request, unknown_model
+from outrider_client.gateway.errors import ApiError, invalid_request
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.metrics import CONTENT_TYPE
 from outrider_client.gateway.middleware import (
@@ -154,17 +154,15 @@ def _add_models(app: FastAPI, gateway: Gateway) -> None:
         "parent": None,
         "max_model_len": gateway.max_context,
     }
-    listed: dict[str, Body] = {name: {"id": name, **described} for name in gateway.names}
 
     @app.get("/v1/models")
     async def models() -> Body:
-        return {"object": "list", "data": list(listed.values())}
+        return {"object": "list", "data": [{"id": name, **described} for name in gateway.names]}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Body:
-        if name not in listed:
-            raise unknown_model(name, gateway.names)
-        return listed[name]
+        gateway.check_model(name)
+        return {"id": name, **described}
 
 
 def _add_state(app: FastAPI, gateway: Gateway) -> None:

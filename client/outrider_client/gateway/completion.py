@@ -181,7 +181,7 @@ class GatewayCompletion:
     def _encode_newest(self, prompt: Prompt | PlainPrompt, tools: Sequence[ToolDescription] | None) -> tuple[int, ...]:
         request, on_full = self.request, self._gateway.client.on_full_context
         encoded = self.models.encode_newest(
-            prompt, raw=self._raw, reserve=self._wanted_tokens, on_full=on_full, tools=tools
+            prompt, raw=self._raw, reserve=self._wanted_tokens, on_full=on_full, tools=tools, form=request.form
         )
         if encoded.num_dropped and not request.has_private:  # else the client drops them again, and tells
             self.warnings.append(dropped_warning(encoded.num_dropped))

@@ -44,7 +44,7 @@ class ApiError(Exception):
 
 
 def unknown_model(name: str, names: Sequence[str]) -> ApiError:
-    message = f"model {name!r} does not exist: choose one of {', '.join(names)}"
+    message = f"model {name!r} does not exist: choose one of {', '.join(names)}, or start the gateway with --any-model"
     return ApiError(404, message, param="model", code="model_not_found")
 
 

@@ -105,10 +105,14 @@ class Gateway:
             await asyncio.gather(watching, *self._tasks, return_exceptions=True)
             await self.pool.close()
 
+    def check_model(self, name: str) -> None:
+        """Raise ApiError for a name that the model does not have."""
+        if name not in self.names and not self.config.any_model:
+            raise unknown_model(name, self.names)
+
     def models_for(self, request: GenerationRequest) -> tuple[str, LocalModels]:
         """The drafter's name and its models. Raises ApiError for an unknown model or drafter."""
-        if request.model not in self.names:
-            raise unknown_model(request.model, self.names)
+        self.check_model(request.model)
         drafter = self.drafter if request.drafter is None else request.drafter
         if drafter not in self._models:
             message = f"outrider.drafter: {drafter!r} does not exist: choose one of {', '.join(self._models)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -20,10 +20,19 @@ from pydantic_core import PydanticCustomError
 
 from outrider_client.core.config import Mode, Privacy
 from outrider_client.core.gateway_config import UnverifiedPolicy
+from outrider_client.core.gateway_parameters import (
+    HINTS,
+    MESSAGE_HINTS,
+    MESSAGE_UNSUPPORTED,
+    UNSUPPORTED,
+    drop_defaults,
+    in_our_words,
+    plain_settings,
+)
 from outrider_client.text.tool_calls import ToolCall
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
-MAX_STOPS = 4
+MAX_STOPS = 16
 MAX_TOOLS = 128
 MAX_CHOICES = 32  # answers of one request
 _MAX_STOP_CHARS = 256
@@ -79,7 +88,7 @@ class OutriderOptions(RequestBody):
 
 class StreamOptions(RequestBody):
     include_usage: bool = False
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None  # nothing is padded here
     continuous_usage_stats: Literal[False] | None = None
 
 
@@ -96,6 +105,7 @@ class TextPart(RequestBody):
     text: SafeText
     private: bool = False
     kind: str | None = None
+    cache_control: dict[str, Any] | None = None  # Any: a hint
 
 
 class CalledFunction(RequestBody):
@@ -109,6 +119,7 @@ class MessageToolCall(RequestBody):
     """A call in an earlier answer."""
 
     id: str | None = None
+    index: int | None = None  # as streams have it
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -130,7 +141,7 @@ class ChatMessage(RequestBody):
     def _drop_defaults(cls, message: Any) -> Any:  # Any: whatever JSON holds
         if not isinstance(message, Mapping):
             return message
-        effective = drop_defaults(message, _MESSAGE_HINTS, _MESSAGE_UNSUPPORTED)
+        effective = drop_defaults(message, MESSAGE_HINTS, MESSAGE_UNSUPPORTED)
         # An answer may have had no text.
         return {"content": ""} | effective if effective.get("role") == "assistant" else effective
 
@@ -218,9 +229,10 @@ class _Generation(RequestBody):
     def _drop_defaults(cls, body: Any) -> Any:  # Any: whatever JSON holds
         if not isinstance(body, Mapping):
             return body
+        body = in_our_words(body)
         choices = (("tools", "tool_choice"), ("functions", "function_call"))
         unused = {tools for tools, choice in choices if body.get(choice) == "none"}
-        return drop_defaults(body, _HINTS | unused, _UNSUPPORTED)
+        return drop_defaults(body, HINTS | unused, UNSUPPORTED)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -231,6 +243,11 @@ class ChatRequest(_Generation):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    chat_template_kwargs: Annotated[
+        dict[str, Any], Field(max_length=16), AfterValidator(plain_settings)
+    ] = {}  # Any: checked there
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     echo: Literal[False] = False  # of completions
@@ -266,78 +283,3 @@ class LinkCommand(RequestBody):
 
     cut: bool | None = None
     profile: str | None = None
-
-
-# Hints of OpenAI's API and vLLM's: whatever they say, the answer is the same.
-# fmt: off
-_HINTS = frozenset({
-    "cache_prompt", "include_reasoning", "metadata", "parallel_tool_calls", "prediction", "priority",
-    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort", "request_id",
-    "safety_identifier", "service_tier", "store", "user", "verbosity",
-})
-# fmt: on
-_MESSAGE_HINTS = frozenset({"name"})
-Unsupported = Mapping[str, Mapping[str, tuple[Any, ...]]]  # Any: whatever JSON holds
-
-# Their parameters that would change the answer, by why this gateway has none of them, with the values that change
-# nothing. Clients send some of those in every request.
-_UNSUPPORTED: Unsupported = {
-    "all answers are given, as they were written": {"best_of": (1,), "use_beam_search": (False,)},
-    "answers are sampled with temperature, top_p, top_k, min_p, seed, three penalties and logit_bias alone": {
-        "length_penalty": (1,),
-        "typical_p": (1,),
-        "bad_words": ([],),
-        "allowed_token_ids": ([],),
-    },
-    "answers end where the model ends them, before a text in stop, or at max_tokens": {
-        "ignore_eos": (False,),
-        "min_tokens": (0,),
-        "stop_token_ids": ([],),
-        "include_stop_str_in_output": (False,),
-    },
-    "answers are new text at the prompt's end": {"suffix": ("",)},
-    "answers are text without special tokens": {
-        "skip_special_tokens": (True,),
-        "spaces_between_special_tokens": (True,),
-        "return_token_ids": (False,),
-        "return_tokens_as_token_ids": (False,),
-    },
-    "log probabilities are of the answer's tokens": {"prompt_logprobs": ()},
-    "answers have the form that response_format says": {"structured_outputs": ()},
-    "functions are called as tools": {"functions": ([],), "function_call": ("none", "auto")},
-    "the target's own chat template is used, without settings": {
-        "chat_template": (),
-        "chat_template_kwargs": ({},),
-        "documents": ([],),
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
-    },
-    "the model reads and writes text only": {"modalities": (["text"],), "audio": ()},
-    "this gateway offers no such service": {"web_search_options": (), "moderation": ()},
-}
-_MESSAGE_UNSUPPORTED: Unsupported = {
-    "functions are called as tools": {"function_call": ()},
-    "the chat template gets role and content only": {
-        "refusal": ("",),
-        "annotations": ([],),
-        "reasoning": ("",),
-        "reasoning_content": ("",),
-    },
-    "the model reads text only": {"audio": ()},
-}
-
-
-def drop_defaults(
-    body: Mapping[str, Any], hints: Container[str], unsupported: Unsupported
-) -> dict[str, Any]:  # Any: whatever JSON holds
-    """Drop hints, nulls, and unsupported parameters without effect; raise for any other unsupported one."""
-    effective = {name: value for name, value in body.items() if value is not None and name not in hints}
-    for why, name, no_ops in ((why, *each) for why, names in unsupported.items() for each in names.items()):
-        value = effective.pop(name, None)
-        # Python holds True == 1: "n": true is not "n": 1.
-        if value is None or any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in no_ops):
-            continue
-        values = " or ".join(map(json.dumps, no_ops))
-        what = f"{why}: leave it out, or send {values}" if values else f"{why}: leave it out"
-        raise PydanticCustomError("unsupported_parameter", "{what}", {"name": name, "what": what})
-    return effective

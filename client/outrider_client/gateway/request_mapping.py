@@ -9,7 +9,16 @@ from typing import Any
 
 from outrider_client.core.config import RULE_FIELDS, SAMPLING_FIELDS
 from outrider_client.core.gateway_config import UnverifiedPolicy
-from outrider_client.core.prompt import SYSTEM_ROLE, USER_ROLE, PromptMessage, Segment, as_segments, is_private
+from outrider_client.core.prompt import (
+    CHAT,
+    SYSTEM_ROLE,
+    USER_ROLE,
+    ChatForm,
+    PromptMessage,
+    Segment,
+    as_segments,
+    is_private,
+)
 from outrider_client.gateway.errors import ApiError
 from outrider_client.gateway.request_bodies import (
     MAX_CHOICES,
@@ -67,6 +76,7 @@ class GenerationRequest:
     include_usage: bool
     takes_back: bool  # the app can be told that text which it got was wrong
     tools: tuple[Tool, ...] = ()  # that the answer may call
+    form: ChatForm = CHAT
     tool_chat: ToolChat | None = None  # the prompt, where it has tools or calls and nothing private
     echoed: str | Sequence[int] = ""  # the prompt, where it goes in front of the answer
     is_repeated: bool = False  # another answer to the prompt of the request before
@@ -96,7 +106,22 @@ def map_chat_request(body: ChatRequest, headers: Mapping[str, str], defaults: Sa
         request = replace(request, overrides={**request.overrides, "json_schema": call_schema(tools)})
     # A call is read from the whole answer.
     request = replace(request, tools=tools, tool_chat=tool_chat, takes_back=request.takes_back and not tools)
-    return _times(body.n, request)
+    return _times(body.n, replace(request, form=_form(body, has_private=request.has_private, is_must=is_must)))
+
+
+def _form(body: ChatRequest, *, has_private: bool, is_must: bool) -> ChatForm:
+    """Return how the chat is written. An assistant's text at its end goes on, unless the request says otherwise."""
+    last = body.messages[-1]
+    is_text = last.role == "assistant" and not last.tool_calls
+    can_go_on = is_text and any(each.text.strip() for each in _segments(last, False)) and not (has_private or is_must)
+    if body.continue_final_message and (body.add_generation_prompt or not can_go_on):
+        what = "needs an assistant's text at the end, add_generation_prompt=false, no private text and no forced call"
+        raise ApiError(400, f"continue_final_message: {what}", param="continue_final_message")
+    if body.chat_template_kwargs and has_private:
+        message = "chat_template_kwargs: private text is written by the template alone: leave them out"
+        raise ApiError(400, message, param="chat_template_kwargs")
+    goes_on = can_go_on and not body.add_generation_prompt and body.continue_final_message is not False
+    return ChatForm(body.chat_template_kwargs, body.add_generation_prompt is not False, goes_on)
 
 
 def map_completion_request(

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from outrider_client.core.gateway_parameters import Unsupported, drop_defaults
 from outrider_client.gateway.completion import GatewayCompletion, usage_of
 from outrider_client.gateway.request_bodies import (
     BY_FORM,
@@ -26,8 +27,6 @@ from outrider_client.gateway.request_bodies import (
     OutriderOptions,
     RequestBody,
     SafeText,
-    Unsupported,
-    drop_defaults,
 )
 from outrider_client.gateway.response_bodies import Body, ResponseFormatter, answer_extension, chunk_extension, text_of
 from outrider_client.gateway.text_stream import TextChunk

@@ -13,6 +13,8 @@ import torch
 
 from outrider_client.core.config import ClientConfig, OnFullContext
 from outrider_client.core.prompt import (
+    CHAT,
+    ChatForm,
     PlainMessage,
     PlainPrompt,
     Raw,
@@ -185,13 +187,18 @@ class LocalModels:
         return "" if self.load_text is None else self.text.decode(tokens)
 
     def encode(
-        self, prompt: Prompt | PlainPrompt, *, raw: Raw, tools: Sequence[ToolDescription] | None = None
+        self,
+        prompt: Prompt | PlainPrompt,
+        *,
+        raw: Raw,
+        tools: Sequence[ToolDescription] | None = None,
+        form: ChatForm = CHAT,
     ) -> list[int]:
         """Return the token ids of a prompt without private segments; text is one user's message unless `raw`.
 
         Raises UsageError.
         """
-        tokens = self._encode(prompt, raw, tools)
+        tokens = self._encode(prompt, raw, tools, form)
         if not tokens:
             raise UsageError("prompt is empty: give at least one token")
         for token in tokens:
@@ -207,6 +214,7 @@ class LocalModels:
         reserve: int,
         on_full: OnFullContext,
         tools: Sequence[ToolDescription] | None = None,
+        form: ChatForm = CHAT,
     ) -> EncodedPrompt:
         """Encode a prompt; of a chat leave out as many of its oldest turns as `reserve` more tokens need to fit.
 
@@ -218,7 +226,7 @@ class LocalModels:
         messages = [] if isinstance(written, str) else [item for item in written if not isinstance(item, int)]
         starts = turn_starts(messages)
         if on_full == "error" or len(starts) < 2:
-            return EncodedPrompt(self.encode(written, raw=raw, tools=tools))
+            return EncodedPrompt(self.encode(written, raw=raw, tools=tools, form=form))
         most = self.max_context - min(reserve, self.max_context // 4)
         tried: dict[int, list[int]] = {}
 
@@ -226,13 +234,13 @@ class LocalModels:
             kept = since(messages, start)
             if not self._is_short(message["content"] for message in kept):
                 return False
-            tried[start] = self.encode(kept, raw=raw, tools=tools)
+            tried[start] = self.encode(kept, raw=raw, tools=tools, form=form)
             return len(tried[start]) <= most
 
         # All of it first, and only then by halves: most chats fit.
         start = starts[0] if fits(starts[0]) else starts[min(bisect_left(starts, True, 1, key=fits), len(starts) - 1)]
         kept = since(messages, start)
-        tokens = tried.get(start) or self.encode(kept, raw=raw, tools=tools)
+        tokens = tried.get(start) or self.encode(kept, raw=raw, tools=tools, form=form)
         return EncodedPrompt(tokens, len(messages) - len(kept))
 
     def split(self, prompt: Prompt, *, raw: Raw) -> PrivateSplit:
@@ -244,7 +252,9 @@ class LocalModels:
             raise UsageError(f"prompt has tokens beyond the vocabulary of {self.vocab_size}")
         return parts
 
-    def _encode(self, prompt: Prompt | PlainPrompt, raw: Raw, tools: Sequence[ToolDescription] | None) -> list[int]:
+    def _encode(
+        self, prompt: Prompt | PlainPrompt, raw: Raw, tools: Sequence[ToolDescription] | None, form: ChatForm
+    ) -> list[int]:
         written = plain_prompt(prompt, safe_text)
         self._check_length(segment.text for segment in segments_of(prompt))
         if isinstance(written, str):
@@ -255,8 +265,8 @@ class LocalModels:
             return self.text.encode_chat([PlainMessage(role="user", content=written)])
         turns = [item for item in written if not isinstance(item, int)]
         if turns and tools is not None:
-            return self.text.encode_with_tools(turns, tools)
-        return self.text.encode_chat(turns) if turns else [item for item in written if isinstance(item, int)]
+            return self.text.encode_with_tools(turns, tools, form)
+        return self.text.encode_chat(turns, form) if turns else [item for item in written if isinstance(item, int)]
 
     def _check_length(self, texts: Iterable[str]) -> None:
         if not self._is_short(texts):

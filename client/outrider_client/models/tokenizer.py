@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider_client.core.prompt import PlainMessage
+from outrider_client.core.prompt import CHAT, ChatForm, PlainMessage
 from outrider_client.models.control_tokens import ControlTokens
 from outrider_proto.errors import UsageError
 
@@ -38,23 +38,27 @@ class TargetTokenizer:
         """Return the tokens of this text alone, without special tokens at its beginning or end."""
         return self.control.encode(text)
 
-    def encode_chat(self, messages: Sequence[PlainMessage]) -> list[int]:
+    def encode_chat(self, messages: Sequence[PlainMessage], form: ChatForm = CHAT) -> list[int]:
         """Return the tokens of the chat template over the messages, up to where the answer begins.
 
         Raises UsageError without a chat template or for messages it rejects.
         """
-        return self.encode_part(self.render(messages))
+        return self.encode_part(self.render(messages, form=form))
 
-    def encode_with_tools(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription]) -> list[int]:
+    def encode_with_tools(
+        self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription], form: ChatForm = CHAT
+    ) -> list[int]:
         """Return the tokens of a chat in which functions may be called, as the template shows those.
 
         Raises UsageError for a template that shows none.
         """
         if "tools" not in str(self._tokenizer.chat_template):
             raise UsageError("this target's chat template shows no tools")
-        return self.encode_part(self.render(messages, tools))
+        return self.encode_part(self.render(messages, tools, form))
 
-    def render(self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription] = ()) -> str:
+    def render(
+        self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription] = (), form: ChatForm = CHAT
+    ) -> str:
         """Return the chat template's text, with content guarded. Raises what `encode_chat` does."""
         if not self._tokenizer.chat_template:
             raise UsageError(
@@ -65,10 +69,14 @@ class TargetTokenizer:
             text: str = self._tokenizer.apply_chat_template(
                 [self.control.guarded_message(message) for message in messages],
                 tools=self.control.guarded(list(tools)) or None,
-                add_generation_prompt=True,
+                add_generation_prompt=form.begins_answer and not form.continues,
+                continue_final_message=form.continues,
                 tokenize=False,
+                **self.control.guarded(form.settings),
             )
         except Exception as error:  # a template is a program, and may fail like one
+            if form.continues:  # transformers' message would repeat the text
+                raise UsageError("the chat template does not take these messages, the last of them to go on") from None
             raise UsageError(f"the chat template does not take these messages: {error}") from error
         return text
 

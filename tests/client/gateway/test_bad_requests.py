@@ -17,8 +17,10 @@ from starlette.datastructures import Headers
 from typer.testing import CliRunner
 
 from outrider_client.cli.app import app
+from outrider_client.core import gateway_parameters
 from outrider_client.core.gateway_config import GatewayConfig
-from outrider_client.gateway import request_bodies
+from outrider_client.core.gateway_parameters import UNSUPPORTED as UNSUPPORTED_PARAMETERS
+from outrider_client.core.prompt import ChatForm
 from outrider_client.gateway.middleware import MAX_BODY_BYTES, KeyMiddleware
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest
 from outrider_proto.errors import UsageError
@@ -43,7 +45,9 @@ def schema(given: dict) -> dict:
     return {"response_format": {"type": "json_schema", "json_schema": given}}
 
 
-CALL = {"type": "function", "function": {"name": SECRET}}
+CALL = {"type": "function", "function": {"name": SECRET, "arguments": "{}"}}
+CHOICE = {"type": "function", "function": {"name": SECRET}}
+PRIVATE = [{"type": "text", "text": SECRET, "private": True}]
 BAD = [  # a part of a request and what the error begins with: the name of its parameter
     ({"messages": []}, "messages: need at least 1"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: need text or a list"),
@@ -57,7 +61,7 @@ BAD = [  # a part of a request and what the error begins with: the name of its p
     ({"logit_bias": {"2048": 1}}, "logit_bias has token 2048: the vocabulary has 2048"),
     ({"logit_bias": {"5": 101}}, "logit_bias.5: "),
     ({"tools": [{}]}, "tools.0.type: Field required"),
-    ({"tools": TOOLS, "tool_choice": CALL}, "tool_choice: "),
+    ({"tools": TOOLS, "tool_choice": CHOICE}, "tool_choice: "),
     ({"tool_choice": "must"}, "tool_choice: Input should be 'none', 'auto' or 'required'"),
     ({"tool_choice": "required"}, "tool_choice: there is no such function in tools"),
     ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format: "),
@@ -68,7 +72,7 @@ BAD = [  # a part of a request and what the error begins with: the name of its p
     ({"min_p": 1.1}, "min_p: "),
     ({"repetition_penalty": 0}, "repetition_penalty: "),
     ({"max_tokens": [SECRET]}, "max_tokens: "),
-    ({"stop": ["a", "b", "c", "d", "e"]}, "stop: at most 4 are allowed, not 5"),
+    ({"stop": ["a"] * 17}, "stop: at most 16 are allowed, not 17"),
     ({"stop": ["a", 5]}, "stop.1: Input should be a valid string"),
     ({"stop": 5}, "stop: need text or a list"),
     ({"stop": [""]}, "stop.0: String should have at least 1 character"),
@@ -76,7 +80,21 @@ BAD = [  # a part of a request and what the error begins with: the name of its p
     ({"stream_options": {"include_usage": True}}, "stream_options: "),
     ({"functions": [{"name": "f"}]}, "functions: "),
     ({"echo": True}, "echo: "),
-    ({"chat_template_kwargs": {"a": SECRET}}, "chat_template_kwargs: "),
+    *(({"chat_template_kwargs": {name: value}}, "chat_template_kwargs: need the template's own names")
+      for name, value in (("a", f"{SECRET}\n"), ("a", [1]), ("a", "x" * 257), ("tools", 1), ("a b", 1))),
+    ({"chat_template_kwargs": {f"a{number}": 1 for number in range(17)}}, "chat_template_kwargs: at most 16 are"),
+    ({"chat_template_kwargs": {"a": 1}} | message(content=PRIVATE), "chat_template_kwargs: private text"),
+    *(({"continue_final_message": True} | more, "continue_final_message: needs an assistant's text at the end")
+      for more in ({}, message(role="assistant", content=" "), message(role="assistant", tool_calls=[CALL]),
+                   message(role="assistant", content=PRIVATE),
+                   message(role="assistant") | {"add_generation_prompt": True})),
+    ({"suffix": SECRET}, "suffix: fill-in-the-middle is not offered by /v1/completions"),
+    ({"ignore_eos": True}, "ignore_eos: answers end where the model ends them"),
+    ({"mirostat": 2}, "mirostat: answers are sampled with temperature,"),
+    ({"options": {"repeat_last_n": 64}}, "repeat_last_n: penalties count all of the text: leave it out, or send -1"),
+    ({"guided_choice": [SECRET]}, "guided_choice: answers have the form that response_format says: leave it out"),
+    ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty: means the same as repetition_penalty"),
+    ({"guided_json": {"type": "foo"}}, "response_format: "),
     (message(role="function"), "messages.0.role: "),
     (message(role="assistant", tool_calls=[{"id": SECRET}]), "messages.0.tool_calls.0.function: "),
     (message(content=[{"type": "input_audio"}]), "messages.0.content.0.type: the model reads text only"),
@@ -85,8 +103,8 @@ BAD = [  # a part of a request and what the error begins with: the name of its p
     ({"outrider": {"mode": "fast"}}, "outrider.mode: "),
     ({"outrider": {"wibble": 1}}, "outrider.wibble: "),
     ({"outrider": {"drafter": "eagle"}}, "outrider.drafter: "),
-]
-UNSUPPORTED = ("best_of", "audio", "functions", "chat_template_kwargs")
+]  # fmt: skip
+UNSUPPORTED = {"repeat_penalty"} | {name for names in UNSUPPORTED_PARAMETERS.values() for name in names}
 
 
 @pytest.mark.parametrize(("fields", "expected"), BAD)
@@ -132,18 +150,80 @@ def test_bad_bodies(gateway, body, status, code):
         {"ignore_eos": False, "min_tokens": 0, "min_p": 0, "repetition_penalty": 1, "stop_token_ids": []},
         {"stop": None, "seed": None, "logprobs": False, "top_logprobs": 0, "stream_options": None, "stream": None},
         {"messages": [{"role": "developer", "content": "x", "name": None}, {"role": "user", "content": "y"}]},
-        {"best_of": 1, "echo": False, "suffix": None, "guided_json": None},
+        {"best_of": 1, "echo": False, "suffix": None, "guided_json": None, "stream_options": None, "max_tokens": -1},
+        {
+            "keep_alive": "5m",
+            "options": {"num_ctx": 8192, "num_gpu": 99, "mirostat": 0},
+            "mirostat_tau": 5.0,
+            "tfs_z": 1,
+        },
+        {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": True}},
     ],
 )
 def test_parameters_without_effect_are_accepted(gateway, neutral):
-    assert post(gateway, GOOD | neutral)[0] == 200
+    assert gateway.request("POST", "/v1/chat/completions", json.dumps(GOOD | neutral).encode()).status == 200
+
+
+OBJECT = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"repeat_penalty": 1.7}, {"repetition_penalty": 1.7}),
+        ({"options": {"num_predict": 5, "repeat_penalty": 1.7}}, {"max_tokens": 5, "repetition_penalty": 1.7}),
+        ({"n_predict": 5, "temperature": None}, {"max_tokens": 5}),
+        *((given, schema({"schema": OBJECT}))
+          for given in ({"guided_json": OBJECT}, {"guided_json": json.dumps(OBJECT)}, {"format": OBJECT},
+                        {"json_schema": OBJECT}, {"structured_outputs": {"json": OBJECT}})),
+        ({"format": "json"}, {"response_format": {"type": "json_object"}}),
+        ({"think": False}, {"chat_template_kwargs": {"enable_thinking": False}}),
+        ({"chat_template_kwargs": {"unknown_to_it": True, "date_string": "26 Jul 2024"}}, {}),
+    ],
+)  # fmt: skip
+def test_other_spellings_mean_the_same(gateway, theirs, ours):
+    base = {"model": "outrider", "messages": GOOD["messages"]}
+    answers = [post(gateway, base | {"max_tokens": 9} | given if "max" not in str(ours) else base | given)
+               for given in (theirs, ours)]  # fmt: skip
+    assert [status for status, _ in answers] == [200, 200]
+    assert answers[0][1]["choices"] == answers[1][1]["choices"]
+
+
+def test_an_assistants_last_message_is_gone_on_with(gateway, models, plain):
+    question = {"role": "user", "content": "Oscar has 10 melons. Oscar makes 3 more. How many melons?"}
+    tokens, text = plain([question], 40)
+    begun = {"role": "assistant", "content": models.decode(tokens[:6])}
+
+    def said(**more) -> str:
+        status, answer = post(gateway, GOOD | {"messages": [question, begun], "max_tokens": 34} | more)
+        assert status == 200
+        return answer["choices"][0]["message"]["content"]
+
+    assert begun["content"] + said() == text
+    assert said(continue_final_message=True, add_generation_prompt=False) == said()
+    anew = plain([question, begun], 34)[1]
+    assert said(add_generation_prompt=True) == said(continue_final_message=False) == anew != said()
+    bare = models.encode([question], raw=False, form=ChatForm(begins_answer=False))
+    asked = models.encode([question], raw=False)
+    assert asked[: len(bare)] == bare != asked
+
+
+def test_any_model_where_that_is_allowed(gateway, start_gateway, server):
+    status, error = post(gateway, GOOD | {"model": "gpt-4o"})
+    assert (status, error["message"].partition(":")[0]) == (404, "model 'gpt-4o' does not exist")
+    assert error["message"].endswith("choose one of outrider, embedded, or start the gateway with --any-model")
+    with start_gateway(server, GatewayConfig(any_model=True)) as anything:
+        status, answer = post(anything, GOOD | {"model": "gpt-4o"})
+        assert (status, answer["model"]) == (200, "gpt-4o")
+        assert anything.get("/v1/models/gpt-4o")["id"] == "gpt-4o"
+        assert [model["id"] for model in anything.get("/v1/models")["data"]] == ["outrider", "embedded"]
 
 
 def test_the_documentation_names_each_parameter():
     page = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text()
     fields = {name for body in (ChatRequest, CompletionRequest) for name in body.model_fields}
-    ignored = request_bodies._HINTS | request_bodies._MESSAGE_HINTS
-    tables = (*request_bodies._UNSUPPORTED.values(), *request_bodies._MESSAGE_UNSUPPORTED.values())
+    ignored = gateway_parameters.HINTS | gateway_parameters.MESSAGE_HINTS | gateway_parameters.SPELLINGS.keys()
+    tables = (*UNSUPPORTED_PARAMETERS.values(), *gateway_parameters.MESSAGE_UNSUPPORTED.values())
     refused = {name for names in tables for name in names}
     assert [name for name in sorted(fields | ignored | refused) if f"`{name}`" not in page] == []
 

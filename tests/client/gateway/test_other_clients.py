@@ -1,21 +1,22 @@
-"""LangChain, LiteLLM, instructor and llm against a real gateway: text, streams, objects of a schema and calls."""
+"""LangChain, LiteLLM, instructor, llm and aider against a real gateway: text, streams, objects and calls."""
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-PYTHON = Path(__file__).parents[3] / ".venv" / "clients" / "bin" / "python"
+VENV = Path(__file__).parents[3] / ".venv"
+PYTHON, AIDER = VENV / "clients" / "bin" / "python", VENV / "aider" / "bin" / "aider"
 SCRIPT = Path(__file__).parent / "other_clients.py"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON.exists(), reason="no other clients here: make test-tools installs them"),
-]
+pytestmark = pytest.mark.slow
+MISSING = "no other clients here: make test-tools installs them"
 
 
+@pytest.mark.skipif(not PYTHON.exists(), reason=MISSING)
 @pytest.mark.parametrize("name", ["langchain", "litellm", "instructor", "llm"])
 def test_another_client_gets_what_it_asks_for(gateway, openai, name, tmp_path):
     package = {"langchain": "langchain_openai"}.get(name, name)
@@ -46,3 +47,27 @@ def test_another_client_gets_what_it_asks_for(gateway, openai, name, tmp_path):
         assert function == "add"
         assert list(arguments) == ["a", "b"]
     assert got.get("after", "text")
+
+
+@pytest.mark.skipif(not AIDER.exists(), reason=MISSING)
+def test_aider_takes_the_answer_for_its_own(gateway, tmp_path):
+    """As docs/apps.md sets it up; what comes of the answer is the model's affair."""
+    (tmp_path / "hello.py").write_text('print("Helo")\n')
+    page = (Path(__file__).parents[3] / "docs" / "apps.md").read_text()
+    options = re.search(r"^aider (.*)$", page, re.MULTILINE)[1].split()
+    options += ["--no-check-update", "--analytics-disable", "--no-git", "--yes-always", "--no-pretty"]
+    told = ["--message", "Write Hello.", "--no-show-release-notes", "--llm-history-file", "said.txt", "hello.py"]
+    done = subprocess.run(
+        [AIDER, *options, *told],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, "HOME": str(tmp_path), "OPENAI_API_BASE": f"{gateway.url}/v1", "OPENAI_API_KEY": "none"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer = (tmp_path / "said.txt").read_text().partition("LLM RESPONSE")[2].splitlines()[1:]
+    assert answer[0].startswith("ASSISTANT Here is")
+    assert all(line.removeprefix("ASSISTANT").strip() in done.stdout for line in answer)
