@@ -77,9 +77,9 @@ def run(
 ) -> None:
     """Run COMMAND behind an emulated link and exit with its status.
 
-    With the engines kernel and tun, COMMAND has its own network, where 127.0.0.1 and the port of each --upstream lead
-    through the link to that server. The proxy engine has no network: write {link} where COMMAND takes the server's
-    address.
+    With the engines kernel and tun, COMMAND has its own network, where 127.0.0.1 and the port of each --upstream, or of
+    any server on this machine, lead over the link. The proxy engine has no network: write {link} where COMMAND takes
+    the server's address.
     """
     import asyncio
 

@@ -26,30 +26,19 @@ USUAL_STEP_S = 1.0  # between rows without a time
 MISSING = {"", "-", "--", "nan", "na", "n/a", "none", "null"}
 EPOCHS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))  # a time beyond the first is counted in the second
 TOO_FAST_BPS, UNSAID_UNITS = 10e9, (1e6, 1e3, 1.0)  # Mbit/s, unless no radio is that fast: then kbit/s, then bit/s
-_DATES = ("%Y.%m.%d_%H.%M.%S", "%Y-%m-%d_%H-%M-%S", "%Y/%m/%d %H:%M:%S", "%d/%m/%Y %H:%M:%S", "%d.%m.%Y %H:%M:%S")
+_DATES = ("%Y.%m.%d_%H.%M.%S", "%Y/%m/%d %H:%M:%S", "%d.%m.%Y %H:%M:%S", "%d/%m/%Y %H:%M:%S", "%m/%d/%Y %H:%M:%S")
+_FORMS = ("", *_DATES, "%Y-%m-%d_%H-%M-%S", "%H:%M:%S")  # empty: ISO 8601
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", re.ASCII)
 _TIME_WORDS = (
-    "timestamp",
-    "datetime",
-    "unixtime",
-    "unix",
-    "epoch",
-    "time",
-    "ts",
-    "t",
-    "elapsed",
-    "seconds",
-    "secs",
-    "sec",
-    "s",
-    "date",
+    *("timestamp", "datetime", "unixtime", "unix", "epoch", "time", "ts", "t"),
+    *("elapsed", "seconds", "secs", "sec", "s", "date"),
 )
 _TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _BESIDE_TIME = {*_TIME_WORDS, *_TIME_UNITS, "utc", "local", "stamp", "in"}
 _WAY_WORDS: dict[str, Way] = dict.fromkeys(("dl", "down", "downlink", "download", "downstream", "rx"), "down")
 _WAY_WORDS |= dict.fromkeys(("ul", "up", "uplink", "upload", "upstream", "tx"), "up")
-_RATE_WORDS = {"bitrate", "rate", "throughput", "tput", "thpt", "bandwidth", "bw", "goodput", "capacity"}
+_RATE_WORDS = {"bitrate", "datarate", "rate", "throughput", "tput", "thpt", "bandwidth", "bw", "goodput", "capacity"}
 _OTHER_RATES = {"error", "loss", "drop", "sample", "sampling", "frame", "max", "min", "std", "stdev", "dev", "var"}
 _RATE_UNITS = {"bps": 1.0, "bit": 1.0, "bits": 1.0, "kbps": 1e3, "kbit": 1e3, "kbits": 1e3, "mbps": 1e6, "mbit": 1e6}
 _RATE_UNITS |= {"mbits": 1e6, "gbps": 1e9, "gbit": 1e9, "gbits": 1e9, "kb": 1e3, "mb": 1e6, "gb": 1e9}
@@ -214,7 +203,7 @@ class _Table:
         return self._date_s(text, where)
 
     def _date_s(self, text: str, where: str) -> float:
-        for form in (self._date,) if self._date else ("", *_DATES, "%H:%M:%S"):
+        for form in (self._date,) if self._date else _FORMS:
             try:
                 at = datetime.strptime(text, form) if form else datetime.fromisoformat(text)
             except ValueError:
