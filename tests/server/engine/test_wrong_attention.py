@@ -7,11 +7,12 @@ import torch
 from tiny_targets import SIZES, WINDOW
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
 from outrider_drafters.blocks.float32_arithmetic import Float32Arithmetic
 from outrider_drafters.families.independent.network import CausalModel
 from outrider_proto.errors import UsageError
-from outrider_server.engine.attention import FlatBatch
+from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.engine.compatibility import _difference, _own_logits, check_against_eager
 from outrider_server.engine.fused_decoder import FusedDecoder
@@ -20,6 +21,7 @@ from outrider_server.kv.slot import KVSlot
 
 every_type = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 DEPTHS = (2, 28)
+_rotate = Gemma3RotaryEmbedding.forward
 _attend, _bits, _commit, _begin = FlatBatch.attend, BatchSegment.row_bits, KVSlot.commit, BatchSegment.__init__
 
 
@@ -78,6 +80,12 @@ def places(change):
     return BatchSegment, "__init__", begin
 
 
+def rotated_as_others(self, x, position_ids, layer_type):
+    if self.config._attn_implementation == IMPLEMENTATION:
+        (layer_type,) = {"sliding_attention", "full_attention"} - {layer_type}
+    return _rotate(self, x, position_ids, layer_type)
+
+
 def off_by(more: int):
     return call(window=lambda window, _: window and window + more)
 
@@ -101,6 +109,7 @@ WRONG = {
     "tree a position late": ("llama", places(lambda node, position, root: position + 1)),
     "positions are rows' numbers": ("llama", places(lambda node, position, root: root + 1 + node)),
     "nodes share a position": ("llama", places(lambda node, position, root: root + 1)),
+    "rotated as the other layers": ("gemma3_text", (Gemma3RotaryEmbedding, "forward", rotated_as_others)),
     "heads grouped in the wrong order": (
         "llama",
         heads(before=lambda query: query.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)),
