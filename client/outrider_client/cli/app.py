@@ -171,7 +171,7 @@ def gateway(options: ClientOptions, served: GatewayConfig) -> None:
 def describe(
     options: ClientOptions, as_json: Annotated[bool, Option(JSON_OPTION, help="Print one JSON object.")] = False
 ) -> None:
-    """Show which model and drafters a server offers."""
+    """Show which model a server has, its limits, and for which drafters it offers features (taps)."""
     from outrider_client.client import Client
 
     config = options.config()
@@ -219,7 +219,8 @@ app.command("pull")(
 def show_config(options: ClientOptions, context: typer.Context) -> None:
     """Show the configuration file, its servers, and where values come from that are not the defaults."""
     file = options.file
-    print(f"{file.path}{'' if file.path.exists() else ': there is no such file'}")
+    hint = ': there is no such file yet; a line such as server = "HOST:PORT" in it sets that option'
+    print(f"{file.path}{'' if file.path.exists() else hint}")
     for name, table in file.servers.items():
         print(f"  server {name}: {table['server']}")
     for name, value, source in options.sources(context):

@@ -248,9 +248,32 @@ async def test_rows_in_pieces_are_there_with_the_last(begun):
     draft = begun.asks(TREE)
     await begun.hears(Verdict(draft.seq, (0,), 20))
     waiting = asyncio.create_task(begun.tracker.await_rows())
+    await asyncio.sleep(0)  # it waits for these rows, and not for those of the next verdict
     following = begun.asks(TREE)
     begun.link.put(rows(draft.seq, 4, 1, last=False))
     await begun.hears(Verdict(following.seq, (), 30))
     await asyncio.sleep(0)
     assert not waiting.done()
-    waiting.cancel()
+    begun.link.put(rows(draft.seq, 5, 1))
+    begun.tracker.take_arrived()
+    await asyncio.wait_for(waiting, TIMEOUT_S)
+
+
+@pytest.mark.parametrize("useful", [True, False])
+async def test_useful_rows_put_the_deadline_of_a_verdict_off_and_nothing_else_does(begun, useful):
+    draft = begun.asks(TREE)
+    await begun.hears(Verdict(draft.seq, (0, 1), 20))
+    following = begun.asks(TREE)
+
+    def two_seconds_later():
+        begun.now += 2.0
+        return ScriptedLink.receive_nowait(begun.link)
+
+    begun.link.receive_nowait = two_seconds_later
+    pieces = [rows(draft.seq, 4 + number if useful else 90, 1, last=False) for number in range(3)]
+    begun.link.put(*pieces, Verdict(following.seq, (), 30))
+    if useful:
+        assert (await begun.tracker.next_verdict(TIMEOUT_S))[1].bonus == 30
+    else:
+        with pytest.raises(LinkError, match="no verdict within 5 s"):
+            await begun.tracker.next_verdict(TIMEOUT_S)
