@@ -44,7 +44,7 @@ def _remove_leftovers() -> list[str]:
         return []
     from outrider_netsim.namespaces.leftovers import remove_leftovers
 
-    return remove_leftovers()
+    return [*remove_leftovers(), *cli_control.remove_stale()]
 
 
 def main() -> None:

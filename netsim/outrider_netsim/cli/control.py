@@ -53,6 +53,7 @@ def set_link(
     """
     changes = [word for word in words or [] if not word.startswith("link=")]
     wanted = [word.removeprefix("link=") for word in words or [] if word.startswith("link=")]
+    remove_stale()
     links = {file.stem: file for file in sorted(_folder().glob("*.sock")) if not wanted or file.stem == wanted[-1]}
     running = {pid: answer for pid, file in links.items() if (answer := _asked(file, [])) is not None}
     if not running:
@@ -80,6 +81,7 @@ async def controllable(controls: LinkControls, link: Link, said: Console) -> Asy
 
     async with contextlib.AsyncExitStack() as undo:
         try:
+            remove_stale()
             file = _folder() / f"{os.getpid()}.sock"
             file.unlink(missing_ok=True)
             server = await asyncio.start_unix_server(answer, file)
@@ -134,7 +136,7 @@ def _asked(file: Path, words: Sequence[str]) -> str | None:
         try:
             channel.connect(str(file))
         except (ConnectionRefusedError, FileNotFoundError):
-            # A killed run leaves its socket.
+            # Another process has the number of a killed one.
             file.unlink(missing_ok=True)
             return None
         try:
@@ -145,6 +147,19 @@ def _asked(file: Path, words: Sequence[str]) -> str | None:
     if "error" in answer:
         raise ProfileError(answer["error"])
     return str(answer.get("done", ""))
+
+
+def remove_stale() -> list[str]:
+    """Remove and list the sockets of links that were killed. Raises EngineError as `set` does."""
+    removed = []
+    for file in _folder().glob("*.sock"):
+        try:
+            os.kill(int(file.stem), 0)
+        except (ProcessLookupError, PermissionError):
+            # A link's process is this user's.
+            file.unlink(missing_ok=True)
+            removed.append(f"removed {file}")
+    return removed
 
 
 def _folder() -> Path:
