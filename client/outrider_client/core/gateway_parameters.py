@@ -29,7 +29,6 @@ SPELLINGS = {
     "guided_json": "response_format",
     "json_schema": "response_format",
     "format": "response_format",
-    "structured_outputs": "response_format",
     "think": "chat_template_kwargs",
     "enable_thinking": "chat_template_kwargs",
 }
@@ -76,6 +75,7 @@ UNSUPPORTED: Unsupported = {
     },
     "log probabilities are of the answer's tokens": {"prompt_logprobs": ()},
     "answers have the form that response_format says": {
+        "structured_outputs": (),
         "guided_regex": (),
         "guided_choice": (),
         "guided_grammar": (),
@@ -101,7 +101,12 @@ MESSAGE_UNSUPPORTED: Unsupported = {
 def in_our_words(body: Mapping[str, Any]) -> dict[str, Any]:  # Any: whatever JSON holds
     """Return a body in which parameters with other spellings have ours, Ollama's `options` among them."""
     options = body.get("options")
-    given = {**options, **body, "options": None} if isinstance(options, Mapping) else dict(body)
+    given = {name: value for name, value in body.items() if value is not None}
+    if isinstance(options, Mapping):
+        given = {**options, **given, "options": None}
+    match given.get("structured_outputs"):
+        case {"json": schema, **others} if not others:  # others are refused by name
+            given["structured_outputs"], given["guided_json"] = None, schema
     for theirs, ours in SPELLINGS.items():
         if (value := given.pop(theirs, None)) is None:
             continue
@@ -118,12 +123,10 @@ def _translated(theirs: str, ours: str, value: Any) -> Any:  # Any: whatever JSO
     match ours, value:
         case "response_format", "json":
             return {"type": "json_object"}
-        case "response_format", {"json": schema} if theirs == "structured_outputs":
-            return _translated(theirs, ours, schema)
         case "response_format", str() if theirs != "format":
             try:
                 return _translated("", ours, json.loads(value))
-            except ValueError:
+            except (ValueError, RecursionError):
                 return value
         case "response_format", Mapping():
             return {"type": "json_schema", "json_schema": {"schema": value}}

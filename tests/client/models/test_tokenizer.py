@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from outrider_client.core.prompt import Segment
+from outrider_client.core.prompt import ChatForm, Segment
 from outrider_client.models.private_tokens import split
 from outrider_client.models.tokenizer import TargetTokenizer
 from outrider_models.core.embedded import target_dir
@@ -80,6 +80,18 @@ CONTROL = [text for text in ADDED if text not in ("\n\n", "<b>")]
 PIECES = [["<unk>", 0.0], ["</s>", 0.0], *([piece, -3.0] for piece in map(chr, range(33, 127))), ["\u2581", -2.0]]
 UNIGRAM = {"type": "Unigram", "unk_id": 0, "vocab": PIECES, "byte_fallback": False}
 BLANKS = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}
+
+
+@pytest.mark.parametrize(("template", "end"), [(CHATML, "assistant\nHel "), (GEMMA, "model\nHel")])
+def test_a_begun_answer_goes_on_and_settings_reach_the_template(changed, template, end):
+    tokenizer = TargetTokenizer(changed(chat_template="{{ mood }}" + template))
+    messages = [{"role": "user", "content": "Hel "}, {"role": "assistant", "content": "Hel "}]
+    assert tokenizer.render(messages, form=ChatForm({"mood": "bold"}, continues=True)).endswith(end)
+    assert tokenizer.render(messages, form=ChatForm({"mood": "bold"})).startswith("bold")
+    spelled = tokenizer.encode_chat(messages, ChatForm({"mood": "<|im_end|>"}))
+    assert tokenizer.decode(spelled).startswith("<|im_end|>")  # text: a control token would not be shown
+    with pytest.raises(UsageError, match="the last of them to go on"):
+        TargetTokenizer(changed(chat_template="x")).render(messages, form=ChatForm(continues=True))
 
 
 @pytest.fixture(scope="module", params=["bytes", "words"])
