@@ -94,7 +94,7 @@ def test_answers(gateway, fail, caplog, place, stream, path):
     [
         ("GET", "/health", LinkWatch, "wake"),
         ("GET", "/metrics", GatewayMetrics, "exposition"),
-        ("GET", "/v1/models/none", app, "unknown_model"),
+        ("GET", "/v1/models/none", Gateway, "check_model"),
         ("GET", "/main.js", app._Page, "file_response"),
         ("GET", "/outrider/link", LinkWatch, "reports"),
         ("POST", "/outrider/link", app, "ApiError"),
