@@ -130,7 +130,8 @@ def test_the_default_file_may_be_missing_and_a_named_one_may_not(outrider, tmp_p
     monkeypatch.delenv("OUTRIDER_CONFIG")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     default = tmp_path / "config" / "outrider" / "config.toml"
-    assert outrider("", "config") == (0, "HERE/config/outrider/config.toml: there is no such file\n", "")
+    hint = 'there is no such file yet; a line such as server = "HOST:PORT" in it sets that option'
+    assert outrider("", "config") == (0, f"HERE/config/outrider/config.toml: {hint}\n", "")
     default.parent.mkdir(parents=True)
     default.write_text("seed = 3")
     assert "seed = 3  (file)" in outrider("", "config")[1]
