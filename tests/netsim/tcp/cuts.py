@@ -215,7 +215,7 @@ async def record(runs, at_once=2):
 
     measured = await asyncio.gather(*(one(case, run) for case in CASES for run in range(runs)))
     rows = [{**case, "silence_s, done_s": measured[runs * n : runs * n + runs]} for n, case in enumerate(CASES)]
-    return {"command": " ".join(["python", *sys.argv]), "kernel": platform.release(), "rows": rows}
+    return {"command": " ".join(["python", *sys.argv]), "kernel": platform.release().partition("-")[0], "rows": rows}
 
 
 if __name__ == "__main__":
