@@ -1,6 +1,6 @@
 """A prompt with a private part that stays on the device, and the text that leaves it in each privacy mode.
 
-    outrider-server serve
+    outrider-server serve --target embedded
     python examples/private_prompt.py
 
 `local`: the target reads only what precedes the private part, and the drafter answers alone. `placeholder`: the target
@@ -54,7 +54,10 @@ class RecordingTransport(GrpcTransport):
 
 
 async def run(prompt: str, server: str) -> None:
-    config = ClientConfig(server=server, mode="stream", max_new_tokens=60)
+    # Named as the offline drafter, too: it reads the features of what precedes the private part.
+    config = ClientConfig(
+        server, target="embedded", drafter="moa", offline_drafter="moa", mode="stream", max_new_tokens=60
+    )
     models = LocalModels.load(config)
     for privacy in get_args(Privacy):
         transport = RecordingTransport(server)
