@@ -67,7 +67,7 @@ def test_an_answer_cannot_choose(choices):
         ClientConfig().for_answer(**choices)
 
 
-@pytest.mark.parametrize("address", ["", "host", "host:", ":50051", "host:0", "host:65536", "host:http"])
+@pytest.mark.parametrize("address", ["", "host:", ":50051", "host:0", "host:65536", "host:http"])
 def test_bad_addresses(address):
     with pytest.raises(UsageError, match="HOST:PORT"):
         GrpcTransport(address)
