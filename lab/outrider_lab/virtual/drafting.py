@@ -31,7 +31,7 @@ class TapedDrafter:
         self.vocab_size = tape.vocabulary.size
         self.stale_tolerant = tape.stale_tolerant
         self.tree_in_one_pass = tape.tree_in_one_pass
-        self.levels_per_pass = tape.levels_per_pass
+        self.levels_per_pass, self.hint = tape.levels_per_pass, ""
         self.plan: TreePlan | None = None if tape.choices is None else TreeChoices(tape.choices)
 
     def new_state(self) -> DraftState:

@@ -61,7 +61,7 @@ class ReplayDrafter:
         self.stale_tolerant = drafter.stale_tolerant
         self.tree_in_one_pass = True
         self.levels_per_pass = drafter.levels_per_pass
-        self.plan = drafter.plan
+        self.plan, self.hint = drafter.plan, ""
 
     def new_state(self) -> DraftState:
         raise AssertionError("a replayed drafter has no states: ReplayDrafting drafts")
