@@ -57,6 +57,7 @@ def config(address: str, **changes) -> ClientConfig:
         "mode": "stop-and-wait",
         "shape": TreeShape(4, 4, 14),
         "max_new_tokens": NEW,
+        "offline_drafter": DRAFTER,
         "wait_for_link_s": 60.0,
         "patience": Patience(floor_s=1.0),  # this machine may be busy
         "timeouts": Timeouts(connect_s=60.0),

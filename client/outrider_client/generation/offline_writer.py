@@ -61,7 +61,8 @@ class OfflineWriter:
         first = self._transcript.num_new_tokens
         self._transcript.write_unverified(token)
         self._events.emit_unverified(first, token, self._clock())
-        if repeats_a_phrase(self._transcript.new_tokens):
+        written_alone = self._transcript.new_tokens[len(self._transcript.verified_tokens) :]
+        if not self._config.sampling.rules.json_schema and repeats_a_phrase(written_alone):
             self._is_exhausted = True
             self._events.emit(Warned(REPEATED))
 

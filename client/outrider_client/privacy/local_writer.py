@@ -58,7 +58,8 @@ class LocalWriter:
             self._emit_token(token)
             if token in self._models.eos_token_ids:
                 break
-            if repeats_a_phrase(tokens[len(prompt.whole) :]):
+            # Of JSON only the whole is of use, however much space stands in it.
+            if not self._config.sampling.rules.json_schema and repeats_a_phrase(tokens[len(prompt.whole) :]):
                 self._emit(Warned("the drafter repeats itself: the answer is cut"))
                 break
         if not self.num_new_tokens:
