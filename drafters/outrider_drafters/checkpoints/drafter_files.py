@@ -162,6 +162,14 @@ class DrafterFiles:
     def _own_draft_vocab(self) -> Path:
         return (self.directory.parent if self.directory.is_file() else self.directory) / DRAFT_VOCAB
 
+    def build(
+        self, make: Callable[[], Network], like: Tensor | None = None, also_known: frozenset[str] = frozenset()
+    ) -> Network:
+        """Make a network without weights, and fill() it."""
+        with torch.device("meta"):
+            network = make()
+        return self.fill(network, like, also_known)
+
     def fill(self, network: Network, like: Tensor | None = None, also_known: frozenset[str] = frozenset()) -> Network:
         """Read every tensor of a network made on the meta device, and freeze it for inference.
 

@@ -1,6 +1,5 @@
 """DFlash, version 1, from published files, and its declaration."""
 
-import torch
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
@@ -23,10 +22,9 @@ MAPS = frozenset({D2T, T2D})
 def load_network(files: DrafterFiles, target: TargetSizes) -> DFlash:
     """Load the network. Raises UsageError for anything but version 1 for this target."""
     files = canonical(files)
-    with torch.device("meta"):
-        network = DFlash(read_sizes(files, target))
-    files.fill(network, also_known=MAPS)
-    check_vocabulary(files, network.sizes.head_rows, target.vocab)
+    sizes = read_sizes(files, target)
+    network = files.build(lambda: DFlash(sizes), also_known=MAPS)
+    check_vocabulary(files, sizes.head_rows, target.vocab)
     return network
 
 

@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Literal, cast, get_args
 
-import torch
-
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.options import DrafterOption
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
@@ -35,9 +33,8 @@ def load_network(files: DrafterFiles, target: TargetSizes) -> DSpark:
     """Load the network. Raises UsageError for what is not made for this target, or not understood."""
     files = canonical(files)
     sizes = read_sizes(files, target)
-    with torch.device("meta"):
-        network = DSpark(sizes, _read_heads(files, sizes))
-    files.fill(network, also_known=MAPS)
+    heads = _read_heads(files, sizes)
+    network = files.build(lambda: DSpark(sizes, heads), also_known=MAPS)
     check_vocabulary(files, sizes.head_rows, target.vocab)
     return network
 

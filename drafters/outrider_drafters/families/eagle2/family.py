@@ -171,18 +171,12 @@ def _load(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Eagle2:
     files.need(REQUIRED)
     sizes = sizes_of(files.checkpoint, files.config, files.options.get(ROPE_THETA_OPTION))
     files.need_equal("hidden size", sizes.hidden, target.hidden)
-    with torch.device("meta"):
-        network = Eagle2(sizes)
-    return files.fill(network, like, also_known=frozenset({EMBEDDING}))
+    return files.build(lambda: Eagle2(sizes), like, also_known=frozenset({EMBEDDING}))
 
 
 def _load_drafter(files: DrafterFiles, target: TargetWeights) -> Eagle2Drafter:
     eagle, steps = _load(files, target.sizes, target.embed), config_int(files.config, STEPS, 1)
     return Eagle2Drafter(eagle, target, _own_embedding(files, target), steps)
-
-
-def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> LastHiddenTap:
-    return LastHiddenTap(_load(files, target, like).sizes.hidden)
 
 
 def _own_embedding(files: DrafterFiles, target: TargetWeights) -> Tensor | None:
@@ -207,7 +201,7 @@ FAMILY = Family(
     trees="dynamic",
     recognizes=recognizes,
     drafter=_load_drafter,
-    tap=_load_tap,
+    tap=lambda files, target, like: LastHiddenTap(_load(files, target, like).sizes.hidden),
     asked=2,  # fc.* and layers.0.* are also in DFlash, DSpark, and EAGLE-3 in vLLM's layout
     options=(ROPE_THETA_OPTION, EMBEDDING_OPTION, DRAFT_VOCAB_OPTION),
 )

@@ -1,6 +1,5 @@
 """EAGLE-3 and EAGLE 3.1 from published files, and their declaration."""
 
-import torch
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
@@ -27,9 +26,7 @@ def _load(files: DrafterFiles, target: TargetSizes) -> Eagle3:
         files.need_understood(SETTINGS)
     files = canonical(files)
     sizes = sizes_of(files, target)
-    with torch.device("meta"):
-        network = Eagle3(sizes)
-    files.fill(network, also_known=frozenset({EMBEDDING, D2T, T2D}))
+    network = files.build(lambda: Eagle3(sizes), also_known=frozenset({EMBEDDING, D2T, T2D}))
     check_vocabulary(files, sizes.draft_vocab, sizes.vocab)
     return network
 
@@ -40,10 +37,6 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> Eagle3Drafter:
     info = tap_info(eagle, target.sizes.layers)
     steps = config_int(files.config, STEPS, config_int(files.config, _DEEPSPECS_STEPS, PUBLISHED_STEPS))
     return Eagle3Drafter(eagle.to(target.embed.device, target.embed.dtype), target, info, steps)
-
-
-def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Tap:
-    return make_tap(_load(files, target), target, like)
 
 
 def make_tap(eagle: Eagle3, target: TargetSizes, like: Tensor) -> Tap:
@@ -61,7 +54,7 @@ FAMILY = Family(
     trees="dynamic",
     recognizes=recognizes,
     drafter=_load_drafter,
-    tap=_load_tap,
+    tap=lambda files, target, like: make_tap(_load(files, target), target, like),
     keep_unquantized=lambda name: name.startswith(("fc", "input_norm")),
     asked=1,  # its tensors are also in P-EAGLE's files
     options=(ROPE_THETA_OPTION, NORM_OUTPUT, EMBEDDING_OPTION, TARGET_LAYERS_OPTION, DRAFT_VOCAB_OPTION),

@@ -10,7 +10,6 @@ Shapes and the presence of tensors decide wherever they can: config flags are of
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
@@ -24,7 +23,7 @@ from outrider_drafters.checkpoints.options import (
 )
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle3.layer import Eagle3Sizes
-from outrider_drafters.families.eagle3.tap_layers import IDS, chosen_layers, is_deepspec, uses_layers
+from outrider_drafters.families.eagle3.tap_layers import IDS, chosen_layers, config_value, is_deepspec, uses_layers
 from outrider_drafters.families.shared_layout import EMBEDDING, VERIFIERS, check_layers, stored_head
 from outrider_drafters.readers.config import NESTED, SPECULATORS_KEYS, Config, config_int, flattened, is_sliding
 
@@ -161,7 +160,5 @@ def _norm_output(files: DrafterFiles) -> bool:
 
 def _flag(config: Config, key: str, *, default: bool = False) -> bool:
     """Read a switch of the config or of its eagle_config; `default` if missing or null."""
-    part = config.get("eagle_config")
-    value = config.get(key)
-    value = part.get(key) if value is None and isinstance(part, Mapping) else value
+    value = config_value(config, key)
     return default if value is None else bool(value)

@@ -96,9 +96,8 @@ def lenders(files: DrafterFiles, sizes: AssistantSizes, target: TargetSizes) -> 
 def load_network(files: DrafterFiles, target: TargetSizes) -> Assistant:
     """Load the network. Raises UsageError for what is not made for this target, or not understood."""
     files = canonical(files)
-    with torch.device("meta"):
-        network = Assistant(read_sizes(files, target))
-    files.fill(network)
+    sizes = read_sizes(files, target)
+    network = files.build(lambda: Assistant(sizes))
     if (clusters := network.masked_embedding) is not None:
         ids = clusters.token_ordering.to(torch.int64).sort().values
         if not torch.equal(ids, torch.arange(target.vocab)):

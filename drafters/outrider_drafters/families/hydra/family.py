@@ -10,7 +10,6 @@ Copies of the target's embedding (input_embed_fn, the prefix layer's) are ignore
 import re
 from collections import defaultdict
 
-import torch
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
@@ -60,9 +59,7 @@ def _load(files: DrafterFiles, target: TargetSizes) -> Hydra:
             files.need_equal(f"rows of {name}", rows, target.vocab)
             files.need_equal(f"width of {name}", width, target.hidden)
     sizes = _sizes(files, target, kind)
-    with torch.device("meta"):
-        hydra = Hydra(sizes)
-    return files.fill(hydra, also_known=frozenset(EMBEDDINGS))
+    return files.build(lambda: Hydra(sizes), also_known=frozenset(EMBEDDINGS))
 
 
 def _sizes(files: DrafterFiles, target: TargetSizes, kind: str) -> HydraSizes:

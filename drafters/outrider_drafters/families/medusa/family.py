@@ -85,9 +85,7 @@ def _load(files: DrafterFiles, target: TargetSizes, like: Tensor) -> tuple[Medus
     files.need_equal("hidden size", hidden, target.hidden)
     rows = _rows(layout, target)
     sizes = MedusaSizes(hidden, rows, layout.num_heads, layout.num_blocks, layout.bias, tied=False)
-    with torch.device("meta"):
-        medusa = Medusa(sizes)
-    return layout.files.fill(medusa, like, also_known=EXTRAS), layout
+    return layout.files.build(lambda: Medusa(sizes), like, also_known=EXTRAS), layout
 
 
 def _rows(layout: MedusaLayout, target: TargetSizes) -> int:
@@ -121,10 +119,6 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> MedusaDrafter:
     return MedusaDrafter(medusa, target, shared, read_token_map(layout, target.sizes), rows)
 
 
-def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> NewestHiddenTap:
-    return NewestHiddenTap(_load(files, target, like)[0].sizes.hidden)
-
-
 FAMILY = Family(
     name=NAME,
     features="the target's last hidden state, newest only",
@@ -132,7 +126,7 @@ FAMILY = Family(
     trees="fixed choices",
     recognizes=recognizes,
     drafter=_load_drafter,
-    tap=_load_tap,
+    tap=lambda files, target, like: NewestHiddenTap(_load(files, target, like)[0].sizes.hidden),
     is_head=is_output,
     options=(DRAFT_VOCAB_OPTION,),
 )

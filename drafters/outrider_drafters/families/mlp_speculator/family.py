@@ -82,9 +82,7 @@ def load_network(files: DrafterFiles, target: TargetSizes, like: Tensor) -> tupl
     bare = files.checkpoint.renamed(lambda name: name.removeprefix(PREFIX))
     files = _untied(files.with_checkpoint(bare), _flag(files, "tie_weights"))
     sizes = _sizes(files, target)
-    with torch.device("meta"):
-        network = MLPSpeculator(sizes)
-    return files.fill(network, like), files
+    return files.build(lambda: MLPSpeculator(sizes), like), files
 
 
 def _untied(files: DrafterFiles, tied: bool) -> DrafterFiles:

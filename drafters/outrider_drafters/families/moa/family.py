@@ -1,6 +1,5 @@
 """MoA from its files: the published training layout, vLLM's `moa_spec`, and our own export of the former."""
 
-import torch
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
@@ -94,9 +93,7 @@ def _load(files: DrafterFiles, target: TargetSizes) -> MoA:
         files.need_equal("width of packed K/V", sizes.packed_kv, target.packed_kv)
     if sizes.tli > target.layers:
         raise files.fault(f"tli={sizes.tli}: the target has {target.layers} layers")
-    with torch.device("meta"):
-        network = MoA(sizes)
-    return files.fill(network)
+    return files.build(lambda: MoA(sizes))
 
 
 def _load_drafter(files: DrafterFiles, target: TargetWeights) -> MoADrafter:

@@ -9,9 +9,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.eagle3_gguf import TARGET_LAYERS
 from outrider_drafters.checkpoints.options import (
@@ -23,7 +20,6 @@ from outrider_drafters.checkpoints.options import (
     DrafterOption,
 )
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
-from outrider_drafters.contracts.tap import Tap
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS
 from outrider_drafters.families.eagle3.family import FAMILY as EAGLE3
 from outrider_drafters.families.eagle3.family import make_tap
@@ -58,9 +54,7 @@ def load_network(files: DrafterFiles, target: TargetSizes) -> PEagle:
         files.need_understood(SETTINGS | OWN_SETTINGS)
     files = _with_defaults(canonical(files))
     sizes = _read_sizes(files, target)
-    with torch.device("meta"):
-        network = PEagle(sizes)
-    files.fill(network, also_known=frozenset({EMBEDDING, D2T, T2D}))
+    network = files.build(lambda: PEagle(sizes), also_known=frozenset({EMBEDDING, D2T, T2D}))
     check_vocabulary(files, sizes.eagle.draft_vocab, target.vocab)
     return network
 
@@ -95,17 +89,13 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> PEagleDrafter:
     return PEagleDrafter(network, target, info, plan)
 
 
-def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Tap:
-    return make_tap(load_network(files, target), target, like)
-
-
 FAMILY = replace(
     EAGLE3,
     name=NAME,
     trees="chain",
     recognizes=lambda files: files.config.get(KIND) == NAME or not files.names.isdisjoint(MASKS),
     drafter=_load_drafter,
-    tap=_load_tap,
+    tap=lambda files, target, like: make_tap(load_network(files, target), target, like),
     asked=0,  # before EAGLE-3, which also recognizes these files
     options=(ROPE_THETA_OPTION, EMBEDDING_OPTION, TARGET_LAYERS_OPTION, DRAFT_VOCAB_OPTION, DDTREE_OPTION, DRAFTS),
 )
