@@ -15,7 +15,7 @@ import torch
 
 from outrider_drafters import families
 from outrider_drafters.checkpoints.bundle import find_bundle
-from outrider_drafters.checkpoints.drafter_files import DrafterFiles, join_names
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.fingerprint import TARGET_FINGERPRINT_KEY, target_fingerprint
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, FAMILY_OPTION, DrafterOption
 from outrider_drafters.checkpoints.source import DrafterSource
@@ -26,6 +26,7 @@ from outrider_drafters.families.family import Family, like
 from outrider_drafters.families.refusals import refuse_unsupported
 from outrider_drafters.families.suffix.hybrid import COPY_OPTION, SUFFIX_OPTION, with_candidates
 from outrider_drafters.plug_ins import PlugIns
+from outrider_drafters.readers.checkpoint import join_names
 from outrider_proto.errors import UsageError
 
 

@@ -120,28 +120,24 @@ def write_model(
         writer.add_token_list(["<|endoftext|>", "a", "b", "ab", *(f"<{number}>" for number in range(4, NUM_TOKENS))])
         writer.add_token_merges(["a b"])
         writer.add_eos_token_id(0)
-        for stored, tensor in {**dict(_converted(architecture, model)), **(tensors or {})}.items():
+        for stored, tensor in {**dict(converted(architecture, model)), **(tensors or {})}.items():
             if tensor is not None:
                 writer.add_tensor(stored, tensor.detach().contiguous().numpy())
 
 
-def _converted(architecture: str, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def converted(architecture: str, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield a model's tensors by their names in a file, and as they are there."""
     names = gguf.get_tensor_name_map(_BY_ARCHITECTURE[architecture], model.config.num_hidden_layers)
     tied = set(model._tied_weights_keys) if model.config.tie_word_embeddings else set()
     for name, tensor in model.state_dict().items():
-        if (
-            experts := re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?", name)
-        ) is not None:
+        experts = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?", name)
+        if experts is not None:
             yield from _experts(architecture, experts, tensor)
         elif name.endswith("e_score_correction_bias"):
             yield f"blk.{name.split('.')[2]}.exp_probs_b.bias", tensor
         elif name not in tied:
             stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-            stored = (
-                stored
-                if "." in stored.removeprefix("blk.").partition(".")[2] or "blk" not in stored
-                else f"{stored}.weight"
-            )
+            stored = stored if stored.endswith((".weight", ".bias")) else f"{stored}.weight"
             yield stored, _as_stored(architecture, model, stored, tensor)
 
 

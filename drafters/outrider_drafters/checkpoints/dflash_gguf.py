@@ -59,7 +59,11 @@ KEYS = {  # of config.json, by the key after "dflash."
     "target_hidden_size": "target_hidden_size",
     "vocab_size": "vocab_size",
 }
-NEEDED = ("attention.layer_norm_rms_epsilon", "block_count", "block_size", TARGET_LAYERS)
+NEEDED = (
+    *(f"{ARCHITECTURE}.{key}" for key in ("attention.layer_norm_rms_epsilon", "block_count", "block_size")),
+    f"{ARCHITECTURE}.{TARGET_LAYERS}",
+    MASK_TOKEN,
+)
 FROM_SHAPES = ("embedding_length", "feed_forward_length", "attention.head_count_kv", "attention.value_length")
 ROPE = ("rope.dimension_count", "rope.dimension_sections", "attention.key_length")
 UNDERSTOOD = frozenset({*KEYS, *FROM_SHAPES, *ROPE, "attention.head_count", TARGET_LAYERS, WINDOW, PATTERN})
@@ -81,12 +85,8 @@ def translate(file: GgufFile) -> tuple[Config, Mapping[str, Tensor]]:
 def _check_keys(file: GgufFile) -> None:
     """Raise UsageError for a key that is missing, or that is neither understood nor off."""
     for key in NEEDED:
-        if file.of_architecture(key) is None:
-            raise UsageError(
-                f"{file.path}: lacks {ARCHITECTURE}.{key}: convert the drafter again with llama.cpp's newest"
-            )
-    if MASK_TOKEN not in file.values:
-        raise UsageError(f"{file.path}: lacks {MASK_TOKEN}: convert the drafter again with llama.cpp's newest")
+        if key not in file.values:
+            raise UsageError(f"{file.path}: lacks {key}: convert the drafter again with llama.cpp's newest")
     for key, value in file.values.items():
         name = key.removeprefix(f"{ARCHITECTURE}.")
         if name != key and value and name not in UNDERSTOOD and not name.startswith("rope.scaling."):

@@ -18,7 +18,7 @@ from outrider_drafters.checkpoints.gguf_target import dequantized_dir
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, DrafterOptions
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetSizes, resolve_dir
-from outrider_drafters.readers.checkpoint import Checkpoint
+from outrider_drafters.readers.checkpoint import Checkpoint, join_names
 from outrider_drafters.readers.config import Config, config_int, read_config
 from outrider_drafters.readers.gguf_file import SUFFIX, GgufFile, part_names
 from outrider_proto.errors import UsageError
@@ -26,7 +26,6 @@ from outrider_proto.errors import UsageError
 Network = TypeVar("Network", bound=nn.Module)
 
 IGNORED = ".rotary_emb.inv_freq"  # a buffer some older writers saved; it follows from rope_theta
-MAX_NAMED = 8  # names in a message
 OWN = "outrider_"  # begins the keys that this project adds to a config.json
 # Keys of any config.json of Hugging Face's that say nothing of a drafter's arithmetic. Ties follow from tensors.
 GENERAL = frozenset({
@@ -202,12 +201,6 @@ class DrafterFiles:
             if type(tensor) is Tensor and not torch.isfinite(tensor).all():
                 raise self.fault(f"tensor {name} holds values that are no numbers: the file is damaged")
         return tensors
-
-
-def join_names(names: list[str]) -> str:
-    """Join the first few names for a message."""
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
 
 
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt")  # a directory that holds these is read as one of them

@@ -24,7 +24,7 @@ from outrider_drafters.checkpoints.gguf_config import (
     language_model,
     language_model_config,
 )
-from outrider_drafters.readers.checkpoint import INDEX, WRITE_ERRORS, sampled_rows, write_exact_rows
+from outrider_drafters.readers.checkpoint import INDEX, WRITE_ERRORS, join_names, sampled_rows, write_exact_rows
 from outrider_drafters.readers.config import read_json
 from outrider_drafters.readers.gguf_file import GgufFile, part_names
 from outrider_proto.errors import UsageError
@@ -45,7 +45,6 @@ _CHAT_ENDS = ("eot_token_id", "eom_token_id")  # of the tokenizer's metadata, be
 _EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
 _ROUTING = re.compile(r"model\.layers\.(\d+)\.mlp\.e_score_correction_bias")
 _CONV1D = re.compile(r"blk\.\d+\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight")  # GPT-2's, [in, out]
-_MAX_NAMED = 8  # tensors in a message
 
 
 def dequantized_dir(path: Path, dtype: torch.dtype | None = None) -> Path:
@@ -194,8 +193,7 @@ def _sources(file: GgufFile, model: PreTrainedModel) -> dict[str, list[str]]:
     known = used | ROPE_TENSORS | ({HEAD} if tied else set())
     for trouble, wrong in (("lacks", used - set(file.tensors)), ("holds unknown", set(file.tensors) - known)):
         if wrong:
-            more = f" and {len(wrong) - _MAX_NAMED} more" if len(wrong) > _MAX_NAMED else ""
-            raise UsageError(f"{file.path}: {trouble} tensors {', '.join(sorted(wrong)[:_MAX_NAMED])}{more}")
+            raise UsageError(f"{file.path}: {trouble} tensors {join_names(sorted(wrong))}")
     return sources
 
 

@@ -33,6 +33,7 @@ HYDRA_HEADS = "hydra_lm_head.safetensors"
 HEADS = (MEDUSA_HEADS, "medusa_lm_head.pt", HYDRA_HEADS, "hydra_lm_head.pt")  # Medusa's and Hydra's alone
 _EXACT_ROWS = "outrider_rows.safetensors"
 _SAMPLED_ROWS = 4096  # a large target's fingerprint must not take long
+_MAX_NAMED = 8  # names in a message
 WRITE_ERRORS = (OSError, SafetensorError)  # a full disk is the latter where safetensors writes
 
 
@@ -66,6 +67,12 @@ def write_exact_rows(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 def read_exact_rows(directory: Path) -> Mapping[str, Tensor]:
     """Read what write_exact_rows() wrote, nothing where it wrote nothing."""
     return load_file(path) if (path := directory / _EXACT_ROWS).is_file() else {}
+
+
+def join_names(names: list[str]) -> str:
+    """Join the first few names for a message."""
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
 
 
 class Checkpoint:

@@ -4,13 +4,14 @@ from torch import Tensor
 
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
-from outrider_drafters.checkpoints.drafter_files import DrafterFiles, join_names
+from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, DrafterOption
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.contracts.tap import LastHiddenTap, Tap
 from outrider_drafters.families.family import Family
 from outrider_drafters.families.moa.drafter import MoADrafter
 from outrider_drafters.families.moa.network import LSA_HEADS, NAME, MoA, MoASizes, MoATap, tap_info
+from outrider_drafters.readers.checkpoint import join_names
 from outrider_drafters.readers.config import config_int
 
 TLI = DrafterOption.whole("tli", "number of target layers that the client runs (paper, 3.2)")
