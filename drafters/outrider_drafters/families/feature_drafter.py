@@ -10,13 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.blocks.layers import Rope
+from outrider_drafters.blocks.fused import CachedBlock
 from outrider_drafters.blocks.row_buffer import AnyCache, JointCache, KVCache, RowBuffer
 from outrider_drafters.blocks.token_state import TokenState, TreeMask
 from outrider_drafters.checkpoints.draft_vocabulary import split_logits
@@ -84,31 +83,10 @@ class FeatureDrafter(Drafter, ABC):
         return FeatureState(self)
 
 
-class HasRope(Protocol):
-    def rope(self, positions: Tensor) -> Rope: ...
-
-
-class PairBlock(Protocol):
-    """A decoder layer over pairs."""
-
-    @property
-    def shape(self) -> HasRope: ...
-
-    def new_cache(self) -> KVCache: ...
-
-    def run(self, x: Tensor, rope: Rope, cache: AnyCache, mask: Tensor | None = None) -> Tensor:
-        """Append pairs to the cache and return their outputs [n, E]; mask [n, all rows] bool, None: see all."""
-        ...
-
-    def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
-        """Append the pairs' keys and values to the cache without computing outputs."""
-        ...
-
-
 class PairDrafter(FeatureDrafter):
     """A drafter whose step is a decoder layer: EAGLE-1/2 and EAGLE-3."""
 
-    block: PairBlock
+    block: CachedBlock  # over pairs
 
     @abstractmethod
     def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:

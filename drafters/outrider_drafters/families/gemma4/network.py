@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.layers import RMSNorm, Rope
+from outrider_drafters.blocks.layers import GatedMLP, RMSNorm, Rope
 from outrider_drafters.contracts.tap import LAST, Activations, StatelessTap
 from outrider_proto.frames import TapInfo
 
@@ -116,13 +116,7 @@ class _Attention(nn.Module):
         return self.o_proj(torch.cat(mixed, dim=1).transpose(0, 1).flatten(1))  # type: ignore[no-any-return]  # nn.Module's call
 
 
-class _MLP(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
-
+class _MLP(GatedMLP):
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))  # type: ignore[no-any-return]  # as above
 
