@@ -77,6 +77,22 @@ class BlockShape:
             cos, sin = cos * self.rope_scaling.magnitude, sin * self.rope_scaling.magnitude
         return Rope(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
 
+    def as_config(self, layers: int, max_context: int, vocab: int) -> Config:
+        """Return a config.json of such blocks, but for RoPE and biases, whose keys differ between layouts."""
+        return {
+            "hidden_act": "silu",
+            "hidden_size": self.width,
+            "intermediate_size": self.mlp,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "num_hidden_layers": layers,
+            "max_position_embeddings": max_context,
+            "rms_norm_eps": self.eps,
+            "tie_word_embeddings": False,
+            "vocab_size": vocab,
+        }
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:

@@ -193,22 +193,12 @@ class DFlash(nn.Module):
         shape, count = self.sizes.shape, len(self.sizes.layer_masks)
         return {
             "model_type": "qwen3",
-            "hidden_act": "silu",
-            "hidden_size": shape.width,
-            "intermediate_size": shape.mlp,
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head_dim,
-            "num_hidden_layers": count,
+            **shape.as_config(count, target.max_context, self.sizes.vocab),
             "layer_types": [FULL] * count,
             "sliding_window": None,
             "use_sliding_window": False,
-            "max_position_embeddings": target.max_context,
-            "rms_norm_eps": shape.eps,
             "rope_parameters": {"rope_theta": shape.rope_theta, "rope_type": "default"},
             "attention_bias": shape.qkv_bias,
-            "tie_word_embeddings": False,
-            "vocab_size": self.sizes.vocab,
         }
 
     def _late_config(self) -> dict[str, object]:

@@ -97,21 +97,11 @@ class Eagle2(nn.Module):
         config = {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "hidden_act": "silu",
+            **sizes.block.as_config(sizes.layers, target.max_context, target.vocab),
             "bias": sizes.fc_bias,
             "qkv_bias": sizes.qkv_bias,
-            "hidden_size": sizes.hidden,
-            "intermediate_size": sizes.mlp,
-            "num_attention_heads": sizes.heads,
-            "num_key_value_heads": sizes.kv_heads,
-            "head_dim": sizes.head_dim,
-            "num_hidden_layers": sizes.layers,
-            "max_position_embeddings": target.max_context,
-            "rms_norm_eps": sizes.eps,
             "rope_theta": sizes.rope_theta,
             "rope_scaling": _scaling_config(sizes.rope_scaling),
-            "tie_word_embeddings": False,
-            "vocab_size": target.vocab,
             STEPS: steps,
         }
         write_model(directory, config, self.state_dict(), dtype)

@@ -177,18 +177,8 @@ class Eagle3(nn.Module):
         sizes, block = self.sizes, self.sizes.block
         return {
             "model_type": "llama",
-            "hidden_act": "silu",
-            "hidden_size": block.width,
-            "intermediate_size": block.mlp,
-            "num_attention_heads": block.heads,
-            "num_key_value_heads": block.kv_heads,
-            "head_dim": block.head_dim,
-            "num_hidden_layers": sizes.layers,
-            "max_position_embeddings": target.max_context,
-            "rms_norm_eps": block.eps,
+            **block.as_config(sizes.layers, target.max_context, sizes.vocab),
             "attention_bias": block.qkv_bias,
-            "tie_word_embeddings": False,
-            "vocab_size": sizes.vocab,
         }
 
 
