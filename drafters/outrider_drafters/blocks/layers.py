@@ -222,7 +222,7 @@ class LlamaBlock(nn.Module):
         self.self_attn = Attention(shape, out_bias=out_bias)
         self.post_attention_layernorm = RMSNorm(shape.width, shape.eps)
         self.mlp = GatedMLP(shape.width, shape.mlp)
-        self.apply(_initialize)
+        self.apply(initialize)
 
     def keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
         """Compute the keys and values of x [b, n, width], each [b, kv_heads, n, head_dim]."""
@@ -291,9 +291,10 @@ def causal_mask(length: int, device: torch.device) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
-def _initialize(module: nn.Module) -> None:
+def initialize(module: nn.Module) -> None:
+    """Give a linear layer or an embedding its random weights."""
     # Not on the meta device: initializing there makes torch import its compiler, which takes a second.
-    if isinstance(module, nn.Linear) and not module.weight.is_meta:
+    if isinstance(module, (nn.Linear, nn.Embedding)) and not module.weight.is_meta:
         nn.init.normal_(module.weight, std=INIT_STD)
-        if module.bias is not None:
+        if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)

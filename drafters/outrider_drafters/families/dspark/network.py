@@ -17,7 +17,7 @@ from typing import Literal, assert_never, cast
 import torch
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.layers import INIT_STD
+from outrider_drafters.blocks.layers import initialize
 from outrider_drafters.checkpoints.draft_vocabulary import membership, offsets
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.dflash.network import DFlash, DFlashSizes
@@ -93,7 +93,7 @@ class DSpark(DFlash):
         self.markov_head = MarkovHead(sizes, heads) if heads.rank else None
         inputs = sizes.shape.width + (heads.rank if heads.confidence == "hidden and token" else 0)
         self.confidence_head = None if heads.confidence == "none" else ConfidenceHead(inputs)
-        self.apply(_initialize)
+        self.apply(initialize)
 
     def set_draft_tokens(self, tokens: Tensor) -> None:
         """Set the target ids [Vd], rising, of the rows of an lm_head of its own."""
@@ -121,10 +121,3 @@ class DSpark(DFlash):
             "speculators_config": proposing("dspark", sizes.num_drafts),
         }
         write_model(directory, config | self._late_config(), tensors, dtype)
-
-
-def _initialize(module: nn.Module) -> None:
-    if isinstance(module, (nn.Linear, nn.Embedding)) and not module.weight.is_meta:
-        nn.init.normal_(module.weight, std=INIT_STD)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)

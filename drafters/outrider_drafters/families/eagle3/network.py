@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.layers import INIT_STD, LlamaBlock, RMSNorm, Rope, causal_mask
+from outrider_drafters.blocks.layers import LlamaBlock, RMSNorm, Rope, causal_mask, initialize
 from outrider_drafters.checkpoints.draft_vocabulary import draft_tokens, membership, offsets
 from outrider_drafters.checkpoints.fingerprint import tensors_fingerprint
 from outrider_drafters.checkpoints.target_weights import TargetSizes
@@ -75,7 +75,7 @@ class Eagle3(nn.Module):
         self.lm_head = nn.Linear(sizes.hidden, sizes.draft_vocab, bias=False) if sizes.own_head else None
         if sizes.draft_vocab != sizes.vocab:
             self.register_buffer("d2t", torch.zeros(sizes.draft_vocab, dtype=torch.int64))
-        self.apply(_initialize)
+        self.apply(initialize)
 
     @property
     def draft_tokens(self) -> Tensor | None:
@@ -180,13 +180,6 @@ class Eagle3(nn.Module):
             **block.as_config(sizes.layers, target.max_context, sizes.vocab),
             "attention_bias": block.qkv_bias,
         }
-
-
-def _initialize(module: nn.Module) -> None:
-    if isinstance(module, (nn.Linear, nn.Embedding)):
-        nn.init.normal_(module.weight, std=INIT_STD)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
 
 
 NAME = "eagle3"

@@ -70,37 +70,23 @@ class MoASizes:
     @property
     def lsa(self) -> BlockShape:
         heads = self.lsa_heads or self.heads
-        head_dim = self.packed_kv // heads
-        return self._block(self.packed_kv, heads, self.lsa_kv_heads, head_dim, self.lsa_mlp, self.qkv_bias)
+        widths = self.packed_kv, heads, self.lsa_kv_heads, self.packed_kv // heads, self.lsa_mlp
+        return BlockShape(*widths, self.rope_theta, self.eps, self.qkv_bias)
 
     @property
     def sa(self) -> BlockShape:
-        scaling = self.rope_scaling
-        return self._block(
-            self.hidden, self.heads, self.sa_kv_heads, self.head_dim, self.sa_mlp, self.qkv_bias, scaling
-        )
+        widths = self.hidden, self.heads, self.sa_kv_heads, self.head_dim, self.sa_mlp
+        return BlockShape(*widths, self.rope_theta, self.eps, self.qkv_bias, rope_scaling=self.rope_scaling)
 
     @property
     def ca(self) -> BlockShape:
-        return self._block(self.hidden, self.heads, self.ca_kv_heads, self.head_dim, self.ca_mlp, False)
+        widths = self.hidden, self.heads, self.ca_kv_heads, self.head_dim, self.ca_mlp
+        return BlockShape(*widths, self.rope_theta, self.eps)
 
     @property
     def mixed_width(self) -> int:
         """Width of CA's context row as it crosses the wire."""
         return self.packed_kv if self.has_lsa else self.hidden
-
-    def _block(
-        self,
-        width: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        mlp: int,
-        qkv_bias: bool,
-        scaling: RopeScaling | None = None,
-    ) -> BlockShape:
-        theta, eps = self.rope_theta, self.eps
-        return BlockShape(width, heads, kv_heads, head_dim, mlp, theta, eps, qkv_bias=qkv_bias, rope_scaling=scaling)
 
 
 class MoA(nn.Module):
