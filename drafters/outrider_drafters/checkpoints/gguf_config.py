@@ -35,7 +35,9 @@ _COMMON = {
     "feed_forward_length": "intermediate_size",
     "vocab_size": "vocab_size",
 }
+_NORM_EPS = "attention.layer_norm_epsilon"
 _RMS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+_WINDOWED = _RMS | {_WINDOW: "sliding_window"}
 _CAPS = {f"{kind}_logit_softcapping": f"{kind}_logit_softcapping" for kind in ("attn", "final")}
 _LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 _EXPERTS = {
@@ -80,23 +82,19 @@ class Architecture:
     rotates_a_part: bool = False
 
 
-_MISTRAL = Architecture("mistral", _RMS | {_WINDOW: "sliding_window"}, "halves interleaved")
-_MIXTRAL = Architecture("mixtral", _RMS | _LOCAL_EXPERTS | {_WINDOW: "sliding_window"}, "halves interleaved")
+_MISTRAL = Architecture("mistral", _WINDOWED, "halves interleaved")
+_MIXTRAL = Architecture("mixtral", _WINDOWED | _LOCAL_EXPERTS, "halves interleaved")
 LANGUAGE_MODELS: Mapping[str, Architecture] = {
-    "gemma2": Architecture("gemma2", _RMS | _CAPS | {_WINDOW: "sliding_window"}, "norms plus one", window_period=2),
-    "gemma3": Architecture(
-        "gemma3_text", _RMS | _CAPS | {_WINDOW: "sliding_window"}, "norms plus one", window_period=6
-    ),
+    "gemma2": Architecture("gemma2", _WINDOWED | _CAPS, "norms plus one", window_period=2),
+    "gemma3": Architecture("gemma3_text", _WINDOWED | _CAPS, "norms plus one", window_period=6),
     "gpt-oss": Architecture(
         "gpt_oss",
-        _RMS | _LOCAL_EXPERTS | {_WINDOW: "sliding_window", "expert_feed_forward_length": "intermediate_size"},
+        _WINDOWED | _LOCAL_EXPERTS | {"expert_feed_forward_length": "intermediate_size"},
         "experts interleaved",
         implied={"expert_gating_func": 3},  # softmax over the chosen
         window_period=2,
     ),
-    "gpt2": Architecture(
-        "gpt2", {"attention.layer_norm_epsilon": "layer_norm_epsilon", "feed_forward_length": "n_inner"}, "transposed"
-    ),
+    "gpt2": Architecture("gpt2", {_NORM_EPS: "layer_norm_epsilon", "feed_forward_length": "n_inner"}, "transposed"),
     "llama": Architecture("llama", _RMS, "halves interleaved"),
     "minimax-m2": Architecture(
         "minimax_m2",
@@ -104,20 +102,16 @@ LANGUAGE_MODELS: Mapping[str, Architecture] = {
         implied={"expert_gating_func": 2},  # sigmoid
         rotates_a_part=True,
     ),
-    "nemotron": Architecture(
-        "nemotron", {"attention.layer_norm_epsilon": "norm_eps"}, "norms plus one", rotates_a_part=True
-    ),
-    "phi3": Architecture("phi3", _RMS | {_WINDOW: "sliding_window"}, rotates_a_part=True),
+    "nemotron": Architecture("nemotron", {_NORM_EPS: "norm_eps"}, "norms plus one", rotates_a_part=True),
+    "phi3": Architecture("phi3", _WINDOWED, rotates_a_part=True),
     "qwen2": Architecture("qwen2", _RMS),
     "qwen2moe": Architecture(
         "qwen2_moe", _RMS | _EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
     ),
     "qwen3": Architecture("qwen3", _RMS),
     "qwen3moe": Architecture("qwen3_moe", _RMS | _EXPERTS, fixed={"norm_topk_prob": True}),
-    "stablelm": Architecture("stablelm", {"attention.layer_norm_epsilon": "layer_norm_eps"}, rotates_a_part=True),
-    "starcoder2": Architecture(
-        "starcoder2", {"attention.layer_norm_epsilon": "norm_epsilon", _WINDOW: "sliding_window"}
-    ),
+    "stablelm": Architecture("stablelm", {_NORM_EPS: "layer_norm_eps"}, rotates_a_part=True),
+    "starcoder2": Architecture("starcoder2", {_NORM_EPS: "norm_epsilon", _WINDOW: "sliding_window"}),
 }
 
 

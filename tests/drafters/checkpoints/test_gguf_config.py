@@ -21,7 +21,6 @@ BASE = {"rope_theta": 300.0}
 LINEAR = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
 YARN_FIELDS = {**BASE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-EXACT_RAMP = {"truncate": False}
 
 
 def rope(**fields: object) -> dict[str, Any]:
@@ -57,6 +56,10 @@ GEMMA3_LOCAL = {**GEMMA3_ROPE, "sliding_attention": {"rope_type": "default", "ro
 GEMMA3_YARN = {**GEMMA3_ROPE, "full_attention": YARN_FIELDS}
 ALL_SLIDE, ALL_SEE = (["sliding_attention"] * 2, ["full_attention"] * 2)
 BIASES = {"attention_bias": True, "mlp_bias": True}
+CAPS = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0}
+WIDE = {"attention.key_length": 24, "attention.value_length": 24}
+ONE_IN_TWO = {"attention.sliding_window_pattern": 2}
+ONE_SLIDES = {"layer_types": ["sliding_attention", "full_attention"]}
 # Architecture, keys of the file (None leaves one out), fields of transformers' config.
 APPLIED = [
     *((name, {}, {}) for name in MODELS),
@@ -91,23 +94,13 @@ APPLIED = [
     ("phi3", PHI_KEYS, {**partial(**PHI_FIELDS), "original_max_position_embeddings": 16}),
     ("phi3", {"attention.sliding_window": 5}, {"sliding_window": 5}),
     ("starcoder2", {"attention.sliding_window": 5}, {"sliding_window": 5}),
-    *(
-        (name, {"attention.key_length": 24, "attention.value_length": 24}, {"head_dim": 24})
-        for name in ("llama", "qwen2")
-    ),
+    *((name, WIDE, {"head_dim": 24}) for name in ("llama", "qwen2")),
     ("llama", {}, {"tie_word_embeddings": True}),
     ("llama", {}, BIASES),
     ("stablelm", {}, {"use_qkv_bias": True, "use_parallel_residual": True}),
     ("qwen2moe", {"expert_weights_norm": True}, {"norm_topk_prob": True}),
     ("qwen3moe", {"expert_weights_norm": False}, {"norm_topk_prob": False}),
-    *(
-        (
-            name,
-            {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0},
-            {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0},
-        )
-        for name in ("gemma2", "gemma3")
-    ),
+    *((name, CAPS, CAPS) for name in ("gemma2", "gemma3")),
     *(
         (name, {"attention.sliding_window_pattern": 1}, {"layer_types": ALL_SEE})
         for name in ("gemma2", "gemma3", "gpt-oss")
@@ -118,16 +111,8 @@ APPLIED = [
     ),
     ("gemma2", {"attn_logit_softcapping": 0.0}, {"attn_logit_softcapping": None}),
     ("gemma3", {"attention.sliding_window": None}, {"layer_types": ALL_SEE}),
-    (
-        "gemma3",
-        {**LINEAR, "attention.sliding_window_pattern": 2},
-        {"rope_parameters": GEMMA3_SCALED, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
-    (
-        "gemma3",
-        {**YARN, "attention.sliding_window_pattern": 2},
-        {"rope_parameters": GEMMA3_YARN, "layer_types": ["sliding_attention", "full_attention"]},
-    ),
+    ("gemma3", {**LINEAR, **ONE_IN_TWO}, {"rope_parameters": GEMMA3_SCALED, **ONE_SLIDES}),
+    ("gemma3", {**YARN, **ONE_IN_TWO}, {"rope_parameters": GEMMA3_YARN, **ONE_SLIDES}),
     ("gemma3", {"rope.freq_base_swa": 50.0}, {"rope_parameters": GEMMA3_LOCAL}),
     (
         "gemma2",
