@@ -92,7 +92,7 @@ def open_drafter(source: DrafterSource) -> tuple[Family, DrafterFiles]:
 
 def family_without_files(name: str) -> Family | None:
     """Return the family of that name if it needs no files. Raises UsageError for a package's that is broken."""
-    family = _own_family(name) or PLUG_INS.get(name)
+    family = next((family for family in FAMILIES if family.name == name), None) or PLUG_INS.get(name)
     return None if family is None or family.needs_files else family
 
 
@@ -170,7 +170,3 @@ def _recognizes(family: Family, files: DrafterFiles) -> bool:
     with PLUG_INS.tolerating(family.name):
         return family.recognizes(files)
     return False
-
-
-def _own_family(name: str) -> Family | None:
-    return next((family for family in FAMILIES if family.name == name), None)

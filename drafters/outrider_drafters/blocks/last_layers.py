@@ -82,8 +82,9 @@ def read_last_layers(config: Config, checkpoint: Checkpoint, stem: str, count: i
     if (activation := config.get("hidden_act") or "silu") != "silu":
         raise UsageError(f"{checkpoint.directory}: hidden_act={activation}: need silu")
     numbers = range(total - count, total)
+    shape = stored_shape(checkpoint, f"{stem}layers.{numbers[0]}.", config)
     with torch.device("meta"):
-        layers = LastLayers(_shape(config, checkpoint, f"{stem}layers.{numbers[0]}."), _windows(config, numbers))
+        layers = LastLayers(replace(shape, rope_scaling=rope_scaling(config)), _windows(config, numbers))
     names = {f"layers.{i}.": f"{stem}layers.{number}." for i, number in enumerate(numbers)}
     tensors: dict[str, Tensor] = {}
     for ours, theirs in names.items():
@@ -92,10 +93,6 @@ def read_last_layers(config: Config, checkpoint: Checkpoint, stem: str, count: i
     layers.load_state_dict({name: tensor.to(like) for name, tensor in tensors.items()}, assign=True)
     layers.eval().requires_grad_(False)
     return layers
-
-
-def _shape(config: Config, checkpoint: Checkpoint, prefix: str) -> BlockShape:
-    return replace(stored_shape(checkpoint, prefix, config), rope_scaling=rope_scaling(config))
 
 
 def _layer_tensors(layers: LastLayers, checkpoint: Checkpoint, ours: str, theirs: str) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_drafters.families.feature_drafter import FeatureDrafter, FeatureState
 from outrider_drafters.routing.confidence import Confidence, confidence_of
 from outrider_drafters.routing.rules import Routing
-from outrider_drafters.trees.grow import Level, ScoredTree, TreeBuilder, start_tree
+from outrider_drafters.trees.grow import Level, ScoredTree, start_tree
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import TapInfo
 from outrider_proto.tree import DraftTree
@@ -161,8 +161,8 @@ class RoutedState:
         measure = len(self._heads.heads) > 1
         builders = {head: start_tree(logits, plan, entropies=measure) for head, logits in roots.items()}
         for depth in range(1, plan.levels):
-            found = {head: self._level(head, builder, depth) for head, builder in builders.items()}
-            levels = {head: level for head, level in found.items() if level is not None}
+            able = [head for head in builders if depth < self._states[head].max_levels]
+            levels = {head: level for head in able if (level := builders[head].level()) is not None}
             # Before the pass, not after it: what is grown so far is complete between levels.
             if not levels or cancelled():
                 break
@@ -186,9 +186,6 @@ class RoutedState:
             return dict(zip(levels, FeatureState.expand_together(together), strict=True))
         self._num_passes += len(levels)
         return {head: self._states[head].expand(level.tokens, level.parents) for head, level in levels.items()}
-
-    def _level(self, head: int, builder: TreeBuilder, depth: int) -> Level | None:
-        return builder.level() if depth < self._states[head].max_levels else None
 
     def _able(self) -> list[int]:
         return [head for head in range(len(self._states)) if self._states[head].max_levels]

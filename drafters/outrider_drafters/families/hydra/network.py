@@ -107,7 +107,8 @@ class Hydra(nn.Module):
     @property
     def heads(self) -> list[tuple[list[HydraBlock], nn.Linear | None]]:
         """Return the blocks and the own output of each head."""
-        blocks = [[block for block in head if isinstance(block, HydraBlock)] for head in self._lists()]
+        lists = [head for head in self.hydra_mlp if isinstance(head, nn.ModuleList)]
+        blocks = [[block for block in head if isinstance(block, HydraBlock)] for head in lists]
         if not self.sizes.vocab:
             return [(head, None) for head in blocks]
         outputs = [output for output in self.hydra_lm_head if isinstance(output, nn.Linear)]
@@ -164,9 +165,6 @@ class Hydra(nn.Module):
         if sizes.prefix is not None:
             tensors = {published_name(name): tensor for name, tensor in tensors.items()}
         write_model(directory, config, tensors, dtype, HYDRA_HEADS)
-
-    def _lists(self) -> list[nn.ModuleList]:
-        return [head for head in self.hydra_mlp if isinstance(head, nn.ModuleList)]
 
 
 def published_name(name: str) -> str:
