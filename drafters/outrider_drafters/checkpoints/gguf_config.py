@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
+from outrider_drafters.blocks.rope import RopeScaling, inverse_frequencies
 from outrider_drafters.checkpoints.eagle3_gguf import ROPE_FREQS, gguf_rope_scaling
-from outrider_drafters.readers.config import FULL, SLIDING
+from outrider_drafters.readers.config import FULL, SLIDING, Config
 from outrider_drafters.readers.gguf_file import GgufFile
 from outrider_proto.errors import UsageError
 
@@ -22,7 +25,6 @@ Layout = Literal["as it is", "halves interleaved", "norms plus one", "transposed
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = frozenset({ROPE_FREQS, LONG, SHORT})
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # of all Llamas; files hold only what follows from them
 _WINDOW, _PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _SWA_BASE = "rope.freq_base_swa"
 _COMMON = {
@@ -190,7 +192,7 @@ def _rope(file: GgufFile, width: int, architecture: Architecture, context: int) 
     return {FULL: rope, SLIDING: local}
 
 
-def _scaling(file: GgufFile, theta: float, rotated: int, context: int) -> Fields:
+def _scaling(file: GgufFile, theta: float, rotated: int, context: int) -> Config:
     if LONG in file.tensors or SHORT in file.tensors:
         return _long_rope(file, context)
     scaling = {**(gguf_rope_scaling(file) or {})}
@@ -221,17 +223,15 @@ def _long_rope(file: GgufFile, context: int) -> Fields:
     }
 
 
-def _divided(file: GgufFile, divisors: list[float], theta: float, rotated: int, context: int) -> Fields:
+def _divided(file: GgufFile, divisors: list[float], theta: float, rotated: int, context: int) -> Config:
     """Return Llama 3's scaling if it has these divisors, else longrope's, whose divisors are any."""
     if len(divisors) != rotated // 2 or not all(0 < divisor < math.inf for divisor in divisors):
         raise UsageError(f"{file.path}: tensor {ROPE_FREQS}: need {rotated // 2} divisors, all positive")
-    factor = max(divisors)
-    waves = [2 * math.pi * theta ** (2 * pair / rotated) for pair in range(rotated // 2)]
-    low, high = _LLAMA3.values()
-    smooth = [min(max((8192 / wave - low) / (high - low), 0.0), 1.0) for wave in waves]
-    expected = [1 / ((1 - share) / factor + share) for share in smooth]
-    if all(map(lambda a, b: math.isclose(a, b, rel_tol=1e-4), divisors, expected)):
-        return {"rope_type": "llama3", "factor": factor, **_LLAMA3, "original_max_position_embeddings": 8192}
+    # The numbers of all Llamas, of which files hold only what follows from them.
+    llama3 = RopeScaling("llama3", max(divisors), original_context=8192.0, slow=1.0, fast=4.0)
+    plain, scaled = (inverse_frequencies(rotated, theta, each, torch.device("cpu")) for each in (None, llama3))
+    if torch.allclose(torch.tensor(divisors), plain / scaled, rtol=1e-4, atol=0.0):
+        return llama3.as_config()
     same = {"long_factor": divisors, "short_factor": divisors, "attention_factor": 1.0, "factor": 1.0}
     return {"rope_type": "longrope", **same, "original_max_position_embeddings": context}
 

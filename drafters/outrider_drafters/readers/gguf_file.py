@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 SUFFIX = ".gguf"
 ARCHITECTURE = "general.architecture"
 MASK_TOKEN = "tokenizer.ggml.mask_token_id"
-NO_OTHERS: Mapping[str, str] = {}
 _TENSOR_COUNT = "split.tensors.count"
 _PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")  # how llama-gguf-split names the parts of a model
 
@@ -81,10 +80,10 @@ class GgufFile:
             )
         return cls(parts[0], str(values.get(ARCHITECTURE)), values, StoredTensors(stored))
 
-    def need_architecture(self, architectures: Collection[str], others: Mapping[str, str] = NO_OTHERS) -> None:
+    def need_architecture(self, architectures: Collection[str], others: Mapping[str, str] | None = None) -> None:
         """Raise UsageError for an architecture that is none of these; `others` says of some of them what they are."""
         if (name := self.architecture) not in architectures:
-            what = f", {others[name]}" if name in others else f": need {' or '.join(architectures)}"
+            what = f", {others[name]}" if others and name in others else f": need {' or '.join(architectures)}"
             raise UsageError(f"{self.path}: {ARCHITECTURE} is {name}{what}")
 
     def of_architecture(self, key: str) -> Any:  # Any: as `values`
