@@ -17,7 +17,6 @@ import pytest
 
 from outrider_client import AsyncClient, Client, LinkState
 from outrider_client.connection.transport import LocalTransport
-from outrider_client.core.events import Committed, Finished
 from outrider_proto.errors import LinkError, Refusal, UsageError
 
 PROMPT = [5, 9, 12, 3]
@@ -29,14 +28,6 @@ def client(verifier, models, fast):
     transport = LocalTransport(verifier.describe, verifier.session)
     with Client(fast, models=models, transport=transport) as client:
         yield client
-
-
-def test_complete_and_generate(client, language):
-    assert client.complete(PROMPT, max_new_tokens=9).token_ids == language.answer(PROMPT, 9)
-    events = list(client.generate(PROMPT))
-    tokens = [token for event in events if isinstance(event, Committed) for token in event.tokens]
-    assert tuple(tokens) == language.answer(PROMPT, 40)
-    assert isinstance(events[-1], Finished)
 
 
 def test_errors_reach_the_caller(client, verifier):

@@ -62,12 +62,6 @@ def test_replayed_drafts_have_the_acceptance_length_asked_for(tau, shape):
     assert mean_acceptance(tau, shape) == pytest.approx(tau, abs=0.4)
 
 
-@pytest.mark.parametrize(("tau", "levels"), [(0.9, 5), (6.1, 5)])
-def test_an_acceptance_length_that_no_tree_reaches_is_refused(tau, levels):
-    with pytest.raises(UsageError, match=f"tau={tau}"):
-        probability_for(tau, levels)
-
-
 def test_percentiles_are_right_to_a_hundredth():
     histogram = Histogram()
     for ms in range(1, 1001):

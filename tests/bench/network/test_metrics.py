@@ -115,11 +115,6 @@ def test_an_unknown_option_is_refused(text):
         ModeVariant.parse(text, {})
 
 
-def test_a_mode_that_the_client_does_not_know_is_refused():
-    with pytest.raises(UsageError, match="mode='telepathy'"):
-        ModeVariant.parse("telepathy", {}).configured(ClientConfig())
-
-
 # -- the report --------------------------------------------------------------------------------------------------------
 
 

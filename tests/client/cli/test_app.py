@@ -116,15 +116,6 @@ def test_mistakes_are_one_clear_line(outrider, arguments, code, message):
     assert "Traceback" not in err
 
 
-def test_unreachable_server(outrider):
-    code, _, err = outrider("generate", "hi", address="127.0.0.1:1")
-    assert code == 4
-    assert err == (
-        "outrider: cannot reach 127.0.0.1:1: no server listens there; is outrider-server running?"
-        " (--server HOST names another server)\n"
-    )
-
-
 def test_the_server_may_be_named_once_for_all_commands(server, monkeypatch, command_line):
     def told(address, *arguments):
         monkeypatch.setenv("OUTRIDER_SERVER", address)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_client.core.config import ClientConfig
 from outrider_drafters.routing.keywords import Keywords
 from outrider_drafters.routing.rules import Routing
@@ -60,14 +59,9 @@ def test_an_answer_can_choose_for_itself():
         {"acceptance": "loose"},
         {"epsilon": 1.5},
         {"alpha": float("inf")},
+        {"logprobs": 21},
     ],
 )
 def test_an_answer_cannot_choose(choices):
     with pytest.raises(UsageError, match=next(iter(choices))):
         ClientConfig().for_answer(**choices)
-
-
-@pytest.mark.parametrize("address", ["", "host:", ":50051", "host:0", "host:65536", "host:http"])
-def test_bad_addresses(address):
-    with pytest.raises(UsageError, match="HOST:PORT"):
-        GrpcTransport(address)

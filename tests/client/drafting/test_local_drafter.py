@@ -118,13 +118,6 @@ async def test_copying_goes_on_where_heads_end(connect, verifier, last_resort, n
     )
 
 
-async def test_copying_needs_two_tokens_that_match(connect, bare_models):
-    client, alone = connect(models=bare_models), {"mode": "offline", "raw": True}
-    with pytest.raises(UsageError, match="name one that does"):
-        await client.complete([1, 2, 3, 4, 2], **alone)
-    assert (await client.complete([1, 2, 3, 4, 2, 3], **alone, max_new_tokens=3)).token_ids == (4, 2, 3)
-
-
 @pytest.mark.parametrize("drafter", [None, LookupDrafter(VOCAB), SuffixDrafter(VOCAB)])
 async def test_a_chat_is_not_answered_with_a_copy_of_itself(connect, language, drafter):
     """Its system prompt, most often: a template begins every message alike."""

@@ -126,15 +126,6 @@ async def test_silence_is_noticed(connect, verifier, language, fast):
     assert events[-1].statistics.outages >= 1
 
 
-async def test_answer_ends_unverified_when_the_link_stays_away(connect, verifier):
-    verifier.cut_before = {2}
-    go_down = functools.partial(setattr, verifier, "down_for", 10_000)
-    *_, last = await collect(connect(), when_offline=go_down, wait_for_link_s=0.0)
-    assert last.reason == "unverified"
-    assert last.statistics.unverified > 0
-    assert last.statistics.new_tokens == 40
-
-
 async def test_without_a_drafter(connect, verifier, language, bare_models):
     client = connect(models=bare_models)
     assert (await client.complete(PROMPT)).token_ids == language.answer(PROMPT, 40)
@@ -147,13 +138,6 @@ async def test_without_a_drafter(connect, verifier, language, bare_models):
     go_down = functools.partial(setattr, verifier, "down_for", 10_000)
     *_, last = await collect(connect(models=bare_models), when_offline=go_down, wait_for_link_s=0.0)
     assert (last.reason, last.statistics.new_tokens) == ("link", 4)
-
-
-async def test_offline_mode_needs_no_server(connect, verifier):
-    completion = await connect().complete(PROMPT, mode="offline", max_new_tokens=12)
-    assert completion.origins == ("unverified",) * 12
-    assert completion.reason == "unverified"
-    assert not verifier.opens
 
 
 async def test_next_turn_sends_only_what_is_new(connect, verifier, language):
@@ -195,14 +179,6 @@ async def test_refusal_reaches_the_caller_and_ends_the_session(connect, verifier
     verifier.refusal = None
     assert (await client.complete(PROMPT)).token_ids == language.answer(PROMPT, 40)
     assert verifier.opens[1].session_id == ""
-
-
-async def test_server_that_shuts_down_is_an_outage(connect, verifier, language):
-    client = connect()
-    await client.complete(PROMPT, max_new_tokens=1)
-    verifier.refusal = Refusal(Reason.SHUTTING_DOWN, "bye")
-    events = await collect(client, when_offline=functools.partial(setattr, verifier, "refusal", None))
-    assert replayed(events) == list(language.answer(PROMPT, 40))
 
 
 async def test_text_follows_the_tokens_and_closing_says_goodbye(connect, verifier, models):

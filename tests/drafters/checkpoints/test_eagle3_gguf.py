@@ -236,18 +236,6 @@ def test_llama3_scaling_as_divisors(head, tensors, golden):
     assert not torch.allclose(answers(drafter), answers(expected(tensors, golden)), atol=1e-4)
 
 
-def test_scaling_by_keys(head, golden):
-    head.values |= {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
-    assert head.load(golden).block.shape.rope_scaling.factor == 2.0
-    head.values |= {"rope.scaling.type": "yarn", "rope.scaling.original_context_length": 128}
-    assert head.load(golden).block.shape.rope_scaling.magnitude == pytest.approx(1 + 0.1 * math.log(2))
-    head.values |= {"rope.scaling.attn_factor": 0.5}
-    assert head.load(golden).block.shape.rope_scaling.magnitude == pytest.approx(0.5 + 0.05 * math.log(2))
-    head.values |= {"rope.scaling.type": "longrope"}
-    with pytest.raises(UsageError, match="rope_scaling of type longrope"):
-        head.load(golden)
-
-
 def test_whole_vocabulary_without_a_map(tmp_path, golden):
     """No d2t, no output, no token_embd: all the target's."""
     tensors = load_file(golden / "eagle3_llama" / "drafter" / "model.safetensors")

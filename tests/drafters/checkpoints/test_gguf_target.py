@@ -79,22 +79,6 @@ def test_what_a_killed_process_left_is_removed(file, tmp_path):
     assert not partial.exists()
 
 
-@pytest.mark.parametrize("share", [0.9, 0.3, 0.001])
-def test_a_truncated_file(file, tmp_path, share):
-    whole = file.read_bytes()
-    file.write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(UsageError, match=r"small\.gguf: not a"):
-        resolve_dir(file)
-    assert in_cache(tmp_path) in ([], ["outrider", "targets"])
-
-
-def test_another_architecture(tmp_path):
-    write_gguf(target_dir(), tmp_path / "odd.gguf", architecture="outlandish")
-    with pytest.raises(UsageError, match=r"odd\.gguf: general\.architecture is outlandish: need .*llama or"):
-        resolve_dir(tmp_path / "odd.gguf")
-    assert in_cache(tmp_path) == ["outrider", "targets"]
-
-
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [

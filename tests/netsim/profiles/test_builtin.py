@@ -54,11 +54,6 @@ def test_fitted_profiles_have_the_recorded_median_and_90th_percentile(name, reco
     assert pings["p90, ms"] == pytest.approx(recorded_ms[1], rel=0.1)
 
 
-def test_an_unknown_profile_names_the_known_ones():
-    with pytest.raises(ProfileError, match=r"'6g' is unknown: choose one of paper-5g, paper-4g, .* or give a file"):
-        profile_named("6g")
-
-
 def test_a_profile_may_come_from_a_file(tmp_path):
     one, two = tmp_path / "one.toml", tmp_path / "two.toml"
     one.write_text("[both]\ndelay_ms = 7")

@@ -186,11 +186,6 @@ def test_files_are_written_by_their_name(tmp_path):
         save_trace(deliveries, tmp_path / "no" / "x.trace")
 
 
-def test_windows_lines_and_marks_are_read(tmp_path):
-    (tmp_path / "x.csv").write_bytes(b"\xef\xbb\xbftime_s,loss\r\n0,0\r\n")
-    assert load_trace(tmp_path / "x.csv") == ConditionTrace(str(tmp_path / "x.csv"), (0,), 1, loss=(0,))
-
-
 def test_files_that_are_no_text_or_not_there_are_named(tmp_path):
     (tmp_path / "x").write_bytes(b"1\n2\n\xff\n")
     with pytest.raises(ProfileError, match="x, line 3: not text"):

@@ -1,16 +1,13 @@
 """The modeled TCP after cuts, held to the kernel's: to figures of it that were recorded, and to it."""
 
-import json
 import statistics
 import sys
-from pathlib import Path
 
 import pytest
 from cuts import CASES, over_proxy, over_tun, over_virtual
 
 from outrider_netsim.core.errors import EngineError
 
-RECORDED = json.loads(Path(__file__).with_name("kernel_cuts.json").read_text())["rows"]
 RUNS = "silence_s, done_s"
 
 
@@ -27,7 +24,7 @@ def name(case):
     return f"{case['program']} of {case['size']} over {link}, cut of {case['cut_s']} s"
 
 
-@pytest.mark.parametrize("row", RECORDED, ids=name)
+@pytest.mark.parametrize("row", CASES, ids=name)
 def test_in_virtual_time_a_cut_is_what_was_recorded_of_the_kernel(row):
     runs = 1 if row["size"] > 10_000 else 3  # those of transfers are alike
     check([over_virtual(row, run) for run in range(runs)], row[RUNS])

@@ -1,8 +1,5 @@
 """The sender: slow start, idle restart, probes, timeouts, back-off."""
 
-from itertools import pairwise
-
-import pytest
 from wires import Wires
 
 
@@ -56,22 +53,3 @@ def test_the_lost_end_of_a_burst_is_probed_after_two_round_trips():
     assert lost_at + 0.3 <= wires.sent[25][0] <= lost_at + 0.32
     assert wires.there.bytes == 2000 + 5 * 1448
     assert wires.window.num_timeouts == 0
-
-
-def test_timeouts_double_through_an_outage_and_the_last_one_decides_when_it_ends():
-    wires = Wires()
-    wires.ask(10)
-    wires.is_cut = True
-    wires.a.write(100)
-    cut_at = wires.clock.now
-    wires.run(5)
-    wires.is_cut = False
-    tries = [when - cut_at for when, _ in wires.sent[10:]]
-    assert [later - earlier for earlier, later in pairwise(tries[1:])] == pytest.approx(
-        [0.3 * 2**n for n in range(len(tries) - 2)], rel=0.25
-    )
-    wires.run(10)
-    assert wires.there.bytes == 1100
-    arrived = wires.there.time_of(1100) - cut_at
-    assert 5 < arrived < 10
-    assert wires.sender.rtt.rto_s < 0.6  # and the timeout is as before

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 import grpc
 import numpy as np
 import pytest
-from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from talk import PROMPT, TAP, Talk, calling
@@ -14,8 +13,6 @@ from tiny_targets import target
 
 from outrider_client.connection.grpc_transport import CHANNEL_OPTIONS
 from outrider_proto import verifier_pb2 as pb
-from outrider_proto import verifier_pb2_grpc as stubs
-from outrider_proto.description import description_from_proto
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.feature_codec import decode_rows, encode_rows
 from outrider_proto.frames import Codec, Decode, Draft, Features
@@ -66,13 +63,6 @@ async def features_of(talk: Talk, asked: type[Draft] | type[Decode], codec: Code
     while not isinstance(frame := await talk.receive(), Features):
         pass
     return frame
-
-
-async def test_describe():
-    async with serving() as server, grpc.aio.insecure_channel(server.address) as channel:
-        answer = await stubs.VerifierStub(channel).Describe(pb.DescribeRequest())
-        assert description_from_proto(answer) == server.verifier.describe()
-        assert MessageToDict(answer)["vocabSize"] == 61
 
 
 async def test_health_and_reflection():

@@ -237,13 +237,6 @@ async def test_nothing_follows_an_end_of_text(truth):
         assert await talk.receive() == stale(3)
 
 
-@pytest.mark.parametrize("changes", [{"assumes": b"1234567"}, {"context": (3,)}])
-async def test_a_hash_that_is_none_and_one_with_context_are_refused(verifier, truth, changes):
-    async with conversing(verifier) as talk:
-        await talk.send(ahead(1, truth[:1], **changes))
-        assert (await talk.refusal()).reason is Reason.MALFORMED_FRAME
-
-
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, seed=8)], ids=["greedy", "sampled"])
 async def test_two_in_flight_write_what_the_plain_loop_writes(verifier, sampling):
     """A guesser that is right now and then; whatever it assumes wrongly is answered stale and made good."""
