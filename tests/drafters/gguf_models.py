@@ -51,45 +51,28 @@ PARTIAL_KEY = {"rope.dimension_count": 10}
 MODELS: Mapping[str, tuple[str, Fields, Fields]] = {
     "gemma2": ("gemma2", GEMMA, {**RMS, **WINDOW, "attention.key_length": 16, "attention.value_length": 16}),
     "gemma3": ("gemma3_text", {**GEMMA, "rope_parameters": GEMMA3_ROPE}, {**RMS, **WINDOW, "attention.key_length": 16}),
-    "gpt-oss": (
-        "gpt_oss",
-        {**LOCAL, "sliding_window": 6, **RMS_FIELD},
-        {**RMS, **WINDOW, **EXPERT_KEYS, "expert_feed_forward_length": 96, "attention.key_length": 16},
-    ),
-    "gpt2": (
-        "gpt2",
-        {"layer_norm_epsilon": 0.01, "n_inner": 96, "tie_word_embeddings": True},
-        {**EPS, "attention.head_count_kv": 4},
-    ),
+    "gpt-oss": ("gpt_oss", {**LOCAL, "sliding_window": 6, **RMS_FIELD},
+     {**RMS, **WINDOW, **EXPERT_KEYS, "expert_feed_forward_length": 96, "attention.key_length": 16}),
+    "gpt2": ("gpt2", {"layer_norm_epsilon": 0.01, "n_inner": 96, "tie_word_embeddings": True},
+     {**EPS, "attention.head_count_kv": 4}),
     "llama": ("llama", RMS_FIELD, RMS),
     "llama+experts": ("mixtral", {**LOCAL, **RMS_FIELD}, {**RMS, **EXPERT_KEYS}),
     "llama+window": ("mistral", {"sliding_window": 6, **RMS_FIELD}, {**RMS, **WINDOW}),
-    "minimax-m2": (
-        "minimax_m2",
-        {**LOCAL, **RMS_FIELD, **PARTIAL},
-        {**RMS, **EXPERT_KEYS, **PARTIAL_KEY, "expert_gating_func": 2, "expert_feed_forward_length": 96},
-    ),
+    "minimax-m2": ("minimax_m2", {**LOCAL, **RMS_FIELD, **PARTIAL},
+     {**RMS, **EXPERT_KEYS, **PARTIAL_KEY, "expert_gating_func": 2, "expert_feed_forward_length": 96}),
     "nemotron": ("nemotron", {**PARTIAL, "norm_eps": 0.01}, {**EPS, **PARTIAL_KEY}),
     "phi3": ("phi3", {**RMS_FIELD, **PARTIAL}, {**RMS, **PARTIAL_KEY}),
     "qwen2": ("qwen2", RMS_FIELD, RMS),
-    "qwen2moe": (
-        "qwen2_moe",
-        {**EXPERTS, "shared_expert_intermediate_size": 40, **RMS_FIELD},
-        {**RMS, **EXPERT_KEYS, "expert_feed_forward_length": 24, "expert_shared_feed_forward_length": 40},
-    ),
+    "qwen2moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 40, **RMS_FIELD},
+     {**RMS, **EXPERT_KEYS, "expert_feed_forward_length": 24, "expert_shared_feed_forward_length": 40}),
     "qwen3": ("qwen3", RMS_FIELD, {**RMS, "attention.key_length": 16}),
-    "qwen3moe": (
-        "qwen3_moe",
-        {**EXPERTS, "norm_topk_prob": True, **RMS_FIELD},
-        {**RMS, **EXPERT_KEYS, "expert_feed_forward_length": 24},
-    ),
-    "stablelm": (
-        "stablelm",
-        {**PARTIAL, "layer_norm_eps": 0.01, "num_key_value_heads": 4},
-        {**EPS, **PARTIAL_KEY, "attention.head_count_kv": 4},
-    ),
+    "qwen3moe": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True, **RMS_FIELD},
+     {**RMS, **EXPERT_KEYS, "expert_feed_forward_length": 24}),
+    "stablelm": ("stablelm", {**PARTIAL, "layer_norm_eps": 0.01, "num_key_value_heads": 4},
+     {**EPS, **PARTIAL_KEY, "attention.head_count_kv": 4}),
     "starcoder2": ("starcoder2", {"norm_epsilon": 0.01}, EPS),
-}
+}  # fmt: skip
+_EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
 _BY_ARCHITECTURE = {text: kind for kind, text in gguf.MODEL_ARCH_NAMES.items()}
 
 
@@ -126,18 +109,21 @@ def write_model(
 
 
 def converted(architecture: str, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield a model's tensors by their names in a file, and as they are there."""
+    """Yield a model's tensors as a file has them."""
     names = gguf.get_tensor_name_map(_BY_ARCHITECTURE[architecture], model.config.num_hidden_layers)
     tied = set(model._tied_weights_keys) if model.config.tie_word_embeddings else set()
     for name, tensor in model.state_dict().items():
-        experts = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?", name)
-        if experts is not None:
+        if (experts := _EXPERTS.fullmatch(name)) is not None:
             yield from _experts(architecture, experts, tensor)
         elif name.endswith("e_score_correction_bias"):
             yield f"blk.{name.split('.')[2]}.exp_probs_b.bias", tensor
         elif name not in tied:
             stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-            stored = stored if stored.endswith((".weight", ".bias")) else f"{stored}.weight"
+            stored = (
+                stored
+                if "." in stored.removeprefix("blk.").partition(".")[2] or "blk" not in stored
+                else f"{stored}.weight"
+            )
             yield stored, _as_stored(architecture, model, stored, tensor)
 
 

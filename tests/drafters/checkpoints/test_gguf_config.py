@@ -53,13 +53,14 @@ LONG_KEYS, LONG_FIELDS = longrope(8)
 PHI_KEYS, PHI_FIELDS = longrope(5)
 GEMMA3_SCALED = {**GEMMA3_ROPE, "full_attention": {**BASE, "rope_type": "linear", "factor": 4.0}}
 GEMMA3_LOCAL = {**GEMMA3_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}
-GEMMA3_YARN = {**GEMMA3_ROPE, "full_attention": YARN_FIELDS}
-ALL_SLIDE, ALL_SEE = (["sliding_attention"] * 2, ["full_attention"] * 2)
-BIASES = {"attention_bias": True, "mlp_bias": True}
+SLIDES, SEES, PATTERN = "sliding_attention", "full_attention", "attention.sliding_window_pattern"
 CAPS = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 2.0}
-WIDE = {"attention.key_length": 24, "attention.value_length": 24}
-ONE_IN_TWO = {"attention.sliding_window_pattern": 2}
-ONE_SLIDES = {"layer_types": ["sliding_attention", "full_attention"]}
+YARNS = [  # keys beside YARN's, and fields
+    ({"rope.scaling.original_context_length": None}, {"original_max_position_embeddings": 128}),
+    ({"rope.scaling.attn_factor": 1.2}, {"attention_factor": 1.2 * (1 + 0.1 * np.log(4))}),
+    ({"rope.scaling.yarn_attn_factor": 0.8}, {"attention_factor": 0.8}),
+    ({"rope.scaling.yarn_beta_fast": 9.0, "rope.scaling.yarn_beta_slow": 0.2}, {"beta_fast": 9.0, "beta_slow": 0.2}),
+]
 # Architecture, keys of the file (None leaves one out), fields of transformers' config.
 APPLIED = [
     *((name, {}, {}) for name in MODELS),
@@ -70,22 +71,7 @@ APPLIED = [
     ("llama", {"rope.scale_linear": 4.0}, rope(rope_type="linear", factor=4.0)),
     ("llama", {**LINEAR, "rope.scaling.type": "none"}, {}),
     ("llama", {"rope.scaling.finetuned": True, "tensor_data_layout": "Meta AI original pth", "logit_scale": 0.0}, {}),
-    (
-        "llama",
-        {**YARN, "rope.scaling.original_context_length": None},
-        rope(**{**YARN_FIELDS, "original_max_position_embeddings": 128}),
-    ),
-    (
-        "llama",
-        {**YARN, "rope.scaling.attn_factor": 1.2},
-        rope(**YARN_FIELDS, attention_factor=1.2 * (1 + 0.1 * np.log(4))),
-    ),
-    ("llama", {**YARN, "rope.scaling.yarn_attn_factor": 0.8}, rope(**YARN_FIELDS, attention_factor=0.8)),
-    (
-        "llama",
-        {**YARN, "rope.scaling.yarn_beta_fast": 9.0, "rope.scaling.yarn_beta_slow": 0.2},
-        rope(**YARN_FIELDS, beta_fast=9.0, beta_slow=0.2),
-    ),
+    *(("llama", {**YARN, **keys}, rope(**{**YARN_FIELDS, **fields})) for keys, fields in YARNS),
     ("gpt-oss", YARN, rope(**YARN_FIELDS, truncate=False)),
     ("minimax-m2", YARN, partial(**YARN_FIELDS)),
     ("llama", *llama3(8192, 500000.0, 16)),
@@ -94,32 +80,23 @@ APPLIED = [
     ("phi3", PHI_KEYS, {**partial(**PHI_FIELDS), "original_max_position_embeddings": 16}),
     ("phi3", {"attention.sliding_window": 5}, {"sliding_window": 5}),
     ("starcoder2", {"attention.sliding_window": 5}, {"sliding_window": 5}),
-    *((name, WIDE, {"head_dim": 24}) for name in ("llama", "qwen2")),
+    ("llama", {"attention.key_length": 24, "attention.value_length": 24}, {"head_dim": 24}),
+    ("qwen2", {"attention.key_length": 24, "attention.value_length": 24}, {"head_dim": 24}),
     ("llama", {}, {"tie_word_embeddings": True}),
-    ("llama", {}, BIASES),
+    ("llama", {}, {"attention_bias": True, "mlp_bias": True}),
     ("stablelm", {}, {"use_qkv_bias": True, "use_parallel_residual": True}),
     ("qwen2moe", {"expert_weights_norm": True}, {"norm_topk_prob": True}),
     ("qwen3moe", {"expert_weights_norm": False}, {"norm_topk_prob": False}),
     *((name, CAPS, CAPS) for name in ("gemma2", "gemma3")),
-    *(
-        (name, {"attention.sliding_window_pattern": 1}, {"layer_types": ALL_SEE})
-        for name in ("gemma2", "gemma3", "gpt-oss")
-    ),
-    *(
-        (name, {"attention.sliding_window_pattern": [True, True]}, {"layer_types": ALL_SLIDE})
-        for name in ("gemma2", "gpt-oss")
-    ),
+    *((name, {PATTERN: 1}, {"layer_types": [SEES] * 2}) for name in ("gemma2", "gemma3", "gpt-oss")),
+    *((name, {PATTERN: [True, True]}, {"layer_types": [SLIDES] * 2}) for name in ("gemma2", "gpt-oss")),
     ("gemma2", {"attn_logit_softcapping": 0.0}, {"attn_logit_softcapping": None}),
-    ("gemma3", {"attention.sliding_window": None}, {"layer_types": ALL_SEE}),
-    ("gemma3", {**LINEAR, **ONE_IN_TWO}, {"rope_parameters": GEMMA3_SCALED, **ONE_SLIDES}),
-    ("gemma3", {**YARN, **ONE_IN_TWO}, {"rope_parameters": GEMMA3_YARN, **ONE_SLIDES}),
+    ("gemma3", {"attention.sliding_window": None}, {"layer_types": [SEES] * 2}),
+    ("gemma3", {**LINEAR, PATTERN: 2}, {"rope_parameters": GEMMA3_SCALED, "layer_types": [SLIDES, SEES]}),
     ("gemma3", {"rope.freq_base_swa": 50.0}, {"rope_parameters": GEMMA3_LOCAL}),
-    (
-        "gemma2",
-        {"block_count": 46, "attention.key_length": 32, "attention.value_length": None},
-        {"num_hidden_layers": 46, "head_dim": 32},
-    ),
-]
+    ("gemma2", {"block_count": 46, "attention.key_length": 32, "attention.value_length": None},
+     {"num_hidden_layers": 46, "head_dim": 32}),
+]  # fmt: skip
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -187,13 +164,8 @@ def test_every_other_key_is_refused_by_name(name):
     special = {key for row, keys, _ in SPECIAL for key in keys}
     # What any architecture may say of RoPE, and what changes nothing.
     known = {key for _, keys, _ in APPLIED for key in keys if key.startswith("rope.") and "_swa" not in key}
-    known |= {
-        "attention.key_length",
-        "attention.value_length",
-        "vocab_size",
-        "tensor_data_layout",
-        "use_parallel_residual",
-    }
+    known |= {"attention.key_length", "attention.value_length"}
+    known |= {"vocab_size", "tensor_data_layout", "use_parallel_residual"}
     for key in {*llama_cpp_keys(), "made_up.key"} - applied - special - known:
         with pytest.raises(UsageError, match=re.escape(f".{key}=7")):
             language_model_config(metadata(name, {key: 7}))
