@@ -70,11 +70,6 @@ def test_a_mistake_names_the_key(tmp_path, text, message):
         planned(tmp_path, text)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(UsageError, match="cannot be read: No such file"):
-        load_network(tmp_path / "gone.toml", {})
-
-
 def test_settings_tell_other_links_and_hardware_of_the_same_name_apart(tmp_path):
     settings = planned(tmp_path, 'profiles = ["none", "paper-4g"]\npace = "paper"\n').settings
     assert settings["profiles"]["none"] is None

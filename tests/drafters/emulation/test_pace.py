@@ -54,8 +54,6 @@ def test_a_wrong_file_is_told_by_file_key_and_remedy(tmp_path, changes, extra, m
     assert f"mine.toml: {message}" in str(refused.value)
 
 
-def test_a_name_or_file_that_is_not_there(tmp_path):
+def test_a_name_that_is_not_there():
     with pytest.raises(UsageError, match=r"pace laptop: need a \.toml file or one of .*paper"):
         Pace.load("laptop")
-    with pytest.raises(UsageError, match=r"none\.toml: cannot be read: No such file"):
-        Pace.load(tmp_path / "none.toml")

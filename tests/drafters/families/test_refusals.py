@@ -184,8 +184,6 @@ REFUSED = {  # of a head: tensors, settings and options that are changed, and wh
         ({"norm.weight": (3,)}, {}, "", r"tensor norm\.weight has shape \[3\]: need \[64\]"),
         ({"mask_embed": (2,)}, {}, "", "holds unknown tensors mask_embed"),
         ({}, {"norm_before_fc": True}, "", r"one or the other|lacks tensors input_norm\.weight"),
-        ({}, {"eagle_aux_hidden_state_layer_ids": "2"}, "", "need a list of layers"),
-        ({}, {"target_hidden_size": 32}, "", "target_hidden_size is 32, the target's 64"),
         ({}, {"norm_after_fc": True}, "", "norm_after_fc=True is not understood: need one of .*; if it only steered"),
         ({}, PROPOSING, "", "speculative_tokens=0: need a whole number"),
         ({}, {}, ",drafts=0", "'drafts=0': need a whole number of at least 1"),

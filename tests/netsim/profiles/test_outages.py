@@ -1,6 +1,5 @@
 """Planned outages: their notation and their timing."""
 
-import asyncio
 from itertools import islice
 
 import pytest
@@ -78,24 +77,6 @@ def test_recurring_outages_come_in_order_and_apart():
     assert list(occurrences([Outage(1, 5), Outage(2, 0)])) == [(0, 2), (5, 6)]
     several = [Outage(1, 0, every_s=10), Outage(2, 4.5, every_s=5), Outage(3, 15)]
     assert list(islice(occurrences(several), 5)) == [(0, 1), (4.5, 6.5), (9.5, 11.5), (14.5, 18), (19.5, 21.5)]
-
-
-async def test_a_recurring_outage_recurs_until_it_is_cancelled():
-    cuts = asyncio.Semaphore(0)
-
-    class Link:
-        def cut(self, _ways):
-            cuts.release()
-
-        def restore(self, _ways):
-            pass
-
-    task = asyncio.create_task(run_outages(Link(), [Outage(0.001, 0, every_s=0.002)]))
-    async with asyncio.timeout(5):
-        for _ in range(3):
-            await cuts.acquire()
-    assert not task.done()
-    task.cancel()
 
 
 def test_recurring_outages_that_leave_no_link_are_refused():

@@ -84,19 +84,6 @@ def test_a_mistake_names_file_key_and_remedy(file, text, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [(None, "No such file or directory"), (b"\xff", "not UTF-8"), ("folder", "Is a directory")]
-)
-def test_a_file_that_cannot_be_read(tmp_path, content, message):
-    path = tmp_path / "outrider.toml"
-    if content == "folder":
-        path.mkdir()
-    elif content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UsageError, match=f"outrider.toml: cannot be read: {message}"):
-        load_config(path, {})
-
-
 def test_every_field_is_an_option_and_a_line_of_the_file():
     names = [setting.name for setting in options_of(ServerConfig)]
     assert len(set(names)) == len(names)
