@@ -1,4 +1,4 @@
-"""Lookup against a plain search, against transformers' own, and as a drafter without files."""
+"""Lookup against transformers' own, and as a drafter without files."""
 
 import math
 
@@ -11,46 +11,24 @@ from hypothesis import strategies as st
 from outrider_drafters import TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.families.lookup.drafter import LookupDrafter
 from outrider_proto.errors import UsageError
-from outrider_proto.tree import ROOT
+from outrider_proto.tree import ROOT, DraftTree
 
 VOCABULARY = 5
 texts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=30)
 ngrams = st.integers(1, 4)
 
 
-def plain(tokens: list[int], ngram: int, count: int) -> list[int]:
-    """What follows the leftmost earlier occurrence of the longest suffix that has one."""
-    for n in range(min(ngram, len(tokens) - 1), 0, -1):
-        for end in range(n, len(tokens)):
-            if tokens[end - n : end] == tokens[-n:]:
-                return tokens[end : end + count]
-    return []
-
-
-def drafted(tokens: list[int], ngram: int, count: int = 10) -> list[int]:
-    state = begun(LookupDrafter(VOCABULARY, ngram), tokens)
-    return chain(state, count)
-
-
-def chain(state, count: int) -> list[int]:
-    tree = grow_tree(state, TreeShape.chain(count))
-    assert tree.parents == tuple(range(-1, len(tree) - 1))
-    return list(tree.tokens)
-
-
 @given(tokens=texts, ngram=ngrams, count=st.integers(1, 12))
 @example(tokens=[1, 1, 1], ngram=3, count=10)  # overlapping, and cut off where the text ends
 @example(tokens=[1, 2, 4, 2, 3, 1, 2], ngram=1, count=3)  # the leftmost of several
-def test_drafts_what_a_plain_search_finds(tokens, ngram, count):
-    assert drafted(tokens, ngram, count) == plain(tokens, ngram, count)
-
-
-@given(tokens=texts, ngram=ngrams)
-def test_drafts_what_transformers_drafts(tokens, ngram):
+def test_drafts_what_transformers_drafts(tokens, ngram, count):
     candidates = pytest.importorskip("transformers.generation.candidate_generator")
-    theirs = candidates.PromptLookupCandidateGenerator(max_matching_ngram_size=ngram, max_length=10_000)
+    theirs = candidates.PromptLookupCandidateGenerator(
+        max_matching_ngram_size=ngram, num_output_tokens=count, max_length=10_000
+    )
     sequence, _ = theirs.get_candidates(torch.tensor([tokens]))
-    assert drafted(tokens, ngram) == sequence[0, len(tokens) :].tolist()
+    tree = grow_tree(begun(LookupDrafter(VOCABULARY, ngram), tokens), TreeShape.chain(count))
+    assert tree == DraftTree.chain(sequence[0, len(tokens) :].tolist())
 
 
 def test_the_matched_token_is_certain_and_all_others_impossible():
