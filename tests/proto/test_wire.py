@@ -129,15 +129,6 @@ def test_long_features_travel_in_frames_below_the_limit():
     assert [b.first for b in back] == [11 + sum(len(p.rows) for p in back[:i]) for i in range(len(back))]
 
 
-@pytest.mark.parametrize("codec", f.CODECS)
-def test_features_come_in_the_requested_codec(codec):
-    rows = np.random.default_rng(0).standard_normal((3, 96)).astype(np.float32)
-    (asked,) = wire.server_frame_to_proto(f.Features(7, 11, rows, last=True, codec=codec), "int8")
-    (opened,) = wire.server_frame_to_proto(f.Features(7, 11, rows, last=True), codec)
-    assert asked == opened
-    assert wire.server_frame_from_proto(asked).codec == codec
-
-
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

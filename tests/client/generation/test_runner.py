@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 
 import pytest
 
 from outrider_client.connection.link_state import LinkState
-from outrider_client.connection.policy import Patience
 from outrider_client.core.config import UNLIMITED
 from outrider_client.core.events import Committed, Finished, LinkChanged, RolledBack, Unverified, Verified, Warned
 from outrider_proto.errors import Reason, Refusal
@@ -109,21 +107,6 @@ async def test_wrong_guesses_are_rolled_back_and_corrected(connect, verifier, la
     assert len(corrected) == 1
     assert events[-1].statistics.rolled_back > 0
     assert replayed(events) == list(language.answer(PROMPT, 40))
-
-
-async def test_silence_is_noticed(connect, verifier, language, fast):
-    events = []
-    client = connect(dataclasses.replace(fast, patience=Patience(floor_s=0.02)))
-    async with contextlib.aclosing(client.generate(PROMPT)) as stream:
-        async for event in stream:
-            if isinstance(event, Committed) and event.first > 10 and not any(map(is_offline, events)):
-                verifier.flowing.clear()
-            if is_offline(event):
-                assert "no sign of life" in event.detail
-                verifier.flowing.set()
-            events.append(event)
-    assert replayed(events) == list(language.answer(PROMPT, 40))
-    assert events[-1].statistics.outages >= 1
 
 
 async def test_without_a_drafter(connect, verifier, language, bare_models):

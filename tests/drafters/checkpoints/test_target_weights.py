@@ -41,17 +41,11 @@ def test_shards_give_the_same(saved: Path, tmp_path: Path):
     assert target_fingerprint(saved) == target_fingerprint(sharded)
 
 
-def test_missing_shard_and_misplaced_tensor_are_named(tmp_path: Path):
+def test_a_missing_shard_is_named(tmp_path: Path):
     tiny_target().save_pretrained(tmp_path, max_shard_size="6KB")
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    holder = index["weight_map"]["lm_head.weight"]
-    other = next(shard for shard in index["weight_map"].values() if shard != holder)
-    index["weight_map"]["lm_head.weight"] = other
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UsageError, match=r"places lm_head\.weight in .*, which does not hold it"):
-        TargetWeights.load(tmp_path)
-    (tmp_path / other).unlink()
-    with pytest.raises(UsageError, match=f"{other}: not a readable safetensors file"):
+    shard = next(tmp_path.glob("*.safetensors"))
+    shard.unlink()
+    with pytest.raises(UsageError, match=f"{shard.name}: not a readable safetensors file"):
         TargetWeights.load(tmp_path)
 
 

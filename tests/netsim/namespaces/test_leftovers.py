@@ -58,13 +58,6 @@ def kill_and_wait(victims, others):
         os.close(handle)
 
 
-def test_a_killed_owner_leaves_nothing(owner):
-    theirs = belonging_to(owner)
-    assert len(theirs) == 5  # holder, pump, the shell and both of its sleeps
-    kill_and_wait([processes.process(owner.pid)], theirs)
-    assert not {str(row.pid) for row in theirs} & {found.name for found in find_leftovers()}
-
-
 def test_what_outlives_a_killed_holder_is_found_and_removed(owner):
     theirs = belonging_to(owner)
     holder = next(row for row in theirs if row.parent == owner.pid and processes.descendants(row.pid))

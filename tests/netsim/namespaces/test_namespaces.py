@@ -114,17 +114,6 @@ async def test_what_a_command_leaves_running_ends_with_the_namespaces():
     assert not [row for row in processes.processes() if processes.mark_of(row.pid) == processes.own_mark()]
 
 
-async def test_a_killed_holder_is_noticed_and_takes_the_command_along():
-    async with started() as namespaces:
-        running = asyncio.create_task(namespaces.run(["sleep", "1000"]))
-        await namespaces.call("A", "outrider_netsim.namespaces.interfaces:set_up", name="lo")
-        processes.kill(processes.process(namespaces._holder.pid))
-        with pytest.raises(EngineError, match="has ended"):
-            await running
-        with pytest.raises(EngineError, match="not started, or have ended"):
-            await namespaces.socket("A")
-
-
 AS_NOBODY = """
 import asyncio, os, socket, sys
 from outrider_netsim.core.errors import EngineError

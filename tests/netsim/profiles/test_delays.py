@@ -18,6 +18,8 @@ TABLE = DistributionTable("spiky.dist", tuple(n / 8192 for n in (*(-6000, -5500,
 TABLE = DistributionTable(TABLE.name, tuple(sorted(TABLE.values)))
 STANDARD = ["normal", "uniform", "pareto", "paretonormal"]
 JITTERY = [*STANDARD, TABLE]
+
+
 @given(
     distribution=st.sampled_from(JITTERY),
     mean=st.floats(0, 1000),
