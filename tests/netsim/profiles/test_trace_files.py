@@ -117,36 +117,22 @@ def test_any_other_text_is_refused_and_nothing_worse(text, before):
 
 
 UCC = "Timestamp,Speed,NetworkMode,SNR,DL_bitrate,UL_bitrate,State,PINGAVG\n"
-PUBLISHED = {
-    "2019.12.14_10.16.30,0,5G,-,345,0,I,-\n2019.12.14_10.16.30,0,5G,-,2000,12,D,\n2019.12.14_10.16.31,0,5G,-,-,9,,\n": (
-        [0, 0.5, 1],
-        [345e3, 2e6, 2e6],
-        [1000, 12e3, 9e3],
-        "DL_bitrate in kbit/s down, UL_bitrate in kbit/s up; times from Timestamp; passed over: 'Speed, NetworkMode",
-    ),
+PUBLISHED = {  # times, rates down and up, and what is said of them
+    "2019.12.14_10.16.30,0,5G,-,345,0,I,-\n2019.12.14_10.16.30,0,5G,-,2000,12,D,\n2019.12.14_10.16.31,0,5G,-,-,9,,\n":
+        ([0, 0.5, 1], [345e3, 2e6, 2e6], [1000, 12e3, 9e3], "DL_bitrate in kbit/s down, UL_bitrate in kbit/s up; times "
+         "from Timestamp; passed over: 'Speed, NetworkMode"),
     "time,throughput\n5,12.5\n6,0\n": ([0, 1], [12.5e6, 1000], None, "throughput in Mbit/s up and down"),
     "time,throughput\n0,12500\n1,9\n": ([0, 1], [12.5e6, 9e3], None, "throughput in kbit/s up and down"),
-    "\ufeffrun_num,seq_num,movingSpeed,nrStatus,nr_ssRsrp,Throughput\r\n1,1,0.1,NR,-90,121\r\n1,2,1,NR,-90,1031\r\n": (
-        [0, 1],
-        [121e6, 1031e6],
-        None,
-        "one row a second; passed over: 'run_num, seq_num",
-    ),
+    "\ufeffrun_num,seq_num,movingSpeed,nrStatus,nr_ssRsrp,Throughput\r\n1,1,0.1,NR,-90,121\r\n1,2,1,NR,-90,1031\r\n":
+        ([0, 1], [121e6, 1031e6], None, "one row a second; passed over: 'run_num, seq_num"),
     "0.0 4\n0.5\t3.5\n1.0 0\n\n": ([0, 0.5, 1], [4e6, 3.5e6, 1000], None, "Mbit/s up and down"),
-    "Zeit;time (ms);downlink throughput [kbit/s];ulMbps\nx;0;3,5;2\ny;1000;100;4\n": (
-        [0, 1],
-        [3500, 100e3],
-        [2e6, 4e6],
-        "[kbit/s] in kbit/s down, ulMbps in Mbit/s up; times from time (ms); passed over: 'Zeit'",
-    ),
-    '"timestamp","DL Mbps"\n"2020-02-27 18:39:45",12\n"2020-02-27T18:39:46.5",13\n': (
-        [0, 1.5],
-        [12e6, 13e6],
-        0,
-        "down",
-    ),
+    "Zeit;time (ms);downlink throughput [kbit/s];ulMbps\nx;0;3,5;2\ny;1000;100;4\n":
+        ([0, 1], [3500, 100e3], [2e6, 4e6], "[kbit/s] in kbit/s down, ulMbps in Mbit/s up; times from time (ms); passed"
+         " over: 'Zeit'"),
+    '"timestamp","DL Mbps"\n"2020-02-27 18:39:45",12\n"2020-02-27T18:39:46.5",13\n':
+        ([0, 1.5], [12e6, 13e6], 0, "down"),
     "epoch,rx_kbps,lat\n1577836800123,100,5\n1577836801123,120,\n": ([0, 1], [100e3, 120e3], 0, "times from epoch"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", PUBLISHED, ids=range(len(PUBLISHED)))

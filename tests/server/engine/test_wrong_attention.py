@@ -93,10 +93,8 @@ def off_by(more: int):
 WRONG = {
     "sees the next token": ("gemma2", sight(lambda row, seen, chain: seen | (2 << row) * (row + 1 < chain))),
     "a node sees its sibling": ("gemma2", sight(lambda row, seen, _: seen | (1 << row >> 1))),
-    "a node loses its ancestors": (
-        "gemma2",
-        sight(lambda row, seen, chain: seen if row < chain else (1 << chain) - 1 | 1 << row),
-    ),
+    "a node loses its ancestors":
+        ("gemma2", sight(lambda row, seen, chain: seen if row < chain else (1 << chain) - 1 | 1 << row)),
     "window too wide": ("gemma2", off_by(1)),
     "window too narrow": ("gemma2", off_by(-1)),
     "window ignored": ("gemma3_text", call(window=lambda *_: None)),
@@ -110,16 +108,12 @@ WRONG = {
     "positions are rows' numbers": ("llama", places(lambda node, position, root: root + 1 + node)),
     "nodes share a position": ("llama", places(lambda node, position, root: root + 1)),
     "rotated as the other layers": ("gemma3_text", (Gemma3RotaryEmbedding, "forward", rotated_as_others)),
-    "heads grouped in the wrong order": (
-        "llama",
-        heads(before=lambda query: query.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)),
-    ),
+    "heads grouped in the wrong order":
+        ("llama", heads(before=lambda query: query.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2))),
     "head lost": ("llama", heads(after=lambda out: out.index_fill(2, torch.tensor([1]), 0.0))),
-    "other rows committed": (
-        "llama",
-        (KVSlot, "commit", lambda self, chain, path=(): _commit(self, chain, range(len(path)))),
-    ),
-}
+    "other rows committed":
+        ("llama", (KVSlot, "commit", lambda self, chain, path=(): _commit(self, chain, range(len(path))))),
+}  # fmt: skip
 
 
 @every_type
