@@ -1,4 +1,4 @@
-"""Every refusal crosses gRPC as itself."""
+"""Every refusal crosses gRPC as itself; which of them pass."""
 
 import grpc
 import pytest
@@ -6,7 +6,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc.status_pb2 import Status
 from grpc.aio import AioRpcError, Metadata
 
-from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
+from outrider_proto.errors import LinkError, Reason, Refusal, UsageError, is_transient
 from outrider_proto.status import DETAILS_KEY, error_from_rpc, refusal_status
 
 ERROR_INFO = "type.googleapis.com/google.rpc.ErrorInfo"
@@ -44,3 +44,11 @@ def test_broken_details_are_no_details(details):
 )
 def test_errors_of_the_transport_itself(code, kind):
     assert isinstance(error_from_rpc(AioRpcError(code, Metadata(), Metadata(), "text")), kind)
+
+
+TRANSIENT = ["SHUTTING_DOWN", "SERVER_FULL", "STALLED", "OVER_QUOTA"]
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_refusals_pass_when_the_server_is_away_for_now(reason):
+    assert is_transient(Refusal(reason, "no")) == (reason.name in TRANSIENT)

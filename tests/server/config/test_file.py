@@ -1,5 +1,7 @@
 """The configuration from a file and from options: what wins, and what is said of mistakes."""
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -120,3 +122,14 @@ def test_the_example_file_loads_and_names_only_what_there_is():
     config = load_config(ROOT / "deploy" / "outrider.toml", {})
     assert config.telemetry.metrics_port == 9400
     assert config.telemetry.log_format == "json"
+
+
+def test_loading_it_loads_nothing_heavy():
+    heavy = ("torch", "transformers", "grpc", "numpy", "prometheus_client", "cryptography", "opentelemetry", "ray")
+    program = f"""
+import sys, outrider_server
+outrider_server.load_config(None, {{"target": "x"}})
+print(*[name for name in {heavy} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
