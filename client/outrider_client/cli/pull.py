@@ -135,7 +135,7 @@ def _pull(config: PullConfig, *, as_json: bool = False) -> Pulled:
         display = TextPullDisplay(Console(stderr=True, highlight=False), sys.stdout)
     raise_on_interrupt()
     try:
-        with explaining(config.server, other_server="outrider pull HOST"):
+        with explaining(config.server, hint=" (outrider pull HOST names another server)"):
             return asyncio.run(pull_bundle(config, display.show))
     except KeyboardInterrupt:
         print_message("stopped; what was downloaded is kept: pull again to go on")

@@ -56,10 +56,13 @@ class TrustError(UsageError):
     """The link works, but the two sides' TLS settings do not match: retrying does not help."""
 
 
-def explained(error: OutriderError, server: str) -> OutriderError:
-    """Return the error in plain words, and with commands in it that name `server`; itself if that changes nothing."""
+def explained(error: OutriderError, server: str, hint: str = "") -> OutriderError:
+    """Return the error in plain words, and with commands in it that name `server`; itself if that changes nothing.
+
+    `hint` goes behind the reason why the server cannot be reached.
+    """
     match error:
-        case LinkError() if (plain := _plain_words(str(error), server)) != str(error):
+        case LinkError() if (plain := _plain_words(str(error), server, hint)) != str(error):
             return LinkError(plain)
         case Refusal(message=message) if _PULL_PLACEHOLDER in message:
             plain = message.replace(_PULL_PLACEHOLDER, f"outrider pull {server}")
@@ -69,27 +72,23 @@ def explained(error: OutriderError, server: str) -> OutriderError:
 
 
 @contextlib.contextmanager
-def explaining(server: str) -> Iterator[None]:
+def explaining(server: str, hint: str = "") -> Iterator[None]:
     """Explain the errors of a block that talks to `server`; the cause of each stays attached."""
     try:
         yield
     except OutriderError as error:
-        if (plain := explained(error, server)) is error:
+        if (plain := explained(error, server, hint)) is error:
             raise
         raise plain from error
 
 
-def is_unreachable(error: OutriderError) -> bool:
-    """Return whether an explained error says why the server cannot be reached."""
-    return isinstance(error, LinkError) and any(meaning in str(error) for meaning in _MEANINGS.values())
-
-
-def _plain_words(message: str, server: str) -> str:
+def _plain_words(message: str, server: str, hint: str) -> str:
     failure = _FAILURE.fullmatch(message)
     reason = "" if failure is None else failure["reason"]
     meaning = next((meaning for sign, meaning in _MEANINGS.items() if sign in reason.lower()), None)
     # Not the address in the message: behind an emulated link that is one of our own.
-    return _GRPC_WORDS.sub("", message) if meaning is None else f"cannot reach {server}: {meaning}"
+    plain = _GRPC_WORDS.sub("", message) if meaning is None else f"cannot reach {server}: {meaning}"
+    return plain + hint if any(meaning in plain for meaning in _MEANINGS.values()) else plain
 
 
 async def explain_tls_failure(server: str, access: Access, message: str) -> str | None:

@@ -45,7 +45,7 @@ class ModeController:
         self._selector = ModeSelector(self._observer)
         self._config = ClientConfig()
         self._own_plan: TreePlan | None = None
-        self._choice: Choice | None = None
+        self.choice: Choice | None = None  # the current one; None if the caller fixed the mode
         self._levels_per_pass = 1 if drafting is None else drafting.levels_per_pass
         self._tuner = TreeTuner(levels_per_pass=self._levels_per_pass)
         self._row_s: float | None = None  # time that a row of a prompt's features takes downwards
@@ -56,15 +56,10 @@ class ModeController:
         self._tried_at = 0  # number of tokens, over all answers
         self._num_answers = 0
 
-    @property
-    def choice(self) -> Choice | None:
-        """The current choice; None if the caller fixed the mode."""
-        return self._choice
-
     def begin(self, config: ClientConfig, own_plan: TreePlan | None) -> None:
         """Begin another answer; `own_plan`: the trees that its drafter was made for."""
         self._config, self._own_plan = config, own_plan
-        self._choice = self._trial = None
+        self.choice = self._trial = None
         self._num_answers += 1
 
     def enter_mode(self, mode: OnlineMode) -> None:
@@ -79,9 +74,9 @@ class ModeController:
             self._observer.record_rtt(rtt.mean_s, rtt.spread_s)
         self._observer.limits = self._limits(opened, max_nodes)
         choice = self._selector.decide()
-        if self._choice is None or self._choice.mode != choice.mode:
+        if self.choice is None or self.choice.mode != choice.mode:
             _log.info("mode %s: %s", choice.mode, choice.why)
-        self._choice = choice
+        self.choice = choice
         observed = self._observer
         load = FeatureLoad(self._reply_row_bytes.value, observed.tokens_per_second, observed.down_bps)
         if (codec := codec_for(load, self._codec)) != self._codec:
@@ -95,7 +90,7 @@ class ModeController:
 
         Only the default codec is changed: one that the caller chose stays.
         """
-        if self._choice is None or self._config.codec != FINEST or self._codec == FINEST:
+        if self.choice is None or self._config.codec != FINEST or self._codec == FINEST:
             return None
         return self._codec
 
@@ -104,8 +99,8 @@ class ModeController:
         """Outcomes of a draft to draft for: as configured or chosen, or as many as cost little together."""
         if self._config.outcomes is not None:
             return self._config.outcomes
-        if self._choice is not None:
-            return self._choice.outcomes
+        if self.choice is not None:
+            return self.choice.outcomes
         factors = self._observer.measured().batch_factors
         return next(count for count in _OUTCOMES if count == 1 or factors.get(count, 1.0) <= _CHEAP)
 
@@ -114,7 +109,7 @@ class ModeController:
         now = self._clock()
         if isinstance(request, Draft):
             # The last draft of an answer is cut at the limit: count it with the levels that it would have had.
-            cut = 0 if self._choice is None or not is_last else min(self._choice.levels, self._choice.ahead_levels)
+            cut = 0 if self.choice is None or not is_last else min(self.choice.levels, self.choice.ahead_levels)
             self._observer.record_verdict(now, verdict, request.tree or None, cut, stale=stale)
         else:
             tree = request.tree  # of the server's own draft: its levels as asked for, or as the server chose
@@ -185,7 +180,7 @@ class ModeController:
     @property
     def wants_trial(self) -> bool:
         """Return whether to make a trial draft now, to learn what drafting would bring: once in so many tokens."""
-        if self._choice is None or self._trial is not None:
+        if self.choice is None or self._trial is not None:
             return False
         every = _FIRST_TRIALS_EVERY if self._observer.num_judged < _FEW else _TRIAL_EVERY
         return self._observer.num_tokens - self._tried_at >= every

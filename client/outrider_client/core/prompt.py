@@ -42,6 +42,12 @@ def as_segments(content: Content) -> tuple[Segment, ...]:
     return (Segment(content),) if isinstance(content, str) else tuple(content)
 
 
+def as_content(segments: Iterable[Segment]) -> str | tuple[Segment, ...]:
+    """Return segments as content: plain text where none is private."""
+    content = tuple(segments)
+    return content if has_private(content) else "".join(segment.text for segment in content)
+
+
 def has_private(content: Content) -> bool:
     return not isinstance(content, str) and any(segment.private for segment in content)
 

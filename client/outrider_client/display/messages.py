@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 
 from outrider_client.connection import diagnosis
 from outrider_proto.errors import LinkError, OutriderError, Refusal, UsageError
 
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
 _SHOWN = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}") | {ord(kept): kept for kept in "\n\t"}
+_OTHER_SERVER = " (--server HOST names another server)"
+# As diagnosis.py has them, for commands.
+explained = partial(diagnosis.explained, hint=_OTHER_SERVER)
+explaining = partial(diagnosis.explaining, hint=_OTHER_SERVER)
 
 
 def printable(text: str) -> str:
@@ -28,23 +31,6 @@ def format_bytes(count: int) -> str:
 def print_message(message: str) -> None:
     """Print a line for the user on standard error, beside the answer."""
     print(f"outrider: {printable(message)}", file=sys.stderr)
-
-
-def explained(error: OutriderError, server: str, *, other_server: str = "--server HOST") -> OutriderError:
-    """Return the error with its cause in plain words; `other_server` names another server on the command line."""
-    plain = diagnosis.explained(error, server)
-    return LinkError(f"{plain} ({other_server} names another server)") if diagnosis.is_unreachable(plain) else plain
-
-
-@contextmanager
-def explaining(server: str, *, other_server: str = "--server HOST") -> Iterator[None]:
-    """Explain the errors of a block that talks to `server`."""
-    try:
-        yield
-    except OutriderError as error:
-        if (plain := explained(error, server, other_server=other_server)) is error:
-            raise
-        raise plain from error
 
 
 def report_error(error: OutriderError, *, as_json: bool, hint: str = "") -> None:

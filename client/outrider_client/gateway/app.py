@@ -49,7 +49,6 @@ from outrider_client.gateway.response_bodies import (
 from outrider_client.gateway.responses import DisconnectedError, respond
 from outrider_client.gateway.responses_api import ResponsesFormatter, ResponsesRequest
 from outrider_proto.addresses import is_loopback_host
-from outrider_proto.errors import OutriderError
 from outrider_proto.frames import Sampling
 
 if TYPE_CHECKING:
@@ -126,11 +125,7 @@ def _add_completions(app: FastAPI, gateway: Gateway) -> None:
 
     @app.post("/v1/responses", response_model=None)
     async def respond_to(body: ResponsesRequest, request: Request) -> Response:
-        try:
-            chat_body = body.chat()
-        except ValidationError as error:
-            errors = [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
-            raise RequestValidationError(errors) from error
+        chat_body = body.chat()
 
         def requests(defaults: Sampling) -> list[GenerationRequest]:
             # Its events have no way to take text back.
@@ -223,21 +218,16 @@ def _add_errors(app: FastAPI, gateway: Gateway) -> None:
         failed = gateway.failed(error)
         return JSONResponse(failed.body, failed.status, failed.headers)
 
-    # Added before the others, so that pages of allowed origins may read these errors, too.
+    # Of all errors but those below. Added before the others, so that pages of allowed origins may read these, too.
     app.add_middleware(FaultMiddleware, response=response)
-
-    @app.exception_handler(ApiError)
-    @app.exception_handler(OutriderError)
-    async def failed(_: Request, error: Exception) -> Response:
-        return response(error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         return response(invalid_request(error.errors()))
 
     @app.exception_handler(ValidationError)
-    async def invalid_header(_: Request, error: ValidationError) -> Response:
-        return response(invalid_request([{**each, "loc": ("headers", *each["loc"])} for each in error.errors()]))
+    async def invalid_here(_: Request, error: ValidationError) -> Response:
+        return response(invalid_request([{**each, "loc": ("request", *each["loc"])} for each in error.errors()]))
 
     @app.exception_handler(DisconnectedError)
     async def gone(_: Request, error: DisconnectedError) -> Response:

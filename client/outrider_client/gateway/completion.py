@@ -140,8 +140,6 @@ class GatewayCompletion:
                 self._ended_by, self.statistics = reason, statistics
             case Warned(message=message):
                 self.warnings.append(message)
-            case _:
-                pass
 
     def _check_rules(self) -> None:
         """Raise ApiError for a schema that cannot be followed, and for tokens that do not exist."""

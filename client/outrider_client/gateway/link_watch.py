@@ -51,8 +51,6 @@ class LinkWatch:
                 self.rtt_s = client.rtt_s
                 if client.link_state is LinkState.ONLINE:
                     self._set_state(LinkState.ONLINE)
-            case _:
-                pass
 
     @property
     def offline_s(self) -> float | None:

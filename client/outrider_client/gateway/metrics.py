@@ -69,8 +69,6 @@ class GatewayMetrics:
                     self._at_position.labels(str(position)).inc()
             case Finished(reason=reason, statistics=statistics):
                 self.observe_statistics(statistics, is_private=reason == "private")
-            case _:
-                pass
 
     def observe_statistics(self, statistics: Statistics, *, is_private: bool) -> None:
         """Count an answer's statistics. `observe_event` does so for an answer that ends by itself."""

@@ -16,6 +16,7 @@ from outrider_client.core.prompt import (
     ChatForm,
     PromptMessage,
     Segment,
+    as_content,
     as_segments,
     is_private,
 )
@@ -239,8 +240,7 @@ def _with_system(messages: Sequence[PromptMessage], text: str) -> list[PromptMes
     first = messages[0]
     if first["role"] != SYSTEM_ROLE:
         return [PromptMessage(role=SYSTEM_ROLE, content=text), *messages]
-    segments = (*as_segments(first["content"]), Segment(f"\n\n{text}"))
-    content = segments if any(segment.private for segment in segments) else "".join(s.text for s in segments)
+    content = as_content((*as_segments(first["content"]), Segment(f"\n\n{text}")))
     return [PromptMessage(role=SYSTEM_ROLE, content=content), *messages[1:]]
 
 
@@ -266,15 +266,13 @@ def _message(message: ChatMessage, fences: bool) -> PromptMessage:
         segments = (Segment(RESPONSE_BEGIN), *segments, Segment(RESPONSE_END))
     if message.tool_calls:
         segments = (*segments, Segment(written(call.call for call in message.tool_calls)))
-    if any(segment.private for segment in segments):
-        return PromptMessage(role=role, content=segments)
-    return PromptMessage(role=role, content="".join(segment.text for segment in segments))
+    return PromptMessage(role=role, content=as_content(segments))
 
 
 def _tool_message(message: ChatMessage, fences: bool) -> PromptMessage:
     """Return a message without private parts as a chat template that knows tools takes it."""
     role = SYSTEM_ROLE if message.role == "developer" else message.role
-    mapped = PromptMessage(role=role, content="".join(segment.text for segment in _segments(message, fences)))
+    mapped = PromptMessage(role=role, content=as_content(_segments(message, fences)))
     if message.tool_calls:
         mapped["tool_calls"] = [for_template(call.call, call.id) for call in message.tool_calls]
     if message.tool_call_id is not None:

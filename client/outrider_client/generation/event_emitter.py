@@ -16,17 +16,14 @@ class EventEmitter:
     """The events of one answer. `emit` is called with each in order; `now` is in the meter's seconds."""
 
     def __init__(self, emit: Callable[[Event], None], text: PlaceholderRestorer, meter: Meter) -> None:
-        self._emit = emit
+        self.emit = emit
         self._text = text
         self._meter = meter
-
-    def emit(self, event: Event) -> None:
-        self._emit(event)
 
     def emit_unverified(self, first: int, token: int, now: float) -> None:
         """Emit a token that the drafter wrote offline."""
         self._meter.tokens_arrived(now)
-        self._emit(Unverified(first, (token,), self._text.push((token,))))
+        self.emit(Unverified(first, (token,), self._text.push((token,))))
 
     def emit_change(self, change: Change, prompt_len: int, now: float) -> None:
         """Emit the effect of a verdict."""
@@ -36,15 +33,15 @@ class EventEmitter:
         after = first + change.confirmed
         logprobs = iter(change.logprobs)
         if change.confirmed:
-            self._emit(Verified(first, change.confirmed, tuple(islice(logprobs, change.confirmed))))
+            self.emit(Verified(first, change.confirmed, tuple(islice(logprobs, change.confirmed))))
         if change.dropped:
             self._meter.rolled_back += change.dropped
-            self._emit(RolledBack(after, change.dropped, self._text.roll_back(after)))
+            self.emit(RolledBack(after, change.dropped, self._text.roll_back(after)))
         self._append(after, change.accepted, "accepted", logprobs, now)
         self._append(after + len(change.accepted), change.bonus, change.bonus_origin, logprobs, now)
 
     def emit_finished(self, reason: FinishReason, statistics: Statistics) -> None:
-        self._emit(Finished(reason, statistics, self._text.finish()))
+        self.emit(Finished(reason, statistics, self._text.finish()))
 
     def _append(
         self, first: int, tokens: tuple[int, ...], origin: Origin, logprobs: Iterator[TokenLogprobs], now: float
@@ -52,4 +49,4 @@ class EventEmitter:
         if tokens:
             self._meter.tokens_arrived(now)
             of_tokens = tuple(islice(logprobs, len(tokens)))
-            self._emit(Committed(first, tokens, origin, self._text.push(tokens), of_tokens))
+            self.emit(Committed(first, tokens, origin, self._text.push(tokens), of_tokens))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from outrider_client.core.prompt import DEFAULT_KIND, Prompt, Segment, segments_of
+from outrider_client.core.prompt import DEFAULT_KIND, Prompt, Segment, as_content, segments_of
 from outrider_proto.errors import UsageError
 
 OPEN, ESCAPED = "<<", "\\<<"
@@ -92,9 +92,7 @@ def parse_prompt(
         segments = Detector().mark(segments)
     for file in files:
         segments += (*((_BETWEEN,) if segments else ()), Segment(read_private_file(file), private=True))
-    if not any(segment.private for segment in segments):
-        return "".join(segment.text for segment in segments)
-    return segments
+    return as_content(segments)
 
 
 def private_kinds(prompt: Prompt) -> list[str]:

@@ -35,41 +35,36 @@ class Detokenizer:
         self._decode = decode
         self._tokens: list[int] = []
         self._frames = [_Frame(0, 0, 0, 0)]
-        self._text = ""
-
-    @property
-    def text(self) -> str:
-        """The text so far, without what is held back."""
-        return self._text
+        self.text = ""  # so far, without what is held back
 
     def push(self, tokens: Sequence[int]) -> str:
         """Append tokens and return the new text."""
-        before = len(self._text)
+        before = len(self.text)
         if tokens and not self._push(tokens):
             for token in tokens:
                 if not self._push((token,)):
                     self._hold(token)
-        return self._text[before:]
+        return self.text[before:]
 
     def roll_back(self, num_tokens: int) -> str:
         """Keep the first `num_tokens` and return the text that is removed."""
-        before = self._text
+        before = self.text
         while self._frames[-1].num_tokens > num_tokens:
             self._frames.pop()
         frame = self._frames[-1]
         again = self._tokens[frame.num_tokens : num_tokens]
         del self._tokens[frame.num_tokens :]
-        self._text = before[: frame.num_chars]
+        self.text = before[: frame.num_chars]
         self.push(again)
-        return before[len(self._text) :]
+        return before[len(self.text) :]
 
     def finish(self) -> str:
         """Return the text still held back, with the replacement character where bytes are missing."""
         frame = self._frames[-1]
         rest = self._new_text(frame)
-        self._text += rest
+        self.text += rest
         end = len(self._tokens)
-        self._frames[-1] = _Frame(end, end, end, len(self._text))
+        self._frames[-1] = _Frame(end, end, end, len(self.text))
         return rest
 
     def _push(self, tokens: Sequence[int]) -> bool:
@@ -78,9 +73,9 @@ class Detokenizer:
         new = self._new_text(frame, tokens)
         if not new or new.endswith(REPLACEMENT):
             return False
-        self._text += new
+        self.text += new
         self._tokens += tokens
-        self._frames.append(_Frame(len(self._tokens), frame.shown, len(self._tokens), len(self._text)))
+        self._frames.append(_Frame(len(self._tokens), frame.shown, len(self._tokens), len(self.text)))
         return True
 
     def _hold(self, token: int) -> None:

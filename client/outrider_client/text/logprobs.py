@@ -27,19 +27,17 @@ def token_logprobs(
     """Return a verdict's log probabilities; `num_top` was requested. Raises Violation if something else arrived."""
     expected = 0 if num_top is None else len(tokens)
     if len(logprobs) != expected:
-        raise _misfit(f"log probabilities of {len(logprobs)} tokens in a verdict that should have {expected}")
+        raise misfit(f"log probabilities of {len(logprobs)} tokens in a verdict that should have {expected}")
+    num_likeliest = min(num_top or 0, vocab_size)
     for entry in logprobs:
-        _check(entry, min(num_top or 0, vocab_size), vocab_size)
+        if len(entry.top) != num_likeliest:
+            raise misfit(f"{len(entry.top)} likeliest tokens where {num_likeliest} were requested")
+        for other, _ in entry.top:
+            if not 0 <= other < vocab_size:
+                raise misfit(f"token {other} among the likeliest: the vocabulary has {vocab_size}")
     return tuple(TokenLogprobs(token, entry.logprob, entry.top) for token, entry in zip(tokens, logprobs, strict=False))
 
 
-def _check(entry: TokenLogprob, num_top: int, vocab_size: int) -> None:
-    if len(entry.top) != num_top:
-        raise _misfit(f"{len(entry.top)} likeliest tokens where {num_top} were requested")
-    for token, _ in entry.top:
-        if not 0 <= token < vocab_size:
-            raise _misfit(f"token {token} among the likeliest: the vocabulary has {vocab_size}")
-
-
-def _misfit(message: str) -> Violation:
+def misfit(message: str) -> Violation:
+    """Return the error of a verdict that does not fit its request."""
     return Violation(Reason.MALFORMED_FRAME, message)

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from outrider_client.text.logprobs import TokenLogprobs, token_logprobs
-from outrider_proto.errors import Reason, Violation
+from outrider_client.text.logprobs import TokenLogprobs, misfit, token_logprobs
 from outrider_proto.frames import Codec, Decode, Draft, Features, Finish, Opened, ServerTree, Verdict
 from outrider_proto.packing import common_prefix_len, prefix_hash
 from outrider_proto.tree import DraftTree
@@ -279,27 +278,27 @@ class Transcript:
         """Return path and bonus as tokens, and the path's length."""
         request = self.awaited
         if request is None or verdict.seq != request.seq:
-            raise _misfit(f"verdict {verdict.seq} answers no request in flight")
+            raise misfit(f"verdict {verdict.seq} answers no request in flight")
         if verdict.stale:
-            raise _misfit(f"verdict {verdict.seq} calls a draft stale whose text is valid")
+            raise misfit(f"verdict {verdict.seq} calls a draft stale whose text is valid")
         if verdict.finish is Finish.CANCELLED and isinstance(request, Draft):
-            raise _misfit(f"verdict {verdict.seq} calls a draft cancelled")
+            raise misfit(f"verdict {verdict.seq} calls a draft cancelled")
         path = self._path(request, verdict, vocab_size)
         if verdict.bonus is None:
             if verdict.finish not in (Finish.EOS, Finish.CANCELLED, Finish.CONTEXT_FULL):
-                raise _misfit("a verdict without bonus that does not end the answer")
+                raise misfit("a verdict without bonus that does not end the answer")
             return path, len(path)
         if not 0 <= verdict.bonus < vocab_size:
-            raise _misfit(f"bonus={verdict.bonus}: the vocabulary has {vocab_size}")
+            raise misfit(f"bonus={verdict.bonus}: the vocabulary has {vocab_size}")
         return (*path, verdict.bonus), len(path)
 
     def _path(self, request: Draft | Decode, verdict: Verdict, vocab_size: int) -> tuple[int, ...]:
         if isinstance(request, Draft):
             return request.tree.path_tokens(verdict.path)
         if verdict.path or (verdict.tokens and request.tree is None):
-            raise _misfit("a verdict with a path or tokens that were not requested")
+            raise misfit("a verdict with a path or tokens that were not requested")
         if not all(0 <= token < vocab_size for token in verdict.tokens):
-            raise _misfit(f"tokens={list(verdict.tokens)}: the vocabulary has {vocab_size}")
+            raise misfit(f"tokens={list(verdict.tokens)}: the vocabulary has {vocab_size}")
         return verdict.tokens
 
     def _finish(self, verdict: Verdict, cut: bool) -> FinishReason | None:
@@ -310,7 +309,3 @@ class Transcript:
         if verdict.finish is Finish.CONTEXT_FULL:
             return "context"
         return None
-
-
-def _misfit(message: str) -> Violation:
-    return Violation(Reason.MALFORMED_FRAME, message)

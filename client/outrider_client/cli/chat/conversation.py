@@ -16,6 +16,7 @@ from outrider_client.core.prompt import (
     Content,
     PromptMessage,
     Segment,
+    as_content,
     as_segments,
     has_private,
 )
@@ -43,7 +44,7 @@ class ChatConversation:
 
     def set_system(self, text: str) -> None:
         """Replace the system message, or remove it if `text` is empty. Raises what parse_fences does."""
-        content = _content(parse_fences(text))
+        content = as_content(parse_fences(text))
         self._system = [PromptMessage(role=SYSTEM_ROLE, content=content)] if text else []
 
     def attach(self, private: str) -> None:
@@ -108,11 +109,7 @@ class ChatConversation:
         self._system, self.messages = system, turns
 
     def _add(self, role: str, segments: Sequence[Segment]) -> None:
-        self.messages.append(PromptMessage(role=role, content=_content(segments)))
-
-
-def _content(segments: Sequence[Segment]) -> Content:
-    return tuple(segments) if has_private(segments) else "".join(segment.text for segment in segments)
+        self.messages.append(PromptMessage(role=role, content=as_content(segments)))
 
 
 def _fenced(content: Content) -> str:
@@ -133,7 +130,7 @@ def _message(item: object) -> PromptMessage:
         case {"role": "system" | "user" | "assistant" as role, "content": str() as content}:
             return PromptMessage(role=role, content=content)
         case {"role": "system" | "user" | "assistant" as role, "content": [*parts]}:
-            return PromptMessage(role=role, content=_content([_segment(part) for part in parts]))
+            return PromptMessage(role=role, content=as_content(map(_segment, parts)))
     raise _unreadable("a message without role or content")
 
 
