@@ -353,7 +353,7 @@ class Letters:
     def encode(self, text: str) -> list[int]:
         return [1 + (ord(char) - ord("a")) % (VOCAB - 1) for char in text]
 
-    def encode_chat(self, messages, form=None) -> list[int]:
+    def encode_chat(self, messages, form=None, tools=None) -> list[int]:
         return [token for message in messages for token in [EOS, *self.encode(message["content"])]]
 
     def render(self, messages) -> str:

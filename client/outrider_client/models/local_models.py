@@ -264,9 +264,9 @@ class LocalModels:
                 return self.text.encode(written if raw is True else self.text.control.guarded(written))
             return self.text.encode_chat([PlainMessage(role="user", content=written)])
         turns = [item for item in written if not isinstance(item, int)]
-        if turns and tools is not None:
-            return self.text.encode_with_tools(turns, tools, form)
-        return self.text.encode_chat(turns, form) if turns else [item for item in written if isinstance(item, int)]
+        if turns:
+            return self.text.encode_chat(turns, form, tools)
+        return [item for item in written if isinstance(item, int)]
 
     def _check_length(self, texts: Iterable[str]) -> None:
         if not self._is_short(texts):

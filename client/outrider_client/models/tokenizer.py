@@ -38,23 +38,17 @@ class TargetTokenizer:
         """Return the tokens of this text alone, without special tokens at its beginning or end."""
         return self.control.encode(text)
 
-    def encode_chat(self, messages: Sequence[PlainMessage], form: ChatForm = CHAT) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[PlainMessage], form: ChatForm = CHAT, tools: Sequence[ToolDescription] | None = None
+    ) -> list[int]:
         """Return the tokens of the chat template over the messages, up to where the answer begins.
 
-        Raises UsageError without a chat template or for messages it rejects.
+        `tools`: functions that the template is to show, also none. Raises UsageError without a chat template, or one
+        that shows functions, and for messages it rejects.
         """
-        return self.encode_part(self.render(messages, form=form))
-
-    def encode_with_tools(
-        self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription], form: ChatForm = CHAT
-    ) -> list[int]:
-        """Return the tokens of a chat in which functions may be called, as the template shows those.
-
-        Raises UsageError for a template that shows none.
-        """
-        if "tools" not in str(self._tokenizer.chat_template):
+        if tools is not None and "tools" not in str(self._tokenizer.chat_template):
             raise UsageError("this target's chat template shows no tools")
-        return self.encode_part(self.render(messages, tools, form))
+        return self.encode_part(self.render(messages, tools or (), form))
 
     def render(
         self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription] = (), form: ChatForm = CHAT

@@ -47,7 +47,7 @@ class LocalWriter:
         tokens = list(prompt.whole)
         rules = self._models.rules_of(self._config.for_answer_from(len(tokens)).sampling.rules)
         while True:
-            if not self._has_room(tokens):
+            if self.num_new_tokens >= self._config.drafter_limit or len(tokens) >= self._models.max_context:
                 self._emit(Warned(f"the answer is cut after {self.num_new_tokens} tokens"))
                 break
             token = await self._drafting.write(tokens, self._config.sampling, rules)
@@ -55,7 +55,9 @@ class LocalWriter:
                 break
             tokens.append(token)
             # Before the check: the end-of-sequence token belongs to the answer, as in the server's.
-            self._emit_token(token)
+            self._meter.tokens_arrived(self._clock())
+            self._emit(Private(self.num_new_tokens, (token,), self._text.push((token,))))
+            self.num_new_tokens += 1
             if token in self._models.eos_token_ids:
                 break
             # Of JSON only the whole is of use, however much space stands in it.
@@ -68,11 +70,3 @@ class LocalWriter:
                 " choose privacy=placeholder"
             )
         return self._text.finish()
-
-    def _has_room(self, tokens: list[int]) -> bool:
-        return self.num_new_tokens < self._config.drafter_limit and len(tokens) < self._models.max_context
-
-    def _emit_token(self, token: int) -> None:
-        self._meter.tokens_arrived(self._clock())
-        self._emit(Private(self.num_new_tokens, (token,), self._text.push((token,))))
-        self.num_new_tokens += 1

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from outrider_client.core.prompt import (
     DEFAULT_KIND,
     Content,
     PlainPrompt,
     Prompt,
-    Segment,
     as_segments,
     plain_prompt,
     segments_of,
@@ -38,18 +37,17 @@ class Placeholders:
         """Return the prompt with placeholders in place of its private values."""
         segments = tuple(segments_of(prompt))
         safe = "\n".join(segment.text for segment in segments if not segment.private)
-        self._drop_placeholders_in(safe)
-        self._assign((segment for segment in segments if segment.private), safe)
-        return plain_prompt(prompt, self._write, self._recall)
-
-    def _drop_placeholders_in(self, safe: str) -> None:
-        """Drop placeholders that occur in the caller's own text, where they mean something else."""
+        # In the caller's own text a placeholder means something else.
         self._of_value = {value: name for value, name in self._of_value.items() if name not in safe}
-
-    def _assign(self, private: Iterable[Segment], safe: str) -> None:
-        for segment in private:
-            if segment.text not in self._of_value:
+        for segment in segments:
+            if segment.private and segment.text not in self._of_value:
                 self._of_value[segment.text] = self._new_placeholder(segment.kind or DEFAULT_KIND, safe)
+        # In an earlier answer a value may be part of a word that the target wrote.
+        return plain_prompt(
+            prompt,
+            lambda content: self._replace_values(content, r"(?<!\w){}(?!\w)"),
+            lambda content: self._replace_values(content, "{}"),
+        )
 
     def _new_placeholder(self, kind: str, safe: str) -> str:
         while True:
@@ -58,18 +56,10 @@ class Placeholders:
             if placeholder not in safe:
                 return placeholder
 
-    def _write(self, content: Content) -> str:
-        return self._replace_values(content, r"(?<!\w){}(?!\w)")
-
-    def _recall(self, content: Content) -> str:
-        """Replace values in an earlier answer, where they may be part of a word the target wrote."""
-        return self._replace_values(content, "{}")
-
     def _replace_values(self, content: Content, where: str) -> str:
-        segments = as_segments(content)
         return "".join(
             self._of_value[each.text] if each.private else self._hide_known_values(each.text, where)
-            for each in segments
+            for each in as_segments(content)
         )
 
     def _hide_known_values(self, safe: str, where: str) -> str:

@@ -37,8 +37,12 @@ async def generate_privately(
             " privacy=placeholder, or name a small language model with the target's tokenizer (--offline-drafter)"
         )
     # In a thread: while a long text is tokenized, heartbeats and all other answers of this loop would wait.
-    parts = await asyncio.to_thread(_split, context, prompt, config)
-    _watch(context, config, emit)
+    parts = await asyncio.to_thread(context.models.split, prompt, raw=config.raw_form)
+    if len(parts.whole) >= (room := context.models.max_context):
+        raise Refusal(Reason.CONTEXT_FULL, f"prompt and private text are too long: the target's context is {room}")
+    context.session.watcher = lambda state, detail: emit(LinkChanged(state, detail))
+    if context.session.state is LinkState.CONNECTING and config.mode != "offline":
+        emit(LinkChanged(LinkState.CONNECTING))
     # A drafting thread of its own, which ends with the answer: the state of the client's own drafter stays exactly as
     # if there had been no private text.
     drafting = DraftingThread(writer, context.models.drafter_threads)
@@ -71,16 +75,3 @@ async def _answer(
     writer = LocalWriter(context.models, drafting, config, instruments.meter, context.clock, emit)
     rest = await writer.write(parts)
     emit(Finished("private", instruments.statistics(writer.num_new_tokens, writer.num_new_tokens), rest))
-
-
-def _split(context: GenerationContext, prompt: Prompt, config: ClientConfig) -> PrivateSplit:
-    parts, room = context.models.split(prompt, raw=config.raw_form), context.models.max_context
-    if len(parts.whole) >= room:
-        raise Refusal(Reason.CONTEXT_FULL, f"prompt and private text are too long: the target's context is {room}")
-    return parts
-
-
-def _watch(context: GenerationContext, config: ClientConfig, emit: Callable[[Event], None]) -> None:
-    context.session.watcher = lambda state, detail: emit(LinkChanged(state, detail))
-    if context.session.state is LinkState.CONNECTING and config.mode != "offline":
-        emit(LinkChanged(LinkState.CONNECTING))

@@ -46,17 +46,18 @@ class SafePrefix:
         Raises Refusal, or LinkError when no server can be reached at the start.
         """
         try:
-            return not self._wants_features or (self._config.mode != "offline" and await self._fetch_until_complete())
+            if not self._safe or not self._drafting.tap.fingerprint:
+                return True
+            return self._config.mode != "offline" and await self._fetch_until_complete()
         except Exception:
             # Only here, not for later failures: what goes wrong with the private text must not show in the next Open.
             await self._session.reset()
             raise
         finally:
-            await self._disconnect()
-
-    @property
-    def _wants_features(self) -> bool:
-        return bool(self._safe and self._drafting.tap.fingerprint)
+            # While the private answer is written nothing may be on the wire: even heartbeats and their end would tell
+            # how long it is.
+            if self._session.is_connected:
+                await self._session.disconnect(HUNG_UP)
 
     async def _fetch_until_complete(self) -> bool:
         await self._session.start(offline_start=self._config.offline_start)
@@ -93,9 +94,3 @@ class SafePrefix:
     async def _reconnects(self, error: Exception | None = None) -> bool:
         self._requests.lost()
         return await reconnect(self._session, self._config, error)
-
-    async def _disconnect(self) -> None:
-        # While the private answer is written nothing may be on the wire: even heartbeats and their end would tell how
-        # long it is.
-        if self._session.is_connected:
-            await self._session.disconnect(HUNG_UP)

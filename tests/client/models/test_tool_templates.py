@@ -90,4 +90,4 @@ def test_private_chats_have_the_functions_as_text(models):
 
 def test_a_template_without_tools_says_so():
     with pytest.raises(UsageError, match="shows no tools"):
-        TargetTokenizer(target_dir()).encode_with_tools([ASKED], [TOOL])
+        TargetTokenizer(target_dir()).encode_chat([ASKED], tools=[TOOL])

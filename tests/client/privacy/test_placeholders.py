@@ -143,7 +143,7 @@ class Alphabet:
 
     encode_part = encode
 
-    def encode_chat(self, messages, form=None) -> list[int]:
+    def encode_chat(self, messages, form=None, tools=None) -> list[int]:
         return self.encode(self.render(messages))
 
     def render(self, messages) -> str:

@@ -163,7 +163,7 @@ class Bytes:
     def render(self, messages) -> str:
         return "".join(f"\1{message['content']}" for message in messages)
 
-    def encode_chat(self, messages, form=None) -> list[int]:
+    def encode_chat(self, messages, form=None, tools=None) -> list[int]:
         return self.encode(self.render(messages))
 
     def decode(self, tokens) -> str:
