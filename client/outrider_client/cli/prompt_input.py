@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from outrider_client.core.prompt import SYSTEM_ROLE, USER_ROLE, PromptMessage
 from outrider_client.display.messages import print_message
-from outrider_client.privacy.fences import parse_fences, parse_prompt, private_kinds
+from outrider_client.privacy.fences import parse_fences, parse_prompt, private_kinds, read_prompt_file
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,14 +87,10 @@ def _standard_input(*, is_asked_for: bool) -> str:
 
 def _file_text(file: Path, *, fences: bool) -> str:
     """Return a file's text, `<<private: ...>>` in it still marked. Raises UsageError."""
+    text = read_prompt_file(file, "file")
     try:
-        text = file.read_text("utf-8")
         if fences:
             parse_fences(text)  # here, so that a mistake is told with its line in this file
-    except OSError as error:
-        raise UsageError(f"file={file}: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise UsageError(f"file={file}: not UTF-8 text") from None
     except UsageError as error:
         raise UsageError(f"file={file}: {error} (--no-fences reads it as it is)") from None
     return text

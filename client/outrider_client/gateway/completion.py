@@ -40,7 +40,8 @@ class GatewayCompletion:
         self.statistics = Statistics()
         self.warnings: list[str] = []
         self.drafter, self.models = gateway.models_for(request)
-        self.token_fragments = gateway.token_fragments if request.overrides.get("logprobs") is not None else {}
+        has_logprobs = request.overrides.get("logprobs") is not None
+        self.token_fragments = gateway.token_fragments if has_logprobs else {}
         self._gateway = gateway
         # The app's policy, else the gateway's. Offline on purpose, no verdict comes to wait for.
         is_offline = request.overrides.get("mode", gateway.client.mode) == "offline"
@@ -49,9 +50,7 @@ class GatewayCompletion:
         policy: UnverifiedPolicy = "hold" if wanted == "stream" and not request.takes_back else wanted
         parse_special = request.overrides.get("parse_special", gateway.client.parse_special)
         self._raw: Raw = request.raw and (parse_special or "as text")
-        self._text_stream = TextStream(
-            request.stops, policy, self.models.decode, has_logprobs=request.overrides.get("logprobs") is not None
-        )
+        self._text_stream = TextStream(request.stops, policy, self.models.decode, has_logprobs=has_logprobs)
         self._sent = () if self._is_local else self._encode()
         self.prompt_tokens = len(self._sent) or len(self.models.split(request.prompt, raw=self._raw).whole)
         self._needs_target = wanted == "hold" and not self._is_local

@@ -119,7 +119,7 @@ class ChatFormatter(_ChoiceFormatter):
 
     def _message(self, chunks: Sequence[TextChunk]) -> tuple[Body, str]:
         """Return text and calls of an answer, and why it ended."""
-        text, calls = calls_in(text_of(chunks), self._tools) if self._tools else (text_of(chunks), [])
+        text, calls = calls_in(text_of(chunks), self._tools)
         if not calls:
             return {"content": text}, self.completion.finish_reason
         listed = [

@@ -221,7 +221,7 @@ class ResponsesFormatter(ResponseFormatter):
 
     def whole(self, chunks: Sequence[TextChunk]) -> Body:
         usage = usage_of([self.completion])
-        text, calls = calls_in(text_of(chunks), self._tools) if self._tools else (text_of(chunks), [])
+        text, calls = calls_in(text_of(chunks), self._tools)
         is_cut = self.completion.finish_reason == "length" and not calls
         status = "incomplete" if is_cut else "completed"
         output: list[Body] = []

@@ -91,7 +91,7 @@ def parse_prompt(
 
         segments = Detector().mark(segments)
     for file in files:
-        segments += (*((_BETWEEN,) if segments else ()), Segment(read_private_file(file), private=True))
+        segments += (*((_BETWEEN,) if segments else ()), Segment(read_prompt_file(file), private=True))
     return as_content(segments)
 
 
@@ -100,12 +100,12 @@ def private_kinds(prompt: Prompt) -> list[str]:
     return [segment.kind or DEFAULT_KIND for segment in segments_of(prompt) if segment.private]
 
 
-def read_private_file(file: Path) -> str:
-    """Return a private file's text. Raises UsageError, which never quotes the text."""
+def read_prompt_file(file: Path, option: str = "private") -> str:
+    """Return the text of a file that an option names. Raises UsageError, which never quotes the text."""
     try:
         return file.read_text("utf-8")
     except OSError as error:
-        raise UsageError(f"private={file}: {error.strerror}") from error
+        raise UsageError(f"{option}={file}: {error.strerror}") from error
     except UnicodeDecodeError:
-        # `from None`: the decoder's error holds the private bytes.
-        raise UsageError(f"private={file}: not UTF-8 text") from None
+        # `from None`: the decoder's error holds the bytes, which may be private.
+        raise UsageError(f"{option}={file}: not UTF-8 text") from None

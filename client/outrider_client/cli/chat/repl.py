@@ -17,7 +17,7 @@ from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.statistics import Statistics
 from outrider_client.display.display import cut_remark, display_for, show_answer
 from outrider_client.display.messages import explained, print_message, printable, report_error
-from outrider_client.privacy.fences import private_kinds, read_private_file
+from outrider_client.privacy.fences import private_kinds, read_prompt_file
 from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError
 from outrider_proto.files import write_atomically
 
@@ -128,7 +128,7 @@ class ChatRepl:
             case "link", argument:
                 self._show_link(argument)
             case "private", argument:
-                self._conversation.attach(read_private_file(_path(slash)))
+                self._conversation.attach(read_prompt_file(_path(slash)))
             case "history", _:
                 self._print(printable(self._conversation.text()) or "nothing yet")
             case "save", _:
