@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, is_dataclass, replace
 from functools import wraps
 from pathlib import Path
@@ -66,8 +66,6 @@ _SHAPE = (
 OPTIONS = (*options_of(ClientConfig), *options_of(_Sources), *_SHAPE)
 SERVER = OPTIONS[0]
 CONNECTION = (SERVER, *(option for option in OPTIONS if option.path[0] == "access"))
-# How a server is reached, for other programs' commands; access_from takes their values.
-ACCESS_OPTIONS = {each.name: each for each in parameters(each for each in options_of(Access) if not each.flag.expert)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +154,6 @@ def with_models(config: ClientConfig) -> ClientConfig:
     return filled
 
 
-def access_from(options: Mapping[str, Any]) -> Access:  # Any: each option has its own type
-    """Return the Access that these options describe; None is left out. Raises UsageError."""
-    # A key file that was named wins over the variable, which may be meant for another server.
-    key = None if options.get("key_file") is not None else os.environ.get(KEY_VARIABLE) or None
-    return Access(**{name: value for name, value in options.items() if value is not None}, key=key)
-
-
 def tree_plan(choices: str | None, **limits: float | None) -> TreePlan | None:
     """Return a fixed tree, or one within the limits that are not None; None if there is neither.
 
@@ -190,7 +181,10 @@ def _config(table: Table) -> ClientConfig:
     if (floor_ms := values.pop("link_floor_ms", None)) is not None:
         fields["patience"] = Patience(floor_s=floor_ms / 1000)
     fields["shape"] = tree_plan(values.pop("choices", None), **values.pop("shape", {}))
-    fields["access"] = access_from(values.pop("access", {}))
+    access = values.pop("access", {})
+    # A key file that was named wins over the variable, which may be meant for another server.
+    key = None if "key_file" in access else os.environ.get(KEY_VARIABLE) or None
+    fields["access"] = Access(**access, key=key)
     try:
         return _made(ClientConfig, values | fields)
     except Violation as violation:

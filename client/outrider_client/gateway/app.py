@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from sse_starlette import EventSourceResponse
 from starlette.exceptions import HTTPException
@@ -29,7 +30,6 @@ from outrider_client.core.gateway_config import GatewayConfig
 from outrider_client.gateway.completion import GatewayCompletion
 from outrider_client.gateway.errors import ApiError, invalid_request
 from outrider_client.gateway.gateway import Gateway
-from outrider_client.gateway.metrics import CONTENT_TYPE
 from outrider_client.gateway.middleware import (
     ENDPOINTS,
     BodyLimitMiddleware,
@@ -171,7 +171,7 @@ def _add_state(app: FastAPI, gateway: Gateway) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(gateway.metrics.exposition(), media_type=CONTENT_TYPE)
+        return Response(gateway.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_link(app: FastAPI, gateway: Gateway, emulated: EmulatedLink | None) -> None:

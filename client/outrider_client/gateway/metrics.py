@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.events import Cycle, Event, Finished
 from outrider_client.core.statistics import Statistics
 from outrider_proto.frames import Draft
-
-__all__ = ["CONTENT_TYPE", "GatewayMetrics"]
 
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
