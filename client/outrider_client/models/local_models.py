@@ -58,8 +58,8 @@ from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_proto.frames import Codec, Open, Sampling, ServerDescription, TokenRules
 
-# Values of lm_head, a drafter's largest matrix. Below this, CPU threads cost more in synchronization than they save.
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Values of lm_head, a drafter's largest matrix. Below this, CPU threads cost more in synchronization than they save.
 _SMALL = 4_000_000
 
 # Of generation_config.json, those that vLLM's server takes as its defaults.
@@ -198,7 +198,18 @@ class LocalModels:
 
         Raises UsageError.
         """
-        tokens = self._encode(prompt, raw, tools, form)
+        written = plain_prompt(prompt, safe_text)
+        self._check_length(segment.text for segment in segments_of(prompt))
+        if not isinstance(written, str):
+            tokens = [item for item in written if isinstance(item, int)]
+            if turns := [item for item in written if not isinstance(item, int)]:
+                tokens = self.text.encode_chat(turns, form, tools)
+        elif not written.strip():
+            raise UsageError("prompt is empty: give some text")
+        elif raw:
+            tokens = self.text.encode(written if raw is True else self.text.control.guarded(written))
+        else:
+            tokens = self.text.encode_chat([PlainMessage(role="user", content=written)])
         if not tokens:
             raise UsageError("prompt is empty: give at least one token")
         for token in tokens:
@@ -251,22 +262,6 @@ class LocalModels:
         if not all(0 <= token < self.vocab_size for token in parts.whole):
             raise UsageError(f"prompt has tokens beyond the vocabulary of {self.vocab_size}")
         return parts
-
-    def _encode(
-        self, prompt: Prompt | PlainPrompt, raw: Raw, tools: Sequence[ToolDescription] | None, form: ChatForm
-    ) -> list[int]:
-        written = plain_prompt(prompt, safe_text)
-        self._check_length(segment.text for segment in segments_of(prompt))
-        if isinstance(written, str):
-            if not written.strip():
-                raise UsageError("prompt is empty: give some text")
-            if raw:
-                return self.text.encode(written if raw is True else self.text.control.guarded(written))
-            return self.text.encode_chat([PlainMessage(role="user", content=written)])
-        turns = [item for item in written if not isinstance(item, int)]
-        if turns:
-            return self.text.encode_chat(turns, form, tools)
-        return [item for item in written if isinstance(item, int)]
 
     def _check_length(self, texts: Iterable[str]) -> None:
         if not self._is_short(texts):
