@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from outrider_client.display.json_display import event_name
-from outrider_client.pull.pull import BytesPulled, FilePulled, Pulled, PullEvent, PullStarted, PullWaiting
+from outrider_client.pull.pull import BytesPulled, Pulled, PullEvent, PullStarted, PullWaiting
 
 
 class JsonPullDisplay:
@@ -52,8 +52,6 @@ class TextPullDisplay:
                 self._bar.advance(self._task, event.count)
             case PullWaiting():
                 self._print(f"{event.reason}; trying again")
-            case FilePulled():
-                pass
             case Pulled():
                 self.close()
                 self._out.write(_summary(event) + "\n")

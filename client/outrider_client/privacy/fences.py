@@ -78,9 +78,6 @@ def _misplaced(text: str, at: int, what: str) -> UsageError:
     return UsageError(f"line {line}, column {column}: private marker {OPEN} {what}")
 
 
-_BETWEEN = Segment("\n\n")
-
-
 def parse_prompt(
     text: str, files: Sequence[Path] = (), *, fences: bool = True, detect: bool = False
 ) -> str | tuple[Segment, ...]:
@@ -91,7 +88,7 @@ def parse_prompt(
 
         segments = Detector().mark(segments)
     for file in files:
-        segments += (*((_BETWEEN,) if segments else ()), Segment(read_prompt_file(file), private=True))
+        segments += (*((Segment("\n\n"),) if segments else ()), Segment(read_prompt_file(file), private=True))
     return as_content(segments)
 
 
