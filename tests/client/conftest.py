@@ -342,19 +342,16 @@ class FakeDrafter:
         return FakeDraftState(self.language)
 
 
-NO_CONTROL = SimpleNamespace(guarded=str, apart=str)  # of a tokenizer whose control tokens no text spells
-
-
 class Letters:
     """Token 1 is 'a' and so on; the end of text says nothing."""
 
-    control = NO_CONTROL
+    control = SimpleNamespace(guarded=str, apart=str)  # as no text spells its control tokens
 
     def encode(self, text: str) -> list[int]:
         return [1 + (ord(char) - ord("a")) % (VOCAB - 1) for char in text]
 
     def encode_chat(self, messages, form=None, tools=None) -> list[int]:
-        return [token for message in messages for token in [EOS, *self.encode(message["content"])]]
+        return self.encode_part(self.render(messages))
 
     def render(self, messages) -> str:
         return "".join(f"\0{message['content']}" for message in messages)

@@ -20,7 +20,7 @@ from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.text.detokenizer import Detokenizer
 from outrider_client.text.placeholder_restorer import PlaceholderRestorer
 
-from ..conftest import EOS, FAST, NO_CONTROL, VOCAB, FakeDrafter, FakeVerifier, Language
+from ..conftest import EOS, FAST, VOCAB, FakeDrafter, FakeVerifier, Language, Letters
 from .test_fences import private
 
 VALUES = {"[EMAIL_1]": "a@b.c", "[EMAIL_12]": "[EMAIL_1]", "[P_1]": ""}
@@ -133,21 +133,13 @@ def in_one_pass(text: str) -> str:
 ALPHABET = "\0abcdefghijklmnopqrstuvwxyz .@[]_012345EMAILPRVTN"
 
 
-class Alphabet:
+class Alphabet(Letters):
     """A token a character."""
-
-    control = NO_CONTROL
 
     def encode(self, text: str) -> list[int]:
         return [ALPHABET.index(char) for char in text]
 
     encode_part = encode
-
-    def encode_chat(self, messages, form=None, tools=None) -> list[int]:
-        return self.encode(self.render(messages))
-
-    def render(self, messages) -> str:
-        return "".join(f"\0{message['content']}" for message in messages)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(ALPHABET[token] for token in tokens if token != EOS)

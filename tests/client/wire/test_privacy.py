@@ -29,7 +29,7 @@ from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
 from ..canaries import Asked, Relay, Tap, asked, needles, prefix_hashes, texts_of, tokens_of
-from ..conftest import FAST, NO_CONTROL, FakeDrafter, FakeVerifier, Language, Letters, fake_models
+from ..conftest import FAST, FakeDrafter, FakeVerifier, Language, Letters, fake_models
 
 MODES = ("auto", "stop-and-wait", "proactive", "pipelined", "server-draft", "stream", "offline")
 SHORT = replace(FAST, max_new_tokens=6)
@@ -150,10 +150,8 @@ async def fail(haul: Haul, client: AsyncClient, verifier: FakeVerifier, made: As
             raise
 
 
-class Bytes:
+class Bytes(Letters):
     """A token a byte."""
-
-    control = NO_CONTROL
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -162,9 +160,6 @@ class Bytes:
 
     def render(self, messages) -> str:
         return "".join(f"\1{message['content']}" for message in messages)
-
-    def encode_chat(self, messages, form=None, tools=None) -> list[int]:
-        return self.encode(self.render(messages))
 
     def decode(self, tokens) -> str:
         return bytes(tokens).decode("latin-1")
