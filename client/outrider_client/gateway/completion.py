@@ -49,7 +49,7 @@ class GatewayCompletion:
         # A whole answer with that wish waits, too, but may end unverified.
         policy: UnverifiedPolicy = "hold" if wanted == "stream" and not request.takes_back else wanted
         parse_special = request.overrides.get("parse_special", gateway.client.parse_special)
-        self._raw: Raw = request.raw and (parse_special or "as text")
+        self._raw: Raw = request.overrides["raw"] and (parse_special or "as text")
         self._text_stream = TextStream(request.stops, policy, self.models.decode, has_logprobs=has_logprobs)
         self._sent = () if self._is_local else self._encode()
         self.prompt_tokens = len(self._sent) or len(self.models.split(request.prompt, raw=self._raw).whole)

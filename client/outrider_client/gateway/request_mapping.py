@@ -66,7 +66,6 @@ class GenerationRequest:
 
     model: str
     prompt: Prompt
-    raw: bool
     has_private: bool
     max_tokens: int | None
     stops: StopStrings
@@ -176,7 +175,6 @@ def _generation_request(
     return GenerationRequest(
         model=body.model,
         prompt=prompt,
-        raw=isinstance(body, CompletionRequest),
         has_private=is_private(prompt),
         max_tokens=limit,
         stops=StopStrings(body.stops),
