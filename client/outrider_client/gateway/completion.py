@@ -21,6 +21,7 @@ from outrider_client.gateway.request_mapping import GenerationRequest
 from outrider_client.gateway.text_stream import TextChunk, TextStream
 from outrider_client.models.tokenizer import ToolDescription
 from outrider_client.privacy.placeholders import Placeholders
+from outrider_client.text.tool_calls import described
 from outrider_client.text.transcript import FinishReason
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 
@@ -167,10 +168,10 @@ class GatewayCompletion:
     def _encode(self) -> tuple[int, ...]:
         """The prompt as the server gets it, with placeholders for private text."""
         request = self.request
-        if request.tool_chat is not None:
+        if request.tool_messages is not None:
             # Templates refuse what others take, such as ids of another form: those get the functions as text.
             with contextlib.suppress(UsageError):
-                return self._encode_newest(request.tool_chat.messages, request.tool_chat.tools)
+                return self._encode_newest(request.tool_messages, [*map(described, request.tools)])
         return self._encode_newest(
             Placeholders().replace(request.prompt) if request.has_private else request.prompt, None
         )

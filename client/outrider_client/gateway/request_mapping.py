@@ -38,7 +38,6 @@ from outrider_client.text.tool_calls import (
     RESPONSE_END,
     Tool,
     call_schema,
-    described,
     for_template,
     instructions,
     written,
@@ -46,14 +45,6 @@ from outrider_client.text.tool_calls import (
 from outrider_proto.frames import Sampling
 
 _DEFAULT_COMPLETION = 16  # tokens, as OpenAI's
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class ToolChat:
-    """A chat with functions as a chat template that knows those takes it."""
-
-    messages: tuple[PromptMessage, ...]
-    tools: tuple[Mapping[str, Any], ...]  # Any: whatever JSON holds
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -77,7 +68,8 @@ class GenerationRequest:
     takes_back: bool  # the app can be told that text which it got was wrong
     tools: tuple[Tool, ...] = ()  # that the answer may call
     form: ChatForm = CHAT
-    tool_chat: ToolChat | None = None  # the prompt, where it has tools or calls and nothing private
+    # The prompt as a template that knows functions takes it, where it has tools or calls and nothing private.
+    tool_messages: Sequence[PromptMessage] | None = None
     echoed: str | Sequence[int] = ""  # the prompt, where it goes in front of the answer
     is_repeated: bool = False  # another answer to the prompt of the request before
 
@@ -90,11 +82,10 @@ def map_chat_request(body: ChatRequest, headers: Mapping[str, str], defaults: Sa
     options = _options(body.outrider, headers)
     messages = [_message(message, options.fences) for message in body.messages]
     tools, is_must = _tools(body)
-    tool_chat = None
+    tool_messages = None
     has_calls = any(message.tool_calls or message.role == "tool" for message in body.messages)
     if (tools or has_calls) and not is_private(messages):
-        turns = tuple(_tool_message(message, options.fences) for message in body.messages)
-        tool_chat = ToolChat(turns, tuple(map(described, tools)))
+        tool_messages = [_tool_message(message, options.fences) for message in body.messages]
     if tools:
         messages = _with_system(messages, instructions(tools, is_must=is_must))
     if body.top_logprobs and not body.logprobs:
@@ -105,7 +96,7 @@ def map_chat_request(body: ChatRequest, headers: Mapping[str, str], defaults: Sa
     if is_must:
         request = replace(request, overrides={**request.overrides, "json_schema": call_schema(tools)})
     # A call is read from the whole answer.
-    request = replace(request, tools=tools, tool_chat=tool_chat, takes_back=request.takes_back and not tools)
+    request = replace(request, tools=tools, tool_messages=tool_messages, takes_back=request.takes_back and not tools)
     return _times(body.n, replace(request, form=_form(body, has_private=request.has_private, is_must=is_must)))
 
 
