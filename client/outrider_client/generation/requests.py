@@ -72,15 +72,13 @@ class RequestTracker:
     def send(self, request: Draft | Decode, drafted: ScoredTree = EMPTY_DRAFT, head: int = 0) -> None:
         """Send a request."""
         # The heartbeat allows for the rows that will come back: else a slow link that carries them would count as lost.
-        num_rows = 0
+        root_at, num_values = request.base_len + len(request.context), 0
         if self._drafting is not None and request.features_from is not None:
-            num_rows = max(request.base_len + len(request.context) + 1 - request.features_from, 0)
-        width = 0 if self._drafting is None else self._drafting.tap.width
+            num_values = max(root_at + 1 - request.features_from, 0) * self._drafting.tap.width
         self.newest = request
-        root_at = request.base_len + len(request.context)
         stale = self._drafting is not None and self._uses_features and self._drafting.num_features < root_at
         self._pending[request.seq] = PendingRequest(request, self._clock(), drafted, head, stale)
-        self._session.link.send(request, TOKEN_BYTES * len(request.context), num_rows * width)
+        self._session.link.send(request, TOKEN_BYTES * len(request.context), num_values)
 
     def cancel(self, decode: Decode) -> None:
         """Ask the server to stop a Decode."""
