@@ -29,14 +29,14 @@ SLACK = 1.03
 BOUNDS = {
     "lines: proto": (2_300, 2_300),
     "lines: netsim": (12_400, 11_500),
-    "lines: drafters": (13_600, 12_500),
+    "lines: drafters": (13_440, 12_500),
     "lines: models": (5_570, 5_500),
     "lines: server": (12_520, 11_500),
-    "lines: client": (14_430, 13_500),
+    "lines: client": (14_310, 13_500),
     "lines: bench": (8_500, 8_500),
-    "lines: product": (68_700, 66_000),
+    "lines: product": (68_420, 66_000),
     "lines: lab": (11_000, 11_000),
-    "lines: tests": (49_600, 48_000),
+    "lines: tests": (48_950, 48_000),
     "lines: tests of the lab": (6_000, 6_000),
     "options: outrider generate": (25, 25),
     "options: outrider chat": (20, 25),
@@ -45,7 +45,7 @@ BOUNDS = {
     "options: outrider-server deploy": (9, 9),  # the file that serve takes, and eight of its own
     "options: commands of the wheel": (350, 350),
     "options: all commands": (350, 350),
-    "words: documents": (48_900, 48_000),
+    "words: documents": (48_000, 48_000),
     "lines: CHANGELOG.md": (80, 80),
     "longest line: README.md": (160, 160),
 }
