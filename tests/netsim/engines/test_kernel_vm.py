@@ -118,8 +118,8 @@ def check_holds(found):
         assert kernel["came"] == path["came"] == 300, name
         assert kernel["lost"] == kernel["dropped"] == 0, name
         assert kernel["pause_s"] == pytest.approx(0.2, abs=0.01), name
-        # tbf lets a packet pass at once where it has tokens: up to the 3 ms of a packet at this rate are saved. Where in a
-        # packet the pause begins is worth half of that again: means were 3.5 to 4.9 ms apart.
+        # tbf lets a packet pass at once where it has tokens: up to the 3 ms of a packet at this rate are saved. Where
+        # in a packet the pause begins is worth half of that again: means were 3.5 to 4.9 ms apart.
         saved_ms = 0 if name == "no rate" else 1514 * 8 / 4e3
         for figure in ("mean_ms", "most_ms"):
             assert path[figure] - 1.5 * saved_ms - 1.5 < kernel[figure] < path[figure] + 1.5, (name, figure)
