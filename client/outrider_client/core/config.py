@@ -276,7 +276,8 @@ class ClientConfig:
     @property
     def drafter_limit(self) -> int:
         """Largest number of tokens that the drafter writes alone in an answer on private text, or in an outage."""
-        return _ALONE if self.max_new_tokens in (UNASKED, UNLIMITED) else self.max_new_tokens
+        unasked = (UNASKED, UNLIMITED) if self.stop_loops else (UNLIMITED,)
+        return _ALONE if self.max_new_tokens in unasked else self.max_new_tokens
 
     def _check_heads(self) -> None:
         if self.other_heads and NO_DRAFTER in (self.drafter, *self.other_heads):

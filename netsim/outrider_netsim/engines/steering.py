@@ -40,12 +40,8 @@ FR_ACT_TO_TBL = 1  # linux/fib_rules.h
 IFLA_AF_SPEC, IFLA_INET_CONF = 26, 1
 FORWARDING, ACCEPT_LOCAL, ROUTE_LOCALNET = 1, 23, 26  # linux/ip.h, IPV4_DEVCONF_*
 OUR_TABLE, LOCAL_TABLE = 77, 255
-ADMITTED, OWN, LED, LOCAL = (
-    10,
-    15,
-    20,
-    30,
-)  # priorities; the local table's is 0 at first, before which there is no place
+# Priorities of rules. The local table's is 0 at first, before which there is no place.
+ADMITTED, OWN, LED, LOCAL = 10, 15, 20, 30
 
 SYN, RST_ACK, SYN_OR_ACK = 0x02, 0x14, 0x12
 UNREACHABLE = {errno.ENETUNREACH: 0, errno.EHOSTUNREACH: 1}  # codes of ICMP's type 3

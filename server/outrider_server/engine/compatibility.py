@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
+from math import isnan
 from typing import Any
 
 import torch
@@ -118,7 +119,7 @@ def _fault(model: PreTrainedModel, kv: KVShape, max_context: int, first: int, fu
         difference = _difference(_through_slots(model, kv, tokens, fused), reference)
         if difference <= _ROUNDING or difference <= 2 * (own := _difference(_own_logits(model, tokens), reference)):
             return None
-    remedy = "serve it in float32" if own == own else "its own numbers leave the type's range: serve it in float32"
+    remedy = "its own numbers leave the type's range: serve it in float32" if isnan(own) else "serve it in float32"
     return f"in {dtype_name(kv.dtype)} its logits are off by {difference:.2g} standard deviations; {remedy}"
 
 

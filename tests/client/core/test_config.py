@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider_client.core.config import ClientConfig
+from outrider_client.core.config import UNLIMITED, ClientConfig
 from outrider_drafters.routing.keywords import Keywords
 from outrider_drafters.routing.rules import Routing
 from outrider_proto.errors import UsageError
@@ -65,3 +65,11 @@ def test_an_answer_can_choose_for_itself():
 def test_an_answer_cannot_choose(choices):
     with pytest.raises(UsageError, match=next(iter(choices))):
         ClientConfig().for_answer(**choices)
+
+
+@pytest.mark.parametrize(
+    ("asked", "stop_loops", "alone"),
+    [(2048, False, 2048), (2048, True, 256), (UNLIMITED, False, 256), (300, True, 300)],
+)
+def test_the_drafter_alone_writes_as_much_as_was_asked_for(asked, stop_loops, alone):
+    assert ClientConfig(max_new_tokens=asked, stop_loops=stop_loops).drafter_limit == alone
