@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from outrider_lab.cli.app import app
 from outrider_lab.paper import measurement
 from outrider_lab.paper.exhibits import EXHIBITS
-from outrider_lab.paper.measurement import Measurement, MeasurementError, settings, take_all
+from outrider_lab.paper.measurement import KEPT, Measurement, MeasurementError, settings, take_all
 from outrider_lab.paper.setup import QUICK, WHOLE, paper_setup
 from outrider_proto.errors import UsageError
 
@@ -131,6 +131,21 @@ def test_what_is_not_timed_runs_side_by_side_after_what_is(tmp_path, capfd):
     assert "plain loop" not in said[one:other]
     assert said[other:].count("in process, one answer at a time") == 2
     assert not list(tmp_path.glob("*.log"))
+
+
+def test_what_a_measurement_needs_is_made_first_and_found_by_it(tmp_path):
+    tape, short = ("--tape", f"{KEPT}.tape.json.gz"), ("--set", "max-new-tokens=4")
+    recorded = ("record", *tape, "--set", "prompts=1", "--drafter", "moa", *short)
+    swept = ("sweep", *tape, *settings(rtt=5, verify=6, thin=0, mode="stop-and-wait"), *short)
+    measurement = Measurement("modes", swept, first=recorded)
+    report = take_all([measurement], tmp_path)["modes"]
+    assert [point["rtt_ms"] for point in report["points"]] == [5]
+    assert [path.name for path in tmp_path.iterdir()] == ["modes.json"]  # the tape is gone: it is large
+    assert measurement.command.startswith("outrider-lab record --tape")
+    assert " && outrider-lab sweep --tape" in measurement.command
+    assert measurement.taken(tmp_path) is not None
+    with pytest.raises(MeasurementError, match="ended with 2"):
+        take_all([Measurement("modes", swept, first=(*recorded, "--nonsense"))], tmp_path)
 
 
 @pytest.mark.parametrize(
