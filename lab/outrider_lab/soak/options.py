@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from outrider_bench.harness.options import NewTokensOption, PlotOption, per_family_option
+from outrider_bench.harness.options import NewTokensOption, per_family_option
 from outrider_bench.harness.study import QuestionOptions
 from outrider_bench.load.options import LoadOptions
 from outrider_proto.options.fields import Flag
@@ -43,7 +43,6 @@ class SoakOptions(QuestionOptions):
     ] = None
     sample_every: Annotated[float, Field(ge=0.1), Flag("Seconds between memory samples.")] = 10.0
     seed: Annotated[int, Flag("Random seed of prompts, drafts, moments and faults.")] = 1
-    plot: PlotOption = None
 
     @cached_property
     def load(self) -> LoadOptions:

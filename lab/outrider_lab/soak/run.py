@@ -89,12 +89,11 @@ class MemorySample:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGrowth:
-    """Medians of the first and the last third of one process's samples, and the least-squares slope."""
+    """Medians of the first and the last third of one process's samples."""
 
     who: str
     first_bytes: float
     last_bytes: float
-    bytes_per_hour: float
 
     @property
     def share(self) -> float:
@@ -118,10 +117,7 @@ def _growth(who: str, kept: Sequence[MemorySample]) -> MemoryGrowth:
     third = len(kept) // 3
     first = statistics.median(sample.rss_bytes for sample in kept[:third])
     last = statistics.median(sample.rss_bytes for sample in kept[-third:])
-    times, sizes = [sample.at_s for sample in kept], [float(sample.rss_bytes) for sample in kept]
-    # linear_regression raises for samples of a single moment.
-    slope = statistics.linear_regression(times, sizes).slope if times[0] != times[-1] else 0.0
-    return MemoryGrowth(who, first, last, slope * 3600)
+    return MemoryGrowth(who, first, last)
 
 
 @dataclass(slots=True)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from outrider_bench.core.plots import saved_figure
 from outrider_bench.core.progress import Step
 from outrider_bench.core.tables import ResultTable, show_line, table
 from outrider_bench.harness.study import WholeStudy
 from outrider_bench.load.clients.texts import load_texts
 from outrider_bench.load.clients.worker_pool import worker_pool
-from outrider_bench.load.report import title_of
 from outrider_bench.load.server_under_test import server_under_test
 from outrider_lab.soak.options import SoakOptions
 from outrider_lab.soak.run import SoakRun
@@ -59,21 +56,6 @@ class SoakStudy(WholeStudy[SoakOptions, SoakReport]):
     def failures(report: SoakReport) -> Iterable[str]:
         yield from (example for counters in report.soak["clients"] for example in counters["examples"])
         yield from (f"deviation: {deviation}" for deviation in report.soak["deviations"])
-
-    @staticmethod
-    def plot(report: SoakReport, path: Path) -> None:
-        """Plot the resident memory of every process against time."""
-        samples = report.soak["samples"]
-        with saved_figure(path, figsize=(8, 4.5)) as (_, axes):
-            for who in dict.fromkeys(sample["who"] for sample in samples):
-                own = [sample for sample in samples if sample["who"] == who]
-                axes.plot([s["at_s"] / 60 for s in own], [s["rss_bytes"] / _MIB for s in own], label=who)
-            axes.axvline(report.soak["warm_up_s"] / 60, color="grey", linestyle=":", label="warm-up ends")
-            axes.set_ylim(bottom=0)
-            axes.set_xlabel("minutes")
-            axes.set_ylabel("resident memory, MiB")
-            axes.set_title(title_of(report.plan), fontsize="medium")
-            axes.legend(frameon=False, fontsize="small")
 
 
 def soak_table(soak: Mapping[str, Any]) -> ResultTable:  # Any: JSON

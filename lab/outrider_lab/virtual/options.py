@@ -12,7 +12,6 @@ from pydantic import Field
 from outrider_bench.harness.options import (
     BreadthOption,
     BudgetOption,
-    CsvOption,
     LevelsOption,
     NewTokensOption,
     PlotOption,
@@ -45,7 +44,6 @@ class _ReplayOptions(StudyOptions):
     levels: LevelsOption = None
     budget: BudgetOption = None
     seed: Annotated[int, Flag("Random seed of the links, and of thin.")] = 1
-    csv: CsvOption = None
     plot: PlotOption = None
 
     @property
@@ -71,10 +69,6 @@ class VirtualOptions(_ReplayOptions):
 
     shown = "tape profile json"
     profile: Annotated[tuple[str, ...], Flag("Profile, or none; repeatable; default: paper-5g.")] = ()
-    questions: Annotated[Path | None, Flag("Replay only the answers to the questions of this file; default: all.")] = (
-        None
-    )
-    families: Annotated[tuple[str, ...], Flag("Replay only these families or categories; default: all.")] = ()
     max_new_tokens: Annotated[int | None, Field(ge=2), Flag("New tokens per answer; default: all that were taped.")] = (
         None
     )

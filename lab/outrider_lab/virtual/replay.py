@@ -177,11 +177,11 @@ def replay_scenario(setup: ReplaySetup, variants: Sequence[ModeVariant], runs: i
     setting = _setting(setup, variants, seed)
     families = [recording.family for recording in setup.asked]
     replayed = [replay(setup, variants, seed + n, counter) for n in range(runs)]
-    rows = [row for number, run in enumerate(replayed) for row in rows_of(setup, run, seed, number)]
+    rows = [row for number, run in enumerate(replayed) for row in _rows_of(setup, run, seed, number)]
     return Scenario(setting, variants, {}, replayed, families, rows)
 
 
-def rows_of(setup: ReplaySetup, run: ScenarioRun, seed: int, number: int = 0) -> list[Row]:
+def _rows_of(setup: ReplaySetup, run: ScenarioRun, seed: int, number: int) -> list[Row]:
     """Return a row per answer of a run as `outrider-bench network` has it; `seed` is that of run 0."""
     key = CaseKey(setup.texts.tape.drafter, setup.profile.name, seed)
     return [

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_bench.core.progress import ProgressCounter, Step
-from outrider_bench.core.report import CsvFile
 from outrider_bench.core.tables import ResultTable
-from outrider_bench.harness.options import split
 from outrider_bench.harness.study import WHOLE, OptionsT, ReportT, Study
 from outrider_bench.network.plots import plot_network
 from outrider_bench.network.report import ReportedCase, network_report
@@ -20,9 +18,8 @@ from outrider_drafters.emulation.pace import Pace
 from outrider_lab.virtual.options import SweepOptions, VirtualOptions
 from outrider_lab.virtual.replay import VIRTUAL_NOTE, ReplaySetup, link_of, replay_scenario
 from outrider_lab.virtual.sweep import SweepConditions, SweepGrid, SweepPoint, plot_sweep, sweep, sweep_table
-from outrider_lab.virtual.tape import Tape, Thinning, only, thinned
+from outrider_lab.virtual.tape import Tape, Thinning, thinned
 from outrider_lab.virtual.texts import TapedTexts
-from outrider_models.core.questions import read_questions
 
 
 class ReplayStudy(Study[OptionsT, ReportT, ReportT]):
@@ -52,20 +49,16 @@ class VirtualStudy(ReplayStudy[VirtualOptions, VirtualReport]):
     """Every variant answers the taped prompts over every link."""
 
     def replay(self, step: Step) -> VirtualReport:
-        options = self.options
-        asked = None if options.questions is None else read_questions(options.questions)
-        taped = only(Tape.load(options.tape), asked, split(options.families) or None)
+        options, taped = self.options, Tape.load(self.options.tape)
         texts = TapedTexts(thinned(taped, Thinning(options.thin, options.seed)))
         variants = options.variants
         limit = options.max_new_tokens or min(recording.limit for recording in taped.recordings)
         names = options.profile or ("paper-5g",)
         setup = ReplaySetup(texts, link_of(names[0]), Pace.load(options.pace), options.codec, limit)
-        scenarios = []
-        with CsvFile(options.csv) as table:
-            for name in names:
-                over = replace(setup, profile=link_of(name))
-                scenarios.append(replay_scenario(over, variants, options.runs, options.seed, step))
-                table.write(scenarios[-1].answers)
+        scenarios = [
+            replay_scenario(replace(setup, profile=link_of(name)), variants, options.runs, options.seed, step)
+            for name in names
+        ]
         return VirtualReport(tuple(scenario.reported for scenario in scenarios), options.thin)
 
     @classmethod
@@ -104,10 +97,8 @@ class SweepStudy(ReplayStudy[SweepOptions, SweepReport]):
         options, tape = self.options, Tape.load(self.options.tape)
         grid = SweepGrid(*(tuple(options.numbers(name)) for name in ("rtt", "verify", "thin")))
         conditions = SweepConditions(Pace.load(options.pace), options.codec, options.max_new_tokens, options.seed)
-        with CsvFile(options.csv) as table:
-            counter = ProgressCounter(step, "points", len(grid))
-            points = tuple(sweep(tape, grid, options.variants, conditions, counter, table.write))
-            return SweepReport(asdict(conditions), points)
+        points = sweep(tape, grid, options.variants, conditions, ProgressCounter(step, "points", len(grid)))
+        return SweepReport(asdict(conditions), tuple(points))
 
     @classmethod
     def as_dict(cls, report: SweepReport) -> dict[str, Any]:  # Any: JSON

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Self
 from outrider_bench.core.bootstrap import Interval, Resamples, quotient
 from outrider_bench.core.plots import saved_figure
 from outrider_bench.core.tables import ResultTable, table
-from outrider_bench.network.records import Row
 from outrider_bench.network.scenario_run import ScenarioRun
 from outrider_bench.network.variants import CONTROLS, STREAM, ModeVariant
 from outrider_drafters.emulation.pace import Pace
-from outrider_lab.virtual.replay import ReplaySetup, replay, rows_of
+from outrider_lab.virtual.replay import ReplaySetup, replay
 from outrider_lab.virtual.tape import Tape, Thinning, thinned
 from outrider_lab.virtual.texts import TapedTexts
 from outrider_netsim import Direction, Profile
@@ -135,9 +134,8 @@ def sweep(
     variants: Sequence[ModeVariant],
     conditions: SweepConditions,
     step: Callable[[], None] = lambda: None,
-    keep: Callable[[list[Row]], None] = lambda rows: None,
 ) -> list[SweepPoint]:
-    """Replay every point in the grid's order; after each `keep` gets a row per answer, and `step` is called."""
+    """Replay every point in the grid's order; `step` is called after each."""
     points, texts, thinned_by = [], TapedTexts(tape), 0.0
     for share, verify_ms, rtt_ms in grid:
         # Texts cache their drafts, and points of one share come together.
@@ -147,8 +145,6 @@ def sweep(
         setup = conditions.setup(texts, pace, rtt_ms)
         run = replay(setup, variants, conditions.seed)
         points.append(_point(rtt_ms, verify_ms, share, run))
-        where = {"nominal_rtt_ms": rtt_ms, "nominal_verify_ms": verify_ms, "thin": share}
-        keep([where | row for row in rows_of(setup, run, conditions.seed)])
         step()
     return points
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from outrider_models.core.questions import UserQuestion
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
 from outrider_proto.frames import TapInfo
@@ -133,27 +132,6 @@ class Tape:
             return _tape(found)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{path}: a damaged tape ({error!r}); make one with outrider-lab record") from error
-
-
-def only(tape: Tape, questions: Sequence[UserQuestion] | None, families: Sequence[str] | None) -> Tape:
-    """Return the tape with the answers to these questions and of these families only; None: all of them.
-
-    Raises UsageError for an unknown family, and where nothing is left.
-    """
-    for name in families or ():
-        if name not in (known := {recording.family for recording in tape.recordings}):
-            raise UsageError(f"families={name!r}: the tape has {', '.join(sorted(known))}")
-    ids = None if questions is None else {str(question.id): question.category for question in questions}
-    chosen = tuple(
-        recording
-        for recording in tape.recordings
-        if (families is None or recording.family in families)
-        and (ids is None or recording.category in (ids.get(recording.name), ids.get(recording.name.rpartition(".")[0])))
-        and (ids is None or recording.category is not None)
-    )
-    if not chosen:
-        raise UsageError("questions: the tape has none of them: make one with outrider-lab record --set questions=FILE")
-    return replace(tape, recordings=chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +252,7 @@ def _tape(found: dict[str, Any]) -> Tape:  # Any: a file's content
         tap=TapInfo(fingerprint, family, width, newest_only),
         stale_tolerant=found["stale_tolerant"],
         tree_in_one_pass=found["tree_in_one"],
-        levels_per_pass=found.get("levels_per_pass", 1),  # tapes of before it was known
+        levels_per_pass=found["levels_per_pass"],
         vocabulary=Vocabulary(size, tuple(eos), max_context),
         breadth=found["breadth"],
         levels=found["levels"],

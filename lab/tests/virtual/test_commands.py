@@ -1,6 +1,5 @@
 """`outrider-lab virtual` and `sweep` on a tape made by hand."""
 
-import csv
 import json
 
 import pytest
@@ -72,31 +71,6 @@ def test_a_sweep_maps_the_fastest_modes_and_draws_them(tape):
     assert near["tau"] > far["tau"]
     assert near["ratio_to_stream"] > 1 == far["ratio_to_stream"]
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_a_replay_writes_a_row_per_answer_from_which_its_speed_follows(tape):
-    answers = tape.with_name("answers.csv")
-    options = ("--profile", "paper-4g", "--set", "mode=stop-and-wait", *TREES, *settings(runs=2, csv=answers))
-    _, report = run(tape, "virtual", *options)
-    rows = rows_of(answers)
-    assert len(rows) == 3 * 2
-    assert {(row["link_seed"], row["run"]) for row in rows} == {("1", "0"), ("2", "1")}
-    mine = [row for row in rows if row["way"] == "stop-and-wait"]
-    speeds = [1e3 * int(row["decoded_tokens"]) / float(row["decode_ms"]) for row in mine]
-    assert report["tokens_per_second"] == pytest.approx(sum(speeds) / 2)
-    assert all(row["matches_stream"] == "True" for row in rows)
-    assert len(report["cases"][0]["answers"]) == len(rows)
-
-
-def test_a_file_that_cannot_be_written_is_refused_before_anything_is_replayed(tape):
-    result, _ = run(tape, "sweep", *settings(max_new_tokens=NEW, csv=tape / "answers.csv"))
-    assert isinstance(result.exception, UsageError)
-    assert "cannot write" in str(result.exception)
 
 
 def test_a_lead_is_decided_where_it_holds_for_other_prompts(tmp_path):

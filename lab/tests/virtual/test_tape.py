@@ -6,9 +6,8 @@ import pytest
 
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.trees.predraft import TreeOutcome
-from outrider_lab.virtual.tape import Guess, Tape, TapedPosition, Thinning, only, thinned
+from outrider_lab.virtual.tape import Guess, Tape, TapedPosition, Thinning, thinned
 from outrider_lab.virtual.texts import TapedTexts
-from outrider_models.core.questions import UserQuestion
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 
@@ -24,35 +23,6 @@ def test_a_tape_is_read_as_it_was_written(tmp_path, name):
     tape = tape_of(*recordings, levels_per_pass=3)
     tape.save(tmp_path / name)
     assert Tape.load(tmp_path / name) == tape
-
-
-def test_a_tape_without_the_levels_of_a_pass_has_one_each(tmp_path):
-    tape = tape_of(recording_of(10))
-    tape.save(path := tmp_path / "tape.json")
-    path.write_text(path.read_text().replace('"levels_per_pass":1,', ""))
-    assert Tape.load(path) == tape
-
-
-def test_the_answers_to_some_questions_are_taken_from_a_tape(tmp_path):
-    named = {"81.1": "writing", "81.2": "writing", "7": "qa", "x.2": "qa"}
-    recordings = (replace(recording_of(10, name=name), category=category) for name, category in named.items())
-    tape_of(*recordings).save(tmp_path / "tape.json")
-    tape = Tape.load(tmp_path / "tape.json")
-
-    def names(questions, families):
-        return [recording.name for recording in only(tape, questions, families).recordings]
-
-    asked = [UserQuestion(81, "writing", ("a", "b")), UserQuestion("x.2", "qa", ("c",))]
-    assert names(asked, None) == ["81.1", "81.2", "x.2"]
-    assert names(asked, ["qa"]) == ["x.2"]
-    assert names(None, ["qa"]) == ["7", "x.2"]
-    assert [recording.family for recording in tape.recordings] == ["writing", "writing", "qa", "qa"]
-    with pytest.raises(UsageError, match="the tape has none of them"):
-        names([UserQuestion(81, "roleplay", ("a",))], None)
-    with pytest.raises(UsageError, match="families='rag': the tape has qa, writing"):
-        names(None, ["rag"])
-    with pytest.raises(UsageError, match="the tape has none of them"):
-        only(tape_of(recording_of(10)), [UserQuestion("hand-0", "hand", ("a",))], None)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"format": 1}', b"\x1f\x8b"])
