@@ -86,7 +86,7 @@ LINKS := paper-5g paper-4g paper-5g-inorder paper-4g-inorder
 MODES := stop-and-wait,wait_for_features=true stop-and-wait proactive pipelined auto
 bench: $(READY)
 	mkdir -p out
-	$(BIN)/outrider-lab eval --json out/eval.json --set plot=out/eval.png
+	$(BIN)/outrider-lab eval --json out/eval.json
 	$(BIN)/outrider-bench exact --json out/exact.json
 	$(BIN)/outrider-lab staleness --json out/staleness.json --set plot=out/staleness.png
 	$(BIN)/outrider-bench network $(addprefix --profile ,$(LINKS)) --pace paper $(addprefix --mode ,$(MODES)) \

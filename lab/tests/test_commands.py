@@ -33,7 +33,7 @@ def test_every_command_has_help_for_every_option(name):
     ("command", "options", "draws"),
     [
         ("staleness", (*SHORT, "--drafter", "moa", "--drafter", "independent"), True),
-        ("eval", (*SHORT, *settings(code=2, tau_per_family=1), "--drafter", "eagle2"), True),
+        ("eval", (*SHORT, *settings(code=2, tau_per_family=1), "--drafter", "eagle2"), False),
         ("depth-sweep", (*SHORT, "--drafter", "eagle2", "--levels", 2, "--set", "repetitions=1"), True),
         ("routing", (*SHORT, "--set", "repetitions=1"), False),
     ],

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider_bench.core.acceptance import SHAPES, TauByText
 from outrider_bench.core.answer_record import gather
 from outrider_bench.core.bootstrap import Interval
 from outrider_bench.core.pair import InProcessPair, in_process, stop_and_wait_config
-from outrider_bench.core.plots import COLORS, reaches, saved_figure
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import CorpusQuestion, Question, by_family, questions
 from outrider_bench.core.reference_answers import plain_answers
@@ -28,9 +27,6 @@ from outrider_lab.studies.options import EvalOptions
 from outrider_lab.studies.outage import CUTS, outage_scores, stop_scores
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 DEFAULT_TAU_PER_FAMILY = 30  # of the corpus
 TARGET = "target alone"  # a row
@@ -156,10 +152,6 @@ class EvaluationStudy(Study[EvalOptions, _Row, Evaluation]):
             if accepted.mismatches
         ]
 
-    @staticmethod
-    def plot(report: Evaluation, path: Path) -> None:
-        plot_evaluation(report, path)
-
     def _asked(self, pair: InProcessPair, target: Target) -> Sequence[Question]:
         options, source = self.options, self.options.source
         if source.file is None:
@@ -254,45 +246,3 @@ def outage_table(evaluation: Evaluation) -> ResultTable:
     rows += [["target alone"] + [plus_minus(evaluation.target_alone, intervals["scores"]["code"], 2)] * len(cuts)]
     title = "code pass@1, link dead after n tokens"
     return table(title, ("n", *map(str, cuts)), rows, caption=OVER_PROMPTS)
-
-
-def plot_evaluation(evaluation: Evaluation, path: Path) -> None:
-    """Plot acceptance by family, and code pass@1 against the moment the link died."""
-    if not evaluation.stop:  # a user's questions
-        with saved_figure(path, figsize=(6.5, 4.5)) as (_, axes):
-            _plot_acceptance(axes, evaluation)
-        return
-    with saved_figure(path, 1, 2, figsize=(12, 4.5)) as (_, (left, right)):
-        _plot_acceptance(left, evaluation)
-        _plot_outage(right, evaluation)
-
-
-def _plot_acceptance(axes: Axes, evaluation: Evaluation) -> None:
-    series = {
-        f"{name}, {shape}": accepted
-        for name, result in evaluation.drafters.items()
-        for shape, accepted in result.acceptance.items()
-    }
-    width = 0.8 / max(len(series), 1)
-    for number, (label, accepted) in enumerate(series.items()):
-        by_family, errors = accepted.by_family, reaches(accepted.by_family, accepted.ci95)
-        places = [place + (number - (len(series) - 1) / 2) * width for place in range(len(by_family))]
-        color = COLORS[number % len(COLORS)]
-        axes.bar(places, list(by_family.values()), width * 0.9, label=label, color=color, yerr=errors)
-        axes.set_xticks(range(len(by_family)), list(by_family))
-    axes.set_ylabel("tokens per verdict, bonus included")
-    axes.set_title("mean acceptance length, held-out prompts")
-    axes.set_ylim(bottom=1, top=axes.get_ylim()[1] + 0.6)  # room for the legend
-    axes.legend(frameon=False, loc="upper center", ncols=len(series), fontsize="small")
-
-
-def _plot_outage(axes: Axes, evaluation: Evaluation) -> None:
-    for number, (name, result) in enumerate(evaluation.drafters.items()):
-        axes.plot(list(result.outage), list(result.outage.values()), "o-", label=name, color=COLORS[2 * number % 4])
-    axes.plot(list(evaluation.stop), list(evaluation.stop.values()), "x--", color="grey", label="stop")
-    axes.axhline(evaluation.target_alone or 0.0, color="black", linewidth=1, label="target alone")
-    axes.set_xlabel("tokens received before the link died")
-    axes.set_ylabel("code pass@1")
-    axes.set_title("the drafter alone from there on")
-    axes.set_ylim(-0.02, 1.02)
-    axes.legend(frameon=False)

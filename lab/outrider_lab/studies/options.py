@@ -46,7 +46,6 @@ class EvalOptions(PairOptions):
         Flag("Questions per family for the mean acceptance lengths; default: 30, or all of a file."),
     ] = None
     max_new_tokens: LimitOption = 192
-    plot: PlotOption = None
 
 
 @dataclass(frozen=True, kw_only=True)
