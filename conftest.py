@@ -21,7 +21,7 @@ import gc
 import resource
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -57,10 +57,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for what a shell sta
 
 # Tests that would disturb each other run one after another on one worker (pytest-xdist's `--dist loadgroup`).
 GROUPS = {
+    "waits": "real links and Ray's cluster wait for time to pass, and need the processor when it has",
     "kernel": "two virtual machines at once take memory and processor time from each other's clocks",
-    "ray": "one local cluster, on fixed ports",
     "browser": "Chromium draws and animates in real time",
-    "links": "one server of the embedded pair",
 }
 # These folders hold the longest of the other modules.
 LONG = ("tests/client/wire/", "tests/client/gateway/", "tests/faults/", "tests/models/training/", "tests/examples/")
@@ -69,16 +68,16 @@ LONG = ("tests/client/wire/", "tests/client/gateway/", "tests/faults/", "tests/m
 def group_of(item: pytest.Item) -> str:
     """Return a group of GROUPS, or the test's module: then the fixtures of a module are made once."""
     markers = {marker.name for marker in item.iter_markers()}
-    for group in ("kernel", "ray", "browser"):
+    for group in ("kernel", "browser"):
         if group in markers:
             return group
-    return "links" if "embedded_server" in getattr(item, "fixturenames", ()) else item.location[0]
+    is_waiting = markers & {"root", "ray"} or "embedded_server" in getattr(item, "fixturenames", ())
+    return "waits" if is_waiting else item.location[0]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    group = group_of(item)
-    item.add_marker(pytest.mark.xdist_group(group))
-    if group in ("kernel", "ray"):
+    item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    if item.get_closest_marker("kernel") or item.get_closest_marker("ray"):
         item.add_marker(pytest.mark.slow)
 
 
@@ -86,7 +85,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin with the longest groups in a parallel run, or one worker is left with them at the end."""
     if hasattr(config, "workerinput"):
         slow = {group_of(item) for item in items if item.get_closest_marker("slow")} | GROUPS.keys()
-        items.sort(key=lambda item: (group_of(item) not in slow, not item.location[0].startswith(LONG)))
+
+        def turn(item: pytest.Item) -> tuple[int, bool, bool]:
+            group = group_of(item)
+            return [*GROUPS, group].index(group), group not in slow, not item.location[0].startswith(LONG)
+
+        items.sort(key=turn)
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> Generator[None, int, int]:
+    """Start one worker more than there are processors where the tests that wait, which are slow, run too."""
+    return (yield) + ("slow" not in config.option.markexpr)
 
 
 @pytest.fixture(scope="session")

@@ -82,12 +82,14 @@ async def lone_losses_s(engine, seed):
 
 async def test_goodput_with_losses():
     seeds = random.Random(1).sample(range(1000), 3)
-    tun, proxy = [statistics.median([await download_bps(engine, seed) for seed in seeds]) for engine in ENGINES]
+    tun, proxy = [
+        statistics.median(await asyncio.gather(*(download_bps(engine, seed) for seed in seeds))) for engine in ENGINES
+    ]
     assert 0.6 < proxy / tun < 1.6, (proxy, tun)
 
 
 async def test_a_lone_lost_request():
-    tun, proxy = [await lone_losses_s(engine, seed=1) for engine in ENGINES]
+    tun, proxy = await asyncio.gather(*(lone_losses_s(engine, seed=1) for engine in ENGINES))
     assert len(tun) >= 4
     assert len(proxy) >= 4
     assert 0.8 < statistics.median(proxy) / statistics.median(tun) < 1.25, (proxy, tun)

@@ -1,5 +1,6 @@
 """The modeled TCP after cuts, held to the kernel's: to figures of it that were recorded, and to it."""
 
+import asyncio
 import statistics
 import sys
 
@@ -36,7 +37,7 @@ def test_in_virtual_time_a_cut_is_what_was_recorded_of_the_kernel(row):
 @pytest.mark.parametrize("case", CASES[2::9], ids=name)
 async def test_through_the_relay_a_cut_is_what_it_is_over_tun(case):
     try:
-        kernels = [await over_tun(case, run) for run in range(3)]
+        kernels = await asyncio.gather(*(over_tun(case, run) for run in range(3)))
     except EngineError as error:
         pytest.skip(str(error))
-    check([await over_proxy(case, run) for run in range(3)], kernels)
+    check(await asyncio.gather(*(over_proxy(case, run) for run in range(3))), kernels)
