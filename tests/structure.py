@@ -55,6 +55,7 @@ SMALL_ON_PURPOSE: dict[str, str] = {
     "outrider_proto.sampling_noise": "part of the protocol (docs/protocol.md)",
     "outrider_server.rayserve.routing": "imported by Ray's proxy, which must not import torch as the replica does",
     "outrider_bench.cli.app": "the entry point of outrider-bench, to which the lab's adds its own commands",
+    "outrider_bench.core.energy": "the only module that knows the machine's energy counters",
     "outrider_lab.corpus.sandbox": "the only module that runs generated code",
     "outrider_client.controller.codec_choice": "one rule of its own, next to the other choices",
     "outrider_client.generation.event_emitter": "generation.py, its importer, has nearly 400 lines",

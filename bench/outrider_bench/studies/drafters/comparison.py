@@ -8,6 +8,7 @@ the plain loop on that prompt, and of these the median over the repetitions.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -18,6 +19,7 @@ from pathlib import Path
 from outrider_bench.core.acceptance import TauByText, acceptance_by_position
 from outrider_bench.core.answer_record import AnswerRecord, mean_acceptance_length
 from outrider_bench.core.bootstrap import median_interval
+from outrider_bench.core.energy import EnergyMeter
 from outrider_bench.core.pair import stop_and_wait_config
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import AskedPrompts, Question, by_family, by_group
@@ -115,7 +117,7 @@ async def compare_entries(
         with_history = {f"{name}, history": replace(one, history=history) for name, one in entries.items()}
         entries = {**entries, **with_history}
     async with AsyncExitStack() as stack:
-        serving = Target.load(str(directory))
+        serving, meter = Target.load(str(directory)), EnergyMeter.of_machine()
         runs = await start_runs(entries, serving, stack, max_new_tokens=limit, sampling=sampling)
         ways = controls.answer_functions() | {name: run.answer for name, run in runs.items()}
         for warm_up in (*controls.answer_functions().values(), *(run.warm_up for run in runs.values())):
@@ -125,7 +127,7 @@ async def compare_entries(
         for number in range(len(prompts)):
             if str(number) not in taken:
                 turn = order[number * len(ways) : (number + 1) * len(ways)]
-                answers = {name: await _timed(ways[name], asked[place]) for place, name in turn}
+                answers = {name: await _timed(ways[name], asked[place], meter) for place, name in turn}
                 if number >= len(asked):  # the cycles are those of the first repetition
                     answers = {name: replace(one, record=None) for name, one in answers.items()}
                 yield str(number), answers
@@ -216,7 +218,10 @@ def compared(
         for way in families
     }
     drafters = {way: drafter_metrics(family, prompts, answers[way], departed[way]) for way, family in families.items()}
-    speeds = {way: _speed(times, seconds[PLAIN], prompts.asked, expected) for way, times in seconds.items()}
+    joules = {way: prompts.by_repetition([answer.joules for answer in its]) for way, its in answers.items()}
+    speeds = {
+        way: _speed(times, seconds[PLAIN], joules[way], prompts.asked, expected) for way, times in seconds.items()
+    }
     records = {way: [one.record for one in answers[way] if one.record is not None] for way in families}
     figures = [
         PromptFigures(
@@ -237,16 +242,24 @@ def _judged(record: AnswerRecord) -> int:
     return round(mean_acceptance_length(record.cycles) * len(record.cycles))
 
 
-async def _timed(answer: AnswerFunction, question: Question) -> ComparedAnswer:
+async def _timed(answer: AnswerFunction, question: Question, meter: EnergyMeter | None) -> ComparedAnswer:
+    before = meter.read() if meter else []
     started = time.perf_counter()
     given = await answer(question)
-    return replace(given, seconds=time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return replace(given, seconds=seconds, joules=meter.joules_since(before) if meter else math.nan)
 
 
-def _speed(seconds: Repeated, plain: Repeated, asked: Sequence[Question], answers: Sequence[tuple[int, ...]]) -> Speed:
+def _speed(
+    seconds: Repeated,
+    plain: Repeated,
+    joules: Repeated,
+    asked: Sequence[Question],
+    answers: Sequence[tuple[int, ...]],
+) -> Speed:
     def of(places: Sequence[int]) -> Speed:
-        mine, its = ([[run[place] for place in places] for run in runs] for runs in (seconds, plain))
-        return Speed.of(mine, its, [len(answers[place]) for place in places])
+        mine, its, taken = ([[run[place] for place in places] for run in runs] for runs in (seconds, plain, joules))
+        return Speed.of(mine, its, [len(answers[place]) for place in places], taken)
 
     groups = {name: of(places) for name, places in (by_group(asked) or by_family(asked)).items()}
     return replace(of(range(len(asked))), by_group=groups)

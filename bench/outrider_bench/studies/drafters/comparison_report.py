@@ -23,6 +23,7 @@ class Speed:
     """Tokens per second, and the ratio to the plain loop: medians over prompts, then over repetitions.
 
     `*_ci95` are their 95 % intervals, `by_group` has easy and hard text apart, or a user's categories.
+    `joules_per_token`: of the whole processor, None without a meter.
     """
 
     tokens_per_s: float
@@ -30,20 +31,28 @@ class Speed:
     tokens_per_s_ci95: Interval | None
     speedup_ci95: Interval | None
     by_group: Mapping[str, Speed] = field(default_factory=dict)
+    joules_per_token: float | None = None
+    joules_per_token_ci95: Interval | None = None
 
     @classmethod
-    def of(cls, seconds: Repeated, plain: Repeated, lengths: Sequence[int]) -> Speed:
-        """Compute it from the seconds of each answer and of the plain loop's, and the answers' tokens."""
+    def of(cls, seconds: Repeated, plain: Repeated, lengths: Sequence[int], joules: Repeated = ()) -> Speed:
+        """Compute it from the seconds of each answer and of the plain loop's, the answers' tokens, and their joules.
+
+        `joules`: NaN, or nothing, without a meter.
+        """
         rates = [[tokens / took for tokens, took in zip(lengths, run, strict=True)] for run in seconds]
         ratios = [
             [its / mine for its, mine in zip(theirs, run, strict=True)]
             for theirs, run in zip(plain, seconds, strict=True)
         ]
+        energy = [[taken / tokens for tokens, taken in zip(lengths, run, strict=True)] for run in joules]
         return cls(
             median_of_medians(rates) or 0.0,
             median_of_medians(ratios) or 0.0,
             median_interval(rates),
             median_interval(ratios),
+            joules_per_token=median_of_medians(energy),
+            joules_per_token_ci95=median_interval(energy) if energy else None,
         )
 
 
@@ -128,6 +137,7 @@ def positions_table(result: Comparison) -> ResultTable:
 def speeds_table(result: Comparison) -> ResultTable:
     """Build the table of speeds and costs; medians over prompts and repetitions."""
     rows = []
+    metered = any(speed.joules_per_token is not None for speed in result.speeds.values())
     for name, speed in result.speeds.items():
         drafted = result.drafters.get(name)
         cost = ["", "", "", ""]
@@ -137,9 +147,11 @@ def speeds_table(result: Comparison) -> ResultTable:
             cost = [level_ms, *(f"{size:.0f}" for size in sizes), f"{drafted.mismatches}"]
         by_group = [_speedup(of_group) for of_group in speed.by_group.values()]
         tokens_per_s = plus_minus(speed.tokens_per_s, speed.tokens_per_s_ci95, 0)
-        rows.append([name, tokens_per_s, _speedup(speed), *by_group, *cost])
+        energy = [plus_minus(speed.joules_per_token, speed.joules_per_token_ci95, 3)] if metered else []
+        rows.append([name, tokens_per_s, _speedup(speed), *by_group, *energy, *cost])
     groups = (f"x, {group}" for group in next(iter(result.speeds.values())).by_group)
-    columns = ("way", "tokens/s", "x plain", *groups, "ms a level", "bytes up", "bytes down", "not exact")
+    energy = ["J a token"] if metered else []
+    columns = ("way", "tokens/s", "x plain", *groups, *energy, "ms a level", "bytes up", "bytes down", "not exact")
     title = "in process, one answer at a time (bytes a new token, the prompt's share included)"
     return table(title, columns, rows, caption=f"{OVER_PROMPTS}, asked {result.repetitions} times in random order")
 

@@ -37,12 +37,16 @@ from outrider_server.engine.target import Target
 
 @dataclass(frozen=True, slots=True)
 class ComparedAnswer:
-    """One way's answer to a prompt; of a drafter also ms per drafted level, and in the first repetition its cycles."""
+    """One way's answer to a prompt; of a drafter also ms per drafted level, and in the first repetition its cycles.
+
+    `joules` are NaN where the machine has no meter.
+    """
 
     token_ids: tuple[int, ...]
     seconds: float = math.nan
     record: AnswerRecord | None = None
     ms_per_level: float = math.nan
+    joules: float = math.nan
 
 
 AnswerFunction = Callable[[Question], Awaitable[ComparedAnswer]]

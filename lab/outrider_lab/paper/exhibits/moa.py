@@ -285,9 +285,21 @@ def _show_cost(setup: PaperSetup, reports: Reports) -> Shown:
                 rows,
                 caption=OVER_PROMPTS,
             ),
+            *_energy_tables(report),
         ],
         notes=notes,
     )
+
+
+def _energy_tables(report: Report) -> list[ResultTable]:
+    """Return a table of the energy of a token; none of a machine without a meter."""
+    rows = [
+        [way, plus_minus(speed["joules_per_token"], speed["joules_per_token_ci95"], 3)]
+        for way, speed in report["speeds"].items()
+        if speed.get("joules_per_token") is not None  # nor has an older report any
+    ]
+    caption = f"of the whole processor, by its own counters; {OVER_PROMPTS}"
+    return [table("energy", ("way", "joules a token"), rows, caption=caption)] if rows else []
 
 
 TABLE_2_EXHIBIT = Exhibit(

@@ -1,12 +1,14 @@
 """Drafters against the controls on the embedded pair, and the pure counting below it."""
 
 import json
+import time
 
 import pytest
 from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
 from outrider_bench.core.acceptance import acceptance_by_position
+from outrider_bench.core.energy import EnergyMeter
 from outrider_bench.studies.drafters.comparison_report import PLAIN, Speed
 from outrider_client.core.events import Cycle
 from outrider_proto.errors import UsageError
@@ -76,7 +78,13 @@ def test_a_drafter_is_exact_and_its_costs_are_counted(report):
 SAMPLED = ["drafters", "--drafter", "moa", "--drafter", "lookup", "--per-family", "1", "--max-new-tokens", "24"]
 
 
-def test_sampled_answers_are_the_plain_loops_own(tmp_path):
+def test_sampled_answers_are_the_plain_loops_own_and_joules_those_of_the_meter(tmp_path, monkeypatch):
+    class TenWatts(EnergyMeter):
+        def read(self):
+            return [round(1e7 * time.perf_counter())]
+
+    meter = TenWatts([(tmp_path, 2**60)])
+    monkeypatch.setattr(EnergyMeter, "of_machine", lambda: meter)
     out = tmp_path / "report.json"
     sampled = [*SAMPLED, "--temperature", "1.3", "--set", "seed=5", "--set", "repetitions=1", "--json", str(out)]
     result = CliRunner().invoke(app, sampled)
@@ -85,6 +93,13 @@ def test_sampled_answers_are_the_plain_loops_own(tmp_path):
     assert report["temperature"] == 1.3
     assert report["speeds"].keys() == {PLAIN, "moa", "lookup"}
     assert report["drafters"]["moa"]["overall"] > report["drafters"]["lookup"]["overall"] > 1
+    # Of six prompts a median is a mean of two, and times and joules are reciprocal.
+    for speed in report["speeds"].values():
+        low, high = speed["joules_per_token_ci95"]
+        assert low <= speed["joules_per_token"] <= high
+        assert 5 < speed["joules_per_token"] * speed["tokens_per_s"] < 20
+    shown = CliRunner().invoke(app, ["show", str(out)])
+    assert "J a token" in shown.output
 
 
 @pytest.mark.parametrize(
