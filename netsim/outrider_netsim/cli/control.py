@@ -126,7 +126,7 @@ def _change(controls: LinkControls, link: Link, words: Sequence[str]) -> None:
     if profile != link.profile:
         controls.set(profile)
     for switch, ways in switches:
-        (controls.cut if switch == "cut" else controls.restore)(ways)
+        (controls.by_hand.cut if switch == "cut" else controls.by_hand.restore)(ways)
 
 
 def _asked(file: Path, words: Sequence[str]) -> str | None:

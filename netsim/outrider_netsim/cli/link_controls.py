@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,30 +19,41 @@ from rich.console import Console
 from rich.markup import escape
 
 from outrider_netsim.cli.link_options import OpenLinkOptions
+from outrider_netsim.cli.terminal import errors
 from outrider_netsim.core.addresses import FREE_PORT, Address
 from outrider_netsim.core.engine_names import WAYS, EngineChoice, EngineName, Way
 from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.link import Link
-from outrider_netsim.profiles.outages import Outage, parse_outage, run_outages
+from outrider_netsim.profiles.outages import Outage, OutageSwitch, parse_outage, run_outages
 from outrider_netsim.profiles.profile import Profile
 
 
 class LinkControls:
-    """Passes `cut` and `restore` on to `link`, prints them with the seconds since its creation, and remembers them."""
+    """Cuts and restores `link`, prints that with the seconds since its creation, and remembers it.
+
+    A direction is cut while anyone has it cut: `by_hand`, or an outage with a switch of its own.
+    """
 
     def __init__(self, link: Link, console: Console) -> None:
         self._link = link
         self._console = console
         self._started_at = asyncio.get_running_loop().time()
+        self._out: dict[str, frozenset[Way]] = {}  # by who has cut it
         self.changes: list[dict[str, object]] = []  # as happened
+        self.by_hand = self.switch("hand")
 
-    def cut(self, ways: Sequence[Way] = WAYS) -> None:
-        self._link.cut(ways)
-        self._note("cut", "bold red", ways)
+    def switch(self, who: str) -> OutageSwitch:
+        return OutageSwitch(partial(self._put_out, who))
 
-    def restore(self, ways: Sequence[Way] = WAYS) -> None:
-        self._link.restore(ways)
-        self._note("restored", "bold green", ways)
+    def _put_out(self, who: str, ways: frozenset[Way]) -> None:
+        self._out[who] = ways
+        before, after = self._link.cut_ways, frozenset[Way]().union(*self._out.values())
+        if gone := [way for way in WAYS if way in after - before]:
+            self._link.cut(gone)
+            self._note("cut", "bold red", gone)
+        if back := [way for way in WAYS if way in before - after]:
+            self._link.restore(back)
+            self._note("restored", "bold green", back)
 
     def set(self, profile: Profile) -> None:
         self._link.set(profile)
@@ -51,10 +63,10 @@ class LinkControls:
         """Handle Enter, or the end of standard input."""
         if not sys.stdin.readline():
             asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        elif self._link.is_cut:
-            self.restore()
+        elif self._out.get("hand"):
+            self.by_hand.restore()
         else:
-            self.cut()
+            self.by_hand.cut()
 
     def _note(self, what: str, style: str, ways: Sequence[Way], detail: str = "") -> None:
         at = asyncio.get_running_loop().time() - self._started_at
@@ -92,7 +104,7 @@ async def announced_outages(
 ) -> AsyncIterator[None]:
     """Apply and print the outages that drop packets, from now or an answer on, until the end of the block."""
     from_answer = [replace(outage, after_answer=False) for outage in map(parse_outage, texts) if outage.after_answer]
-    tasks = [asyncio.create_task(run_outages(controls, [outage for outage in planned if not outage.hold]))]
+    tasks = [asyncio.create_task(run_outages(controls.switch("plan"), [each for each in planned if not each.hold]))]
     if from_answer:
         tasks.append(asyncio.create_task(_after_answer(controls, link, from_answer)))
     try:
@@ -105,12 +117,15 @@ async def announced_outages(
 
 async def _after_answer(controls: LinkControls, link: Link, outages: Sequence[Outage]) -> None:
     await link.answered()
-    await run_outages(controls, outages)
+    await run_outages(controls.switch("answer"), outages)
 
 
 @contextlib.asynccontextmanager
 async def reported(file: Path | None, controls: LinkControls, link: Link) -> AsyncIterator[dict[str, object]]:
-    """Write a report at the end of the block, with what the block adds to it. Raises ProfileError at the start."""
+    """Write a report at the end of the block, with what the block adds to it, and say so where that fails.
+
+    Raises ProfileError at the start.
+    """
     added: dict[str, object] = {}
     if file is None:
         yield added
@@ -120,9 +135,15 @@ async def reported(file: Path | None, controls: LinkControls, link: Link) -> Asy
     circumstances = {"command": sys.argv, "started": started.isoformat(), **_circumstances(link)}
     try:
         yield added
+    except EngineError as error:
+        added["error"] = str(error)
+        raise
     finally:
         took = {"seconds": (datetime.now(UTC) - started).total_seconds(), "changes": controls.changes}
-        _write(file, json.dumps({**circumstances, **took, **_counts(link), **added}, indent=1) + "\n")
+        try:
+            _write(file, json.dumps({**circumstances, **took, **_counts(link), **added}, indent=1) + "\n")
+        except ProfileError as error:  # the command has ended, and its status counts
+            errors.print(f"outrider-netsim: {error}", soft_wrap=True, markup=False)
 
 
 def _circumstances(link: Link) -> dict[str, object]:

@@ -112,13 +112,15 @@ async def _run(options: RunOptions, command: Sequence[str], console: Console) ->
             controllable(controls, link, console),
             announced_outages(controls, link, profile.outages, options.outage),
         ):
-            status = report["exit_status"] = await link.run(command, upstreams, clients=options.clients)
+            try:
+                status = await link.run(command, upstreams, clients=options.clients)
+            except OSError as error:
+                status = _not_executed(command[0], error)
+            report["exit_status"] = status
         _print(console, totals(link.stats, link.profile))
         if link.stayed:
             ports = ", ".join(f"127.0.0.1:{port} ({number})" for port, number in sorted(link.stayed.items()))
             _print(console, f"connections that did not pass the link: {ports}; --upstream names a server behind it")
-    except OSError as error:
-        status = _not_executed(command[0], error)
     finally:
         await link.aclose()
     return status
@@ -163,7 +165,7 @@ def _not_executed(command: str, error: OSError) -> int:
     match error:
         case FileNotFoundError():
             status = NOT_FOUND_EXIT
-        case PermissionError():
+        case OSError(filename=str()):
             status = NOT_EXECUTABLE_EXIT
         case _:
             raise EngineError(str(error)) from None

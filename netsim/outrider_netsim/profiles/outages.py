@@ -13,15 +13,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import count, pairwise
+from itertools import count
 from typing import Protocol, cast
 
 from outrider_netsim.core.engine_names import WAYS, Way
 from outrider_netsim.core.errors import ProfileError
 
-_TIME = r"(\d+(?:\.\d+)?)(ms|s|m)"
+_TIME = r"(\d+(?:\.\d+)?)(ms|s|min|m)"
 _OUTAGE = re.compile(f"(?:(up|down):)?{_TIME}@(?:(first)(?:\\+{_TIME})?|{_TIME})(?:/{_TIME})?(\\+hold)?")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0}
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0}
 
 
 class Cuttable(Protocol):
@@ -90,7 +90,7 @@ class Outage:
 
 
 def parse_outage(text: str) -> Outage:
-    """Parse `3s@10s`, `1s@5s/30s` or `50ms@7s/20s+hold`; units are ms, s and m. Raises ProfileError."""
+    """Parse `3s@10s`, `1s@5s/30s` or `50ms@7s/20s+hold`; units are ms, s and min. Raises ProfileError."""
     match = _OUTAGE.fullmatch(text.strip())
     if match is None or (match[4] and match[11]):
         raise ProfileError(
@@ -100,14 +100,17 @@ def parse_outage(text: str) -> Outage:
         )
     way, duration, unit, first, *starts, every, every_unit, hold = match.groups()
     start, start_unit = starts[2:] if first is None else (starts[0] or "0", starts[1] or "s")
-    return Outage(
-        float(duration) * _SECONDS[unit],
-        float(start) * _SECONDS[start_unit],
-        float(every) * _SECONDS[every_unit] if every else None,
-        hold=hold is not None,
-        way=cast("Way | None", way),
-        after_answer=first is not None,
-    )
+    try:
+        return Outage(
+            float(duration) * _SECONDS[unit],
+            float(start) * _SECONDS[start_unit],
+            float(every) * _SECONDS[every_unit] if every else None,
+            hold=hold is not None,
+            way=cast("Way | None", way),
+            after_answer=first is not None,
+        )
+    except ProfileError as error:
+        raise ProfileError(f"outage {text!r}: {error}") from None
 
 
 def outage_text(outage: Outage) -> str:
@@ -124,22 +127,11 @@ def _seconds_text(seconds: float) -> str:
 
 
 def in_order(outages: Sequence[Outage]) -> list[Outage]:
-    """Sort by start. Raises ProfileError when first occurrences overlap or recurring ones leave no link."""
+    """Sort by start. Raises ProfileError when recurring ones leave no link."""
     for way in WAYS:
-        _check_way([outage for outage in outages if outage.concerns(way)])
+        if sum(each.duration_s / each.every_s for each in outages if each.every_s and each.concerns(way)) >= 1:
+            raise ProfileError("the recurring outages together leave no time with a link: make one shorter or rarer")
     return sorted(outages, key=lambda outage: outage.start_s)
-
-
-def _check_way(outages: Sequence[Outage]) -> None:
-    if sum(outage.duration_s / outage.every_s for outage in outages if outage.every_s) >= 1:
-        raise ProfileError("the recurring outages together leave no time with a link: make one shorter or rarer")
-    ordered = sorted(outages, key=lambda outage: (outage.after_answer, outage.start_s))
-    for first, second in pairwise(ordered):
-        if second.start_s < first.end_s and first.after_answer == second.after_answer:
-            raise ProfileError(
-                f"the outage at {second.start_s:g} s starts before the one at {first.start_s:g} s ends "
-                f"({first.end_s:g} s): make them one"
-            )
 
 
 def occurrences(outages: Sequence[Outage]) -> Iterator[tuple[float, float]]:

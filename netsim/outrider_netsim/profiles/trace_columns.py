@@ -1,8 +1,9 @@
 """Read tables of a link's conditions over time, and tell by the columns' names what they are, which way, in what unit.
 
 Our own CSV (time_s, delay_ms, rate_mbps, loss), what measurements of 4G and 5G are published as (Timestamp, DL_bitrate
-and UL_bitrate in kbit/s; time, throughput; Throughput in Mbit/s without a time), and two columns without a header:
-seconds and Mbit/s. Other columns are passed over. Rows are read one by one into arrays.
+and UL_bitrate in kbit/s; time, throughput; Throughput in Mbit/s without a time), and without a header two columns,
+seconds and Mbit/s, or six of the logs of HSDPA in Norway and of 4G in Ghent. Other columns are passed over. Rows are
+read one by one into arrays.
 """
 
 from __future__ import annotations
@@ -23,27 +24,32 @@ from outrider_netsim.profiles.traces import MAX_TRACE_S, ConditionTrace, Recorde
 
 LEAST_BPS = 1000.0  # for 0: what waits has to wait for the next row
 USUAL_STEP_S = 1.0  # between rows without a time
+LOG_COLUMNS = 6  # of logs of HSDPA in Norway (Riiser et al., 2013) and of 4G in Ghent (van der Hooft et al., 2016)
 MISSING = {"", "-", "--", "nan", "na", "n/a", "none", "null"}
 EPOCHS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))  # a time beyond the first is counted in the second
 TOO_FAST_BPS, UNSAID_UNITS = 10e9, (1e6, 1e3, 1.0)  # Mbit/s, unless no radio is that fast: then kbit/s, then bit/s
 _DATES = ("%Y.%m.%d_%H.%M.%S", "%Y/%m/%d %H:%M:%S", "%d.%m.%Y %H:%M:%S", "%d/%m/%Y %H:%M:%S", "%m/%d/%Y %H:%M:%S")
-_FORMS = ("", *_DATES, "%Y-%m-%d_%H-%M-%S", "%H:%M:%S")  # empty: ISO 8601
+_OTHER_DATES = ("%Y-%m-%d_%H-%M-%S", "%m/%d/%Y %I:%M:%S %p", "%m/%d/%Y %H:%M", "%d.%m.%Y %H:%M")
+_FORMS = ("", *_DATES, *_OTHER_DATES, "%H:%M:%S", "%H:%M:%S.%f")  # empty: ISO 8601
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", re.ASCII)
 _TIME_WORDS = (
     *("timestamp", "datetime", "unixtime", "unix", "epoch", "time", "ts", "t"),
-    *("elapsed", "seconds", "secs", "sec", "s", "date"),
+    *("elapsed", "seconds", "secs", "sec", "s", "date", "dtime"),
 )
 _TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_BESIDE_TIME = {*_TIME_WORDS, *_TIME_UNITS, "utc", "local", "stamp", "in"}
+_BESIDE_TIME = {*_TIME_WORDS, *_TIME_UNITS, "utc", "gmt", "local", "stamp", "in"}
 _WAY_WORDS: dict[str, Way] = dict.fromkeys(("dl", "down", "downlink", "download", "downstream", "rx"), "down")
 _WAY_WORDS |= dict.fromkeys(("ul", "up", "uplink", "upload", "upstream", "tx"), "up")
 _RATE_WORDS = {"bitrate", "datarate", "rate", "throughput", "tput", "thpt", "bandwidth", "bw", "goodput", "capacity"}
 _OTHER_RATES = {"error", "loss", "drop", "sample", "sampling", "frame", "max", "min", "std", "stdev", "dev", "var"}
 _RATE_UNITS = {"bps": 1.0, "bit": 1.0, "bits": 1.0, "kbps": 1e3, "kbit": 1e3, "kbits": 1e3, "mbps": 1e6, "mbit": 1e6}
 _RATE_UNITS |= {"mbits": 1e6, "gbps": 1e9, "gbit": 1e9, "gbits": 1e9, "kb": 1e3, "mb": 1e6, "gb": 1e9}
-_BYTE_UNITS = {"bytes": 8.0, "KB": 8e3, "kbytes": 8e3, "MB": 8e6, "mbytes": 8e6}
+_BYTES = re.compile(r"(?<![A-Zd])([kKmMgG]?)(?:B(ps)?(?![A-Za-z])|[Bb]ytes?)")  # not decibels
+_A_SECOND = {"s", "sec", "second"}
+_BYTE_UNITS = {"": 8.0, "k": 8e3, "m": 8e6, "g": 8e9}
 _UNIT_NAMES = {1.0: "bit/s", 1e3: "kbit/s", 1e6: "Mbit/s", 1e9: "Gbit/s", 8.0: "byte/s", 8e3: "kB/s", 8e6: "MB/s"}
+_UNIT_NAMES |= {8e9: "GB/s"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +66,32 @@ class _Column:
 _COLUMNS = {
     "delay_s": _Column("delay_ms", 1e3, 0, 60),
     "delay_ms": _Column("delay_ms", 1, 0, 60_000),
-    "loss": _Column("loss", 1, 0, 1),
-    "loss_percent": _Column("loss", 0.01, 0, 100),
 }
+_LOSS, _LOSS_PERCENT = _Column("loss", 1, 0, 1), _Column("loss", 0.01, 0, 100)
 
 
 def column_named(key: str) -> _Column | None:
     """Return what a column of this name holds; None for one to pass over."""
     if key in _COLUMNS:
         return _COLUMNS[key]
-    words = _words(key)
+    words, in_bytes = _words(key), _BYTES.search(key)
+    if "loss" in words and {"packet", "loss", "percent"}.issuperset(words):
+        return _LOSS_PERCENT if "%" in key or "percent" in words else _LOSS
     if words and words[0] in _TIME_WORDS and _BESIDE_TIME.issuperset(words):
         return _Column("time", next((_TIME_UNITS[word] for word in words if word in _TIME_UNITS), 0.0), 0, math.inf)
     ways = tuple(dict.fromkeys(_WAY_WORDS[word] for word in words if word in _WAY_WORDS))
-    units = [_BYTE_UNITS[word] for word in (*_WORDS.findall(key), *words) if word in _BYTE_UNITS]
-    unit = next(iter((*units, *(_RATE_UNITS[word] for word in words if word in _RATE_UNITS))), 0.0)
-    is_rate = _RATE_WORDS & set(words) or (unit and not units) or (ways and "speed" in words)
+    unit = next((_RATE_UNITS[word] for word in words if word in _RATE_UNITS), 0.0)
+    if in_bytes:
+        unit = _BYTE_UNITS[in_bytes[1].lower()]
+    # Bytes that are not said to be of a second are a counter.
+    has_unit = unit and (not in_bytes or in_bytes[2] or _A_SECOND & set(words))
+    is_rate = _RATE_WORDS & set(words) or has_unit or (ways and "speed" in words)
     if not is_rate or _OTHER_RATES & set(words) or len(ways) > 1:
         return None
     if not unit and ways and "bitrate" in words:
         unit = 1e3  # the data sets of University College Cork and their followers
+    if not unit and "delivery" in words:
+        unit = 8.0  # Puffer's, and the kernel's tcpi_delivery_rate
     return _Column("rate_bps", unit, 0, 1e12 / (unit or 1), ways or WAYS)
 
 
@@ -87,24 +99,52 @@ def _words(key: str) -> list[str]:
     return [word.lower() for word in _WORDS.findall(key)]
 
 
-def parse_table(lines: Iterable[str], first: str, name: str) -> RecordedLink:
-    """Parse a table whose first line is `first`; `lines` begin with it, too. Raises ProfileError."""
+def parse_table(lines: Iterable[str], first: str, name: str, comment: str = "") -> RecordedLink:
+    """Parse a table whose first line is `first`, after comments; the last of them may name the columns.
+
+    `lines` begin with all of these. Raises ProfileError.
+    """
     separator = max(",;\t", key=first.count)
-    is_spaced = not first.count(separator)
-    rows = ([*line.split()] for line in lines) if is_spaced else csv.reader(lines, delimiter=separator)
-    numbers = _numbered(rows, name)
-    keys = [key.strip() for key in next(numbers)[1]]
+
+    def split(lines: Iterable[str]) -> Iterator[list[str]]:
+        if first.count(separator):
+            return csv.reader(lines, delimiter=separator)
+        return (line.split() for line in lines)
+
+    rows = _numbered(split(lines), name)
+    n, first_row = next(rows)
+    keys, named = ([cell.strip() for cell in row] for row in (first_row, next(split([comment.lstrip("# ")]), [])))
     if all(_number(key) is not None for key in keys):
-        if len(keys) != 2:
-            raise ProfileError(f"{name}, line 1: {len(keys)} columns and no header that says what they are: add one")
-        return _Table(name, ["time", "rate_mbps"]).read(chain([(1, keys)], numbers), separator == ";")
-    return _Table(name, keys).read(numbers, separator == ";")
+        rows = chain([(n, keys)], rows)
+        if len(named) == len(keys) and any(map(column_named, named)):
+            keys = named
+        elif len(keys) == LOG_COLUMNS:
+            keys, rows = ["time_ms", "download_kbps"], _logged(rows, name)
+        elif len(keys) == 2:
+            keys = ["time", "rate_mbps"]
+        else:
+            raise ProfileError(f"{name}, line {n}: {len(keys)} columns and no header that says what they are: add one")
+    elif _number(keys[0]) is not None:
+        raise ProfileError(f"{name}, line {n}: {shown(' '.join(keys))} is neither numbers nor names of columns")
+    return _Table(name, keys, n).read(rows, separator == ";")
+
+
+def _logged(rows: Iterable[tuple[int, list[str]]], name: str) -> Iterator[tuple[int, list[str]]]:
+    """Turn a stamp, ms, a place of two columns, and the bytes and ms since the row before into a start and a rate."""
+    before_ms = None
+    for n, row in rows:
+        cells = [*row, *[""] * LOG_COLUMNS]
+        at_ms, size, took_ms = (parse_number(cells[at], f"{name}, line {n}: column {at + 1}") for at in (1, 4, 5))
+        yield n, [str(max(0.0, at_ms - took_ms) if before_ms is None else before_ms), str(8 * size / max(took_ms, 1.0))]
+        before_ms = at_ms
 
 
 def _numbered(rows: Iterable[list[str]], name: str) -> Iterator[tuple[int, list[str]]]:
     n, empty = 0, 0
     try:
         for n, row in enumerate(rows, 1):
+            if row and row[0].startswith("#"):
+                continue
             if not row or not (row[0] or "".join(row)).strip():
                 empty = empty or n
             elif empty:
@@ -118,20 +158,20 @@ def _numbered(rows: Iterable[list[str]], name: str) -> Iterator[tuple[int, list[
 class _Table:
     """The columns of a table as they fill."""
 
-    def __init__(self, name: str, keys: Sequence[str]) -> None:
+    def __init__(self, name: str, keys: Sequence[str], line: int) -> None:
         self._name, self._keys = name, keys
         columns = {at: column for at, key in enumerate(keys) if (column := column_named(key)) is not None}
         times = {at: column for at, column in columns.items() if column.field == "time"}
         self._time_at = min(times, key=lambda at: _TIME_WORDS.index(_words(keys[at])[0]), default=None)
         self._time_unit = 0.0 if self._time_at is None else times[self._time_at].unit
         self._columns = {at: column for at, column in columns.items() if at not in times}
-        self._check()
+        self._check(f"{name}, line {line}")
         self._times = array("d")
         self._values = {at: array("d") for at in self._columns}
         self._date: str | None = None
 
-    def _check(self) -> None:
-        where, given = f"{self._name}, line 1", ", ".join(self._keys)
+    def _check(self, where: str) -> None:
+        given = ", ".join(self._keys)
         if not self._columns:
             raise ProfileError(
                 f"{where}: no column of rate, delay or loss in {shown(given)}: name it rate_bps, rate_kbps or "
@@ -200,7 +240,7 @@ class _Table:
         where = f"{self._name}, line {n}: {self._keys[self._time_at or 0]}"
         if value is not None:
             raise ProfileError(f"{where}={value:g}: need 0 or more")
-        return self._date_s(text, where)
+        return self._date_s(text.removesuffix(" UTC"), where)
 
     def _date_s(self, text: str, where: str) -> float:
         for form in (self._date,) if self._date else _FORMS:

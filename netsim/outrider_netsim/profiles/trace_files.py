@@ -1,15 +1,19 @@
 """Read and write trace files: Mahimahi's packet deliveries, and tables of rate, delay and loss over time.
 
-The first line tells which it is. Everything wrong with a file is a ProfileError with its name and line. What is written
-is read as it was.
+The first line tells which it is; lines that begin with # are comments. Everything wrong with a file is a ProfileError
+with its name and line. What is written is read as it was.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
+import gzip
+import sys
+import zlib
 from array import array
 from collections.abc import Iterable, Iterator
-from io import StringIO
+from io import BufferedReader, StringIO, TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import assert_never
@@ -18,6 +22,9 @@ from outrider_netsim.core.engine_names import Way
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.trace_columns import parse_table, shown
 from outrider_netsim.profiles.traces import MAX_TRACE_S, ConditionTrace, DeliveryTrace, RecordedLink, Trace
+
+GZIP_START = b"\x1f\x8b"
+FOR_RATES = "; for one rate a second, let the first line be rate_mbps"
 
 
 def is_csv(path: str | Path) -> bool:
@@ -35,23 +42,26 @@ def load_trace(path: str | Path, way: Way = "down") -> Trace:
 
 
 def load_recorded(path: str | Path) -> RecordedLink:
-    """Load a trace file, both directions. Raises ProfileError."""
+    """Load a trace file, both directions; - is standard input. Raises ProfileError."""
     return parse_trace(_lines(Path(path)), str(path))
 
 
 def parse_trace(lines: Iterable[str], name: str) -> RecordedLink:
     """Parse lines of either format, one by one. Raises ProfileError with `name` and line."""
-    rest = iter(lines)
-    first = next(rest, "")
+    rest, before = iter(lines), list[str]()
+    while (first := next(rest, "")).startswith("#"):
+        before.append(first)
     if not first.strip():
-        raise ProfileError(f"{name}, line 1: the trace is empty")
+        what = "the line is empty: remove it" if first else "the trace is empty"
+        raise ProfileError(f"{name}, line {len(before) + 1}: {what}")
+    lines = chain(before, [first], rest)
     if first.strip()[0] in "+-.0123456789" and len(first.replace(",", " ").replace(";", " ").split()) == 1:
-        trace = _mahimahi(chain([first], rest), name)
+        trace = _mahimahi(lines, name)
         said = (
             f"{len(trace.at_ms):,} opportunities for 1504 bytes in {trace.period_ms / 1000:g} s (Mahimahi), both ways"
         )
         return RecordedLink(f"{name}: {said}", trace, trace)
-    return parse_table(chain([first], rest), first, name)
+    return parse_table(lines, first, name, before[-1] if before else "")
 
 
 def save_trace(trace: Trace, path: str | Path) -> None:
@@ -79,6 +89,8 @@ def _mahimahi(lines: Iterable[str], name: str) -> DeliveryTrace:
     at_ms, n, empty, before = array("I"), 0, 0, 0
     for n, line in enumerate(lines, 1):
         text = line.strip()
+        if text.startswith("#"):
+            continue
         if not text or empty:
             if text:
                 raise ProfileError(f"{name}, line {empty}: the line is empty: remove it")
@@ -86,7 +98,7 @@ def _mahimahi(lines: Iterable[str], name: str) -> DeliveryTrace:
             continue
         at = int(text) if len(text) < 9 and text.isdecimal() and text.isascii() else _whole_ms(text, name, n)
         if at < before:
-            raise ProfileError(f"{name}, line {n}: {at} comes after {before}: sort the lines by time")
+            raise ProfileError(f"{name}, line {n}: {at} comes after {before}: sort the lines by time{FOR_RATES}")
         at_ms.append(at)
         before = at
     if not at_ms[-1]:
@@ -97,7 +109,7 @@ def _mahimahi(lines: Iterable[str], name: str) -> DeliveryTrace:
 def _whole_ms(text: str, name: str, n: int) -> int:
     where = f"{name}, line {n}: {shown(text)}"
     if not (text.isascii() and text.isdecimal()):
-        raise ProfileError(f"{where} is not a time: need a whole number of milliseconds, 0 or more")
+        raise ProfileError(f"{where} is not a time: need a whole number of milliseconds, 0 or more{FOR_RATES}")
     if len(text) > 12 or int(text) > MAX_TRACE_S * 1000:
         raise ProfileError(f"{where} ms is beyond {MAX_TRACE_S / 86400:g} days: cut the trace")
     return int(text)
@@ -124,34 +136,20 @@ def _short(value: float) -> str:
 
 def _lines(path: Path) -> Iterator[str]:
     try:
-        # -sig: Windows editors write a byte order mark, which would become part of the first column's name.
-        with path.open(encoding="utf-8-sig") as file:
-            yield from file
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ProfileError(f"{path}, line {_first_wrong(path)}: not text: need lines of numbers") from None
+        with open(sys.stdin.fileno() if str(path) == "-" else path, "rb") as file, _text(file) as text:
+            yield from text
+    except (OSError, EOFError, zlib.error) as error:
+        raise ProfileError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _first_wrong(path: Path) -> int:
-    with path.open("rb") as file:
-        for n, line in enumerate(file, 1):
-            try:
-                line.decode("utf-8-sig")
-            except UnicodeDecodeError:
-                return n
-    return 1
+def _text(file: BufferedReader) -> TextIOWrapper:
+    """Return what a file has as text: unpacked, and what is no text replaced, as in columns that are passed over."""
+    start = file.peek(2)[:2]
+    # Windows editors write a byte order mark, which would become part of the first column's name.
+    encoding = "utf-16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+    return TextIOWrapper(gzip.GzipFile(fileobj=file) if start == GZIP_START else file, encoding, errors="replace")
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text with plain line ends. Raises ProfileError that names file and line."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be read: {error.strerror or error}") from None
-    try:
-        # -sig: Windows editors write a byte order mark, which would become part of the first column's name.
-        return data.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ProfileError(f"{path}, line {line}: not text: need lines of numbers") from None
+    """Return a file's text with plain line ends. Raises ProfileError."""
+    return "".join(_lines(path))

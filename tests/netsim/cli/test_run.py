@@ -13,12 +13,16 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from outrider_netsim import link as link_module
 from outrider_netsim.cli.app import app
+from outrider_netsim.cli.link_controls import LinkControls
 from outrider_netsim.core.errors import EngineError
+from outrider_netsim.link import Link
 from outrider_netsim.namespaces.processes import PROC, descendants
+from outrider_netsim.profiles.builtin import PROFILES
 
 CAPTURED = {"capture_output": True, "text": True, "timeout": 60}
 NETSIM = [sys.executable, "-m", "outrider_netsim.cli.app"]
@@ -53,12 +57,37 @@ def test_copies_of_a_command_run_at_once_over_one_link(engine, tmp_path, monkeyp
         (["sh", "-c", "kill -KILL $$"], 137),
         (["no-such-command-of-ours"], 127),
         (["/etc/passwd"], 126),
+        (["/etc/passwd/x"], 126),
     ],
 )
-def test_the_exit_status_is_as_in_a_shell(command, status):
-    done = invoke("--", *command, engine="proxy")
-    assert done.exit_code == status
+def test_the_exit_status_is_as_in_a_shell_and_in_the_report(command, status, tmp_path):
+    done = invoke("--report", tmp_path / "x", "--", *command, engine="proxy")
+    assert done.exit_code == json.loads((tmp_path / "x").read_text())["exit_status"] == status
     assert (f"{command[0]}: " in done.stderr) is (status in (126, 127))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+def test_a_report_that_cannot_be_written_leaves_the_commands_status():
+    done = invoke("--report", "/dev/full", "--", "sh", "-c", "exit 7", engine="proxy")
+    assert done.exit_code == 7
+    assert "--report /dev/full: cannot be written: No space left" in done.stderr
+
+
+async def test_a_planned_outage_ends_no_cut_by_hand():
+    async with Link(PROFILES["lan"], engine="proxy") as link:
+        controls = LinkControls(link, Console(quiet=True))
+        planned = controls.switch("plan")
+        planned.cut()
+        controls.by_hand.cut(["up"])
+        planned.restore()
+        assert link.cut_ways == {"up"}
+        controls.by_hand.restore()
+        assert not link.is_cut
+    assert [(change["change"], *change["ways"]) for change in controls.changes] == [
+        ("cut", "up", "down"),
+        ("restored", "down"),
+        ("restored", "up"),
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -93,8 +122,9 @@ def test_nothing_survives_a_killed_run(engine):
     ("part", "reason"),
     [("packet_pump", "the packet pump has ended (signal 9)"), ("namespace_holder", "the namespace holder has ended")],
 )
-def test_an_engine_that_ends_ends_the_run_with_its_reason(part, reason):
-    command = [*NETSIM, "run", "--delay", "1ms", "--engine", "tun", "--", "sh", "-c", "echo ready; exec sleep 1000"]
+def test_an_engine_that_ends_ends_the_run_with_its_reason(part, reason, tmp_path):
+    link = ["--delay", "1ms", "--engine", "tun", "--report", str(tmp_path / "x")]
+    command = [*NETSIM, "run", *link, "--", "sh", "-c", "echo ready; exec sleep 1000"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes, env=os.environ | {"MARKER": f"{part}-{os.getpid()}"}) as process:
         if process.stdout.readline() != "ready\n":
@@ -106,6 +136,7 @@ def test_an_engine_that_ends_ends_the_run_with_its_reason(part, reason):
         out, said = process.communicate(timeout=30)
     assert (process.returncode, out, marked(f"{part}-{os.getpid()}")) == (1, "", [])
     assert said.splitlines()[1:] == [f"outrider-netsim: {reason}: start the link again"]
+    assert json.loads((tmp_path / "x").read_text())["error"] == f"{reason}: start the link again"
 
 
 def marked(marker: str) -> list[int]:
@@ -216,7 +247,7 @@ def test_a_running_link_is_changed_and_reported(engine, tmp_path, monkeypatch):
         ("restored", "down"),
         ("set", "up", "down"),
         ("cut", "up"),
-        ("restored", "up", "down"),
+        ("restored", "up"),
     }
     assert (found["engine"], found["exit_status"], found["profile"]["name"]) == (engine, 0, "lan")
     assert found["up"]["packets_in"] >= found["connections"] == 1

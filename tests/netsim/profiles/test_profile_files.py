@@ -78,7 +78,7 @@ def test_a_trace_is_found_beside_the_file(tmp_path):
         ("outages = '3s@1s'\n[both]", 'links.toml: outages="3s@1s": input should be'),
         ("outages = [3]\n[both]", "links.toml: outages=3: input should be a valid string"),
         ("outages = ['3s']\n[both]", "links.toml: outage '3s': need DURATION@START"),
-        ("outages = ['3s@1s', '1s@2s']\n[both]", "links.toml: the outage at 2 s starts before"),
+        ("outages = ['3s@1s/5s', '2s@4s/5s']\n[both]", "links.toml: the recurring outages together leave no time"),
         ("[profile]", "links.toml: profile: need tables such as [profile.NAME.both]"),
         ("[profile.a]\nname = 'b'\n[profile.a.both]", "[profile.a]: name: the table's name is the profile's"),
         ("[profile.a.both]\ndelay_ms = -2", "links.toml [profile.a.both]: delay_ms=-2"),

@@ -1,6 +1,7 @@
 """Trace files: both formats round-trip, and every error is named with file and line."""
 
 import contextlib
+import gzip
 import io
 import itertools
 import tracemalloc
@@ -22,7 +23,7 @@ def parse(text):
 
 
 def test_mahimahi_lines_are_milliseconds():
-    trace = parse("0\n1\n1\n4\n\n")
+    trace = parse("# Verizon\n0\n1\r\n1\n# the end\n4\n\n")
     assert trace == DeliveryTrace("t", (0, 1, 1, 4))
     assert trace.period_ms == 4
     assert trace.mean_rate_bps == 4 * 1504 * 8 / 0.004
@@ -39,11 +40,17 @@ def test_deliveries_come_back_as_written(times):
     [
         ("", "t, line 1: the trace is empty"),
         ("1\n\n2\n", "t, line 2: the line is empty"),
+        ("\n1\n", "t, line 1: the line is empty"),
         ("1\n5\n3\n", "t, line 3: 3 comes after 5: sort the lines"),
         ("1\n-2\n", "t, line 2: '-2' is not a time: need a whole number of milliseconds, 0 or more"),
         ("1\nfast\n", "t, line 2: 'fast' is not a time"),
         ("1\n²\n", "t, line 2: '²' is not a time"),
         ("0\n0\n", "t, line 2: the trace ends at 0 ms"),
+        (
+            "4.5\n",
+            "t, line 1: '4.5' is not a time: need a whole number of milliseconds, 0 or more; for one rate a second",
+        ),
+        ("# empty\n", "t, line 2: the trace is empty"),
         ("9" * 5000 + "\n", "ms is beyond 10 days: cut the trace"),
     ],
 )
@@ -55,7 +62,7 @@ def test_what_is_no_mahimahi_trace_is_refused(text, message):
 
 
 def test_csv_headers_name_columns_and_units():
-    text = "time_ms, delay_s, rate_mbps, loss_percent\n500,0.02,8,1\n1500,0.03,4,0\n"
+    text = "time_ms, delay_s, rate_mbps, Packet loss (%)\n500,0.02,8,1\n1500,0.03,4,0\n"
     assert parse(text) == ConditionTrace("t", (0, 1), 2, (20, 30), (8e6, 4e6), (0.01, 0))
     assert parse("loss,time_s\n0.5,3\n") == ConditionTrace("t", (0,), 1, loss=(0.5,))
 
@@ -90,6 +97,8 @@ def test_conditions_come_back_as_written(columns):
         ("time_s,los\n0,0\n", "t, line 1: no column of rate, delay or loss in 'time_s, los': name it rate_bps"),
         ("time_s,loss,loss_percent\n0,0,0\n", "t, line 1: loss and loss_percent say the same thing twice"),
         ("time,throughput,throughput\n0,0,0\n", "t, line 1: throughput and throughput say the same thing twice"),
+        ("0 10mbit\n", "t, line 1: '0 10mbit' is neither numbers nor names of columns"),
+        ("1 2 3 4 5 6\n1 2 3 4\n", "t, line 2: column 5='' is not a finite number"),
         ("0 1 2\n", "t, line 1: 3 columns and no header that says what they are"),
         ("Timestamp,DL_bitrate\ntoday,5\n", "t, line 2: Timestamp='today' is no time: need seconds, or a date"),
         ("time,rate\n0,5,6\n", "t, line 2: 3 columns where the header has 2: '0,5,6'"),
@@ -132,6 +141,14 @@ PUBLISHED = {  # times, rates down and up, and what is said of them
     '"timestamp","DL Mbps"\n"2020-02-27 18:39:45",12\n"2020-02-27T18:39:46.5",13\n':
         ([0, 1.5], [12e6, 13e6], 0, "down"),
     "epoch,rx_kbps,lat\n1577836800123,100,5\n1577836801123,120,\n": ([0, 1], [100e3, 120e3], 0, "times from epoch"),
+    "1289406399 549000 59.85 10.78 248069 1008\n1289406400 550000 59.85 10.78 191698 1000\n":  # HSDPA in Norway
+        ([0, 549 - 547.992], [8 * 248069 / 1008 * 1e3, 8 * 191698.0], 0, "download_kbps in kbit/s down"),
+    "# 4G, in town\n#time_s rate_mbps\n0 4\n# a bridge\n1 5\n": ([0, 1], [4e6, 5e6], None, "from time_s"),
+    "time (ns GMT),session_id,delivery_rate\n5000000000,x,1000000\n6000000000,x,20\n":  # Puffer
+        ([0, 1], [8e6, 1000], None, "delivery_rate in byte/s"),
+    "dtime,bytes_total,bytes_sec\n2016-09-01 00:01:23,9,125000\n2016-09-01 00:01:24,9,250\n":  # FCC
+        ([0, 1], [1e6, 2000], None, "bytes_sec in byte/s up and down; times from dtime; passed over: 'bytes_total'"),
+    "t,MBps down,SNR dB\n0,1.5,3\n1,2,3\n": ([0, 1], [12e6, 16e6], 0, "MBps down in MB/s"),
 }  # fmt: skip
 
 
@@ -172,9 +189,25 @@ def test_files_are_written_by_their_name(tmp_path):
         save_trace(deliveries, tmp_path / "no" / "x.trace")
 
 
-def test_files_that_are_no_text_or_not_there_are_named(tmp_path):
-    (tmp_path / "x").write_bytes(b"1\n2\n\xff\n")
-    with pytest.raises(ProfileError, match="x, line 3: not text"):
-        load_trace(tmp_path / "x")
-    with pytest.raises(ProfileError, match="y: cannot be read: No such file"):
-        load_trace(tmp_path / "y")
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (gzip.compress(b"1\n2\n"), [1, 2]),
+        ("1\r\n2\r\n".encode("utf-16"), [1, 2]),  # PowerShell's >
+        ("ort,time,loss\nKöln,0,0.5\n".encode("latin-1"), [0.5]),
+        (b"1\n2\n\xff\n", "x, line 3: '\ufffd' is not a time"),
+        (gzip.compress(b"1\n2\n")[:-4], "x: cannot be read: Compressed file ended before"),
+        (b"\x89PNG\r\n\x1a\n", "x, line 1: no column of rate, delay or loss in '\ufffdPNG'"),
+        (None, "x: cannot be read: No such file"),
+    ],
+)
+def test_files_are_read_packed_and_in_any_encoding_or_named(tmp_path, data, expected):
+    if data is not None:
+        (tmp_path / "x").write_bytes(data)
+    if isinstance(expected, list):
+        trace = load_trace(tmp_path / "x")
+        assert list(trace.at_ms if isinstance(trace, DeliveryTrace) else trace.loss) == expected
+    else:
+        with pytest.raises(ProfileError) as refused:
+            load_trace(tmp_path / "x")
+        assert expected in str(refused.value)
