@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
-from outrider_server.engine.grouped_attention import AttentionGroup, GroupLimits, attend_by_hand, group_segments
-from outrider_server.engine.paged_attention import PagedGroup, group_pages
+from outrider_server.engine.grouped_attention import AttentionGroup, GroupLimits, Part, attend_by_hand, group_segments
 
-Part: TypeAlias = tuple[Tensor, Tensor]  # keys and values of one layer, [kv_heads, n, dim] each
 IMPLEMENTATION = "outrider_slots"
 _PACKED_ROWS = 64  # up to here a group's query heads are stacked into the rows of one product (measured on CPU)
 _JOINED_VALUES = 2**20  # values of keys up to which a copy costs less than a product for each part (measured on CPU)
@@ -54,28 +52,22 @@ class FlatBatch:
         self._attend = partial(_attend_segment, invariant=invariant)
         self._num_rows = sum(segment.num_rows for segment in segments)
         self._groups: list[AttentionGroup] = []
-        self._paged: list[PagedGroup] = []
         self._single: list[tuple[int, BatchSegment]] = []  # with the index of their first row
         first = 0
         for segment in segments:
             self._single.append((first, segment))
             first += segment.num_rows
         if limits and not invariant:
-            self._paged, self._single = group_pages(self._single, limits)
-            if len(self._single) > 1:
-                self._groups, self._single = group_segments(self._single, limits)
+            self._groups, self._single = group_segments(self._single, limits)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         if len(self.segments) == len(self._single) == 1:
             return self._attend(self.segments[0], layer, query, key[0], value[0], call)
-        if len(self._paged) == 1 and not self._groups and not self._single:
-            return self._paged[0].attend(layer, query[0], key[0], value[0], call)[None]
+        if len(self._groups) == 1 and self._groups[0].covers(self._num_rows):
+            return self._groups[0].attend(layer, query[0], key[0], value[0], call)[None]
         out = query.new_empty(1, self._num_rows, query.shape[1], value.shape[3])
-        for paged in self._paged:
-            own_query, own_key, own_value = (each[0].index_select(1, paged.rows) for each in (query, key, value))
-            out[0].index_copy_(0, paged.rows, paged.attend(layer, own_query, own_key, own_value, call))
         for group in self._groups:
-            group.attend(layer, query[0], key[0], value[0], call, out[0])
+            out[0].index_copy_(0, group.rows, group.attend(layer, query[0], key[0], value[0], call))
         for first, segment in self._single:
             rows = slice(first, first + segment.num_rows)
             out[:, rows] = self._attend(segment, layer, query[:, :, rows], key[0, :, rows], value[0, :, rows], call)

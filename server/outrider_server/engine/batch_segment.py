@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,19 +14,14 @@ from outrider_proto.tree import DraftTree
 from outrider_server.kv.slot import KVSlot
 
 
+@dataclass(slots=True, eq=False)
 class AttentionCall:
-    """One layer's parameters: scaling, soft cap, sliding window, sinks.
+    """One layer's parameters."""
 
-    `sinks` [heads]: a score for each head that takes its part of the softmax and adds nothing (gpt-oss).
-    """
-
-    __slots__ = ("scaling", "sinks", "softcap", "window")
-
-    def __init__(self, scaling: float, softcap: float | None, window: int | None, sinks: Tensor | None = None) -> None:
-        self.scaling = scaling
-        self.softcap = softcap
-        self.window = window
-        self.sinks = sinks
+    scaling: float
+    softcap: float | None
+    window: int | None
+    sinks: Tensor | None = None  # [heads]: a score that takes its part of the softmax and adds nothing (gpt-oss)
 
     @property
     def fits_fused_kernel(self) -> bool:

@@ -1,31 +1,41 @@
-"""Attention over several short segments at once, behind the same prefix or none.
+"""Attention of several sessions' short segments at once: one product a layer, padded to the most rows and keys.
 
-    session a   K/V . . . .      one product [members, kv_heads, rows, keys] for all of them, padded to the most rows
-    session b   K/V . .          and the most keys; what is padded is masked, or thrown away. Where the members are no
-    session c   K/V . . .        neighbors in one slab their keys are copied, which costs a tenth of the product.
-                                 Keys of a prefix are multiplied once, with the queries of all.
+    session a   K/V . . . .      the new rows go where the K/V lies by one index; then queries [members, kv_heads, rows]
+    session b   K/V . .          meet [members, kv_heads, keys]; what is padded is masked, or thrown away
+    session c   K/V . . .
 
-Python and a call into torch cost more than the arithmetic of such a segment; the loop over segments is the plain path.
+    lanes       where the members are no neighbors in one slab their keys are copied, which costs a tenth of the
+                product. Members begin with the same prefix or none, whose keys meet the queries of all at once
+    pages       the pages of each, in one copy; a shared prefix is pages like all others
+
+Python and a call into torch cost more than the arithmetic of such a segment. Tables and masks are made once a pass, on
+the device, from two uploads. The loop over segments is the plain path.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
+from outrider_server.engine.batch_segment import AttentionCall, BatchSegment, unpacked
 from outrider_server.kv.buffers import BufferSlab, KVBuffer
+from outrider_server.kv.pages import PAGE, PagedBuffer, PagePool
 from outrider_server.kv.prefix import Prefix
 
+Indices: TypeAlias = NDArray[np.int64]
+Part: TypeAlias = tuple[Tensor, Tensor]  # keys and values of one layer, [kv_heads, n, dim] each
 Placed: TypeAlias = tuple[int, BatchSegment]  # and where its rows begin in the flat batch
-FEW_ROWS = (8, 16, 32, 64)  # segments are padded to the most rows of their kind
+_FEW_ROWS = (8, 16, 32, 64)  # segments are padded to the most rows of their kind
 _FEW_KEYS = 128  # cost less than a separate product
 
 
@@ -48,120 +58,182 @@ HOST_LIMITS = GroupLimits(scores=2**20, keys=2**16, padding=1.5)
 DEVICE_LIMITS = GroupLimits(scores=6 * 2**20, keys=2**18 + 2**13, padding=4.0)
 
 
-class _Lanes:
-    """The members whose buffers lie in one slab: places first .. stop-1 of the group."""
+class AttentionGroup(ABC):
+    """Segments that attend together, for one pass, wherever their K/V lies.
 
-    def __init__(self, slab: BufferSlab, first: int, members: Sequence[Placed], device: torch.device) -> None:
-        segments = [segment for _, segment in members]
-        lanes = [_buffer(segment).lane for segment in segments]
-        self._slab = slab
-        stop = lanes[0] + len(lanes)
-        self._neighbors = slice(lanes[0], stop) if lanes == list(range(lanes[0], stop)) else None
-        self.places = slice(first, first + len(segments))
-        self.num_keys = max(_own_keys(segment) for segment in segments)
-        rows, targets = [], []
-        for begin, segment in members:
-            count = np.arange(segment.num_rows)
-            rows.append(begin + count)
-            targets.append(_buffer(segment).lane * slab.capacity + segment.slot.length - segment.slot.start + count)
-        tables = [np.array(lanes), np.concatenate(rows), np.concatenate(targets)]
-        self._lanes, self._rows, self._targets = (torch.from_numpy(table).to(device) for table in tables)
+    `rows`: theirs in the batch, in the order of the members.
+    """
 
-    def written(self, layer: int, which: int, new: Tensor) -> Tensor:
-        """Write new rows [kv_heads, N, dim] of keys (0) or values (1) into the slab.
-
-        Return the members' [places, keys, kv_heads, dim].
-        """
-        stored = self._slab.layer(layer)[which]
-        if self._slab.shape.keeps(layer):
-            stored.flatten(0, 1).index_copy_(0, self._targets, new.index_select(1, self._rows).transpose(0, 1))
-        begun = stored[:, : self.num_keys]
-        return begun.index_select(0, self._lanes) if self._neighbors is None else begun[self._neighbors]
-
-
-class AttentionGroup:
-    """Segments that attend together, for one pass."""
-
-    def __init__(self, members: Sequence[Placed]) -> None:
-        slabs: dict[BufferSlab, list[Placed]] = defaultdict(list)
-        for member in members:
-            slabs[_buffer(member[1]).slab].append(member)
-        ordered: list[Placed] = []
-        self._parts: list[_Lanes] = []
-        self._slot = members[0][1].slot
-        device = self._slot.shape.device
-        for slab, ours in slabs.items():
-            ours.sort(key=lambda placed: _buffer(placed[1]).lane)
-            self._parts.append(_Lanes(slab, len(ordered), ours, device))
-            ordered.extend(ours)
-        self._members = [segment for _, segment in ordered]
-        self._num_rows = max(segment.num_rows for segment in self._members)
-        self._num_keys = max(part.num_keys for part in self._parts)
-        self._masks: dict[tuple[int | None, int], Tensor] = {}
+    def __init__(self, members: Sequence[Placed], num_keys: int) -> None:
+        self._segments = segments = [segment for _, segment in members]
+        self._num_keys = num_keys  # of each member, prefix and padding included
+        self._shape = segments[0].slot.shape
+        sizes = np.array([segment.num_rows for segment in segments])
+        self._num_rows = num_rows = int(sizes.max())
+        place, begun = np.repeat(np.arange(len(segments)), sizes), np.repeat(np.cumsum(sizes) - sizes, sizes)
+        own = np.arange(len(place)) - begun  # number of every row within its segment
+        rows = np.repeat([first for first, _ in members], sizes) + own
+        self._is_sorted = bool((np.diff(rows) > 0).all())
+        committed = np.array([segment.slot.length for segment in segments])
         # Padding points at row 0 of the batch; what comes out of it is never read back.
-        padded = np.zeros((len(ordered), self._num_rows), dtype=np.int64)
-        rows, back = [], []
-        for place, (first, segment) in enumerate(ordered):
-            count = np.arange(segment.num_rows)
-            padded[place, : segment.num_rows] = first + count
-            rows.append(first + count)
-            back.append(place * self._num_rows + count)
-        tables = [padded.ravel(), np.concatenate(rows), np.concatenate(back)]
-        self._padded, self._rows, self._back = (torch.from_numpy(table).to(device) for table in tables)
+        positions, padded = np.zeros((2, len(segments), num_rows), dtype=np.int64)
+        positions[place, own] = [position for segment in segments for position in segment.positions]
+        padded[place, own] = rows
+        visible: list[int] = []
+        for segment in segments:
+            # A padded row sees the first one, for a softmax over nothing is NaN.
+            visible += [*segment.row_bits(), *[1] * (num_rows - segment.num_rows)]
+        seen = unpacked(visible, num_rows).reshape(-1, num_rows, num_rows)
+        self._visible = torch.as_tensor(seen, device=self._shape.device)
+        tables = [committed, positions, padded, rows, place * num_rows + own]
+        uploaded = _uploaded([*tables, *self._tables(place, committed[place] + own)], self._shape.device)
+        self._committed, self._positions, self._padded, self.rows, self._back, *self._own = uploaded
+        self._masks: dict[tuple[int | None, int], Tensor] = {}
+        self._of_heads: tuple[Tensor, Tensor] | None = None
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, out: Tensor) -> None:
-        """Attend for all members, from and into the whole batch.
+    @abstractmethod
+    def _tables(self, place: Indices, at: Indices) -> Sequence[Indices]:
+        """Return tables to upload as `_own`; row i is number at[i] of the text of member place[i]."""
 
-        query [heads, N, dim], key and value [kv_heads, N, dim], out [N, heads, value_dim].
+    @abstractmethod
+    def _stored(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Sequence[Part]]:
+        """Store the new rows [kv_heads, n, dim].
+
+        Return all keys and values of the members, [members, kv_heads, keys, dim], but for the parts that all share.
         """
-        keys, values = (
-            self._merged([part.written(layer, which, new) for part in self._parts])
-            for which, new in enumerate((key, value))
-        )
-        (heads, kv_heads), count = (query.shape[0], key.shape[0]), len(self._members)
-        group = heads // kv_heads
-        rows = query.index_select(1, self._padded).view(kv_heads, group, count, self._num_rows, -1)
-        rows = rows.permute(2, 0, 1, 3, 4).reshape(count, kv_heads, group * self._num_rows, -1)
-        mask = self._mask(call.window, group)
-        if call.fits_fused_kernel and self._slot.prefix is None:
+
+    def covers(self, num_rows: int) -> bool:
+        """Return whether its rows are all of a batch of so many, in order."""
+        return self._is_sorted and len(self.rows) == num_rows
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        """Map the batch's query [heads, N, dim], key and value [kv_heads, N, dim] to `rows`' [n, heads, value_dim]."""
+        if not self.covers(key.shape[1]):
+            key, value = key.index_select(1, self.rows), value.index_select(1, self.rows)
+        keys, values, shared = self._stored(layer, key, value)
+        heads, _, dim = query.shape
+        padded, back = self._indices(heads)
+        # [members, kv_heads, group * rows, dim] at once: in two steps it would be two copies.
+        rows = query.transpose(0, 1).reshape(-1, dim).index_select(0, padded)
+        rows = rows.view(len(self._segments), key.shape[0], -1, dim)
+        mask = self._mask(call.window, heads // key.shape[0])
+        if call.fits_fused_kernel and not shared:
             answer = scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=call.scaling)
         else:
-            answer = attend_by_hand(rows, keys, values, mask, self._num_rows, self._slot.shared(layer), call)
-        answer = answer.view(count, kv_heads, group, self._num_rows, -1).permute(0, 3, 1, 2, 4)
-        answer = answer.reshape(count * self._num_rows, heads, -1)
-        out.index_copy_(0, self._rows, answer.index_select(0, self._back))
+            answer = attend_by_hand(rows, keys, values, mask, self._num_rows, shared, call)
+        return answer.reshape(-1, answer.shape[3]).index_select(0, back).view(-1, heads, answer.shape[3])
 
-    def _merged(self, parts: Sequence[Tensor]) -> Tensor:
+    def _indices(self, heads: int) -> tuple[Tensor, Tensor]:
+        """Return where [members, heads, rows] lie among [N, heads], and where [n, heads] lie among those."""
+        if self._of_heads is None:
+            each = torch.arange(heads, device=self._padded.device)
+            padded = self._padded[:, None] * heads + each[:, None]
+            place, row = self._back[:, None] // self._num_rows, self._back[:, None] % self._num_rows
+            self._of_heads = padded.flatten(), ((place * heads + each) * self._num_rows + row).flatten()
+        return self._of_heads
+
+    def _mask(self, window: int | None, group: int) -> Tensor:
+        """Return the additive mask [members, 1, group * rows, keys]."""
+        if window is not None and all(segment.narrowed(window) is None for segment in self._segments):
+            window = None
+        if (window, group) not in self._masks:
+            columns = torch.arange(self._num_keys, device=self._shape.device)
+            own = columns - self._committed[:, None]  # [members, keys]: rows of this pass count from 0
+            clamped = own.clamp(0, self._num_rows - 1)
+            among = self._visible.gather(2, clamped[:, None].expand(-1, self._num_rows, -1))
+            seen = (own < 0)[:, None] | (among & (own < self._num_rows)[:, None])
+            if window is not None:
+                position = torch.where(own < 0, columns, self._positions.gather(1, clamped))
+                seen &= self._positions[:, :, None] - position[:, None] < window
+            bias = torch.zeros(seen.shape, dtype=self._shape.dtype, device=self._shape.device)
+            self._masks[window, group] = bias.masked_fill_(~seen, float("-inf")).repeat(1, group, 1)[:, None]
+        return self._masks[window, group]
+
+
+@dataclass(frozen=True, slots=True)
+class _SlabPart:
+    """The members whose buffers lie in one slab: their places in the group, and their rows among the group's."""
+
+    slab: BufferSlab
+    places: slice
+    rows: slice
+    num_keys: int
+    neighbors: slice | None  # their lanes, where these are in one piece
+
+
+class LaneGroup(AttentionGroup):
+    """Members in lanes of slabs, which begin with the same prefix or none."""
+
+    def __init__(self, members: Sequence[Placed]) -> None:
+        ordered = sorted(members, key=lambda placed: (id(_buffer(placed[1]).slab), _buffer(placed[1]).lane))
+        self._slot = members[0][1].slot
+        self._parts: list[_SlabPart] = []
+        place = row = 0
+        for slab, part in groupby((segment for _, segment in ordered), lambda segment: _buffer(segment).slab):
+            segments = list(part)
+            lanes = [_buffer(segment).lane for segment in segments]
+            stop, stop_row = place + len(segments), row + sum(segment.num_rows for segment in segments)
+            is_one_piece = lanes[-1] - lanes[0] == len(lanes) - 1
+            neighbors = slice(lanes[0], lanes[-1] + 1) if is_one_piece else None
+            num_keys = max(map(_own_keys, segments))
+            self._parts.append(_SlabPart(slab, slice(place, stop), slice(row, stop_row), num_keys, neighbors))
+            place, row = stop, stop_row
+        super().__init__(ordered, self._slot.start + max(part.num_keys for part in self._parts))
+
+    def _tables(self, place: Indices, at: Indices) -> Sequence[Indices]:
+        buffers = [_buffer(segment) for segment in self._segments]
+        first = np.array([buffer.lane * buffer.capacity - self._slot.start for buffer in buffers])
+        return np.array([buffer.lane for buffer in buffers]), first[place] + at
+
+    def _stored(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Sequence[Part]]:
+        keys, values = (
+            self._joined([self._written(part, layer, which, new) for part in self._parts])
+            for which, new in enumerate((key, value))
+        )
+        return keys, values, self._slot.shared(layer)
+
+    def _written(self, part: _SlabPart, layer: int, which: int, new: Tensor) -> Tensor:
+        """Write new rows of keys (0) or values (1) into a slab; return its members' [places, keys, kv_heads, dim]."""
+        stored, (lanes, targets) = part.slab.layer(layer)[which], self._own
+        if self._shape.keeps(layer):
+            stored.flatten(0, 1).index_copy_(0, targets[part.rows], new[:, part.rows].transpose(0, 1))
+        begun = stored[:, : part.num_keys]
+        return begun.index_select(0, lanes[part.places]) if part.neighbors is None else begun[part.neighbors]
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
         """Join [places, keys, kv_heads, dim] of every slab to [members, kv_heads, keys, dim], padded with zeros."""
         if len(parts) == 1:
             return parts[0].transpose(1, 2)
         # Zeros, not empty: masked keys still enter the product, and NaN times a weight of 0 is NaN.
-        padded_all = parts[0].new_zeros(len(self._members), self._num_keys, *parts[0].shape[2:])
+        num_keys = self._num_keys - self._slot.start
+        joined = parts[0].new_zeros(len(self._segments), num_keys, *parts[0].shape[2:])
         for part, own in zip(self._parts, parts, strict=True):
-            padded_all[part.places, : part.num_keys] = own
-        return padded_all.transpose(1, 2)
+            joined[part.places, : part.num_keys] = own
+        return joined.transpose(1, 2)
 
-    def _mask(self, window: int | None, group: int) -> Tensor:
-        """Return the additive mask [members, 1, group * rows, start + keys]; padded rows see all and are dropped."""
-        if window is not None and all(segment.narrowed(window) is None for segment in self._members):
-            window = None
-        if (window, group) not in self._masks:
-            start = self._slot.start
-            bias = np.zeros((len(self._members), self._num_rows, start + self._num_keys), dtype=np.float32)
-            for place, segment in enumerate(self._members):
-                committed, count = segment.slot.length, segment.num_rows
-                # Only the first `count` rows are masked: a padded row that saw nothing would be softmax over -inf,
-                # which is NaN.
-                bias[place, :count, committed + count :] = -np.inf
-                bias[place, :count, committed : committed + count][~segment.visible()] = -np.inf
-                if window is not None:
-                    rows = np.array(segment.positions)
-                    columns = np.concatenate([np.arange(committed), rows])
-                    bias[place, :count, : committed + count][rows[:, None] - columns[None, :] >= window] = -np.inf
-            shape = self._slot.shape
-            mask = torch.from_numpy(bias).to(device=shape.device, dtype=shape.dtype)
-            self._masks[window, group] = mask.repeat(1, group, 1)[:, None]
-        return self._masks[window, group]
+
+class PageGroup(AttentionGroup):
+    """Members in pages of one arena."""
+
+    def __init__(self, pool: PagePool, members: Sequence[Placed]) -> None:
+        self._pool = pool
+        num_pages = -(-max(_num_keys(segment) for _, segment in members) // PAGE)
+        super().__init__(members, num_pages * PAGE)
+
+    def _tables(self, place: Indices, at: Indices) -> Sequence[Indices]:
+        num_pages = self._num_keys // PAGE
+        # Padded with pages of its own: NaN that another session has left in a page must not get here.
+        tables = [segment.slot.page_table() for segment in self._segments]
+        pages = np.stack([t[:num_pages] if len(t) >= num_pages else np.resize(t, num_pages) for t in tables])
+        return pages, pages[place, at // PAGE] * PAGE + at % PAGE
+
+    def _stored(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Sequence[Part]]:
+        pages, targets = self._own
+        self._pool.write(layer, targets, key, value)
+        # All pages of all members: [members, kv_heads, keys, dim] in one copy.
+        found = self._pool.pages(layer).index_select(0, pages.flatten())
+        found = found.view(len(self._segments), -1, *found.shape[2:]).transpose(1, 2)
+        return *self._pool.keys_and_values(layer, found), ()
 
 
 def attend_by_hand(
@@ -208,25 +280,32 @@ def _wide_scores(rows: Tensor, keys: Tensor) -> Tensor:
 
 def group_segments(placed: Sequence[Placed], limits: GroupLimits) -> tuple[list[AttentionGroup], list[Placed]]:
     """Split the segments into groups that attend together and single ones."""
-    kinds: dict[tuple[Prefix | None, int], list[Placed]] = defaultdict(list)
+    kinds: dict[tuple[PagePool | Prefix | None, int], list[Placed]] = defaultdict(list)
     single: list[Placed] = []
     for first, segment in placed:
-        size = next((most for most in FEW_ROWS if segment.num_rows <= most), 0)
-        if size and _buffer(segment).slab.num_lanes > 1:
+        buffer = segment.slot.buffer
+        size = next((most for most in _FEW_ROWS if segment.num_rows <= most), 0)
+        if size and isinstance(buffer, PagedBuffer):
+            kinds[buffer.pool, size].append((first, segment))
+        elif size and _buffer(segment).slab.num_lanes > 1:
             kinds[segment.slot.prefix, size].append((first, segment))
         else:
             single.append((first, segment))
-    found: list[AttentionGroup] = []
-    for kind in kinds.values():
-        for members in similar(kind, _own_keys, limits, limits.scores):
+    groups: list[AttentionGroup] = []
+    for (where, _), kind in kinds.items():
+        if isinstance(where, PagePool):
+            similar = _similar(kind, _num_keys, limits, limits.keys)
+            groups += [PageGroup(where, sorted(members, key=lambda member: member[0])) for members in similar]
+            continue
+        for members in _similar(kind, _own_keys, limits, limits.scores):
             if len(members) > 1:
-                found.append(AttentionGroup(members))
+                groups.append(LaneGroup(members))
             else:
                 single.extend(members)
-    return found, single
+    return groups, single
 
 
-def similar(
+def _similar(
     kind: Sequence[Placed], num_keys: Callable[[BatchSegment], int], limits: GroupLimits, most_keys: int
 ) -> list[list[Placed]]:
     """Split segments into groups of similar length, small enough for their scores, and of at most `most_keys` keys."""
@@ -250,3 +329,14 @@ def _own_keys(segment: BatchSegment) -> int:
 def _buffer(segment: BatchSegment) -> KVBuffer:
     assert isinstance(segment.slot.buffer, KVBuffer)
     return segment.slot.buffer
+
+
+def _num_keys(segment: BatchSegment) -> int:
+    return segment.slot.length + segment.num_rows
+
+
+def _uploaded(tables: Sequence[Indices], device: torch.device) -> list[Tensor]:
+    """Send tables to the device in one piece."""
+    flat = torch.as_tensor(np.concatenate([table.ravel() for table in tables]), device=device)
+    parts = torch.split(flat, [table.size for table in tables])
+    return [part.view(table.shape) for part, table in zip(parts, tables, strict=True)]

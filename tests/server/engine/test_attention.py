@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import DraftTree
-from outrider_server.engine import attention, grouped_attention, paged_attention
+from outrider_server.engine import attention, grouped_attention
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import BatchSegment
 from outrider_server.engine.grouped_attention import HOST_LIMITS, GroupLimits
@@ -104,7 +104,7 @@ def test_kernels_may_answer_in_another_order_of_memory(name, layout, monkeypatch
         return torch.cat([slot_logits(name, parts, HOST_LIMITS), *(slot_logits(name, [part]) for part in parts)])
 
     expected = logits()
-    for module in (attention, grouped_attention, paged_attention):
+    for module in (attention, grouped_attention):
         monkeypatch.setattr(module, "scaled_dot_product_attention", reordered)
     torch.testing.assert_close(logits(), expected, atol=TOLERANCE, rtol=0)
 

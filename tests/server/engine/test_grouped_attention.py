@@ -22,7 +22,6 @@ from outrider_server.engine.grouped_attention import (
     Placed,
     group_segments,
 )
-from outrider_server.engine.paged_attention import group_pages
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.kv.budget import KVShape, MemoryBudget, RowShape
@@ -272,9 +271,9 @@ def test_what_another_session_has_left_in_its_pages_harms_nobody():
 
 def test_copies_of_pages_have_a_bound():
     parts = [(each, [5], DraftTree()) for each in sessions("llama", [[]], [40] * 6, "paged")]
-    assert [len(group._segments) for group in group_pages(placed(parts), HOST_LIMITS)[0]] == [6]
+    assert [len(group._segments) for group in group_segments(placed(parts), HOST_LIMITS)[0]] == [6]
     few = replace(HOST_LIMITS, keys=4 * 41)
-    groups, others = group_pages(placed(parts), few)
+    groups, others = group_segments(placed(parts), few)
     assert [len(group._segments) for group in groups] == [4, 2]
     assert not others
     plain, fast = logits("llama", parts, None), logits("llama", parts, few)
