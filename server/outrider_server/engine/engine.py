@@ -1,7 +1,6 @@
 """The engine: one pass of the target over the rows of any number of sessions. Knows no frames and no threads.
 
-launch() starts the pass, finish() waits for it and judges the trees; on a GPU the host is free between the two. Neither
-changes a session: commit() applies one session's result, commit_all() those of a whole pass.
+verify() changes no session: commit() applies one session's result, commit_all() those of a whole pass.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import AcceptedPath, verify_path, verify_typical
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import BatchSegment
-from outrider_server.engine.grouped_attention import DEVICE_LIMITS, HOST_LIMITS, GroupLimits
+from outrider_server.engine.grouped_attention import DEVICE_LIMITS, HOST_LIMITS
 from outrider_server.engine.sampler import NOT_FINITE, BatchedChoices, ChoiceRequest, RowChoices, Sampler, argmax
 from outrider_server.engine.sequence import Sequence
-from outrider_server.engine.target import Target
+from outrider_server.engine.target import Target, TargetOutput
 from outrider_server.kv.buffers import is_out_of_memory
 from outrider_server.kv.pages import PagedBuffer
 from outrider_server.kv.slot import KVSlot, LayerTensors
@@ -75,57 +74,12 @@ class StepResult:
     finite: bool = True
 
 
-class _PassTimer:
-    """Times a pass, by the device where that computes it while the host goes on."""
-
-    def __init__(self, device: torch.device, started: float) -> None:
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        self.started = started
-        self._first = self._event()
-        self._last: torch.cuda.Event | None = None
-
-    def launched(self) -> None:
-        """Note that all of the pass has been launched."""
-        self._last = self._event()
-
-    def wait(self) -> None:
-        """Wait until the device is through with it."""
-        if self._last is not None:
-            self._last.synchronize()
-
-    def ended(self, now: float) -> float:
-        """Return when that was, after wait(): `now`, or earlier where the host has come late."""
-        if self._first is None or self._last is None:
-            return now
-        device_ms: float = self._first.elapsed_time(self._last)
-        return min(now, self.started + device_ms / 1e3)
-
-    def _event(self) -> torch.cuda.Event | None:
-        if self._stream is None:
-            return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call] # torch
-        event.record(self._stream)
-        return event
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LaunchedPass:
-    """A pass of which nothing has been read yet. `requests`: what each input wants to know of its logits."""
-
-    inputs: abc.Sequence[StepInput]
-    requests: abc.Sequence[ChoiceRequest | None]
-    choices: RowChoices | None
-    hidden: Mapping[int, Tensor]
-    timer: _PassTimer
-
-
 class Engine:
     """Runs passes on one target; with a pace, each lasts as long as on that hardware.
 
-    `attention`: compute similar sessions together (bunched, within `limits`; None: those for the device), or each on
-    its own (plain). `choices`: make all tokens on the device and read them at once (batched), or one at a time as they
-    are needed (plain); auto: batched unless the device is the host, which waits for nothing and would compute what
-    nobody needs.
+    `attention`: compute similar sessions together (bunched), or each on its own (plain). `choices`: draw all tokens on
+    the device and read them at once (batched), or one at a time as they are needed (plain); auto: batched unless the
+    device is the host, which waits for nothing and would compute what nobody needs.
     """
 
     def __init__(
@@ -136,11 +90,10 @@ class Engine:
         sleep: Callable[[float], None] = time.sleep,
         attention: Literal["bunched", "plain"] = "bunched",
         choices: Literal["auto", "batched", "plain"] = "auto",
-        limits: GroupLimits | None = None,
     ) -> None:
         on_host = target.kv.device.type == "cpu"
-        best_limits = HOST_LIMITS if on_host else DEVICE_LIMITS
-        self._limits = (limits or best_limits) if attention == "bunched" else None
+        limits = HOST_LIMITS if on_host else DEVICE_LIMITS
+        self._limits = limits if attention == "bunched" else None
         self._is_batched = choices == "batched" or (choices == "auto" and not on_host)
         self.target = target
         self._pace = pace
@@ -148,50 +101,27 @@ class Engine:
         self._sleep = sleep
         self._eos = frozenset(target.eos_token_ids)
 
-    def verify(self, inputs: abc.Sequence[StepInput]) -> list[StepResult]:
-        """Run one forward pass over all inputs, at most one per session."""
-        return self.finish(self.launch(inputs))
-
     @torch.inference_mode()
-    def launch(self, inputs: abc.Sequence[StepInput]) -> LaunchedPass:
-        """Start a forward pass over all inputs, at most one per session, and the choice of its tokens.
-
-        Until finish() their sessions must stay as they are, but for rows that a shared prefix takes over.
-        """
-        last = self.target.max_context - 1
+    def verify(self, inputs: abc.Sequence[StepInput]) -> list[StepResult]:
+        """Run one forward pass over all inputs, at most one per session, and judge the trees."""
+        started, last = self._clock(), self.target.max_context - 1
         segments = [
             BatchSegment(step_input.sequence.slot, len(step_input.chain), step_input.tree, last)
             for step_input in inputs
         ]
-        tokens = [token for step_input in inputs for token in (*step_input.chain, *step_input.tree.tokens)]
-        positions = [position for segment in segments for position in segment.positions]
-        wanted = frozenset(
-            layer for step_input in inputs if step_input.sequence.tap for layer in step_input.sequence.tap.hidden_layers
-        )
-        timer = _PassTimer(self.target.kv.device, self._clock())
         requests, keep = _choice_requests(inputs, segments)
+        # Before the pass: behind its layers, what this sends to the device would wait for all of them.
         choices = self._choices([request for request in requests if request is not None])
-        batch = FlatBatch(segments, limits=self._limits, invariant=self.target.batch_invariant)
-        output = self.target.forward(tokens, positions, batch, keep, wanted)
+        output = self._forward(inputs, segments, keep)
         if choices is not None:
-            choices.choose(output.logits)
-        timer.launched()
-        return LaunchedPass(inputs, requests, choices, output.hidden, timer)
-
-    @torch.inference_mode()
-    def finish(self, launched: LaunchedPass) -> list[StepResult]:
-        """Wait for a pass, read its tokens in one copy, and judge the trees."""
-        inputs, requests, choices = launched.inputs, launched.requests, launched.choices
-        launched.timer.wait()
-        if choices is not None:
-            choices.read()
-        timing = self._timing(launched)
+            choices.read(output.logits)
+        timing = self._timing(started, inputs)
         accepted = [self._verify_tree(one, request, choices) for one, request in zip(inputs, requests, strict=True)]
         logprobs = [
             choices.logprobs(request, path) if choices and request and path else ()
             for request, path in zip(requests, accepted, strict=True)
         ]
-        hidden = _kept_hidden(inputs, accepted, launched.hidden)
+        hidden = _kept_hidden(inputs, accepted, output.hidden)
         return [
             StepResult(one, timing, path, rows, own, finite=path is not None or one.sampler is None)
             for one, path, rows, own in zip(inputs, accepted, hidden, logprobs, strict=True)
@@ -222,7 +152,7 @@ class Engine:
         failures: list[Exception | None] = []
         for result in results:
             try:
-                _commit(result, placed=placed)
+                self.commit(result, placed=placed)
             except Exception as error:
                 failures.append(error)
             else:
@@ -230,9 +160,20 @@ class Engine:
         return failures
 
     @torch.inference_mode()
-    def commit(self, result: StepResult) -> None:
-        """Keep the chain and the accepted path, and the hidden states that their features need."""
-        _commit(result)
+    def commit(self, result: StepResult, *, placed: bool = False) -> None:
+        """Keep the chain and the accepted path, and the hidden states that their features need.
+
+        `placed`: the path's rows have been moved already.
+        """
+        step_input, accepted = result.step_input, result.accepted
+        path = accepted.path if accepted else ()
+        # Only a text that goes on has a next root; after an end, no draft can follow it.
+        bonus = accepted.bonus if accepted and accepted.finish is Finish.NOT_YET else None
+        tokens = [step_input.tree.tokens[node] for node in path]
+        step_input.sequence.commit(step_input.chain, path, tokens, bonus, placed=placed)
+        if tap := step_input.sequence.tap:
+            # A pass has the layers of every session's tap: keep those of its own.
+            step_input.sequence.add_hidden({layer: result.hidden[layer] for layer in tap.hidden_layers})
 
     @torch.inference_mode()
     def tap(self, sequences: abc.Sequence[Sequence]) -> None:
@@ -247,23 +188,33 @@ class Engine:
             for sequence, own in zip(members, np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
                 sequence.add_features(own)
 
-    def _timing(self, launched: LaunchedPass) -> StepTiming:
+    def _forward(
+        self, inputs: abc.Sequence[StepInput], segments: abc.Sequence[BatchSegment], keep: list[int]
+    ) -> TargetOutput:
+        tokens = [token for step_input in inputs for token in (*step_input.chain, *step_input.tree.tokens)]
+        positions = [position for segment in segments for position in segment.positions]
+        wanted = frozenset(
+            layer for step_input in inputs if step_input.sequence.tap for layer in step_input.sequence.tap.hidden_layers
+        )
+        batch = FlatBatch(segments, limits=self._limits, invariant=self.target.batch_invariant)
+        return self.target.forward(tokens, positions, batch, keep, wanted)
+
+    def _timing(self, started: float, inputs: abc.Sequence[StepInput]) -> StepTiming:
         """Return when the pass began and ended, after the rest of its time on the emulated hardware."""
-        timer = launched.timer
-        if self._pace is None:
-            return StepTiming(timer.started, timer.ended(self._clock()))
-        num_rows = sum(step_input.num_rows for step_input in launched.inputs)
-        left = timer.started + self._pace.pass_s(num_rows) - self._clock()
-        if left > 0:
-            self._sleep(left)
-        return StepTiming(timer.started, self._clock())
+        if self.target.kv.device.type == "cuda":
+            torch.cuda.current_stream(self.target.kv.device).synchronize()  # nobody has read a pass of context alone
+        if self._pace is not None:
+            num_rows = sum(step_input.num_rows for step_input in inputs)
+            left = started + self._pace.pass_s(num_rows) - self._clock()
+            if left > 0:
+                self._sleep(left)
+        return StepTiming(started, self._clock())
 
     def _choices(self, asked: abc.Sequence[ChoiceRequest]) -> RowChoices | None:
         """Prepare the choice of the target's tokens; None where nothing is to be chosen."""
         if not asked:
             return None
-        target = self.target
-        return BatchedChoices(asked, target.vocab_size, target.kv.device) if self._is_batched else RowChoices()
+        return BatchedChoices(asked, self.target.kv.device) if self._is_batched else RowChoices()
 
     def _verify_tree(
         self, step_input: StepInput, request: ChoiceRequest | None, choices: RowChoices | None
@@ -300,18 +251,6 @@ def _place_paths(results: abc.Sequence[StepResult]) -> bool:
     if moves:
         moves[0][0].pool.move(moves)  # all sessions' pages are of one pool, that of the engine's memory
     return True
-
-
-def _commit(result: StepResult, *, placed: bool = False) -> None:
-    step_input, accepted = result.step_input, result.accepted
-    path = accepted.path if accepted else ()
-    # Only a text that goes on has a next root; after an end, no draft can follow it.
-    bonus = accepted.bonus if accepted and accepted.finish is Finish.NOT_YET else None
-    tokens = [step_input.tree.tokens[node] for node in path]
-    step_input.sequence.commit(step_input.chain, path, tokens, bonus, placed=placed)
-    if tap := step_input.sequence.tap:
-        # A pass has the layers of every session's tap: keep those of its own.
-        step_input.sequence.add_hidden({layer: result.hidden[layer] for layer in tap.hidden_layers})
 
 
 def _choice_requests(

@@ -36,6 +36,8 @@ class _FusedLayer:
 
     def __init__(self, layer: Any, index: int, *, packed: bool) -> None:  # Any: transformers' layer
         attention, mlp = layer.self_attn, layer.mlp
+        # Mistral has one for all layers, Qwen one for some.
+        window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
         self._index = index
         self._qkv = _merged([attention.q_proj, attention.k_proj, attention.v_proj], packed=packed)
         self._out = _merged([attention.o_proj], packed=packed)
@@ -44,7 +46,7 @@ class _FusedLayer:
         self._head_dim: int = attention.head_dim
         self._heads = attention.q_proj.out_features // self._head_dim
         self._kv_heads = attention.k_proj.out_features // self._head_dim
-        self._call = AttentionCall(attention.scaling, None, _window(attention))
+        self._call = AttentionCall(attention.scaling, None, window)
         self._head_norms = [_norm(attention.q_norm), _norm(attention.k_norm)] if hasattr(attention, "q_norm") else []
         self._attention_norm = _norm(layer.input_layernorm)
         self._mlp_norm = _norm(layer.post_attention_layernorm)
@@ -141,12 +143,6 @@ def _plus(layer: PackedLinear, x: Tensor, residual: Tensor) -> Tensor:
     if layer.is_packed or layer.bias is not None:
         return layer.plus(x, residual)
     return torch.addmm(residual, x, layer.weight.t())  # one kernel instead of two
-
-
-def _window(attention: Any) -> int | None:  # Any: transformers' class
-    """Return a layer's sliding window: Mistral has one for all layers, Qwen one for some."""
-    window: int | None = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
-    return window
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

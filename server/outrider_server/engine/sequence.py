@@ -122,7 +122,6 @@ class Sequence:
             self.truncate(base_len)
             self.tokens.extend(context)
             self.bonus = None if context else self.bonus
-        self.memory.between_passes()
         if self._is_invalid:
             self.evict()
             self._is_invalid = False
@@ -136,7 +135,8 @@ class Sequence:
 
     def reserve(self, num_more: int) -> None:
         """Make room for the rows of all tokens and `num_more` behind them. Raises as begin()."""
-        self.memory.between_passes()
+        if self.memory.must_free_all:
+            self.memory.free_all()
         total = len(self.tokens) + num_more
         self.memory.check_fit(self, total)
         take = partial(self.memory.take_for, self)
@@ -149,7 +149,7 @@ class Sequence:
             # Its old rows and their larger copy do not fit side by side: recompute them into the new buffer.
             self.slot.reserve(total, take)
         self.usage.settle()
-        if not self.num_untapped and self.memory.restore(self):
+        if not self.num_untapped and self.memory.host.restore(self, self.slot):
             self.num_features = self.slot.length if self.tap else 0
             self.memory.register_blocks(self)
 
@@ -162,7 +162,7 @@ class Sequence:
             self._hasher = PrefixHasher()
         if self.drafter is not None:
             self.drafter.truncate(length)
-        self.memory.forget(self, length)
+        self.memory.host.truncate(self, length)
         self._keep_rows(min(length, self.slot.length))
 
     def evict(self) -> None:
@@ -173,7 +173,7 @@ class Sequence:
     def invalidate(self) -> None:
         """Discard its rows before the next request, and let no other sequence use them: a pass failed."""
         self._is_invalid = True
-        self.memory.forget(self)
+        self.memory.host.drop(self)
 
     def release(self) -> None:
         """Give everything back; the session has ended."""
@@ -263,7 +263,7 @@ class Sequence:
         """Keep the first `length` rows, or fewer where they are shared."""
         self.slot.truncate(length)
         length = self.slot.length
-        self.memory.unregister_blocks(self, length)
+        self.memory.prefix_cache.unregister_blocks(self, length)
         self.num_features = min(self.num_features, length)
         self._trim_hidden()
         if self.tap_state is not None:

@@ -26,7 +26,6 @@ from outrider_server.engine.hf_model import (
     costly_placement,
     eos_token_ids,
     explained,
-    is_small,
     last_layer_output,
     load_model,
     resolve_device,
@@ -72,10 +71,6 @@ class Target:
     fused: FusedDecoder | None = None  # its passes in fewer steps; None: transformers' own
     batch_invariant: bool = False  # a row's result depends on its own text alone
     schemas: SchemaCompiler | None = None  # of JSON answers
-
-    @property
-    def is_small(self) -> bool:
-        return is_small(self.model)
 
     def close(self) -> None:
         """End the other processes, where there are any. Safe to call twice."""

@@ -6,7 +6,7 @@ Every byte is counted in the budget.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -217,11 +217,11 @@ class BufferPool:
         width: int,
     ) -> bool:
         """Return whether take() succeeds once all is free but `staying`, and `prefix_bytes` of prefixes."""
-        slabs = {buffer.slab for buffer in _lanes(staying)}
+        slabs = {buffer.slab for buffer in staying if isinstance(buffer, KVBuffer)}
         pinned = sum(slab.num_bytes for slab in slabs) + prefix_bytes
         # A slab goes only as a whole; a lane beside one that stays serves for rows of its own size.
         key = (rounded_capacity(num_rows), width)
-        lanes = [*self._spare.get(key, ()), *_lanes(leaving)]
+        lanes = [*self._spare.get(key, ()), *(buffer for buffer in leaving if isinstance(buffer, KVBuffer))]
         return pinned + self.bytes_of(num_rows, width) <= self.budget.limit_bytes or any(
             buffer.slab in slabs and (buffer.capacity, buffer.width) == key for buffer in lanes
         )
@@ -234,14 +234,6 @@ class BufferPool:
             self._spare[key] = kept
             self.spare_bytes -= freed
             self.budget.give(freed)
-
-    def give_back(self) -> None:
-        """Free them, and let others on the device have the memory."""
-        self.trim()
-        # Not at every eviction: it waits for the device, and the next allocations then have to ask the driver. Where
-        # torch itself runs out it does this before it fails.
-        if self.shape.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def _allocate(self, lanes: int, capacity: int, width: int) -> list[KVBuffer]:
         num_bytes = self.bytes_of(lanes * capacity, width)
@@ -263,12 +255,6 @@ class BufferPool:
 
 def _num_bytes(stacks: Iterable[tuple[Tensor, Tensor]]) -> int:
     return sum(keys.nbytes + values.nbytes for keys, values in stacks)
-
-
-def _lanes(buffers: Collection[KVRows]) -> Iterator[KVBuffer]:
-    for buffer in buffers:
-        assert isinstance(buffer, KVBuffer)
-        yield buffer
 
 
 def rounded_capacity(num_rows: int) -> int:

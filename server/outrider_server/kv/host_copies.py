@@ -32,18 +32,10 @@ class RowCopy:
     def of(cls, slot: KVSlot, length: int) -> RowCopy:
         rows = {}
         # A layer at a time: gathering the pages of all would take as much again of the device's memory.
-        for stack in slot.shape.stacks:
-            for layer in stack.layers:
-                keys, values = (
-                    torch.empty(stack.row.kv_heads, length, dim, dtype=slot.shape.dtype)
-                    for dim in (stack.row.key_dim, stack.row.value_dim)
-                )
-                first = 0
-                for part in (*slot.shared(layer), slot.buffer.layer_rows(layer, max(length - slot.start, 0))):
-                    stop = min(first + part[0].shape[1], length)
-                    keys[:, first:stop], values[:, first:stop] = (each[:, : stop - first] for each in part)
-                    first = stop
-                rows[layer] = keys, values
+        for layer in (layer for stack in slot.shape.stacks for layer in stack.layers):
+            parts = *slot.shared(layer), slot.buffer.layer_rows(layer, max(length - slot.start, 0))
+            keys, values = (torch.cat(same, dim=1)[:, :length].cpu() for same in zip(*parts, strict=True))
+            rows[layer] = keys, values
         return cls(length, rows, slot.features(0, length))
 
     @property
@@ -57,6 +49,7 @@ class HostCopies:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.restored_tokens = 0  # whose rows came back
         self._copies: dict[object, RowCopy] = {}  # the oldest first
 
     def keep(self, owner: object, slot: KVSlot, length: int) -> bool:
@@ -89,7 +82,9 @@ class HostCopies:
         """Append what the slot lacks of its copy, for which it must have room; return how many rows. The copy goes."""
         if (copy := self.drop(owner)) is None:
             return 0
-        return slot.append(copy.rows, copy.features, copy.length)
+        num_rows = slot.append(copy.rows, copy.features, copy.length)
+        self.restored_tokens += num_rows
+        return num_rows
 
     def drop(self, owner: object) -> RowCopy | None:
         """Forget its copy, and return it."""

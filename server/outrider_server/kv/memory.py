@@ -9,9 +9,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from typing import Literal
+
+import torch
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_server.kv.budget import KVShape, MemoryBudget, OutOfKVMemory
@@ -35,9 +37,8 @@ _DROP_SHARE = 16  # prefixes of one part in so many of all memory go at once: fi
 class KVMemory:
     """The memory of all sequences. For the engine thread only, but for `new_slot` and the counts.
 
-    Sessions give way to others only between passes; rows may become a shared prefix at any time. `small_bytes`: rows
-    that are too few to be worth sharing. `layout` auto: paged, but contiguous on a CPU, where gathering pages costs
-    more than the attention over them. `swap_bytes`: of the host, for the rows of evicted sessions.
+    `small_bytes`: rows that are too few to be worth sharing. `layout` auto: paged, but contiguous on a CPU, where
+    gathering pages costs more than the attention over them. `swap_bytes`: of the host, for rows of evicted sessions.
     """
 
     def __init__(
@@ -55,18 +56,15 @@ class KVMemory:
         self._is_paged = layout == "paged" or (layout == "auto" and shape.device.type != "cpu")
         self.pool: RowPool = PagePool(shape, self.budget) if self._is_paged else BufferPool(shape, self.budget)
         self.evictions = 0
-        self.restored_tokens = 0  # whose rows came back from the host
         self.prefix_hits_tokens = 0  # tokens found in the cache
         self.prefix_asked_tokens = 0  # tokens looked up
         self.policy = policy or EvictionPolicy(self.budget.limit_bytes)
         self._clock = clock
-        self.prefix_cache = PrefixCache(self, small_bytes, copies=not self._is_paged)
+        self.prefix_cache = PrefixCache(self.pool, self._take_copy, small_bytes)
         self._sharing = sharing
         self.host = HostCopies(swap_bytes)
         self._sequences: dict[CachedSequence, None] = {}
-        self.must_free_all = False  # a pass has failed for lack of memory
-        self._pass_runs = False
-        self.count = 0  # number of uses: the clock of least recent use
+        self.must_free_all = False  # before the next pass: one has failed for lack of memory
 
     def group(self, payer: str, tap: str) -> bytes:
         """Return the key of the sequences that may share rows: same payer (or all), same tap."""
@@ -96,8 +94,8 @@ class KVMemory:
 
         Returns how many of its tokens have rows and features by that.
         """
-        self.count += 1
-        sequence.usage.ask(self.count, now := self._clock())
+        self.prefix_cache.count += 1
+        sequence.usage.ask(self.prefix_cache.count, now := self._clock())
         slot, first = sequence.slot, sequence.slot.length
         if not slot.holds_any:
             sequence.usage.placed_at = now
@@ -108,7 +106,7 @@ class KVMemory:
             elif first > slot.start and (known := self.prefix_cache.find_duplicate(sequence)) is not None:
                 slot.rebase(known)
         if slot.prefix is not None:
-            slot.prefix.used_at = self.count
+            slot.prefix.used_at = self.prefix_cache.count
         # Before unshare(), which moves the rows that were shared into the sequence's own buffer.
         given = slot.start
         self.prefix_cache.unshare(sequence, num_rows)
@@ -136,23 +134,6 @@ class KVMemory:
         if self._shares(sequence):
             self.prefix_cache.register_blocks(sequence)
 
-    def unregister_blocks(self, sequence: CachedSequence, length: int) -> None:
-        """Forget its blocks behind `length`, before it drops them."""
-        self.prefix_cache.unregister_blocks(sequence, length)
-
-    def restore(self, sequence: CachedSequence) -> bool:
-        """Copy back rows and features that it had when it was evicted; return whether there were any.
-
-        For a sequence with features of all its rows, and with room for those.
-        """
-        num_rows = self.host.restore(sequence, sequence.slot)
-        self.restored_tokens += num_rows
-        return num_rows > 0
-
-    def forget(self, sequence: CachedSequence, length: int = 0) -> None:
-        """Never restore what it had behind the first `length` tokens."""
-        self.host.truncate(sequence, length)
-
     def leave(self, sequence: CachedSequence, length: int = 0) -> None:
         """Keep as a prefix what it is about to drop behind the first `length` tokens."""
         if length < BLOCK * len(sequence.block_hashes) and self._shares(sequence):
@@ -173,7 +154,7 @@ class KVMemory:
         self.prefix_cache.forget(sequence)
         sequence.evict()
 
-    def take_copy(self, source: KVRows, first: int, count: int, spare: Sequence[CachedSequence]) -> KVRows:
+    def _take_copy(self, source: KVRows, first: int, count: int, spare: Sequence[CachedSequence]) -> KVRows:
         """Return a copy of rows. Raises OutOfKVMemory.
 
         Evicts nothing of `spare`; takes only free memory if that is empty.
@@ -184,46 +165,20 @@ class KVMemory:
         copy.copy_rows(0, source, first, count)
         return copy
 
-    def divide(self, buffer: KVRows, count: int, spare: Sequence[CachedSequence]) -> tuple[KVRows, KVRows]:
-        """Return its first `count` rows and the others, in place of `buffer`. Raises OutOfKVMemory."""
-        if isinstance(self.pool, PagePool):
-            return self.pool.divided(buffer, count)
-        upper = self.take_copy(buffer, 0, count, spare)
-        try:
-            lower = self.take_copy(buffer, count, buffer.capacity - count, spare)
-        except OutOfKVMemory:
-            self.give(upper)
-            raise
-        self.give(buffer)
-        return upper, lower
-
-    def give(self, buffer: KVRows) -> None:
-        self.pool.free(buffer)
-
-    @contextmanager
-    def during_pass(self) -> Iterator[None]:
-        """Give only memory that is free: a session in the pass must keep its rows, though its client may have left."""
-        self._pass_runs = True
-        try:
-            yield
-        finally:
-            self._pass_runs = False
-
-    def between_passes(self) -> None:
-        """Free memory now, where a pass has asked for it, unless one runs."""
-        if self.must_free_all and not self._pass_runs:
-            self.must_free_all = False
-            self.free_all()
-
     def free_all(self) -> None:
         """Give back everything that can be computed again: the machine itself has run out."""
+        self.must_free_all = False
         self._drop_unused(-1)
         for sequence in list(self._sequences):
             if sequence.slot.holds_any and sequence.status != "working":
                 sequence.evict()  # for good: a copy would take memory of the machine first
                 self.evictions += 1
         self._drop_unused(-1)
-        self.pool.give_back()
+        self.pool.trim()
+        # Not at every eviction: it waits for the device, and the next allocations then have to ask the driver. Where
+        # torch itself runs out it does this before it fails.
+        if self.pool.shape.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _shares(self, sequence: CachedSequence) -> bool:
         return self._sharing != "none" and sequence.group is not None
@@ -243,7 +198,7 @@ class KVMemory:
         try:
             return take(num_rows, width)
         except OutOfKVMemory as shortage:
-            if not spare or self._pass_runs:
+            if not spare:
                 raise
             victims = self._victims(spare, asking)
             # Ask before evicting: no session may lose its rows for a request that cannot fit anyway.

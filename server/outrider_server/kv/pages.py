@@ -235,11 +235,6 @@ class PagePool:
     def trim(self) -> None:
         """Do nothing: the arena stays."""
 
-    def give_back(self) -> None:
-        """Let others on the device have what torch keeps for itself, which is not the arena."""
-        if self.shape.device.type == "cuda":
-            torch.cuda.empty_cache()
-
     def _extend(self, num_pages: int) -> None:
         """Add free pages. Moves the arena, if there is one."""
         shape, first = self.shape, self.num_pages

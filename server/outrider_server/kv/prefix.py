@@ -34,7 +34,7 @@ class Prefix:
         self.buffer = buffer
         self.users = 0  # slots that end with it, and child prefixes
         self.num_slots = 0  # slots that begin with it
-        self.used_at = 0  # KVMemory.count at its last use
+        self.used_at = 0  # PrefixCache.count at its last use
         if parent is not None:
             parent.users += 1
 

@@ -12,17 +12,18 @@ Pages are never copied: they become the Prefix's, and their session begins with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain, dropwhile
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from outrider_server.kv.budget import OutOfKVMemory
+from outrider_server.kv.buffers import BufferPool
 from outrider_server.kv.eviction import Status, Usage
+from outrider_server.kv.pages import PagePool
 from outrider_server.kv.prefix import BLOCK, Prefix, block_hashes_of
 from outrider_server.kv.rows import KVRows
-from outrider_server.kv.slot import KVSlot
+from outrider_server.kv.slot import KVSlot, RowPool
 
 
 class CachedSequence(Protocol):
@@ -59,44 +60,26 @@ class CachedSequence(Protocol):
         ...
 
 
-class BufferAllocator(Protocol):
-    """Source of buffers and of the clock of uses."""
-
-    count: int  # of uses so far
-
-    def take_copy(self, source: KVRows, first: int, count: int, spare: Sequence[CachedSequence]) -> KVRows:
-        """Return a copy of rows without evicting anything of `spare`. Raises OutOfKVMemory."""
-        ...
-
-    def divide(self, buffer: KVRows, count: int, spare: Sequence[CachedSequence]) -> tuple[KVRows, KVRows]:
-        """Return its first `count` rows and the others, in place of `buffer`. Raises OutOfKVMemory."""
-        ...
-
-    def give(self, buffer: KVRows) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Match:
-    """The first `length` tokens of a text, held by `owner`."""
-
-    owner: Prefix | CachedSequence
-    length: int
+# Returns a copy of rows, so many from the first on, without evicting anything of some sequences. Raises OutOfKVMemory.
+TakeCopy: TypeAlias = Callable[[KVRows, int, int, Sequence[CachedSequence]], KVRows]
 
 
 class PrefixCache:
     """All prefixes and block owners. For the engine thread only.
 
-    `small_bytes`: up to this size, rows are copied rather than shared. `copies`: False for pages.
+    `small_bytes`: up to this size, rows are copied rather than shared, but for pages.
     """
 
-    def __init__(self, allocator: BufferAllocator, small_bytes: int, *, copies: bool) -> None:
-        self._allocator = allocator
-        self._small_bytes = small_bytes if copies else 0
-        self._has_copies = copies
+    def __init__(self, pool: RowPool, take_copy: TakeCopy, small_bytes: int) -> None:
+        self._pool = pool
+        self._take_copy = take_copy
+        self._has_copies = isinstance(pool, BufferPool)
+        self._small_bytes = small_bytes if self._has_copies else 0
         self._owners: dict[bytes, Prefix | CachedSequence] = {}
         self._copies: dict[Prefix, CachedSequence] = {}  # prefixes whose rows a session has copied
         self.num_bytes = 0
         self.all: set[Prefix] = set()
+        self.count = 0  # number of uses: the clock of least recent use
 
     def find(self, sequence: CachedSequence) -> Prefix | None:
         """Return the longest known prefix of its text, if longer than the rows it has."""
@@ -109,7 +92,7 @@ class PrefixCache:
             length, owner = length + BLOCK, known
         if owner is None or length <= sequence.slot.length:
             return None
-        return self._shared(_Match(owner, length), tokens, sequence)
+        return self._shared(owner, length, sequence)
 
     def attach(self, sequence: CachedSequence, prefix: Prefix) -> None:
         """Make the sequence begin with `prefix` instead of its former rows.
@@ -173,11 +156,12 @@ class PrefixCache:
             prefix.parent.users -= 1
         self.all.remove(prefix)
         self.num_bytes -= prefix.buffer.num_bytes
-        self._allocator.give(prefix.buffer)
+        self._pool.free(prefix.buffer)
 
     def find_duplicate(self, sequence: CachedSequence) -> Prefix | None:
         """Return a prefix of rows that two sequences computed at the same time."""
-        length, match, copied = sequence.slot.start, None, None
+        length = found = sequence.slot.start
+        owner, copied = None, None
         for block_hash in sequence.block_hashes[length // BLOCK :]:
             known = self._owners.get(block_hash)
             if known is None or known is sequence:
@@ -189,12 +173,12 @@ class PrefixCache:
             if isinstance(known, Prefix) and (not known.num_slots or self._is_small(known)):
                 copied = known
             else:
-                match = _Match(known, length)
-        return None if match is None else self._shared(match, sequence.tokens, sequence)
+                owner, found = known, length
+        return None if owner is None else self._shared(owner, found, sequence)
 
-    def _shared(self, match: _Match, tokens: Sequence[int], sequence: CachedSequence) -> Prefix | None:
-        """Return a Prefix of exactly its length; None where there is no memory to make one."""
-        owner, length = match.owner, match.length
+    def _shared(self, owner: Prefix | CachedSequence, length: int, sequence: CachedSequence) -> Prefix | None:
+        """Return a Prefix of its first `length` tokens, which `owner` holds; None where there is no memory for one."""
+        tokens = sequence.tokens
         try:
             if isinstance(owner, Prefix):
                 prefix = self._part(owner, length, tokens, (sequence,))
@@ -202,7 +186,7 @@ class PrefixCache:
                     self._join(prefix, sequence)
                 return prefix
             # A hash may collide, even on purpose: only equal tokens prove that the rows are the same.
-            if owner.group is None or owner.tokens[:length] != list(tokens[:length]):
+            if owner.group is None or owner.tokens[:length] != tokens[:length]:
                 return None
             prefix = self._publish(owner, length, (sequence, owner))
         except OutOfKVMemory:
@@ -233,7 +217,7 @@ class PrefixCache:
         first = 0 if parent is None else parent.stop
         if self._has_copies:
             with _in_use(parent):
-                buffer = self._allocator.take_copy(slot.buffer, first - slot.start, length - first, spare)
+                buffer = self._take_copy(slot.buffer, first - slot.start, length - first, spare)
         else:
             if parent is not None:
                 slot.rebase(parent)  # where both have computed the same rows, its own go
@@ -263,7 +247,7 @@ class PrefixCache:
     def _cut(self, prefix: Prefix, length: int, spare: Sequence[CachedSequence]) -> Prefix:
         count, num_bytes = length - prefix.start, prefix.buffer.num_bytes
         with _in_use(prefix):
-            upper, lower = self._allocator.divide(prefix.buffer, count, spare)
+            upper, lower = self._divided(prefix.buffer, count, spare)
         above = prefix.cut(count, upper, lower)
         self.num_bytes += lower.num_bytes - num_bytes
         self._adopt(above)
@@ -271,8 +255,21 @@ class PrefixCache:
             self._copies[above] = self._copies[prefix]
         return above
 
+    def _divided(self, buffer: KVRows, count: int, spare: Sequence[CachedSequence]) -> tuple[KVRows, KVRows]:
+        """Return its first `count` rows and the others, in place of `buffer`. Raises OutOfKVMemory."""
+        if isinstance(self._pool, PagePool):
+            return self._pool.divided(buffer, count)
+        upper = self._take_copy(buffer, 0, count, spare)
+        try:
+            lower = self._take_copy(buffer, count, buffer.capacity - count, spare)
+        except OutOfKVMemory:
+            self._pool.free(upper)
+            raise
+        self._pool.free(buffer)
+        return upper, lower
+
     def _adopt(self, prefix: Prefix) -> None:
-        prefix.used_at = self._allocator.count
+        prefix.used_at = self.count
         self.all.add(prefix)
         self.num_bytes += prefix.buffer.num_bytes
         for block_hash in prefix.block_hashes:

@@ -17,8 +17,8 @@ from outrider_proto.addresses import join_host_port
 from outrider_proto.errors import UsageError
 from outrider_proto.wire import MAX_FRAME_BYTES
 from outrider_server.bundles.catalogue import EdgeBundles
-from outrider_server.config.config import ServerConfig
-from outrider_server.config.telemetry import TelemetryConfig
+from outrider_server.config.config import ServerConfig, TelemetryConfig
+from outrider_server.engine.hf_model import is_small
 from outrider_server.engine.load import load_drafters, load_taps
 from outrider_server.parallel.load import load_target
 from outrider_server.rpc.bundle_service import BUNDLES, BundlesService
@@ -179,7 +179,7 @@ def _build_verifier(config: ServerConfig, observer: ServerObserver) -> Verifier:
     pace = None if config.pace is None else Pace.load(config.pace)
     target = load_target(config)
     try:
-        if (threads := config.threads or (1 if target.is_small else None)) is not None:
+        if (threads := config.threads or (1 if is_small(target.model) else None)) is not None:
             torch.set_num_threads(threads)
         return Verifier(
             target,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import abc
-from collections.abc import Callable
 from typing import TypeAlias
 
 from outrider_proto.errors import Reason, Refusal
@@ -22,27 +21,30 @@ Results: TypeAlias = abc.Sequence[tuple[Request, StepResult]]
 
 
 class PassRunner:
-    """Runs, commits and taps passes. With `defers_features`, features that nobody reads yet wait for each other."""
+    """Runs, commits and taps passes; features that nobody reads yet wait for each other."""
 
-    def __init__(self, engine: Engine, faults: FaultHandler, *, defers_features: bool) -> None:
+    def __init__(self, engine: Engine, faults: FaultHandler) -> None:
         self._engine = engine
         self._faults = faults
-        self._defers_features = defers_features
 
-    def run(self, planned: Planned, meanwhile: Callable[[], None]) -> Results:
-        """Run one pass, and `meanwhile` beside it; if it fails, run one for each request that is in it."""
+    def run(self, planned: Planned) -> Results:
+        """Run one pass; if it fails, run one for each request that is in it. Return the results that can stand."""
         if not planned:
             return []
         try:
-            launched = self._engine.launch([step_input for _, step_input in planned])
+            results = self._engine.verify([step_input for _, step_input in planned])
         except Exception as error:
-            return self._run_apart(planned, error)
-        meanwhile()
-        try:
-            results = self._engine.finish(launched)
-        except Exception as error:
-            return self._run_apart(planned, error)
-        return self._finite([(request, result) for (request, _), result in zip(planned, results, strict=True)])
+            # An exception does not tell which session caused it.
+            if len(planned) > 1 and not is_lost_device(error):
+                return [pair for one in planned for pair in self.run([one])]
+            for request, _ in planned:
+                self._faults.fail(request, error)
+            return []
+        for (request, _), result in zip(planned, results, strict=True):
+            if not result.finite:
+                _log.warning("a session failed: %s", _NO_NUMBERS)
+                self._faults.fail(request, Refusal(Reason.INTERNAL, _NO_NUMBERS))
+        return [(request, result) for (request, _), result in zip(planned, results, strict=True) if result.finite]
 
     def commit(self, results: Results) -> Results:
         """Apply the results; return those where that succeeded."""
@@ -73,26 +75,10 @@ class PassRunner:
                 self._faults.fail(request, error)
         return tap_s
 
-    def _run_apart(self, failed: Planned, error: Exception) -> Results:
-        # An exception does not tell which session caused it.
-        if len(failed) > 1 and not is_lost_device(error):
-            return [pair for one in failed for pair in self.run([one], lambda: None)]
-        for request, _ in failed:
-            self._faults.fail(request, error)
-        return []
-
-    def _finite(self, results: Results) -> Results:
-        """Return the results that can stand; the sessions of the others have failed."""
-        for request, result in results:
-            if not result.finite:
-                _log.warning("a session failed: %s", _NO_NUMBERS)
-                self._faults.fail(request, Refusal(Reason.INTERNAL, _NO_NUMBERS))
-        return [(request, result) for request, result in results if result.finite]
-
     def _can_wait(self, request: Request) -> bool:
         """Return whether the features of its rows can wait, and prepare for that."""
         sequence = request.sequence
-        if not self._defers_features or request.needs_features or sequence.num_untapped > _DEFERRED_ROWS:
+        if request.needs_features or sequence.num_untapped > _DEFERRED_ROWS:
             return False
         sequence.defer_features()
         return True

@@ -16,8 +16,7 @@ from outrider_drafters.emulation.paced_drafter import PacedDrafter
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import ClientFrame, ServerDescription, ServerFrame
-from outrider_server.config.config import LimitsConfig
-from outrider_server.config.security import SecurityConfig
+from outrider_server.config.config import LimitsConfig, SecurityConfig
 from outrider_server.engine.engine import Engine
 from outrider_server.engine.target import Target
 from outrider_server.kv.budget import budget_bytes, fitting_context, swap_bytes
@@ -76,7 +75,14 @@ class Verifier:
             self._release,
             limits.client_sessions,
         )
-        self.memory = _memory(target, kv_bytes, limits)
+        self.memory = KVMemory(
+            target.kv,
+            kv_bytes,
+            limits.shared_prefixes,
+            policy=EvictionPolicy(kv_bytes, _HOLD_S, limits.room_wait_s),
+            layout=limits.kv_layout,
+            swap_bytes=swap_bytes(limits.kv_swap, target.kv),
+        )
         replies = ReplyPoster()
         self._engine_loop = EngineLoop(Engine(target, pace), limits, replies, self._stepped)
         if target.ranks is not None:
@@ -123,7 +129,7 @@ class Verifier:
             kv_limit_bytes=memory.budget.limit_bytes,
             evictions=memory.evictions,
             swap_bytes=memory.host.used_bytes,
-            restored=memory.restored_tokens,
+            restored=memory.host.restored_tokens,
             prefix_queries=memory.prefix_asked_tokens,
             prefix_hits=memory.prefix_hits_tokens,
         )
@@ -242,17 +248,6 @@ class Verifier:
         while True:
             await asyncio.sleep(_SWEEP_S)
             self._sessions.expire(self._context.clock())
-
-
-def _memory(target: Target, kv_bytes: int, limits: LimitsConfig) -> KVMemory:
-    return KVMemory(
-        target.kv,
-        kv_bytes,
-        limits.shared_prefixes,
-        policy=EvictionPolicy(kv_bytes, _HOLD_S, limits.room_wait_s),
-        layout=limits.kv_layout,
-        swap_bytes=swap_bytes(limits.kv_swap, target.kv),
-    )
 
 
 def _shutting_down() -> Refusal:

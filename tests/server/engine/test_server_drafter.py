@@ -334,7 +334,7 @@ async def test_what_a_draft_ran_is_what_is_billed(truth):
         usage = verifier._quotas.of(key)
         settled, settle = asyncio.Event(), usage.settle
         paid = []
-        usage.queue = lambda turn, queue=usage.queue: paid.append(turn.rows) or queue(turn)
+        usage.queue = lambda charge, queue=usage.queue: paid.append(charge.due) or queue(charge)
         usage.settle = lambda rows: paid.append(rows) or settle(rows) or settled.set()
         await said(verifier, Sampling(), 6, SHAPE, key)
         await asyncio.wait_for(settled.wait(), 60)

@@ -299,7 +299,7 @@ def test_an_evicted_session_gets_its_rows_back_from_the_host(layout, tap):
     check_rows(sequence)
     run(sequence)
     check_rows(sequence)
-    assert (memory.evictions, memory.restored_tokens, other.num_uncomputed) == (2, 90, 120)
+    assert (memory.evictions, memory.host.restored_tokens, other.num_uncomputed) == (2, 90, 120)
 
 
 def test_what_failed_is_not_restored():

@@ -1,13 +1,8 @@
-"""What the engine loop does of and for the next pass while one runs, beside the plain order; and where what it tells
-others goes wrong.
-
-A device runs memory operations behind the pass that was launched before them. So does a CPU, which is through with a
-pass when launch() returns: whatever is done between launch() and finish() meets the same rows.
-"""
+"""Texts of sessions that come and go between passes, features that wait, and where what the loop tells others goes
+wrong."""
 
 import random
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -27,38 +22,20 @@ from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.kv.memory import KVMemory
 from outrider_server.kv.prefix import BLOCK
+from outrider_server.scheduling import pass_runner
 from outrider_server.scheduling.engine_loop import EngineLoop
-from outrider_server.scheduling.feature_feed import FeatureFeed
-from outrider_server.scheduling.pass_runner import _DEFERRED_ROWS
 from outrider_server.scheduling.reply_poster import Reply, ReplyRoute, RequestDone
 from outrider_server.scheduling.request import Request, new_request
-from outrider_server.scheduling.request_queues import PrefixQuery
 from outrider_server.scheduling.tree_budget import NO_LIMIT
 
 COMMON = random_tokens(np.random.default_rng(2), 2 * BLOCK)
-BOTH = pytest.mark.parametrize("plan_ahead", ["off", "on"])
 
 
 class WatchedLoop(EngineLoop):
-    """A loop whose steps the test runs. `during` is called in a pass behind its launch, `before_read` at its end."""
+    """A loop whose steps the test runs."""
 
-    def __init__(self, plan_ahead: str = "on", on: Target | None = None, *, overlap: bool = True, **limits) -> None:
-        limits = LimitsConfig(plan_ahead=plan_ahead, room_wait_s=60, **limits)
-        super().__init__(Engine(on or target()), limits, overlap=overlap)
-        self.during: Callable[[], None] = lambda: None
-        self.before_read: Callable[[], None] = lambda: None
-        launch, finish = self._passes._engine.launch, self._passes._engine.finish
-
-        def launched(inputs):
-            one = launch(inputs)
-            self.during()
-            return one
-
-        def finished(one):
-            self.before_read()
-            return finish(one)
-
-        self._passes._engine.launch, self._passes._engine.finish = launched, finished
+    def __init__(self, on: Target | None = None, **limits) -> None:
+        super().__init__(Engine(on or target()), LimitsConfig(room_wait_s=60, **limits))
 
     def step(self, *items) -> None:
         for item in items:
@@ -67,7 +44,7 @@ class WatchedLoop(EngineLoop):
         self._step()
 
     def run(self, requests: list[Request], *items) -> None:
-        """Run requests to their end; those that are not among `items` have been submitted, or come while passes run."""
+        """Run requests to their end; those that are not among `items` have been submitted."""
         self.step(*items)
         while not all(request.ended for request in requests):
             self.step()
@@ -87,59 +64,19 @@ def tokens_of(said: list[Reply]) -> list[int]:
     return [token for reply in said if isinstance(reply, Verdict) for token in (*reply.tokens, reply.bonus)]
 
 
-@BOTH
-def test_the_host_prepares_the_next_pass_before_it_reads(plan_ahead):
-    """Of what arrives while a pass runs, all that needs no result of it and nobody's rows."""
-    loop, said, seen = WatchedLoop(plan_ahead), {name: [] for name in "abcdq"}, {}
-    memory = KVMemory(target().kv)
-    newcomer = decode(session(memory), said["b"])
-    doomed = decode(session(memory), said["c"])
-    doomed.cancelled = True
-    features = Sequence(memory, TAP)
-    draft = Draft(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], DraftTree())
-    loop.step(new_request(features, draft, Sampler(Sampling()), ReplyRoute([].append), 0.0))
-    feed = FeatureFeed(features)
-    frame = Features(7, 0, np.empty((0, TAP.info.width), np.float32), last=True)
-    feed._is_full = True  # as if its client had not read
-    feed.promise(said["d"].append, frame, 0, 5)
-
-    def arrive() -> None:
-        loop.during = lambda: None
-        for item in (newcomer, doomed, PrefixQuery(features, 3, said["q"].append), feed):
-            loop.submit(item)
-
-    def look() -> None:
-        loop.before_read = lambda: None
-        seen["begun"] = newcomer.sequence.tokens == PROMPT[:-1] and newcomer.sequence.slot.holds_any
-        seen.update({name: len(said[name]) for name in "cdq"})
-
-    loop.during, loop.before_read = arrive, look
-    runs = decode(session(memory), said["a"])
-    loop.step(runs)
-    on = plan_ahead == "on"
-    assert seen == {"begun": on, "c": 2 * on, "d": on, "q": on}
-    loop.run([runs, newcomer, doomed])
-    truth = plain_greedy(target(), PROMPT, 4)
-    assert tokens_of(said["a"]) == tokens_of(said["b"]) == truth
-    assert [reply.finish for reply in said["c"][:-1]] == [Finish.CANCELLED]
-    assert (said["d"][0].rows == features.feature_rows(0, 5)).all()
-    assert said["q"][0].length == 3
-
-
 class Texts:
-    """Conversations of two turns whose requests come in while passes run, with memory for half of them."""
+    """Conversations of two turns whose requests come in between passes, with memory for half of them."""
 
-    def __init__(self, plan_ahead: str, layout: str, seed: int, swap: bool) -> None:
+    def __init__(self, layout: str, seed: int, swap: bool) -> None:
         rng = random.Random(seed)
         row = target().kv.bytes_per_token + 4 * TAP.info.width
         rows = 420 if layout == "contiguous" else 320
         self.memory = KVMemory(
             target().kv, rows * row, "all", layout=layout, swap_bytes=rows * row * swap, small_bytes=0
         )
-        self.loop = WatchedLoop(plan_ahead, batch_tokens=48, chunk_tokens=32)
+        self.loop = WatchedLoop(batch_tokens=48, chunk_tokens=32)
         self.said: list[list[Reply]] = []
         self.prompts: list[list[int]] = []
-        self.samplings: list[Sampling] = []
         self.turns: list[list[Request]] = []
         for number in range(6):
             own = random_tokens(np.random.default_rng(100 * seed + number), rng.randrange(5, 40))
@@ -161,7 +98,6 @@ class Texts:
             )
             self.said.append(said)
             self.prompts.append(prompt)
-            self.samplings.append(sampling)
         self._coming = [request for turn in zip(*self.turns, strict=True) for request in turn]
         self._rng = rng
 
@@ -171,134 +107,79 @@ class Texts:
                 if self._coming:
                     self.loop.submit(self._coming.pop(0))
 
-        self.loop.during = arrive
-        self.loop.step(self._coming.pop(0))
         while self._coming or self.loop._queues or not self.loop._inbox.empty():
-            if not self.loop._queues and self.loop._inbox.empty():
-                arrive()
-                continue
-            self.loop.step()
+            arrive()
+            if self.loop._queues or not self.loop._inbox.empty():
+                self.loop.step()
 
 
 @pytest.mark.parametrize("swap", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layout", ["contiguous", "paged"])
-def test_every_text_is_that_of_the_plain_order(layout, swap):
-    """Greedy and sampled, with features and without, while sessions share prefixes and lose rows to each other."""
+def test_every_text_is_that_of_the_plain_loop(layout, swap):
+    """With features and without, while sessions share prefixes and lose rows to each other."""
     evictions = hits = 0
     for seed in range(4):
-        plain, ahead = (Texts(plan_ahead, layout, seed, swap) for plan_ahead in ("off", "on"))
-        for texts in (plain, ahead):
-            texts.run()
-            for number, said in enumerate(texts.said):
-                assert not any(isinstance(reply, Refusal) for reply in said)
-                assert sum(isinstance(reply, RequestDone) for reply in said) == 2
-                if not number % 2:
-                    first = [reply for reply in said if isinstance(reply, Verdict) and reply.seq == 1]
-                    assert tokens_of(first) == plain_greedy(target(), texts.prompts[number], 12)
-        for one, other in zip(plain.said, ahead.said, strict=True):
-            assert told(one) == told(other)
-        evictions += ahead.memory.evictions
-        hits += ahead.memory.prefix_hits_tokens
+        texts = Texts(layout, seed, swap)
+        texts.run()
+        for number, said in enumerate(texts.said):
+            assert not any(isinstance(reply, Refusal) for reply in said)
+            assert sum(isinstance(reply, RequestDone) for reply in said) == 2
+            if not number % 2:
+                first = [reply for reply in said if isinstance(reply, Verdict) and reply.seq == 1]
+                assert tokens_of(first) == plain_greedy(target(), texts.prompts[number], 12)
+        evictions += texts.memory.evictions
+        hits += texts.memory.prefix_hits_tokens
     assert evictions
     assert hits
 
 
-def told(said: list[Reply]) -> list[object]:
-    """What does not depend on time: verdicts in their order, and all rows of each request."""
-    verdicts = [reply for reply in said if isinstance(reply, Verdict)]
-    rows = [
-        (reply.seq, reply.first + n) for reply in said if isinstance(reply, Features) for n in range(len(reply.rows))
-    ]
-    return [*((v.seq, v.path, v.tokens, v.bonus, v.finish) for v in verdicts), sorted(set(rows))]
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "paged"])
-def test_a_session_in_the_pass_loses_no_rows_to_one_that_begins_meanwhile(layout):
-    """Though its client has left, and nothing else would have room."""
-    rows = 300 if layout == "contiguous" else 230
-    memory = KVMemory(target().kv, rows * target().kv.bytes_per_token, "none", layout=layout)
-    loop, gone, said = WatchedLoop(), [], []
-    first = decode(session(memory), gone, count=2)
-    other = decode(session(memory), said, prompt=random_tokens(np.random.default_rng(3), 200))
-
-    def leave() -> None:
-        loop.during = lambda: None
-        first.abandoned = first.sequence.parked = True
-        loop.submit(other)
-
-    seen = []
-    loop.during = leave
-    loop.before_read = lambda: seen.append((memory.evictions, first.sequence.slot.holds_any))
-    loop.step(first)
-    assert seen == [(0, True)]
-    assert first.sequence.slot.length == len(PROMPT)  # committed
-    loop.run([other])
-    assert memory.evictions == 1
-    assert tokens_of(said) == plain_greedy(target(), other.sequence.tokens[:200], 4)
-
-
-def test_memory_that_ran_out_is_freed_after_the_pass():
+def test_memory_that_ran_out_is_freed_before_the_next_pass():
     memory = KVMemory(target().kv)
     loop, said, idle = WatchedLoop(), [], session(memory)
     loop.step(decode(idle, [], count=1))
-    held = []
-
-    def run_out() -> None:
-        loop.during = lambda: None
-        memory.must_free_all = True
-        loop.submit(decode(session(memory), []))
-
-    loop.during = run_out
-    loop.before_read = lambda: held.append(idle.slot.holds_any)
     one = decode(session(memory), said, count=3)
-    loop.run([one], one)
-    assert held[0]
+    loop.step(one)
+    assert idle.slot.holds_any
+    memory.must_free_all = True
+    loop.run([one])
     assert not idle.slot.holds_any
     assert tokens_of(said) == plain_greedy(target(), PROMPT, 3)
 
 
-@pytest.mark.parametrize("place", ["launch", "finish"])
-@BOTH
-def test_of_a_pass_that_fails_only_the_session_at_fault_ends(plan_ahead, place, monkeypatch):
-    loop, said = WatchedLoop(plan_ahead), {name: [] for name in ("good", "bad", "late")}
-    bad, good, late = (decode(session(), said[name]) for name in ("bad", "good", "late"))
-    once = getattr(loop._passes._engine, place)
+def test_of_a_pass_that_fails_only_the_session_at_fault_ends(monkeypatch):
+    loop, of_bad, of_good = WatchedLoop(), [], []
+    bad, good = decode(session(), of_bad), decode(session(), of_good)
+    once = loop._passes._engine.verify
 
-    def failing(given):
-        inputs = given if place == "launch" else given.inputs
+    def failing(inputs):
         if any(one.sequence is bad.sequence for one in inputs):
             raise RuntimeError("broken")
-        return once(given)
+        return once(inputs)
 
-    monkeypatch.setattr(loop._passes._engine, place, failing)
-    arrive = [late]
-    loop.during = lambda: loop.submit(arrive.pop()) if arrive else None
-    loop.run([bad, good, late], bad, good)
-    assert [getattr(reply, "reason", None) for reply in said["bad"]] == [Reason.INTERNAL, None]
-    truth = plain_greedy(target(), PROMPT, 4)
-    for name in ("good", "late"):
-        assert tokens_of(said[name]) == truth
-        assert sum(isinstance(reply, RequestDone) for reply in said[name]) == 1
+    monkeypatch.setattr(loop._passes._engine, "verify", failing)
+    loop.run([bad, good], bad, good)
+    assert [getattr(reply, "reason", None) for reply in of_bad] == [Reason.INTERNAL, None]
+    assert tokens_of(of_good) == plain_greedy(target(), PROMPT, 4)
+    assert sum(isinstance(reply, RequestDone) for reply in of_good) == 1
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_plans_ahead_by_itself():
+def test_a_gpu_says_what_the_host_says():
     on_gpu = Target.of(build("llama").to("cuda"))
-    loop, steps, said = WatchedLoop("auto", on_gpu), [], ([], [])
+    loop, steps, said = WatchedLoop(on_gpu), [], ([], [])
     loop._on_step = steps.append
     memory = KVMemory(on_gpu.kv)
     samplings = (Sampling(), Sampling(0.9, top_p=0.9, seed=4))
     first, second = (
         decode(session(memory), own, sampling=one, count=20) for own, one in zip(said, samplings, strict=True)
     )
-    come = [second]
-    loop.during = lambda: loop.submit(come.pop()) if come else None
-    loop.run([first, second], first)
+    loop.step(first)
+    loop.run([first, second], second)
     assert tokens_of(said[0]) == plain_greedy(target(), PROMPT, 20)
     alone: list[Reply] = []
     third = decode(session(KVMemory(target().kv)), alone, sampling=samplings[1], count=20)
-    WatchedLoop("off").run([third], third)
+    WatchedLoop().run([third], third)
     assert tokens_of(said[1]) == tokens_of(alone)
     assert all(step.forward_s > 0 for step in steps)
 
@@ -353,30 +234,32 @@ def rows_of(said: list[Reply]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("tap", [TAP, KeysTap(), RunningMeanTap()], ids=lambda tap: tap.info.family)
-def test_features_that_nobody_read_are_the_same_when_they_are_asked_for(tap):
-    count = _DEFERRED_ROWS + 20
+def test_features_that_nobody_read_are_the_same_when_they_are_asked_for(tap, monkeypatch):
+    count = pass_runner._DEFERRED_ROWS + 20
     answer = plain_greedy(target(), PROMPT, count)
     replies = {}
-    for overlap in (False, True):
-        thread, said = WatchedLoop("off", overlap=overlap), []
+    for waits in (True, False):
+        monkeypatch.setattr(pass_runner, "_DEFERRED_ROWS", pass_runner._DEFERRED_ROWS if waits else 0)
+        thread, said = WatchedLoop(), []
         sequence = Sequence(KVMemory(target().kv), tap)
         run(thread, request(sequence, frame(count), []))
-        assert (sequence.num_untapped > 1) == overlap
+        assert (sequence.num_untapped > 1) == waits
         text = [*PROMPT, *answer]
         run(thread, request(sequence, Draft(2, len(text) - 1, (), text[-1], DraftTree(), features_from=0), said))
         assert not sequence.num_untapped
-        replies[overlap] = said
+        replies[waits] = said
     assert [type(reply) for reply in replies[True]] == [Verdict, Features, RequestDone]
     assert replies[True][0].bonus == replies[False][0].bonus
     np.testing.assert_allclose(rows_of(replies[True]), rows_of(replies[False]), rtol=1e-5, atol=1e-5)
 
 
-def test_a_prefix_that_another_session_holds_takes_the_place_of_rows_without_features():
+def test_a_prefix_that_another_session_holds_takes_the_place_of_rows_without_features(monkeypatch):
     begun = [*PROMPT, *plain_greedy(target(), PROMPT, 4)]
     text = [*begun, *COMMON]
     rows = {}
-    for overlap in (False, True):
-        thread, said, memory = WatchedLoop("off", overlap=overlap), [], KVMemory(target().kv)
+    for waits in (True, False):
+        monkeypatch.setattr(pass_runner, "_DEFERRED_ROWS", pass_runner._DEFERRED_ROWS if waits else 0)
+        thread, said, memory = WatchedLoop(), [], KVMemory(target().kv)
         first, second = (Sequence(memory, TAP, payer="one") for _ in range(2))
         run(thread, request(second, frame(5), []))
         assert second.tokens == begun
@@ -385,17 +268,17 @@ def test_a_prefix_that_another_session_holds_takes_the_place_of_rows_without_fea
         run(thread, request(second, frame(2, text, len(begun)), []))
         assert memory.prefix_hits_tokens
         run(thread, request(second, Draft(2, len(text), (), second.tokens[-1], DraftTree(), features_from=0), said))
-        rows[overlap] = rows_of(said)
-        assert len(rows[overlap]) > len(text)
+        rows[waits] = rows_of(said)
+        assert len(rows[waits]) > len(text)
     np.testing.assert_allclose(rows[True], rows[False], rtol=1e-5, atol=1e-5)
 
 
 def test_a_verdict_that_waited_comes_before_the_refusal_of_the_next_pass(monkeypatch):
-    thread, said = WatchedLoop("off"), []
+    thread, said = WatchedLoop(), []
     one = request(session(), frame(20), said)
     thread.step(one)
     thread.step()
-    monkeypatch.setattr(thread._passes._engine, "launch", lambda inputs: 1 / 0)
+    monkeypatch.setattr(thread._passes._engine, "verify", lambda inputs: 1 / 0)
     thread.step()
     assert [type(reply) for reply in said] == [Verdict, Verdict, Refusal, RequestDone]
 
@@ -410,11 +293,6 @@ async def test_a_decode_waits_for_a_client_that_does_not_read_and_then_goes_on()
             await other.prompt(PROMPT)
         verdicts = [await talk.receive() for _ in truth]
     assert [verdict.bonus for verdict in verdicts] == truth
-
-
-def by_hand() -> WatchedLoop:
-    """Each step to its end."""
-    return WatchedLoop("off", overlap=False)
 
 
 def decoding(
@@ -434,14 +312,14 @@ def test_a_request_that_is_abandoned_while_another_takes_its_room_does_not_run()
         return False
 
     bystander = decoding(Sequence(memory, None), others, hang_up)
-    by_hand().step(first, bystander)
+    WatchedLoop().step(first, bystander)
     assert said == []
     assert not memory.must_free_all  # the machine lacks nothing
     assert [type(answer) for answer in others] == [Verdict]
 
 
 def test_a_decode_that_lost_its_rows_while_it_rested_ends_its_features_when_it_is_cancelled():
-    said, thread, update_paused = [], by_hand(), threading.Event()
+    said, thread, update_paused = [], WatchedLoop(), threading.Event()
     request = decoding(Sequence(KVMemory(target().kv), KeysTap()), said, update_paused.is_set, features_from=0)
     thread.step(request)
     sent = [answer for answer in said if isinstance(answer, Features)][-1]
@@ -459,7 +337,7 @@ def test_a_decode_that_lost_its_rows_while_it_rested_ends_its_features_when_it_i
 @pytest.mark.parametrize(("advice", "verified"), [(NO_LIMIT, 30), (12, 24), (4, 16)])
 def test_of_a_draft_far_larger_than_was_asked_for_the_first_nodes_are_verified(monkeypatch, advice, verified):
     truth = plain_greedy(target(), PROMPT, 40)
-    loop, said = by_hand(), []
+    loop, said = WatchedLoop(), []
     monkeypatch.setattr(loop._tree_budget, "_most", advice or loop._tree_budget._most)
     draft = Draft(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], DraftTree.chain(truth[:30]))
     loop.step(new_request(Sequence(target().kv, None), draft, Sampler(Sampling()), ReplyRoute(said.append), 0.0))

@@ -10,7 +10,6 @@ from talk import TAP, conversing, serving, started, talking, text_of
 from tiny_targets import FakeRequest, random_tokens, target, tree_around
 
 from outrider_drafters.contracts.tap import LastHiddenTap
-from outrider_models.core.embedded import model_dirs
 from outrider_proto.errors import Reason, UsageError
 from outrider_proto.frames import Decode, Features, Finish, Verdict
 from outrider_proto.packing import prefix_hash
@@ -132,12 +131,6 @@ async def test_a_pass_that_finds_no_memory_is_refused_and_the_session_stays(trut
 
 def _no_memory(*_: object) -> None:
     raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory")
-
-
-def embedded() -> Target:
-    if "target" not in model_dirs():
-        pytest.skip("this installation has no embedded target")
-    return Target.load(str(model_dirs()["target"]))
 
 
 @pytest.mark.parametrize(
