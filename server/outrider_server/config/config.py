@@ -5,6 +5,7 @@ Each field is an option of `outrider-server serve`, or for experts of its --set,
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,12 +14,20 @@ from outrider_models.core.embedded import drafter_source
 from outrider_proto.errors import UsageError
 from outrider_proto.options.fields import Flag
 from outrider_proto.tree import MAX_NODES
-from outrider_server.config.security import SecurityConfig, at_least
-from outrider_server.config.telemetry import TelemetryConfig
 from outrider_server.kv.size import KVLayout, MemorySize
 
-PlanAhead = Literal["auto", "on", "off"]
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 _CHUNK_TOKENS = 512
+_DAY_S = 86_400.0  # gRPC counts milliseconds in 32 bits: a longer time would overflow
+
+
+def at_least(config: object, bound: float, *names: str) -> None:
+    """Raise UsageError where a field is less than `bound`, or no number; None is none of its business."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value >= bound:
+            raise UsageError(f"{name}={value}: need at least {bound:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +59,6 @@ class LimitsConfig:
             expert=True,
         ),
     ] = None
-    plan_ahead: Annotated[
-        PlanAhead,
-        Flag(
-            "While a pass runs, take what arrives and begin the requests of sessions that are not in it: on, off, or"
-            " auto: on for a target on a GPU. A CPU runs the pass itself, and verdicts would only leave later.",
-            expert=True,
-        ),
-    ] = "auto"
     adaptive_trees: Annotated[
         bool, Flag("Ask clients for smaller draft trees while the server is busy.", expert=True)
     ] = True
@@ -114,6 +115,71 @@ class LimitsConfig:
     def chunk_rows(self) -> int:
         """Rows of one session's prompt in one pass."""
         return self.chunk_tokens or min(_CHUNK_TOKENS, self.batch_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    """PEM files and the key file; None for none. Raises UsageError.
+
+    Limits by address apply to callers without a valid key; behind a proxy all clients have the proxy's address.
+    """
+
+    tls_cert: Annotated[Path | None, Flag("PEM file with this server's certificate and its chain.")] = None
+    tls_key: Annotated[Path | None, Flag("PEM file with the certificate's private key.")] = None
+    client_ca: Annotated[Path | None, Flag("PEM file of an authority: clients need a certificate signed by it.")] = None
+    keys: Annotated[Path | None, Flag("File of keys (`outrider-server keys add`): clients need one of them.")] = None
+    open_to_network: Annotated[
+        bool, Flag("Allow listening beyond loopback without TLS or without keys: anyone on the network can connect.")
+    ] = False
+    failures_per_minute: Annotated[int, Flag("Wrong keys that one address may try per minute.", expert=True)] = 20
+    streams_per_minute: Annotated[
+        int, Flag("Streams that one address may begin per minute without a key; loopback has no limit.", expert=True)
+    ] = 600
+    unopened_streams: Annotated[int, Flag("Streams of one address that have not sent Open yet.", expert=True)] = 128
+    handshake_s: Annotated[
+        float, Flag("Seconds a new connection has to complete TLS and HTTP/2 setup.", expert=True)
+    ] = 10.0
+    longest_wait_s: Annotated[
+        float, Flag("Seconds a request over its key's rate may be delayed; beyond that it is refused.", expert=True)
+    ] = 30.0
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UsageError("tls_cert and tls_key go together: give both or neither")
+        if self.client_ca is not None and self.tls_cert is None:
+            raise UsageError("client_ca needs TLS: give tls_cert and tls_key too")
+        at_least(self, 1, "failures_per_minute", "streams_per_minute", "unopened_streams")
+        at_least(self, 0, "longest_wait_s")
+        if not 0 < self.handshake_s <= _DAY_S:
+            raise UsageError(f"handshake_s={self.handshake_s}: need more than 0 seconds, and no more than a day")
+
+    @property
+    def authenticates_clients(self) -> bool:
+        """True if clients need a key or a certificate."""
+        return self.keys is not None or self.client_ca is not None
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryConfig:
+    """Metrics, logs and traces. Raises UsageError."""
+
+    metrics_host: Annotated[str, Flag("Address on which metrics are served.", expert=True)] = "127.0.0.1"
+    metrics_port: Annotated[
+        int | None, Flag("Port for Prometheus metrics; 0 picks a free one. Default: no metrics.")
+    ] = None
+    log_format: Annotated[LogFormat, Flag("Log format: text, or json (one object per line).")] = "text"
+    log_level: Annotated[
+        LogLevel, Flag("Log level: debug, info (a line for every stream that ends), warning or error.")
+    ] = "warning"
+    otlp_endpoint: Annotated[
+        str | None, Flag("OTLP/gRPC endpoint for traces, such as http://HOST:4317. Default: no traces.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.metrics_port is not None and not 0 <= self.metrics_port < 2**16:
+            raise UsageError(f"metrics_port={self.metrics_port}: need 0 (a free one) to {2**16 - 1}")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise UsageError(f"otlp_endpoint={self.otlp_endpoint}: need http://HOST:PORT, or https:// for TLS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +265,62 @@ class ServerConfig:
             raise UsageError("batch_invariant: not with tensor_parallel")
         # Frozen, and strict about the field's type: names of drafters that ship become their directories here.
         object.__setattr__(self, "drafters", tuple(drafter_source(text, self.target) for text in self.drafters))
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Raises UsageError. With `max_replicas` Ray keeps about `streams_per_replica` streams each, between both numbers.
+
+    `http_port`: of Ray's own health page, /-/healthz, on loopback.
+    """
+
+    replicas: Annotated[int, Flag("Number of verifiers, each with its own target.")] = 1
+    max_replicas: Annotated[
+        int | None, Flag("Scale up to so many replicas with the number of streams. Default: a fixed number.")
+    ] = None
+    streams_per_replica: Annotated[float, Flag("Streams per replica that scaling aims at.", expert=True)] = 16.0
+    surge: Annotated[
+        bool, Flag("Start new replicas before old ones end on updates; needs room for twice as many.", expert=True)
+    ] = False
+    cpus: Annotated[float, Flag("CPUs of one replica, as Ray counts them.")] = 1.0
+    gpus: Annotated[float, Flag("GPUs of one replica, as Ray counts them.")] = 0.0
+    http_port: Annotated[int, Flag("Port of Ray's health page on loopback; 0 picks a free one.", expert=True)] = 8000
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "replicas")
+        at_least(self, 0, "cpus", "gpus")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise UsageError(f"max_replicas={self.max_replicas}: need at least replicas={self.replicas}")
+        if not self.streams_per_replica > 0:
+            raise UsageError(f"streams_per_replica={self.streams_per_replica}: need more than 0")
+        if not 0 <= self.http_port < 2**16:
+            raise UsageError(f"http_port={self.http_port}: need 0 (a free one) to {2**16 - 1}")
+
+    @property
+    def most_replicas(self) -> int:
+        """Largest number of replicas at once, also during an update."""
+        return (self.max_replicas or self.replicas) * (2 if self.surge else 1)
+
+    def kv_memory(self, num_machines: int) -> str:
+        """Return the share of its device's free memory that a replica may take for K/V.
+
+        Replicas that may share a device, by CPUs or by a part of a GPU each, take half of it together.
+        """
+        together = self._together(num_machines)
+        if self.gpus:
+            together = min(together, max(int(1 / self.gpus), 1))
+        return f"{50 / together:.3g}%"
+
+    def kv_swap(self, num_machines: int) -> str:
+        """Return the share of its machine's free memory that a replica on a GPU may take for evicted sessions' K/V."""
+        return f"{25 / self._together(num_machines):.3g}%" if self.gpus else "0"
+
+    def _together(self, num_machines: int) -> int:
+        return math.ceil(self.most_replicas / num_machines)
+
+
+@dataclass(frozen=True, slots=True)
+class DeployConfig(ServerConfig):
+    """What every replica serves, as `serve` has it, and how many there are: the file's section [deploy]."""
+
+    deploy: Scale = Scale()

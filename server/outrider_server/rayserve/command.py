@@ -19,8 +19,8 @@ from outrider_proto.addresses import free_port, join_host_port
 from outrider_proto.errors import UsageError
 from outrider_proto.files import write_atomically
 from outrider_proto.options.command import with_options
+from outrider_server.config.config import DeployConfig
 from outrider_server.config.file import load_config
-from outrider_server.rayserve.scale import DeployConfig
 from outrider_server.security.address import check_exposure, check_free
 
 
@@ -53,12 +53,13 @@ def deploy(
     if ray_address is None:
         _run_here(config, ready_file)
     else:
+        from ray import serve
+
         from outrider_server.rayserve.launch import connect
-        from outrider_server.rayserve.launch import remove as take_away
 
         connect(ray_address)
         if remove:
-            take_away()
+            serve.shutdown()  # the cluster stays
         else:
             _launch(config, ready_file)
 
@@ -73,8 +74,9 @@ def _run_here(config: DeployConfig, ready_file: Path | None) -> None:
     for host, port in ((config.host.strip("[]"), config.port), ("127.0.0.1", config.deploy.http_port)):
         check_free(host, port)
     import ray
+    from ray import serve
 
-    from outrider_server.rayserve.launch import connect, remove
+    from outrider_server.rayserve.launch import connect
 
     scale = config.deploy
     connect(None, num_cpus=max(os.cpu_count() or 1, math.ceil(scale.most_replicas * scale.cpus)))
@@ -84,7 +86,7 @@ def _run_here(config: DeployConfig, ready_file: Path | None) -> None:
             signal.signal(number, lambda *_: stop.set())
         _launch(config, ready_file)
         stop.wait()
-        remove()
+        serve.shutdown()
     finally:
         ray.shutdown()
 

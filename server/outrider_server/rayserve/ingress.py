@@ -16,7 +16,7 @@ import grpc
 from outrider_proto import verifier_pb2 as pb  # noqa: F401 # Ray's reflection looks the services up by their names
 from outrider_proto.addresses import join_host_port, port_of
 from outrider_proto.options.values import build
-from outrider_server.config.security import SecurityConfig
+from outrider_server.config.config import SecurityConfig
 from outrider_server.security.tls import server_credentials
 
 # Host and security of the proxies, which inherit it from Ray's controller. PEM files must lie at the same place on

@@ -12,9 +12,8 @@ from typing import Any
 
 from outrider_proto.errors import UsageError
 from outrider_proto.wire import MAX_FRAME_BYTES
-from outrider_server.config.config import ServerConfig
+from outrider_server.config.config import DeployConfig, ServerConfig
 from outrider_server.rayserve import ingress
-from outrider_server.rayserve.scale import DeployConfig
 
 APPLICATION = "outrider"
 DEPLOYMENT = "verifier"
@@ -55,13 +54,6 @@ def launch(config: DeployConfig) -> None:
     except (RuntimeError, TimeoutError) as error:
         raise UsageError(f"Ray could not deploy: {_cause() or error}") from error
     _wait_for_routes(config.deploy.http_port)
-
-
-def remove() -> None:
-    """Remove the service and Ray Serve; the cluster stays."""
-    from ray import serve
-
-    serve.shutdown()
 
 
 def _environment(config: ServerConfig) -> dict[str, str]:

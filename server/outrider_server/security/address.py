@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from outrider_proto.addresses import is_loopback_host
 from outrider_proto.errors import UsageError
-from outrider_server.config.security import SecurityConfig
+from outrider_server.config.config import SecurityConfig
 
 _OWN_NETWORK = 64  # bits of an IPv6 prefix that one customer has: limits by single address could be evaded
 

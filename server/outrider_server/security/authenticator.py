@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import TypeAlias
 
 from outrider_proto.errors import Reason, Refusal
-from outrider_server.config.security import SecurityConfig
+from outrider_server.config.config import SecurityConfig
 from outrider_server.security.address import PeerAddress
 from outrider_server.security.gcra import Gcra
 from outrider_server.security.keys import Keyring, utc_now

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from outrider_proto.errors import UsageError
+from outrider_server.config.config import at_least
 
 
 class Scope(Enum):
@@ -32,10 +32,8 @@ class Quota:
     max_context: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("sessions", 1), ("tokens_per_minute", 1), ("max_context", 2)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"{name}={value}: need at least {least}")
+        at_least(self, 1, "sessions", "tokens_per_minute")
+        at_least(self, 2, "max_context")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import grpc
 
 from outrider_proto.errors import UsageError
 from outrider_proto.files import stamp_of
-from outrider_server.config.security import SecurityConfig
+from outrider_server.config.config import SecurityConfig
 
 _log = logging.getLogger(__name__)
 

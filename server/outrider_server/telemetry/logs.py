@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Verdict
-from outrider_server.config.telemetry import LogFormat, LogLevel
+from outrider_server.config.config import LogFormat, LogLevel
 from outrider_server.scheduling.reply_poster import Reply
 from outrider_server.telemetry.observer import ServerObserver, StreamObserver
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from outrider_proto.errors import UsageError
-from outrider_server.config.telemetry import TelemetryConfig
+from outrider_server.config.config import TelemetryConfig
 from outrider_server.telemetry.logs import AccessLog
 from outrider_server.telemetry.observer import ObserverGroup, ServerObserver, ServerStats
 

@@ -16,8 +16,7 @@ from outrider_client.pull.pull import PullConfig, pull_bundle
 from outrider_drafters.load import load_tap
 from outrider_proto.errors import LinkError, Reason, Refusal
 from outrider_proto.frames import Ping
-from outrider_server.config.config import LimitsConfig
-from outrider_server.config.security import SecurityConfig
+from outrider_server.config.config import LimitsConfig, SecurityConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server

@@ -13,9 +13,8 @@ from outrider_proto.errors import UsageError
 from outrider_proto.options.fields import options_of
 from outrider_proto.options.values import as_toml
 from outrider_server.cli.app import app
-from outrider_server.config.config import ServerConfig
+from outrider_server.config.config import DeployConfig, Scale, ServerConfig
 from outrider_server.config.file import load_config
-from outrider_server.rayserve.scale import DeployConfig, Scale
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outrider_server.cli.app import app
-from outrider_server.rayserve.scale import Scale
+from outrider_server.config.config import Scale
 
 
 @pytest.mark.parametrize(

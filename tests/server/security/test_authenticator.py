@@ -6,7 +6,7 @@ import pytest
 from talk import Clock
 
 from outrider_proto.errors import Reason, Refusal, UsageError
-from outrider_server.config.security import SecurityConfig
+from outrider_server.config.config import SecurityConfig
 from outrider_server.security import authenticator as authenticator_module
 from outrider_server.security.address import PeerAddress, check_exposure
 from outrider_server.security.authenticator import Authenticator, Caller

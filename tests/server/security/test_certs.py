@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from outrider_proto.errors import UsageError
 from outrider_server.cli.app import app
-from outrider_server.config.security import SecurityConfig
+from outrider_server.config.config import SecurityConfig
 from outrider_server.security.tls import server_credentials
 
 

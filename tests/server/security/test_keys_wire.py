@@ -17,8 +17,7 @@ from outrider_proto.errors import Reason
 from outrider_proto.frames import Decode, Finish, Open, Ping, Pong, ServerTree
 from outrider_proto.status import error_from_rpc
 from outrider_proto.tree import DraftTree
-from outrider_server.config.config import LimitsConfig
-from outrider_server.config.security import SecurityConfig
+from outrider_server.config.config import LimitsConfig, SecurityConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.rpc.server import Server
 from outrider_server.security import authenticator as authenticator_module

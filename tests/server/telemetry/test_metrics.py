@@ -15,8 +15,7 @@ from watched import PROMPT, client_of, scraped, server_config
 
 from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_server.cli.app import app
-from outrider_server.config.security import SecurityConfig
-from outrider_server.config.telemetry import TelemetryConfig
+from outrider_server.config.config import SecurityConfig, TelemetryConfig
 from outrider_server.rpc.server import Server
 from outrider_server.telemetry.reporter import TelemetryReporter
 
