@@ -15,19 +15,16 @@ for a small target take as long as the pass.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
 
 import numpy as np
-from numpy.typing import NDArray
 
 from outrider_proto.tree import MAX_NODES
 from outrider_server.scheduling.step_stats import StepStats
 
 NO_LIMIT = 0
 _ANY = MAX_NODES + 1
-Floats = NDArray[np.float64]
 _RUNGS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 _REVIEW_EVERY = 8  # passes
 _REMEMBERED = 128
@@ -61,46 +58,16 @@ def best_nodes(load: LoadEstimate, batch_tokens: int) -> int:
     return max(rungs, key=lambda nodes: (1 + load.gain * log2(1 + nodes)) / (shared + 1 + nodes))
 
 
-@dataclass(frozen=True, slots=True)
-class TimedStep:
-    """A step's statistics, and the seconds that it took without idle time."""
-
-    stats: StepStats
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """Seconds of a step: fixed, for each draft, for each row."""
-
-    fixed: float
-    of_draft: float
-    of_row: float
-
-    @classmethod
-    def fitted(cls, steps: Sequence[TimedStep]) -> StepTime:
-        """Fit by least squares."""
-        drafts, rows, seconds = _columns(steps)
-        terms = np.stack([np.ones_like(rows), drafts, rows], 1)
-        return cls(*(float(term) for term in np.linalg.lstsq(terms, seconds, rcond=None)[0]))
-
-    def shared_rows(self, drafts: float) -> float | None:
-        """Return what LoadEstimate.shared_rows means."""
-        if self.of_row <= 0:
-            return None
-        return max((self.fixed / max(drafts, 1.0) + self.of_draft) / self.of_row, 0.0)
-
-
 class TreeBudget:
     """`nodes` is the size to ask for, NO_LIMIT for none. It falls by halves and rises by rungs."""
 
     def __init__(self, batch_tokens: int) -> None:
         self._most = _ANY
         self._batch_tokens = batch_tokens
-        self._steps: deque[TimedStep] = deque(maxlen=_REMEMBERED)
+        self._steps: deque[tuple[StepStats, float]] = deque(maxlen=_REMEMBERED)  # and seconds without idle time
         self._num_unseen = 0  # passes since the last review
         self._reviewed_at = self._ended_at = 0.0
-        self._time: StepTime | None = None
+        self._times: list[float] | None = None  # seconds of a step: fixed, for each draft, for each row
         self._doublings = self._accepted = 0.0
         self._goals: deque[int] = deque([_ANY], maxlen=_PATIENCE)  # of the last reviews
 
@@ -113,7 +80,7 @@ class TreeBudget:
         if not self._steps:
             self._reviewed_at = self._ended_at = now - report.forward_s - report.idle_s
         # The whole time, not only the model's: every draft also costs features and frames, and larger trees save those.
-        self._steps.append(TimedStep(report, now - self._ended_at - report.idle_s))
+        self._steps.append((report, now - self._ended_at - report.idle_s))
         self._ended_at = now
         self._doublings = _KEPT * self._doublings + sum(log2(1 + nodes) for nodes, _ in report.trees)
         self._accepted = _KEPT * self._accepted + sum(accepted for _, accepted in report.trees)
@@ -136,23 +103,26 @@ class TreeBudget:
         if load.busy < _BUSY:
             return self._larger if load.busy < _AT_EASE else self._most
         best = best_nodes(load, self._batch_tokens)
-        now = min(self._most, max((size for step in self._steps for size, _ in step.stats.trees), default=1))
+        now = min(self._most, max((size for stats, _ in self._steps for size, _ in stats.trees), default=1))
         if best >= now:
             return min(best, self._larger) if self._most != _ANY else _ANY
         # At most by halves: only passes with smaller trees tell the cost of nodes from that of drafts.
         return max(best, now // 2)
 
     def _load(self, now: float) -> LoadEstimate:
-        recent = [step.stats for step in list(self._steps)[-self._num_unseen :]]
+        recent = [stats for stats, _ in list(self._steps)[-self._num_unseen :]]
         took_s = max(now - self._reviewed_at, 1e-9)
         drafts = sum(seen.drafts + seen.waiting for seen in recent) / max(len(recent), 1)
-        judging = [step for step in self._steps if step.stats.drafts]
-        if len(judging) >= _REVIEW_EVERY and (self._time is None or _tells_apart(judging)):
-            self._time = StepTime.fitted(judging)
+        judging = np.array([(stats.drafts, stats.rows, s) for stats, s in self._steps if stats.drafts], np.float64)
+        if len(judging) >= _REVIEW_EVERY:
+            sizes = judging[:, 1] / judging[:, 0]
+            if self._times is None or sizes.std() > _VARIED * sizes.mean():
+                terms = np.column_stack([np.ones(len(judging)), judging[:, :2]])
+                self._times = np.linalg.lstsq(terms, judging[:, 2], rcond=None)[0].tolist()
         return LoadEstimate(
             drafts=drafts,
             busy=1 - sum(seen.idle_s for seen in recent) / took_s,
-            shared_rows=None if self._time is None else self._time.shared_rows(drafts),
+            shared_rows=None if self._times is None else _shared_rows(drafts, *self._times),
             gain=self._accepted / self._doublings if self._doublings else _GAIN,
         )
 
@@ -162,13 +132,6 @@ class TreeBudget:
         return next((rung for rung in _RUNGS if rung > self._most), _ANY)
 
 
-def _tells_apart(steps: Sequence[TimedStep]) -> bool:
-    drafts, rows, _ = _columns(steps)
-    sizes = rows / drafts
-    return bool(sizes.std() > _VARIED * sizes.mean())
-
-
-def _columns(steps: Sequence[TimedStep]) -> tuple[Floats, Floats, Floats]:
-    table = [(step.stats.drafts, step.stats.rows, step.seconds) for step in steps]
-    drafts, rows, seconds = np.array(table, np.float64).T
-    return drafts, rows, seconds
+def _shared_rows(drafts: float, fixed_s: float, draft_s: float, row_s: float) -> float | None:
+    """Return what LoadEstimate.shared_rows means."""
+    return max((fixed_s / max(drafts, 1.0) + draft_s) / row_s, 0.0) if row_s > 0 else None

@@ -23,12 +23,19 @@ _STEP_ROWS = 64  # that a Decode pays for at a time
 _STALE_ROWS = 1  # of a draft that was stale: it took no pass
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Turn:
-    """A place in a payer's line: `go` is called with the rows that were paid."""
+@dataclass(slots=True, eq=False)
+class _Charge:
+    """The rows of one request: `used` so far, and `paid` for."""
 
-    rows: int
-    go: Callable[[int], None]
+    request: Request
+    fixed: int  # used at its start
+    pass_rows: int | None = None  # the most that one pass of a Decode takes; None for a Draft, whose rows are known
+    tokens_left: int = 0  # of a Decode
+    drafted: int = 0  # by the server's drafter, and counted
+    used: int = 0
+    paid: int = 0
+    due: int = 0  # rows that it pays for when its turn comes
+    go: Callable[[_Charge], None] | None = None  # called then; None where it does not wait
 
 
 class QuotaUsage:
@@ -43,24 +50,25 @@ class QuotaUsage:
         self._gcra = Gcra(self._rate, _BURST_S * self._rate)
         self._longest_wait_s = longest_wait_s
         self._clock = clock
-        self._line: deque[_Turn] = deque()
+        self._line: deque[_Charge] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     def check(self) -> None:
         """Raise Refusal OVER_QUOTA where one more request would have to wait too long."""
-        wait_s = self._gcra.wait_s(self._clock()) + sum(turn.rows for turn in self._line) / self._rate
+        wait_s = self._gcra.wait_s(self._clock()) + sum(charge.due for charge in self._line) / self._rate
         if wait_s > self._longest_wait_s:
             message = f"this key has {self.tokens_per_minute} tokens a minute, all used for the next {wait_s:.0f} s"
             raise Refusal(Reason.OVER_QUOTA, message, retry_after_s=wait_s)
 
-    def queue(self, turn: _Turn) -> None:
-        """Let it go now, or when its turn comes."""
-        self._line.append(turn)
+    def queue(self, charge: _Charge) -> None:
+        """Let it pay and go now, or when its turn comes."""
+        self._line.append(charge)
         self._advance()
 
-    def drop(self, turn: _Turn) -> None:
+    def drop(self, charge: _Charge) -> None:
         """Take one out of the line that no longer waits."""
-        self._line.remove(turn)
+        self._line.remove(charge)
+        charge.go = None
         self._advance()
 
     def settle(self, num_rows: int) -> None:
@@ -74,9 +82,12 @@ class QuotaUsage:
     def _advance(self) -> None:
         """Let those go whose turn has come, and come back when the next one is due."""
         while self._line and self._gcra.wait_s(now := self._clock()) <= 0:
-            turn = self._line.popleft()
-            self._gcra.charge(turn.rows, now)
-            turn.go(turn.rows)
+            charge = self._line.popleft()
+            self._gcra.charge(charge.due, now)
+            charge.paid += charge.due
+            go, charge.go = charge.go, None
+            assert go is not None
+            go(charge)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -104,20 +115,6 @@ class Quotas:
         return usage
 
 
-@dataclass(slots=True, eq=False)
-class _Charge:
-    """The rows of one request: `used` so far, and `paid` for."""
-
-    request: Request
-    fixed: int  # used at its start
-    pass_rows: int | None = None  # the most that one pass of a Decode takes; None for a Draft, whose rows are known
-    tokens_left: int = 0  # of a Decode
-    drafted: int = 0  # by the server's drafter, and counted
-    used: int = 0
-    paid: int = 0
-    turn: _Turn | None = None  # that it waits for
-
-
 class RateLimiter:
     """Delays the requests of one stream; `submit` takes those whose turn has come. Without a usage none waits."""
 
@@ -139,7 +136,7 @@ class RateLimiter:
     def is_short(self, seq: int) -> bool:
         """Return whether a request has used what it paid for, and must wait. From any thread."""
         charge = self._charges.get(seq)
-        return charge is not None and charge.turn is not None and charge.used >= charge.paid
+        return charge is not None and charge.go is not None and charge.used >= charge.paid
 
     def observe(self, seq: int, answer: Reply) -> None:
         """Count what a reply used, also one that came too late for the client: it was computed."""
@@ -159,12 +156,13 @@ class RateLimiter:
 
     def recheck(self) -> None:
         """Submit the first requests in line that were cancelled: they need not wait, and cost nothing."""
-        for charge in [charge for charge in self._charges.values() if charge.turn is not None]:
+        for charge in [charge for charge in self._charges.values() if charge.go is not None]:
             # Only the first: a later request must not overtake one that still waits.
-            if not charge.request.is_stopped:
+            if not charge.request.is_stopped or self._usage is None or charge.go is None:
                 return
-            go = self._leave(charge)
-            go(0)
+            go = charge.go
+            self._usage.drop(charge)
+            go(charge)
 
     def close(self) -> None:
         """Refund what never ran; a pass under way is charged when it ends. Safe to call twice."""
@@ -175,14 +173,8 @@ class RateLimiter:
     def _wait(self, charge: _Charge, rows: int, go: Callable[[_Charge], None]) -> None:
         """Pay `rows` for it and call `go`, now or when its turn comes."""
         assert self._usage is not None
-
-        def pay(paid: int) -> None:
-            charge.turn = None
-            charge.paid += paid
-            go(charge)
-
-        charge.turn = _Turn(rows, pay)
-        self._usage.queue(charge.turn)
+        charge.due, charge.go = rows, go
+        self._usage.queue(charge)
 
     def _begin(self, charge: _Charge) -> None:
         charge.used = 0 if charge.request.is_stopped else charge.fixed  # what was cancelled before runs no pass
@@ -209,23 +201,15 @@ class RateLimiter:
         assert charge.pass_rows is not None
         step = min(_STEP_ROWS, charge.tokens_left * charge.pass_rows)
         rows = charge.used - charge.paid + step
-        if charge.turn is None and rows > max(0, step - _STEP_ROWS // 2):
+        if charge.go is None and rows > max(0, step - _STEP_ROWS // 2):
             self._wait(charge, rows, lambda _: None)
 
     def _settle(self, charge: _Charge) -> None:
         assert self._usage is not None
-        if charge.turn is not None:
-            self._leave(charge)
+        if charge.go is not None:
+            self._usage.drop(charge)
         self._usage.settle(charge.used - charge.paid)
         charge.paid = charge.used
-
-    def _leave(self, charge: _Charge) -> Callable[[int], None]:
-        """Take it out of the line; return what would have been called."""
-        assert self._usage is not None
-        assert charge.turn is not None
-        turn, charge.turn = charge.turn, None
-        self._usage.drop(turn)
-        return turn.go
 
 
 def _charge_for(request: Request, frame: Draft | Decode, room: int) -> _Charge:

@@ -27,11 +27,12 @@ _OF_KEYS = (Reason.NO_KEY, Reason.OUT_OF_SCOPE)
 _FINISHED = {Finish.EOS: "stop", Finish.LIMIT: "length", Finish.CONTEXT_FULL: "length", Finish.CANCELLED: "abort"}
 
 
-class ServerMetrics(ServerObserver):
+class ServerMetrics(ServerObserver, Collector):
     """Counts everything in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self._stats: Callable[[], ServerStats] = lambda: ServerStats(0, 0)
         gauge, counter = partial(Gauge, registry=registry), partial(Counter, registry=registry)
         histogram = partial(Histogram, registry=registry)
         seconds = partial(histogram, buckets=SECONDS)
@@ -82,7 +83,8 @@ class ServerMetrics(ServerObserver):
 
     def collect_stats(self, stats: Callable[[], ServerStats]) -> None:
         """Call `stats` at every scrape, in the thread that answers it."""
-        self.registry.register(_StatsCollector(stats))
+        self._stats = stats
+        self.registry.register(self)
 
     def stream(self) -> StreamObserver:
         self.streams.inc()
@@ -113,14 +115,8 @@ class ServerMetrics(ServerObserver):
             for position in range(num_accepted):
                 self._by_depth.labels(position).inc()
 
-
-class _StatsCollector(Collector):
-    """Metrics that are computed at each scrape."""
-
-    def __init__(self, stats: Callable[[], ServerStats]) -> None:
-        self._stats = stats
-
     def collect(self) -> Iterator[Metric]:
+        """Yield what is computed at each scrape."""
         now = self._stats()
         sessions = GaugeMetricFamily("outrider_sessions", "Sessions that the server keeps.", labels=["state"])
         sessions.add_metric(["active"], now.active)
