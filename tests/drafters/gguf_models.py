@@ -1,7 +1,7 @@
 """Writes tiny random language models as GGUF files, in the way of llama.cpp's converter."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,18 +94,23 @@ def write_model(
     keys: Fields,
     tensors: Mapping[str, Tensor | None] | None = None,
     tensors_a_part: int = 0,
+    tokenizer: Callable[[gguf.GGUFWriter], None] = lambda writer: _write_tokenizer(writer),
 ) -> None:
     """Write a model's tensors, and further ones; a key or tensor that is None is left out."""
     architecture, values = name.partition("+")[0], {**KEYS, **MODELS[name][2], **keys}
     present = {key: value for key, value in values.items() if value is not None}
     with writing(path, architecture, present, tensors_a_part) as writer:
-        writer.add_tokenizer_model("gpt2")
-        writer.add_token_list(["<|endoftext|>", "a", "b", "ab", *(f"<{number}>" for number in range(4, NUM_TOKENS))])
-        writer.add_token_merges(["a b"])
-        writer.add_eos_token_id(0)
+        tokenizer(writer)
         for stored, tensor in {**dict(converted(architecture, model)), **(tensors or {})}.items():
             if tensor is not None:
                 writer.add_tensor(stored, tensor.detach().contiguous().numpy())
+
+
+def _write_tokenizer(writer: gguf.GGUFWriter) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["<|endoftext|>", "a", "b", "ab", *(f"<{number}>" for number in range(4, NUM_TOKENS))])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(0)
 
 
 def converted(architecture: str, model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:

@@ -148,6 +148,8 @@ def language_model_config(file: GgufFile) -> Fields:
 def _refuse_others(file: GgufFile, architecture: Architecture, applied: set[str]) -> None:
     applied |= _ROPE | _HARMLESS | ({_PATTERN} if architecture.window_period else set())
     applied |= {_SWA_BASE} if file.architecture == "gemma3" else set()
+    # llama.cpp's converter writes Nemotron's epsilon under both names.
+    applied |= set(_RMS) if file.architecture == "nemotron" else set()
     implied = {**_IMPLIED, **architecture.implied}
     for full, value in file.values.items():
         key = full.removeprefix(f"{file.architecture}.")

@@ -7,10 +7,10 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
@@ -24,8 +24,8 @@ from outrider_drafters.checkpoints.gguf_config import (
     language_model,
     language_model_config,
 )
+from outrider_drafters.checkpoints.gguf_tokenizer import write_tokenizer
 from outrider_drafters.readers.checkpoint import INDEX, WRITE_ERRORS, join_names, sampled_rows, write_exact_rows
-from outrider_drafters.readers.config import read_json
 from outrider_drafters.readers.gguf_file import GgufFile, part_names
 from outrider_proto.errors import UsageError
 
@@ -35,13 +35,12 @@ if TYPE_CHECKING:
 
 Report = Callable[[float], None]
 _logger = logging.getLogger(__name__)
-_VERSION = 2  # of what is written: another number, and every file is dequantized anew
+_VERSION = 3  # of what is written: another number, and every file is dequantized anew
 _FLOAT32_PARAMETERS = 2**30  # a larger model becomes bfloat16, which takes half the disk, unless a type is asked for
 _DTYPES = ("float32", "bfloat16", "float16")  # the first that is there serves whoever asks for none
 _SHARD_BYTES = 2**29  # of tensors in memory at a time
 _SPARE_BYTES = 64 * 2**20  # for the tokenizer, and for a disk that is never quite empty
 _TENSORS_SHARE = 0.9  # of the work; the rest is the tokenizer's
-_CHAT_ENDS = ("eot_token_id", "eom_token_id")  # of the tokenizer's metadata, beside its eos
 _EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
 _ROUTING = re.compile(r"model\.layers\.(\d+)\.mlp\.e_score_correction_bias")
 _CONV1D = re.compile(r"blk\.\d+\.(attn_qkv|attn_output|ffn_up|ffn_down)\.weight")  # GPT-2's, [in, out]
@@ -127,7 +126,9 @@ def _write(file: GgufFile, directory: Path, dtype: torch.dtype, report: Report |
                 report(_TENSORS_SHARE * bar.n / count)
 
         _write_tensors(file, model, directory, dtype, advance)
-    _write_tokenizer(file, model, directory)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(directory)
+    write_tokenizer(file, directory)
     if report is not None:
         report(1.0)
 
@@ -235,30 +236,3 @@ def _experts(parts: list[Tensor], interleaved: bool) -> Tensor:
         return torch.cat(parts, dim=1)
     joined = torch.stack(parts, dim=2).flatten(1, 2)
     return joined.transpose(1, 2) if joined.ndim == 3 else joined
-
-
-def _write_tokenizer(file: GgufFile, model: PreTrainedModel, directory: Path) -> None:
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
-
-    kind, options = model.config.model_type, {"gguf_file": file.path.name, "local_files_only": True}
-    # Named, or AutoTokenizer reads the metadata for a configuration, where it fails on gpt-oss's scaling.
-    named = {"tokenizer_type": kind} if TOKENIZER_MAPPING_NAMES.get(kind) else {}
-    loader: Any = AutoTokenizer if named else PreTrainedTokenizerFast  # tokenizers share no annotated base
-    try:
-        tokenizer = loader.from_pretrained(str(file.path.parent), **options, **named)
-    except Exception as error:  # transformers trusts the file and fails on bad ones in many ways
-        raise UsageError(f"{file.path}: not a GGUF file whose tokenizer transformers can read ({error})") from error
-    tokenizer.save_pretrained(directory)
-    if model.generation_config is not None:
-        model.generation_config.save_pretrained(directory)
-    _add_chat_ends(directory / "generation_config.json", file.values)
-
-
-def _add_chat_ends(path: Path, metadata: Mapping[str, Any]) -> None:  # Any: GGUF's values have many types
-    """Let answers end where a turn ends, too: many files name that token apart from their eos."""
-    config = read_json(path)
-    eos = config.get("eos_token_id")
-    ends = [*(eos if isinstance(eos, list) else [] if eos is None else [eos])]
-    ends += [end for key in _CHAT_ENDS if (end := metadata.get(f"tokenizer.ggml.{key}")) not in (None, *ends)]
-    path.write_text(json.dumps({**config, "eos_token_id": ends[0] if len(ends) == 1 else ends}, indent=2) + "\n")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.readers.config import KIND
 
 INDEPENDENT = "independent"
 HEADS = (None, "dflash", "dspark", "eagle2", "eagle3", "peagle")
@@ -17,6 +18,7 @@ PLAIN_WEIGHTS = (
     "export them as they were before llm-compressor, GPTQ, AWQ, bitsandbytes or fp8 (`outrider-models bundle --weights "
     "int8` quantizes those), or delete the key if these are not quantized"
 )
+SPECULATORS = ("dflash", "dspark", "eagle", "eagle3", "peagle")
 NEVER = r"(?!)"
 CALLED = r"(architectures|speculators_model_type|(dflash_config\.)?projector_type)=.*"
 INNER = r"dflash_config\."
@@ -56,7 +58,7 @@ UNSUPPORTED = (
     Unsupported("multi-token-prediction heads of targets with linear attention, which the server does not run",
                 r"(.*\.)?mtp\.", NEVER, WHOLE, (None, INDEPENDENT)),
     Unsupported("a multi-token-prediction layer, whose latent attention and experts are too much for a client",
-                r".*\.(eh_proj|enorm|hnorm)\.weight$", NEVER, WHOLE, (None, INDEPENDENT)),
+                r".*(\.(eh_proj|enorm|hnorm)\.weight$|mtp_layers\.)", NEVER, WHOLE, (None, INDEPENDENT)),
 )  # fmt: skip
 
 
@@ -75,3 +77,8 @@ def refuse_unsupported(files: DrafterFiles, family: str | None, *, is_chosen: bo
         evidence += [name for name in sorted(files.names) if re.match(kind.tensors, name)]
         if evidence:
             raise files.fault(f"{kind.name} ({evidence[0][:80]}): not supported; {kind.remedy}")
+    if (said := files.config.get(KIND)) not in (None, *SPECULATORS):
+        raise files.fault(
+            f"{KIND}={said}: not supported; need one of {', '.join(SPECULATORS)}. If it only trains one of these"
+            " networks in another way, write that name"
+        )

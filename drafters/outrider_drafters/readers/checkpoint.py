@@ -193,9 +193,10 @@ def _unpickle(path: Path) -> dict[str, Tensor]:
             value = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a damaged pickle fails in any way
         raise UsageError(f"{path}: not a plain file of tensors: {_pickle_fault(error)}") from error
-    if not isinstance(value, dict) or not all(isinstance(item, Tensor) for item in value.values()):
+    pairs = value.items() if isinstance(value, dict) else [(value, None)]
+    if not all(isinstance(name, str) and isinstance(item, Tensor) for name, item in pairs):
         raise UsageError(f"{path}: need a dict of tensors; save a state_dict, best with safetensors.torch.save_file")
-    return value
+    return dict(pairs)
 
 
 def _pickle_fault(error: Exception) -> str:

@@ -34,12 +34,21 @@ def read_config(directory: Path) -> Config:
     if directory.is_file():
         raise UsageError(f"{directory}: a file: need a model directory")
     if not (directory / "config.json").is_file():
-        raise UsageError(f"{directory}: not a model directory, it has no config.json")
+        raise UsageError(f"{directory}: not a model directory, it has no config.json{_instead(directory)}")
     config = read_json(directory / "config.json")
     if not isinstance(names := config.get("architectures") or [], list):
         raise UsageError(f"{directory}: config.json: architectures={names}: need a list")
     text = config.get("text_config")
     return {**text, **{key: config[key] for key in BESIDE_TEXT if key in config}} if isinstance(text, dict) else config
+
+
+def _instead(directory: Path) -> str:
+    """Return what a directory without config.json is, and what to do with it."""
+    if (adapter := directory / "adapter_config.json").is_file():
+        base = read_json(adapter).get("base_model_name_or_path")
+        return f": an adapter (PEFT) of {base}; merge it into that model, and give the result"
+    files = sorted(directory.glob("*.gguf"))
+    return f"; name its file {files[0]}" if files else ""
 
 
 def flattened(config: Config) -> Config:

@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader, GGUFValueType, ReaderTensor
+    from gguf import GGUFReader, ReaderField, ReaderTensor
 
 SUFFIX = ".gguf"
 ARCHITECTURE = "general.architecture"
@@ -91,6 +91,14 @@ class GgufFile:
         return self.values.get(f"{self.architecture}.{key}")
 
 
+def tokenizer_arrays(path: Path) -> dict[str, Any]:  # Any: as `values`
+    """Read the tokenizer's arrays, by their names after `tokenizer.ggml.`. Raises UsageError."""
+    fields = {
+        key.rpartition(".")[2]: field for key, field in _opened(path).fields.items() if _is_tokenizers(key, field)
+    }
+    return {key: field.contents() for key, field in fields.items()}
+
+
 def part_names(path: Path) -> list[Path]:
     """Return the paths of the parts of a split file by the name of one of them, in order; of any other name, itself."""
     if (name := _PART.fullmatch(path.name)) is None:
@@ -113,16 +121,17 @@ def _metadata(path: Path, reader: GGUFReader) -> dict[str, Any]:  # Any: as `val
         return {
             key: _exact(field.contents())
             for key, field in reader.fields.items()
-            if not key.startswith("GGUF.") and not (key.startswith("tokenizer.") and field.types[:1] == [_array_type()])
+            if not key.startswith("GGUF.") and not _is_tokenizers(key, field)
         }
     except (ValueError, IndexError, TypeError) as error:
         raise _unreadable(path, error) from error
 
 
-def _array_type() -> GGUFValueType:
+def _is_tokenizers(key: str, field: ReaderField) -> bool:
+    """True for an array of the tokenizer's, which may be long."""
     from gguf import GGUFValueType
 
-    return GGUFValueType.ARRAY
+    return key.startswith("tokenizer.") and field.types[:1] == [GGUFValueType.ARRAY]
 
 
 def _opened(path: Path) -> GGUFReader:
@@ -131,9 +140,12 @@ def _opened(path: Path) -> GGUFReader:
     except ImportError as error:
         raise UsageError(f"{path}: GGUF files need the package gguf: pip install 'outrider[gguf]'") from error
     try:
-        return GGUFReader(path)
+        reader = GGUFReader(path)
     except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
         raise _unreadable(path, error) from error
+    if reader.byte_order == "S":
+        raise UsageError(f"{path}: its numbers are of the other byte order (big-endian): convert it again")
+    return reader
 
 
 def _dequantized(path: Path, tensor: ReaderTensor) -> Tensor:
@@ -157,4 +169,4 @@ def _exact(value: object) -> object:
 
 
 def _unreadable(path: Path, error: Exception) -> UsageError:
-    return UsageError(f"{path}: not a readable GGUF file ({error})")
+    return UsageError(f"{path}: not a readable GGUF file, or cut short ({error})")

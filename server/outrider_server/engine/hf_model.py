@@ -19,6 +19,7 @@ from outrider_drafters.checkpoints.gguf_target import suitable_dtype
 from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_drafters.processor import cpu_has_bf16
+from outrider_drafters.readers.config import read_config
 from outrider_drafters.readers.gguf_file import SUFFIX, GgufFile
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import IMPLEMENTATION, register
@@ -81,6 +82,7 @@ def load_model(
     """Load a model onto a device, or (None) where `distributed_config` puts it. Raises UsageError."""
     if find_bundle(Path(path)) is not None:
         raise UsageError(f"target {path}: an edge bundle, which has no layers to verify with; give the full target")
+    read_config(Path(path))  # or transformers' own words for a directory without one, which go over pages
     register()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers
     try:

@@ -90,6 +90,7 @@ APPLIED = [
     *((name, CAPS, CAPS) for name in ("gemma2", "gemma3")),
     *((name, {PATTERN: 1}, {"layer_types": [SEES] * 2}) for name in ("gemma2", "gemma3", "gpt-oss")),
     *((name, {PATTERN: [True, True]}, {"layer_types": [SLIDES] * 2}) for name in ("gemma2", "gpt-oss")),
+    ("nemotron", {"attention.layer_norm_rms_epsilon": 0.01}, {}),
     ("gemma2", {"attn_logit_softcapping": 0.0}, {"attn_logit_softcapping": None}),
     ("gemma3", {"attention.sliding_window": None}, {"layer_types": [SEES] * 2}),
     ("gemma3", {**LINEAR, PATTERN: 2}, {"rope_parameters": GEMMA3_SCALED, "layer_types": [SLIDES, SEES]}),

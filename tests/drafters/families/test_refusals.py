@@ -270,6 +270,15 @@ def test_a_network_that_no_family_reads_is_refused_by_its_name(head, name, tenso
     head.refused(rf"{name}.*\(.*\): not supported; (give|export)")
 
 
+@pytest.mark.parametrize("head", ["eagle3, speculators", "dspark, speculators", "peagle", "dflash"], indirect=True)
+@pytest.mark.parametrize("kind", ["mtp", "pard2", "jetspec", 7])
+def test_a_kind_of_speculators_that_no_family_is_is_refused_by_its_name(head, kind):
+    head.config["speculators_model_type"] = kind
+    head.refused(
+        rf"speculators_model_type={kind}: not supported; need one of dflash, dspark, eagle, eagle3, peagle\. If"
+    )
+
+
 STORED = ("weight_scale", "weight_packed", "qweight", "weight.absmax", "SCB")
 METHODS = ("fp8", "compressed-tensors", "gptq", "awq", "bitsandbytes")
 QUANTIZED = [({f"{LAYER}mlp.up_proj.{name}": (1,)}, {}) for name in STORED]

@@ -91,8 +91,9 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     path = tmp_path / "medusa_lm_head.pt"
     path.write_bytes(b"<html>not found</html>" * 20)
     refused(path, "not a plain file of tensors: cut short, damaged")
-    torch.save([torch.ones(1)], path)
-    refused(path, "need a dict of tensors; save a state_dict")
+    for content in ([torch.ones(1)], torch.ones(1), {"state_dict": ONES}, {1: torch.ones(1)}):
+        torch.save(content, path)
+        refused(path, "need a dict of tensors; save a state_dict")
 
 
 def test_a_tensor_of_two_names_is_written_under_both(tmp_path):
