@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from outrider_netsim.namespaces.namespaces import Namespaces  # Linux only
 
 LOOPBACK = "127.0.0.1"
+DRAIN_STEP_S, STALLED_S = 0.02, 3.0
+DRAIN_S = 60.0  # at most: what a command has left running may send for ever
 T = TypeVar("T")
 
 
@@ -197,6 +199,19 @@ class Link(AsyncResource):
         )
         statuses = await self.while_up(running)
         return next((status for status in statuses if status), 0)
+
+    async def drained(self) -> bool:
+        """Wait while what ended commands have sent still arrives at the servers; False where some of it did not."""
+        now = asyncio.get_running_loop().time
+        arrived, stalled_at, give_up_at = -1, 0.0, now() + DRAIN_S
+        while True:
+            await asyncio.sleep(DRAIN_STEP_S)
+            if not self._started.is_sending:
+                return True
+            if (packets := self.stats.up.packets_out) != arrived:
+                arrived, stalled_at = packets, now() + STALLED_S
+            if now() > min(stalled_at, give_up_at):
+                return False
 
     async def while_up(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`; raise EngineError with the reason when the engine ends by itself before."""

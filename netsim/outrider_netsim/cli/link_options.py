@@ -183,10 +183,13 @@ def adjusted_profile(profile: Profile, options: LinkOptions) -> Profile:
     """Return a profile with what is given of the options. Raises ProfileError."""
     if not (given := options.adjustments):
         return profile
-    joint = ", then " if " with " in profile.name else " with "
+    base, _, before = profile.name.partition(" with ")
+    # A later value takes an earlier one's place, or a link that is set often has a name without end.
+    words = [*filter(None, before.split(", ")), *map(_described, given, given.values())]
+    latest = {word.partition(" ")[0]: word for word in words}
     return replace(
         profile,
-        name=profile.name + joint + ", ".join(_described(*option) for option in given.items()),
+        name=f"{base} with {', '.join(latest.values())}",
         up=_adjusted(profile.up, options, 0),
         down=_adjusted(profile.down, options, 1),
     )
@@ -239,7 +242,7 @@ def _counted(path: PathStats, direction: Direction) -> str:
 
 def _described(name: str, value: str | bool) -> str:
     if name == "in_order":
-        return "packets in order" if value else "reordering"
+        return "packets in order" if value else "packets reordered"
     return f"{name} {value}"
 
 

@@ -117,6 +117,8 @@ async def _run(options: RunOptions, command: Sequence[str], console: Console) ->
             except OSError as error:
                 status = _not_executed(command[0], error)
             report["exit_status"] = status
+            if not await link.drained():
+                _print(console, "the link ends before all that COMMAND has sent has arrived")
         _print(console, totals(link.stats, link.profile))
         if link.stayed:
             ports = ", ".join(f"127.0.0.1:{port} ({number})" for port, number in sorted(link.stayed.items()))

@@ -79,6 +79,11 @@ class EngineLink(AsyncResource):
 
     @property
     @abstractmethod
+    def is_sending(self) -> bool:
+        """True until all that clients have sent, to the ends of their streams, is with the servers."""
+
+    @property
+    @abstractmethod
     def stats(self) -> LinkStats:
         """Counters of both directions, and connections."""
 

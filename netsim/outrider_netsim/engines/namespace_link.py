@@ -88,6 +88,11 @@ class NamespaceLink(EngineLink):
     def stayed(self) -> Mapping[int, int]:
         return {} if self._steering is None else self._steering.stayed
 
+    @property
+    def is_sending(self) -> bool:
+        is_admitted = self._steering is not None and self._steering.has_admitted
+        return is_admitted or any(splice.is_sending for splice in self._far.values())
+
     @abstractmethod
     async def _make_link(self) -> None:
         """Connect 10.77.0.1 in A and 10.77.0.2 in B. Raises EngineError."""

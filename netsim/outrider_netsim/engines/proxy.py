@@ -19,7 +19,7 @@ from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.core.small_buffers import hold_back
 from outrider_netsim.engines.engine_link import EngineLink, LinkPlan
 from outrider_netsim.engines.link_clock import LinkClock
-from outrider_netsim.engines.relay import relay
+from outrider_netsim.engines.relay import RelayEnd, relay
 from outrider_netsim.impairments.path import LinkStats
 from outrider_netsim.namespaces.blackhole import accept_connections, ignore_connections
 from outrider_netsim.namespaces.command import run_copies
@@ -47,6 +47,7 @@ class ProxyLink(EngineLink):
         self._link = VirtualLink(plan.profile, plan.seed, self._clock, congestion=plan.congestion)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._there: dict[asyncio.Task[None], RelayEnd] = {}  # at the servers
         self._out_ways: frozenset[Way] = frozenset()
         self._recorder: FileRecorder | None = None
 
@@ -80,6 +81,10 @@ class ProxyLink(EngineLink):
     @property
     def address(self) -> str:
         return str(Address(*self._listener.getsockname()[:2]))
+
+    @property
+    def is_sending(self) -> bool:
+        return not all(end.is_passed_on for end in self._there.values())
 
     @property
     def stats(self) -> LinkStats:
@@ -121,10 +126,13 @@ class ProxyLink(EngineLink):
         self.cut_ways, self._out_ways = cut, out
 
     def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
+        there = RelayEnd(self.answers.connection())
         task = asyncio.get_running_loop().create_task(
-            relay((reader, writer), self.plan.upstream, self._link, self._clock, self.answers.connection())
+            relay((reader, writer), there, self.plan.upstream, self._link, self._clock)
         )
         self._own(task)
+        self._there[task] = there
+        task.add_done_callback(self._there.pop)
         # Not in relay() alone: a task cancelled before its first step never runs its `finally`.
         task.add_done_callback(lambda _: writer.transport.abort())
 

@@ -46,6 +46,13 @@ class RelayEnd(TcpUser):
         """Speak through `endpoint` to the other end."""
         self._endpoint, self._far = endpoint, far
 
+    @property
+    def is_passed_on(self) -> bool:
+        """True when what the other end had sent, to the end of its stream, is in the real connection's socket."""
+        if self.error is not None or self._writer is None or not self._has_ended:
+            return self.error is not None
+        return not self._writer.transport.get_write_buffer_size()
+
     # What the modeled connection tells
 
     def opened(self) -> None:
@@ -159,14 +166,10 @@ class RelayEnd(TcpUser):
 
 
 async def relay(
-    client: tuple[StreamReader, StreamWriter],
-    upstream: Address,
-    link: VirtualLink,
-    clock: LinkClock,
-    answers: AnswerReader,
+    client: tuple[StreamReader, StreamWriter], there: RelayEnd, upstream: Address, link: VirtualLink, clock: LinkClock
 ) -> None:
-    """Relay one accepted connection to `upstream` and back, until both sides are done."""
-    here, there = RelayEnd(), RelayEnd(answers)
+    """Relay one accepted connection to `upstream`, where `there` speaks, and back, until both sides are done."""
+    here = RelayEnd()
     with clock.present():
         endpoint, far_endpoint = link.endpoints(here, there)
         here.attach(endpoint, there)
@@ -179,7 +182,7 @@ async def relay(
 
 async def _serve_client(end: RelayEnd, client: tuple[StreamReader, StreamWriter], clock: LinkClock) -> None:
     reader, writer = client
-    async with _closing(writer):
+    async with _closing(writer, end):
         await end.open.wait()
         if end.error is None:
             await end.serve(reader, writer, clock)
@@ -198,7 +201,7 @@ async def _serve_upstream(end: RelayEnd, upstream: Address, clock: LinkClock) ->
     except (OSError, TimeoutError):
         end.drop(clock)
         return
-    async with _closing(writer):
+    async with _closing(writer, end):
         await end.serve(reader, writer, clock)
         await end.done.wait()
         if end.error is not None:
@@ -214,12 +217,12 @@ def reset(writer: StreamWriter) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _closing(writer: StreamWriter) -> AsyncIterator[None]:
+async def _closing(writer: StreamWriter, end: RelayEnd) -> AsyncIterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        # The link is closed: a program that does not read must not keep it from that.
-        writer.transport.abort()
+        # The link is closed: a program that does not read must not keep it from that, nor take a part for the whole.
+        writer.transport.abort() if end.is_passed_on else reset(writer)
         raise
     finally:
         with contextlib.suppress(OSError):

@@ -116,6 +116,11 @@ class Steering:
             self._change("B", _rule(LED, OUR_TABLE, LINK_INTERFACE, (0, port)), is_new=is_led)
         self._change("A", _rule(LED, OUR_TABLE, None, (0, port)), is_new=is_led)
 
+    @property
+    def has_admitted(self) -> bool:
+        """True while a client was admitted whose connection is not accepted yet."""
+        return any(leg is not None for leg, _ in self._admitted.values())
+
     def take(self, ports: Ports) -> SpliceLeg | None:
         """Return the connection to the server that an accepted client was admitted with, if the gate has it."""
         leg, timer = self._admitted.get(ports, (None, None))

@@ -59,6 +59,12 @@ class SpliceLeg(asyncio.Protocol):
     def is_closed(self) -> bool:
         return self._transport is None or self._transport.is_closing()
 
+    @property
+    def is_passed_on(self) -> bool:
+        """True when what came, to the end of the stream, is in the other leg's socket."""
+        peer = self._open_peer
+        return self._has_ended and (peer is None or not peer.get_write_buffer_size())
+
     def reset(self) -> None:
         """Close the leg with RST, which the program at its far end sees as a reset."""
         if self._transport is not None and not self._transport.is_closing():
@@ -92,7 +98,8 @@ class SpliceLeg(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         peer, self._transport = self._peer, None
         if peer is not None and not (self._has_ended and peer._has_ended):
-            peer.reset()
+            # After the end of the stream there is nothing that a reset would have to say.
+            peer._close() if self._has_ended else peer.reset()
 
     def _resume(self) -> None:
         # Not after the end of stream: asyncio would report it again and again.
@@ -142,6 +149,11 @@ class TcpSplice:
         # asyncio closes an aborted socket in its next iteration; without this step some would stay open.
         await asyncio.sleep(0)
         await server.wait_closed()
+
+    @property
+    def is_sending(self) -> bool:
+        """True while bytes of a client are still to come, or to be passed on."""
+        return not all(end.is_passed_on for end in self._ends)
 
     @property
     def port(self) -> int:

@@ -214,15 +214,53 @@ def test_a_command_is_held_back_by_the_links_buffers(tmp_path):
     assert 100_000 < int(done.stdout) < 1_500_000, done.stderr
 
 
+def test_what_a_command_has_sent_arrives_after_its_end(engine, monkeypatch):
+    """As its kernel would see to; where the link is dead, the server learns that there is more."""
+    monkeypatch.setattr(link_module, "STALLED_S", 0.5)
+    script = (
+        "import socket, sys; own = socket.create_connection(sys.argv[1].rsplit(':', 1)); own.recv(1)\n"
+        "own.sendall(bytes(20_000)); own.close(); sys.exit(3)"
+    )
+    arrived = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=receive_twice, args=(server, arrived), daemon=True).start()
+        port = server.getsockname()[1]
+        command = ("--delay", "40ms", "--upstream", f"127.0.0.1:{port}", "--", sys.executable, "-c", script, "{link}")
+        done = invoke(*command, engine=engine)
+        dead = invoke("--outage", "up:60s@first", *command, engine=engine)
+    assert (done.exit_code, dead.exit_code) == (3, 3)
+    assert "before all that COMMAND has sent has arrived" in dead.stderr
+    assert "before all" not in done.stderr
+    give_up_at = time.monotonic() + 20
+    while len(arrived) < 2 and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+    assert arrived[0] == 20_000
+    assert isinstance(arrived[1], ConnectionResetError)
+
+
+def receive_twice(server, arrived):
+    for _ in range(2):
+        with server.accept()[0] as client:
+            client.send(b"x")
+            size = 0
+            try:
+                while part := client.recv(1 << 16):
+                    size += len(part)
+            except ConnectionResetError as error:
+                arrived.append(error)
+            else:
+                arrived.append(size)
+
+
 def test_a_running_link_is_changed_and_reported(engine, tmp_path, monkeypatch):
     """From within the command, as from another terminal; each direction of its own, and from the first byte on."""
     settings = {
         ("delay=5ms/3ms", "loss=1%", "cut=up"): "with delay 5ms/3ms, loss 1%, mean round trip 8.0 ms",
-        ("restore", "in-order=true"): "then packets in order",
+        ("restore", "in-order=true", "delay=2ms"): "with delay 2ms, loss 1%, packets in order, mean",
         ("delay=5",): "--delay=5: need a duration",
         ("cut=left",): "'cut=left': need delay=",
         ("colour=red",): "'colour=red': need delay=",
-        (): "then packets in order",
+        (): "with delay 2ms, loss 1%, packets in order, mean",
     }
     script = (
         "import socket, sys; socket.create_connection(sys.argv[1].split(':')).recv(1)\n"
