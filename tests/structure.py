@@ -74,13 +74,6 @@ SMALL_ON_PURPOSE: dict[str, str] = {
             "downstream",
         )
     },
-    **{
-        f"outrider_drafters.families.{name}": "every family has the same modules: family, network, drafter, tap"
-        for name in (
-            *(f"{x}.family" for x in ("dflash", "eagle3", "lookup", "medusa", "suffix")),
-            "eagle3.drafter",
-        )
-    },
 }
 
 

@@ -36,7 +36,7 @@ from outrider_client.privacy.private_generation import generate_privately
 from outrider_client.text.logprobs import TokenLogprobs
 from outrider_client.text.transcript import FinishReason, Origin, Transcript
 from outrider_drafters.emulation.pace import Pace
-from outrider_drafters.families.lookup.drafter import LookupDrafter
+from outrider_drafters.families.lookup.family import LookupDrafter
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_proto.errors import LinkError, UsageError
 from outrider_proto.frames import ServerDescription

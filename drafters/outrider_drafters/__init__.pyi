@@ -15,8 +15,8 @@ from .families.eagle2.family import Eagle2Drafter
 from .families.eagle2.network import Eagle2, Eagle2Sizes
 from .families.family import Family
 from .families.feature_drafter import FeatureDrafter, FeatureRows
-from .families.lookup.drafter import LookupDrafter
-from .families.moa.drafter import MoADrafter
+from .families.lookup.family import LookupDrafter
+from .families.moa.family import MoADrafter
 from .families.moa.network import MoA, MoASizes, MoATap, pack_kv
 from .load import load_drafter, load_tap
 from .readers.checkpoint import write_model

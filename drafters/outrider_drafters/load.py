@@ -5,7 +5,6 @@ group `outrider.drafters` and in the order of their names, then Outrider's own, 
 module `family`. The option `family` chooses another one.
 """
 
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -75,11 +74,7 @@ def load_tap(
 
 
 def open_drafter(source: DrafterSource) -> tuple[Family, DrafterFiles]:
-    """Return a drafter's family and its opened files. Raises UsageError.
-
-    A drafter without files is chosen by its name; a directory of that name is written ./NAME. An edge bundle stands for
-    its drafter.
-    """
+    """Return a drafter's family and files; a name without files, or a bundle, stands for them. Raises UsageError."""
     directory = Path(source.name).expanduser()
     if (bundle := find_bundle(directory)) is not None:
         source = bundle.source(directory, source.options)
@@ -112,8 +107,10 @@ def recognize_family(files: DrafterFiles) -> Family:
         raise UsageError(
             f"family={chosen}: need one of {', '.join(family_names())}, or the package that adds it: install that"
         )
-    recognized = [family for family in _candidates(chosen) if _recognizes(family, files)]
-    family = next((family for family in recognized if family.name == chosen), next(iter(recognized), None))
+    # Of those that packages add only the one that was chosen, if one was.
+    added = PLUG_INS.usable() if chosen is None else [PLUG_INS.get(chosen)]
+    found: list[Family] = [each for each in (*added, *FAMILIES) if each is not None and _recognizes(each, files)]
+    family = next((each for each in found if each.name == chosen), next(iter(found), None))
     if family is None or family in FAMILIES:
         refuse_unsupported(files, None if family is None else family.name, is_chosen=chosen is not None)
     if family is None:
@@ -151,22 +148,8 @@ def family_names() -> list[str]:
     return [*PLUG_INS.names, *(family.name for family in FAMILIES)]
 
 
-def _candidates(chosen: str | None) -> Iterator[Family]:
-    """Yield the families to ask; of those that packages add, only the one that was chosen, if one was."""
-    if chosen is None:
-        yield from all_families()
-        return
-    if (family := PLUG_INS.get(chosen)) is not None:
-        yield family
-    yield from FAMILIES
-
-
 def _recognizes(family: Family, files: DrafterFiles) -> bool:
-    if not family.needs_files:
-        return False
-    if files.options.get(FAMILY_OPTION) == family.name:
-        with PLUG_INS.blaming(family.name):
-            return family.recognizes(files)
-    with PLUG_INS.tolerating(family.name):
-        return family.recognizes(files)
+    is_chosen = files.options.get(FAMILY_OPTION) == family.name
+    with (PLUG_INS.blaming if is_chosen else PLUG_INS.tolerating)(family.name):
+        return family.needs_files and family.recognizes(files)
     return False

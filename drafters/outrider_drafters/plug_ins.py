@@ -8,7 +8,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
@@ -20,16 +20,13 @@ _log = logging.getLogger(__name__)
 
 
 class PlugIns(Generic[T]):
-    """The families of one entry-point group, each an object of type `kind` with a `name`.
-
-    `own` returns the names that Outrider's own families have.
-    """
+    """The families of one entry-point group, objects of type `kind` with a `name`; `own` returns Outrider's names."""
 
     def __init__(self, group: str, kind: type[T], own: Callable[[], Iterable[str]]) -> None:
         self.group = group
         self._kind = kind
         self._own = own
-        self._loaded: dict[str, T | UsageError] = {}
+        self._once = cache(self._load)
         self._warned: set[str] = set()
 
     @cached_property
@@ -51,11 +48,7 @@ class PlugIns(Generic[T]):
 
     def get(self, name: str) -> T | None:
         """Return the family of that name; None if no package adds it. Raises UsageError for a broken one."""
-        if name not in self.names:
-            return None
-        if name not in self._loaded:
-            self._loaded[name] = self._load(name)
-        found = self._loaded[name]
+        found = self._once(name) if name in self.names else None
         if isinstance(found, UsageError):
             raise found
         return found

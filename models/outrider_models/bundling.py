@@ -48,8 +48,7 @@ class _RecordingTarget(TargetWeights):
 def make_bundle(target: str | Path, drafter: str | Path | DrafterSource, weights: str, out: Path) -> Bundle:
     """Write the bundle to `out` and load it once as a check.
 
-    Raises UsageError for a directory that is not empty, a drafter that does not fit the target, or a bundle that does
-    not load; `out` is then as it was before.
+    Raises UsageError where that cannot be, also for a drafter of another target; `out` is then as it was before.
     """
     directory, source = resolve_dir(target), DrafterSource.parse(drafter)
     _check(weights, directory, out)

@@ -30,7 +30,7 @@ from outrider_drafters import Activations, TargetWeights, load_drafter
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.contracts.tap import BEFORE_NORM, LAST
-from outrider_drafters.families.dflash.drafter import LATE_ROWS
+from outrider_drafters.families.dflash.family import LATE_ROWS
 from outrider_drafters.load import recognize_family
 
 RANK, WINDOW = 3, 4

@@ -4,7 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -37,28 +37,28 @@ from outrider_drafters import (
 from outrider_drafters.blocks.last_layers import LastLayers
 from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.contracts.text_drafter import TextDrafter
-from outrider_drafters.families.dflash.drafter import DFlashDrafter
+from outrider_drafters.families.dflash.family import DFlashDrafter
 from outrider_drafters.families.dflash.layer_masks import LayerMask
 from outrider_drafters.families.dflash.network import DFlash, DFlashSizes
-from outrider_drafters.families.dspark.drafter import DSparkDrafter
+from outrider_drafters.families.dspark.family import DSparkDrafter
 from outrider_drafters.families.dspark.network import DSpark, DSparkHeads
-from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
+from outrider_drafters.families.eagle3.family import Eagle3Drafter
 from outrider_drafters.families.eagle3.layer import Eagle3Sizes
 from outrider_drafters.families.eagle3.network import Eagle3
-from outrider_drafters.families.gemma4.drafter import AssistantDrafter
+from outrider_drafters.families.gemma4.family import AssistantDrafter
 from outrider_drafters.families.gemma4.network import Assistant, AssistantSizes, LentShape
-from outrider_drafters.families.hydra.drafter import HydraDrafter
+from outrider_drafters.families.hydra.family import HydraDrafter
 from outrider_drafters.families.hydra.network import Hydra, HydraSizes
-from outrider_drafters.families.independent.drafter import IndependentDrafter
+from outrider_drafters.families.independent.family import IndependentDrafter
 from outrider_drafters.families.independent.network import CausalModel
-from outrider_drafters.families.lookup.drafter import LookupDrafter
+from outrider_drafters.families.lookup.family import LookupDrafter
 from outrider_drafters.families.medusa.family import MedusaDrafter
 from outrider_drafters.families.medusa.network import Medusa, MedusaSizes
 from outrider_drafters.families.mlp_speculator.family import MLPSpeculatorDrafter
 from outrider_drafters.families.mlp_speculator.network import MLPSpeculator, MLPSpeculatorSizes
-from outrider_drafters.families.peagle.drafter import PEagleDrafter
+from outrider_drafters.families.peagle.family import PEagleDrafter
 from outrider_drafters.families.peagle.network import PEagle, PEagleSizes
-from outrider_drafters.families.suffix.drafter import SuffixDrafter
+from outrider_drafters.families.suffix.family import SuffixDrafter
 from outrider_proto.tree import ROOT, DraftTree
 
 sys.path.insert(0, str(Path(__file__).parent))  # for modules shared between the tests of this folder
@@ -79,11 +79,12 @@ def random(seed: int, *builds: Callable[[], Any]) -> tuple[Any, ...]:  # Any: ne
 
 def tiny_moas() -> dict[str, Drafter]:
     """Without TLI; and with two layers of it, the second with a window that the tests' texts outgrow."""
-    frozen, moa = random(7, lambda: MoA(MoASizes(16, 4, 4, TINY.packed_kv, 2, 20, 2, 20, 4, 20)))
+    lsa, sa = BlockShape(TINY.packed_kv, 4, 2, TINY.packed_kv // 4, 20), BlockShape(16, 4, 2, 4, 20)
+    frozen, moa = random(7, lambda: MoA(MoASizes(sa, replace(sa, kv_heads=4), lsa)))
     made: dict[str, Drafter] = {"moa": MoADrafter(moa, frozen)}
-    for name, mixed in {"moa tli": (TINY.packed_kv, 2, 20), "moa tli without lsa": (0, 0, 0)}.items():
-        sizes = MoASizes(16, 4, 4, *mixed, 2, 20, 4, 20, tli=2)
-        last = partial(LastLayers, BlockShape(16, 4, 2, 4, 20), (None, 5))
+    for name, mixed in {"moa tli": lsa, "moa tli without lsa": None}.items():
+        sizes = MoASizes(sa, replace(sa, kv_heads=4), mixed, tli=2)
+        last = partial(LastLayers, sa, (None, 5))
         frozen, moa, layers = random(8, partial(MoA, sizes), last)
         made[name] = MoADrafter(moa, frozen, last=layers)
     return made
@@ -92,9 +93,9 @@ def tiny_moas() -> dict[str, Drafter]:
 def tiny_eagles() -> dict[str, Drafter]:
     """EAGLE-3 narrower than its target, with a small vocabulary of its own and what it feeds back normed; and of three
     layers, the second with a window that the tests' texts outgrow. P-EAGLE of two layers, one with a window."""
-    frozen, eagle = random(7, lambda: Eagle2(Eagle2Sizes(16, 4, 2, 4, 20)))
+    frozen, eagle = random(7, lambda: Eagle2(Eagle2Sizes(BlockShape(16, 4, 2, 4, 20))))
     made: dict[str, Drafter] = {"eagle2": Eagle2Drafter(eagle, frozen)}
-    frozen, eagle = random(7, lambda: Eagle2(Eagle2Sizes(16, 4, 2, 4, 20, norms=True)))
+    frozen, eagle = random(7, lambda: Eagle2(Eagle2Sizes(BlockShape(16, 4, 2, 4, 20), norms=True)))
     made["eagle2 norms"] = Eagle2Drafter(eagle, frozen)
     block = BlockShape(12, 3, 1, 6, 20, qk_norm=True)
     sizes = Eagle3Sizes(block, 23, 17, 16, (1, 2, 3), own_embedding=True, fc_norm=True, norm_output=True)

@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import torch
 from gguf_writing import writing
+from heads_place import random_network
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -79,12 +80,8 @@ _BY_ARCHITECTURE = {text: kind for kind, text in gguf.MODEL_ARCH_NAMES.items()}
 def make_model(name: str, fields: Fields) -> PreTrainedModel:
     """Make a random model, whose norms and biases are random, too."""
     kind, own, _ = MODELS[name]
-    torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **{**SIZES, **own, **fields})
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return model
+    return random_network(0, lambda: AutoModelForCausalLM.from_config(config, dtype=torch.float32))
 
 
 def write_model(

@@ -1,7 +1,7 @@
 """Files of heads that a test writes and loads, states to draft from, and how near numbers must be."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,22 @@ def near(ours: torch.Tensor, reference: torch.Tensor) -> None:
 
 
 def begun(drafter: Drafter, tokens: Sequence[int], rows: torch.Tensor | None = None) -> DraftState:
-    """A state of these tokens, with the features of the first of them."""
+    """A state of these tokens, with the features of the first of them, if the drafter wants any."""
     state = drafter.new_state()
     state.append(tokens)
-    if rows is not None:
+    if rows is not None and drafter.tap.width:
         state.add_features(0, rows)
     return state
+
+
+def random_network(seed: int, build: Callable[[], Any], std: float = 0.3) -> Any:
+    """A network of weights large enough that every input matters."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = build().eval().requires_grad_(False)
+        for parameter in network.parameters():
+            torch.nn.init.normal_(parameter, std=std)
+    return network
 
 
 def paths_of(tree: DraftTree) -> list[tuple[int, ...]]:

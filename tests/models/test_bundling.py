@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from heads_place import begun
 from safetensors.torch import load_file
 from spoiled import GOLDEN, SpoiledHead
 
@@ -37,11 +38,7 @@ def bundle(tmp_path: Path) -> Path:
 
 def root_logits(drafter):
     """After three tokens, with what features it takes."""
-    state = drafter.new_state()
-    state.append([3, 42, 4])
-    if drafter.tap.width:
-        state.add_features(0, torch.ones(2, drafter.tap.width))
-    return state.root_logits()
+    return begun(drafter, [3, 42, 4], torch.ones(2, drafter.tap.width)).root_logits()
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)

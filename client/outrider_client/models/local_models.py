@@ -38,8 +38,8 @@ from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.token_rules import AnswerRules, SchemaCompiler
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
-from outrider_drafters.families.lookup import drafter as lookup
-from outrider_drafters.families.suffix import drafter as suffix
+from outrider_drafters.families.lookup import family as lookup
+from outrider_drafters.families.suffix import family as suffix
 from outrider_drafters.families.suffix.hybrid import HybridDrafter
 from outrider_drafters.load import load_drafter
 from outrider_drafters.readers.config import read_json

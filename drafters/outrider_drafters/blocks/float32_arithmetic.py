@@ -21,10 +21,7 @@ _GROUPED = {getattr(torch, "_grouped_mm", None), getattr(F, "grouped_mm", None)}
 
 
 class Float32Arithmetic(TorchFunctionMode):
-    """While it is entered, embeddings are widened, and all that is computed from them is float32.
-
-    Not for quantized weights, whose products are functions of their own.
-    """
+    """While it is entered, embeddings and all computed from them are float32. Not for quantized weights."""
 
     def __torch_function__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -4,7 +4,6 @@ layers.LlamaBlock is the plain form, which is trained; this one computes the sam
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,40 +14,6 @@ from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.blocks.row_buffer import AnyCache, JointCache, KVCache
 
 _PIECE = 512  # rows of a prompt that pass through several blocks at a time
-
-
-class FusedProjections:
-    """The q, k and v projections of an attention as one product; heads are numbered in this order."""
-
-    def __init__(self, attention: Attention, shape: BlockShape, *, packed: bool | None = None) -> None:
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self.weight = torch.cat([projection.weight for projection in projections]).detach()
-        self.bias = torch.cat([p.bias for p in projections]).detach() if shape.qkv_bias else None
-        self.norms = _head_norms(attention, shape)
-        self._shape = shape
-        self._packed = packed
-        self._slices: dict[tuple[int, int], PackedLinear] = {}
-
-    def heads(self, x: Tensor, first: int, end: int) -> Tensor:
-        """Project rows [..., n, inputs] to the heads `first` to `end`, q and k normed: [..., heads, n, head_dim]."""
-        heads = self._product(first, end)(x)
-        heads = heads.view(*x.shape[:-1], end - first, self._shape.head_dim).transpose(-3, -2)
-        return heads if self.norms is None else self._normed(heads, self.norms[first:end])
-
-    def _product(self, first: int, end: int) -> PackedLinear:
-        """Return the product with the rows of those heads."""
-        # Cached: cutting quantized rows repacks them for the kernel.
-        if (first, end) not in self._slices:
-            rows = slice(first * self._shape.head_dim, end * self._shape.head_dim)
-            bias = None if self.bias is None else self.bias[rows]
-            self._slices[first, end] = PackedLinear(self.weight[rows], bias, packed=self._packed)
-        return self._slices[first, end]
-
-    def _normed(self, heads: Tensor, weights: Tensor) -> Tensor:
-        """Norm the first heads with weights [k, 1, head_dim] of their own; v heads, which follow, have no norm."""
-        split = len(weights)
-        normed = F.rms_norm(heads[..., :split, :, :], (self._shape.head_dim,), eps=self._shape.eps) * weights
-        return torch.cat((normed, heads[..., split:, :, :]), dim=-3)
 
 
 class FusedMLP:
@@ -72,9 +37,13 @@ class FusedBlock:
     """
 
     def __init__(self, block: LlamaBlock, *, packed: bool | None = None) -> None:
-        self.shape = block.shape
-        self._projections = FusedProjections(block.self_attn, block.shape, packed=packed)
-        self._out = output_projection(block.self_attn, packed=packed)
+        self.shape, attention, out = block.shape, block.self_attn, block.self_attn.o_proj
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)  # whose heads are numbered in this order
+        self._weight = torch.cat([projection.weight for projection in projections]).detach()
+        self._bias = torch.cat([each.bias for each in projections]).detach() if self.shape.qkv_bias else None
+        self._head_norms = _head_norms(attention, self.shape)
+        self._packed, self._slices = packed, dict[tuple[int, int], PackedLinear]()
+        self._out = PackedLinear(out.weight.detach(), None if out.bias is None else out.bias.detach(), packed=packed)
         self._mlp = FusedMLP(block.post_attention_layernorm, block.mlp, packed=packed)
         norm = block.input_layernorm
         self._input_norm = norm.weight.detach() if isinstance(norm, RMSNorm) else None
@@ -84,19 +53,11 @@ class FusedBlock:
 
     def run(self, x: Tensor, rope: Rope, cache: AnyCache, mask: Tensor | None = None) -> Tensor:
         """Append the rows' keys and values to the cache and attend to it; mask [n, length] bool, None: see all."""
-        split = self.shape.heads + self.shape.kv_heads
-        heads = self._heads(x, 0, split + self.shape.kv_heads)
-        rotated = rope.rotate(heads[:split])
-        mixed = cache.attend(rotated[: self.shape.heads], rotated[self.shape.heads :], heads[split:], mask)
-        return self._output(x, mixed)
+        return self._output(x, cache.attend(*self._queries_keys_values(x, rope), mask))
 
     def self_attend(self, x: Tensor, rope: Rope) -> Tensor:
         """Let each of b sequences [b, n, width] attend to all of its own keys and values."""
-        split = self.shape.heads + self.shape.kv_heads
-        heads = self._heads(x, 0, split + self.shape.kv_heads)
-        rotated = rope.rotate(heads[:, :split])
-        queries, keys = rotated[:, : self.shape.heads], rotated[:, self.shape.heads :]
-        return self._output(x, F.scaled_dot_product_attention(queries, keys, heads[:, split:], enable_gqa=True))
+        return self._output(x, F.scaled_dot_product_attention(*self._queries_keys_values(x, rope), enable_gqa=True))
 
     def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
         """Append the rows' keys and values to the cache without computing outputs."""
@@ -112,10 +73,37 @@ class FusedBlock:
         ]
         return self._output(x, torch.cat(mixed, dim=2))
 
+    def _queries_keys_values(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        split = self.shape.heads + self.shape.kv_heads
+        heads = self._heads(x, 0, split + self.shape.kv_heads)
+        rotated = rope.rotate(heads[..., :split, :, :])
+        queries, keys = torch.split(rotated, [self.shape.heads, self.shape.kv_heads], dim=-3)
+        return queries, keys, heads[..., split:, :, :]
+
     def _heads(self, x: Tensor, first: int, end: int) -> Tensor:
-        if self._input_norm is not None:
-            x = F.rms_norm(x, self._input_norm.shape, self._input_norm, self.shape.eps)
-        return self._projections.heads(x, first, end)
+        """Project rows [..., n, inputs] to the heads `first` to `end`, q and k normed: [..., heads, n, head_dim]."""
+        heads = self._product(first, end)(self._normed(x))
+        heads = heads.view(*x.shape[:-1], end - first, self.shape.head_dim).transpose(-3, -2)
+        if self._head_norms is None:
+            return heads
+        # v heads, which follow, have no norm.
+        split = len(weights := self._head_norms[first:end])
+        normed = F.rms_norm(heads[..., :split, :, :], (self.shape.head_dim,), eps=self.shape.eps) * weights
+        return torch.cat((normed, heads[..., split:, :, :]), dim=-3)
+
+    def _product(self, first: int, end: int) -> PackedLinear:
+        """Return the product with the rows of those heads."""
+        # Cached: cutting quantized rows repacks them for the kernel.
+        if (first, end) not in self._slices:
+            rows = slice(first * self.shape.head_dim, end * self.shape.head_dim)
+            bias = None if self._bias is None else self._bias[rows]
+            self._slices[first, end] = PackedLinear(self._weight[rows], bias, packed=self._packed)
+        return self._slices[first, end]
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """Return what attention reads of rows."""
+        norm = self._input_norm
+        return x if norm is None else F.rms_norm(x, norm.shape, norm, self.shape.eps)
 
     def _output(self, x: Tensor, mixed: Tensor) -> Tensor:
         """Compute the block's output from what attention mixed [..., heads, n, head_dim]."""
@@ -132,39 +120,17 @@ def _head_norms(attention: Attention, shape: BlockShape) -> Tensor | None:
     return torch.cat(weights).detach()
 
 
-def output_projection(attention: Attention, *, packed: bool | None = None) -> PackedLinear:
-    out = attention.o_proj
-    return PackedLinear(out.weight.detach(), None if out.bias is None else out.bias.detach(), packed=packed)
-
-
-class CachedBlock(Protocol):
-    """A decoder layer that appends its rows to a cache: a FusedBlock, or one whose input has another form."""
-
-    @property
-    def shape(self) -> BlockShape: ...
-
-    def new_cache(self) -> KVCache: ...
-
-    def run(self, x: Tensor, rope: Rope, cache: AnyCache, mask: Tensor | None = None) -> Tensor:
-        """Append the rows to the cache and return their outputs [n, E]; mask [n, all rows] bool, None: see all."""
-        ...
-
-    def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
-        """Append the rows' keys and values to the cache without computing outputs."""
-        ...
-
-
 class LayersCache(KVCache):
-    """The caches of several blocks: itself the first block's; truncating it truncates those `above` too."""
+    """The caches of several blocks, `layers`: itself the first block's; truncating it truncates the others too."""
 
-    def __init__(self, block: CachedBlock, above: Sequence[KVCache]) -> None:
+    def __init__(self, block: FusedBlock, above: Sequence[KVCache]) -> None:
         like = block.new_cache().keys
         super().__init__(block.shape.kv_heads, block.shape.head_dim, like.dtype, like.device)
-        self.above = above
+        self.layers = [self, *above]
 
     def truncate(self, length: int) -> None:
         super().truncate(length)
-        for cache in self.above:
+        for cache in self.layers[1:]:
             cache.truncate(length)
 
 
@@ -176,14 +142,14 @@ class FusedLayers:
     """
 
     def __init__(
-        self, blocks: Sequence[CachedBlock], windows: Sequence[int | None] = (), norm: RMSNorm | None = None
+        self, blocks: Sequence[FusedBlock], windows: Sequence[int | None] = (), norm: RMSNorm | None = None
     ) -> None:
         self._blocks = blocks
         self._windows = tuple(windows) or (None,) * len(blocks)
         self._norm = norm
         self.shape = blocks[0].shape
 
-    def new_cache(self) -> KVCache:
+    def new_cache(self) -> LayersCache:
         first, *above = self._blocks
         return LayersCache(first, [block.new_cache() for block in above])
 
@@ -195,7 +161,7 @@ class FusedLayers:
 
     def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
         """Append consecutive rows to every block's cache; all blocks but the last have to run for that."""
-        *caches, last = _own_caches(cache)
+        *caches, last = _layers(cache)
         if not caches:
             self._blocks[0].append_kv(x, rope, last)
             return
@@ -229,11 +195,11 @@ def _narrowed(cache: AnyCache, window: int | None) -> AnyCache:
 def _caches(cache: AnyCache) -> Sequence[AnyCache]:
     """Return the cache of each block."""
     if isinstance(cache, JointCache):
-        layers = zip(*map(_own_caches, cache.caches), strict=True)
+        layers = zip(*map(_layers, cache.caches), strict=True)
         return [JointCache(layer, cache.masks, cache.sizes) for layer in layers]
-    return _own_caches(cache)
+    return _layers(cache)
 
 
-def _own_caches(cache: KVCache) -> list[KVCache]:
+def _layers(cache: KVCache) -> Sequence[KVCache]:
     assert isinstance(cache, LayersCache)
-    return [cache, *cache.above]
+    return cache.layers

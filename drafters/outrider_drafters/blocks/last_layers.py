@@ -4,6 +4,7 @@ The input is the residual stream entering layer L - N, Hugging Face's hidden_sta
 target's last hidden state after its final norm.
 """
 
+import re
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm, causal_mask, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.readers.checkpoint import Checkpoint
-from outrider_drafters.readers.config import Config, config_int
+from outrider_drafters.readers.config import Config, config_int, is_sliding
 from outrider_proto.errors import UsageError
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3")  # model types whose layers are the block of blocks/layers.py
@@ -28,10 +29,7 @@ class LastLayersOutput:
 
 
 class LastLayers(nn.Module):
-    """The plain form, for training; moa/last_layers_state.py runs it fused.
-
-    `windows` holds the sliding window of each layer, None for full attention.
-    """
+    """The plain form, for training; moa/family.py runs it fused. `windows`: sliding ones by layer, None: none."""
 
     def __init__(self, shape: BlockShape, windows: tuple[int | None, ...]) -> None:
         super().__init__()
@@ -67,10 +65,7 @@ class LastLayers(nn.Module):
 
 
 def read_last_layers(config: Config, checkpoint: Checkpoint, stem: str, count: int, like: Tensor) -> LastLayers:
-    """Read the last `count` layers alone, in the type and on the device of `like`.
-
-    `stem` is the prefix of the target's tensor names. Raises UsageError for an unsupported target, naming the reason.
-    """
+    """Read the last `count` layers, like `like`; `stem` begins the names of tensors. Raises UsageError."""
     total, kind = config_int(config, "num_hidden_layers"), config.get("model_type")
     if not 1 <= count <= total:
         raise UsageError(f"{checkpoint.directory}: last {count} layers: the target has {total}")
@@ -85,24 +80,19 @@ def read_last_layers(config: Config, checkpoint: Checkpoint, stem: str, count: i
     shape = stored_shape(checkpoint, f"{stem}layers.{numbers[0]}.", config)
     with torch.device("meta"):
         layers = LastLayers(replace(shape, rope_scaling=rope_scaling(config)), _windows(config, numbers))
-    names = {f"layers.{i}.": f"{stem}layers.{number}." for i, number in enumerate(numbers)}
-    tensors: dict[str, Tensor] = {}
-    for ours, theirs in names.items():
-        tensors |= _layer_tensors(layers, checkpoint, ours, theirs)
-    tensors["norm.weight"] = _read(checkpoint, f"{stem}norm.weight", layers.norm.weight)
-    layers.load_state_dict({name: tensor.to(like) for name, tensor in tensors.items()}, assign=True)
+    # Names in the file by ours: the first of these layers is number 0 here.
+    theirs = {
+        name: stem + re.sub(r"(?<=layers\.)\d+", lambda number: str(numbers[int(number[0])]), name)
+        for name in layers.state_dict()
+    }
+    prefixes = tuple(f"{stem}layers.{number}." for number in numbers)
+    stored = {name for name in checkpoint.names if name.startswith(prefixes) and not name.endswith(IGNORED)}
+    if unknown := sorted(stored - set(theirs.values())):
+        raise UsageError(f"{checkpoint.directory}: layer with unknown tensor {unknown[0]} cannot run on the client")
+    tensors = {ours: _read(checkpoint, theirs[ours], wanted).to(like) for ours, wanted in layers.state_dict().items()}
+    layers.load_state_dict(tensors, assign=True)
     layers.eval().requires_grad_(False)
     return layers
-
-
-def _layer_tensors(layers: LastLayers, checkpoint: Checkpoint, ours: str, theirs: str) -> dict[str, Tensor]:
-    """Read one layer's tensors under our names. Raises UsageError for a tensor that we would ignore."""
-    wanted = {name: tensor for name, tensor in layers.state_dict().items() if name.startswith(ours)}
-    known = {theirs + name.removeprefix(ours) for name in wanted}
-    stored = {name for name in checkpoint.names if name.startswith(theirs) and not name.endswith(IGNORED)}
-    if unknown := sorted(stored - known):
-        raise UsageError(f"{checkpoint.directory}: layer with unknown tensor {unknown[0]} cannot run on the client")
-    return {name: _read(checkpoint, theirs + name.removeprefix(ours), tensor) for name, tensor in wanted.items()}
 
 
 def _read(checkpoint: Checkpoint, name: str, wanted: Tensor) -> Tensor:
@@ -113,13 +103,10 @@ def _read(checkpoint: Checkpoint, name: str, wanted: Tensor) -> Tensor:
 
 def _windows(config: Config, layers: range) -> tuple[int | None, ...]:
     """Read the sliding windows of these layers as transformers does."""
-    # Mistral: all layers. Qwen: only if use_sliding_window is set, then the layers that layer_types names, and without
-    # layer_types those from max_window_layers on.
+    # Mistral: all layers. Qwen: only if use_sliding_window is set.
     everywhere = config.get("model_type") == "mistral"
     # An explicit null turns windows off; a missing key means the default of 4096.
     if config.get("sliding_window", 0) is None or not (everywhere or config.get("use_sliding_window")):
         return (None,) * len(layers)
-    window, first = config_int(config, "sliding_window", 4096), config.get("max_window_layers", 28)
-    kinds = config.get("layer_types")
-    slides = [kinds[i] == "sliding_attention" if isinstance(kinds, list) else i >= first for i in layers]
-    return tuple(window if everywhere or sliding else None for sliding in slides)
+    window = config_int(config, "sliding_window", 4096)
+    return tuple(window if everywhere or is_sliding(config, layer) else None for layer in layers)

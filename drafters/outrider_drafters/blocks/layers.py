@@ -101,6 +101,10 @@ class Rope:
     cos: Tensor  # [n, head_dim] float32
     sin: Tensor
 
+    def for_heads(self) -> Rope:
+        """Return the rotation of positions [b, n], the same for all heads of x [b, heads, n, head_dim]."""
+        return Rope(self.cos.unsqueeze(1), self.sin.unsqueeze(1))
+
     def rotate(self, x: Tensor) -> Tensor:
         """Rotate x [..., n, head_dim]."""
         # Rotate-half: dimension i pairs with i + head_dim / 2, as in Hugging Face. GGUF files pair neighbors instead.
@@ -124,10 +128,7 @@ class RMSNorm(nn.Module):
 
 
 class _NarrowNorm(torch.autograd.Function):
-    """RMSNorm under autocast on a CPU, with its gradients: torch has no fused one there, and passes cost as products.
-
-    Only the sum of squares is in float32.
-    """
+    """RMSNorm under autocast on a CPU, where torch has no fused one; only the sum of squares is in float32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # Any: torch's context
@@ -210,10 +211,7 @@ class GatedMLP(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """Pre-norm block with queries from x, and keys and values from the caller.
-
-    `input_norm=False` is EAGLE's first layer, which does not norm its input.
-    """
+    """Pre-norm block with queries from x, keys and values from the caller; EAGLE's first has no `input_norm`."""
 
     def __init__(self, shape: BlockShape, *, input_norm: bool = True, out_bias: bool = False) -> None:
         super().__init__()
@@ -244,9 +242,8 @@ class LlamaBlock(nn.Module):
 def stored_shape(checkpoint: Checkpoint, prefix: str, config: Config, heads_key: str = HEADS) -> BlockShape:
     """Read the sizes of the block whose tensors' names start with `prefix`; heads, RoPE's base and eps from the config.
 
-    `heads_key` names the number of heads where the config has it; otherwise it is that of all blocks. RoPE is unscaled:
-    which blocks scale it depends on the family. Raises UsageError if rows do not divide into heads, and for settings
-    that make another block of it.
+    `heads_key` names the number of heads where the config has it. RoPE is unscaled: whether it is depends on the
+    family. Raises UsageError if rows do not divide into heads, and for settings that make another block of it.
     """
     heads = config_int(config, heads_key if heads_key in config else HEADS)
     q_rows, width = checkpoint.matrix(f"{prefix}self_attn.q_proj.weight")

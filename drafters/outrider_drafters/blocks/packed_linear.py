@@ -14,10 +14,7 @@ _WORTH_A_COPY = range(2**18, 2**24 + 1)  # values: smaller ones stay in the cach
 
 
 class PackedLinear:
-    """A linear layer with weight [out, in]; it keeps a second, packed copy where that can be used.
-
-    `packed` None: only of weights of 262,144 to 16.8 million values.
-    """
+    """A linear layer, weight [out, in], perhaps packed as a copy; None: if it has 262,144 to 16.8 million values."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packed: bool | None = True) -> None:
         self.weight = weight

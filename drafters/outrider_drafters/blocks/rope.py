@@ -24,11 +24,7 @@ Kind = Literal["linear", "llama3", "yarn", "divisors"]
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Scaling of a model's RoPE.
-
-    `slow` and `fast` bound the pairs that are scaled in part: llama3's low_freq_factor and high_freq_factor, yarn's
-    beta_slow and beta_fast.
-    """
+    """Scaling of RoPE; pairs from `slow` to `fast` (low_, high_freq_factor; beta_slow, beta_fast) are so in part."""
 
     kind: Kind
     factor: float
@@ -58,10 +54,7 @@ class RopeScaling:
 
 
 def rope_scaling(config: Config) -> RopeScaling | None:
-    """Read the RoPE scaling of a config, in the spelling of transformers 4 or 5.
-
-    Raises UsageError for an unknown scaling, or one whose numbers are missing.
-    """
+    """Read the RoPE scaling of a config, in the spelling of transformers 4 or 5. Raises UsageError."""
     entry = _entry(config)
     kind = entry.get("rope_type") or entry.get("type") or "default"
     if kind == "default":

@@ -11,10 +11,7 @@ from outrider_proto.tree import ROOT
 
 
 class TokenState:
-    """Tokens, and the number of leading positions that have features.
-
-    The newest tokens may lack features (stale). The root's own feature may arrive before the root has a successor.
-    """
+    """Tokens, and the number of leading positions with features: the newest may lack theirs, the root may have it."""
 
     def __init__(self, feature_width: int) -> None:
         self.tokens: list[int] = []
@@ -31,10 +28,7 @@ class TokenState:
         self.tokens.extend(tokens)
 
     def add_features(self, first: int, rows: Tensor) -> Tensor:
-        """Count the feature rows of positions first, first + 1, ... and return those that are new.
-
-        Raises UsageError for rows of another width, a gap, or a position without a token.
-        """
+        """Count rows of positions first, first + 1, ... and return those that are new. Raises UsageError."""
         self.check_features(first, rows)
         if first > self.num_features:
             raise UsageError(f"features from position {first}: there are {self.num_features}, the next one is lacking")
@@ -75,10 +69,9 @@ class TreeMask:
         self._lines: list[list[int]] = []  # of each row: its ancestors' rows and its own
 
     def add(self, parents: Sequence[int], num_text_rows: int) -> tuple[Tensor, Tensor]:
-        """Add one level of nodes under their parents.
+        """Add one level of nodes under their parents; return their depths [n], from 1, and their mask.
 
-        Returns their depths [n] (1 for the root's children) and their mask [n, num_text_rows + draft rows]: each node
-        sees all text rows, its ancestors and itself.
+        It is [n, num_text_rows + draft rows]: each node sees all text rows, its ancestors and itself.
         """
         first = len(self._lines)
         for i, parent in enumerate(parents):

@@ -72,10 +72,7 @@ class Bundle:
 
 
 def find_bundle(directory: Path) -> Bundle | None:
-    """Return the bundle in a directory, its files checked against their digests; None if it is not a bundle.
-
-    Raises UsageError for a bundle that is damaged, incomplete, or of an unknown version.
-    """
+    """Return the bundle in a directory, all files as their digests say; None if there is none. Raises UsageError."""
     if not (directory / MANIFEST).is_file():
         return None
     stamps = tuple(sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in directory.rglob("*")))

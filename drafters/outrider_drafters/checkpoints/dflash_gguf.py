@@ -8,7 +8,6 @@ Sources: ggml-org/llama.cpp, conversion/qwen.py and src/models/dflash.cpp, pull 
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -74,12 +73,7 @@ def translate(file: GgufFile) -> tuple[Config, Mapping[str, Tensor]]:
     if any(re.match(SECOND, name) for name in file.tensors):
         raise UsageError(f"{file.path}: DFlash 2: only DFlash 1 is supported")
     _check_keys(file)
-    tensors: dict[str, Tensor] = {}
-    for name, stored in file.tensors.items():
-        if (new := _name(name)) in tensors:
-            raise UsageError(f"{file.path}: two tensors are {new}, one of them {name}")
-        tensors[new] = _values(name, stored)
-    return _config(file), tensors
+    return _config(file), {new: _values(name, file.tensors[name]) for new, name in file.renamed(_name).items()}
 
 
 def _check_keys(file: GgufFile) -> None:
@@ -111,10 +105,7 @@ def _config(file: GgufFile) -> Config:
     heads, layers = gguf_count(file, "attention.head_count"), _target_layers(file)
     check_head_width(file, heads)
     _check_sections(file)
-    config: dict[str, Any] = {  # Any: raw, as config.json
-        name: value for key, name in KEYS.items() if (value := file.of_architecture(key)) is not None
-    }
-    config |= {"num_attention_heads": heads, "mask_token_id": file.values[MASK_TOKEN]}
+    config = file.fields(KEYS) | {"num_attention_heads": heads, "mask_token_id": file.values[MASK_TOKEN]}
     config["rope_scaling"] = gguf_rope_scaling(file)
     has_heads = any(name in file.tensors for name in HEADS)
     if has_heads or FROM_ROOT in config:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.readers.config import read_json
 from outrider_proto.errors import UsageError
 
@@ -35,15 +36,15 @@ class DraftLogits(Tensor):
     @classmethod
     def of(cls, drafted: Tensor, tokens: Tensor, vocab: int, *, normalized: bool = False) -> DraftLogits:
         logits = drafted.new_full((*drafted.shape[:-1], vocab), -torch.inf).index_copy_(-1, tokens, drafted)
-        return cls._carrying(logits, drafted, tokens, normalized)
+        return cls.carrying(logits, drafted, tokens, normalized)
 
     @property
     def as_rows(self) -> DraftLogits:
         """Logits [V] as one row [1, V]."""
-        return self._carrying(self.unsqueeze(0), self.drafted.unsqueeze(0), self.tokens, self.normalized)
+        return self.carrying(self.unsqueeze(0), self.drafted.unsqueeze(0), self.tokens, self.normalized)
 
     @classmethod
-    def _carrying(cls, logits: Tensor, drafted: Tensor, tokens: Tensor, normalized: bool) -> DraftLogits:
+    def carrying(cls, logits: Tensor, drafted: Tensor, tokens: Tensor, normalized: bool) -> DraftLogits:
         made = logits.as_subclass(cls)
         made.drafted, made.tokens, made.normalized = drafted, tokens, normalized
         return made
@@ -51,13 +52,11 @@ class DraftLogits(Tensor):
 
 def split_logits(logits: Tensor, sizes: list[int]) -> list[Tensor]:
     """Split rows of logits [n, V] as torch's split does; the parts of DraftLogits are DraftLogits."""
-    parts = list(torch.split(logits, sizes))
+    parts = torch.split(logits, sizes)
     if not isinstance(logits, DraftLogits):
-        return parts
-    made = [part.as_subclass(DraftLogits) for part in parts]
-    for part, drafted in zip(made, torch.split(logits.drafted, sizes), strict=True):
-        part.drafted, part.tokens, part.normalized = drafted, logits.tokens, logits.normalized
-    return list(made)
+        return list(parts)
+    drafted = zip(parts, torch.split(logits.drafted, sizes), strict=True)
+    return [logits.carrying(part, of_part, logits.tokens, logits.normalized) for part, of_part in drafted]
 
 
 def write_draft_vocab(place: Path, tokens: Iterable[int]) -> None:
@@ -80,8 +79,7 @@ def read_draft_vocab(path: Path, vocab: int) -> tuple[int, ...]:
 def select_rows(weight: Tensor, stored: Tensor | None, wanted: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Gather the rows of a head [n, E] or bias [n] for the `wanted` tokens [k]; returns them and their tokens, rising.
 
-    Row i stands for token stored[i]; None: for token i. `wanted` None: all. Wanted tokens without a row are left out.
-    Raises UsageError if none is left.
+    Row i stands for token stored[i]; None: for token i. `wanted` None: all. Raises UsageError if no row is left.
     """
     if wanted is None:
         return weight, stored
@@ -90,6 +88,34 @@ def select_rows(weight: Tensor, stored: Tensor | None, wanted: Tensor | None) ->
     if not len(rows):
         raise UsageError("draft vocabulary: the head has no row for any of its tokens: it is of another target")
     return weight[rows], rows if stored is None else stored[rows]
+
+
+class DraftHead:
+    """Rows of a head for the tokens that are drafted, `tokens` [Vd]; None: row i is token i.
+
+    They are those of weight [n, E] and bias [n] whose tokens, `stored`, are `wanted`: see select_rows().
+    """
+
+    def __init__(
+        self, weight: Tensor, stored: Tensor | None, wanted: Tensor | None, vocab: int, bias: Tensor | None = None
+    ) -> None:
+        stored = None if stored is None else stored.to(weight.device)
+        weight, self.tokens = select_rows(weight, stored, wanted)
+        bias = None if bias is None else select_rows(bias, stored, wanted)[0]
+        self.linear, self._vocab = PackedLinear(weight, bias, packed=None), vocab
+
+    def drafted(self, hidden: Tensor) -> Tensor:
+        """Compute logits [..., Vd] float32 of hidden states [..., E]."""
+        return self.linear(hidden).float()
+
+    def over_vocabulary(self, logits: Tensor) -> Tensor:
+        """Scatter logits [..., Vd] to [..., V], -inf for tokens that cannot be drafted."""
+        # -inf keeps log-softmax over V equal to that over Vd, so that no other code needs the map.
+        return logits if self.tokens is None else DraftLogits.of(logits, self.tokens, self._vocab)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Compute logits [..., V] float32 of hidden states [..., E]."""
+        return self.over_vocabulary(self.drafted(hidden))
 
 
 def draft_tokens(d2t: Tensor, vocab: int) -> Tensor:
@@ -115,14 +141,6 @@ def membership(tokens: Tensor, vocab: int) -> Tensor:
     drafted = torch.zeros(vocab, dtype=torch.bool, device=tokens.device)
     drafted[tokens] = True
     return drafted
-
-
-def over_target_vocabulary(logits: Tensor, tokens: Tensor | None, vocab: int) -> Tensor:
-    """Scatter logits [..., Vd] to [..., V], -inf for tokens that cannot be drafted; `tokens` None: Vd is V already."""
-    # -inf keeps log-softmax over V equal to that over Vd, so that no other code needs the map.
-    if tokens is None:
-        return logits
-    return DraftLogits.of(logits, tokens, vocab)
 
 
 def check_membership(t2d: Tensor, tokens: Tensor, vocab: int) -> None:

@@ -108,10 +108,7 @@ class DrafterFiles:
             raise self.fault(f"{what} is {drafter}, the target's {target}: made for another target")
 
     def need_understood(self, settings: frozenset[str], part: str | None = None) -> None:
-        """Raise UsageError for a setting of config.json, or of an object in it, that is none of these nor TRAINING.
-
-        One that is off or empty is fine.
-        """
+        """Raise UsageError for a setting, or one of an object in it, that is on and none of these nor TRAINING."""
         # Passed over, a setting of a later version would cost acceptance and nothing else.
         inner = self.config if part is None else self.config.get(part)
         for key, value in inner.items() if isinstance(inner, Mapping) else ():
@@ -144,10 +141,7 @@ class DrafterFiles:
         return tokens[:chosen]
 
     def row_tokens(self, name: str, vocab: int) -> Tensor | None:
-        """Return the tokens [rows] int64 that the rows of a head stand for; None if every token has one.
-
-        Fewer rows than tokens are those of DRAFT_VOCAB in the directory, in the order of ids.
-        """
+        """Return the tokens [rows] int64 of a head's rows, by the directory's DRAFT_VOCAB; None: every token's."""
         rows = self.checkpoint.shape(name)[0]
         if rows == vocab or not self._own_draft_vocab.is_file():
             self.need_equal(f"rows of {name}", rows, vocab)
@@ -170,10 +164,7 @@ class DrafterFiles:
         return self.fill(network, like, also_known)
 
     def fill(self, network: Network, like: Tensor | None = None, also_known: frozenset[str] = frozenset()) -> Network:
-        """Read every tensor of a network made on the meta device, and freeze it for inference.
-
-        Tensors stay as stored, or take the type and device of `like`.
-        """
+        """Read all tensors of a network on the meta device, as stored or like `like`, and freeze it for inference."""
         network.load_state_dict(self.tensors_for(network, also_known), assign=True)
         network.eval().requires_grad_(False)
         return network if like is None else network.to(like.device, like.dtype)

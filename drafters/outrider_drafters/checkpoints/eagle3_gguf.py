@@ -7,7 +7,6 @@ ggml-org/llama.cpp, pull requests 18039, 24977, 25794.
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from outrider_drafters.readers.gguf_file import GgufFile
 from outrider_proto.errors import UsageError
 
 ARCHITECTURE = "eagle3"
-TARGET_LAYERS = "target_layers"  # key of GGUF files and of our own export; see families.eagle3.tap_layers
+TARGET_LAYERS = "target_layers"  # key of GGUF files and of our own export; see families.eagle3.layout
 NAMES = {
     "token_embd.weight": "embed_tokens.weight",
     "enc.output_norm.weight": "input_norm.weight",
@@ -55,18 +54,18 @@ def translate(file: GgufFile) -> tuple[Config, Mapping[str, Tensor]]:
         raise UsageError(f"{file.path}: block_count={blocks}: need 1")
     heads = gguf_count(file, "attention.head_count")
     kv_heads = gguf_count(file, "attention.head_count_kv", heads)
-    tensors: dict[str, Tensor] = {}
-    for name, stored in file.tensors.items():
-        new = NAMES.get(name, name)
-        if new in tensors:
-            raise UsageError(f"{file.path}: two tensors are {new}, one of them {name}")
-        if name.startswith("blk.0.attn_q."):
-            tensors[new] = unpermute_rows(file, name, stored, heads)
-        elif name.startswith("blk.0.attn_k."):
-            tensors[new] = unpermute_rows(file, name, stored, kv_heads)
-        elif name != ROPE_FREQS:
-            tensors[new] = _offsets(stored) if new == "d2t" else stored
-    return _config(file, heads), tensors
+    made = {"architectures": [ARCHITECTURE], "num_attention_heads": heads, "rope_scaling": gguf_rope_scaling(file)}
+    names = file.renamed(lambda name: NAMES.get(name, name)).items()
+    tensors = {new: _values(file, name, heads, kv_heads) for new, name in names if name != ROPE_FREQS}
+    check_head_width(file, heads)
+    return file.fields(KEYS) | made, tensors
+
+
+def _values(file: GgufFile, name: str, heads: int, kv_heads: int) -> Tensor:
+    stored = file.tensors[name]
+    if name.startswith(("blk.0.attn_q.", "blk.0.attn_k.")):
+        return unpermute_rows(file, name, stored, heads if "_q." in name else kv_heads)
+    return _offsets(stored) if name in ("d2t", "d2t.weight") else stored
 
 
 def unpermute_rows(file: GgufFile, name: str, tensor: Tensor, heads: int) -> Tensor:
@@ -82,17 +81,6 @@ def _offsets(d2t: Tensor) -> Tensor:
     """Turn a d2t of target ids into offsets; a d2t of offsets stays as it is."""
     # Files do not say which they hold. Target ids are unique, while the offsets of any real vocabulary repeat.
     return offsets(d2t) if len(set(d2t.tolist())) == len(d2t) else d2t
-
-
-def _config(file: GgufFile, heads: int) -> Config:
-    config: dict[str, Any] = {"architectures": [ARCHITECTURE]}  # Any: raw, as config.json
-    for key, name in KEYS.items():
-        if (value := file.of_architecture(key)) is not None:
-            config[name] = value
-    config["num_attention_heads"] = heads
-    config["rope_scaling"] = gguf_rope_scaling(file)
-    check_head_width(file, heads)
-    return config
 
 
 def check_head_width(file: GgufFile, heads: int) -> None:

@@ -70,10 +70,7 @@ _IMPLIED = {
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A language model that transformers has, and how llama.cpp's converter changed it.
-
-    `window_period`: of so many layers the last attends to the whole text, if the file has no pattern.
-    """
+    """A model as llama.cpp converts it; of `window_period` layers the last attends to the whole text."""
 
     model_type: str
     keys: Mapping[str, str]  # fields by key, beside those that all have

@@ -73,10 +73,7 @@ class DrafterOption(Generic[T]):
 
 
 class DrafterOptions:
-    """Options as given for one drafter: `DrafterOptions(tli=1)`, or `tli=1` behind its name. None: not given.
-
-    Which of them exist, and what they may be, the drafter's family says when it is opened.
-    """
+    """Options as given for one drafter, None: not given; its family says when it is opened which there are."""
 
     __slots__ = ("_texts",)
 

@@ -40,10 +40,7 @@ class DrafterSource:
 
 
 def source_beside(text: str, folder: Path) -> str:
-    """Return a source that stands in a file in `folder`: its path as relative to it; a name stays as it is.
-
-    What may also be a name is a path if it begins with a dot or `~`, or exists.
-    """
+    """Return a source that stands in a file in `folder`: a path, which has a dot or ~ first or exists, from there."""
     path, comma, options = text.partition(",")
     beside = folder / os.path.expanduser(path)
     is_path = text.startswith(("./", "../", "~/")) or (path and beside.exists())

@@ -10,15 +10,9 @@ import torch
 from torch import Tensor
 
 from outrider_drafters.blocks.last_layers import LastLayers, read_last_layers
-from outrider_drafters.blocks.packed_linear import PackedLinear
 from outrider_drafters.checkpoints.bundle import DRAFTER, Bundle, find_bundle
 from outrider_drafters.checkpoints.catalog import CATALOG, installed_dir
-from outrider_drafters.checkpoints.draft_vocabulary import (
-    DRAFT_VOCAB,
-    over_target_vocabulary,
-    read_draft_vocab,
-    select_rows,
-)
+from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, DraftHead, read_draft_vocab, select_rows
 from outrider_drafters.quantization.quantize import int8_rows
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_drafters.readers.config import Config, config_int, read_config, read_json, rms_norm_eps, rope_theta
@@ -92,14 +86,11 @@ class TargetWeights:
     directory: Path | None = None
     draft_tokens: Tensor | None = None
     _restricted: dict[tuple[tuple[int, ...], bool], TargetWeights] = field(default_factory=dict, init=False, repr=False)
-    _head: list[PackedLinear] = field(default_factory=list, init=False, repr=False)  # lm_head, once it was needed
+    _head: list[DraftHead] = field(default_factory=list, init=False, repr=False)  # lm_head, once it was needed
 
     @classmethod
     def load(cls, name_or_path: str | Path, dtype: torch.dtype | None = None) -> TargetWeights:
-        """Read both tensors from a Hugging Face directory, a hub name or an edge bundle. Raises UsageError.
-
-        `dtype` defaults to float32, for a bundle of bfloat16 weights to bfloat16.
-        """
+        """Read both tensors of a directory, hub name or bundle; `dtype`: float32, or a bundle's. Raises UsageError."""
         directory = resolve_dir(name_or_path)
         bundle = find_bundle(directory)
         if dtype is None:
@@ -118,10 +109,7 @@ class TargetWeights:
         return cls(embed, lm_head, sizes, eos_token_ids(directory, config), directory, tokens)
 
     def drafting(self, tokens: Iterable[int], *, int8: bool = False) -> TargetWeights:
-        """Return these weights with lm_head's rows for some tokens alone, as int8 codes if asked for.
-
-        They are gathered once however many drafters ask.
-        """
+        """Return these weights, once for all who ask, with lm_head's rows of some tokens, perhaps as int8 codes."""
         # One object for all of them: several heads run its lm_head at once only if they share it.
         key = (tuple(sorted(tokens)), int8)
         if key not in self._restricted:
@@ -133,15 +121,21 @@ class TargetWeights:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute logits [..., V] float32 of hidden states [..., E]; -inf for tokens that lm_head has no row for."""
+        return self.head_for(None).logits(hidden)
+
+    def head_for(self, own: Tensor | None, stored: Tensor | None = None, bias: Tensor | None = None) -> DraftHead:
+        """Return a drafter's own head [rows, E], cut to this draft vocabulary, or where it has none this lm_head.
+
+        `stored` [rows]: the tokens that its rows stand for; None: row i is token i.
+        """
+        if own is not None:
+            return DraftHead(own.detach(), stored, self.draft_tokens, self.sizes.vocab, bias)
         if not self._head:
-            self._head.append(PackedLinear(self.lm_head, packed=None))
-        return over_target_vocabulary(self._head[0](hidden).float(), self.draft_tokens, self.sizes.vocab)
+            self._head.append(DraftHead(self.lm_head, self.draft_tokens, None, self.sizes.vocab))
+        return self._head[0]
 
     def last_layers(self, count: int) -> LastLayers:
-        """Read the target's last `count` layers and its final norm, in the type and on the device of `embed`.
-
-        Raises UsageError for a target whose layers cannot run on the client.
-        """
+        """Read the last `count` layers and the norm, like `embed`. Raises UsageError if a client cannot run them."""
         if self.directory is None:
             raise UsageError(f"last {count} layers: this target was not read from a directory")
         config, checkpoint = read_config(self.directory), Checkpoint(self.directory)
@@ -150,10 +144,7 @@ class TargetWeights:
 
 
 def resolve_dir(name_or_path: str | Path, dtype: torch.dtype | None = None) -> Path:
-    """Return a local directory as it is, that of an installed model or of a GGUF file, or download the hub's snapshot.
-
-    A GGUF file's weights become `dtype`. Raises UsageError.
-    """
+    """Return a directory, an installed model's or a GGUF file's (as `dtype`), or the hub's. Raises UsageError."""
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return path
@@ -242,10 +233,7 @@ def _kv_layers(config: Config) -> tuple[KVLayer, ...]:
 
 
 def kv_sizes(config: Config, layer: int, kind: str) -> tuple[int, int]:
-    """Return K/V heads and head_dim of a layer. Raises UsageError.
-
-    Of Gemma 4's, which differ by kind (as published) or by layer (as transformers 5.23 writes it).
-    """
+    """Return K/V heads and head_dim of a layer: Gemma 4's differ by kind, in transformers 5.23 by layer."""
     heads = config_int(config, "num_attention_heads")
     kv_heads = config_int(config, "num_key_value_heads", heads)
     head_dim = config_int(config, "head_dim", config_int(config, "hidden_size") // heads)

@@ -130,10 +130,7 @@ class Drafter(Protocol):
 
 
 def sync_tokens(state: DraftState, held: Sequence[int], tokens: Sequence[int], first: int = 0) -> None:
-    """Bring a state from the tokens `held` to `tokens`: roll back to their common prefix, then append the rest.
-
-    Both are the tokens from position `first` on; those before it are the same.
-    """
+    """Bring a state from the tokens `held` to `tokens`, both from position `first` on, by their common prefix."""
     common = common_prefix_len(held, tokens)
     if common < len(held):
         state.rollback(first + common)

@@ -74,13 +74,13 @@ class LastHiddenTap(StatelessTap):
     """The target's last hidden state after its final norm, as EAGLE reads it. Needs no weights."""
 
     needs_kv = False
-    hidden_layers = (LAST,)
+    hidden_layers: tuple[int, ...] = (LAST,)
 
     def __init__(self, width: int) -> None:
         self.info = last_hidden_info(width)
 
     def rows(self, acts: Activations) -> Tensor:
-        return acts.hidden[LAST].float()
+        return acts.hidden[self.hidden_layers[0]].float()
 
 
 def last_hidden_info(width: int) -> TapInfo:

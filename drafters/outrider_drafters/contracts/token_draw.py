@@ -76,11 +76,7 @@ def drawn(probabilities: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def uniforms(seed: int, positions: Sequence[int]) -> list[float]:
-    """Return the numbers that decide the tokens at `positions`.
-
-    They depend on (seed, position) alone. So models that agree on a distribution draw the same token, however the rows
-    are batched.
-    """
+    """Return the numbers that decide the tokens at `positions`, by (seed, position) alone, however rows are batched."""
     # Nodes of one depth share a position.
     numbers = {position: uniform(seed, position) for position in set(positions)}
     return [numbers[position] for position in positions]

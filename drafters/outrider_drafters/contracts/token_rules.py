@@ -94,10 +94,7 @@ def _combines(given: Any) -> bool:  # Any: whatever JSON holds
 
 
 def _closed(schema: Any) -> Any:  # Any: whatever JSON holds
-    """Return a schema whose objects have the properties that it names and no others, unless it says what others.
-
-    As other servers and OpenAI's strict mode take it: models invent properties for ever.
-    """
+    """Return a schema whose objects have just the properties it names, as other servers take it: models invent more."""
     if not isinstance(schema, dict):
         return schema
     closed = dict(schema)
@@ -118,7 +115,6 @@ class AnswerRules:
     """The rules of one answer. Its grammar follows the answer from call to call, and goes back where that has changed.
 
     `reads_from`: position of the first token that they look at, which is the prompt's for a repetition penalty.
-
     `schemas`: None where the tokens are not known. Raises Refusal (BAD_SAMPLING) for a schema that cannot be followed.
     """
 
@@ -194,10 +190,7 @@ class _Grammar:
         self._read: list[int] = []
 
     def next_tokens(self, answer: Sequence[int], vocab_size: int) -> NDArray[np.bool_]:
-        """Return which tokens [vocab] may come next.
-
-        An answer that has left the schema, as unverified text may that was kept, can only end.
-        """
+        """Return which tokens [vocab] may come next; an answer that has left the schema, unverified, can only end."""
         from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
         if not self._follow(answer):

@@ -22,10 +22,7 @@ SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True)
 class TreeChoices:
-    """Paths of child ranks, sorted by length and then by rank; a path's index is its node's number.
-
-    Raises UsageError for an empty or too large set, a path twice or without its parent, a rank out of range.
-    """
+    """Paths of child ranks, by length and then by rank: a path's index is its node's number. Raises UsageError."""
 
     paths: tuple[tuple[int, ...], ...]
 

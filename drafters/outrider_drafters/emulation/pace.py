@@ -67,10 +67,7 @@ class Pace:
         return self.verify_ms / 1e3 + max(0, num_rows - FREE_ROWS) * self.row_us / 1e6
 
     def level_factor(self, outcomes: int) -> float:
-        """Return the cost of drafting `outcomes` side by side, as a multiple of one level's.
-
-        It is that of the next larger known batch, and beyond the largest grows in proportion.
-        """
+        """Return the levels that `outcomes` side by side cost: as the next larger known batch, beyond in proportion."""
         larger = [size for size in self.batch_factors if size >= outcomes]
         if larger:
             return self.batch_factors[min(larger)]

@@ -13,10 +13,7 @@ from outrider_proto.tree import DraftTree
 
 
 class PacedDrafter(DrafterWrapper):
-    """A drafter whose passes last `level_ms`, times factor(outcomes) (Pace.level_factor).
-
-    The caller that drafts for several outcomes side by side sets `outcomes` before these passes.
-    """
+    """A drafter whose passes last `level_ms` x factor(outcomes); who drafts for several outcomes sets `outcomes`."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider_drafters.blocks.token_state import TokenState
-from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary
+from outrider_drafters.checkpoints.draft_vocabulary import DraftHead
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import Drafter, WithTokenState
 from outrider_drafters.contracts.tree_shape import MAX_LEVELS, TreePlan, TreeShape
@@ -26,13 +26,10 @@ from outrider_proto.tree import ROOT, DraftTree
 
 
 class BlockDrafter(Drafter, ABC):
-    """The client half of a family of blocks: `num_drafts` tokens in one pass, as a chain unless `plan` says otherwise.
-
-    `own_embedding`: the network's, in place of the target's.
-    """
+    """A family of blocks: `num_drafts` tokens in one pass, as a chain unless `plan` says otherwise."""
 
     tree_in_one_pass = True
-    draft_tokens: Tensor | None  # the target's tokens [Vd] of the head's rows; None where row i is token i
+    head: DraftHead
 
     def __init__(
         self,
@@ -94,10 +91,7 @@ class BlockState(WithTokenState, ABC):
 
     @abstractmethod
     def _run_blocks(self, paths: Sequence[Sequence[int]]) -> Tensor:
-        """Run a block below the text and each path of tokens, all in one pass; logits [n, num_drafts, Vd] float32.
-
-        A block's root is its path's last token, or the text's where the path is empty.
-        """
+        """Run a block below the text and each path, whose last token is its root, in one pass; [n, drafts, Vd]."""
 
     def _begin(self, tree: DraftTree) -> None:
         """Start a draft that has the nodes of `tree`, and run all of its blocks."""
@@ -150,6 +144,6 @@ class BlockState(WithTokenState, ABC):
 
     def _over_vocabulary(self, logits: Tensor) -> Tensor:
         # After the cap, not before: it would make -softcap of -inf.
-        drafter, is_shared = self._block_drafter, len(logits) > 1 and logits.stride(0) == 0
-        rows = over_target_vocabulary(logits[:1] if is_shared else logits, drafter.draft_tokens, drafter.vocab_size)
+        is_shared = len(logits) > 1 and logits.stride(0) == 0
+        rows = self._block_drafter.head.over_vocabulary(logits[:1] if is_shared else logits)
         return rows.expand(len(logits), -1) if is_shared else rows

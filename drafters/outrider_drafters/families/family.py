@@ -21,8 +21,7 @@ Trees = Literal["dynamic", "fixed choices", "chain"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family, declared in its own package and found there by its name FAMILY, or by a package's entry
-    point.
+    """One family, declared in its own package and found there by its name FAMILY, or by a package's entry point.
 
     `features` says what it reads of the target, `offline` how it goes on without one, `trees` what it drafts unless
     told otherwise. `recognizes` looks at names and configuration only; it is not called for a family that needs no
@@ -39,9 +38,9 @@ class Family:
     features: str
     offline: Offline
     trees: Trees
-    recognizes: Callable[[DrafterFiles], bool]
     drafter: Callable[[DrafterFiles, TargetWeights], Drafter]
-    tap: Callable[[DrafterFiles, TargetSizes, Tensor], Tap | None]
+    recognizes: Callable[[DrafterFiles], bool] = lambda files: False
+    tap: Callable[[DrafterFiles, TargetSizes, Tensor], Tap | None] = lambda files, target, like: None
     needs_files: bool = True
     keep_unquantized: Callable[[str], bool] = lambda name: False
     is_head: Callable[[str], bool] = lambda name: False

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.blocks.fused import CachedBlock
+from outrider_drafters.blocks.fused import FusedBlock, FusedLayers
 from outrider_drafters.blocks.row_buffer import AnyCache, JointCache, KVCache, RowBuffer
 from outrider_drafters.blocks.token_state import TokenState, TreeMask
 from outrider_drafters.checkpoints.draft_vocabulary import split_logits
@@ -86,7 +86,7 @@ class FeatureDrafter(Drafter, ABC):
 class PairDrafter(FeatureDrafter):
     """A drafter whose step is a decoder layer: EAGLE-1/2 and EAGLE-3."""
 
-    block: CachedBlock  # over pairs
+    block: FusedBlock | FusedLayers  # over pairs
 
     @abstractmethod
     def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:
@@ -108,10 +108,9 @@ class PairDrafter(FeatureDrafter):
 
 
 class FeatureState(WithTokenState):
-    """The draft state of a FeatureDrafter.
+    """The draft state of a FeatureDrafter. Rows beyond the features are rebuilt once true features arrive.
 
-    Rows beyond the features are temporary: they are rebuilt once true features arrive. Without any feature, row -1
-    pairs token 0 with zeros and starts the recursion.
+    Without any feature, row -1 pairs token 0 with zeros and starts the recursion.
     """
 
     def __init__(self, drafter: FeatureDrafter) -> None:

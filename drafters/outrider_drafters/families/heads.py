@@ -21,7 +21,7 @@ from outrider_drafters.blocks.row_buffer import RowBuffer
 from outrider_drafters.blocks.token_state import TokenState
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.drafter import Drafter, WithTokenState
-from outrider_drafters.contracts.tap import LAST, Activations, StatelessTap
+from outrider_drafters.contracts.tap import LAST, LastHiddenTap
 from outrider_drafters.contracts.tree_choices import TreeChoices
 from outrider_drafters.contracts.tree_shape import TreePlan
 from outrider_proto.errors import UsageError
@@ -44,10 +44,7 @@ class HeadsDrafter(Drafter, ABC):
 
     @abstractmethod
     def after(self, feature: Tensor, lines: Sequence[TokenPath], held: dict[TokenPath, Tensor]) -> Tensor:
-        """Logits [n, V] from the feature [1, width] for the successors of n paths of equal length, 1 or more.
-
-        `held` is one draft's: what the family puts there, its next call finds again.
-        """
+        """Logits [n, V] from the feature [1, width] after n paths of a length; `held` is the family's, for a draft."""
 
     def new_state(self) -> HeadsState:
         return HeadsState(self)
@@ -67,10 +64,7 @@ class NewestFeatureState(TokenState):
         self._rows = RowBuffer(width=width, dtype=like.dtype, device=like.device)
 
     def add_features(self, first: int, rows: Tensor) -> Tensor:
-        """Keep the feature rows of positions first, first + 1, ... that are newer than the newest, and return them.
-
-        Raises UsageError for rows of another width or a position without a token.
-        """
+        """Keep and return the rows of positions from `first` on that are newer than the newest. Raises UsageError."""
         self.check_features(first, rows)
         newer = range(max(first, self.num_features), first + len(rows))
         lacking = rows[len(rows) - len(newer) :]
@@ -150,20 +144,11 @@ def default_choices(num_heads: int) -> TreeChoices:
     return fitted
 
 
-class NewestHiddenTap(StatelessTap):
-    """The target's hidden state `offset` layers before its last one; only the newest row is sent.
-
-    Offset 0 is after the final norm.
-    """
-
-    needs_kv = False
+class NewestHiddenTap(LastHiddenTap):
+    """The target's hidden state `offset` layers before its last one (0: after the final norm), the newest row alone."""
 
     def __init__(self, width: int, offset: int = 0) -> None:
-        self.info = newest_hidden_info(width, offset)
-        self.hidden_layers = (LAST - offset,)
-
-    def rows(self, acts: Activations) -> Tensor:
-        return acts.hidden[self.hidden_layers[0]].float()
+        self.info, self.hidden_layers = newest_hidden_info(width, offset), (LAST - offset,)
 
 
 def newest_hidden_info(width: int, offset: int = 0) -> TapInfo:

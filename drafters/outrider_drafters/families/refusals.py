@@ -63,10 +63,7 @@ UNSUPPORTED = (
 
 
 def refuse_unsupported(files: DrafterFiles, family: str | None, *, is_chosen: bool) -> None:
-    """Raise UsageError for files that `family` recognizes, or none does, and that are of a kind in the table.
-
-    A whole model whose family is chosen by an option may hold parts besides.
-    """
+    """Raise UsageError for files of a kind in the table; a whole model that was chosen may hold parts besides."""
     inner = {f"{key}.{name}": value for key, part in files.config.items() if isinstance(part, Mapping)
              for name, value in part.items()}  # fmt: skip
     settings = [f"{key}={value}" for key, value in {**files.config, **inner}.items() if value]

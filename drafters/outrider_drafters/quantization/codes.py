@@ -10,9 +10,9 @@ that a node's logits depend on no other node.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -29,37 +29,28 @@ INT8_WIDTH = 16
 INT4_ROWS = 16
 
 
-class Codes(Protocol):
-    """A coded matrix [n, k]."""
+@dataclass(frozen=True, eq=False)
+class _CodedRows:
+    """What both codes have: fields that are tensors of n rows each."""
 
     @property
-    def shape(self) -> tuple[int, int]: ...
+    def parts(self) -> tuple[Tensor, ...]:
+        return tuple(getattr(self, part.name) for part in fields(self))
 
-    @property
-    def num_bytes(self) -> int: ...
+    def select_rows(self, rows: Tensor | slice) -> Self:
+        return type(self)(*(part[rows] for part in self.parts))
 
-    def values(self) -> Tensor:
-        """Decode to [n, k] float32."""
-        ...
-
-    def multiply_few(self, x: Tensor) -> Tensor:
-        """Multiply few rows [m, k] with the matrix: [m, n] bfloat16."""
-        ...
-
-    def multiply_many(self, x: Tensor) -> Tensor:
-        """Multiply many rows: the same product by another kernel."""
-        ...
-
-    def select_rows(self, rows: Tensor | slice) -> Self: ...
-
-    def concat(self, others: Sequence[Codes]) -> Codes | None:
+    def concat(self, others: Sequence[_CodedRows]) -> Self | None:
         """Concatenate rows; None if the others are coded in another way."""
-        ...
+        alike = [self, *(other for other in others if isinstance(other, type(self)))]
+        if len(alike) <= len(others) or len({each.parts[1].shape[1:] for each in alike}) > 1:
+            return None
+        return type(self)(*map(torch.cat, zip(*(each.parts for each in alike), strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
-class Int8Codes:
-    """int8 codes with one scale per row."""
+class Int8Codes(_CodedRows):
+    """A matrix [n, k] as int8 codes with one scale per row."""
 
     codes: Tensor  # [n, k] int8
     scales: Tensor  # [n] bfloat16
@@ -81,35 +72,25 @@ class Int8Codes:
     def shape(self) -> tuple[int, int]:
         return self.codes.shape[0], self.codes.shape[1]
 
-    @property
-    def num_bytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes
-
     def values(self) -> Tensor:
+        """Decode to [n, k] float32."""
         return self.codes.float() * self.scales.float().unsqueeze(-1)
 
     def multiply_few(self, x: Tensor) -> Tensor:
+        """Multiply few rows [m, k] with the matrix: [m, n] bfloat16."""
         if self.codes.shape[1] % INT8_WIDTH:
             return self.multiply_many(x)
         return torch.ops.aten._weight_int8pack_mm(x, self.codes, self.scales)  # type: ignore[no-any-return]  # torch.ops
 
     def multiply_many(self, x: Tensor) -> Tensor:
+        """Multiply many rows: the same product by another kernel."""
         # Exact codes: 8 bits fit into bfloat16's mantissa. Scaling them first would round every weight.
         return _linear(x, self.codes) * self.scales
 
-    def select_rows(self, rows: Tensor | slice) -> Int8Codes:
-        return Int8Codes(self.codes[rows], self.scales[rows])
-
-    def concat(self, others: Sequence[Codes]) -> Codes | None:
-        alike = [self, *(other for other in others if isinstance(other, Int8Codes))]
-        if len(alike) <= len(others):
-            return None
-        return Int8Codes(torch.cat([each.codes for each in alike]), torch.cat([each.scales for each in alike]))
-
 
 @dataclass(frozen=True, eq=False)
-class Int4Codes:
-    """Two codes per byte, the first in the low half; one scale and one zero per group."""
+class Int4Codes(_CodedRows):
+    """A matrix [n, k], two codes per byte, the first in the low half; one scale and one zero per group."""
 
     pairs: Tensor  # [n, k / 2] uint8
     scales: Tensor  # [n, groups] bfloat16
@@ -118,10 +99,6 @@ class Int4Codes:
     @property
     def shape(self) -> tuple[int, int]:
         return self.pairs.shape[0], 2 * self.pairs.shape[1]
-
-    @property
-    def num_bytes(self) -> int:
-        return self.pairs.nbytes + self.scales.nbytes + self.zeros.nbytes
 
     def values(self) -> Tensor:
         group = self.shape[1] // self.scales.shape[1]  # named: without rows, torch could not find it
@@ -137,15 +114,6 @@ class Int4Codes:
     def multiply_many(self, x: Tensor) -> Tensor:
         return _linear(x, self.values().bfloat16())
 
-    def select_rows(self, rows: Tensor | slice) -> Int4Codes:
-        return Int4Codes(self.pairs[rows], self.scales[rows], self.zeros[rows])
-
-    def concat(self, others: Sequence[Codes]) -> Codes | None:
-        alike = [self, *(other for other in others if isinstance(other, Int4Codes))]
-        if len(alike) <= len(others) or len({each.scales.shape[1] for each in alike}) > 1:
-            return None
-        return Int4Codes(*(torch.cat([getattr(each, part) for each in alike]) for part in ("pairs", "scales", "zeros")))
-
     def _codes(self) -> Tensor:
         return torch.stack((self.pairs & 15, self.pairs >> 4), dim=-1).flatten(1)
 
@@ -157,6 +125,9 @@ class Int4Codes:
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(F.pad(self._codes().int(), padding), 1)
         scales, zeros = F.pad(self.scales, padding), F.pad(self.zeros, padding)
         return packed, torch.stack((scales, zeros), dim=-1).transpose(0, 1).contiguous()
+
+
+Codes = Int8Codes | Int4Codes
 
 
 def _linear(x: Tensor, weight: Tensor) -> Tensor:

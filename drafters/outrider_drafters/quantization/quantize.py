@@ -7,7 +7,7 @@ mobiusml's half-quadratic quantization), which moves a group's zero until few va
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -44,7 +44,6 @@ def code_tensors(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
             return {name + INT8: codes, name + SCALE: scales}
         case Int4Codes(pairs, scales, zeros):
             return {name + INT4: pairs, name + SCALE: scales, name + ZERO: zeros}
-    raise AssertionError(weight)
 
 
 def holds_codes(names: Iterable[str]) -> bool:
@@ -95,22 +94,18 @@ def _int4(weight: Tensor) -> Int4Codes:
     # HQQ makes several copies of its input; rows are independent, so the codes are those of the whole matrix.
     first, *others = (_int4_rows(rows) for rows in torch.split(weight, max(1, CHUNK // weight.shape[1])))
     joined = first.concat(others)
-    assert isinstance(joined, Int4Codes)
+    assert joined is not None
     return joined
 
 
 def _int4_rows(weight: Tensor) -> Int4Codes:
-    codes, scales, zeros, _ = _torchao()._choose_qparams_and_quantize_affine_hqq(
+    try:
+        from torchao.quantization import quant_primitives  # type: ignore[import-untyped]  # ships no types
+    except ImportError as error:
+        raise UsageError("int4 weights are made with torchao: pip install 'outrider[edge]'") from error
+    codes, scales, zeros, _ = quant_primitives._choose_qparams_and_quantize_affine_hqq(
         weight, nbits=4, group_size=GROUP, compute_dtype=torch.bfloat16, device="cpu"
     )
     groups = (len(weight), weight.shape[1] // GROUP)
     # Even columns in the low half of each byte: Int4Codes unpacks in this order.
     return Int4Codes(codes[:, ::2] | (codes[:, 1::2] << 4), scales.view(groups), zeros.view(groups))
-
-
-def _torchao() -> Any:  # Any: as below
-    try:
-        from torchao.quantization import quant_primitives  # type: ignore[import-untyped]  # ships no types
-    except ImportError as error:
-        raise UsageError("int4 weights are made with torchao: pip install 'outrider[edge]'") from error
-    return quant_primitives

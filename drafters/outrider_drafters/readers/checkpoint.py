@@ -76,44 +76,36 @@ def join_names(names: list[str]) -> str:
 
 
 class Checkpoint:
-    """The tensors of one directory, by name.
-
-    If it holds both a whole model and a file of heads, the model counts, or with `heads_first` the heads.
-    """
+    """The tensors of one directory, by name: a whole model comes before a file of heads, unless it is `heads_first`."""
 
     def __init__(self, directory: Path, *, heads_first: bool = False) -> None:
         self.directory = directory
         self._loaded: dict[str, Tensor] = {}
-        self._files = self._find((*HEADS, *MODELS) if heads_first else (*MODELS, *HEADS))
-        self._stored = {name: name for name in self._files}  # name -> name in its file
+        files = self._find((*HEADS, *MODELS) if heads_first else (*MODELS, *HEADS))
+        self._places = {name: (path, name) for name, path in files.items()}  # file, and the name there
 
     @classmethod
     def holding(cls, directory: Path, tensors: Mapping[str, Tensor]) -> Self:
         """Wrap tensors read in another way; messages name `directory`."""
         checkpoint = cls.__new__(cls)
-        checkpoint.directory = directory
-        checkpoint._loaded = dict(tensors)
-        checkpoint._files = dict.fromkeys(tensors, directory)
-        checkpoint._stored = {name: name for name in tensors}
+        checkpoint.directory, checkpoint._loaded = directory, dict(tensors)
+        checkpoint._places = {name: (directory, name) for name in tensors}
         return checkpoint
 
     def renamed(self, rename: Callable[[str], str | None]) -> Self:
         """Return a view with other names, without those renamed to None. Raises UsageError for two of one name."""
-        checkpoint = type(self).__new__(type(self))
-        checkpoint.directory, checkpoint._loaded = self.directory, self._loaded
-        checkpoint._files, checkpoint._stored = {}, {}
-        for name in sorted(self._files):
-            new = rename(name)
-            if new is None:
-                continue
-            if new in checkpoint._files:
-                raise UsageError(f"{self.directory}: tensors {checkpoint._stored[new]} and {name} are the same one")
-            checkpoint._files[new], checkpoint._stored[new] = self._files[name], self._stored[name]
+        checkpoint = self.holding(self.directory, {})
+        checkpoint._loaded = self._loaded
+        for name, new in ((name, rename(name)) for name in sorted(self._places)):
+            if new in checkpoint._places:
+                raise UsageError(f"{self.directory}: tensors {checkpoint._places[new][1]} and {name} are the same one")
+            if new is not None:
+                checkpoint._places[new] = self._places[name]
         return checkpoint
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(self._files)
+        return frozenset(self._places)
 
     @property
     def holds_codes(self) -> bool:
@@ -122,12 +114,12 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape without reading it. Raises UsageError if it is missing."""
-        if name not in self._files:
+        if name not in self._places:
             raise UsageError(f"{self.directory}: lacks tensor {name}")
-        stored = self._stored[name]
+        path, stored = self._places[name]
         if stored in self._loaded:
             return tuple(self._loaded[stored].shape)
-        with _opened(self._files[name]) as file:
+        with _opened(path) as file:
             return tuple(file.get_slice(stored).get_shape())
 
     def matrix(self, name: str) -> tuple[int, int]:
@@ -139,10 +131,10 @@ class Checkpoint:
 
     def read(self, name: str) -> Tensor:
         """Read a tensor as stored."""
-        stored = self._stored[name]
+        path, stored = self._places[name]
         if stored in self._loaded:
             return self._loaded[stored]
-        with _opened(self._files[name]) as file:
+        with _opened(path) as file:
             tensor: Tensor = file.get_tensor(stored)
         return tensor
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,10 +65,7 @@ class GgufFile:
 
     @classmethod
     def read(cls, path: Path) -> GgufFile:
-        """Read a file, or all parts of a split one, any of which names it. Tensors are read when they are used.
-
-        Raises UsageError if it is broken or incomplete, or the package gguf is missing.
-        """
+        """Read a file, or all parts of a split one, any of which names it; tensors when used. Raises UsageError."""
         reader = _opened(path)
         parts = _parts(path, _metadata(path, reader).get("split.count") or 1)
         readers = {part: reader if part == path else _opened(part) for part in parts}
@@ -89,6 +86,19 @@ class GgufFile:
     def of_architecture(self, key: str) -> Any:  # Any: as `values`
         """Return the value of `ARCHITECTURE.key`, None if missing."""
         return self.values.get(f"{self.architecture}.{key}")
+
+    def fields(self, keys: Mapping[str, str]) -> dict[str, Any]:  # Any: as `values`
+        """Return those values of the architecture that are there, by what `keys` call them."""
+        return {name: value for key, name in keys.items() if (value := self.of_architecture(key)) is not None}
+
+    def renamed(self, rename: Callable[[str], str]) -> dict[str, str]:
+        """Return the stored name of each tensor by its new one. Raises UsageError for two of one name."""
+        stored: dict[str, str] = {}
+        for name in self.tensors:
+            if (new := rename(name)) in stored:
+                raise UsageError(f"{self.path}: two tensors are {new}, one of them {name}")
+            stored[new] = name
+        return stored
 
 
 def tokenizer_arrays(path: Path) -> dict[str, Any]:  # Any: as `values`

@@ -71,21 +71,22 @@ def predraft(
     # The tree's pass takes a while: the verdict may have come meanwhile.
     if truth() is not None:
         return ()
-    branches = [_Branch(outcome, score) for outcome, score in likeliest_outcomes(tree, logits, count, ends)]
-    if not branches:
+    found = likeliest_outcomes(tree, logits, count, ends)
+    if not found:
         return ()
-    num_rows = len(tree)
-    roots = state.expand([b.outcome.bonus for b in branches], [b.outcome.node for b in branches])
-    for branch, row in zip(branches, roots, strict=True):
-        branch.begin(row, num_rows, plan)
-        num_rows += 1
+    roots = state.expand([outcome.bonus for outcome, _ in found], [outcome.node for outcome, _ in found])
+    branches = [
+        _Branch(outcome, score, start_tree(row, plan), [len(tree) + number])
+        for number, ((outcome, score), row) in enumerate(zip(found, roots, strict=True))
+    ]
+    num_rows = len(tree) + len(branches)
     for _ in range(1, plan.levels):
         if (known := truth()) is not None:
             branches = [branch for branch in branches if branch.outcome == known]
         num_rows, grown = _grow(state, branches, num_rows)
         if not grown:
             break
-    return tuple(PreDraft(branch.outcome, branch.score, branch.drafted()) for branch in branches)
+    return tuple(PreDraft(branch.outcome, branch.score, branch.builder.drafted()) for branch in branches)
 
 
 def likeliest_outcomes(
@@ -112,34 +113,23 @@ def likeliest_outcomes(
     return [(outcome, score) for score, outcome in scored[:count]]
 
 
+@dataclass(frozen=True, slots=True)
 class _Branch:
     """The draft below one outcome: a tree of its own, whose rows lie among all draft rows of the state."""
 
-    def __init__(self, outcome: TreeOutcome, score: float) -> None:
-        self.outcome = outcome
-        self.score = score
-        self._builder: TreeBuilder | None = None
-        self._rows: list[int] = []  # draft rows of the state: the bonus's, then those of the tree's nodes
-
-    def begin(self, logits: Tensor, row: int, plan: TreePlan) -> None:
-        """Start from the logits [V] after the bonus, whose draft row is `row`."""
-        self._builder = start_tree(logits, plan)
-        self._rows = [row]
+    outcome: TreeOutcome
+    score: float
+    builder: TreeBuilder
+    rows: list[int]  # draft rows of the state: the bonus's, then those of the tree's nodes
 
     def level(self) -> Level | None:
         """Return the next level, its parents as draft rows of the state."""
-        assert self._builder is not None
-        level = self._builder.level()
-        return None if level is None else Level(level.tokens, [self._rows[1 + parent] for parent in level.parents])
+        level = self.builder.level()
+        return None if level is None else Level(level.tokens, [self.rows[1 + parent] for parent in level.parents])
 
     def take(self, logits: Tensor, first_row: int) -> None:
-        assert self._builder is not None
-        self._builder.take(logits)
-        self._rows += range(first_row, first_row + len(logits))
-
-    def drafted(self) -> ScoredTree:
-        assert self._builder is not None
-        return self._builder.drafted()
+        self.builder.take(logits)
+        self.rows.extend(range(first_row, first_row + len(logits)))
 
 
 def _grow(state: DraftState, branches: Sequence[_Branch], num_rows: int) -> tuple[int, bool]:

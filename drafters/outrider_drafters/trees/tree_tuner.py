@@ -59,18 +59,13 @@ class RowCost:
     def __init__(self) -> None:
         self._passes: deque[tuple[int, float]] = deque(maxlen=_PASSES)
         self._num_passes = 0
-        self._row_ms: float | None = None
+        self.row_ms: float | None = None  # time of another row; None while passes of different sizes are lacking
 
     def record_pass(self, num_rows: int, ms: float) -> None:
         """Record the time of a pass."""
         self._passes.append((num_rows, ms))
         self._num_passes += 1
-        self._row_ms = self._slope() if len(self._passes) >= len(_TRIALS) else None
-
-    @property
-    def row_ms(self) -> float | None:
-        """Time of another row; None while passes of different sizes are lacking."""
-        return self._row_ms
+        self.row_ms = self._slope() if len(self._passes) >= len(_TRIALS) else None
 
     @property
     def next_trial(self) -> int:
@@ -110,10 +105,7 @@ class TreeTuner:
             self._continuing.add(levels[1], levels[0])
 
     def shape(self, limits: TreeShape, tokens_per_ms: float | None, level_ms: float | None) -> TreeShape:
-        """Return the shape of the next tree within `limits`.
-
-        `level_ms`: of a level that is a pass of the drafter; 0 where drafting is hidden.
-        """
+        """Return the next tree's shape within `limits`; `level_ms`: of a pass of levels, 0 where drafting is hidden."""
         row_ms = self.row_cost.row_ms
         if row_ms is None or tokens_per_ms is None or level_ms is None:
             budget = self.row_cost.next_trial

@@ -18,7 +18,7 @@ from outrider_lab.training.corpus_source import held_out_samples, prompt_ids
 from outrider_lab.training.tokenizer import BOS, EOS, PAD, corpus_texts, save_tokenizer, special_id, train_tokenizer
 from outrider_models.core.embedded import target_dir
 from outrider_models.core.tables import need_at_least
-from outrider_models.training.core.interfaces import PADDING, Batch, LossOutput, rows_of
+from outrider_models.training.core.interfaces import PADDING, Batch, LossOutput
 from outrider_proto.errors import UsageError
 
 MAX_NEW_TOKENS = 130
@@ -72,7 +72,9 @@ class TargetTask:
         labels, replies = batch.labels[kept], batch.loss_mask[kept]
         losses = F.cross_entropy(logits.float(), labels, reduction="none")
         hits = logits.detach()[replies].argmax(-1) == labels[replies]
-        return LossOutput((losses * weights[kept]).sum(), losses.detach()[replies], hits, rows_of(batch.loss_mask))
+        return LossOutput(
+            (losses * weights[kept]).sum(), losses.detach()[replies], hits, batch.loss_mask.nonzero()[:, 0]
+        )
 
     def export(self, directory: Path) -> None:
         """Write the plain Hugging Face layout: weights in bfloat16, configuration, tokenizer."""

@@ -63,8 +63,7 @@ def target_dir() -> Path:
 def shipped_drafters(target: str | Path | None = None) -> tuple[str, ...]:
     """Return the names of the drafters that ship for a target, the best first; for most targets there are none.
 
-    `target` is a name of the catalog or whatever --target takes; None and `embedded` are the embedded target. Raises
-    UsageError for a target that cannot be read.
+    `target` is what --target takes, None the embedded one. Raises UsageError for one that cannot be read.
     """
     if target is None or target == EMBEDDED:
         return DRAFTERS
@@ -103,8 +102,7 @@ def target_source(name: str | Path | None) -> str | Path:
 def drafter_source(text: str, target: str | Path | None = None) -> str:
     """Replace the name of a drafter that ships by its directory in a drafter source such as `smollm2/moa,tli=1`.
 
-    Names without a slash, such as `moa`, count for the embedded target only. Raises UsageError for an unknown
-    drafter of a target of the catalog.
+    Names without a slash count for the embedded target only. Raises UsageError for an unknown one of the catalog.
     """
     name, comma, options = text.partition(",")
     if name.partition("/")[0] in CATALOG or ((target is None or target == EMBEDDED) and name in DRAFTERS):
@@ -113,10 +111,7 @@ def drafter_source(text: str, target: str | Path | None = None) -> str:
 
 
 def default_target(drafters: Iterable[str] = ()) -> str:
-    """Return the name of the target to use where none is given.
-
-    It is the target that one of the drafters ships for, else one that is installed, else the embedded one.
-    """
+    """Return the target to use where none is given: that of the drafters, else one that is installed or embedded."""
     names = [source.partition(",")[0] for source in drafters]
     for name in names:
         if (target := name.partition("/")[0]) in CATALOG:

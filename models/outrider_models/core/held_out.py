@@ -52,10 +52,7 @@ class Sample:
 
 
 def held_out(family: Family, count: int, seed: int | None = None) -> list[Sample]:
-    """Return the first `count` prompts of a family that were drawn with `seed`; None: what all measurements ask.
-
-    A seed that the file does not have draws from those. Raises UsageError for more than there are.
-    """
+    """Return `count` prompts that were drawn with `seed`, by default those of all measurements. Raises UsageError."""
     drawn = _prompts().get((ASKED_SEED if seed is None else seed, family))
     pool = drawn or _prompts()[ASKED_SEED, family]
     if count > len(pool):

@@ -41,10 +41,7 @@ def read_questions(path: Path) -> list[UserQuestion]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:  # Any: whatever the line holds
-    """Yield number and value of each line of a file, compressed with xz if it is named so, but for empty lines.
-
-    Raises UsageError that names file and line.
-    """
+    """Yield number and value of each line of a file, perhaps an .xz, but for empty ones. Raises UsageError."""
     try:
         data = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
         # Not splitlines(): it also splits at separators such as U+2028, which JSON allows inside strings. utf-8-sig:

@@ -34,8 +34,8 @@ _BAD = re.compile("[\ufffd\u0000-\u0008\u000b\u000c\u000e-\u001f]")
 class Kind:
     """A kind of chats, `share` of all, and the words with which a user's turn begins, so that the model goes on in it.
 
-    An opening of "" leaves the whole turn to the model. None ends in a space, which would be a token of its own that
-    hardly anything but digits follows. `over_text`: the turn begins with a text that the model wrote before.
+    "" leaves the whole turn to it. None ends in a space, a token of its own that hardly anything but digits follows.
+    `over_text`: the turn begins with a text that the model wrote before.
     """
 
     share: float
@@ -125,10 +125,7 @@ class Distillation:
                 self._count(chat)
 
     def run(self, report: Callable[[DistillProgress], None] = lambda done: None) -> None:
-        """Write until there are enough tokens or no more questions; `report` after each chat.
-
-        Chats that are begun are ended: there may be more tokens than wanted.
-        """
+        """Write until there are enough tokens or no more questions, and end what is begun; `report` after each chat."""
         self._report = report
         self._writer.write(self._dialogs())
 
@@ -187,10 +184,7 @@ class Distillation:
         return whole.strip() if words.ended and is_sound(whole, words.tokens) else None
 
     def _answered(self, chat: _Chat, question: str) -> Generator[Opening, Continuation, bool]:
-        """Append a question and the target's greedy answer up to where it goes round in circles, if that is sound.
-
-        Return whether the chat goes on.
-        """
+        """Append a question and the greedy answer up to a loop, if that is sound; return whether the chat goes on."""
         asked: list[Message] = [*chat.messages, {"role": "user", "content": question}]
         answer = yield Opening(self._template.assistants(asked), self._options.max_new_tokens, enough=loops)
         tokens = before_loop(answer.tokens)

@@ -46,10 +46,8 @@ class DraftVocabReport:
 def choose_draft_vocab(target: str | Path, data: Path, held_out: Path | None, size: int | None) -> DraftVocabReport:
     """Take the `size` most frequent tokens of the replies in `data`, the target's end tokens always among them.
 
-    `size` None: a sixth of the target's vocabulary, 8,192 of 49,152.
-
-    `held_out`: chats to measure coverage on; None: every twentieth of `data`, which is then not counted. Raises
-    UsageError.
+    `size` None: a sixth of the target's vocabulary. `held_out`: chats to measure coverage on; None: every twentieth of
+    `data`, which is then not counted. Raises UsageError.
     """
     directory = resolve_dir(target)
     vocab, ends = target_sizes(directory).vocab, eos_token_ids(directory, read_config(directory))

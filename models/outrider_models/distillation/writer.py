@@ -30,10 +30,7 @@ _MARK = "\u2042outrider\u2042"  # in nobody's template; what stands before and a
 
 @dataclass(frozen=True, slots=True)
 class TurnTemplate:
-    """The target's chat template, opened at the user's turn or at the assistant's.
-
-    `ends`: tokens that end a turn: the end-of-text tokens, and what the template writes after a user's words.
-    """
+    """The target's chat template, opened at a user's or the assistant's turn; `ends`: tokens that end a user's."""
 
     tokenizer: PreTrainedTokenizerBase
     ends: frozenset[int]
@@ -58,10 +55,7 @@ class TurnTemplate:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A text to be continued: greedily, or with a seed sampled at temperature 1.
-
-    `enough`: tells by the tokens so far, asked now and then, that no more are wanted.
-    """
+    """A text to go on with, greedily or at temperature 1; `enough`, asked now and then, says that no more is wanted."""
 
     text: str
     max_new_tokens: int
@@ -99,10 +93,7 @@ class TargetWriter:
 
     @classmethod
     def load(cls, name_or_path: str | Path, batch: int, dtype: str) -> Self:
-        """Load a target, onto a GPU if there is one; `dtype` auto: bfloat16 where the machine computes in it.
-
-        Raises UsageError, also for a target without a chat template.
-        """
+        """Load a target, onto a GPU if there is one; auto: bfloat16 where the machine has it. Raises UsageError."""
         if dtype == "auto":
             dtype = "bfloat16" if has_bf16() else "float32"
         directory = resolve_dir(name_or_path)
@@ -116,10 +107,7 @@ class TargetWriter:
         return cls(model.to(device).eval(), tokenizer, template, batch)
 
     def write(self, dialogs: Iterable[Dialog]) -> None:
-        """Continue what each dialog opens and send it what was written, until all have ended.
-
-        The same dialogs, batch and machine give the same words.
-        """
+        """Continue what each dialog opens and send it what was written, until all have ended; the same each time."""
         rows: list[_Row] = []
         coming = iter(dialogs)
         while True:

@@ -88,8 +88,7 @@ def follow(
 ) -> None:
     """Draft chains along a text after its first `prompt` tokens, and count what is accepted.
 
-    `rows` [len(text), width] are the text's features. The prompt's own verdict has no draft: it gives the first token
-    and is not counted.
+    `rows` [len(text), width] are its features. The prompt's own verdict, which has no draft, is not counted.
     """
     state, length, shape = drafter.new_state(), 0, TreeShape.chain(levels)
     gained = prompt + 1

@@ -17,7 +17,7 @@ from outrider_bench.load.metrics import Fairness, jain_index
 from outrider_client.core.events import Committed, Finished, RolledBack, Unverified, Verified
 from outrider_client.core.statistics import Statistics
 from outrider_drafters.contracts.tree_shape import TreeShape
-from outrider_drafters.families.lookup.drafter import LookupDrafter
+from outrider_drafters.families.lookup.family import LookupDrafter
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.acceptance import verify_path

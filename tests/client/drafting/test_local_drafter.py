@@ -11,8 +11,8 @@ from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Warned
 from outrider_client.core.prompt import Segment
 from outrider_client.models.local_models import LocalModels
-from outrider_drafters.families.lookup.drafter import LookupDrafter
-from outrider_drafters.families.suffix.drafter import SuffixDrafter
+from outrider_drafters.families.lookup.family import LookupDrafter
+from outrider_drafters.families.suffix.family import SuffixDrafter
 from outrider_drafters.routing.keywords import Keywords
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_drafters.routing.rules import Routing

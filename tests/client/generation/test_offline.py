@@ -16,7 +16,7 @@ from outrider_client.core.prompt import Segment
 from outrider_client.models.local_models import LocalModels
 from outrider_client.models.offline_drafter import choose_offline
 from outrider_drafters.contracts.tap import NO_FEATURES
-from outrider_drafters.families.lookup.drafter import LookupDrafter
+from outrider_drafters.families.lookup.family import LookupDrafter
 from outrider_proto.errors import UsageError
 
 from ..answers import replayed

@@ -15,7 +15,7 @@ from outrider_client.core.events import LinkChanged, Private, Warned
 from outrider_client.core.prompt import PromptMessage, Segment
 from outrider_client.drafting.drafting_thread import DraftingThread
 from outrider_client.privacy.detector import Detector
-from outrider_drafters.families.lookup.drafter import LookupDrafter
+from outrider_drafters.families.lookup.family import LookupDrafter
 from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_proto.frames import Draft
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from heads_place import random_network
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -34,11 +35,7 @@ TARGETS = {
 
 
 def saved(directory: Path, config: PreTrainedConfig):
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
+    model = random_network(1, lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
     model.save_pretrained(directory)
     return model
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider_drafters import TargetWeights, load_drafter, load_tap
-from outrider_drafters.families.dflash.drafter import DFlashDrafter
+from outrider_drafters.families.dflash.family import DFlashDrafter
 from outrider_proto.errors import UsageError
 
 TARGET = "target_l8"

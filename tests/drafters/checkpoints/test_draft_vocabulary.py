@@ -40,10 +40,8 @@ def eagle(directory: Path, golden: Path) -> str:
 
 
 def root_logits(drafter: Drafter) -> torch.Tensor:
-    state = begun(drafter, [3, 4, 5])
-    if drafter.tap.fingerprint:
-        state.add_features(0, torch.randn(2, drafter.tap.width, generator=torch.Generator().manual_seed(0)))
-    return state.root_logits()
+    features = torch.randn(2, drafter.tap.width, generator=torch.Generator().manual_seed(0))
+    return begun(drafter, [3, 4, 5], features).root_logits()
 
 
 def test_a_written_file_reads_back_in_its_order(directory):
@@ -72,9 +70,7 @@ def test_a_token_outside_is_never_drafted_and_the_others_have_their_logits(famil
     assert drafted
     assert set(drafted) == {token for token in TOKENS if whole[token] > -torch.inf}
     torch.testing.assert_close(logits[drafted], whole[drafted])
-    state = begun(drafter, [3, 4, 5])
-    if drafter.tap.fingerprint:
-        state.add_features(0, torch.ones(2, drafter.tap.width))
+    state = begun(drafter, [3, 4, 5], torch.ones(2, drafter.tap.width))
     assert set(grow_tree(state, TreeShape(breadth=4, levels=3, budget=16)).tokens) <= set(TOKENS)
 
 

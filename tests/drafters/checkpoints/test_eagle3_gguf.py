@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from gguf_dflash import NAMES
 from gguf_writing import writing
 from heads_place import begun
 from safetensors.torch import load_file
@@ -19,28 +20,17 @@ from outrider_drafters import TargetWeights, load_drafter, load_tap
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.options import DrafterOptions
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
+from outrider_drafters.families.eagle3.family import Eagle3Drafter
 from outrider_drafters.families.eagle3.layout import canonical
 from outrider_drafters.readers.checkpoint import Checkpoint
 from outrider_proto.errors import UsageError
 
 H, HT, V, VD, HEADS, KV, HD, MLP = 256, 64, 256, 96, 4, 2, 64, 256  # rows divide into K-quants' blocks of 256
-PLAIN = {
-    "midlayer.input_layernorm.weight": "blk.0.attn_norm.weight",
-    "midlayer.hidden_norm.weight": "blk.0.attn_norm_2.weight",
-    "midlayer.post_attention_layernorm.weight": "blk.0.ffn_norm.weight",
-    "midlayer.mlp.gate_proj.weight": "blk.0.ffn_gate.weight",
-    "midlayer.mlp.up_proj.weight": "blk.0.ffn_up.weight",
-    "midlayer.mlp.down_proj.weight": "blk.0.ffn_down.weight",
-    "midlayer.self_attn.q_proj.weight": "blk.0.attn_q.weight",
-    "midlayer.self_attn.k_proj.weight": "blk.0.attn_k.weight",
-    "midlayer.self_attn.v_proj.weight": "blk.0.attn_v.weight",
-    "midlayer.self_attn.o_proj.weight": "blk.0.attn_output.weight",
-    "norm.weight": "output_norm.weight",
-    "fc.weight": "fc.weight",
-    "embed_tokens.weight": "token_embd.weight",
-    "lm_head.weight": "output.weight",
-}
+PLAIN = {f"{name}.weight": f"{NAMES[name]}.weight" for name in ("norm", "embed_tokens", "lm_head")}
+PLAIN |= {"fc.weight": "fc.weight", "midlayer.hidden_norm.weight": "blk.0.attn_norm_2.weight"}
+for name, stored in NAMES.items():
+    if stored.startswith(("attn_", "ffn_")) and not stored.endswith(("_q_norm", "_k_norm")):
+        PLAIN[f"midlayer.{name}.weight"] = f"blk.0.{stored}.weight"
 ABSOLUTE = np.sort(np.random.default_rng(3).permutation(V)[:VD]).astype(np.int64)
 
 
@@ -196,7 +186,7 @@ def test_stored_types_that_the_package_only_reads(tmp_path, tensors, golden, kin
 @pytest.mark.parametrize(("dtype", "name", "offsets"), [(np.int64, "d2t", False), (np.int32, "d2t.weight", True)])
 def test_map_of_ids_or_of_offsets(head, tensors, golden, dtype, name, offsets):
     head.d2t, head.d2t_name = (ABSOLUTE - np.arange(VD) if offsets else ABSOLUTE).astype(dtype), name
-    assert head.load(golden)._draft_tokens.tolist() == ABSOLUTE.tolist()
+    assert head.load(golden).head.tokens.tolist() == ABSOLUTE.tolist()
 
 
 def test_early_files_name_two_things_otherwise(head, tensors, golden):
@@ -244,8 +234,8 @@ def test_whole_vocabulary_without_a_map(tmp_path, golden):
     head.d2t = None
     head.values |= {"target_layers": [2, 4, 5], "attention.key_length": 16, "rope.dimension_count": 16}
     drafter = head.load(golden)
-    assert drafter._draft_tokens is None
-    assert drafter._head.weight is drafter.target.lm_head
+    assert drafter.head.tokens is None
+    assert drafter.head is drafter.target.head_for(None)
     assert drafter.embed is drafter.target.embed
 
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 from heads_place import begun
 
-from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
-from outrider_drafters.families.lookup.drafter import LookupDrafter
+from outrider_drafters.families.lookup.family import LookupDrafter
 from outrider_drafters.trees.grow import grow_tree
 from outrider_proto.tree import DraftTree
 
@@ -34,13 +33,6 @@ class Watch:
 
 def paced(watch: Watch, factor=float) -> PacedDrafter:
     return PacedDrafter(LookupDrafter(20), 7.0, factor, clock=watch, sleep=watch.sleep)
-
-
-def test_it_is_the_drafter_it_wraps():
-    inner, outer = LookupDrafter(20), paced(Watch())
-    for name, member in vars(Drafter).items():
-        if isinstance(member, property):
-            assert getattr(outer, name) == getattr(inner, name)
 
 
 def test_its_states_answer_as_the_wrapped_ones():

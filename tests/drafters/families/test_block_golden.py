@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider_drafters import Activations, TargetWeights, grow_tree, load_drafter, load_tap
-from outrider_drafters.families.dflash.drafter import DFlashDrafter, DFlashState
+from outrider_drafters.families.dflash.family import DFlashDrafter, DFlashState
 from outrider_proto.tree import DraftTree
 
 ROUNDS = range(3)

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-from heads_place import SETTINGS, check_published_generation, check_published_tree, close
+from heads_place import SETTINGS, begun, check_published_generation, check_published_tree, close
 from safetensors.torch import load_file
 
 from outrider_drafters import Eagle2, Eagle2Sizes, TreeShape, load_drafter
+from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.families.feature_drafter import FeatureState
 
 TARGET = "target_l4"
@@ -16,15 +17,13 @@ TARGET = "target_l4"
 def state(eagle_case) -> FeatureState:
     """The prompt and the first token after it, with the prompt's features."""
     arrays = eagle_case.arrays
-    state = eagle_case.drafter.new_state()
-    state.append([*arrays["prompt_ids"][0].tolist(), *arrays["next_token"][0].tolist()])
-    state.add_features(0, arrays["target_features"][0])
-    return state
+    tokens = [*arrays["prompt_ids"][0].tolist(), *arrays["next_token"][0].tolist()]
+    return begun(eagle_case.drafter, tokens, arrays["target_features"][0])
 
 
 @pytest.fixture(scope="module")
 def eagle(golden: Path) -> Eagle2:
-    eagle = Eagle2(Eagle2Sizes(64, 4, 2, 16, 128))
+    eagle = Eagle2(Eagle2Sizes(BlockShape(64, 4, 2, 16, 128)))
     tensors = load_file(golden / "eagle2_llama" / "drafter" / "model.safetensors")
     eagle.load_state_dict({name: tensor for name, tensor in tensors.items() if name != "embed_tokens.weight"})
     return eagle.requires_grad_(False)
@@ -57,6 +56,6 @@ def test_generation_is_identical(eagle_case, target_l4, generate):
 
 
 def test_steps_that_are_no_number_are_refused(tmp_path: Path, frozen):
-    Eagle2(Eagle2Sizes(64, 4, 2, 16, 40)).export(tmp_path, frozen.sizes, steps=0)
+    Eagle2(Eagle2Sizes(BlockShape(64, 4, 2, 16, 40))).export(tmp_path, frozen.sizes, steps=0)
     with pytest.raises(ValueError, match="outrider_steps=0"):
         load_drafter(tmp_path, frozen)

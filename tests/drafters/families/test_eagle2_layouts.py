@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from eagle3_formulas import Formulas
-from heads_place import begun
+from heads_place import begun, random_network
 from safetensors.torch import load_file, save_file
 
 from outrider_drafters import Eagle2, Eagle2Sizes, TargetWeights, load_drafter, load_tap
+from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.blocks.rope import RopeScaling
 from outrider_proto.tree import ROOT
 
@@ -69,13 +70,14 @@ def check(drafter, tensors, frozen, embed=None, **rope):
     is_expected(state.root_logits(), [*tokens[:5], 4], 5)
 
 
+def sizes_of(**changes) -> Eagle2Sizes:
+    own = {name: changes.pop(name) for name in ("layers", "fc_bias", "norms") if name in changes}
+    return Eagle2Sizes(BlockShape(WIDTH, HEADS, 2, WIDTH // HEADS, 48, **changes), **own)
+
+
 def write(directory: Path, frozen: TargetWeights, **sizes):
     """A random head as its own export, and its tensors."""
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        eagle = Eagle2(Eagle2Sizes(WIDTH, HEADS, 2, WIDTH // HEADS, 48, **sizes))
-        for parameter in eagle.parameters():
-            torch.nn.init.normal_(parameter, std=0.15)
+    eagle = random_network(5, lambda: Eagle2(sizes_of(**sizes)), std=0.15)
     eagle.export(directory, frozen.sizes)
     return {name: tensor.detach() for name, tensor in eagle.state_dict().items()}
 
@@ -148,7 +150,7 @@ def write_speculators(directory: Path, frozen: TargetWeights, rename=to_speculat
     write(directory, frozen, **sizes)
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        eagle = Eagle2(Eagle2Sizes(WIDTH, HEADS, 2, WIDTH // HEADS, 48, **sizes))
+        eagle = Eagle2(sizes_of(**sizes))
         for name, parameter in eagle.named_parameters():
             torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.15)
     tensors = {name: tensor.detach().clone() for name, tensor in eagle.state_dict().items()}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.contracts.tap import Activations
-from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
+from outrider_drafters.families.eagle3.family import Eagle3Drafter
 from outrider_drafters.families.eagle3.network import Eagle3Tap
 from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_proto.tree import ROOT
@@ -35,10 +35,8 @@ class Case:
         return self.tap.rows(Activations(empty, empty, dict(zip((2, 4, 5), states, strict=True))))
 
     def prompted(self) -> FeatureState:
-        state = self.drafter.new_state()
-        state.append([*self.arrays["prompt_ids"][0].tolist(), *self.arrays["next_token"][0].tolist()])
-        state.add_features(0, self.features())
-        return state
+        tokens = [*self.arrays["prompt_ids"][0].tolist(), *self.arrays["next_token"][0].tolist()]
+        return begun(self.drafter, tokens, self.features())
 
 
 @pytest.fixture(scope="module", params=["drafter", "drafter_gguf", "drafter_gguf/eagle3-f32.gguf"])

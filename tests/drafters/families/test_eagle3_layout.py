@@ -4,7 +4,7 @@ import pytest
 import torch
 from spoiled import SpoiledHead
 
-from outrider_drafters.families.eagle3.tap_layers import chosen_layers, default_layers
+from outrider_drafters.families.eagle3.layout import chosen_layers, default_layers
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def head(tmp_path, golden) -> SpoiledHead:
 def test_whole_vocabularies_may_carry_idle_maps(head):
     head.tensors["lm_head.weight"] = torch.randn(256, 64)
     head.tensors |= {"d2t": torch.zeros(256, dtype=torch.int64), "t2d": torch.zeros(256, dtype=torch.bool)}
-    assert head.load()._draft_tokens is None
+    assert head.load().head.tokens is None
 
 
 def test_fingerprint_tells_layers_and_weights_apart(head):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.blocks.rope import RopeScaling
-from outrider_drafters.families.eagle3.drafter import Eagle3Drafter
+from outrider_drafters.families.eagle3.family import Eagle3Drafter
 from outrider_drafters.families.eagle3.layer import Eagle3Sizes
 from outrider_drafters.families.eagle3.network import Eagle3
 from outrider_proto.tree import ROOT

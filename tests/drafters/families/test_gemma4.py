@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from gemma4_forms import BACKBONE, HEAD_DIM, KINDS, VOCABULARY, WINDOW, assistant_tensors, write_assistant
-from heads_place import close
+from heads_place import begun, close
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.gemma4 import Gemma4ForCausalLM, Gemma4TextConfig
 
 from outrider_drafters import Activations, Drafter, Tap, TargetWeights, load_drafter, load_tap
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
-from outrider_drafters.families.gemma4.drafter import AssistantDrafter, AssistantState
+from outrider_drafters.families.gemma4.family import AssistantDrafter, AssistantState
 from outrider_models.bundling import make_bundle
 from outrider_proto.errors import UsageError
 
@@ -96,10 +96,8 @@ def random_activations(count: int) -> Activations:
 
 
 def told(drafter: Drafter, tap: Tap, acts: Activations, tokens: list[int], num_features: int) -> AssistantState:
-    state = drafter.new_state()
+    state = begun(drafter, tokens, tap.rows(acts)[:num_features])
     assert isinstance(state, AssistantState)
-    state.append(tokens)
-    state.add_features(0, tap.rows(acts)[:num_features])
     return state
 
 

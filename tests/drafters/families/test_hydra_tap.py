@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from heads_place import near as close
+from heads_place import random_network
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaModel
@@ -44,12 +45,7 @@ def reference(theta: float = 10000.0) -> Reference:
         rope_parameters={"rope_type": "default", "rope_theta": theta},
         attn_implementation="eager",
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(11)
-        prefix = LlamaModel(config).eval().requires_grad_(False)
-        for parameter in prefix.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-    return Reference(prefix)
+    return Reference(random_network(11, lambda: LlamaModel(config)))
 
 
 @pytest.fixture(scope="module")

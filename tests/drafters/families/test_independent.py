@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
-from outrider_drafters.families.independent.drafter import CHUNK
+from outrider_drafters.families.independent.family import CHUNK
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outrider_drafters import TreeShape, grow_tree, load_drafter, load_tap
-from outrider_drafters.families.lookup.drafter import LookupDrafter
+from outrider_drafters.families.lookup.family import LookupDrafter
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 

@@ -10,9 +10,10 @@ from heads_place import begun, close
 from safetensors.torch import load_file
 
 from outrider_drafters import Activations, MoA, MoASizes, TargetWeights, TreeShape, load_drafter, load_tap, pack_kv
+from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.blocks.rope import RopeScaling
 from outrider_drafters.contracts.tap import LastHiddenTap, last_hidden_info
-from outrider_drafters.families.moa.drafter import MoADrafter
+from outrider_drafters.families.moa.family import MoADrafter
 from outrider_drafters.families.moa.network import layer_mean, staircase_mask
 from outrider_proto.errors import UsageError
 
@@ -21,7 +22,9 @@ RUNS = ["tree_d5_b4_t14", "tree_d7_b8_t62"]
 
 @pytest.fixture(scope="module")
 def moa(golden: Path) -> MoA:
-    moa = MoA(MoASizes(64, 8, 8, 32, 4, 40, 2, 72, 4, 56, rope_theta=500000.0))
+    theta = 500000.0
+    lsa, sa = BlockShape(32, 8, 4, 4, 40, theta), BlockShape(64, 8, 2, 8, 72, theta)
+    moa = MoA(MoASizes(sa, BlockShape(64, 8, 4, 8, 56, theta), lsa))
     moa.load_state_dict(load_file(golden / "moa_tli0" / "drafter" / "model.safetensors"))
     return moa.requires_grad_(False)
 
@@ -128,15 +131,14 @@ def test_vllm_format_config_gives_the_same_drafter(moa_case, golden: Path, tmp_p
     (tmp_path / "config.json").write_bytes(config)
     drafter = load_drafter(tmp_path, TargetWeights.load(golden / "target_tiny"))
     assert drafter.tap == moa_case.drafter.tap
-    states = drafter.new_state(), moa_case.drafter.new_state()
-    for state in states:
-        state.append([1, 2, 3])
-        state.add_features(0, moa_case.arrays["lsa_mean"][:2])
+    states = (begun(each, [1, 2, 3], moa_case.arrays["lsa_mean"][:2]) for each in (drafter, moa_case.drafter))
     assert torch.equal(*(state.root_logits() for state in states))
 
 
-SIZES = MoASizes(64, 8, 8, 32, 2, 24, 4, 40, 8, 48, rope_theta=500000.0)
-WITHOUT_LSA = replace(SIZES, packed_kv=0, lsa_kv_heads=0, lsa_mlp=0)
+SIZES = MoASizes(
+    BlockShape(64, 8, 4, 8, 40, 500000.0), BlockShape(64, 8, 8, 8, 48, 500000.0), BlockShape(32, 8, 2, 4, 24, 500000.0)
+)
+WITHOUT_LSA = replace(SIZES, lsa=None)
 LLAMA3 = RopeScaling("llama3", factor=8.0, original_context=64, slow=1.0, fast=4.0)
 
 
@@ -185,7 +187,8 @@ def test_staircase_hides_what_the_features_tell():
         [0, 0, 0, 1, 0],
         [0, 0, 0, 1, 1],
     ]
-    moa = MoA(MoASizes(8, 2, 4, 8, 1, 12, 1, 12, 2, 12))
+    shape = BlockShape(8, 2, 1, 4, 12)
+    moa = MoA(MoASizes(shape, replace(shape, kv_heads=2), shape))
     embeds, packed = torch.randn(1, 5, 8).expand(2, -1, -1), torch.randn(1, 5, 3, 8).expand(2, -1, -1, -1)
     plain = moa.forward_train(embeds, packed, sync)
     stairs = moa.forward_train(embeds, packed, sync, torch.tensor([True, False]))

@@ -5,12 +5,12 @@ path, it runs SA and CA over everything, takes the states CA gives to the positi
 through transformers' layers, whose past is what the target's cache holds of the positions before.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
-from heads_place import begun
+from heads_place import begun, random_network
 from heads_place import near as close
 from torch import Tensor
 from transformers import (
@@ -24,10 +24,10 @@ from transformers import (
 )
 
 from outrider_drafters import Activations, MoA, MoASizes, Tap, TargetWeights, TreeShape, load_drafter, load_tap
-from outrider_drafters.blocks.layers import causal_mask
+from outrider_drafters.blocks.layers import BlockShape, causal_mask
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.target_weights import target_sizes
-from outrider_drafters.families.moa.drafter import MoADrafter
+from outrider_drafters.families.moa.family import MoADrafter
 from outrider_drafters.families.moa.network import pack_kv, unpack_kv
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
@@ -58,21 +58,14 @@ class Case:
 @torch.no_grad()
 def make(directory: Path, config, tli: int, has_lsa: bool = True) -> Case:
     """A random target and a random drafter for it, both through their files."""
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-        model.save_pretrained(directory / "target")
-        target = target_sizes(directory / "target")
-        mixed = (target.packed_kv, 2, 24) if has_lsa else (0, 0, 0)
-        qwen2, scaling = config.model_type == "qwen2", rope_scaling(config.to_dict())
-        theta, eps = target.rope_theta, target.eps
-        sizes = MoASizes(32, 4, 8, *mixed, 2, 24, 4, 28, theta, eps, qkv_bias=qwen2, tli=tli, rope_scaling=scaling)
-        moa = MoA(sizes)
-        for parameter in moa.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-    moa.requires_grad_(False).export(directory / "drafter", target)
+    model = random_network(3, lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+    model.save_pretrained(directory / "target")
+    target = target_sizes(directory / "target")
+    qwen2, scaling = config.model_type == "qwen2", rope_scaling(config.to_dict())
+    sa = BlockShape(32, 4, 2, 8, 24, target.rope_theta, target.eps, qwen2)
+    ca, lsa = replace(sa, kv_heads=4, mlp=28, qkv_bias=False), replace(sa, width=target.packed_kv)
+    moa = random_network(4, lambda: MoA(MoASizes(replace(sa, rope_scaling=scaling), ca, lsa if has_lsa else None, tli)))
+    moa.export(directory / "drafter", target)
     drafter = load_drafter(directory / "drafter", TargetWeights.load(directory / "target"))
     assert isinstance(drafter, MoADrafter)
     return Case(model, moa, drafter, load_tap(directory / "drafter", directory / "target"), directory)
@@ -110,7 +103,7 @@ def reference(case: Case, tokens: list[int], known: int, path: tuple[int, ...] =
     spoken = case.moa.self_attention.self_attend(
         model.get_input_embeddings()(ids)[None], sizes.sa.rope(positions), causal_mask(len(ids), ids.device)
     )
-    context = case.moa.context((pack_kv(acts.keys, acts.values) if sizes.has_lsa else acts.hidden[-1])[None])
+    context = case.moa.context((pack_kv(acts.keys, acts.values) if sizes.lsa else acts.hidden[-1])[None])
     ca = case.moa.cross_attention
     ca_keys, ca_values = ca.keys_values(context[:, :known], sizes.ca.rope(positions[:known]))
     states = ca(spoken[:, known:], sizes.ca.rope(positions[known:]), ca_keys, ca_values)

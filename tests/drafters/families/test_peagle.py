@@ -12,8 +12,7 @@ from torch import Tensor
 from outrider_drafters import Activations, TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.families.peagle.drafter import PEagleDrafter
-from outrider_drafters.families.peagle.family import FAMILY
+from outrider_drafters.families.peagle.family import FAMILY, PEagleDrafter
 from outrider_drafters.load import recognize_family
 from outrider_proto.tree import DraftTree
 

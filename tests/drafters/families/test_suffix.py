@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_drafters import TreeShape, grow_tree, load_drafter, load_tap
-from outrider_drafters.families.suffix.drafter import TREE, SuffixDrafter
+from outrider_drafters.families.suffix.family import TREE, SuffixDrafter
 from outrider_drafters.families.suffix.index import GrowingText, candidates
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_drafters.routing.rules import Routing

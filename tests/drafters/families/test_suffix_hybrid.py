@@ -33,10 +33,8 @@ def inner(tiny_drafters):
 
 
 def state_of(drafter, tokens: list[int]):
-    state = begun(drafter, tokens)
     features = torch.randn(len(tokens) - 1, drafter.tap.width, generator=torch.Generator().manual_seed(len(tokens)))
-    state.add_features(0, features)
-    return state
+    return begun(drafter, tokens, features)
 
 
 def test_a_repeated_text_is_copied_as_far_as_the_tree_goes(inner):

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from outrider_drafters.blocks.fused import FusedProjections
-from outrider_drafters.blocks.layers import Attention, BlockShape
+from outrider_drafters.blocks.fused import FusedBlock
+from outrider_drafters.blocks.layers import BlockShape, LlamaBlock
 from outrider_drafters.quantization.codes import Int4Codes, Int8Codes
 from outrider_drafters.quantization.quantize import code_tensors, holds_codes, quantize, rebuild_weights
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
@@ -42,7 +42,7 @@ def weight(plain, kind) -> QuantizedWeight:
 
 def test_values_are_near(plain, weight, kind):
     assert relative(weight.values(), plain) < ERROR[kind]
-    assert weight.coded.num_bytes < {"int8": 0.3, "int4": 0.2}[kind] * plain.nbytes
+    assert sum(part.nbytes for part in weight.coded.parts) < {"int8": 0.3, "int4": 0.2}[kind] * plain.nbytes
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 4, 5, 16, 17, 40])
@@ -175,17 +175,18 @@ def test_reading_codes_needs_no_torchao(tmp_path: Path, plain):
 def test_rows_are_cut_once(monkeypatch, kind):
     """int4 codes are repacked for every cut: far more work than a product."""
     shape = BlockShape(64, 4, 2, 16, 64)
-    attention = Attention(shape)
-    coded = {name: quantize(tensor, kind) for name, tensor in attention.state_dict().items()}
-    attention.load_state_dict(coded, assign=True)
+    block = LlamaBlock(shape).requires_grad_(False)
+    coded = {name: quantize(tensor, kind) for name, tensor in block.self_attn.state_dict().items()}
+    block.self_attn.load_state_dict(coded, assign=True)
     cuts = []
     for codes in (Int8Codes, Int4Codes):
         select = codes.select_rows
         monkeypatch.setattr(
             codes, "select_rows", lambda self, rows, select=select: cuts.append(rows) or select(self, rows)
         )
-    projections, x = FusedProjections(attention.requires_grad_(False), shape), torch.randn(3, 64)
+    fused = FusedBlock(block.requires_grad_(False))
+    cache, x, rope = fused.new_cache(), torch.randn(3, 64), shape.rope(torch.arange(3))
     for _ in range(3):
-        projections.heads(x, 0, 8)
-        projections.heads(x, 4, 8)
+        fused.run(x, rope, cache)
+        fused.append_kv(x, rope, cache)
     assert cuts == [slice(0, 128), slice(64, 128)]

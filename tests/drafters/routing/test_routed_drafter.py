@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from heads_place import begun
+from heads_place import begun, random_network
 
 from outrider_drafters import Drafter, Eagle2, Eagle2Drafter, Eagle2Sizes, TargetSizes, TargetWeights, TreeShape
+from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.contracts.tree_choices import TreeChoices
-from outrider_drafters.families.lookup.drafter import LookupDrafter
+from outrider_drafters.families.lookup.family import LookupDrafter
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_drafters.routing.rules import Routing
 from outrider_drafters.trees.grow import grow
@@ -15,7 +16,6 @@ from outrider_proto.frames import TapInfo
 
 VOCABULARY = 23
 SIZES = TargetSizes(16, 3, 4, 2, 4, VOCABULARY, 10000.0, 1e-5, 128, "llama")
-EAGLE = Eagle2Sizes(16, 4, 2, 4, 20)
 SHAPE = TreeShape(3, 4, 9)
 PLANS = [
     SHAPE,
@@ -30,14 +30,9 @@ def frozen_target() -> TargetWeights:
     return TargetWeights(random[0].double(), random[1].double(), SIZES, (0,))
 
 
-def eagle(frozen: TargetWeights, seed: int, sizes: Eagle2Sizes = EAGLE) -> Eagle2Drafter:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        network = Eagle2(sizes).double()  # so that only true differences show
-        for parameter in network.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
-            parameter.requires_grad_(False)
-    return Eagle2Drafter(network, frozen)
+def eagle(frozen: TargetWeights, seed: int) -> Eagle2Drafter:
+    network = random_network(seed, lambda: Eagle2(Eagle2Sizes(BlockShape(16, 4, 2, 4, 20))).double())
+    return Eagle2Drafter(network, frozen)  # of doubles, so that only true differences show
 
 
 FROZEN = frozen_target()

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from heads_place import begun
 from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -88,10 +89,7 @@ def test_the_loss_falls_and_the_export_drafts(family, chats, target, tmp_path):
     assert [entry["update"] for entry in log] == [3, 6]
     assert all(1 <= entry["tau"] <= 3 for entry in log)
     drafter = load_drafter(DrafterSource(str(tmp_path / "out"), run.task.drafter.options), TargetWeights.load(target))
-    state = drafter.new_state()
-    state.append([5, 6, 7])
-    if drafter.tap.width:
-        state.add_features(0, torch.zeros(2, drafter.tap.width))
+    state = begun(drafter, [5, 6, 7], torch.zeros(2, drafter.tap.width))
     assert len(grow_tree(state, TreeShape.chain(2)).tokens) >= 1
     assert not list(tmp_path.glob("*/*.partial"))
 

@@ -13,12 +13,13 @@ import torch
 from talk import PROMPT, TAP, conversing, serving, talking, text_of
 from tiny_targets import VOCAB, build, target
 
+from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.checkpoints.target_weights import target_sizes
 from outrider_drafters.contracts.drafter import UNLIMITED, Drafter
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.families.eagle2.network import Eagle2, Eagle2Sizes
 from outrider_drafters.families.feature_drafter import FeatureState
-from outrider_drafters.families.lookup.drafter import LookupDrafter
+from outrider_drafters.families.lookup.family import LookupDrafter
 from outrider_drafters.trees.tree_tuner import TreeTuner
 from outrider_proto.errors import Reason
 from outrider_proto.frames import (
@@ -263,7 +264,7 @@ def decoded(prophet: Prophet, num_sessions: int, count: int) -> list[list]:
 def eagle_of(directory) -> tuple[Target, Drafter]:
     """A target that lies in the directory, and a drafter for it."""
     build("llama").save_pretrained(directory)
-    eagle = Eagle2(Eagle2Sizes(hidden=32, heads=4, kv_heads=2, head_dim=8, mlp=48))
+    eagle = Eagle2(Eagle2Sizes(BlockShape(32, 4, 2, 8, 48)))
     eagle.export(directory / "eagle", target_sizes(directory))
     loaded = Target.load(str(directory))
     return loaded, *load_drafters(loaded, directory, [directory / "eagle"])

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.layers import INIT_STD, BlockShape, LlamaBlock, RMSNorm, Rope
+from outrider_drafters.blocks.layers import INIT_STD, BlockShape, LlamaBlock, RMSNorm
 from outrider_drafters.blocks.row_buffer import KVCache
 from outrider_drafters.checkpoints.draft_vocabulary import draft_tokens
 from outrider_drafters.checkpoints.fingerprint import tensors_fingerprint
@@ -167,8 +167,7 @@ class DFlash(nn.Module):
         own = (of[:, None] == of) & (rows >= -lacking.unsqueeze(-1)).flatten(1).unsqueeze(1)
         mask = torch.cat((before, own), dim=-1).unsqueeze(1)
         of_context = self.sizes.shape.rope(along)
-        rope = self.sizes.shape.rope((anchors.unsqueeze(-1) + rows).flatten(1))
-        rope = Rope(rope.cos.unsqueeze(1), rope.sin.unsqueeze(1))
+        rope = self.sizes.shape.rope((anchors.unsqueeze(-1) + rows).flatten(1)).for_heads()
         x = embeds.flatten(1, 2)
         for layer in self._blocks():
             pairs = zip(layer.self_attn.keys_values(context, of_context), layer.keys_values(x, rope), strict=True)
@@ -217,7 +216,7 @@ def is_fused(name: str) -> bool:
 
 
 def tap_info(network: DFlash) -> TapInfo:
-    """Describe the features, named after the weights that make them and the tapped layers."""
+    """Describe the features, named after the weights that make them, as stored, and the tapped layers."""
     weights = {"fc": network.fc.weight, "hidden_norm": network.hidden_norm.weight}
     layers = "-".join(map(str, network.sizes.taps))
     return TapInfo(f"{NAME}:{tensors_fingerprint(weights)}:{layers}", NAME, network.sizes.shape.width)
@@ -228,10 +227,11 @@ class DFlashTap(StatelessTap):
 
     needs_kv = False
 
-    def __init__(self, network: DFlash, info: TapInfo | None = None) -> None:
-        self.info = tap_info(network) if info is None else info
+    def __init__(self, network: DFlash, like: Tensor) -> None:
+        """The weights take the type and device of `like`."""
+        self.info = tap_info(network)
         self.hidden_layers = tuple(dict.fromkeys(network.sizes.taps))
-        self._network = network
+        self._network = network.to(like.device, like.dtype)
 
     @torch.inference_mode()
     def rows(self, acts: Activations) -> Tensor:

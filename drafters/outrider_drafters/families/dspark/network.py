@@ -29,10 +29,7 @@ MarkovKind = Literal["vanilla", "gated", "rnn"]
 
 @dataclass(frozen=True, slots=True)
 class DSparkHeads:
-    """Sizes of the two heads: `rank` 0 is no Markov head; `confidence`: what that head reads, if there is one.
-
-    `passes_root`: an rnn's state begins with the root's row, also where that row does not draft.
-    """
+    """Sizes of the heads; `rank` 0: no Markov head. `passes_root`: an rnn begins with the root's row, always."""
 
     rank: int
     kind: MarkovKind = "vanilla"

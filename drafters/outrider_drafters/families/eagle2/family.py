@@ -36,11 +36,11 @@ class Eagle2Drafter(PairDrafter):
     family = NAME
 
     def __init__(self, eagle: Eagle2, target: TargetWeights, embed: Tensor | None = None, steps: int = 1) -> None:
-        super().__init__(target, last_hidden_info(eagle.sizes.hidden), embed)
+        super().__init__(target, last_hidden_info(target.sizes.hidden), embed)
         self.stale_tolerant = steps >= TOLERANT_STEPS
         self.fc = PackedLinear(eagle.fc.weight.detach(), eagle.fc.bias, packed=None)
         blocks = [FusedBlock(block) for block in eagle.blocks]
-        self.block: FusedBlock | FusedLayers = blocks[0] if len(blocks) == 1 else FusedLayers(blocks)
+        self.block = blocks[0] if len(blocks) == 1 else FusedLayers(blocks)
         self.embed_norm, self.output_norm = eagle.embedding_layernorm, eagle.pre_lm_head_layernorm
 
     def pairs(self, embeds: Tensor, features: Tensor) -> Tensor:
@@ -104,18 +104,11 @@ def sizes_of(checkpoint: Checkpoint, config: Config, theta: float | None = None)
     is_speculators = NESTED in config
     scaling = rope_scaling(config) if is_speculators else _scaling(config)
     block = stored_shape(checkpoint, FIRST, config)
+    theta = theta or (block.rope_theta if scaling is None or is_speculators else _scaled_theta(config))
     return Eagle2Sizes(
-        hidden=checkpoint.matrix("fc.weight")[0],
-        heads=block.heads,
-        kv_heads=block.kv_heads,
-        head_dim=block.head_dim,
-        mlp=block.mlp,
-        rope_theta=theta or (block.rope_theta if scaling is None or is_speculators else _scaled_theta(config)),
-        eps=block.eps,
+        replace(block, width=checkpoint.matrix("fc.weight")[0], rope_theta=theta, rope_scaling=scaling, qk_norm=False),
         fc_bias="fc.bias" in checkpoint.names,
-        qkv_bias=block.qkv_bias,
         layers=_num_layers(checkpoint),
-        rope_scaling=scaling,
         norms=config.get("layernorms") is True or EMBED_NORM in checkpoint.names or OUTPUT_NORM in checkpoint.names,
     )
 
@@ -170,7 +163,7 @@ def _load(files: DrafterFiles, target: TargetSizes, like: Tensor) -> Eagle2:
         files.need_equal(f"width of {EMBEDDING}", width, target.hidden)
     files.need(REQUIRED)
     sizes = sizes_of(files.checkpoint, files.config, files.options.get(ROPE_THETA_OPTION))
-    files.need_equal("hidden size", sizes.hidden, target.hidden)
+    files.need_equal("hidden size", sizes.block.width, target.hidden)
     return files.build(lambda: Eagle2(sizes), like, also_known=frozenset({EMBEDDING}))
 
 
@@ -180,10 +173,7 @@ def _load_drafter(files: DrafterFiles, target: TargetWeights) -> Eagle2Drafter:
 
 
 def _own_embedding(files: DrafterFiles, target: TargetWeights) -> Tensor | None:
-    """Return the drafter's own embedding; None if it has none or only a copy of the target's.
-
-    If the two differ, the file's is used, as in the published code.
-    """
+    """Return the drafter's own embedding, as the published code takes it; None if it has none, or the target's."""
     if files.options.get(EMBEDDING_OPTION) == "target":
         return None
     if EMBEDDING not in files.names:
@@ -201,7 +191,7 @@ FAMILY = Family(
     trees="dynamic",
     recognizes=recognizes,
     drafter=_load_drafter,
-    tap=lambda files, target, like: LastHiddenTap(_load(files, target, like).sizes.hidden),
+    tap=lambda files, target, like: LastHiddenTap(_load(files, target, like).sizes.block.width),
     asked=2,  # fc.* and layers.0.* are also in DFlash, DSpark, and EAGLE-3 in vLLM's layout
     options=(ROPE_THETA_OPTION, EMBEDDING_OPTION, DRAFT_VOCAB_OPTION),
 )

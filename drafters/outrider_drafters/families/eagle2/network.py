@@ -15,11 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm, causal_mask
-from outrider_drafters.blocks.rope import RopeScaling
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.shared_layout import STEPS
 from outrider_drafters.readers.checkpoint import write_model
-from outrider_drafters.readers.config import Config
 from outrider_proto.errors import UsageError
 
 NAME = "eagle2"
@@ -27,25 +25,12 @@ NAME = "eagle2"
 
 @dataclass(frozen=True, slots=True)
 class Eagle2Sizes:
-    """Sizes of an EAGLE-1/2 drafter; `hidden` is the target's. `norms`: it is the variant with more norms."""
+    """Sizes of an EAGLE-1/2 drafter; `block` is as wide as the target. `norms`: it is the variant with more norms."""
 
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp: int
-    rope_theta: float = 10000.0
-    eps: float = 1e-5
+    block: BlockShape
     fc_bias: bool = True
-    qkv_bias: bool = False
     layers: int = 1
-    rope_scaling: RopeScaling | None = None
     norms: bool = False
-
-    @property
-    def block(self) -> BlockShape:
-        widths = self.hidden, self.heads, self.kv_heads, self.head_dim, self.mlp
-        return BlockShape(*widths, self.rope_theta, self.eps, self.qkv_bias, rope_scaling=self.rope_scaling)
 
 
 class Eagle2(nn.Module):
@@ -54,13 +39,14 @@ class Eagle2(nn.Module):
     def __init__(self, sizes: Eagle2Sizes) -> None:
         super().__init__()
         self.sizes = sizes
-        self.fc = nn.Linear(2 * sizes.hidden, sizes.hidden, bias=sizes.fc_bias)
+        width, eps = sizes.block.width, sizes.block.eps
+        self.fc = nn.Linear(2 * width, width, bias=sizes.fc_bias)
         self.layers = nn.ModuleList(
             LlamaBlock(sizes.block, input_norm=sizes.norms or i > 0) for i in range(sizes.layers)
         )
         # Their names are speculators'.
-        self.embedding_layernorm = RMSNorm(sizes.hidden, sizes.eps) if sizes.norms else None
-        self.pre_lm_head_layernorm = RMSNorm(sizes.hidden, sizes.eps) if sizes.norms else None
+        self.embedding_layernorm = RMSNorm(width, eps) if sizes.norms else None
+        self.pre_lm_head_layernorm = RMSNorm(width, eps) if sizes.norms else None
 
     @property
     def block(self) -> LlamaBlock:
@@ -93,20 +79,16 @@ class Eagle2(nn.Module):
 
     def export(self, directory: Path, target: TargetSizes, dtype: torch.dtype = torch.float32, steps: int = 1) -> None:
         """Write SafeAILab's layout, without its copy of the target's embedding; `steps`: see STEPS."""
-        sizes = self.sizes
+        sizes, block, scaling = self.sizes, self.sizes.block, self.sizes.block.rope_scaling
         config = {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            **sizes.block.as_config(sizes.layers, target.max_context, target.vocab),
+            **block.as_config(sizes.layers, target.max_context, target.vocab),
             "bias": sizes.fc_bias,
-            "qkv_bias": sizes.qkv_bias,
-            "rope_theta": sizes.rope_theta,
-            "rope_scaling": _scaling_config(sizes.rope_scaling),
+            "qkv_bias": block.qkv_bias,
+            "rope_theta": block.rope_theta,
+            # In SafeAILab's spelling and transformers'.
+            "rope_scaling": None if scaling is None else {"type": scaling.kind, **scaling.as_config()},
             STEPS: steps,
         }
         write_model(directory, config, self.state_dict(), dtype)
-
-
-def _scaling_config(scaling: RopeScaling | None) -> Config | None:
-    """Return the rope_scaling entry of a config.json, in SafeAILab's spelling and transformers'."""
-    return None if scaling is None else {"type": scaling.kind, **scaling.as_config()}

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.fused import FusedMLP, FusedProjections, output_projection
+from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.layers import Attention, BlockShape, GatedMLP, RMSNorm, Rope
-from outrider_drafters.blocks.row_buffer import AnyCache, KVCache
 from outrider_proto.errors import UsageError
 
 
@@ -66,7 +64,8 @@ class Eagle3Sizes:
 class PairLayer(nn.Module):
     def __init__(self, sizes: Eagle3Sizes) -> None:
         super().__init__()
-        self.sizes, shape = sizes, sizes.block
+        self.sizes = sizes
+        self.shape = shape = sizes.block
         self.input_layernorm = RMSNorm(shape.width, shape.eps)
         self.hidden_norm = RMSNorm(shape.width, shape.eps)
         self.self_attn = Attention(shape, 2 * shape.width, out_bias=sizes.out_bias)
@@ -76,16 +75,13 @@ class PairLayer(nn.Module):
     def forward(
         self, embeds: Tensor, features: Tensor, rope: Rope, seen: TrainStepCache, chosen: Tensor | None = None
     ) -> Tensor:
-        """Compute the outputs [B, T, H] of one training step; its keys and values join those `seen`.
-
-        chosen [B, R]: compute the outputs [B, R, H] of these rows only.
-        """
+        """Compute a training step's outputs [B, T, H], or those of rows `chosen` [B, R]; its K/V join those `seen`."""
         normed = self.hidden_norm(features)
         pairs = torch.cat((self.input_layernorm(embeds), normed), dim=-1)
         keys, values = self.self_attn.keys_values(pairs, rope)
         if chosen is not None:
             pairs, normed, features = (take_rows(x, chosen) for x in (pairs, normed, features))
-            rope = Rope(rope.cos[chosen].unsqueeze(1), rope.sin[chosen].unsqueeze(1))
+            rope = Rope(rope.cos[chosen], rope.sin[chosen]).for_heads()
         mixed = seen.attend(self.self_attn.queries(pairs, rope), keys, values)
         y = (normed if self.sizes.norm_before_residual else features) + self.self_attn.o_proj(mixed)
         return y + self.mlp(self.post_attention_layernorm(y))  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
@@ -109,10 +105,7 @@ class TrainStepCache:
         self._values: list[Tensor] = []
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Add a step and attend: queries [B, heads, R, head_dim], keys and values [B, kv_heads, T or R, head_dim].
-
-        Returns [B, R, heads x head_dim].
-        """
+        """Add a step, K and V [B, kv_heads, T or R, d], and attend by queries [B, heads, R, d]: [B, R, heads x d]."""
         self._keys.append(keys.unsqueeze(2))
         self._values.append(values.unsqueeze(2))
         batch, heads, rows, width = queries.shape
@@ -128,38 +121,18 @@ class TrainStepCache:
         return mixed.flatten(1, 2).transpose(1, 2).flatten(2)
 
 
-class FusedPairLayer:
+class FusedPairLayer(FusedBlock):
     """PairLayer for inference, over rows [n, 2 H] of one text."""
 
     def __init__(self, layer: PairLayer) -> None:
-        self.shape = layer.sizes.block
+        super().__init__(layer)  # type: ignore[arg-type]  # it has all parts of a LlamaBlock
+        self._embed_norm, self._feature_norm = layer.input_layernorm, layer.hidden_norm
         self._norm_before_residual = layer.sizes.norm_before_residual
-        self._projections = FusedProjections(layer.self_attn, self.shape)
-        self._out = output_projection(layer.self_attn)
-        self._mlp = FusedMLP(layer.post_attention_layernorm, layer.mlp)
-        self._embed_norm, self._feature_norm = layer.input_layernorm.weight.detach(), layer.hidden_norm.weight.detach()
 
-    def new_cache(self) -> KVCache:
-        return KVCache(self.shape.kv_heads, self.shape.head_dim, self._out.weight.dtype, self._out.weight.device)
-
-    def run(self, x: Tensor, rope: Rope, cache: AnyCache, mask: Tensor | None = None) -> Tensor:
-        split = self.shape.heads + self.shape.kv_heads
+    def _normed(self, x: Tensor) -> Tensor:
         embeds, features = x.chunk(2, dim=-1)
-        normed = self._normed(features, self._feature_norm)
-        heads = self._projections.heads(self._pairs(embeds, normed), 0, split + self.shape.kv_heads)
-        rotated = rope.rotate(heads[:split])
-        mixed = cache.attend(rotated[: self.shape.heads], rotated[self.shape.heads :], heads[split:], mask)
-        y = self._out(mixed[0].transpose(0, 1).flatten(1))
-        return self._mlp.run(y + (normed if self._norm_before_residual else features))
+        return torch.cat((self._embed_norm(embeds), self._feature_norm(features)), dim=-1)
 
-    def append_kv(self, x: Tensor, rope: Rope, cache: KVCache) -> None:
-        embeds, features = x.chunk(2, dim=-1)
-        pairs = self._pairs(embeds, self._normed(features, self._feature_norm))
-        heads = self._projections.heads(pairs, self.shape.heads, self.shape.heads + 2 * self.shape.kv_heads)
-        cache.append(rope.rotate(heads[: self.shape.kv_heads]), heads[self.shape.kv_heads :])
-
-    def _pairs(self, embeds: Tensor, normed: Tensor) -> Tensor:
-        return torch.cat((self._normed(embeds, self._embed_norm), normed), dim=-1)
-
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.shape.eps)
+    def _output(self, x: Tensor, mixed: Tensor) -> Tensor:
+        features = x[..., self.shape.width :]
+        return super()._output(self._feature_norm(features) if self._norm_before_residual else features, mixed)

@@ -7,14 +7,20 @@ layers.1.* ...        in either, the layers after the first
 GGUF                  llama.cpp: translated before (eagle3_gguf.py)
 
 Shapes and the presence of tensors decide wherever they can: config flags are often missing or wrong.
+
+A tapped layer's number is that of its input, Hugging Face's index of hidden_states; the number of layers means the last
+layer's output. Published configurations count so, or by the layer whose output it is.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.eagle3_gguf import TARGET_LAYERS
 from outrider_drafters.checkpoints.options import (
     EMBEDDING_OPTION,
     ROPE_THETA_OPTION,
@@ -23,12 +29,14 @@ from outrider_drafters.checkpoints.options import (
 )
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle3.layer import Eagle3Sizes
-from outrider_drafters.families.eagle3.tap_layers import IDS, chosen_layers, config_value, is_deepspec, uses_layers
 from outrider_drafters.families.shared_layout import EMBEDDING, VERIFIERS, check_layers, stored_head
 from outrider_drafters.readers.config import NESTED, SPECULATORS_KEYS, Config, config_int, flattened, is_sliding
+from outrider_proto.errors import UsageError
 
 NORM_OUTPUT = DrafterOption.switch("norm_output", "feed back the output after the norm")
 
+IDS = "eagle_aux_hidden_state_layer_ids"
+OUTPUT_IDS = "target_layer_ids"  # DeepSpec's, at the top level: it counts layers by their outputs
 LAYER = "midlayer."
 VLLM_LAYER = "layers.0."
 FUSING = ("fc.", "fc_norm.", "input_norm.")
@@ -63,7 +71,7 @@ def sizes_of(files: DrafterFiles, target: TargetSizes) -> Eagle3Sizes:
 
 def _sizes_of(files: DrafterFiles, target: TargetSizes) -> Eagle3Sizes:
     block, layers = _block(files), _layers(files, target)
-    draft_vocab, own_head = stored_head(files, target)
+    (draft_vocab, own_head), norm_output = stored_head(files, target), files.options.get(NORM_OUTPUT)
     return Eagle3Sizes(
         block=block,
         vocab=target.vocab,
@@ -75,7 +83,7 @@ def _sizes_of(files: DrafterFiles, target: TargetSizes) -> Eagle3Sizes:
         fc_norm="fc_norm.0.weight" in files.names or (_flag(files.config, "fc_norm") and bool(layers)),
         input_norm="input_norm.weight" in files.names or (_flag(files.config, "norm_before_fc") and bool(layers)),
         norm_before_residual=_flag(files.config, "norm_before_residual", default=NESTED in files.config),
-        norm_output=_norm_output(files),
+        norm_output=_flag(files.config, "norm_output") if norm_output is None else norm_output,
         own_embedding=_own_embedding(files, target, block.width),
         own_head=own_head,
         windows=_windows(files),
@@ -153,12 +161,71 @@ def _own_embedding(files: DrafterFiles, target: TargetSizes, width: int) -> bool
     return needed or (trained if chosen is None else chosen == "own")
 
 
-def _norm_output(files: DrafterFiles) -> bool:
-    chosen = files.options.get(NORM_OUTPUT)
-    return _flag(files.config, "norm_output") if chosen is None else chosen
-
-
 def _flag(config: Config, key: str, *, default: bool = False) -> bool:
     """Read a switch of the config or of its eagle_config; `default` if missing or null."""
     value = config_value(config, key)
     return default if value is None else bool(value)
+
+
+def is_deepspec(config: Config) -> bool:
+    """True for the config of a head that DeepSpec trained."""
+    return config.get(OUTPUT_IDS) is not None and config_value(config, IDS) is None
+
+
+def uses_layers(config: Config) -> bool:
+    """True if it reads hidden states of layers, and not the last one after the final norm."""
+    return config_value(config, "use_aux_hidden_state") is not False
+
+
+def chosen_layers(config: Config, option: Sequence[int] | None, num_layers: int, count: int) -> tuple[int, ...]:
+    """Return the `count` layers (as many as fc takes) of a target of `num_layers`, in fc's order. Raises UsageError."""
+    # Published code collects states while it runs the target: in rising order, an id that is named twice once. The
+    # option's list and that of target_layers, our own key, are taken as they stand.
+    named = config.get(TARGET_LAYERS)
+    stated = option if option is not None or named is None else _ids(TARGET_LAYERS, named)
+    listed = list(stated) if stated is not None else _published(config, num_layers)
+    rising = sorted(set(listed))
+    if stated is None and len(rising) == count:
+        listed = rising
+    if len(listed) != count:
+        raise UsageError(
+            f"fc.weight takes {count} hidden states, but the layers are {_spelled(listed)}; "
+            f"name {count} of the target's {num_layers}, as in target_layers=2-16-29"
+        )
+    if wrong := [layer for layer in listed if not 0 <= layer <= num_layers]:
+        raise UsageError(f"target_layers {_spelled(listed)}: {wrong[0]} is not within 0 to {num_layers}, the target's")
+    return tuple(listed)
+
+
+def default_layers(num_layers: int) -> tuple[int, ...]:
+    """Return low, middle and high layers (SafeAILab/EAGLE, modeling_llama_kv.py), fewer in a small target."""
+    return tuple(sorted({layer for layer in (2, num_layers // 2, num_layers - 3) if 0 <= layer < num_layers}))
+
+
+def _published(config: Config, num_layers: int) -> list[int]:
+    if is_deepspec(config):
+        return [layer + 1 for layer in _ids(OUTPUT_IDS, config[OUTPUT_IDS])]
+    value = config_value(config, IDS)
+    if value is None:
+        return list(default_layers(num_layers))
+    listed = _ids(IDS, value)
+    # SGLang tells the two ways of counting apart by the first id: 1 is that of an output (SGLang#25454). It holds for
+    # speculators' files too, which count inputs and start at 2, unless they were converted with the original's ids.
+    return [layer + 1 for layer in listed] if listed and listed[0] == 1 else listed
+
+
+def config_value(config: Config, key: str) -> Any:  # Any: raw JSON
+    """Read a key of the config or of its eagle_config."""
+    part = config.get("eagle_config")
+    own = config.get(key)
+    return part.get(key) if own is None and isinstance(part, Mapping) else own
+
+
+def _ids(key: str, value: object) -> list[int]:
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise UsageError(f"config.json: {key}={value!r}: need a list of layers")
+    return value
+
+
+def _spelled(layers: Sequence[int]) -> str:
+    return "-".join(map(str, layers)) or "none"

@@ -8,14 +8,14 @@ logits of x_{t+2} = lm_head(norm(out_t))         over the draft vocabulary
 out_t stands in for g_{t+1} when drafting goes on: as it is, or after the norm (norm_output).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.layers import LlamaBlock, RMSNorm, Rope, causal_mask, initialize
+from outrider_drafters.blocks.layers import LlamaBlock, RMSNorm, causal_mask, initialize
 from outrider_drafters.checkpoints.draft_vocabulary import draft_tokens, membership, offsets
 from outrider_drafters.checkpoints.fingerprint import tensors_fingerprint
 from outrider_drafters.checkpoints.target_weights import TargetSizes
@@ -29,28 +29,10 @@ from outrider_proto.frames import TapInfo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainStep:
-    """One step of the training-time test: row t predicts token t + 2 + step; the last `step` rows are meaningless.
-
-    Where rows were chosen, there are R instead of T.
-    """
+    """A step of the training-time test: row t (or R chosen) predicts token t + 2 + step; the last mean nothing."""
 
     hidden: Tensor  # [B, T, H] before the norm
     normed: Tensor  # [B, T, H]: for the head
-
-
-class Fuser:
-    """The server's part: fuses concatenated hidden states [..., k Ht] of the target to g [..., H]."""
-
-    def __init__(self, fc: nn.Linear, each: Sequence[nn.Module], all_together: nn.Module | None) -> None:
-        self._fc, self._each, self._all = fc, tuple(each), all_together
-
-    def __call__(self, states: Tensor) -> Tensor:
-        if self._each:
-            parts = states.chunk(len(self._each), dim=-1)
-            states = torch.cat([norm(part) for norm, part in zip(self._each, parts, strict=True)], dim=-1)
-        if self._all is not None:
-            states = self._all(states)
-        return self._fc(states)  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
 
 
 class Eagle3(nn.Module):
@@ -94,10 +76,18 @@ class Eagle3(nn.Module):
         """The layers after the first, plain ones."""
         return [layer for layer in self.layers.values() if isinstance(layer, LlamaBlock)]
 
-    def fuser(self) -> Fuser:
-        """Return the server's part. The head must have an fc."""
-        assert self.fc is not None
-        return Fuser(self.fc, list(self.fc_norm), self.input_norm)
+    def fuser(self) -> Callable[[Tensor], Tensor]:
+        """Return the server's part, which holds nothing of the rest: see `fuse`. The head must have an fc."""
+        fc, each, together = self.fc, list(self.fc_norm), self.input_norm
+        assert fc is not None
+
+        def fused(states: Tensor) -> Tensor:
+            if each:
+                parts = states.chunk(len(each), dim=-1)
+                states = torch.cat([norm(part) for norm, part in zip(each, parts, strict=True)], dim=-1)
+            return fc(states if together is None else together(states))  # type: ignore[no-any-return]  # nn.Module.__call__ is Any
+
+        return fused
 
     def fuse(self, states: Tensor) -> Tensor:
         """Compute g [..., H] from concatenated hidden states [..., k Ht], in the order of target_layers."""
@@ -106,10 +96,7 @@ class Eagle3(nn.Module):
     def forward_train(
         self, embeds_next: Tensor, fused: Tensor, steps: int, mask: Tensor | None = None, chosen: Tensor | None = None
     ) -> list[TrainStep]:
-        """Run the training-time test (paper, 3.2).
-
-        Step 0 is teacher-forced; step k replaces the features by the outputs of step k - 1, with the true tokens, one
-        position further.
+        """Run the training-time test (paper, 3.2): step k has outputs of step k - 1 for features, a position on.
 
         embeds_next [B, T, H] of tokens t + 1, fused [B, T, H] of positions t; in step k row t pairs token t + 1 + k
         (zeros past the end) with the output of step k - 1 at RoPE position t + k. mask: which true rows a row sees,
@@ -132,8 +119,7 @@ class Eagle3(nn.Module):
             if chosen is None or step == 0:
                 hidden = self.midlayer(embeds, features, self.sizes.block.rope(positions + step), seen, chosen)
             else:
-                rope = self.sizes.block.rope(chosen + step)
-                rope = Rope(rope.cos.unsqueeze(1), rope.sin.unsqueeze(1))
+                rope = self.sizes.block.rope(chosen + step).for_heads()
                 hidden = self.midlayer(take_rows(embeds, chosen), features, rope, seen)
             normed = self.norm(hidden)
             made.append(TrainStep(hidden, normed))
@@ -155,22 +141,31 @@ class Eagle3(nn.Module):
 
     def _config(self, target: TargetSizes) -> dict[str, object]:
         sizes, block = self.sizes, self.sizes.block
-        return self._llama_config(target) | {
-            "architectures": ["LlamaForCausalLMEagle3"],
+        return (
+            self._llama_config(target)
+            | self._switches()
+            | {
+                "architectures": ["LlamaForCausalLMEagle3"],
+                "rope_theta": block.rope_theta,
+                "rope_scaling": None if block.rope_scaling is None else block.rope_scaling.as_config(),
+                # The published key has two meanings (see layout.py), this one has one; both are read.
+                "target_layers": list(sizes.target_layers),
+                "eagle_config": {
+                    "eagle_aux_hidden_state_layer_ids": list(sizes.target_layers),
+                    "use_aux_hidden_state": bool(sizes.target_layers),
+                },
+            }
+        )
+
+    def _switches(self) -> dict[str, object]:
+        sizes = self.sizes
+        return {
             "target_hidden_size": sizes.target_hidden,
-            "rope_theta": block.rope_theta,
-            "rope_scaling": None if block.rope_scaling is None else block.rope_scaling.as_config(),
             "draft_vocab_size": sizes.draft_vocab,
             "norm_before_residual": sizes.norm_before_residual,
             "norm_before_fc": sizes.input_norm,
             "fc_norm": sizes.fc_norm,
             "norm_output": sizes.norm_output,
-            # The published key has two meanings (see tap_layers.py), this one has one; both are read.
-            "target_layers": list(sizes.target_layers),
-            "eagle_config": {
-                "eagle_aux_hidden_state_layer_ids": list(sizes.target_layers),
-                "use_aux_hidden_state": bool(sizes.target_layers),
-            },
         }
 
     def _llama_config(self, target: TargetSizes) -> dict[str, object]:
@@ -186,7 +181,7 @@ NAME = "eagle3"
 
 
 def tap_info(eagle: Eagle3, target_layers: int) -> TapInfo:
-    """Describe the features, named after the weights that fuse them and the tapped layers."""
+    """Describe the features, named after the weights that fuse them, as stored, and the tapped layers."""
     sizes = eagle.sizes
     if not sizes.target_layers:
         return last_hidden_info(sizes.target_hidden)
@@ -200,8 +195,10 @@ class Eagle3Tap(StatelessTap):
 
     needs_kv = False
 
-    def __init__(self, eagle: Eagle3, num_layers: int, info: TapInfo | None = None) -> None:
-        self.info = tap_info(eagle, num_layers) if info is None else info
+    def __init__(self, eagle: Eagle3, num_layers: int, like: Tensor) -> None:
+        """The weights take the type and device of `like`."""
+        self.info = tap_info(eagle, num_layers)
+        eagle = eagle.to(like.device, like.dtype)
         self._layers = tuple(BEFORE_NORM if layer == num_layers else layer for layer in eagle.sizes.target_layers)
         self.hidden_layers = tuple(dict.fromkeys(self._layers))
         self._fuse, self._like = eagle.fuser(), eagle.norm.weight

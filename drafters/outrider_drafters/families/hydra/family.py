@@ -7,9 +7,14 @@ prefix-mlp   hydra_mlp.H.1, .3, .5 ...    hydra_lm_head.H.1            prefix_em
 Copies of the target's embedding (input_embed_fn, the prefix layer's) are ignored.
 """
 
+from __future__ import annotations
+
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import WEIGHTS, BlockShape, stored_shape
@@ -17,28 +22,49 @@ from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, ROPE_THETA_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
 from outrider_drafters.families.family import Family
-from outrider_drafters.families.heads import NewestHiddenTap
-from outrider_drafters.families.hydra.drafter import NAME, HydraDrafter
+from outrider_drafters.families.heads import HeadsDrafter, NewestHiddenTap, TokenPath, default_choices
 from outrider_drafters.families.hydra.network import OWN_OUTPUT, Hydra, HydraPrefixTap, HydraSizes, tap_info
 from outrider_drafters.readers.checkpoint import Checkpoint
 
+NAME = "hydra"
 PREFIX = "prefix_embeding_layer."
-
 PREFIX_BLOCK = PREFIX + "layers.0."
-
 EMBEDDINGS = ("input_embed_fn.weight", PREFIX + "embed_tokens.weight")
-
 ROPE_THETA = 10000.0  # of the prefix layer: the published code ignores the target's rope_theta
-
 KINDS = ("mlp", "prefix-mlp")
-
 BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
-
 FIRST_BLOCK = "hydra_mlp.0.0.linear.weight"
-
 HEAD = "hydra_lm_head.0.weight"  # all heads' outputs have its shape
-
 OUTPUT = re.compile(r"hydra_lm_head\.(\d+)\.(?:\d+\.)?(weight|bias)")
+
+
+class HydraDrafter(HeadsDrafter):
+    """Client half; the server half is NewestHiddenTap, or HydraPrefixTap for Hydra++."""
+
+    family = NAME
+
+    def __init__(self, hydra: Hydra, target: TargetWeights, row_tokens: Tensor | None = None) -> None:
+        """`row_tokens` [rows]: what the outputs' rows stand for; None if every token has one."""
+        count = hydra.sizes.heads
+        super().__init__(target, tap_info(hydra), count, default_choices(count))
+        self.knows_next = hydra.prefix is None and hydra.sizes.offset == 0
+        self.hydra = hydra.to(self.like.device, self.like.dtype)
+        self.heads = [
+            target.head_for(None) if one is None else target.head_for(one.weight, row_tokens, one.bias.detach())
+            for _, one in hydra.heads
+        ]
+
+    def after(self, feature: Tensor, lines: Sequence[TokenPath], held: dict[TokenPath, Tensor]) -> Tensor:
+        head = len(lines[0]) - 1
+        if not self.hydra.sizes.grounded:
+            return self.logits(head, feature).expand(len(lines), -1)
+        tokens = torch.tensor(lines, dtype=torch.int64, device=feature.device)
+        embeds = F.embedding(tokens, self.target.embed).flatten(1)
+        return self.logits(head, torch.cat((feature.expand(len(lines), -1), embeds), dim=-1))
+
+    def logits(self, head: int, x: Tensor) -> Tensor:
+        """Compute a head's logits [n, V] float32 from x [n, inputs x E]."""
+        return self.heads[head].logits(self.hydra.head_hidden(head, x))
 
 
 def recognizes(files: DrafterFiles) -> bool:
@@ -49,7 +75,8 @@ def recognizes(files: DrafterFiles) -> bool:
 def _load(files: DrafterFiles, target: TargetSizes) -> Hydra:
     """Read the network as stored."""
     files.need_vocabulary(target)
-    kind = files.config.get("hydra_head_arch") or ("prefix-mlp" if _has_prefix(files) else "mlp")
+    has_prefix = any(name.startswith(PREFIX) for name in files.names)
+    kind = files.config.get("hydra_head_arch") or KINDS[has_prefix]
     if kind not in KINDS:
         raise files.fault(f"hydra_head_arch={kind}: Hydra heads of this kind are not supported, need mlp or prefix-mlp")
     files = files.with_checkpoint(renumber_blocks(files.checkpoint))
@@ -107,10 +134,6 @@ def _has_outputs(files: DrafterFiles) -> bool:
     return files.config.get(OWN_OUTPUT) is not False
 
 
-def _has_prefix(files: DrafterFiles) -> bool:
-    return any(name.startswith(PREFIX) for name in files.names)
-
-
 def renumber_blocks(checkpoint: Checkpoint) -> Checkpoint:
     """Number each head's blocks 0, 1, ... and drop its output's number. Raises UsageError for two outputs of a head."""
     # The numbers of prefix-mlp skip modules for dropout, which older files lack: only their order counts.
@@ -132,20 +155,17 @@ def renumber_blocks(checkpoint: Checkpoint) -> Checkpoint:
 
 def _load_drafter(files: DrafterFiles, target: TargetWeights) -> HydraDrafter:
     hydra = _load(files, target.sizes)
-    info = tap_info(hydra)  # before the cast: the fingerprint is of the values as stored
     tokens = None
     if _has_outputs(files):
         tokens = files.with_checkpoint(renumber_blocks(files.checkpoint)).row_tokens(HEAD, target.sizes.vocab)
-    tokens = None if tokens is None else tokens.to(target.embed.device)
-    return HydraDrafter(hydra.to(target.embed.device, target.embed.dtype), target, info, tokens)
+    return HydraDrafter(hydra, target, tokens)
 
 
 def _load_tap(files: DrafterFiles, target: TargetSizes, like: Tensor) -> NewestHiddenTap | HydraPrefixTap:
     hydra = _load(files, target)
     if hydra.prefix is None:
         return NewestHiddenTap(hydra.sizes.hidden, hydra.sizes.offset)
-    info = tap_info(hydra)
-    return HydraPrefixTap(hydra.prefix.to(like.device, like.dtype), info, hydra.sizes.offset)
+    return HydraPrefixTap(hydra.prefix, like, hydra.sizes.offset)
 
 
 FAMILY = Family(

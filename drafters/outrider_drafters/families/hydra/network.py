@@ -31,9 +31,8 @@ OWN_OUTPUT = "outrider_own_output"  # key of our config.json: false if there are
 class HydraSizes:
     """Sizes of a set of heads; `hidden` is the target's, and `vocab` too, or 0 if all heads use the target's output.
 
-    `prefix`: shape of the layer that makes it Hydra++. `offset`: layers before the last at which the hidden state is
-    taken (0: after the final norm). `tied`: a head's blocks after its first share their weights, as in the published
-    training.
+    `prefix`: shape of Hydra++'s layer. `offset`: layers before the last where the hidden state is taken (0: after the
+    final norm). `tied`: a head's blocks after its first share their weights, as in the published training.
     """
 
     hidden: int
@@ -114,26 +113,9 @@ class Hydra(nn.Module):
         outputs = [output for output in self.hydra_lm_head if isinstance(output, nn.Linear)]
         return list(zip(blocks, outputs, strict=True))
 
-    def forward_train(self, hidden: Tensor, embeds: Tensor, dropout: float = 0.0) -> list[Tensor]:
-        """Compute teacher-forced logits of every head i, [B, T - 1 - i, V]: row t predicts token t + 2 + i.
-
-        hidden [B, T, E] of the target, `offset` layers before its last (0: after the final norm); embeds [B, T, E] of
-        the same positions' tokens. Padding belongs at the end. `dropout` before every block and output (published
-        training of Hydra++: 0.2).
-        """
-        # Ungrounded heads read the prefix layer's output too, as in training; the published drafting code skips it.
-        features = hidden if self.prefix is None else self.prefix(hidden)
-        outputs = []
-        for number in range(self.sizes.heads):
-            rows = hidden.shape[1] - 1 - number
-            parts = [embeds[:, 1 + further : 1 + further + rows] for further in range(self.sizes.inputs(number) - 1)]
-            _, output = self.heads[number]
-            assert output is not None
-            outputs.append(output(self.head_hidden(number, torch.cat((features[:, :rows], *parts), dim=-1), dropout)))
-        return outputs
-
     def head_hidden(self, number: int, x: Tensor, dropout: float = 0.0) -> Tensor:
-        """Compute what one head's output reads [..., E] from x [..., inputs x E]; dropout as in forward_train."""
+        """Compute what a head's output reads [..., E] from x [..., inputs x E]; dropout before blocks and output."""
+        # Ungrounded heads read the prefix layer's output too, as in training; the published drafting code skips it.
         blocks, _ = self.heads[number]
         for block in blocks:
             x = block(F.dropout(x, dropout))
@@ -187,7 +169,7 @@ def _blocks(sizes: HydraSizes, head: int) -> nn.ModuleList:
 
 
 def prefix_info(prefix: HydraPrefix, offset: int = 0) -> TapInfo:
-    """Describe the features of a prefix layer, named after its weights, its RoPE and the hidden state it reads."""
+    """Describe the features of a prefix layer, named after its weights as stored, its RoPE and what it reads."""
     shape = prefix.block.shape
     digest = tensors_fingerprint(prefix.state_dict())
     name = f"hydra-prefix:{digest}:{shape.rope_theta:g}" + (f":{offset}" if offset else "")
@@ -200,15 +182,14 @@ def tap_info(hydra: Hydra) -> TapInfo:
 
 
 class HydraPrefixTap:
-    """Server half of Hydra++: its prefix layer, shared by all sessions, runs over every hidden state of each.
-
-    Hydra without that layer uses NewestHiddenTap.
-    """
+    """Server half of Hydra++: its prefix layer runs over every session's hidden states. Hydra's is NewestHiddenTap."""
 
     needs_kv = False
 
-    def __init__(self, prefix: HydraPrefix, info: TapInfo, offset: int = 0) -> None:
-        self.info = info
+    def __init__(self, prefix: HydraPrefix, like: Tensor, offset: int = 0) -> None:
+        """The weights take the type and device of `like`."""
+        self.info = prefix_info(prefix, offset)
+        prefix = prefix.to(like.device, like.dtype)
         self.hidden_layers = (LAST - offset,)
         self.block = FusedBlock(prefix.block)
         self.norm = prefix.norm

@@ -83,10 +83,7 @@ class CausalModel:
 
     @classmethod
     def load(cls, directory: Path, like: Tensor, prepare: Callable[[PreTrainedModel], set[str]]) -> CausalModel:
-        """Load a Hugging Face directory in the type and on the device of `like`. Raises UsageError.
-
-        `prepare` may change the model and returns the names of tensors that the files need not hold.
-        """
+        """Load a directory, like `like`; `prepare` may change it and names tensors to spare. Raises UsageError."""
         try:
             from transformers.utils import logging
         except ImportError as error:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
@@ -51,14 +49,9 @@ class MedusaDrafter(HeadsDrafter):
         sizes = medusa.sizes
         super().__init__(target, newest_hidden_info(sizes.hidden), sizes.heads, default_choices(sizes.heads))
         self._blocks = [head[: sizes.blocks] for head in medusa.heads]
-        common = target.lm_head if shared is None else shared
-        outputs = [output_of(head) for head in medusa.heads] if sizes.rows else [common]
-        device = self.like.device
-        tokens = None if tokens is None else tokens.to(device)
-        stored = None if row_tokens is None else row_tokens.to(device)
-        stored = target.draft_tokens if outputs[0] is target.lm_head else stored
-        kept = [select_rows(*select_rows(output, stored, tokens), target.draft_tokens) for output in outputs]
-        self._outputs, self._tokens = [output for output, _ in kept], kept[0][1]
+        target = target if tokens is None else target.drafting(tokens.tolist())
+        outputs = [output_of(head) for head in medusa.heads] if sizes.rows else [shared]
+        self._outputs = [target.head_for(output, row_tokens) for output in outputs]
 
     def after(self, feature: Tensor, lines: Sequence[TokenPath], held: dict[TokenPath, Tensor]) -> Tensor:
         """Return the same logits for every path: Medusa's heads do not see drafted tokens."""
@@ -73,8 +66,7 @@ class MedusaDrafter(HeadsDrafter):
     def _logits(self, feature: Tensor, heads: range) -> Tensor:
         """Compute the logits [heads, V] of one head with its own output, or of all that share one."""
         mixed = torch.cat([self._blocks[head](feature) for head in heads])
-        logits = F.linear(mixed, self._outputs[heads.start]).float()
-        return over_target_vocabulary(logits, self._tokens, self.vocab_size)
+        return self._outputs[heads.start].logits(mixed)
 
 
 def _load(files: DrafterFiles, target: TargetSizes, like: Tensor) -> tuple[Medusa, MedusaLayout]:

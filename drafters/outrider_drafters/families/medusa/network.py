@@ -22,8 +22,7 @@ NAME = "medusa"
 class MedusaSizes:
     """Sizes of a set of heads; `hidden` is the target's.
 
-    `rows`: of each head's own output, 0 if it uses the target's or one shared by all heads. `tied`: the blocks of one
-    head share their weights, as in the published training.
+    `rows`: of each head's own output, 0: it has none. `tied`: a head's blocks share their weights, as published.
     """
 
     hidden: int
@@ -58,14 +57,6 @@ class Medusa(nn.ModuleList):
     @property
     def heads(self) -> list[nn.Sequential]:
         return [head for head in self if isinstance(head, nn.Sequential)]
-
-    def forward_train(self, hidden: Tensor, lm_head: Tensor | None = None) -> list[Tensor]:
-        """Compute the logits of every head, each [B, T, V]; row t of head i predicts token t + 2 + i.
-
-        hidden [B, T, E]: the target's last, after its final norm. lm_head [V, E] for heads without an output.
-        """
-        outputs = [head(hidden) for head in self.heads]
-        return outputs if lm_head is None else [F.linear(output, lm_head) for output in outputs]
 
     @torch.no_grad()
     def start_from(self, lm_head: Tensor) -> None:

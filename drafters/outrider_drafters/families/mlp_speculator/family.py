@@ -13,8 +13,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider_drafters.blocks.packed_linear import PackedLinear
-from outrider_drafters.checkpoints.draft_vocabulary import over_target_vocabulary, select_rows
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
@@ -44,14 +42,11 @@ class MLPSpeculatorDrafter(HeadsDrafter):
         sizes = network.sizes
         super().__init__(target, newest_hidden_info(sizes.hidden), sizes.heads, plan)
         self.network = network
-        stored = None if row_tokens is None else row_tokens.to(self.like.device)
-        cut = [select_rows(network.output(head), stored, target.draft_tokens) for head in range(len(network.head))]
-        self._outputs, self._tokens = [PackedLinear(weight, packed=None) for weight, _ in cut], cut[0][1]
+        self._outputs = [target.head_for(network.output(head), row_tokens) for head in range(len(network.head))]
 
     def after(self, feature: Tensor, lines: Sequence[TokenPath], held: dict[TokenPath, Tensor]) -> Tensor:
         states, head = self._states_of(feature, lines, held), len(lines[0]) - 1
-        logits = self._outputs[min(head, len(self._outputs) - 1)](states).float()
-        return over_target_vocabulary(logits, self._tokens, self.vocab_size)
+        return self._outputs[min(head, len(self._outputs) - 1)].logits(states)
 
     def _states_of(self, feature: Tensor, lines: Sequence[TokenPath], held: dict[TokenPath, Tensor]) -> Tensor:
         """Return the states [n, width] after n paths of equal length; every path's is computed once."""
@@ -130,10 +125,7 @@ def _flag(files: DrafterFiles, key: str) -> bool:
 
 
 def _plan(files: DrafterFiles, heads: int) -> TreeShape:
-    """Return the tree it is made for: as many of the likeliest paths as the published code drafts.
-
-    That takes all paths of so many successors a head, and of these the n_candidates likeliest. Raises UsageError.
-    """
+    """Return the tree of as many of the likeliest paths as the published code drafts. Raises UsageError."""
     widths = files.config.get("top_k_tokens_per_head")
     candidates = config_int(files.config, "n_candidates", CANDIDATES)
     if widths is not None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from outrider_drafters.blocks.fused import FusedBlock
 from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, causal_mask
-from outrider_drafters.blocks.rope import RopeScaling
 from outrider_drafters.checkpoints.fingerprint import tensors_fingerprint
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.contracts.tap import LAST, Activations, StatelessTap, last_hidden_info
@@ -32,61 +31,25 @@ LSA_HEADS = "layer_self_attention_num_attention_heads"  # key of our own export 
 
 @dataclass(frozen=True, slots=True)
 class MoASizes:
-    """Sizes of a MoA drafter. `heads` are the target's, `lsa_heads` those of LSA, whose width 2 E_kv is `packed_kv`.
+    """Sizes of the blocks SA and CA, which are as wide as the target, and of LSA, as wide as its 2 E_kv; None: no LSA.
 
-    The published code has one number for all blocks (`lsa_heads` None), by which many targets' 2 E_kv cannot be
-    divided. Without LSA packed_kv, lsa_kv_heads and lsa_mlp are 0. `rope_scaling` is SA's alone: the published training
-    code takes it from the target, but builds LSA and CA without (train/moa_spec.py, inference/cross_attention.py).
+    The published code has one number of heads for all blocks, by which many targets' 2 E_kv cannot be divided. SA alone
+    has the target's `rope_scaling` there (train/moa_spec.py, inference/cross_attention.py). Raises UsageError.
     """
 
-    hidden: int
-    heads: int
-    head_dim: int
-    packed_kv: int
-    lsa_kv_heads: int
-    lsa_mlp: int
-    sa_kv_heads: int
-    sa_mlp: int
-    ca_kv_heads: int
-    ca_mlp: int
-    rope_theta: float = 10000.0
-    eps: float = 1e-5
-    qkv_bias: bool = False  # of SA and LSA, for Qwen2 targets; CA never has any
+    sa: BlockShape
+    ca: BlockShape
+    lsa: BlockShape | None
     tli: int = 0
-    rope_scaling: RopeScaling | None = None
-    lsa_heads: int | None = None
 
     def __post_init__(self) -> None:
-        heads = self.lsa_heads or self.heads
-        if self.packed_kv % heads:
-            raise UsageError(f"packed_kv={self.packed_kv}: LSA's {heads} heads do not divide it: need other lsa_heads")
-        if self.tli < 0:
-            raise UsageError(f"tli={self.tli}: need 0 or more")
-
-    @property
-    def has_lsa(self) -> bool:
-        return self.packed_kv > 0
-
-    @property
-    def lsa(self) -> BlockShape:
-        heads = self.lsa_heads or self.heads
-        widths = self.packed_kv, heads, self.lsa_kv_heads, self.packed_kv // heads, self.lsa_mlp
-        return BlockShape(*widths, self.rope_theta, self.eps, self.qkv_bias)
-
-    @property
-    def sa(self) -> BlockShape:
-        widths = self.hidden, self.heads, self.sa_kv_heads, self.head_dim, self.sa_mlp
-        return BlockShape(*widths, self.rope_theta, self.eps, self.qkv_bias, rope_scaling=self.rope_scaling)
-
-    @property
-    def ca(self) -> BlockShape:
-        widths = self.hidden, self.heads, self.ca_kv_heads, self.head_dim, self.ca_mlp
-        return BlockShape(*widths, self.rope_theta, self.eps)
+        if self.sa.width != self.ca.width:
+            raise UsageError(f"self_attention is {self.sa.width} wide, cross_attention {self.ca.width}: need the same")
 
     @property
     def mixed_width(self) -> int:
         """Width of CA's context row as it crosses the wire."""
-        return self.packed_kv if self.has_lsa else self.hidden
+        return self.sa.width if self.lsa is None else self.lsa.width
 
 
 class MoA(nn.Module):
@@ -95,9 +58,9 @@ class MoA(nn.Module):
     def __init__(self, sizes: MoASizes) -> None:
         super().__init__()
         self.sizes = sizes
-        if sizes.has_lsa:
+        if sizes.lsa is not None:
             self.layer_self_attention = LlamaBlock(sizes.lsa)
-            self.Ekv2E = nn.Linear(sizes.packed_kv, sizes.hidden)
+            self.Ekv2E = nn.Linear(sizes.lsa.width, sizes.sa.width)
         self.self_attention = LlamaBlock(sizes.sa)
         self.cross_attention = LlamaBlock(sizes.ca)
 
@@ -125,7 +88,7 @@ class MoA(nn.Module):
 
     def context(self, activations: Tensor) -> Tensor:
         """Compute the input of CA's keys and values [B, T, E] from the target's activations, as in forward_train."""
-        if not self.sizes.has_lsa:
+        if self.sizes.lsa is None:
             return activations
         rows = layer_mean(self.layer_self_attention, activations.flatten(0, 1))
         return self.Ekv2E(rows.view(*activations.shape[:2], -1))  # type: ignore[no-any-return]  # nn.Module
@@ -135,24 +98,17 @@ class MoA(nn.Module):
         write_model(directory, self._config(target), self.state_dict(), dtype)
 
     def _config(self, target: TargetSizes) -> Config:
-        scaling = self.sizes.rope_scaling
+        sa, lsa = self.sizes.sa, self.sizes.lsa
         return {
+            **sa.as_config(target.layers, target.max_context, target.vocab),
             "architectures": ["MOASpec"],
             "model_type": "llama",
-            "hidden_act": "silu",
-            "hidden_size": self.sizes.hidden,
-            "num_attention_heads": self.sizes.heads,
-            "num_hidden_layers": target.layers,
             "num_key_value_heads": target.kv_heads,
-            "head_dim": self.sizes.head_dim,
-            "max_position_embeddings": target.max_context,
-            "rms_norm_eps": self.sizes.eps,
-            "rope_theta": self.sizes.rope_theta,
-            "rope_scaling": None if scaling is None else scaling.as_config(),
-            "vocab_size": target.vocab,
-            "disable_LSA": not self.sizes.has_lsa,
+            "rope_theta": sa.rope_theta,
+            "rope_scaling": None if sa.rope_scaling is None else sa.rope_scaling.as_config(),
+            "disable_LSA": lsa is None,
             "target_layer_inference": self.sizes.tli,
-            **({} if self.sizes.lsa_heads in (None, self.sizes.heads) else {LSA_HEADS: self.sizes.lsa_heads}),
+            **({} if lsa is None or lsa.heads == sa.heads else {LSA_HEADS: lsa.heads}),
         }
 
 
@@ -172,10 +128,7 @@ def unpack_kv(packed: Tensor, num_layers: int, kv_heads: int) -> tuple[Tensor, T
 
 
 def layer_mean(lsa: LlamaBlock | FusedBlock, packed_kv: Tensor) -> Tensor:
-    """Mix packed K/V [n, L, 2 E_kv] to the features sent [n, 2 E_kv]: LSA over the layers, then their mean.
-
-    Each token on its own and without a mask.
-    """
+    """Mix packed K/V [n, L, 2 E_kv] to features [n, 2 E_kv]: LSA over each token's layers, then their mean."""
     # RoPE over the layer's number, although K is rotated by position already: as published.
     layers = torch.arange(packed_kv.shape[1], device=packed_kv.device)
     return lsa.self_attend(packed_kv, lsa.shape.rope(layers)).mean(dim=1)
@@ -190,15 +143,12 @@ def staircase_mask(sync: Tensor, staircase: Tensor) -> Tensor:
 
 
 def tap_info(moa: MoA, target: TargetSizes) -> TapInfo:
-    """Describe the features, named after the weights of LSA and TLI.
-
-    Without either they are the plain last hidden state, which every server has.
-    """
+    """Describe the features: the weights of LSA, as stored, and TLI; without either the plain last hidden state."""
     sizes = moa.sizes
-    plain = last_hidden_info(sizes.hidden)
-    if not sizes.has_lsa and not sizes.tli:
+    plain = last_hidden_info(sizes.sa.width)
+    if sizes.lsa is None and not sizes.tli:
         return plain
-    mixed = f"moa:{tensors_fingerprint(moa.layer_self_attention.state_dict())}" if sizes.has_lsa else plain.fingerprint
+    mixed = f"moa:{tensors_fingerprint(moa.layer_self_attention.state_dict())}" if sizes.lsa else plain.fingerprint
     name = f"{mixed}:tli{sizes.tli}" if sizes.tli else mixed
     return TapInfo(fingerprint=name, family=NAME, width=sizes.mixed_width + sizes.tli * target.packed_kv)
 
@@ -213,10 +163,12 @@ class MoATap(StatelessTap):
 
     needs_kv = True
 
-    def __init__(self, moa: MoA, info: TapInfo, *, packed: bool = True) -> None:
-        self.info = info
-        self.hidden_layers: tuple[int, ...] = () if moa.sizes.has_lsa else (LAST,)
-        self._lsa = FusedBlock(moa.layer_self_attention, packed=packed) if moa.sizes.has_lsa else None
+    def __init__(self, moa: MoA, target: TargetSizes, like: Tensor) -> None:
+        """The weights take the type and device of `like`."""
+        self.info = tap_info(moa, target)
+        moa = moa.to(like.device, like.dtype)
+        self.hidden_layers: tuple[int, ...] = () if moa.sizes.lsa else (LAST,)
+        self._lsa = FusedBlock(moa.layer_self_attention, packed=True) if moa.sizes.lsa else None
         self._like = moa.self_attention.self_attn.o_proj.weight
         self._tli = moa.sizes.tli
 

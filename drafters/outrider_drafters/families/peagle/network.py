@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from outrider_drafters.blocks.layers import Rope
 from outrider_drafters.checkpoints.target_weights import TargetSizes
 from outrider_drafters.families.eagle3.layer import Eagle3Sizes, TrainStepCache
 from outrider_drafters.families.eagle3.network import Eagle3
@@ -64,8 +63,7 @@ class PEagle(Eagle3):
         masks = (batch, anchors.shape[1] - length, -1)
         embeds = torch.cat((embeds, mask_embed.expand(masks)), dim=1)
         features = torch.cat((self.fuse(states), self.fuse(self.mask_hidden.view(1, -1)).expand(masks)), dim=1)
-        rope = self.sizes.block.rope(anchors + depths)
-        rope = Rope(rope.cos.unsqueeze(1), rope.sin.unsqueeze(1))
+        rope = self.sizes.block.rope(anchors + depths).for_heads()
         x: Tensor = self.midlayer(embeds, features, rope, TrainStepCache(seen[:, None, None]))
         for layer in self.later_layers:
             x = layer.self_attend(x, rope, seen.unsqueeze(1))
@@ -77,16 +75,10 @@ class PEagle(Eagle3):
         """Write speculators' layout, of a head without windows; `steps` say nothing here."""
         sizes = self.sizes
         rope = {"rope_theta": sizes.block.rope_theta, "rope_type": "default"}
-        config = {
+        config = self._switches() | {
             "architectures": ["PEagleSpeculator"],
             "speculators_model_type": "peagle",
             "transformer_layer_config": self._llama_config(target) | {"rope_parameters": rope},
-            "target_hidden_size": sizes.target_hidden,
-            "draft_vocab_size": sizes.draft_vocab,
-            "norm_before_residual": sizes.norm_before_residual,
-            "norm_before_fc": sizes.input_norm,
-            "fc_norm": sizes.fc_norm,
-            "norm_output": sizes.norm_output,
             "embed_requires_grad": sizes.own_embedding,
             "eagle_aux_hidden_state_layer_ids": list(sizes.target_layers),
             "mask_token_id": self.mask_token,

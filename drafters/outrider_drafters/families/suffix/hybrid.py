@@ -21,7 +21,7 @@ from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.options import DrafterOption
 from outrider_drafters.contracts.drafter import Drafter
 from outrider_drafters.contracts.drafter_wrapper import DrafterWrapper, StateWrapper
-from outrider_drafters.families.suffix.drafter import columns
+from outrider_drafters.families.suffix.family import columns
 from outrider_drafters.families.suffix.index import NOTHING, CandidateRows, GrowingText, candidates
 from outrider_drafters.readers.config import config_int
 from outrider_drafters.trees.grow import JointState, Level

@@ -179,9 +179,8 @@ def reading(history: History | None) -> Iterator[None]:
 def candidates(text: GrowingText, shortest: int = 1) -> Candidates:
     """Return the best candidate tree of all patterns of `shortest` tokens or more that the text ends with.
 
-    For each pattern of p tokens, in the text and in the history, a tree of the likeliest paths is counted that has at
-    most alpha p nodes; the tree with the largest score is the best, of equals that of the longest pattern (the paper's
-    section 4.2 and 4.3).
+    For each pattern of p tokens, here and in the history, the likeliest paths are counted, to alpha p nodes; the tree
+    of the largest score is the best, of equals that of the longest pattern (the paper's section 4.2 and 4.3).
     """
     history = _READABLE.get()
     # A draft asks for them at every level. Not for those of another history: it may be one that must not be read now.

@@ -34,10 +34,7 @@ class FeatureStore:
         self._bytes_left = max_bytes - sum(path.stat().st_size for path in directory.glob("**/*.safetensors"))
 
     def run(self, batch: Batch, request: TeacherRequest) -> TeacherOutput:
-        """Return what the teacher does, up to each row's last trained position; zeros after it.
-
-        Raises OutriderError if a file cannot be written.
-        """
+        """Return what the teacher does, zeros after each row's last trained position. Raises OutriderError."""
         names = self._teacher.fields(request)
         lengths = [int(mask.nonzero().max()) + 1 if mask.any() else 0 for mask in batch.loss_mask.cpu()]
         texts = [self._text(batch, row, length) for row, length in enumerate(lengths)]

@@ -57,7 +57,7 @@ class LossOutput:
     total: Tensor  # []: all terms, weighted, summed over the masked-in positions
     main: Tensor  # [n] the main term of the first drafted token, without gradient
     hits: Tensor  # [n] bool: the drafter's likeliest token is the target's
-    rows: Tensor  # [n] int64: row of the batch
+    rows: Tensor  # [n] int64: row of the batch, as a mask's nonzero() has it first
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +116,7 @@ class TrainableDrafter(nn.Module, ABC):
 
 
 class NetworkDrafter(TrainableDrafter):
-    """A drafter whose network writes its own published layout: the base of Outrider's own families.
-
-    It drafts the `draft_vocab` most frequent tokens alone, 0: all.
-    """
+    """The base of Outrider's families: its network exports itself, and drafts `draft_vocab` tokens alone; 0: all."""
 
     export_details: Mapping[str, Any] = {}  # Any: what else the network's `export` takes, by name
 
@@ -143,8 +140,3 @@ def most_frequent(frequencies: Tensor, count: int) -> Tensor:
 def chosen_rows(rows: Tensor, draft_tokens: Tensor | None) -> Tensor:
     """Return the draft vocabulary's rows of an output [V, ...]."""
     return rows if draft_tokens is None else rows[draft_tokens]
-
-
-def rows_of(mask: Tensor) -> Tensor:  # [B, T] bool -> [n] int64
-    """Return the row of each position in the mask."""
-    return mask.nonzero()[:, 0]

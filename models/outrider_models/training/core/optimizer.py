@@ -19,10 +19,7 @@ _NOT_HIDDEN = ("embed_tokens", "lm_head", "markov_w", "confidence_head")
 
 
 class Optimizer:
-    """Two optimizers that step together; their rates are given as a share of their peaks.
-
-    Without `muon`, AdamW takes everything, with weight decay. With it, only Muon's matrices decay.
-    """
+    """Two optimizers that step together, at a share of their peaks; without `muon` AdamW takes and decays all."""
 
     def __init__(
         self,
@@ -97,10 +94,7 @@ class Muon:
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Return roughly the nearest orthogonal matrices [n, rows, columns], by a Newton-Schulz iteration.
-
-    In bfloat16, as the iteration was made for, except where the processor would only emulate that.
-    """
+    """Return roughly the nearest orthogonal matrices [n, rows, columns] (Newton-Schulz); bfloat16 where fast."""
     # Transposed where tall, so that the Gram matrix is the smaller of the two.
     tall = matrices.shape[1] > matrices.shape[2]
     narrow = matrices.device.type != "cpu" or cpu_has_bf16()

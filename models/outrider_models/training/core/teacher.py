@@ -86,8 +86,7 @@ class Teacher:
     def compute(self, tokens: Tensor, request: TeacherRequest, loss_mask: Tensor | None = None) -> dict[str, Tensor]:
         """Compute `fields` [B, T, ...] of right-padded tokens [B, T].
 
-        The likeliest tokens are those of `loss_mask` [B, T] alone, or all. Raises UsageError if the model does not keep
-        K/V of the whole text.
+        The likeliest tokens are those of `loss_mask` [B, T], or all. Raises UsageError if the model forgets K/V.
         """
         hidden, cache = self._states(tokens, (*request.hidden, LAST), request.kv)
         fields = {_hidden_name(layer): hidden[layer] for layer in request.hidden}

@@ -1,13 +1,12 @@
 """A file of chats as a source: passes over all of them in an order of the seed, some kept for validation."""
 
 import math
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -115,10 +114,5 @@ def _order(count: int, seed: int, shard: int) -> list[int]:
 
 def _num_shared(chats: Sequence[ChatTokens]) -> int:
     """Tokens that all chats begin with, such as a template's system prompt; at least the first, which none predicts."""
-    first, *others = (chat.ids for chat in chats)
-    return max(1, min((_num_equal(first, other) for other in others), default=1))
-
-
-def _num_equal(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
-    length = min(len(first), len(second))
-    return int(np.append(first[:length] != second[:length], True).argmax())
+    shared = os.path.commonprefix([chat.ids.tobytes() for chat in chats])  # noqa: RUF071  # byte by byte
+    return max(1, len(shared) // chats[0].ids.itemsize) if len(chats) > 1 else 1

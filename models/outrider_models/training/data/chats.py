@@ -23,8 +23,7 @@ Message = dict[str, str]  # role, content
 class Chat:
     """A conversation with at least one reply.
 
-    `source` is its file and line. `kind` is what `distill` calls it, if any, and `cut` says that its last reply was cut
-    off before its end.
+    `source` is its file and line, `kind` what `distill` calls it, and `cut` says that its last reply has no end.
     """
 
     turns: tuple[Message, ...]
@@ -34,10 +33,7 @@ class Chat:
 
 
 def read_chats(path: Path) -> list[Chat]:
-    """Read all chats of a file, compressed with xz if it is named so; empty lines are skipped.
-
-    Raises UsageError that names file and line.
-    """
+    """Read all chats of a file, perhaps an .xz, but for empty lines. Raises UsageError that names file and line."""
     chats = [_chat(entry, f"{path}:{number}") for number, entry in json_lines(path)]
     if not chats:
         raise UsageError(f"{path}: holds no chats")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.families.dflash.drafter import LATE_ROWS
+from outrider_drafters.families.dflash.family import LATE_ROWS
 from outrider_drafters.families.dflash.layer_masks import LayerMask
 from outrider_drafters.families.dflash.layout import canonical, read_sizes
 from outrider_drafters.families.dflash.network import DFlash, DFlashSizes
@@ -28,7 +28,6 @@ from outrider_models.training.core.interfaces import (
     TargetFacts,
     TeacherOutput,
     TeacherRequest,
-    rows_of,
 )
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.core.shapes import RAREST, LayerShape, check_target_layers, chosen_mask_token
@@ -94,7 +93,7 @@ class TrainableBlocks(NetworkDrafter):
         _, numbers = labels.target.at(places.masked_fill(~blocks.trained, batch.tokens.shape[1]).flatten(1))
         total, compared = self._compared(batch, blocks, labels, numbers)
         first = blocks.trained.nonzero()[:, 2] == 0
-        return LossOutput(total, compared.loss[first], compared.hits[first], rows_of(blocks.trained)[first])
+        return LossOutput(total, compared.loss[first], compared.hits[first], blocks.trained.nonzero()[first, 0])
 
     def _compared(
         self, batch: Batch, blocks: TrainedBlocks, labels: BlockLabels, numbers: Tensor
@@ -129,10 +128,7 @@ class TrainableBlocks(NetworkDrafter):
 
 
 def sample_anchors(loss_mask: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Draw anchors [B, A] int64 from tokens of replies that a token of the reply follows, at most `most` a text.
-
-    Also returns how many of its text's each stands for, [B, A] float32: 0 for those that only fill up a row.
-    """
+    """Draw anchors [B, A] in replies, at most `most` a text, and how many each stands for [B, A]; 0: it fills up."""
     can = loss_mask & F.pad(loss_mask[:, :-1], (1, 0))
     counts = can.sum(1, keepdim=True)
     drawn = torch.rand(can.shape, device=can.device).masked_fill(~can, 2.0).argsort(1)

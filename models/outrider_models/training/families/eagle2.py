@@ -5,7 +5,7 @@ Row t sees embed(x_{t+1}) and the target's hidden state f_t with noise on it, an
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,6 @@ from outrider_models.training.core.interfaces import (
     NetworkDrafter,
     TargetFacts,
     TeacherOutput,
-    rows_of,
 )
 from outrider_models.training.core.losses import PAPER, Losses, TargetLabels, compare, feature_distance
 from outrider_models.training.core.rates import Length, Schedule
@@ -53,9 +52,9 @@ class TrainableEagle2(NetworkDrafter):
         layers, init, sizes = settings.layers, settings.init, target.sizes
         if init == "target" and layers > sizes.layers:
             raise UsageError(f"layers={layers}: the target, as which it starts, has {sizes.layers}")
-        widths = sizes.hidden, sizes.heads, settings.shape.kv_heads, sizes.head_dim, settings.shape.intermediate
         bias = init == "target" and sizes.model_type == "qwen2"
-        network = Eagle2(Eagle2Sizes(*widths, sizes.rope_theta, sizes.eps, qkv_bias=bias, layers=layers))
+        block = replace(settings.shape.block(sizes, sizes.rope_theta), qkv_bias=bias)
+        network = Eagle2(Eagle2Sizes(block, layers=layers))
         super().__init__(network, target, frequencies, settings.draft_vocab)
         self._settings = settings
         self.start_request = start_request(layers) if init == "target" else None
@@ -73,7 +72,7 @@ class TrainableEagle2(NetworkDrafter):
         compared = compare(drafted_hidden, target.lm_head, None, labels, labels.ahead(1))
         feature = feature_distance(drafted_hidden, target_hidden, target.feature_scale if losses.in_units else 1.0)
         total = losses.divergence * compared.total + losses.feature * feature.sum()
-        return LossOutput(total, compared.loss, compared.hits, rows_of(mask))
+        return LossOutput(total, compared.loss, compared.hits, mask.nonzero()[:, 0])
 
 
 def noisy(features: Tensor, size: float) -> Tensor:

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.families.eagle3.layer import Eagle3Sizes
-from outrider_drafters.families.eagle3.layout import canonical
+from outrider_drafters.families.eagle3.layout import canonical, default_layers
 from outrider_drafters.families.eagle3.network import Eagle3
-from outrider_drafters.families.eagle3.tap_layers import default_layers
 from outrider_drafters.families.shared_layout import EMBEDDING, T2D
 from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
@@ -30,8 +29,8 @@ from outrider_models.training.core.interfaces import (
     TargetFacts,
     TeacherOutput,
     TeacherRequest,
+    chosen_rows,
     most_frequent,
-    rows_of,
 )
 from outrider_models.training.core.losses import HeadDecay, TargetLabels, compare
 from outrider_models.training.core.rates import Length, Schedule
@@ -71,8 +70,7 @@ class EagleHead(NetworkDrafter):
 
     def init_from_lm_head(self, lm_head: Tensor) -> None:
         assert self.network.lm_head is not None
-        with torch.no_grad():
-            self.network.lm_head.weight.copy_(lm_head if self.draft_tokens is None else lm_head[self.draft_tokens])
+        self.network.lm_head.weight.data.copy_(chosen_rows(lm_head, self.draft_tokens))
 
     def load_weights(self, files: DrafterFiles) -> None:
         # The draft vocabulary comes with the weights; that of the data's replies would not fit the head's rows.
@@ -106,7 +104,7 @@ class TrainableEagle3(EagleHead):
         assert self.network.lm_head is not None
         compared = compare(torch.cat(drafted), self.network.lm_head.weight, None, labels, torch.cat(numbers), scales)
         first = len(drafted[0])
-        return LossOutput(compared.total, compared.loss[:first], compared.hits[:first], rows_of(trained[0]))
+        return LossOutput(compared.total, compared.loss[:first], compared.hits[:first], trained[0].nonzero()[:, 0])
 
 
 def rows_that_teach(loss_mask: Tensor, steps: int) -> Tensor:

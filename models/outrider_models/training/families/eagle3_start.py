@@ -40,10 +40,7 @@ def start_request(target_layers: tuple[int, ...]) -> TeacherRequest:
 
 @torch.no_grad()
 def start_from_target(network: Eagle3, examples: Iterable[tuple[Batch, TeacherOutput]]) -> None:
-    """Set all weights of a network but its lm_head, which must be the target's rows already. Holds the examples.
-
-    Raises UsageError for layers of another shape, and for too few examples.
-    """
+    """Set all weights but lm_head's, which are the target's already. Holds the examples. Raises UsageError."""
     texts: list[_Text] = []
     for batch, output in examples:
         assert output.last_layers is not None

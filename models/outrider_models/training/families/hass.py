@@ -23,7 +23,7 @@ from torch import Tensor
 
 from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
-from outrider_models.training.core.interfaces import Batch, Frequencies, LossOutput, TargetFacts, TeacherOutput, rows_of
+from outrider_models.training.core.interfaces import Batch, Frequencies, LossOutput, TargetFacts, TeacherOutput
 from outrider_models.training.core.losses import PAPER, TargetLabels, add_top, compare, feature_distance
 from outrider_models.training.core.shapes import LayerShape
 from outrider_models.training.families.eagle2 import FAMILY as EAGLE2
@@ -64,7 +64,7 @@ class TrainableHass(TrainableEagle2):
         feature = feature_distance(drafted, wanted, target.feature_scale if losses.in_units else 1.0)
         first = len(steps[0])
         total = compared.total + losses.feature * feature.sum()
-        return LossOutput(total, compared.loss[:first], compared.hits[:first], rows_of(masks[0]))
+        return LossOutput(total, compared.loss[:first], compared.hits[:first], masks[0].nonzero()[:, 0])
 
     def _drafted(self, batch: Batch, target: TeacherOutput) -> list[Tensor]:
         """Compute the hidden states [B, T - 1 - step, E] of every step."""

@@ -26,7 +26,6 @@ from outrider_models.training.core.interfaces import (
     TeacherOutput,
     TrainableDrafter,
     chosen_rows,
-    rows_of,
 )
 from outrider_models.training.core.losses import TargetLabels, compare
 from outrider_models.training.core.rates import Length, Schedule
@@ -91,7 +90,7 @@ class TrainableIndependent(TrainableDrafter):
         mask, labels = batch.loss_mask, TargetLabels(target, batch.loss_mask)
         weight = chosen_rows(self._output()[: self._facts.sizes.vocab], self.draft_tokens)
         compared = compare(drafted[mask], weight, None, labels, labels.ahead(0))
-        return LossOutput(compared.total, compared.loss, compared.hits, rows_of(mask))
+        return LossOutput(compared.total, compared.loss, compared.hits, mask.nonzero()[:, 0])
 
     def export(self, directory: Path) -> None:
         """Write a Hugging Face directory with the target's tokenizer."""

@@ -22,7 +22,6 @@ from outrider_models.training.core.interfaces import (
     TargetFacts,
     TeacherOutput,
     chosen_rows,
-    rows_of,
 )
 from outrider_models.training.core.losses import HeadDecay, TargetLabels, TextLabels, compare
 from outrider_models.training.core.rates import Length, Schedule
@@ -60,7 +59,7 @@ class TrainableHeads(NetworkDrafter):
             for ahead in range(1, len(weights) + 1)
         ]
         total = torch.stack([weight * one.total for weight, one in zip(weights, compared, strict=True)]).sum()
-        return LossOutput(total, compared[0].loss, compared[0].hits, rows_of(mask[:, 1:]))
+        return LossOutput(total, compared[0].loss, compared[0].hits, mask[:, 1:].nonzero()[:, 0])
 
 
 class TrainableMedusa(TrainableHeads):

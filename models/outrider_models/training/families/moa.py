@@ -9,12 +9,13 @@ Staircase (from the repository, not the paper): in the first half of the run SA 
 features, in all rows at first, then in fewer and fewer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.options import DrafterOptions
 from outrider_drafters.families.moa.network import MoA, MoASizes
@@ -29,7 +30,6 @@ from outrider_models.training.core.interfaces import (
     TargetFacts,
     TeacherOutput,
     TeacherRequest,
-    rows_of,
 )
 from outrider_models.training.core.losses import PAPER, Losses, TargetLabels, compare, feature_distance, rms
 from outrider_models.training.core.rates import Length, Schedule
@@ -99,7 +99,7 @@ class TrainableMoa(NetworkDrafter):
         if entering_distance is not None:
             feature = 0.5 * feature + 0.5 * entering_distance
         total = losses.divergence * compared.total + losses.feature * feature.sum()
-        return LossOutput(total, compared.loss, compared.hits, rows_of(mask))
+        return LossOutput(total, compared.loss, compared.hits, mask.nonzero()[:, 0])
 
     def _drafted(self, batch: Batch, target: TeacherOutput, progress: float) -> tuple[Tensor, Tensor | None]:
         """Return drafted hidden states [B, T, E]; with TLI also the distance [n] of what enters the last layers."""
@@ -154,17 +154,16 @@ def default_shape(target: TargetFacts) -> MoaShape:
 
 
 def _sizes(settings: MoaSettings, target: TargetFacts) -> MoASizes:
-    shape, sizes = settings.shape, target.sizes
-    lsa = (sizes.packed_kv, shape.layer_kv_heads, shape.layer_intermediate) if settings.lsa else (0, 0, 0)
-    return MoASizes(
-        sizes.hidden, sizes.heads, sizes.head_dim, *lsa,
-        sa_kv_heads=shape.self_kv_heads, sa_mlp=shape.self_intermediate,
-        ca_kv_heads=shape.cross_kv_heads, ca_mlp=shape.cross_intermediate,
-        rope_theta=sizes.rope_theta, eps=sizes.eps, tli=settings.tli,
-        qkv_bias=sizes.model_type == "qwen2",  # SA and LSA are layers of the target's kind
-        rope_scaling=rope_scaling(read_config(target.directory)),
-        lsa_heads=shape.layer_heads if settings.lsa else None,
-    )  # fmt: skip
+    shape, sizes, packed = settings.shape, target.sizes, target.sizes.packed_kv
+    if settings.lsa and packed % shape.layer_heads:
+        raise UsageError(f"layer_heads={shape.layer_heads}: need a divisor of {packed}, the width of LSA")
+    numbers, bias = (sizes.rope_theta, sizes.eps), sizes.model_type == "qwen2"  # SA and LSA are layers of its kind
+    heads, dim, scaling = sizes.heads, sizes.head_dim, rope_scaling(read_config(target.directory))
+    sa = BlockShape(sizes.hidden, heads, shape.self_kv_heads, dim, shape.self_intermediate, *numbers, bias)
+    ca = BlockShape(sizes.hidden, heads, shape.cross_kv_heads, dim, shape.cross_intermediate, *numbers)
+    lsa = shape.layer_heads, shape.layer_kv_heads, packed // shape.layer_heads, shape.layer_intermediate
+    mixed = BlockShape(packed, *lsa, *numbers, bias) if settings.lsa else None
+    return MoASizes(replace(sa, rope_scaling=scaling), ca, mixed, settings.tli)
 
 
 FAMILY = TrainableFamily(

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
-from outrider_drafters.families.eagle3.layout import canonical
-from outrider_drafters.families.eagle3.tap_layers import default_layers
+from outrider_drafters.families.eagle3.layout import canonical, default_layers
 from outrider_drafters.families.peagle.family import MASK_TOKENS, NUM_DRAFTS
 from outrider_drafters.families.peagle.network import PEagle, PEagleSizes
 from outrider_drafters.families.shared_layout import T2D, mask_token
@@ -27,7 +26,6 @@ from outrider_models.training.core.interfaces import (
     TargetFacts,
     TeacherOutput,
     TeacherRequest,
-    rows_of,
 )
 from outrider_models.training.core.losses import TargetLabels, compare
 from outrider_models.training.core.rates import Length, Schedule
@@ -109,14 +107,11 @@ class TrainablePEagle(EagleHead):
         assert network.lm_head is not None
         compared = compare(hidden[trained], network.lm_head.weight, None, labels, numbers)
         first = trained.nonzero()[:, 1] < tokens.shape[1]
-        return LossOutput(compared.total, compared.loss[first], compared.hits[first], rows_of(trained)[first])
+        return LossOutput(compared.total, compared.loss[first], compared.hits[first], trained.nonzero()[first, 0])
 
 
 def sample_masks(can: Tensor, depths: DepthSettings) -> tuple[Tensor, Tensor]:
-    """Draw rows of masks for texts whose rows `can` [B, R] bool are trained (speculators, peagle/data.py).
-
-    Returns their anchors, -1 for those that only fill up, and depths, each [B, M] int64.
-    """
+    """Draw mask rows for the rows `can` [B, R] bool: anchors, -1 to fill up, and depths, each [B, M] int64."""
     counts, rows = can.sum(1, keepdim=True), can.shape[1]
     # By the position where a mask stands: its anchor, which need not be trained, is `depth` before.
     candidates, kept = can.index_fill(1, torch.tensor([0], device=can.device), False), list[Tensor]()

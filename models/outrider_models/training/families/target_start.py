@@ -24,9 +24,7 @@ from outrider_models.training.core.interfaces import PADDING, Batch, TeacherOutp
 from outrider_proto.errors import UsageError
 
 _RIDGE = 1e-3  # of each input's own variance
-_POSITIONS_PER_INPUT = (
-    4  # with hardly more positions than inputs the fit learns them by heart, and guesses nothing else
-)
+_POSITIONS_PER_INPUT = 4  # with hardly more the fit learns them by heart, and guesses nothing else
 _SAME = ("heads", "kv_heads", "head_dim", "mlp", "qkv_bias", "qk_norm")
 
 
@@ -36,10 +34,7 @@ def start_request(layers: int) -> TeacherRequest:
 
 
 def start_from_target(network: Eagle2, examples: Iterable[tuple[Batch, TeacherOutput]]) -> None:
-    """Set all weights of a network from the target's last layers.
-
-    Raises UsageError for blocks of another shape, and for too few examples.
-    """
+    """Set all weights of a network from the target's last layers. Raises UsageError for others or too few examples."""
     count = len(network.layers)
     fit: _Fit | None = None
     for batch, output in examples:

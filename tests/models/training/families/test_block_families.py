@@ -11,12 +11,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from trained_model import trained_model
+from heads_place import begun
+from trained_model import exported, trained_model
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.families.dflash.drafter import LATE_ROWS
-from outrider_drafters.load import load_drafter, load_tap
+from outrider_drafters.families.dflash.family import LATE_ROWS
+from outrider_drafters.load import load_drafter
 from outrider_models.training.core.block_losses import BlockLosses
 from outrider_models.training.core.interfaces import Batch
 from outrider_models.training.families import dflash, trainable_family
@@ -47,13 +48,8 @@ def two_replies(teacher):
 
 def drafted(teacher, model, directory, tokens, anchor, depth, lacking=0):
     """Logits [V] of the slots of the block at an anchor, and the state and drafter that made them."""
-    model.write(directory)
-    source = DrafterSource(str(directory), model.options)
-    drafter, tap = load_drafter(source, teacher.target_weights()), load_tap(source, teacher.facts.directory)
-    rows = tap.new_state().rows(teacher.activations(tokens[None], tap.needs_kv, tap.hidden_layers))
-    state = drafter.new_state()
-    state.append(tokens[: anchor + 1].tolist())
-    state.add_features(0, rows[: anchor - lacking])
+    drafter, rows = exported(teacher, model, directory, tokens)
+    state = begun(drafter, tokens[: anchor + 1].tolist(), rows[: anchor - lacking])
     made = [state.root_logits()]
     made += [state.expand([int(tokens[anchor + slot])], [slot - 2])[0] for slot in range(1, depth)]
     return drafter, state, made
@@ -179,7 +175,7 @@ def test_a_draft_vocabulary_of_dspark_is_that_of_speculators(teacher, tmp_path):
     model.write(tmp_path)
     assert not (tmp_path / "draft_vocab.json").exists()
     drafter = load_drafter(tmp_path, teacher.target_weights())
-    assert torch.equal(drafter.draft_tokens, model.draft_tokens)
+    assert torch.equal(drafter.head.tokens, model.draft_tokens)
     torch.testing.assert_close(drafter.network.lm_head.weight, teacher.lm_head[model.draft_tokens].bfloat16().float())
     other = model_of(teacher, "dspark", draft_vocab=300)
     other.draft_tokens = torch.arange(300)

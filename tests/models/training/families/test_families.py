@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from trained_model import trained_model
+from heads_place import begun
+from trained_model import exported, trained_model
 
-from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.families.shared_layout import STEPS
-from outrider_drafters.load import load_drafter, load_tap
+from outrider_drafters.load import load_drafter
 from outrider_models.training.core import block_losses, losses
 from outrider_models.training.core.interfaces import Batch
 from outrider_models.training.core.losses import HeadDecay, Losses
@@ -48,17 +48,9 @@ def make_batch(vocab, rows=1):
 
 def levels(teacher, model, directory, tokens, ahead, depth):
     """Logits [V] of every level that follows position t + ahead, t by t, drafted along the true tokens."""
-    model.write(directory)
-    source = DrafterSource(str(directory), model.options)
-    drafter, tap = load_drafter(source, teacher.target_weights()), load_tap(source, teacher.facts.directory)
-    rows = None
-    if tap is not None:
-        rows = tap.new_state().rows(teacher.activations(tokens[None], tap.needs_kv, tap.hidden_layers))
+    drafter, rows = exported(teacher, model, directory, tokens)
     for t in range(len(tokens) - ahead):
-        state = drafter.new_state()
-        state.append(tokens[: t + 1 + ahead].tolist())
-        if rows is not None:
-            state.add_features(0, rows[: t + 1])
+        state = begun(drafter, tokens[: t + 1 + ahead].tolist(), None if rows is None else rows[: t + 1])
         made = [state.root_logits()]
         further = range(1, min(depth, len(tokens) - ahead - t))
         made += [state.expand([int(tokens[t + ahead + level])], [level - 2])[0] for level in further]

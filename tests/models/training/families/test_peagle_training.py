@@ -7,14 +7,14 @@ cross-entropy of every depth that the reply holds.
 import pytest
 import torch
 import torch.nn.functional as F
+from heads_place import begun
 from safetensors.torch import load_file
-from trained_model import trained_model
+from trained_model import exported, trained_model
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.families.peagle.family import load_network
-from outrider_drafters.load import load_drafter, load_tap
 from outrider_models.training.core.interfaces import Batch
 from outrider_models.training.families.peagle import DepthSettings, sample_masks
 from outrider_proto.errors import UsageError
@@ -37,13 +37,9 @@ def batch(teacher):
 
 def drafted(teacher, model, directory, tokens):
     """Logits [depths, V] behind each row t: the text up to token t + 1, and features up to t."""
-    model.write(directory)
-    drafter, tap = load_drafter(directory, teacher.target_weights()), load_tap(directory, teacher.facts.directory)
-    rows = tap.new_state().rows(teacher.activations(tokens[None], tap.needs_kv, tap.hidden_layers))
+    drafter, rows = exported(teacher, model, directory, tokens)
     for t in range(len(tokens) - 1):
-        state = drafter.new_state()
-        state.append(tokens[: t + 2].tolist())
-        state.add_features(0, rows[: t + 1])
+        state = begun(drafter, tokens[: t + 2].tolist(), rows[: t + 1])
         chain = (state.expand([1], [depth - 2])[0] for depth in range(1, drafter.num_drafts))
         yield t, torch.stack([torch.as_tensor(logits) for logits in (state.root_logits(), *chain)])
 

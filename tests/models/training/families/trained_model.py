@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import torch
 
+from outrider_drafters.checkpoints.source import DrafterSource
+from outrider_drafters.load import load_drafter, load_tap
 from outrider_models.training.families import trainable_family
 
 
@@ -20,3 +22,13 @@ def trained_model(teacher, name, **changes):
             parameter.add_(torch.randn_like(parameter) * 0.1)
             parameter.copy_(parameter.bfloat16())
     return model
+
+
+def exported(teacher, model, directory, tokens):
+    """The drafter that a model's files give, and its tap's rows of these tokens; None without a tap."""
+    model.write(directory)
+    source = DrafterSource(str(directory), model.options)
+    drafter, tap = load_drafter(source, teacher.target_weights()), load_tap(source, teacher.facts.directory)
+    if tap is None:
+        return drafter, None
+    return drafter, tap.new_state().rows(teacher.activations(tokens[None], tap.needs_kv, tap.hidden_layers))
