@@ -7,7 +7,8 @@ The text has the form of Hermes and Qwen:
                 </tool_call>                                                  that JSON object alone, by a schema
     user        <tool_response>what it gave</tool_response>
 
-Of free answers the forms of Llama 3 and Mistral are understood, too.
+Of free answers other published forms are understood, too: those of Llama 3, Mistral, DeepSeek, functionary, Granite,
+and the tags of Qwen3-Coder and GLM.
 """
 
 from __future__ import annotations
@@ -15,13 +16,25 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 JsonObject = Mapping[str, Any]  # Any: whatever JSON holds
-_TAG, _CLOSE = re.compile(r"(?:<tool_call>|\[TOOL_CALLS\])\s*"), re.compile(r"\s*</tool_call>")
-_NO_TAG = re.compile(r"\A\s*")
+_TAG = re.compile(
+    r"(?:(?:<\|?tool_call\|?>\s*)?<function=|<\|?tool_call\|?>|\[TOOL_CALLS\]|>>>(?=\w+\n)"
+    r"|(?:<｜tool▁calls▁begin｜>)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?)\s*"
+)
+_CLOSE = re.compile(r"(?:\s*(?:</function>|<\|?/tool_call\|?>|```|<｜tool▁calls?▁end｜>))+")
+# A name in front of its arguments, and arguments with a tag each.
+_NAMED = re.compile(
+    r"(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\w+)?(?:>|\[ARGS\]|<｜tool▁sep｜>|```json)?\s*"
+    r"(?=\{|<parameter=|<arg_key>|</function>|</tool_call>)"
+)
+_PAIR = re.compile(
+    r"\s*(?:<parameter=(?P<name>[^>]+)>|<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>)"
+    r"(?P<value>[^<]*(?:<(?!/?(?:tool_call|parameter|arg_))[^<]*)*)</(?:parameter|arg_value)>"
+)
 _NONE = {"type": "object", "properties": {}, "additionalProperties": False}  # of a function that takes none
 _ARGUMENTS = ("arguments", "parameters")  # Llama 3 names them so
 RESPONSE_BEGIN, RESPONSE_END = "<tool_response>\n", "\n</tool_response>"  # around what a call gave
@@ -52,9 +65,9 @@ def described(tool: Tool) -> JsonObject:
 
 def for_template(call: ToolCall, number: str | None) -> JsonObject:
     """Return a call as chat templates take it: with its arguments as an object."""
-    arguments: Any = call.arguments
+    arguments: Any = call.arguments or {}  # apps send no text for none
     with contextlib.suppress(ValueError, RecursionError):
-        arguments = json.loads(arguments)
+        arguments = json.loads(call.arguments)
     function = {"name": call.name, "arguments": arguments}
     return {"type": "function", "function": function} | ({} if number is None else {"id": number})
 
@@ -89,9 +102,18 @@ def call_schema(tools: Sequence[Tool]) -> str:
 def written(calls: Iterable[ToolCall]) -> str:
     """Return the text of earlier calls."""
     return "\n".join(
-        f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}\n</tool_call>'
+        f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments or "{}"}}}\n</tool_call>'
         for call in calls
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Calls that stand one after the other, JSON between them that is none, and where that ends."""
+
+    calls: list[ToolCall]
+    others: list[str]
+    end: int
 
 
 def calls_in(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
@@ -99,31 +121,74 @@ def calls_in(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
 
     A call ends where its JSON does. What is no call, such as a name without arguments, stays in the text.
     """
-    names = {tool.name for tool in tools}
+    known = {tool.name: tool for tool in tools}
+    alone = _calls_at(text, len(text) - len(text.lstrip()), known)
+    if alone.calls and not text[alone.end :].strip():
+        return "\n".join(alone.others), alone.calls
     calls: list[ToolCall] = []
     around: list[str] = []
-    begin = end = 0
-    for tag in [*_NO_TAG.finditer(text), *_TAG.finditer(text)]:
+    begin, end = 0, alone.end
+    for tag in _TAG.finditer(text):
         if tag.start() < end:  # in the JSON of the one before
             continue
-        try:
-            value, end = json.JSONDecoder().raw_decode(text, tag.end())
-            values = value if isinstance(value, list) else [value]
-            made = [_call(value, names) for value in values]
-            others = [json.dumps(value) for value, call in zip(values, made, strict=True) if call is None]
-        except (ValueError, RecursionError):
-            continue
-        is_alone = not text[end:].strip()
-        if any(made) and (tag[0].strip() or is_alone):
-            calls += filter(None, made)
-            around += [text[begin : tag.start()], *others]
-            begin = end = end if (closed := _CLOSE.match(text, end)) is None else closed.end()
+        read = _calls_at(text, tag.end(), known)
+        end = read.end
+        if read.calls:
+            calls += read.calls
+            around += [text[begin : tag.start()], *read.others]
+            closed = _CLOSE.match(text, end)
+            begin = end = end if closed is None else closed.end()
     around.append(text[begin:])
     return ("\n".join(filter(None, map(str.strip, around))), calls) if calls else (text, [])
 
 
-def _call(value: Any, names: set[str]) -> ToolCall | None:  # Any: whatever JSON holds
-    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or name not in names:
+def _calls_at(text: str, start: int, known: Mapping[str, Tool]) -> _Read:
+    """Return the calls that begin at `start`."""
+    read = _read(text, start, known)
+    while read.calls:
+        following = _read(text, len(text) - len(text[read.end :].lstrip("; \t\r\n")), known)
+        if not following.calls:
+            break
+        read = _Read(read.calls + following.calls, read.others + following.others, following.end)
+    return read
+
+
+def _read(text: str, start: int, known: Mapping[str, Tool]) -> _Read:
+    """Return the calls in one piece of JSON, or behind a function's name."""
+    named = _NAMED.match(text, start)
+    tool = None if named is None else known.get(named["name"])
+    if tool is None and text[start : start + 1] not in tuple('{["'):  # told apart here: an error counts all lines
+        return _Read([], [], start)
+    try:
+        if named is None or tool is None:
+            value, end = json.JSONDecoder().raw_decode(text, start)
+        else:
+            is_json, at = text.startswith("{", named.end()), named.end()
+            arguments, end = json.JSONDecoder().raw_decode(text, at) if is_json else _pairs(text, at, tool)
+            value = {"name": tool.name, "arguments": arguments}
+        values = value if isinstance(value, list) else [value]
+        made = [_call(value, known) for value in values]
+        others = [json.dumps(value) for value, call in zip(values, made, strict=True) if call is None]
+    except (ValueError, RecursionError):
+        return _Read([], [], start)
+    return _Read([call for call in made if call is not None], others, end)
+
+
+def _pairs(text: str, at: int, tool: Tool) -> tuple[JsonObject, int]:
+    """Return arguments that have a tag each, and where they end: text where the schema says so, else JSON."""
+    properties, arguments = tool.parameters.get("properties"), {}
+    while (pair := _PAIR.match(text, at)) is not None:
+        name, value, at = pair["name"] or pair["key"], pair["value"].strip("\n"), pair.end()
+        schema = properties.get(name) if isinstance(properties, Mapping) else None
+        arguments[name] = value
+        if isinstance(schema, Mapping) and "string" not in str(schema.get("type")):
+            with contextlib.suppress(ValueError):
+                arguments[name] = json.loads(value)
+    return arguments, at
+
+
+def _call(value: Any, known: Collection[str]) -> ToolCall | None:  # Any: whatever JSON holds
+    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or name not in known:
         return None
     arguments = next((value[key] for key in _ARGUMENTS if key in value), None)
     with contextlib.suppress(ValueError):

@@ -14,7 +14,9 @@ from outrider_client.text.tool_calls import (
 
 ADD = Tool("add", "Add numbers.", {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]})
 WAIT = Tool("wait", "", {})
-CALL = ToolCall("add", '{"a": 1}')
+ONE = '{"a": 1}'
+CALL = ToolCall("add", ONE)
+PLAIN = ("", "Hello", "{", "<tool_call>", "[1]", '"add"', "add", "add{", 'add {"a": 1} 2')
 NO_ARGUMENTS = ("null", "[]", '"Paris"', '"[1]"', '{"a": NaN}', '{"a": 1e999}', '"{\\"a\\": -Infinity}"')
 BROKEN = (  # what is no call, in whatever form
     "{", '{"name": {}}', '{"name": []}', '{"name": null, "arguments": {}}', '{"name": "other", "arguments": {}}',
@@ -23,6 +25,45 @@ BROKEN = (  # what is no call, in whatever form
     f'{{"name": "add", "arguments": {{"a": {"9" * 5000}}}}}',
     *(opening * 100_000 for opening in ("[", '{"a":', '{"name": "add", "arguments": {"a":[')),
 )  # fmt: skip
+
+
+LOOK = Tool("look", "", {"properties": {"at": {"type": "string"}, "times": {"type": "integer"}, "how": {}}})
+TAGGED = ToolCall("look", '{"at": "12 }", "times": 3, "how": "{"}')
+DEEP = "<｜tool▁call▁begin｜>%s<｜tool▁call▁end｜>"
+V3 = "function<｜tool▁sep｜>%s\n```json\n%s\n```"
+FORMS = {  # of two calls, by who writes them
+    "Llama 3": '{"name": "add", "parameters": {"a": 1}}; {"name": "wait", "parameters": {}}',
+    "Llama 3, its own functions": '<function=add>{"a": 1}</function><function=wait>{}</function>',
+    "Mistral": '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]wait[CALL_ID]a1b2[ARGS]{}',
+    "Mistral, without its control tokens": 'add{"a": 1}wait{}',
+    "functionary": '>>>add\n{"a": 1}\n>>>wait\n{}',
+    "Granite": '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}, {"name": "wait", "arguments": {}}]<|/tool_call|>',
+    "DeepSeek-V3": f"{DEEP % V3 % ('add', ONE)}\n{DEEP % V3 % ('wait', '{}')}<｜tool▁calls▁end｜>",
+    "DeepSeek-V3.1": "<｜tool▁calls▁begin｜>"
+    + DEEP % f"add<｜tool▁sep｜>{ONE}"
+    + DEEP % "wait<｜tool▁sep｜>{}"
+    + "<｜tool▁calls▁end｜>",
+    "Qwen3-Coder": "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n"
+    "<tool_call>\n<function=wait>\n</function>\n</tool_call>",
+    "GLM": "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value></tool_call>\n<tool_call>wait\n</tool_call>",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_published_form_of_calls(form):
+    both = [CALL, ToolCall("wait", "{}")]
+    assert calls_in(FORMS[form], [ADD, WAIT]) == ("", both)
+    if form not in ("Llama 3", "Mistral, without its control tokens"):  # which are calls alone
+        assert calls_in(f"See: {FORMS[form]} Done.", [ADD, WAIT]) == ("See:\nDone.", both)
+    assert calls_in(FORMS[form], [LOOK]) == (FORMS[form], [])
+
+
+def test_arguments_with_tags_are_text_or_what_the_schema_says():
+    pairs = (("at", "12 }"), ("times", "3"), ("how", "{"))
+    coder = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in pairs)
+    glm = "".join(f"<arg_key>{name}</arg_key><arg_value>{value}</arg_value>" for name, value in pairs)
+    for text in (f"<tool_call><function=look>\n{coder}</function></tool_call>", f"<tool_call>look\n{glm}</tool_call>"):
+        assert calls_in(text, [LOOK]) == ("", [TAGGED])
 
 
 @pytest.mark.parametrize(
@@ -40,10 +81,7 @@ BROKEN = (  # what is no call, in whatever form
         ),
         ('<tool_call>[{"name": "wait"}, {"name": "add", "arguments": {"a": 1}}]', '{"name": "wait"}'),
         ('<tool_call>{"name": "add"\n<tool_call>{"name": "add", "arguments": {"a": 1}}', '<tool_call>{"name": "add"'),
-        *(
-            (text, None)
-            for text in ("", "Hello", "{", '{"name": "other", "arguments": {}}', "<tool_call>", "[1]", '"add"')
-        ),
+        *((text, None) for text in (*PLAIN, '{"name": "other", "arguments": {}}')),
         *(
             (form % call, None)
             for form in ("%s", "[%s]", "<tool_call>%s</tool_call>", "[TOOL_CALLS][%s]")
