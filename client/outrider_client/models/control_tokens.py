@@ -16,10 +16,12 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
-from outrider_client.core.prompt import ASSISTANT_ROLE, PlainMessage
+from outrider_client.core.prompt import ASSISTANT_ROLE, SYSTEM_ROLE, USER_ROLE, PlainMessage
 from outrider_drafters.readers.control_names import private_character, renamed, secret_names
+from outrider_proto.errors import UsageError
 
 _CONTROL, _MARKUP = re.compile(r"<[|｜].+[|｜]>"), re.compile(r"<.+>|\[.+\]")
+_ROLES = (SYSTEM_ROLE, USER_ROLE, ASSISTANT_ROLE, "tool", "developer")
 T = TypeVar("T")
 
 
@@ -44,6 +46,7 @@ class ControlTokens:
         # In any case of letters: a template may change it.
         self._spelled = re.compile(_any_of(self._tokens), re.IGNORECASE)
         self._spelled_by_model = re.compile(_any_of(strong), re.IGNORECASE)
+        self._inner_words = {re.sub(r"\W", "", text).lower() for text in self._tokens}
         self._guard, self._names = private_character(), secret_names(self._tokens)
 
     def guarded(self, content: T) -> T:
@@ -53,7 +56,11 @@ class ControlTokens:
     def guarded_message(self, message: PlainMessage) -> PlainMessage:
         """Return a message as the template may get it."""
         guarded = self.guarded(message)
-        if message["role"] == ASSISTANT_ROLE:
+        role = message["role"]
+        if role not in _ROLES and (not role.isidentifier() or role.lower() in self._inner_words):
+            # Templates such as Phi's make <|user|> of a role, and so might make any other control token.
+            raise UsageError(f"role={role!r}: need one of {', '.join(_ROLES)}, or a word that no control token has")
+        if role == ASSISTANT_ROLE:
             # The model itself writes <think> and the like, and templates look for these in earlier answers.
             guarded["content"] = self._spelled_by_model.sub(self._split, message["content"])
         return guarded
