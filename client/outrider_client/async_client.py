@@ -219,7 +219,10 @@ class AsyncClient:
 
     def _enter_loop(self) -> None:
         """Move to the running event loop if the former one has ended. Raises UsageError while it has not."""
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError as error:
+            raise UsageError("AsyncClient runs on asyncio's event loop: elsewhere use Client, in a thread") from error
         if self._loop is loop:
             return
         if self._loop is not None and not self._loop.is_closed():

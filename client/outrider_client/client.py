@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Coroutine, Iterator
@@ -44,6 +45,7 @@ class Client:
         self._thread.start()
         self._closing = threading.Lock()
         self._is_closed = False
+        self._process = os.getpid()
         _open_clients.add(self)
 
     def __enter__(self) -> Self:
@@ -80,6 +82,8 @@ class Client:
             while (event := events.get()) is not None:
                 yield event
         except BaseException:
+            if self._is_forked:
+                raise
             with contextlib.suppress(RuntimeError):  # the client is closed, and its answers have ended
                 self._loop.call_soon_threadsafe(pumping.cancel)
             # Drain until the sentinel: only then has the task ended and its session is free for the next request.
@@ -92,6 +96,8 @@ class Client:
 
     def close(self) -> None:
         """End what is under way, close the sessions and stop the background thread. Safe to call twice."""
+        if self._is_forked:
+            return
         with self._closing:
             if self._is_closed:
                 return
@@ -123,7 +129,15 @@ class Client:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
 
+    @property
+    def _is_forked(self) -> bool:
+        """Return whether this process is a fork, without the thread that everything waits for."""
+        return os.getpid() != self._process
+
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._is_forked:
+            coroutine.close()
+            raise UsageError("this client belongs to the process that made it: start others by spawn, not fork")
         # Under the lock: a call that close() does not see would wait for a loop that has stopped.
         with self._closing:
             if self._is_closed:

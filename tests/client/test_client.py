@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import socketserver
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from outrider_client.connection.transport import LocalTransport
 from outrider_proto.errors import LinkError, Refusal, UsageError
 
 PROMPT = [5, 9, 12, 3]
+BAD_PROMPTS = ([], "  ", "caf\udce9", b"hi", [True], [10**6], [1, "x"], [1.5], 7, None)
 BAD_ADDRESSES = ("", "edge:", ":5", "edge:0", "edge:65536", "edge:five", "a b", "edge/x", "[::1", "[::g]:5", "1:2:3")
 
 
@@ -168,7 +170,7 @@ def test_a_script_that_leaves_an_answer_open_ends(end):
 
 @pytest.mark.parametrize(
     "prompt",
-    [[], "  ", [1] * 200, [10**6], [1, "x"], [1.5], 7, None, [{"role": "user"}], [{"role": "user", "content": 1}]],
+    [*BAD_PROMPTS, [1] * 200, [{"role": "user"}], [{"role": "user", "content": 1}]],
 )
 def test_a_mistake_in_the_prompt_costs_the_session_nothing(client, verifier, language, prompt):
     first = client.complete(PROMPT, max_new_tokens=9).token_ids
@@ -178,6 +180,30 @@ def test_a_mistake_in_the_prompt_costs_the_session_nothing(client, verifier, lan
     client.complete([*PROMPT, *first])
     assert len(verifier.opens) == 1
     assert verifier.requests[-1].base_len > len(PROMPT)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_needs_a_client_of_its_own(client):
+    events = client.generate(PROMPT)
+    next(events)
+
+    def ask() -> None:
+        with pytest.raises(UsageError, match="belongs to the process that made it: start others by spawn"):
+            client.complete(PROMPT)
+        events.close()
+        client.close()
+
+    child = multiprocessing.get_context("fork").Process(target=ask)
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    assert client.complete(PROMPT).token_ids
+
+
+def test_without_asyncios_loop_an_async_client_says_so(fast):
+    answering = AsyncClient(fast).complete(PROMPT)  # as trio would run it
+    with pytest.raises(UsageError, match="AsyncClient runs on asyncio's event loop: elsewhere use Client"):
+        answering.send(None)
 
 
 def test_one_client_in_two_event_loops(verifier, models, fast, language):

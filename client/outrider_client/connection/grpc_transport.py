@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -18,7 +19,7 @@ from outrider_proto import verifier_pb2 as pb
 from outrider_proto import wire
 from outrider_proto.addresses import host_of, is_loopback_host
 from outrider_proto.description import description_from_proto
-from outrider_proto.errors import LinkError
+from outrider_proto.errors import LinkError, UsageError
 from outrider_proto.frames import SESSION_HEADER, ClientFrame, ServerDescription, ServerFrame
 from outrider_proto.status import error_from_rpc
 from outrider_proto.verifier_pb2_grpc import VerifierStub
@@ -44,6 +45,7 @@ _NO_PROXY = ("grpc.enable_http_proxy", 0)
 # grpc.aio puts this in the place of the server's own status where a stream is refused while a message is being sent.
 _SENDING_FAILED = "Internal error from Core"
 _REFUSAL_S = 5.0
+_processes: set[int] = set()  # that have opened channels: this one, or the one that it is a fork of
 
 
 class GrpcConnection:
@@ -54,7 +56,7 @@ class GrpcConnection:
         self.bytes_down = 0
         self._address = address
         self._channel = channel
-        self._outbox = SendQueue()
+        self._outbox = SendQueue[pb.ClientFrame]()
         self._metadata = metadata
         self._call: ServerStream | None = _stub(channel).Session(self._messages(), metadata=metadata)
 
@@ -64,7 +66,10 @@ class GrpcConnection:
             await self._stream.wait_for_connection()
 
     def send(self, frame: ClientFrame) -> None:
-        self._outbox.put(frame)
+        try:
+            self._outbox.put(wire.client_frame_to_proto(frame))
+        except TypeError as error:  # told here: in the stream it would look like a broken link, again and again
+            raise UsageError(f"a value cannot be sent: {error}") from error
 
     async def receive(self) -> ServerFrame:
         with translate_errors(self._address):
@@ -100,8 +105,7 @@ class GrpcConnection:
         return self._call
 
     async def _messages(self) -> AsyncIterator[pb.ClientFrame]:
-        async for frame in self._outbox.frames():
-            message = wire.client_frame_to_proto(frame)
+        async for message in self._outbox.items():
             self.bytes_up += message.ByteSize()
             yield message
 
@@ -145,6 +149,9 @@ class GrpcTransport:
 
     def channel(self) -> grpc.aio.Channel:
         """Open a fresh channel, which the caller closes. Raises UsageError."""
+        if _processes and os.getpid() not in _processes:
+            raise UsageError("gRPC works in no fork of a process that has used it: start processes by spawn")
+        _processes.add(os.getpid())
         credentials = self._access.credentials()
         options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS]
         if is_loopback_host(host_of(self.address)):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from outrider_proto.errors import LinkError
 from outrider_proto.frames import ClientFrame, ServerDescription, ServerFrame
+
+T = TypeVar("T")
 
 
 class Connection(Protocol):
@@ -47,23 +49,23 @@ class Transport(Protocol):
         """Safe to call twice."""
 
 
-class SendQueue:
-    """Frames waiting to be sent: filled without waiting, read as an asynchronous iterator. One reader only."""
+class SendQueue(Generic[T]):
+    """What is waiting to be sent: filled without waiting, read as an asynchronous iterator. One reader only."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[ClientFrame | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[T | None] = asyncio.Queue()
 
-    def put(self, frame: ClientFrame) -> None:
+    def put(self, item: T) -> None:
         # Queued, never awaited: cancelling a pending gRPC write kills the whole stream.
-        self._queue.put_nowait(frame)
+        self._queue.put_nowait(item)
 
     def close(self) -> None:
-        """End the reader's iterator after the frames queued so far."""
+        """End the reader's iterator after the items queued so far."""
         self._queue.put_nowait(None)
 
-    async def frames(self) -> AsyncIterator[ClientFrame]:
-        while (frame := await self._queue.get()) is not None:
-            yield frame
+    async def items(self) -> AsyncIterator[T]:
+        while (item := await self._queue.get()) is not None:
+            yield item
 
 
 SessionFunction = Callable[[AsyncIterator[ClientFrame]], AsyncGenerator[ServerFrame, None]]
@@ -76,8 +78,8 @@ class LocalConnection:
     bytes_down = 0
 
     def __init__(self, session: SessionFunction) -> None:
-        self._outbox = SendQueue()
-        self._frames = session(self._outbox.frames())
+        self._outbox = SendQueue[ClientFrame]()
+        self._frames = session(self._outbox.items())
 
     def send(self, frame: ClientFrame) -> None:
         self._outbox.put(frame)

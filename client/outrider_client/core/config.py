@@ -251,8 +251,11 @@ class ClientConfig:
                 shown = ", ".join(each for each in choices if each is not None)
                 raise UsageError(f"{name}={getattr(self, name)!r}: need one of {shown}")
         for name, least in _AT_LEAST.items():
-            if (value := getattr(self, name)) is not None and not value >= least:
-                raise UsageError(f"{name}={value}: need at least {least}")
+            value, kind = getattr(self, name), int if name != "wait_for_link_s" else int | float
+            if value is not None and not (isinstance(value, kind) and value >= least):
+                raise UsageError(
+                    f"{name}={value!r}: need a{' whole' if kind is int else ''} number of at least {least}"
+                )
         if self.tree == "auto" and isinstance(self.shape, TreeChoices):
             raise UsageError("tree=auto chooses the nodes, and so do choices: leave one of them out")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
@@ -310,6 +313,8 @@ class ClientConfig:
             return replace(changed, sampling=replace(changed.sampling, **sampling)) if sampling else changed
         except Violation as violation:
             raise UsageError(violation.message) from violation
+        except TypeError as error:
+            raise UsageError(f"{', '.join((*sampling, *rules))}: a value is of the wrong type: {error}") from error
 
     def for_answer_from(self, position: int) -> Self:
         """Return this configuration for an answer whose first token has that position, which its rules count from."""

@@ -126,10 +126,10 @@ def _plain(message: PromptMessage | PlainMessage, write: Callable[[Content], str
 def check_form(prompt: Prompt | PlainPrompt) -> None:
     """Raise UsageError for what is none of a prompt's forms."""
     # Types only: what a private prompt says must not show in an error.
-    if not isinstance(prompt, Iterable):
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | bytearray):  # which would count as token ids
         raise UsageError(f"prompt is of type {type(prompt).__name__}: {_FORMS}")
     for item in () if isinstance(prompt, str) else prompt:
-        if isinstance(item, int | Segment):
+        if isinstance(item, int | Segment) and not isinstance(item, bool):
             continue
         if not isinstance(item, Mapping):
             raise UsageError(f"prompt has an item of type {type(item).__name__}: {_FORMS}")

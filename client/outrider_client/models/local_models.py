@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -67,6 +68,7 @@ _RECOMMENDED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", 
 
 # No real text has more characters a token: what has is refused before the tokenizer spends seconds on it.
 _MAX_CHARS_PER_TOKEN = 128
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair; Python reads bytes as such that are no text
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ class LocalModels:
         Raises UsageError.
         """
         written = plain_prompt(prompt, safe_text)
-        self._check_length(segment.text for segment in segments_of(prompt))
+        self._check_texts(prompt)
         if not isinstance(written, str):
             tokens = [item for item in written if isinstance(item, int)]
             if turns := [item for item in written if not isinstance(item, int)]:
@@ -257,13 +259,16 @@ class LocalModels:
     def split(self, prompt: Prompt, *, raw: Raw) -> PrivateSplit:
         """Return the tokens before the first private segment and those from there on. Raises UsageError or Refusal."""
         # No error of this path may quote the text or its tokens: errors reach logs and terminals.
-        self._check_length(segment.text for segment in segments_of(prompt))
+        self._check_texts(prompt)
         parts = split(prompt, self.text, raw=raw)
         if not all(0 <= token < self.vocab_size for token in parts.whole):
             raise UsageError(f"prompt has tokens beyond the vocabulary of {self.vocab_size}")
         return parts
 
-    def _check_length(self, texts: Iterable[str]) -> None:
+    def _check_texts(self, prompt: Prompt | PlainPrompt) -> None:
+        texts = [segment.text for segment in segments_of(prompt)]
+        if any(map(_HALF.search, texts)):  # tokenizers fail on them
+            raise UsageError("prompt holds half a character, which no UTF-8 has: is its encoding another one?")
         if not self._is_short(texts):
             raise Refusal(
                 Reason.CONTEXT_FULL, f"prompt is far too long: the target's context is {self.max_context} tokens"

@@ -102,7 +102,7 @@ def test_sources_that_may_be_names_are_paths_where_they_exist(outrider, tmp_path
     [
         ("temperature = -1", "temperature=-1.0: need 0"),
         ('temperature = "0.5"', 'temperature="0.5": input should be a valid number'),
-        ("max_new_tokens = 0", "max_new_tokens=0: need at least 1"),
+        ("max_new_tokens = 0", "max_new_tokens=0: need a whole number"),
         ('mode = "fast"', "mode=\"fast\": input should be 'auto', 'stop-and-wait'"),
         ("drafter = [1]", "drafter=1: input should be a valid string"),
         ('opening = "no"', 'opening="no": input should be a valid boolean'),
