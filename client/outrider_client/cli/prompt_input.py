@@ -59,12 +59,10 @@ def read_prompt(
 
 def read_schema(file: Path) -> str:
     """Return the JSON schema in a file. Raises UsageError."""
+    text = read_prompt_file(file, "json-schema")
     try:
-        text = file.read_text("utf-8")
         json.loads(text)
-    except OSError as error:
-        raise UsageError(f"json-schema={file}: {error.strerror}") from error
-    except ValueError as error:  # of the encoding, too
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"json-schema={file}: no JSON ({error})") from error
     return text
 

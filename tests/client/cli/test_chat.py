@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from dataclasses import astuple
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from prompt_toolkit.application import create_app_session
@@ -14,7 +16,7 @@ from prompt_toolkit.output import DummyOutput
 
 from outrider_client.cli.chat.commands import COMMANDS
 from outrider_client.cli.chat.conversation import ChatConversation
-from outrider_client.cli.chat.input import _from_terminal, without_private
+from outrider_client.cli.chat.input import _from_terminal, read_lines, without_private
 from outrider_client.cli.chat.link import chat_link
 from outrider_client.cli.chat.repl import ChatRepl
 from outrider_client.connection.link_state import LinkState
@@ -241,6 +243,7 @@ HI = '{"role": "user", "content": "hi"}'
     [
         ("{}", "not a list"),
         ('["hi"]', "without role"),
+        pytest.param("[" * 100_000, "not JSON", id="deep"),
         (f"[{HI}]", "do not alternate"),
         (f'[{HI}, {{"role": "system", "content": "hi"}}]', "do not alternate"),
         ('[{"role": "user", "content": [{"text": "hi", "private": "yes", "kind": null}]}]', "whether it is private"),
@@ -281,10 +284,28 @@ def typed(keys, history=None):
         return list(_from_terminal(history))
 
 
+def test_a_pipe_without_text_is_told(monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    assert list(read_lines(None)) == []
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hi\nsecret\xff\n"), "utf-8"))
+    with pytest.raises(UsageError, match=r"standard input: not text in this system's encoding$"):
+        list(read_lines(None))
+
+
 def test_ctrl_c_clears_a_line_and_leaves_only_twice(capsys):
     assert typed("half\x03whole\r\x03again\r\x03\x03never\r") == ["whole", "again"]
     assert capsys.readouterr().err == "outrider: Ctrl-C once more leaves, as Ctrl-D does\n" * 2
     assert typed("\x03half\x03\x03whole\r\x04") == ["whole"]
+
+
+def test_a_history_that_cannot_be_written_is_told_and_done_without(tmp_path, capsys, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr("prompt_toolkit.history.FileHistory.store_string", full)
+    for history, why in (("folder", "Is a dir"), ("file/x", "File exists"), ("file", "No space left")):
+        assert typed("hi\ryou\r\x04", tmp_path / history) == ["hi", "you"]
+        assert f"{history}: what is typed is not kept ({why}" in capsys.readouterr().err
 
 
 def test_quotes_hold_several_lines_together(tmp_path):

@@ -96,7 +96,7 @@ class ChatConversation:
         """Replace everything by a conversation that `to_json` wrote. Raises UsageError, which quotes none of it."""
         try:
             items = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise _unreadable("not JSON; /save writes it to names in .json") from None
         if not isinstance(items, list):
             raise _unreadable("not a list of messages")

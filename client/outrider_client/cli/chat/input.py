@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,7 @@ def read_lines(history: Path | None) -> Iterator[str]:
 
 def is_interactive() -> bool:
     """Return whether somebody types and reads."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def without_private(line: str) -> str:
@@ -39,11 +40,15 @@ def without_private(line: str) -> str:
 
 
 def _from_pipe() -> Iterator[str]:
-    while True:
+    while sys.stdin is not None:  # as job schedulers close it
         try:
             yield input()
         except (EOFError, KeyboardInterrupt):
             return
+        except UnicodeDecodeError:
+            raise UsageError(
+                "standard input: not text in this system's encoding"
+            ) from None  # the error quotes the text
 
 
 def _from_terminal(history: Path | None) -> Iterator[str]:
@@ -55,13 +60,16 @@ def _from_terminal(history: Path | None) -> Iterator[str]:
     class SafeHistory(FileHistory):
         # prompt_toolkit keeps the line itself for this chat's arrow keys, and calls this for what goes into the file.
         def store_string(self, string: str) -> None:
-            super().store_string(without_private(string))
+            with _reporting(self.filename):
+                super().store_string(without_private(string))
 
     recent: History = InMemoryHistory()
     if history is not None:
-        history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        history.touch(mode=0o600)
-        recent = SafeHistory(str(history))
+        with _reporting(history):
+            history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            history.touch(mode=0o600)
+            history.open("ab").close()
+            recent = SafeHistory(str(history))
     completer = WordCompleter([f"/{name}" for name in COMMANDS], sentence=True)
     session: PromptSession[str] = PromptSession(
         "> ",
@@ -88,6 +96,15 @@ def _from_terminal(history: Path | None) -> Iterator[str]:
         else:
             is_warned = False
             yield _without_quotes(line)
+
+
+@contextlib.contextmanager
+def _reporting(history: object) -> Iterator[None]:
+    """Tell that a history cannot be written, and go on: the chat does without it."""
+    try:
+        yield
+    except OSError as error:
+        print_message(f"{history}: what is typed is not kept ({error.strerror})")
 
 
 def _is_in_quotes(text: str) -> bool:
