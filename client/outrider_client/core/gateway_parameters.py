@@ -20,7 +20,7 @@ HINTS = frozenset({
     "verbosity",
 })
 # fmt: on
-MESSAGE_HINTS = frozenset({"name", "partial", "prefix", "provider_specific_fields"})
+MESSAGE_HINTS = frozenset({"name", "partial", "prefix", "provider_specific_fields", "reasoning", "reasoning_content"})
 # Other spellings of ours.
 SPELLINGS = {
     "repeat_penalty": "repetition_penalty",
@@ -91,8 +91,6 @@ MESSAGE_UNSUPPORTED: Unsupported = {
     "the chat template gets role and content only": {
         "refusal": ("",),
         "annotations": ([],),
-        "reasoning": ("",),
-        "reasoning_content": ("",),
     },
     "the model reads text only": {"audio": ()},
 }
@@ -114,8 +112,9 @@ def in_our_words(body: Mapping[str, Any]) -> dict[str, Any]:  # Any: whatever JS
             what = f"means the same as {ours}: give one of them"
             raise PydanticCustomError("unsupported_parameter", "{what}", {"name": theirs, "what": what})
         given[ours] = _translated(theirs, ours, value)
-    if given.get("max_tokens") == -1:
-        given["max_tokens"] = UNLIMITED
+    for name in ("max_tokens", "max_completion_tokens"):
+        if given.get(name) == -1:
+            given[name] = UNLIMITED
     return given
 
 

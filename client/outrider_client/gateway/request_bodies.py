@@ -32,7 +32,7 @@ from outrider_client.core.gateway_parameters import (
 from outrider_client.text.tool_calls import ToolCall
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
-MAX_STOPS = 16
+MAX_STOPS = 64
 MAX_TOOLS = 128
 MAX_CHOICES = 32  # answers of one request
 _MAX_STOP_CHARS = 256

@@ -200,7 +200,7 @@ def _sampling(body: ChatRequest | CompletionRequest, defaults: Sampling) -> dict
 
 def _biases(biases: Mapping[str, float] | None) -> Mapping[int, float] | None:
     for token in biases or ():
-        if not token.isdecimal():
+        if not token.isdecimal() or len(token) > 10:  # Python refuses to read thousands
             raise ApiError(400, "logit_bias: its names must be token ids", param="logit_bias")
     return {int(token): bias for token, bias in biases.items()} if biases else None
 

@@ -55,16 +55,23 @@ class InputText(RequestBody):
     logprobs: list[Any] | None = None
 
 
+_Content = Annotated[Annotated[SafeText, Tag(TEXT)] | Annotated[list[InputText], Tag(LIST)], BY_FORM]
+
+
+def _joined(content: str | list[InputText]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class InputItem(RequestBody):
     """A message, an earlier call of a function, or what that gave."""
 
     type: Literal["message", "function_call", "function_call_output"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: Annotated[Annotated[SafeText, Tag(TEXT)] | Annotated[list[InputText], Tag(LIST)], BY_FORM] = ""
+    content: _Content = ""
     name: str | None = None
     arguments: SafeText = ""
     call_id: str | None = None
-    output: SafeText = ""
+    output: _Content = ""
     id: str | None = None
     status: str | None = None
 
@@ -83,10 +90,9 @@ class InputItem(RequestBody):
                 function = {"name": self.name, "arguments": self.arguments}
                 return {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
             case "function_call_output":
-                return {"role": "tool", "content": self.output}
+                return {"role": "tool", "content": _joined(self.output)}
             case _:
-                text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-                return {"role": self.role, "content": text}
+                return {"role": self.role, "content": _joined(self.content)}
 
 
 class TextOptions(RequestBody):

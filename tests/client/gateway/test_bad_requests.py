@@ -58,6 +58,7 @@ BAD = [  # a part of a request and what the error begins with: the name of its p
     ({"audio": {}}, "audio: the model reads and writes text only: leave it out"),
     ({"presence_penalty": 2.5}, "presence_penalty: "),
     ({"logit_bias": {"five": 1}}, "logit_bias: "),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias: its names must be token ids"),
     ({"logit_bias": {"2048": 1}}, "logit_bias has token 2048: the vocabulary has 2048"),
     ({"logit_bias": {"5": 101}}, "logit_bias.5: "),
     ({"tools": [{}]}, "tools.0.type: Field required"),
@@ -72,7 +73,7 @@ BAD = [  # a part of a request and what the error begins with: the name of its p
     ({"min_p": 1.1}, "min_p: "),
     ({"repetition_penalty": 0}, "repetition_penalty: "),
     ({"max_tokens": [SECRET]}, "max_tokens: "),
-    ({"stop": ["a"] * 17}, "stop: at most 16 are allowed, not 17"),
+    ({"stop": ["a"] * 65}, "stop: at most 64 are allowed, not 65"),
     ({"stop": ["a", 5]}, "stop.1: Input should be a valid string"),
     ({"stop": 5}, "stop: need text or a list"),
     ({"stop": [""]}, "stop.0: String should have at least 1 character"),
@@ -161,6 +162,8 @@ def test_bad_bodies(gateway, body, status, code):
             "tfs_z": 1,
         },
         {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": True}},
+        {"stop": [f"\n{number}" for number in range(17)], "max_completion_tokens": 3},  # as Continue completes code
+        message(role="assistant", reasoning_content="Hm", reasoning="Hm"),
     ],
 )
 def test_parameters_without_effect_are_accepted(gateway, neutral):

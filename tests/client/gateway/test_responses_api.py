@@ -87,7 +87,7 @@ def test_a_function_is_called_and_its_result_read(openai, stream):
     (call,) = answer.output
     assert (call.type, call.name) == ("function_call", "count_words")
     assert list(json.loads(call.arguments)) == ["word", "count"]
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": [{"type": "input_text", "text": "7"}]}
     after = ask(openai, [{"role": "user", "content": QUESTION}, call.model_dump(exclude_none=True), result])
     written = f'<tool_call>\n{{"name": "count_words", "arguments": {call.arguments}}}\n</tool_call>'
     messages = [

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from types import SimpleNamespace
 
 import pytest
 
+from outrider_client.connection.link_state import LinkState
 from outrider_client.gateway import link_watch
 from outrider_client.gateway.session_pool import SessionPool
+from outrider_proto.errors import LinkError
 
 
 class Held:
@@ -156,6 +160,21 @@ async def test_an_idle_gateway_sends_nothing_until_somebody_looks(probed):
     await anext(page)
     await probes(probe, 9)
     await page.aclose()
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(2, LinkState.OFFLINE), (3, LinkState.CONNECTING)])
+async def test_a_gateway_that_did_not_run_says_nothing_of_the_link(pool, monkeypatch, seconds, state):
+    """A probe is given up after two seconds."""
+    clock = itertools.count(0, seconds)
+    monkeypatch.setattr(link_watch, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    class Fails(CountingProbe):
+        async def measure(self) -> float:
+            raise LinkError("no answer")
+
+    watch = link_watch.LinkWatch(pool, Fails(), lambda state: None)
+    await watch._probe_server()
+    assert watch.state is state
 
 
 async def test_a_request_that_stops_waiting_leaves_no_trace(pool):
