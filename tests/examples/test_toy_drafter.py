@@ -118,7 +118,7 @@ def asked(installed: Installed, address: str, drafter: str, mode: str) -> tuple[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", ["", ",strength=0.5", ",copy=3,draft_vocab=all"])
+@pytest.mark.parametrize("options", ["", ",strength=0.5,copy=3,draft_vocab=all"])
 def test_it_drafts_for_a_server_and_the_text_is_the_targets(installed, drafter, address, expected, options):
     text, tau = asked(installed, address, f"{drafter}{options}", "stop-and-wait")
     assert text == expected

@@ -1,28 +1,19 @@
 """Data-parallel training: the same batches, the same updates, one set of files."""
 
-import subprocess
-import sys
+import multiprocessing
+import os
+from dataclasses import replace
 from importlib import resources
 
 import pytest
 import torch
 
+from outrider_lab.training import recipe as recipe_module
 from outrider_lab.training.corpus_source import CorpusSource
+from outrider_lab.training.recipe import RecipeOptions, train_recipe
 from outrider_models.training.data.texts import make_batch
 from outrider_models.training.data_parallel import DataParallel
-
-SCRIPT = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from outrider_lab.training.recipe import _IN_RECIPES, RecipeOptions, train_recipe
-
-recipe, out, target, resume, updates = sys.argv[1:]
-# Every run ends with a validation by the leader, which changes no weight.
-_IN_RECIPES["validation"] = replace(_IN_RECIPES["validation"], new_tokens=2)
-options = RecipeOptions(recipe, Path(out), target)
-train_recipe(options, resume=bool(int(resume)), stop_after_updates=int(updates))
-"""
+from outrider_proto.addresses import free_port
 
 
 def test_parts_of_an_update_add_up(tiny_recipe, tiny_task):
@@ -53,12 +44,30 @@ def test_two_processes_resume_their_masks(tiny_target, tmp_path):
         assert large in shipped
         shipped = shipped.replace(large, small)
     recipe.write_text(shipped)
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
     for name, parts in (("whole", (4,)), ("parts", (2, 2))):
         for number, updates in enumerate(parts):
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
-            arguments = [script, recipe, tmp_path / name, tiny_target, str(number), str(updates)]
-            subprocess.run([*torchrun, *arguments], check=True, timeout=300)
+            options = RecipeOptions(str(recipe), tmp_path / name, str(tiny_target))
+            in_two_processes(options, bool(number), updates)
     whole, parts = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))
     assert whole == parts
+
+
+def in_two_processes(options, resume, updates):
+    """As torchrun does it, but forked from a process that has everything imported."""
+    forks, port = multiprocessing.get_context("forkserver"), free_port()
+    forks.set_forkserver_preload([recipe_module.__name__])
+    ranks = [forks.Process(target=train, args=(rank, port, options, resume, updates)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(300)
+    assert [process.exitcode for process in ranks] == [0, 0]
+
+
+def train(rank, port, options, resume, updates):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    # Every run ends with a validation by the leader, which changes no weight.
+    recipe_module._IN_RECIPES["validation"] = replace(recipe_module._IN_RECIPES["validation"], new_tokens=2)
+    train_recipe(options, resume=resume, stop_after_updates=updates)
