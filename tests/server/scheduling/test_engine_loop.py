@@ -16,7 +16,7 @@ from outrider_proto.frames import Decode, Draft, Features, Finish, Sampling, Tap
 from outrider_proto.tree import DraftTree
 from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.engine import Engine
-from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.reference_decode import plain_decode, plain_greedy
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
@@ -57,78 +57,49 @@ def session(memory: KVMemory | None = None) -> Sequence:
 def decode(
     sequence: Sequence, said: list[Reply], count: int = 4, prompt: list[int] = PROMPT, sampling: Sampling | None = None
 ) -> Request:
-    return new_request(sequence, frame(count, prompt), Sampler(sampling or Sampling()), ReplyRoute(said.append), 0.0)
+    return request(sequence, frame(count, prompt), said, sampling)
 
 
 def tokens_of(said: list[Reply]) -> list[int]:
     return [token for reply in said if isinstance(reply, Verdict) for token in (*reply.tokens, reply.bonus)]
 
 
-class Texts:
-    """Conversations of two turns whose requests come in between passes, with memory for half of them."""
+@pytest.mark.parametrize("swap", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", ["contiguous", "paged"])
+def test_every_text_is_that_of_the_plain_loop(layout, swap):
+    """Two turns each, greedy and sampled, with features and without, which come in between passes.
 
-    def __init__(self, layout: str, seed: int, swap: bool) -> None:
-        rng = random.Random(seed)
-        row = target().kv.bytes_per_token + 4 * TAP.info.width
-        rows = 420 if layout == "contiguous" else 320
-        self.memory = KVMemory(
-            target().kv, rows * row, "all", layout=layout, swap_bytes=rows * row * swap, small_bytes=0
-        )
-        self.loop = WatchedLoop(batch_tokens=48, chunk_tokens=32)
-        self.said: list[list[Reply]] = []
-        self.prompts: list[list[int]] = []
-        self.turns: list[list[Request]] = []
+    With memory for half of them, they share prefixes and lose rows to each other.
+    """
+    num_bytes = (420 if layout == "contiguous" else 320) * (target().kv.bytes_per_token + 4 * TAP.info.width)
+    evictions = hits = 0
+    for seed in range(4):
+        memory = KVMemory(target().kv, num_bytes, "all", layout=layout, swap_bytes=num_bytes * swap, small_bytes=0)
+        rng, loop, turns, truths, said = random.Random(seed), WatchedLoop(batch_tokens=48, chunk_tokens=32), [], [], []
         for number in range(6):
             own = random_tokens(np.random.default_rng(100 * seed + number), rng.randrange(5, 40))
             prompt = [*COMMON, *own] if number % 3 else own
             sampling = Sampling(0.9, seed=number) if number % 2 else Sampling()
-            sequence = Sequence(self.memory, TAP if number % 4 < 2 else None)
-            said: list[Reply] = []
+            truths.append(plain_decode(target(), prompt, 12, sampling))
+            said.append(replies := [])
+            sequence = Sequence(memory, TAP if number % 4 < 2 else None)
             features = {"features_from": 0} if sequence.tap else {}
-            first = Decode(1, 0, tuple(prompt[:-1]), prompt[-1], 12, **features)
             # Back to somewhere in the text, which its client says anew.
             again = [*prompt[: rng.randrange(2, len(prompt))], 7, 9]
             base = min(len(again) - 3, len(prompt) - 1)
             then = Draft(2, base, tuple(again[base:-1]), again[-1], DraftTree.chain([3, 4, 5]), **features)
-            self.turns.append(
-                [
-                    new_request(sequence, frame, Sampler(sampling), ReplyRoute(said.append), 0.0)
-                    for frame in (first, then)
-                ]
-            )
-            self.said.append(said)
-            self.prompts.append(prompt)
-        self._coming = [request for turn in zip(*self.turns, strict=True) for request in turn]
-        self._rng = rng
-
-    def run(self) -> None:
-        def arrive() -> None:
-            for _ in range(self._rng.randrange(3)):
-                if self._coming:
-                    self.loop.submit(self._coming.pop(0))
-
-        while self._coming or self.loop._queues or not self.loop._inbox.empty():
-            arrive()
-            if self.loop._queues or not self.loop._inbox.empty():
-                self.loop.step()
-
-
-@pytest.mark.parametrize("swap", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("layout", ["contiguous", "paged"])
-def test_every_text_is_that_of_the_plain_loop(layout, swap):
-    """With features and without, while sessions share prefixes and lose rows to each other."""
-    evictions = hits = 0
-    for seed in range(4):
-        texts = Texts(layout, seed, swap)
-        texts.run()
-        for number, said in enumerate(texts.said):
-            assert not any(isinstance(reply, Refusal) for reply in said)
-            assert sum(isinstance(reply, RequestDone) for reply in said) == 2
-            if not number % 2:
-                first = [reply for reply in said if isinstance(reply, Verdict) and reply.seq == 1]
-                assert tokens_of(first) == plain_greedy(target(), texts.prompts[number], 12)
-        evictions += texts.memory.evictions
-        hits += texts.memory.prefix_hits_tokens
+            turns.append([request(sequence, each, replies, sampling) for each in (frame(12, prompt, **features), then)])
+        coming = [each for turn in zip(*turns, strict=True) for each in turn]
+        while coming or loop._queues:
+            num_new = rng.randrange(3) if loop._queues else 1
+            loop.step(*coming[:num_new])
+            del coming[:num_new]
+        for truth, replies in zip(truths, said, strict=True):
+            assert not any(isinstance(reply, Refusal) for reply in replies)
+            assert sum(isinstance(reply, RequestDone) for reply in replies) == 2
+            assert tokens_of([reply for reply in replies if isinstance(reply, Verdict) and reply.seq == 1]) == truth
+        evictions += memory.evictions
+        hits += memory.prefix_hits_tokens
     assert evictions
     assert hits
 
@@ -208,8 +179,10 @@ class RunningMeanTap:
         del self.means[length:]
 
 
-def request(sequence: Sequence, frame: Decode | Draft, said: list[Reply]) -> Request:
-    return new_request(sequence, frame, Sampler(Sampling()), ReplyRoute(said.append), 0.0)
+def request(
+    sequence: Sequence, frame: Decode | Draft, said: list[Reply], sampling: Sampling | None = None, **more
+) -> Request:
+    return new_request(sequence, frame, Sampler(sampling or Sampling()), ReplyRoute(said.append, **more), 0.0)
 
 
 def run(thread: WatchedLoop, one: Request) -> None:
@@ -295,23 +268,16 @@ async def test_a_decode_waits_for_a_client_that_does_not_read_and_then_goes_on()
     assert [verdict.bonus for verdict in verdicts] == truth
 
 
-def decoding(
-    sequence: Sequence, said: list[Reply], is_behind=lambda: False, features_from: int | None = None
-) -> Request:
-    route = ReplyRoute(said.append, is_behind)
-    return new_request(sequence, frame(12, features_from=features_from), Sampler(Sampling()), route, 0.0)
-
-
 def test_a_request_that_is_abandoned_while_another_takes_its_room_does_not_run():
     memory = KVMemory(target().kv, 200 * target().kv.bytes_per_token, "none")  # room for one
     said, others = [], []
-    first = decoding(Sequence(memory, None), said)
+    first = decode(Sequence(memory, None), said)
 
     def hang_up() -> bool:
         first.abandoned = True
         return False
 
-    bystander = decoding(Sequence(memory, None), others, hang_up)
+    bystander = request(Sequence(memory, None), frame(12), others, is_behind=hang_up)
     WatchedLoop().step(first, bystander)
     assert said == []
     assert not memory.must_free_all  # the machine lacks nothing
@@ -320,13 +286,14 @@ def test_a_request_that_is_abandoned_while_another_takes_its_room_does_not_run()
 
 def test_a_decode_that_lost_its_rows_while_it_rested_ends_its_features_when_it_is_cancelled():
     said, thread, update_paused = [], WatchedLoop(), threading.Event()
-    request = decoding(Sequence(KVMemory(target().kv), KeysTap()), said, update_paused.is_set, features_from=0)
-    thread.step(request)
+    sequence = Sequence(KVMemory(target().kv), KeysTap())
+    one = request(sequence, frame(12, features_from=0), said, is_behind=update_paused.is_set)
+    thread.step(one)
     sent = [answer for answer in said if isinstance(answer, Features)][-1]
     update_paused.set()
     thread.step()
-    request.sequence.evict()
-    request.cancelled = True
+    one.sequence.evict()
+    one.cancelled = True
     thread.step()
     *_, verdict, features, done = said
     assert (verdict.finish, done) == (Finish.CANCELLED, RequestDone())
@@ -340,7 +307,7 @@ def test_of_a_draft_far_larger_than_was_asked_for_the_first_nodes_are_verified(m
     loop, said = WatchedLoop(), []
     monkeypatch.setattr(loop._tree_budget, "_most", advice or loop._tree_budget._most)
     draft = Draft(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], DraftTree.chain(truth[:30]))
-    loop.step(new_request(Sequence(target().kv, None), draft, Sampler(Sampling()), ReplyRoute(said.append), 0.0))
+    loop.step(request(Sequence(target().kv, None), draft, said))
     verdict, done = said
     assert verdict.path == tuple(range(verified))
     assert verdict.bonus == truth[verified]
