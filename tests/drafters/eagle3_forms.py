@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eagle3_formulas import Formulas
+from eagle3_formulas import Formulas, layer_shapes
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -106,16 +106,11 @@ class Head:
 
     def _layer(self, layer: str, inputs: int) -> dict[str, tuple[int, ...]]:
         form, attention = self.form, f"{layer}self_attn."
-        hidden, q, kv = form.hidden, 4 * form.head_dim, 2 * form.head_dim
-        rows = dict(zip("qkv", (q, kv, kv), strict=True))
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{layer}{norm}.weight": (hidden,) for norm in ("input_layernorm", "post_attention_layernorm")
-        }
-        shapes |= {f"{attention}{x}_proj.weight": (n, inputs) for x, n in rows.items()}
-        shapes |= {f"{attention}o_proj.weight": (hidden, q), f"{layer}mlp.down_proj.weight": (hidden, 96)}
-        shapes |= {f"{layer}mlp.{part}_proj.weight": (96, hidden) for part in ("gate", "up")}
-        shapes |= {f"{attention}{x}_proj.bias": (n,) for x, n in rows.items()} if form.qkv_bias else {}
-        shapes |= {f"{attention}o_proj.bias": (hidden,)} if form.out_bias else {}
+        q, kv = 4 * form.head_dim, 2 * form.head_dim
+        shapes = layer_shapes(layer, form.hidden, inputs, q, kv, mlp=96)
+        biases = {f"{attention}{x}_proj.bias": (n,) for x, n in (("q", q), ("k", kv), ("v", kv))}
+        shapes |= biases if form.qkv_bias else {}
+        shapes |= {f"{attention}o_proj.bias": (form.hidden,)} if form.out_bias else {}
         return shapes | ({f"{attention}{x}_norm.weight": (form.head_dim,) for x in "qk"} if form.qk_norm else {})
 
     def _random(self, name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""EAGLE-3, and layers of EAGLE-2, straight from the formulas: everything computed anew for every question, no cache.
+"""EAGLE-3, and layers of other heads, straight from the formulas: everything computed anew each time, no cache.
 
 Tensors bear SafeAILab's names. Written from the paper (arXiv 2503.01840) and the published code's order of steps.
 """
@@ -7,6 +7,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+def layer_shapes(layer: str, hidden: int, inputs: int, q: int, kv: int, mlp: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a layer's tensors; `inputs` is the width that attention reads."""
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{layer}{norm}.weight": (hidden,) for norm in ("input_layernorm", "post_attention_layernorm")
+    }
+    rows = dict(zip("qkv", (q, kv, kv), strict=True))
+    shapes |= {f"{layer}self_attn.{x}_proj.weight": (n, inputs) for x, n in rows.items()}
+    shapes |= {f"{layer}self_attn.o_proj.weight": (hidden, q), f"{layer}mlp.down_proj.weight": (hidden, mlp)}
+    return shapes | {f"{layer}mlp.{part}_proj.weight": (mlp, hidden) for part in ("gate", "up")}
 
 
 @dataclass
@@ -64,11 +75,16 @@ class Formulas:
         return y + ((z @ gate.T) * torch.sigmoid(z @ gate.T) * (z @ up.T)) @ down.T
 
     def attention(self, x: Tensor, layer: str, window: int | None) -> Tensor:
+        places = torch.arange(len(x))
+        distance = places[:, None] - places
+        return self.attended(x, layer, (distance >= 0) & (distance < (window or len(x))), places)
+
+    def attended(self, x: Tensor, layer: str, seen: Tensor, places: Tensor) -> Tensor:
+        """Of rows [n] at these places, each of which sees those of its row of `seen` [n, n]."""
         attention = f"{layer}self_attn."
-        queries, keys = self.rotated(f"{attention}q", x, self.heads), self.rotated(f"{attention}k", x, self.kv_heads)
+        queries = self.rotated(f"{attention}q", x, self.heads, places)
+        keys = self.rotated(f"{attention}k", x, self.kv_heads, places)
         values = self.projected(f"{attention}v", x, self.kv_heads)
-        distance = torch.arange(len(x))[:, None] - torch.arange(len(x))
-        seen = (distance >= 0) & (distance < (window or len(x)))
         mixed = []
         for head in range(self.heads):
             group = head // (self.heads // self.kv_heads)
@@ -77,13 +93,13 @@ class Formulas:
         out = torch.cat(mixed, dim=-1) @ self.tensors[f"{attention}o_proj.weight"].T
         return out + self.tensors.get(f"{attention}o_proj.bias", 0)
 
-    def rotated(self, name: str, x: Tensor, heads: int) -> Tensor:
+    def rotated(self, name: str, x: Tensor, heads: int, places: Tensor) -> Tensor:
         """RoPE as a product of complex numbers: the halves of a head are real and imaginary parts."""
         rows = self.projected(name, x, heads)
         weight = self.tensors.get(f"{name}_norm.weight")
         rows = rows if weight is None else self.norm(rows, weight)
         real, imaginary = rows.chunk(2, dim=-1)
-        angles = torch.arange(len(x))[:, None] * self.inverse_frequencies
+        angles = places[:, None] * self.inverse_frequencies
         rotated = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angles), angles)[:, None]
         return torch.cat((rotated.real, rotated.imag), dim=-1)
 

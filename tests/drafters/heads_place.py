@@ -18,26 +18,28 @@ class Place:
     """A drafter directory of which both halves are loaded."""
 
     def __init__(self, path: Path, target: Path, frozen: TargetWeights, file: str) -> None:
-        self.path, self._target, self._frozen, self._file = path, target, frozen, file
+        self.path, self.target, self.frozen, self.file = path, target, frozen, file
 
     def write(self, tensors: Mapping[str, torch.Tensor | None], config=None, file: str | None = None) -> "Place":
         """Tensors that are None are left out."""
         self.path.mkdir(exist_ok=True)
         stored = {name: tensor.clone().contiguous() for name, tensor in tensors.items() if tensor is not None}
-        save_file(stored, self.path / (file or self._file))
+        save_file(stored, self.path / (file or self.file))
         (self.path / "config.json").write_text(json.dumps(config or {}))
         return self
 
-    def load(self) -> Drafter:
-        drafter = load_drafter(self.path, self._frozen)
-        assert load_tap(self.path, self._target).info == drafter.tap
+    def load(self, options: str = "") -> Drafter:
+        drafter = load_drafter(f"{self.path}{options}", self.frozen)
+        assert load_tap(f"{self.path}{options}", self.target).info == drafter.tap
         return drafter
 
-    def refused(self, message: str) -> None:
+    def refused(self, message: str, options: str = "") -> None:
+        """By both halves, in words that name the head."""
+        with pytest.raises(UsageError, match=message) as refusal:
+            load_drafter(f"{self.path}{options}", self.frozen)
+        assert str(self.path) in str(refusal.value) or "config.json" in str(refusal.value)
         with pytest.raises(UsageError, match=message):
-            load_drafter(self.path, self._frozen)
-        with pytest.raises(UsageError, match=message):
-            load_tap(self.path, self._target)
+            load_tap(f"{self.path}{options}", self.target)
 
 
 def fed(drafter: Drafter, arrays: Mapping[str, torch.Tensor], position: int = 10) -> DraftState:

@@ -7,13 +7,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from heads_place import Place
+from safetensors.torch import load_file
 from torch import Tensor
 
-from outrider_drafters import Drafter, TargetWeights, load_drafter, load_tap
-from outrider_proto.errors import UsageError
+from outrider_drafters import Drafter, TargetWeights
 
 Tensors = dict[str, Tensor]
 Config = dict[str, Any]
@@ -74,18 +73,17 @@ def target_of(directory: Path) -> TargetWeights:
     return TargetWeights.load(directory)
 
 
-class SpoiledHead:
+class SpoiledHead(Place):
     """A copy of the head of that name, with `tensors` and `config` to change."""
 
     def __init__(self, path: Path, golden: Path, name: str) -> None:
         source, layout = LAYOUTS.get(name, (name, lambda *both: both))
         case, target = GOLDEN[source]
-        self.path, self.target = path, golden / target
         shutil.copytree(golden / case / "drafter", path, copy_function=shutil.copyfile)
         (stored,) = [*path.glob("*.safetensors"), *path.glob("*.pt")]
         tensors = load_file(stored) if stored.suffix == ".safetensors" else torch.load(stored, weights_only=True)
         stored.unlink()
-        self._file = stored.with_suffix(".safetensors")
+        super().__init__(path, golden / target, target_of(golden / target), f"{stored.stem}.safetensors")
         self.tensors, self.config = layout(tensors, json.loads((path / "config.json").read_text()))
         self.save()
 
@@ -96,8 +94,7 @@ class SpoiledHead:
         return nested
 
     def save(self) -> None:
-        save_file({name: tensor.contiguous() for name, tensor in self.tensors.items()}, self._file)
-        (self.path / "config.json").write_text(json.dumps(self.config))
+        self.write(self.tensors, self.config)
 
     def change(self, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """A tensor is one, the shape of one of zeros, or GONE."""
@@ -107,13 +104,8 @@ class SpoiledHead:
 
     def load(self, options: str = "") -> Drafter:
         self.save()
-        return load_drafter(f"{self.path}{options}", target_of(self.target))
+        return super().load(options)
 
     def refused(self, message: str, options: str = "") -> None:
-        """By both halves, in words that name the head."""
         self.save()
-        with pytest.raises(UsageError, match=message) as refusal:
-            load_drafter(f"{self.path}{options}", target_of(self.target))
-        assert str(self.path) in str(refusal.value) or "config.json" in str(refusal.value)
-        with pytest.raises(UsageError, match=message):
-            load_tap(f"{self.path}{options}", self.target)
+        super().refused(message, options)

@@ -35,7 +35,7 @@ def test_keys_and_values_of_another_target_are_refused(moa):
     other = moa.path.parent / "target"
     shutil.copytree(moa.target, other, copy_function=shutil.copyfile)
     (other / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 4}))
-    moa.target = other
+    moa.target, moa.frozen = other, TargetWeights.load(other)
     moa.refused("width of packed K/V is 32, the target's 64")
 
 

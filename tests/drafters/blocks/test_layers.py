@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from heads_place import random_network
 from transformers import LlamaConfig, LlamaModel, Qwen2Config, Qwen2Model, Qwen3Config, Qwen3Model
 
 from outrider_drafters.blocks import layers
@@ -19,9 +20,8 @@ KINDS = [(LlamaModel, LlamaConfig), (Qwen2Model, Qwen2Config), (Qwen3Model, Qwen
 @torch.no_grad()
 def test_block_is_the_layer_of_transformers(model, config):
     torch.manual_seed(0)
-    theirs = model(config(**SIZES, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 5000.0})).eval()
-    for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+    rope = {"rope_type": "default", "rope_theta": 5000.0}
+    theirs = random_network(0, lambda: model(config(**SIZES, head_dim=8, rope_parameters=rope)))
     shape = BlockShape(32, 4, 2, 8, 44, rope_theta=5000.0, qkv_bias=model is Qwen2Model, qk_norm=model is Qwen3Model)
     block = LlamaBlock(shape)
     block.load_state_dict(theirs.layers[0].state_dict())
@@ -31,18 +31,17 @@ def test_block_is_the_layer_of_transformers(model, config):
     torch.testing.assert_close(theirs.norm(hidden), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("input_norm", [True, False])
 @pytest.mark.parametrize(("qkv_bias", "qk_norm"), [(True, False), (False, True), (False, False)])
 @torch.no_grad()
-def test_fused_block_is_the_block(input_norm, qkv_bias, qk_norm):
+def test_fused_block_is_the_block(packed, input_norm, qkv_bias, qk_norm):
     torch.manual_seed(1)
     shape = BlockShape(32, 4, 2, 8, 44, qkv_bias=qkv_bias, qk_norm=qk_norm)
-    block = LlamaBlock(shape, input_norm=input_norm)
-    for parameter in block.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
+    block = random_network(1, lambda: LlamaBlock(shape, input_norm=input_norm))
     x, rope = torch.randn(9, 32), shape.rope(torch.arange(9))
     expected = block.self_attend(x[None], rope, causal_mask(9, x.device))[0]
-    fused = FusedBlock(block)
+    fused = FusedBlock(block, packed=packed)
     cache = fused.new_cache()
     fused.append_kv(x[:4], shape.rope(torch.arange(4)), cache)
     mask = causal_mask(9, x.device)[4:]

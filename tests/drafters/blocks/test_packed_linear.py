@@ -6,8 +6,6 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_drafters.blocks.fused import FusedBlock
-from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, Rope
 from outrider_drafters.blocks.packed_linear import PackedLinear, can_pack, padded_rows
 
 
@@ -48,15 +46,3 @@ def test_padding_is_small_and_sizes_are_few(num_rows):
     padded = padded_rows(num_rows)
     assert 0 <= padded - num_rows < max(8, num_rows / 8 + 1)
     assert padded_rows(padded) == padded
-
-
-@torch.inference_mode()
-def test_a_packed_block_computes_what_the_plain_one_does():
-    torch.manual_seed(2)
-    shape = BlockShape(width=32, heads=4, kv_heads=2, head_dim=8, mlp=48)
-    block = LlamaBlock(shape)
-    plain, packed = (FusedBlock(block, packed=packed) for packed in (False, True))
-    rope: Rope = shape.rope(torch.arange(4))
-    for num_sequences in (1, 9, 50):
-        x = torch.randn(num_sequences, 4, 32)
-        torch.testing.assert_close(packed.self_attend(x, rope), plain.self_attend(x, rope), atol=1e-5, rtol=1e-4)

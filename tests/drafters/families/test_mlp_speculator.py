@@ -1,20 +1,17 @@
 """IBM's MLP speculators in every published form against their formulas, one path at a time."""
 
-import json
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from heads_place import Place
 from heads_place import near as close
-from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.families.heads import newest_hidden_info
-from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT
 
 TARGET = "target_tiny"
@@ -49,8 +46,8 @@ FORMS = {
 class Heads:
     """Random heads of some form, saved; and their formulas."""
 
-    def __init__(self, form: Form, path: Path) -> None:
-        self.form, self.path = form, path
+    def __init__(self, form: Form, place: Place) -> None:
+        self.form, self.place = form, place
         generator = torch.Generator().manual_seed(8)
 
         def random(*shape: int) -> Tensor:
@@ -89,17 +86,8 @@ class Heads:
         return number == (last if self.form.copies == "last" else "1" if part == "proj" else "0")
 
     def save(self) -> "Heads":
-        self.path.mkdir(exist_ok=True)
-        save_file(self.tensors, self.path / "model.safetensors")
-        (self.path / "config.json").write_text(json.dumps(self.config))
+        self.place.write(self.tensors, self.config)
         return self
-
-    def refused(self, message: str, frozen: TargetWeights, target: Path) -> None:
-        self.save()
-        with pytest.raises(UsageError, match=message):
-            load_drafter(self.path, frozen)
-        with pytest.raises(UsageError, match=message):
-            load_tap(self.path, target)
 
     def expected(self, feature: Tensor, line: list[int]) -> Tensor:
         """Logits [V] for the successor of the tokens after the feature's."""
@@ -116,15 +104,16 @@ class Heads:
 
 
 @pytest.fixture
-def heads(request, tmp_path) -> Heads:
-    return Heads(FORMS[getattr(request, "param", "plain")], tmp_path / "heads").save()
+def heads(request, tmp_path, target, frozen) -> Heads:
+    place = Place(tmp_path / "heads", target, frozen, "model.safetensors")
+    return Heads(FORMS[getattr(request, "param", "plain")], place).save()
 
 
 FEATURE = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(3))
 
 
 def fed(heads: Heads, frozen: TargetWeights, lag: int = 0, options: str = ""):
-    state = load_drafter(f"{heads.path}{options}", frozen).new_state()
+    state = load_drafter(f"{heads.place.path}{options}", frozen).new_state()
     state.append(TEXT)
     state.add_features(len(TEXT) - 2 - lag, FEATURE)
     return state
@@ -134,7 +123,7 @@ def fed(heads: Heads, frozen: TargetWeights, lag: int = 0, options: str = ""):
 @pytest.mark.parametrize("lag", [0, 1])
 def test_agrees_with_its_formulas(heads, lag, frozen, golden):
     """Along the branches of a tree, from a feature that is one token old or older."""
-    state, tap = fed(heads, frozen, lag), load_tap(heads.path, golden / TARGET)
+    state, tap = fed(heads, frozen, lag), load_tap(heads.place.path, golden / TARGET)
     assert tap.info == newest_hidden_info(HIDDEN)
     levels = heads.form.heads - lag
     assert state.max_levels == levels
@@ -155,9 +144,9 @@ def test_agrees_with_its_formulas(heads, lag, frozen, golden):
 @pytest.mark.parametrize("heads", ["plain", "tied, all copies", "a config that says little"], indirect=True)
 def test_drafts_as_many_paths_as_its_config_says(heads, frozen):
     count = heads.form.heads
-    assert load_drafter(heads.path, frozen).plan == TreeShape(breadth=5, levels=count, budget=5 * count)
+    assert load_drafter(heads.place.path, frozen).plan == TreeShape(breadth=5, levels=count, budget=5 * count)
     heads.config |= {"top_k_tokens_per_head": [1] * count, "n_candidates": 7}
-    plan = load_drafter(heads.save().path, frozen).plan
+    plan = load_drafter(heads.save().place.path, frozen).plan
     assert plan == TreeShape.chain(count)
     tree = grow_tree(fed(heads, frozen), plan)
     assert len(tree) == count
@@ -190,6 +179,6 @@ REFUSED = {  # of a form: a setting or a tensor that is changed, and what the re
     [(form, *row) for form, rows in REFUSED.items() for row in rows],
     indirect=["heads"],
 )
-def test_what_does_not_fit_is_refused(heads, name, value, message, frozen, golden):
+def test_what_does_not_fit_is_refused(heads, name, value, message):
     (heads.tensors if isinstance(value, Tensor) else heads.config)[name] = value
-    heads.refused(message, frozen, golden / TARGET)
+    heads.save().place.refused(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from heads_place import begun
+from heads_place import begun, paths_of
 
 from outrider_drafters.checkpoints.target_weights import TargetWeights
 from outrider_drafters.contracts.tree_shape import TreeShape
@@ -28,7 +28,7 @@ def frozen():
 
 def state_of(drafter, tokens, num_features=NUM_FEATURES):
     rows = torch.randn(NUM_FEATURES, drafter.tap.width, generator=torch.Generator().manual_seed(5))
-    return begun(drafter, tokens, rows[:num_features] if drafter.tap.fingerprint else None)
+    return begun(drafter, tokens, rows[:num_features])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -38,10 +38,10 @@ def test_each_draft_is_what_a_fresh_state_would_draft_after_that_outcome(family,
     tree = grow(state, PLAN).tree
     foreseen = predraft(state, tree, PLAN, 6, ())
     assert len(foreseen) == 6
+    paths = [*paths_of(tree), ()]  # the last one is the root's, whose number is -1
     assert [f.score for f in foreseen] == sorted((f.score for f in foreseen), reverse=True)
     for one in foreseen:
-        path = path_to(tree, one.outcome.node)
-        told = grow(state_of(drafter, [*TEXT, *tree.path_tokens(path), one.outcome.bonus]), PLAN)
+        told = grow(state_of(drafter, [*TEXT, *paths[one.outcome.node], one.outcome.bonus]), PLAN)
         assert one.drafted.tree == told.tree
         assert one.drafted.scores == pytest.approx(told.scores, abs=1e-3)
 
@@ -85,11 +85,3 @@ def test_once_the_truth_is_known_only_its_draft_grows_on(frozen):
     asked = iter([None, None, NO_OUTCOME])
     assert predraft(state, tree, PLAN, 4, (), lambda: next(asked)) == ()
     assert predraft(state, tree, PLAN, 4, (), lambda: NO_OUTCOME) == ()
-
-
-def path_to(tree, node):
-    path = []
-    while node != ROOT:
-        path.insert(0, node)
-        node = tree.parents[node]
-    return path
