@@ -81,6 +81,7 @@ class TcpEndpoint:
         self._recent_ms = 0  # RFC 7323's TS.Recent
         self._syn_timer = Timer(clock, self._syn_timed_out)
         self._syn_retries = 0
+        self._num_syns = 0
         self._syn_sent_at = 0.0
 
     def connect_to(self, peer: Self) -> None:
@@ -146,6 +147,7 @@ class TcpEndpoint:
     # The handshake
 
     def _send_syn(self) -> None:
+        self._num_syns += 1
         self._syn_sent_at = self._clock.now
         doublings = max(0, self._syn_retries - LINEAR_SYN_RETRIES)
         self._syn_timer.set(FIRST_RTO_S * 2**doublings)
@@ -160,7 +162,10 @@ class TcpEndpoint:
         self._syn_retries += 1
         self._send_syn()
 
-    def _arrive_syn(self) -> None:
+    def _arrive_syn(self, packet: TcpPacket) -> None:
+        # Who has answered a SYN goes on to echo the stamp of that one (tcp_check_req).
+        if self._phase != Phase.ANSWERING:
+            self._recent_ms = max(self._recent_ms, packet.stamp_ms)
         match self._phase:
             case Phase.LISTENING:
                 self._phase = Phase.ANSWERING
@@ -168,7 +173,7 @@ class TcpEndpoint:
             case Phase.ANSWERING:
                 self._send_syn()
             case Phase.OPENING:
-                self._complete_handshake()
+                self._complete_handshake(packet)
                 self.sender.push()
                 # Unless data carries the acknowledgment.
                 if not self.sender.nxt:
@@ -178,12 +183,14 @@ class TcpEndpoint:
             case _:
                 self._send_reset(0)
 
-    def _complete_handshake(self) -> None:
+    def _complete_handshake(self, packet: TcpPacket) -> None:
         self._syn_timer.cancel()
         self._phase = Phase.OPEN
         if self._syn_retries > 1:
             self.sender.begin_with(1)
-        self.sender.measured_in_handshake(self._clock.now - self._syn_sent_at)
+        # Of several SYNs only the echoed stamp tells which one was answered.
+        sent_at = self._syn_sent_at if self._num_syns == 1 else packet.echo_ms / 1000
+        self.sender.measured_in_handshake(max(0.001, self._clock.now - sent_at))
         self.user.opened()
 
     # Packets in
@@ -195,14 +202,13 @@ class TcpEndpoint:
                 self._send_reset(packet.ack)
             return
         if packet.syn:
-            self._recent_ms = max(self._recent_ms, packet.stamp_ms)
-            self._arrive_syn()
+            self._arrive_syn(packet)
             return
         if packet.rst:
             self._arrive_reset(packet)
             return
         if self._phase == Phase.ANSWERING:
-            self._complete_handshake()
+            self._complete_handshake(packet)
         if self._phase == Phase.OPEN and self._is_recent(packet):
             self._take(packet)
 

@@ -15,6 +15,20 @@ def test_a_handshake_takes_a_round_trip_and_data_follows():
     assert wires.sender.rtt.srtt_s == pytest.approx(0.1)
 
 
+def test_a_server_whose_answer_got_lost_is_measured_from_the_first_syn():
+    """As over tun: the timeout of what follows is three times that."""
+    wires = Wires(is_open=False)
+    wires.a.open()
+    wires.run(0.01)
+    wires.is_cut = True
+    wires.run(0.1)
+    wires.is_cut = False
+    wires.run(2)
+    assert 1.05 < wires.here.opened_at < 1.15
+    assert wires.sender.rtt.srtt_s == pytest.approx(wires.here.opened_at, abs=0.002)
+    assert wires.b.sender.rtt.srtt_s == pytest.approx(0.1, abs=0.002)
+
+
 def test_the_end_of_the_stream_comes_last_and_takes_no_byte():
     wires = Wires(fate=lambda n: None if n == 1 else 0.0)
     wires.a.write(3 * 1448)
