@@ -16,7 +16,7 @@ from typing import Literal, assert_never, cast, get_args
 import torch
 from torch import Tensor
 
-from outrider_drafters.readers.config import Config, config_int
+from outrider_drafters.readers.config import Config, config_int, config_number, config_part
 from outrider_proto.errors import UsageError
 
 Kind = Literal["linear", "llama3", "yarn", "divisors"]
@@ -55,13 +55,13 @@ class RopeScaling:
 
 def rope_scaling(config: Config) -> RopeScaling | None:
     """Read the RoPE scaling of a config, in the spelling of transformers 4 or 5. Raises UsageError."""
-    entry = _entry(config)
+    entry = rope_entry(config)
     kind = entry.get("rope_type") or entry.get("type") or "default"
     if kind == "default":
         return None
     if kind not in get_args(Kind):
         raise UsageError(f"config.json: rope_scaling of type {kind}: need one of {', '.join(get_args(Kind))}")
-    if float(entry.get("partial_rotary_factor") or 1.0) != 1.0:
+    if entry.get("partial_rotary_factor") not in (None, 0, 1):
         raise UsageError(f"config.json: partial_rotary_factor={entry['partial_rotary_factor']}: need 1")
     return _read(cast(Kind, kind), entry, config)
 
@@ -81,45 +81,38 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None
         return plain + (plain / scaling.factor - plain) * _stretched(plain, theta, scaling)
 
 
-def _entry(config: Config) -> Config:
-    entry = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(entry, dict):
-        raise UsageError(f"config.json: rope_scaling={entry!r}: need an object")
-    return entry
+def rope_entry(config: Config) -> Config:
+    """Return a config's `rope_scaling` or `rope_parameters`, empty without either. Raises UsageError."""
+    return config_part(config, "rope_scaling") or config_part(config, "rope_parameters")
 
 
 def _read(kind: Kind, entry: Config, config: Config) -> RopeScaling:
     if kind == "divisors":
-        return RopeScaling(kind, 1.0, divisors=tuple(map(float, entry["divisors"])))
-    factor = _number(entry, "factor")
+        return RopeScaling(kind, 1.0, divisors=tuple(map(float, entry.get("divisors") or ())))
+    factor = config_number(entry, "factor")
     if kind == "linear":
         return RopeScaling(kind, factor)
-    context = entry.get("original_max_position_embeddings") or config_int(config, "max_position_embeddings")
+    original = "original_max_position_embeddings"
+    context = config_int(entry, original) if entry.get(original) else config_int(config, "max_position_embeddings")
     if kind == "llama3":
-        low, high = _number(entry, "low_freq_factor"), _number(entry, "high_freq_factor")
+        low, high = config_number(entry, "low_freq_factor"), config_number(entry, "high_freq_factor")
         return RopeScaling(kind, factor, float(context), low, high)
-    slow, fast = float(entry.get("beta_slow") or 1), float(entry.get("beta_fast") or 32)
+    slow, fast = config_number(entry, "beta_slow", 1.0), config_number(entry, "beta_fast", 32.0)
     truncate = entry.get("truncate", True) is not False
     return RopeScaling(kind, factor, float(context), slow, fast, _magnitude(entry, factor), truncate)
 
 
-def _number(entry: Config, key: str) -> float:
-    value = entry.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-        raise UsageError(f"config.json: rope_scaling's {key}={value}: need a positive number")
-    return float(value)
-
-
 def _magnitude(entry: Config, factor: float) -> float:
     """Return YaRN's factor on cosines and sines (eq. 22; DeepSeek's pair of mscale values where given)."""
-    if (given := entry.get("attention_factor")) is not None:
-        return float(given)
+    if entry.get("attention_factor") is not None:
+        return config_number(entry, "attention_factor")
 
     def growth(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    own, shared = entry.get("mscale"), entry.get("mscale_all_dim")
-    return growth(float(own)) / growth(float(shared)) if own and shared else growth(1.0)
+    if not entry.get("mscale") or not entry.get("mscale_all_dim"):
+        return growth(1.0)
+    return growth(config_number(entry, "mscale")) / growth(config_number(entry, "mscale_all_dim"))
 
 
 def _divisors(scaling: RopeScaling, plain: Tensor) -> Tensor:

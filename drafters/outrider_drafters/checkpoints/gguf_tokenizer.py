@@ -66,36 +66,47 @@ def write_tokenizer(file: GgufFile, directory: Path) -> None:
 
     Raises UsageError for a tokenizer that cannot be read, or splits text in an unknown way.
     """
-    from transformers import PreTrainedTokenizerFast
-
+    arrays, is_byte_level = tokenizer_arrays(file.path), file.values.get("tokenizer.ggml.model") == "gpt2"
     try:
-        arrays = tokenizer_arrays(file.path)
-        if file.values.get("tokenizer.ggml.model") == "gpt2":
-            tokenizer = _byte_level(file, arrays)
-        else:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(
-                str(file.path.parent), gguf_file=file.path.name, local_files_only=True
-            )
-        tokenizer.save_pretrained(directory)
-        _add_ends(directory / "generation_config.json", file, arrays)
+        tokenizer = _byte_level(file, arrays) if is_byte_level else _of_transformers(file)
     except UsageError:
         raise
     except Exception as error:  # a file's arrays are trusted, and bad ones fail in many ways
         raise UsageError(f"{file.path}: not a GGUF file whose tokenizer transformers can read ({error})") from error
+    tokenizer.save_pretrained(directory)
+    _add_ends(directory / "generation_config.json", file, arrays)
+
+
+def _of_transformers(file: GgufFile) -> Any:  # Any: tokenizers have no types
+    from tokenizers import decoders, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    place = str(file.path.parent)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(place, gguf_file=file.path.name, local_files_only=True)
+    backend = tokenizer.backend_tokenizer
+    is_spaced = isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace)
+    if is_spaced and file.values.get("tokenizer.ggml.add_space_prefix") is False:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+        spaces = decoders.Replace("▁", " ")
+        backend.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
 
 
 def _byte_level(file: GgufFile, arrays: Mapping[str, Any]) -> Any:  # Any: arrays and tokenizers have no types
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    tokens, whole = arrays["tokens"], file.values.get("tokenizer.ggml.pre") in _WHOLE
+    tokens, kind = arrays["tokens"], file.values.get("tokenizer.ggml.pre")
+    whole = kind in _WHOLE
     merges = [tuple(merge.split(" ")) for merge in arrays.get("merges", ())]
     backend = Tokenizer(models.BPE({text: i for i, text in enumerate(tokens)}, merges, ignore_merges=whole))
+    if kind == "qwen2":
+        backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _splits(file)]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence([*splits, to_bytes]), decoders.ByteLevel()
     types = zip(tokens, arrays.get("token_type", ()), strict=False)
-    added = [(text, kind == _CONTROL) for text, kind in types if kind in (_CONTROL, _USER_DEFINED)]
+    added = [(text, each == _CONTROL) for text, each in types if each in (_CONTROL, _USER_DEFINED)]
     backend.add_tokens([AddedToken(text, normalized=False, special=special) for text, special in added])
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     ids = {name: file.values.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
@@ -126,9 +137,7 @@ def _add_ends(path: Path, file: GgufFile, arrays: Mapping[str, Any]) -> None:
         named.pop("<|end|>", None)
     config = read_json(path) if path.is_file() else {}
     eos = config.get("eos_token_id")
-    found = [
-        *(eos if isinstance(eos, list) else [eos]),
-        *(file.values.get(f"tokenizer.ggml.{key}") for key in _END_KEYS),
-    ]
-    ends = [end for end in dict.fromkeys((*found, *named.values())) if end is not None]
+    keyed = [file.values.get(f"tokenizer.ggml.{key}") for key in _END_KEYS]
+    found = dict.fromkeys([*(eos if isinstance(eos, list) else [eos]), *keyed, *named.values()])
+    ends = [end for end in found if end is not None]
     path.write_text(json.dumps({**config, "eos_token_id": ends[0] if len(ends) == 1 else ends}, indent=2) + "\n")

@@ -1,6 +1,7 @@
 """Read config.json as it stands: transformers would drop or rename keys of files that it did not write."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,15 +75,30 @@ def config_int(config: Config, key: str, default: int | None = None) -> int:
     return value
 
 
+def config_number(config: Config, key: str, default: float | None = None) -> float:
+    """Return a positive number; a missing or null one, or 0, takes the default. Raises UsageError."""
+    value = config.get(key) or default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise UsageError(f"config.json: {key}={value}: need a positive number")
+    return float(value)
+
+
+def config_part(config: Config, key: str) -> Config:
+    """Return an object in a config, empty where it is missing or null. Raises UsageError."""
+    part = config.get(key) or {}
+    if not isinstance(part, Mapping):
+        raise UsageError(f"config.json: {key}={part!r}: need an object")
+    return part
+
+
 def rope_theta(config: Config) -> float:
     """Return RoPE's base: `rope_theta` (transformers 4) or `rope_parameters.rope_theta` (5), by default 10000."""
-    parameters = config.get("rope_parameters") or {}
-    return float(config.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
+    return config_number(config, "rope_theta", config_number(config_part(config, "rope_parameters"), "rope_theta", 1e4))
 
 
 def rms_norm_eps(config: Config) -> float:
     """Return the norms' eps, by default Llama's 1e-6."""
-    return float(config.get("rms_norm_eps") or 1e-6)
+    return config_number(config, "rms_norm_eps", 1e-6)
 
 
 def is_sliding(config: Config, layer: int) -> bool:

@@ -42,7 +42,6 @@ class _Recorder:
     """A stand-in for the slots that records what every layer asks for."""
 
     def __init__(self) -> None:
-        self.windows: dict[int, int | None] = {}
         self.rows: dict[int, RowShape] = {}
         self.readers: list[tuple[int, int]] = []
         self.dtype = torch.float32
@@ -51,7 +50,6 @@ class _Recorder:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         self.calls += 1
-        self.windows[layer] = call.window
         self.rows[layer] = RowShape(key.shape[1], key.shape[3], value.shape[3])
         self.dtype = key.dtype
         # The very tensor of an earlier layer: this one keeps no K/V of its own (Gemma 4).
@@ -77,9 +75,8 @@ def probe(model: PreTrainedModel, max_context: int) -> KVShape:
             f"{kind}: its attention does not run on slots (AttentionInterface, layer_idx): {explained(error)}"
         ) from error
     layers = config.num_hidden_layers
-    if sorted(recorder.windows) != list(range(layers)) or recorder.calls != layers:
-        raise UsageError(f"{kind}: {len(recorder.windows)} of {layers} layers go through AttentionInterface; need all")
-    _check_windows(kind, config, recorder)
+    if sorted(recorder.rows) != list(range(layers)) or recorder.calls != layers:
+        raise UsageError(f"{kind}: {len(recorder.rows)} of {layers} layers go through AttentionInterface; need all")
     rows = tuple(recorder.rows[layer] for layer in range(layers))
     return KVShape(rows, recorder.dtype, model.device, tuple(recorder.readers))
 
@@ -254,13 +251,6 @@ def _rope_limit(config: Any) -> float:
         if each.get("rope_type") in _LENGTH_DEPENDENT_ROPE
     ]
     return min(limits, default=float("inf"))
-
-
-def _check_windows(kind: str, config: Any, recorder: _Recorder) -> None:
-    """Raise UsageError for a layer that is sliding by its config but passes no window."""
-    for layer, layer_type in enumerate(getattr(config, "layer_types", None) or ()):
-        if layer_type == "sliding_attention" and recorder.windows.get(layer) is None:
-            raise UsageError(f"{kind}: layer {layer} is a sliding-window layer but passes no window to its attention")
 
 
 def _inputs(tokens: list[int], positions: list[int], model: PreTrainedModel) -> dict[str, Any]:

@@ -138,6 +138,10 @@ REFUSED = {  # of a head: tensors, settings and options that are changed, and wh
         ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, "", "2-4-9: 9 is not within 0 to 8"),
         ({}, {"eagle_aux_hidden_state_layer_ids": "2"}, "", "need a list of layers"),
         ({}, {}, ",embedding=own", r"lacks tensors embed_tokens\.weight"),
+        *(({}, {key: value}, "", rf"config\.json: {key}={value}: need a positive number")
+          for key, value in (("rope_theta", "1e6"), ("rms_norm_eps", -1), ("rope_theta", True))),
+        ({}, {"rope_parameters": ["yarn"]}, "", "rope_parameters=.*: need an object"),
+        ({}, {"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": "x"}}, "", "beta_fast=x: need a positive"),
     ],
     "eagle3, speculators": [({}, {"norm_after_fc": True}, "", "norm_after_fc=True is not understood: need one of dra")],
     "dflash": [

@@ -35,7 +35,7 @@ from outrider_drafters.families.shared_layout import (
     speculative_tokens,
     stored_head,
 )
-from outrider_drafters.readers.config import KIND, NESTED, Config, config_int, flattened
+from outrider_drafters.readers.config import KIND, NESTED, Config, config_int, config_number, flattened
 
 Layout = Literal["z-lab", "DeepSpec", "speculators"]
 
@@ -46,6 +46,7 @@ HEADS = ("markov_", "confidence_", "logit_head.")  # parts of DSpark, by any of 
 INNER = "dflash_config"
 MARKOV_RANK = "markov_rank"
 CONFIDENCE_HEAD = "enable_confidence_head"
+SOFTCAP = "final_logit_softcapping"
 DDTREE = 16  # nodes of the tree that a block drafts unless told otherwise, as many as in dynamic trees
 BLOCK: Mapping[Layout, int] = {"z-lab": 16, "speculators": 8}  # where a layout has a default
 SETTINGS = frozenset({  # what is read of dflash_config, or follows from the tensors
@@ -109,7 +110,6 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
     files.need_equal("target_hidden_size", config_int(files.config, "target_hidden_size", target.hidden), target.hidden)
     shape = replace(stored_shape(files.checkpoint, "layers.0.", files.config), rope_scaling=rope_scaling(files.config))
     files.need_equal("hidden size", shape.width, target.hidden)
-    softcap = files.config.get("final_logit_softcapping")
     from_root, hint = _from_root(files, layout)
     return DFlashSizes(
         shape=shape,
@@ -117,9 +117,9 @@ def read_sizes(files: DrafterFiles, target: TargetSizes) -> DFlashSizes:
         taps=_taps(files, target, layout),
         block=config_int(files.config, "block_size", BLOCK.get(layout)),
         mask_token=mask_token(files, target),
-        embed_scale=_number(files, "input_embedding_scale"),
-        logit_scale=_number(files, "output_multiplier"),
-        softcap=None if not softcap else _number(files, "final_logit_softcapping"),
+        embed_scale=config_number(files.config, "input_embedding_scale", 1.0),
+        logit_scale=config_number(files.config, "output_multiplier", 1.0),
+        softcap=config_number(files.config, SOFTCAP) if files.config.get(SOFTCAP) else None,
         from_root=from_root,
         hint=hint,
         vocab=target.vocab,
@@ -209,11 +209,3 @@ def _own_embedding(files: DrafterFiles, target: TargetSizes) -> bool:
         return False
     files.need_equal(f"rows of {EMBEDDING}", files.checkpoint.matrix(EMBEDDING)[0], target.vocab)
     return True
-
-
-def _number(files: DrafterFiles, name: str) -> float:
-    """Read a factor, by default 1."""
-    value = files.config.get(name)
-    if value is not None and type(value) not in (int, float):
-        raise files.fault(f"{name}={value}: need a number")
-    return 1.0 if value is None else float(value)

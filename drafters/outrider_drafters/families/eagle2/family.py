@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider_drafters.blocks.fused import FusedBlock, FusedLayers
 from outrider_drafters.blocks.layers import WEIGHTS, stored_shape
 from outrider_drafters.blocks.packed_linear import PackedLinear
-from outrider_drafters.blocks.rope import RopeScaling, rope_scaling
+from outrider_drafters.blocks.rope import RopeScaling, rope_entry, rope_scaling
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, EMBEDDING_OPTION, ROPE_THETA_OPTION
 from outrider_drafters.checkpoints.target_weights import TargetSizes, TargetWeights
@@ -24,7 +24,15 @@ from outrider_drafters.families.family import Family
 from outrider_drafters.families.feature_drafter import PairDrafter
 from outrider_drafters.families.shared_layout import EMBEDDING, STEPS
 from outrider_drafters.readers.checkpoint import Checkpoint
-from outrider_drafters.readers.config import KIND, NESTED, SPECULATORS_KEYS, Config, config_int, flattened
+from outrider_drafters.readers.config import (
+    KIND,
+    NESTED,
+    SPECULATORS_KEYS,
+    Config,
+    config_int,
+    config_number,
+    flattened,
+)
 from outrider_proto.errors import UsageError
 
 TOLERANT_STEPS = 8  # steps of training that let it draft on late features as well as on fresh ones: docs/features.md
@@ -114,7 +122,7 @@ def sizes_of(checkpoint: Checkpoint, config: Config, theta: float | None = None)
 
 
 def _scaling(config: Config) -> RopeScaling | None:
-    kind = _rope_entry(config).get("rope_type") or _rope_entry(config).get("type") or "default"
+    kind = rope_entry(config).get("rope_type") or rope_entry(config).get("type") or "default"
     if kind not in ("default", "linear"):
         raise UsageError(f"config.json: rope_scaling of type {kind}: EAGLE-1/2 heads are known with linear alone")
     return rope_scaling(config)
@@ -122,12 +130,7 @@ def _scaling(config: Config) -> RopeScaling | None:
 
 def _scaled_theta(config: Config) -> float:
     # With linear scaling the published code builds RoPE without the config's rope_theta (cnets1.py, `_init_rope`).
-    return float(_rope_entry(config).get("rope_theta") or UNSAID_THETA)
-
-
-def _rope_entry(config: Config) -> Config:
-    entry = config.get("rope_scaling") or config.get("rope_parameters")
-    return entry if isinstance(entry, dict) else {}
+    return config_number(rope_entry(config), "rope_theta", UNSAID_THETA)
 
 
 def _num_layers(checkpoint: Checkpoint) -> int:

@@ -34,7 +34,7 @@ from outrider_drafters.families.gemma4.network import (
     LentTap,
     tap_info,
 )
-from outrider_drafters.readers.config import config_int, rms_norm_eps
+from outrider_drafters.readers.config import config_int, config_number, config_part, rms_norm_eps
 from outrider_drafters.trees.grow import Level
 
 
@@ -273,15 +273,15 @@ def _lent(files: DrafterFiles, layer: int, kind: Kind, heads: int) -> LentShape:
     kv_heads, _ = kv_sizes(files.config, layer, kind)
     if heads % kv_heads:
         raise files.fault(f"{kv_heads} K/V heads of {kind}: must divide num_attention_heads={heads}")
-    rope = (files.config.get("rope_parameters") or {}).get(kind) or {}
+    rope = config_part(config_part(files.config, "rope_parameters"), kind)
     rope_type = rope.get("rope_type", "default" if kind == "sliding_attention" else "proportional")
     if rope_type not in ("default", "proportional"):
         raise files.fault(f"rope_parameters: {kind} of type {rope_type}: need default or proportional")
-    theta = float(rope.get("rope_theta") or (1e4 if kind == "sliding_attention" else 1e6))
+    theta = config_number(rope, "rope_theta", 1e4 if kind == "sliding_attention" else 1e6)
     if rope_type == "default":
         return LentShape(kv_heads, head_dim, theta, head_dim // 2)
-    share = float(rope.get("partial_rotary_factor", 1.0 if rope else 0.25))
-    return LentShape(kv_heads, head_dim, theta, int(share * head_dim // 2), float(rope.get("factor") or 1.0))
+    share = config_number(rope, "partial_rotary_factor", 1.0 if rope else 0.25)
+    return LentShape(kv_heads, head_dim, theta, int(share * head_dim // 2), config_number(rope, "factor", 1.0))
 
 
 def _load_drafter(files: DrafterFiles, target: TargetWeights) -> AssistantDrafter:
