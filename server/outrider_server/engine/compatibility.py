@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from outrider_drafters.blocks.float32_arithmetic import Float32Arithmetic, is_plain
 from outrider_proto.errors import UsageError
-from outrider_proto.tree import DraftTree
+from outrider_proto.tree import ROOT, DraftTree
 from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.engine.fused_decoder import FusedDecoder
@@ -204,7 +204,7 @@ def _through_slots(
     half = len(tokens) // 2
     answers = []
     for part in (tokens[:half], tokens[half:]):
-        chain, tree = part[: max(1, half // 2)], _forked(part[max(1, half // 2) :], vocab)
+        chain, (tree, path) = part[: max(1, half // 2)], _forked(part[max(1, half // 2) :], vocab)
         segment = BatchSegment(slot, len(chain), tree, max_position=slot.length + len(tokens))
         flat = [*chain, *tree.tokens]
         if fused is None:
@@ -213,16 +213,23 @@ def _through_slots(
         else:
             rows = torch.tensor([flat, segment.positions], device=model.device)
             logits, _ = fused.forward(rows[0], rows[1], _NarrowBatch([segment]), None, frozenset())
-        path = range(1, len(tree), 2)
         slot.commit(len(chain), path)
         answers.append(logits[[*range(len(chain)), *(len(chain) + node for node in path)]])
     return torch.cat(answers).float()
 
 
-def _forked(tokens: list[int], vocab_size: int) -> DraftTree:
-    """Return a tree in which `tokens` follow each other as nodes 1, 3, 5, ..., each behind a dead end beside it."""
-    nodes = tuple(node for token in tokens for node in ((token + 1) % vocab_size, token))
-    return DraftTree(nodes, tuple(2 * (node // 2) - 1 for node in range(len(nodes))))
+def _forked(tokens: list[int], vocab_size: int) -> tuple[DraftTree, list[int]]:
+    """Return a tree in which `tokens` follow each other, each beside a dead end, and the nodes that they are.
+
+    Which of the two comes first changes from level to level: a mask may be wrong for the first child or the last alone.
+    """
+    nodes, parents, path = list[int](), list[int](), list[int]()
+    for level, token in enumerate(tokens):
+        parents += [path[-1] if path else ROOT] * 2
+        path.append(len(nodes) + (level + 1) % 2)
+        pair = (token + 1) % vocab_size, token
+        nodes += pair[::-1] if level % 2 else pair
+    return DraftTree(tuple(nodes), tuple(parents)), path
 
 
 def _check_config(kind: str, config: Any, max_context: int) -> None:  # a model's config has whatever fields it likes

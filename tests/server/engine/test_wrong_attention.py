@@ -95,6 +95,10 @@ WRONG = {
     "a node sees its sibling": ("gemma2", sight(lambda row, seen, _: seen | (1 << row >> 1))),
     "a node loses its ancestors":
         ("gemma2", sight(lambda row, seen, chain: seen if row < chain else (1 << chain) - 1 | 1 << row)),
+    "a node sees its uncle":
+        ("gemma2", sight(lambda row, seen, chain: seen | (1 << row - 2 if row > chain + 1 else 0))),
+    "a node beside it loses its parent":
+        ("gemma2", sight(lambda row, seen, chain: seen & ~(1 << row - 1) if row > chain else seen)),
     "window too wide": ("gemma2", off_by(1)),
     "window too narrow": ("gemma2", off_by(-1)),
     "window ignored": ("gemma3_text", call(window=lambda *_: None)),
