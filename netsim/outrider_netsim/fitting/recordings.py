@@ -66,7 +66,8 @@ def load_recording(path: Path, interval_s: float | None = None) -> Recording:
     keys = [key.strip() for key in header.split(",")]
     if path.suffix.lower() == ".csv" and _RTT_COLUMNS.keys() & set(keys):
         return _parse_rtt_csv(text, keys, name)
-    return parse_ping(text, name, interval_s) if "icmp_seq" in text else load_trace(path)
+    is_ping = "icmp_seq" in text or "packets transmitted" in text
+    return parse_ping(text, name, interval_s) if is_ping else load_trace(path)
 
 
 def parse_ping(text: str, name: str, interval_s: float | None = None) -> RoundTrips:

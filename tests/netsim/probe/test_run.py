@@ -97,3 +97,5 @@ def test_the_command_prints_a_table_or_json():
     report = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
     assert report["up"]["lost"] == {"measured": 0, "profile": 0}
     assert {"command", "seed", "kernel", "started"} <= report["made_by"].keys()
+    slow = CliRunner().invoke(app, ["probe", "--rate", "1kbit", "--engine", "virtual", "--set", "packets=2"])
+    assert (slow.exit_code, "throughput, Mbit/s" in slow.stdout) == (0, True)
