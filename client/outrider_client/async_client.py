@@ -292,7 +292,7 @@ class AsyncClient:
             emit(Warned(warning))
         async with self._lent(models, encoded.tokens) as context:
             if isinstance(context.drafting, DraftingThread):
-                context.drafting.read_history(texts)
+                context.drafting.history = texts
             await write_answer(Generation(context, config, emit, values), encoded.tokens)
             if history is not None:
                 await asyncio.to_thread(history.add, context.transcript.verified_tokens)

@@ -90,7 +90,9 @@ class _Chat:
             link = None if self.profile is None else stack.enter_context(chat_link(self.profile, config.server))
             reached = config
             if link is not None:
-                reached = replace(config, server=link.emulated.address, access=config.access.through(config.server))
+                reached = replace(
+                    config, server=link.emulated.link.address, access=config.access.through(config.server)
+                )
             client = stack.enter_context(Client(reached))
             if self.asks and config.mode != "offline":
                 check_target(client, config)

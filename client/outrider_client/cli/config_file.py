@@ -6,7 +6,7 @@ The library reads no such file. A key is an option's name, whatever field of Cli
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,8 @@ class ConfigFile:
         return given if name is None or _SERVER not in given else {**given, _SERVER: self.servers[name][_SERVER]}
 
 
-def read_config(options: Iterable[Option]) -> ConfigFile:
-    """Read the file that $OUTRIDER_CONFIG names, else the default one if there is one.
-
-    Raises UsageError, which names file and key.
-    """
+def read_config(options: Sequence[Option]) -> ConfigFile:
+    """Read the file that $OUTRIDER_CONFIG names, else the default one. Raises UsageError, which names file and key."""
     path = _path()
     if path is None:
         return ConfigFile(default_path())
@@ -57,8 +54,8 @@ def read_config(options: Iterable[Option]) -> ConfigFile:
     servers = table.pop(_SERVERS, {})
     if not isinstance(servers, dict):
         raise UsageError(f"{path}: {_SERVERS}: need tables, [{_SERVERS}.NAME]")
-    reader = _TableReader(path, list(options))
-    return ConfigFile(path, reader.read(table), {name: reader.server(name, each) for name, each in servers.items()})
+    by_name = {name: _server(path, options, name, each) for name, each in servers.items()}
+    return ConfigFile(path, _read(path, options, table), by_name)
 
 
 def default_path() -> Path:
@@ -74,39 +71,34 @@ def _path() -> Path | None:
     return default if default.exists() else None
 
 
-class _TableReader:
-    """Turns flat tables of a file into the shape of ClientConfig. Raises UsageError."""
+def _server(file: Path, options: Sequence[Option], name: str, table: Any) -> Table:  # Any: whatever is in the file
+    section = f"[{_SERVERS}.{name}] "
+    if not isinstance(table, dict) or not table.get(_ADDRESS):
+        raise UsageError(f'{file}: {section}needs {_ADDRESS} = "HOST:PORT"')
+    if _SERVER in table:
+        raise UsageError(f"{file}: {section}{_SERVER}: its address is the key {_ADDRESS}")
+    return _read(file, options, {_SERVER if key == _ADDRESS else key: value for key, value in table.items()}, section)
 
-    def __init__(self, file: Path, options: list[Option]) -> None:
-        self._file = file
-        self._options = options
 
-    def server(self, name: str, table: Any) -> Table:  # Any: whatever stands in the file
-        section = f"[{_SERVERS}.{name}] "
-        if not isinstance(table, dict) or not table.get(_ADDRESS):
-            raise UsageError(f'{self._file}: {section}needs {_ADDRESS} = "HOST:PORT"')
-        if _SERVER in table:
-            raise UsageError(f"{self._file}: {section}{_SERVER}: its address is the key {_ADDRESS}")
-        return self.read({_SERVER if key == _ADDRESS else key: value for key, value in table.items()}, section)
+def _read(file: Path, options: Sequence[Option], table: Table, section: str = "") -> Table:
+    """Turn a flat table of the file into the shape of ClientConfig. Raises UsageError."""
+    values, keys = Table(), set[str]()
+    for key, value in table.items():
+        try:
+            option = find_option(options, key)
+            if option.key in keys:
+                raise UsageError(f"{key}: stands there twice")
+            keys.add(option.key)
+            place(values, option.path, _anchored(file.absolute().parent, option, checked(option, value)))
+        except UsageError as error:
+            raise UsageError(f"{file}: {section}{error}") from error
+    return values
 
-    def read(self, table: Table, section: str = "") -> Table:
-        values, options = Table(), set[str]()
-        for key, value in table.items():
-            try:
-                option = find_option(self._options, key)
-                if option.key in options:
-                    raise UsageError(f"{key}: stands there twice")
-                options.add(option.key)
-                place(values, option.path, self._anchored(option, checked(option, value)))
-            except UsageError as error:
-                raise UsageError(f"{self._file}: {section}{error}") from error
-        return values
 
-    def _anchored(self, option: Option, value: Any) -> Any:  # Any: of the option's type
-        """Return paths as relative to the file."""
-        folder = self._file.absolute().parent
-        if option.path[-1] in _NAMES_OR_PATHS:
-            if isinstance(value, tuple):
-                return [source_beside(each, folder) for each in value]
-            return source_beside(str(value), folder)
-        return folder / os.path.expanduser(value) if isinstance(value, Path) else value
+def _anchored(folder: Path, option: Option, value: Any) -> Any:  # Any: of the option's type
+    """Return paths as relative to the file's folder."""
+    if option.path[-1] in _NAMES_OR_PATHS:
+        if isinstance(value, tuple):
+            return [source_beside(each, folder) for each in value]
+        return source_beside(str(value), folder)
+    return folder / os.path.expanduser(value) if isinstance(value, Path) else value

@@ -155,10 +155,7 @@ def with_models(config: ClientConfig) -> ClientConfig:
 
 
 def tree_plan(choices: str | None, **limits: float | None) -> TreePlan | None:
-    """Return a fixed tree, or one within the limits that are not None; None if there is neither.
-
-    Raises UsageError if there are both.
-    """
+    """Return a fixed tree, or one within the limits that are given, or None. Raises UsageError for both."""
     named = {name: value for name, value in limits.items() if value is not None}
     if choices is None:
         return TreeShape(**named) if named else None  # type: ignore[arg-type] # each limit has the type of its option

@@ -30,10 +30,7 @@ def read_prompt(
     fences: bool = True,
     detect: bool = False,
 ) -> Prompt:
-    """Return the prompt, and tell what of it is private. `system` is the text of a system message.
-
-    Raises UsageError.
-    """
+    """Return the prompt, and tell what of it is private. `system`: text of a system message. Raises UsageError."""
     if system is not None and (raw or prompt_ids is not None):
         raise UsageError("system: --raw and --prompt-ids do without the chat template, which system messages need")
     if prompt_ids is not None:

@@ -53,10 +53,7 @@ def pull_command(
 
 
 def with_pull_offered(config: ClientConfig, run: Callable[[ClientConfig], None]) -> None:
-    """Run with a configuration and its models; once those are refused, offer to pull the server's and run with them.
-
-    Raises what `run` does.
-    """
+    """Run with the configuration's models; if those are refused, offer to pull the server's and run with them."""
     filled = with_models(config)
     try:
         run(filled)

@@ -26,12 +26,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """PEM files, the server's name and the access key. Raises UsageError.
-
-    `ca` and the other files imply `tls`; without `ca` the system's authorities are trusted. `server_name` is the name
-    in the server's certificate, if that differs from the address. `key_file` is read for every connection.
-    `key_unencrypted` allows sending the key over an unencrypted network, where others can read it.
-    """
+    """TLS's PEM files, the server's name and the access key. All but the key imply `tls`. Raises UsageError."""
 
     tls: Annotated[bool, Flag("Use TLS and trust the system's certificate authorities.", panel=_PANEL)] = False
     ca: Annotated[
@@ -46,7 +41,7 @@ class Access:
         str | None,
         Flag("Name in the server's certificate. Implies --tls. Default: the host of --server.", expert=True),
     ] = None
-    key: str | None = field(default=None, repr=False)
+    key: str | None = field(default=None, repr=False)  # or in a file, which is read for every connection
     key_file: Annotated[
         Path | None,
         Flag(

@@ -13,25 +13,15 @@ if TYPE_CHECKING:
 
 
 class EmulatedLink:
-    """A running link: connect to `address` instead of to `server`."""
+    """A running link: connect to `link.address` instead of to `server`."""
 
     def __init__(self, link: Link, server: str) -> None:
         self.server = server
-        self._link = link
-
-    @property
-    def address(self) -> str:
-        return self._link.address
-
-    def cut(self) -> None:
-        self._link.cut()
-
-    def restore(self) -> None:
-        self._link.restore()
+        self.link = link
 
     def change(self, profile: str) -> None:
         """Switch to another profile. Raises UsageError for an unknown name."""
-        self._link.set(link_profile(profile))
+        self.link.set(link_profile(profile))
 
     @property
     def profiles(self) -> Sequence[str]:
@@ -43,15 +33,15 @@ class EmulatedLink:
     @property
     def as_json(self) -> dict[str, object]:
         """State of the link as JSON, for the web page."""
-        profile = self._link.profile.name
+        profile = self.link.profile.name
         names = [*self.profiles] if profile in self.profiles else [profile, *self.profiles]
-        return {"profile": profile, "profiles": names, "engine": self._link.engine, "cut": self._link.is_cut}
+        return {"profile": profile, "profiles": names, "engine": self.link.engine, "cut": self.link.is_cut}
 
     @property
     def summary(self) -> str:
         """State of the link in a few words, for a terminal."""
-        cut = ", cut" if self._link.is_cut else ""
-        return f"emulated: {self._link.profile.name} ({self._link.engine}){cut}"
+        cut = ", cut" if self.link.is_cut else ""
+        return f"emulated: {self.link.profile.name} ({self.link.engine}){cut}"
 
 
 @contextlib.asynccontextmanager

@@ -116,12 +116,12 @@ class GrpcTransport:
     def __init__(self, address: str, access: Access = PLAIN) -> None:
         self.address = server_address(address)
         access.check_for(self.address)
-        self._access = access
+        self.access = access
         self._was_reached = False
         self._session_key = secrets.token_hex(16)
 
     async def connect(self) -> GrpcConnection:
-        metadata = (*self.metadata(), (SESSION_HEADER, self._session_key))
+        metadata = (*self.access.metadata(), (SESSION_HEADER, self._session_key))
         connection = GrpcConnection(self.address, self.channel(), metadata)
         try:
             async with self.explain_failures():
@@ -141,7 +141,7 @@ class GrpcTransport:
         async with self.explain_failures():
             with translate_errors(f"cannot reach {self.address}"):
                 request = pb.DescribeRequest()
-                message = await _stub(channel).Describe(request, metadata=self.metadata(), timeout=timeout_s)
+                message = await _stub(channel).Describe(request, metadata=self.access.metadata(), timeout=timeout_s)
         return description_from_proto(message)
 
     async def close(self) -> None:
@@ -152,30 +152,23 @@ class GrpcTransport:
         if _processes and os.getpid() not in _processes:
             raise UsageError("gRPC works in no fork of a process that has used it: start processes by spawn")
         _processes.add(os.getpid())
-        credentials = self._access.credentials()
+        credentials = self.access.credentials()
         options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS]
         if is_loopback_host(host_of(self.address)):
             options.append(_NO_PROXY)
         if credentials is None:
             return grpc.aio.insecure_channel(self.address, options=options)
-        if (name := self._access.server_name) is not None:
+        if (name := self.access.server_name) is not None:
             options.append(("grpc.ssl_target_name_override", name))
         return grpc.aio.secure_channel(self.address, credentials, options=options)
 
-    def metadata(self) -> Metadata:
-        """Return the metadata of every call. Raises UsageError."""
-        return self._access.metadata()
-
     @contextlib.asynccontextmanager
     async def explain_failures(self) -> AsyncIterator[None]:
-        """Explain TLS failures of the first call on a connection.
-
-        Raises TrustError for a server that was never reached before, since retrying would not help.
-        """
+        """Explain TLS failures of a connection's first call: a TrustError where the server was never reached."""
         try:
             yield
         except LinkError as error:
-            meaning = await explain_tls_failure(self.address, self._access, str(error))
+            meaning = await explain_tls_failure(self.address, self.access, str(error))
             if meaning is None:
                 raise
             message = f"cannot reach {self.address}: {meaning}"

@@ -82,10 +82,7 @@ class ServerLink:
         self.connection.send(frame)
 
     async def receive(self, timeout_s: float) -> Reply | None:
-        """Return the next verdict or features, or None after `timeout_s`.
-
-        Raises LinkError when the link is lost, or Refusal.
-        """
+        """Return the next verdict or features, or None after `timeout_s`. Raises LinkError or Refusal."""
         give_up_at = self._clock() + timeout_s
         while not self._arrived:
             if self._clock() >= give_up_at:

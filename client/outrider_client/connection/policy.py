@@ -23,14 +23,10 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Limits on the silence of a link. Raises UsageError.
+    """Limits on the silence of a link. Raises UsageError."""
 
-    `floor_s`: lower bound of the deadline for a Pong, in seconds. `assumed_rate_bps`: lowest rate, in bit/s, that a
-    link is assumed to have; bytes under way extend the deadline accordingly.
-    """
-
-    floor_s: float = 0.2
-    assumed_rate_bps: float = 2e6
+    floor_s: float = 0.2  # lower bound of the deadline for a Pong
+    assumed_rate_bps: float = 2e6  # lowest rate of a link: bytes under way extend the deadline accordingly
 
     def __post_init__(self) -> None:
         if not self.floor_s >= 0:

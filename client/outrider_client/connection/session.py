@@ -55,7 +55,7 @@ class ClientSession:
         self._clock = clock
         self._generator = generator
         self._link: ServerLink | None = None
-        self._limits: Opened | None = None
+        self.limits: Opened | None = None  # the server's answer to Open; None before the first connection
         self._patience_factor = 1.0
         self._num_failures = 0
         self._num_fruitless = 0  # connections since the last verdict
@@ -73,11 +73,6 @@ class ClientSession:
     def is_connected(self) -> bool:
         """Return whether there is a connection, as far as is known."""
         return self._link is not None
-
-    @property
-    def limits(self) -> Opened | None:
-        """The server's answer to Open; None before the first connection."""
-        return self._limits
 
     @property
     def num_bytes(self) -> tuple[int, int]:
@@ -100,7 +95,7 @@ class ClientSession:
         try:
             await self.connect()
         except LinkError:
-            if self._limits is None and not offline_start:
+            if self.limits is None and not offline_start:
                 raise
 
     async def set_sampling(self, sampling: Sampling) -> None:
@@ -111,7 +106,7 @@ class ClientSession:
         if self._link is None:
             return
         self._check_rules()
-        if self._limits is not None and self._limits.request_sampling:
+        if self.limits is not None and self.limits.request_sampling:
             self._link.set_sampling(sampling)
         else:  # an older server, whose streams have one sampling each
             await self._close_connection()
@@ -206,8 +201,9 @@ class ClientSession:
         link = ServerLink(connection, self.rtt, heartbeat, self._clock)
         if self.state is LinkState.OFFLINE:
             self._change_state(LinkState.RESUMING)
+        committed_len = self._transcript.resumable_len if self._open_frame.session_id else 0
         try:
-            opened = await self._in_time(open_s, link.open(self._next_open_frame()))
+            opened = await self._in_time(open_s, link.open(replace(self._open_frame, committed_len=committed_len)))
         except BaseException as error:  # cancellation too: a half-open connection would leak its reader task
             await link.close()
             if self.state is LinkState.RESUMING:
@@ -222,13 +218,9 @@ class ClientSession:
         except TimeoutError as error:
             raise SilenceError(f"{self._transport.address}: no answer within {seconds:g} s") from error
 
-    def _next_open_frame(self) -> Open:
-        committed_len = self._transcript.resumable_len if self._open_frame.session_id else 0
-        return replace(self._open_frame, committed_len=committed_len)
-
     def _adopt(self, link: ServerLink, opened: Opened) -> None:
         self._link = link
-        self._limits = opened
+        self.limits = opened
         self._check_rules()
         self.tree_budget = 0  # a limit from an earlier connection no longer applies
         if not self._num_fruitless:
@@ -242,7 +234,7 @@ class ClientSession:
     def _check_rules(self) -> None:
         """Raise Refusal for rules that the server would pass over."""
         sampling = self._open_frame.sampling
-        if (sampling.rules or sampling.min_p) and self._limits is not None and not self._limits.token_rules:
+        if (sampling.rules or sampling.min_p) and self.limits is not None and not self.limits.token_rules:
             raise Refusal(
                 Reason.BAD_SAMPLING, "this server knows no json_schema, penalties, logit_bias and min_p: update it"
             )

@@ -22,8 +22,8 @@ from outrider_client.controller.measurements import (
     ModeLimits,
     OnlineMode,
 )
-from outrider_client.controller.prediction import Prediction, PredictionTerms
-from outrider_client.controller.search import RatedChoice, best_in, rate
+from outrider_client.controller.prediction import Prediction, PredictionTerms, predict
+from outrider_client.controller.search import best_in
 
 PROBE_TOKENS = 4
 _TO_CERTAIN_MODE = 1.01
@@ -38,10 +38,10 @@ class ModeComparison:
     """The best choice of each mode, with its predicted and corrected speed."""
 
     terms: PredictionTerms
-    rated: Mapping[OnlineMode, RatedChoice]
+    rated: Mapping[OnlineMode, Prediction]
     corrections: Corrections = field(default_factory=dict)
 
-    def speed(self, rated: RatedChoice) -> float:
+    def speed(self, rated: Prediction) -> float:
         return rated.tokens_per_second * self.corrections.get(rated.choice.mode, 1.0)
 
 
@@ -53,13 +53,8 @@ class Decision:
     gain: float = 1.0
 
 
-def choose(measured: Measurements, current: Choice | None, corrections: Corrections | None = None) -> Choice:
-    """Return the choice to use next: `current` (with another `why`) unless one is better by the margin."""
-    return decide(measured, current, corrections).choice
-
-
 def decide(measured: Measurements, current: Choice | None, corrections: Corrections | None = None) -> Decision:
-    """Return the choice with its gain."""
+    """Return the choice to use next: `current` (with another `why`) unless one is better by the margin."""
     if measured.is_cold:
         why = "nothing is measured yet: the target decodes alone and is timed"
         return Decision(Choice("stream", probe=PROBE_TOKENS, why=why))
@@ -78,9 +73,9 @@ def decide(measured: Measurements, current: Choice | None, corrections: Correcti
     return Decision(_with_reason(weighed, chosen, kept), gain)
 
 
-def _kept(weighed: ModeComparison, current: Choice) -> RatedChoice:
+def _kept(weighed: ModeComparison, current: Choice) -> Prediction:
     """Return the current mode, as it is or with better parameters."""
-    best, now = weighed.rated[current.mode], rate(weighed.terms, current)
+    best, now = weighed.rated[current.mode], predict(weighed.terms, current)
     if not _fits(weighed.terms.limits, current):
         return best
     return best if best.tokens_per_second > now.tokens_per_second * _WITHIN_MODE else now
@@ -100,15 +95,15 @@ def _fits(limits: ModeLimits, current: Choice) -> bool:
     return levels <= limits.max_levels and nodes <= limits.max_nodes
 
 
-def _margin(rated: RatedChoice) -> float:
+def _margin(rated: Prediction) -> float:
     return _TO_CERTAIN_MODE if rated.choice.mode in NON_SPLIT else _TO_MODE
 
 
-def _with_reason(weighed: ModeComparison, chosen: RatedChoice, kept: RatedChoice | None) -> Choice:
-    return replace(chosen.choice, why=f"{_speeds(weighed, chosen, kept)}: {_grounds(weighed, chosen.prediction)}")
+def _with_reason(weighed: ModeComparison, chosen: Prediction, kept: Prediction | None) -> Choice:
+    return replace(chosen.choice, why=f"{_speeds(weighed, chosen, kept)}: {_grounds(weighed, chosen)}")
 
 
-def _speeds(weighed: ModeComparison, chosen: RatedChoice, kept: RatedChoice | None) -> str:
+def _speeds(weighed: ModeComparison, chosen: Prediction, kept: Prediction | None) -> str:
     rivals = [rated for rated in weighed.rated.values() if rated.choice.mode != chosen.choice.mode]
     rival = kept if kept in rivals else max(rivals, key=weighed.speed, default=None)
     text = f"{chosen.choice.mode} {weighed.speed(chosen):.1f} tokens/s"
@@ -121,7 +116,7 @@ def _grounds(weighed: ModeComparison, prediction: Prediction) -> str:
     text = f"R {terms.rtt:.0f} ms, T_v {terms.verify:.0f} ms"
     if split is None:
         return text
-    tau = split.prediction.tau
+    tau = split.tau
     bound = ">" if terms.rtt > (tau - 1.0) * terms.verify else "<"
     hits = f", hits {prediction.hit_rate:.2f}" if prediction.hit_rate else ""
     return f"{text}, t_d {terms.level:.1f} ms, tau {tau:.1f}{hits}; R {bound} (tau - 1) T_v"

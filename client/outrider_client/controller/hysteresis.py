@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider_client.controller.decision import Corrections, choose, decide
+from outrider_client.controller.decision import Corrections, decide
 from outrider_client.controller.measurements import AHEAD, NON_SPLIT, SPLIT, Choice, Measurements, OnlineMode
 from outrider_client.controller.mode_history import ModeHistory
 from outrider_client.controller.observer import CycleObserver
@@ -41,11 +41,11 @@ class ModeSelector:
         """Return the choice for the next cycle. Cheap enough to be called between any two cycles."""
         current, num_tokens = self._current, self.observer.num_tokens - self._reviewed_at
         if current is None or current.mode not in self.observer.limits.modes:
-            return self._adopt(choose(self._measured(), None, self._corrections))
+            return self._adopt(decide(self._measured(), None, self._corrections).choice)
         if current.probe:
             if num_tokens < current.probe:
                 return current
-            return self._adopt(choose(self._measured(), None, self._corrections))
+            return self._adopt(decide(self._measured(), None, self._corrections).choice)
         return self._review(current) if num_tokens >= _REVIEW_EVERY else current
 
     def _review(self, current: Choice) -> Choice:
@@ -60,7 +60,8 @@ class ModeSelector:
         self._streak += 1
         if self._streak < _PATIENCE and decision.gain < _URGENT:
             return current
-        self._left(current.mode)
+        half_life_s = min(2 * self._half_lives_s.get(current.mode, _HALF_LIFE_S), _LONGEST_S)
+        self._half_lives_s[current.mode] = half_life_s if self._disappoints(current.mode) else _HALF_LIFE_S
         return self._adopt(decision.choice)
 
     def _adopt(self, choice: Choice) -> Choice:
@@ -68,10 +69,6 @@ class ModeSelector:
         self._reviewed_at = self.observer.num_tokens
         self._streak = 0
         return choice
-
-    def _left(self, mode: OnlineMode) -> None:
-        half_life_s = 2 * self._half_lives_s.get(mode, _HALF_LIFE_S)
-        self._half_lives_s[mode] = min(half_life_s, _LONGEST_S) if self._disappoints(mode) else _HALF_LIFE_S
 
     def _disappoints(self, mode: OnlineMode) -> bool:
         """Return whether the mode was slower than its closed form predicts."""
@@ -90,7 +87,9 @@ class ModeSelector:
             for mode in AHEAD:  # with unknown hit rates their histories held mostly the wrong guess
                 self._histories.pop(mode, None)
         if current.mode == mode_run.mode != "stream":
-            self._histories.setdefault(mode_run.mode, ModeHistory()).learn(mode_run, predict(measured, current))
+            self._histories.setdefault(mode_run.mode, ModeHistory()).learn(
+                mode_run, predict(PredictionTerms(measured), current)
+            )
 
     def _measured(self) -> Measurements:
         """Return the measurements with the modes' histories."""

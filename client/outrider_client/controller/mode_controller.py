@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from outrider_client.connection.heartbeat import RttEstimator
 from outrider_client.controller.acceptance import accepted_path
-from outrider_client.controller.codec_choice import FINEST, SIZE_VS_FINEST, FeatureLoad, codec_for
+from outrider_client.controller.codec_choice import FINEST, SIZE_VS_FINEST, codec_for, feature_share
 from outrider_client.controller.hysteresis import ModeSelector
 from outrider_client.controller.measurements import AHEAD, Choice, ModeLimits, OnlineMode
 from outrider_client.controller.observer import CycleObserver, Priors
@@ -78,18 +78,15 @@ class ModeController:
             _log.info("mode %s: %s", choice.mode, choice.why)
         self.choice = choice
         observed = self._observer
-        load = FeatureLoad(self._reply_row_bytes.value, observed.tokens_per_second, observed.down_bps)
-        if (codec := codec_for(load, self._codec)) != self._codec:
-            _log.info("features in %s: %s", codec, load)
+        share = feature_share(self._reply_row_bytes.value, observed.tokens_per_second, observed.down_bps)
+        if (codec := codec_for(share, self._codec)) != self._codec:
+            _log.info("features in %s: in %s they would take %.2f of the link", codec, FINEST, share)
         self._codec = codec
         return choice
 
     @property
     def codec(self) -> Codec | None:
-        """Codec of the next request's features; None means the session's.
-
-        Only the default codec is changed: one that the caller chose stays.
-        """
+        """Codec of the next request's features, if the caller chose none; None means the session's."""
         if self.choice is None or self._config.codec != FINEST or self._codec == FINEST:
             return None
         return self._codec
@@ -158,10 +155,7 @@ class ModeController:
 
     @property
     def affords_features(self) -> bool:
-        """Return whether features may be sent along while the server decodes alone.
-
-        They may if the link has room for several times as many: otherwise tokens would wait behind them.
-        """
+        """Return whether the link has room for features beside the server's decoding: tokens must not wait for them."""
         # While nothing is known of the link they are sent from the second answer on: else it would never be measured.
         measured = self._observer.measured()
         row_bytes = self._reply_row_bytes.value if self._row_s is None else self._row_bytes

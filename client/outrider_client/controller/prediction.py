@@ -130,13 +130,15 @@ def _interpolated(points: Mapping[int, float], at: int) -> float:
 
 _CANCELLED = 0.5  # levels
 _NUMBERS = ("levels", "budget", "ahead_levels", "ahead_budget", "outcomes", "in_flight")  # of a Choice
+_NEARLY = 0.99
 _LEAST = 0.5  # share of a cycle's predicted time that negative `late_ms` leaves at least
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Means over cycles: `tau` tokens in `cycle_ms`; a share `hit_rate` of the drafts was grown ahead."""
+    """Means over cycles of a choice: `tau` tokens in `cycle_ms`; a share `hit_rate` of the drafts was grown ahead."""
 
+    choice: Choice
     tau: float
     cycle_ms: float
     hit_rate: float = 0.0
@@ -173,31 +175,21 @@ class ChoiceGrid:
         return replace(choice, **numbers)  # type: ignore[arg-type] # each of them is a number
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Predictions:
-    """Predictions for a grid: see Prediction."""
-
-    tau: Floats
-    cycle_ms: Floats
-    hit_rate: Floats
-
-    def at(self, index: int) -> Prediction:
-        tau, hit_rate = (np.broadcast_to(part, self.cycle_ms.shape).flat[index] for part in (self.tau, self.hit_rate))
-        return Prediction(float(tau), float(self.cycle_ms.flat[index]), float(hit_rate))
-
-
-def predict(measured: Measurements, choice: Choice) -> Prediction:
+def predict(terms: PredictionTerms, choice: Choice) -> Prediction:
     """Predict the speed of `choice`."""
-    return predict_all(PredictionTerms(measured), ChoiceGrid.of(choice)).at(0)
+    return replace(best_of(terms, ChoiceGrid.of(choice)), choice=choice)
 
 
-def predict_all(terms: PredictionTerms, grid: ChoiceGrid) -> Predictions:
-    """Predict the speed of every choice in the grid."""
+def best_of(terms: PredictionTerms, grid: ChoiceGrid) -> Prediction:
+    """Return the fastest choice of a grid; among those nearly as fast the first one, which drafts least."""
     tau, cycle_ms, hit_rate = _of_mode(terms, grid)
     if grid.mode != "stream":  # features share the link with verdicts
         cycle_ms = np.maximum(cycle_ms, terms.transfer(tau))
         cycle_ms = np.maximum(cycle_ms + terms.measured.late_ms.get(grid.mode, 0.0), _LEAST * cycle_ms)
-    return Predictions(tau, cycle_ms, hit_rate)
+    means = np.broadcast_arrays(tau, cycle_ms, hit_rate)
+    speeds = means[0] / np.maximum(means[1], 1e-9)
+    index = int(np.argmax(speeds >= _NEARLY * speeds.max()))
+    return Prediction(grid.at(index, speeds.shape), *(float(mean.flat[index]) for mean in means))
 
 
 def _of_mode(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, Floats]:

@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from outrider_client.controller.measurements import AHEAD, SPLIT, Choice, OnlineMode
-from outrider_client.controller.prediction import ChoiceGrid, Ints, Prediction, PredictionTerms, predict_all
+from outrider_client.controller.prediction import ChoiceGrid, Ints, Prediction, PredictionTerms, best_of
 
 _LEVELS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
 _OUTCOMES = (1, 2, 4, 8)
-_NEARLY = 0.99
 _TOLERANT = 0.995  # families with a higher staleness factor never wait for features
 
 
-@dataclass(frozen=True, slots=True)
-class RatedChoice:
-    """A choice with its prediction."""
-
-    choice: Choice
-    prediction: Prediction
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.prediction.tokens_per_second
-
-
-def rate(terms: PredictionTerms, choice: Choice) -> RatedChoice:
-    return RatedChoice(choice, predict_all(terms, ChoiceGrid.of(choice)).at(0))
-
-
-def best_in(terms: PredictionTerms, mode: OnlineMode) -> RatedChoice:
-    """Return the fastest choice of a mode; among those nearly as fast the one that drafts least."""
-    rated = (_best_of(terms, grid) for grid in _grids(terms, mode))
-    return max(rated, key=lambda each: each.tokens_per_second)
-
-
-def _best_of(terms: PredictionTerms, grid: ChoiceGrid) -> RatedChoice:
-    predictions = predict_all(terms, grid)
-    speeds = predictions.tau / np.maximum(predictions.cycle_ms, 1e-9)
-    index = int(np.argmax(speeds >= _NEARLY * speeds.max()))
-    return RatedChoice(grid.at(index, predictions.cycle_ms.shape), predictions.at(index))
+def best_in(terms: PredictionTerms, mode: OnlineMode) -> Prediction:
+    """Return the fastest choice of a mode."""
+    return max((best_of(terms, grid) for grid in _grids(terms, mode)), key=lambda each: each.tokens_per_second)
 
 
 def _grids(terms: PredictionTerms, mode: OnlineMode) -> Iterator[ChoiceGrid]:

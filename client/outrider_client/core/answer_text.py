@@ -67,10 +67,6 @@ class AnswerText:
         """
         return next((i + 1 for i in reversed(range(len(self.spans))) if self.spans[i].origin != "unverified"), 0)
 
-    @property
-    def num_settled_chars(self) -> int:
-        return sum(len(span.text) for span in self.spans[: self.num_settled])
-
 
 def _verified(span: Span, event: Verified) -> Span:
     """Return the span as `event` leaves it."""

@@ -18,10 +18,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """Settings of a gateway. Raises UsageError, also for an address that others could reach without a key.
-
-    `max_tokens`: limit where a request sets none; None: the room in the context.
-    """
+    """Settings of a gateway. Raises UsageError, also for an address that others could reach without a key."""
 
     host: Annotated[str, Flag("Address to listen on. Any but loopback needs an API key.")] = "127.0.0.1"
     port: Annotated[int, Flag("Port to listen on; 0 picks a free one.")] = 8000
@@ -51,7 +48,7 @@ class GatewayConfig:
     ] = ()
     sessions: Annotated[int, Flag("Largest number of answers written at once.")] = 4
     queue: Annotated[int, Flag("Largest number of requests that wait; more are refused.")] = 16
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # limit where a request sets none; None: the room in the context
     generation_config: Annotated[
         bool,
         Flag(

@@ -44,42 +44,27 @@ Unsupported = Mapping[str, Mapping[str, tuple[Any, ...]]]  # Any: whatever JSON 
 
 # Their parameters that would change the answer, by why this gateway has none of them, with the values that change
 # nothing. Clients send some of those in every request.
+# fmt: off
 UNSUPPORTED: Unsupported = {
     "all answers are given, as they were written": {"best_of": (1,), "use_beam_search": (False,)},
     "answers are sampled with temperature, top_p, top_k, min_p, seed, three penalties and logit_bias alone": {
-        "length_penalty": (1,),
-        "typical_p": (1,),
-        "tfs_z": (1,),
-        "mirostat": (0,),
-        "dynatemp_range": (0,),
-        "dry_multiplier": (0,),
-        "xtc_probability": (0,),
-        "bad_words": ([],),
-        "allowed_token_ids": ([],),
+        "length_penalty": (1,), "typical_p": (1,), "tfs_z": (1,), "mirostat": (0,), "dynatemp_range": (0,),
+        "dry_multiplier": (0,), "xtc_probability": (0,), "bad_words": ([],), "allowed_token_ids": ([],),
     },
     "answers end where the model ends them, before a text in stop, or at max_tokens": {
-        "ignore_eos": (False,),
-        "min_tokens": (0,),
-        "stop_token_ids": ([],),
-        "include_stop_str_in_output": (False,),
+        "ignore_eos": (False,), "min_tokens": (0,), "stop_token_ids": ([],), "include_stop_str_in_output": (False,),
     },
     "penalties count all of the text": {"repeat_last_n": (-1,)},
     "fill-in-the-middle is not offered by /v1/completions; a prompt may have the model's own tokens for it": {
-        "suffix": ("",)
+        "suffix": ("",),
     },
     "answers are text without special tokens": {
-        "skip_special_tokens": (True,),
-        "spaces_between_special_tokens": (True,),
-        "return_token_ids": (False,),
+        "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "return_token_ids": (False,),
         "return_tokens_as_token_ids": (False,),
     },
     "log probabilities are of the answer's tokens": {"prompt_logprobs": ()},
     "answers have the form that response_format says": {
-        "structured_outputs": (),
-        "guided_regex": (),
-        "guided_choice": (),
-        "guided_grammar": (),
-        "grammar": ("",),
+        "structured_outputs": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (), "grammar": ("",),
     },
     "functions are called as tools": {"functions": ([],), "function_call": ("none", "auto")},
     "the target's own chat template is used": {"chat_template": (), "documents": ([],)},
@@ -89,11 +74,11 @@ UNSUPPORTED: Unsupported = {
 MESSAGE_UNSUPPORTED: Unsupported = {
     "functions are called as tools": {"function_call": ()},
     "the chat template gets role and content only": {
-        "refusal": ("",),
-        "annotations": ([],),
+        "refusal": ("",), "annotations": ([],),
     },
     "the model reads text only": {"audio": ()},
 }
+# fmt: on
 
 
 def in_our_words(body: Mapping[str, Any]) -> dict[str, Any]:  # Any: whatever JSON holds

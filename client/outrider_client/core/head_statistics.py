@@ -25,30 +25,23 @@ class AcceptedMeans:
 
 @dataclass(frozen=True, slots=True)
 class HeadUse:
-    """Statistics of the heads over one answer.
-
-    `drafts`: trees that heads drafted, the routing report's head calls; `passes`: forward passes, one for all heads of
-    a batch. `extra_drafts`: trees beyond one per cycle, as a share (1.0 is the report's +100 %). `cycles`: drafts sent,
-    by head. `confidence`: probability of a drafted token's path according to its head; `entropy`: of the distribution
-    it was drawn from, in nats, measured with several heads only. `drafted_by_confidence`: drafted tokens in tenths of
-    that probability, the first one below 0.1; `accepted_by_confidence`: those of them that were accepted.
-    """
+    """Statistics of the heads over one answer."""
 
     # The field names are keys of --json and of the gateway's responses: programs read them.
-    drafts: int = 0
-    passes: int = 0
+    drafts: int = 0  # trees that heads drafted, the routing report's head calls
+    passes: int = 0  # forward passes, one for all heads of a batch
     drafts_per_1000_tokens: float = 0.0
     passes_per_1000_tokens: float = 0.0
-    extra_drafts: float = 0.0
+    extra_drafts: float = 0.0  # trees beyond one per cycle, as a share: 1.0 is the report's +100 %
     gate_skips: int = 0
-    cycles: Mapping[str, int] = field(default_factory=dict)
+    cycles: Mapping[str, int] = field(default_factory=dict)  # drafts sent, by head
     shares: Mapping[str, float] = field(default_factory=dict)
     accepted_tokens: int = 0
     rejected_tokens: int = 0
-    confidence: AcceptedMeans = AcceptedMeans()
-    entropy: AcceptedMeans = AcceptedMeans()
-    drafted_by_confidence: tuple[int, ...] = (0,) * TENTHS
-    accepted_by_confidence: tuple[int, ...] = (0,) * TENTHS
+    confidence: AcceptedMeans = AcceptedMeans()  # probability of a drafted token's path according to its head
+    entropy: AcceptedMeans = AcceptedMeans()  # of the distribution it was drawn from, in nats; of several heads only
+    drafted_by_confidence: tuple[int, ...] = (0,) * TENTHS  # tokens by tenths of that probability, from below 0.1 on
+    accepted_by_confidence: tuple[int, ...] = (0,) * TENTHS  # those of them that were accepted
 
 
 class HeadMeter:

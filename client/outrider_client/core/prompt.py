@@ -75,11 +75,12 @@ class PromptMessage(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """What a chat template gets beside the messages: settings of its own, and what the prompt ends with."""
+    """What a chat template gets beside the messages: settings of its own, what the prompt ends with, functions."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)  # Any: whatever JSON holds
     begins_answer: bool = True  # what stands in front of an answer
     continues: bool = False  # the last message, so that the answer goes on with it
+    tools: Sequence[Mapping[str, Any]] | None = None  # Any: in OpenAI's form; also none, for messages with calls
 
 
 CHAT = ChatForm()
@@ -94,10 +95,7 @@ _FORMS = "give text, messages, segments or token ids"
 def plain_prompt(
     prompt: Prompt | PlainPrompt, write: Callable[[Content], str], recall: Callable[[Content], str] | None = None
 ) -> PlainPrompt:
-    """Return the prompt with each content replaced by `write`, or by `recall` for earlier answers.
-
-    Raises UsageError for a prompt of no form, or of several.
-    """
+    """Return the prompt with contents replaced by `write`, earlier answers by `recall`. Raises UsageError."""
     check_form(prompt)
     if isinstance(prompt, str):
         return write(prompt)

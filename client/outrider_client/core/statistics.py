@@ -15,18 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """Time per verified token by cause, in ms.
+    """Time per verified token by cause, in ms."""
 
-    `draft`: the drafter; `wire`: transmission both ways; `queue`: the server's queue; `verify`: the target's pass;
-    `wait`: waiting for features. `tap` is the tap's pass, which overlaps with the verdict's transmission and `wait`.
-    """
-
-    draft: float = 0.0
-    wire: float = 0.0
-    queue: float = 0.0
-    verify: float = 0.0
-    wait: float = 0.0
-    tap: float = 0.0
+    draft: float = 0.0  # the drafter
+    wire: float = 0.0  # transmission both ways
+    queue: float = 0.0  # the server's
+    verify: float = 0.0  # the target's pass
+    wait: float = 0.0  # for features
+    tap: float = 0.0  # the tap's pass, which overlaps with the verdict's transmission and `wait`
 
 
 @dataclass(frozen=True, slots=True)

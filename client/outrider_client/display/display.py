@@ -50,10 +50,7 @@ def show_answer(
     stops: Sequence[str] = (),
     **overrides: Any,  # as in ClientConfig.for_answer
 ) -> Finished:
-    """Generate an answer and show it, up to the first of `stops`; return its last event.
-
-    Raises what Client.generate does.
-    """
+    """Generate an answer and show it, up to the first of `stops`; return its last event. Raises as Client.generate."""
     finished = None
     events = client.generate(prompt, **overrides)
     warnings: list[str] = []  # printed after the answer: the display redraws the end of the terminal
@@ -101,7 +98,8 @@ class PlainDisplay:
     def show(self, event: Event) -> None:
         self.written.take(event)
         text = self.written.text
-        end = len(text) if isinstance(event, Finished) else self.written.num_settled_chars
+        settled = "".join(span.text for span in self.written.spans[: self.written.num_settled])
+        end = len(text if isinstance(event, Finished) else settled)
         self._print(text[self._num_printed : end])
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ def stop_at(stops: Sequence[str], events: Iterator[Event]) -> Iterator[Event]:
 
     Unverified text waits until it is verified or the answer ends, so nothing is rolled back.
     """
-    filtered, statistics = _Filter(stops), Statistics()
+    written, num_passed, statistics = AnswerText(), 0, Statistics()
     # Closed as soon as the text is found: this has the server stop, too.
     with closing(cast("Generator[Event, None, None]", events)):
         for event in events:
@@ -36,55 +36,33 @@ def stop_at(stops: Sequence[str], events: Iterator[Event]) -> Iterator[Event]:
                 yield event
                 statistics = event.statistics if isinstance(event, Stats) else statistics
                 continue
-            yield from filtered.take(event)
+            written.take(event)
+            spans, has_stopped = _shown(written, StopStrings(tuple(stops)), is_over=isinstance(event, Finished))
+            yield from map(_as_event, spans[num_passed:])
+            num_passed = len(spans)
             if isinstance(event, Finished):
-                yield replace(event, text="", reason=_reason(event) if filtered.has_stopped else event.reason)
-            elif filtered.has_stopped:
-                yield Finished("private" if filtered.is_private else "eos", statistics)
+                yield replace(event, text="", reason=_reason(event) if has_stopped else event.reason)
+            elif has_stopped:
+                yield Finished("private" if "private" in written.origins else "eos", statistics)
                 return
 
 
-class _Filter:
-    """Takes all events that change the text, and passes on what the display may show."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self.has_stopped = False
-        self._stops = StopStrings(tuple(stops))
-        self._written = AnswerText()
-        self._num_passed = 0  # spans
-        self._searched = 0  # characters that hold no stop text
-
-    @property
-    def is_private(self) -> bool:
-        return any(span.origin == "private" for span in self._written.spans)
-
-    def take(self, event: Event) -> list[_Text]:
-        self._written.take(event)
-        is_over = isinstance(event, Finished)
-        spans = self._written.spans if is_over else self._written.spans[: self._written.num_settled]
-        text = "".join(span.text for span in spans)
-        match = self._stops.find(text, self._searched)
-        self.has_stopped = match is not None
-        if match is not None:
-            return self._pass(spans, match.start, cuts=True)
-        self._searched = len(text)
-        held = 0 if is_over else self._stops.num_held(text)
-        return self._pass(spans, len(text) - held, cuts=False)
-
-    def _pass(self, spans: Sequence[Span], num_chars: int, *, cuts: bool) -> list[_Text]:
-        """Return the spans within the first `num_chars` characters that were not passed on; `cuts` the last one."""
-        begin = sum(len(span.text) for span in spans[: self._num_passed])
-        passed: list[_Text] = []
-        for span in spans[self._num_passed :]:
-            end = begin + len(span.text)
-            if end > num_chars:
-                if cuts and begin < num_chars:
-                    passed.append(_as_event(replace(span, text=span.text[: num_chars - begin])))
-                break
-            passed.append(_as_event(span))
-            self._num_passed += 1
-            begin = end
-        return passed
+def _shown(written: AnswerText, stops: StopStrings, *, is_over: bool) -> tuple[list[Span], bool]:
+    """Return the spans that a display may get, the last of them cut at a stop text, and whether there is one."""
+    spans = written.spans if is_over else written.spans[: written.num_settled]
+    text = "".join(span.text for span in spans)
+    match = stops.find(text)
+    end = len(text) - (0 if is_over else stops.num_held(text)) if match is None else match.start
+    shown, begin = list[Span](), 0
+    for span in spans:
+        rest = end - begin
+        if len(span.text) > rest:
+            if match is not None and rest:
+                shown.append(replace(span, text=span.text[:rest]))
+            break
+        shown.append(span)
+        begin += len(span.text)
+    return shown, match is not None
 
 
 def _reason(finished: Finished) -> FinishReason:

@@ -39,10 +39,7 @@ T = TypeVar("T")
 
 
 class WorkerThread:
-    """Runs jobs one after another, in the order given. Used from one event loop.
-
-    It answers with a third less latency than an executor.
-    """
+    """Runs jobs of one event loop one after another, with a third less latency than an executor."""
 
     def __init__(self, name: str, prepare: Callable[[], None] = lambda: None) -> None:
         self._prepare = prepare
@@ -222,7 +219,7 @@ class DraftingThread:
         self._arrived: list[_Rows] = []
         self.num_features = 0  # positions whose features have arrived
         self._shared: list[int] = []  # common prefix of each answer with the one before
-        self._history: History | None = None
+        self.history: History | None = None  # that the drafts of the next answer may come from, too
         limit = (lambda: None) if num_cpu_threads is None else partial(torch.set_num_threads, num_cpu_threads)
         self._worker = WorkerThread("outrider-draft", limit)
 
@@ -231,10 +228,6 @@ class DraftingThread:
         self._arrived = [(first, rows[: common - first]) for first, rows in self._arrived if first < common]
         self.num_features = min(self.num_features, common)
         self._shared.append(common)
-
-    def read_history(self, history: History | None) -> None:
-        """Let the drafts of the next answer come from earlier ones, too; None: they must not."""
-        self._history = history
 
     def add_features(self, first: int, rows: NDArray[np.float32]) -> None:  # [n, width]
         """Keep rows for the next job. Raises Violation for another width."""
@@ -268,10 +261,7 @@ class DraftingThread:
         return AheadDraft(make)
 
     async def write(self, tokens: Sequence[int], sampling: Sampling, rules: AnswerRules | None = None) -> int | None:
-        """Write the next token with the head in use, or another if it cannot continue; None if none can.
-
-        None as well where the rules allow nothing that it would write.
-        """
+        """Write the next token with the head in use, or another; None if none can within the rules."""
         return await self._run(tokens, lambda: self._write(sampling, rules))
 
     async def follow(self, tokens: Sequence[int]) -> None:
@@ -289,7 +279,7 @@ class DraftingThread:
         # Taken before the await: rows that arrive while the job runs belong to the next one.
         arrived, self._arrived = self._arrived, []
         num_begun = len(self._shared)
-        result, num_features = await self._worker.run(partial(self._job, list(tokens), arrived, self._history, job))
+        result, num_features = await self._worker.run(partial(self._job, list(tokens), arrived, self.history, job))
         # A new answer may have begun while the job ran (a cancelled caller does not stop it): it shares only so much.
         num_features = min([num_features, *self._shared[num_begun:]])
         self.num_features = max((num_features, *(first + len(rows) for first, rows in self._arrived)))

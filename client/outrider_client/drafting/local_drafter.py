@@ -72,7 +72,10 @@ class LocalDrafter:
     async def draft(self, tokens: Sequence[int], num_new: int, plan: TreePlan) -> RoutedDraft:
         """Draft on `tokens`, of which the last `num_new` belong to the answer, within its rules."""
         assert self._drafting is not None
-        head = self._head_by_words(tokens[-min(num_new, RECENT) :], self._drafting.current)
+        head, keywords = None, self._models.keywords
+        if keywords is not None:
+            recent = self._models.decode(tokens[-min(num_new, RECENT) :])
+            head = keywords.choose(f"{self._prompt_text}\n{recent}", self._drafting.current)
         self._meter.drafted_stale(len(tokens) - 1 - self._drafting.num_features)
         routed = await self._drafting.grow(tokens, plan, head)
         self._meter.heads.drafted(routed)
@@ -120,12 +123,6 @@ class LocalDrafter:
             approved.append(verdict.bonus)
         likeliest = [tree.tokens[node] for node in best_path(drafted)]
         return self._acceptance_check.judged(self._drafting.names[head], likeliest, approved) if approved else None
-
-    def _head_by_words(self, recent: Sequence[int], current: int) -> int | None:
-        """Return the head that the keywords choose; None without keywords."""
-        if self._models.keywords is None:
-            return None
-        return self._models.keywords.choose(f"{self._prompt_text}\n{self._models.decode(recent)}", current)
 
 
 NUM_VERDICTS = 64

@@ -34,8 +34,9 @@ from outrider_client.gateway.middleware import (
     ENDPOINTS,
     BodyLimitMiddleware,
     FaultMiddleware,
-    KeyMiddleware,
-    OriginMiddleware,
+    RefusingMiddleware,
+    wrong_key,
+    wrong_origin,
 )
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest, LinkCommand
 from outrider_client.gateway.request_mapping import GenerationRequest, map_chat_request, map_completion_request
@@ -91,7 +92,7 @@ def _add_middleware(app: FastAPI, config: GatewayConfig) -> None:
     # The last one added is asked first. Preflight requests have no key: they are answered after the check of their
     # origin, and before that of the key, whose errors pages of allowed origins may read.
     app.add_middleware(BodyLimitMiddleware)
-    app.add_middleware(KeyMiddleware, api_key=config.api_key)
+    app.add_middleware(RefusingMiddleware, refusal=partial(wrong_key, api_key=config.api_key))
     if config.allow_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -101,7 +102,9 @@ def _add_middleware(app: FastAPI, config: GatewayConfig) -> None:
             expose_headers=("Retry-After",),
             allow_private_network=True,  # a public site may be allowed, and this is a private address
         )
-    app.add_middleware(OriginMiddleware, allowed=config.allow_origins, only_loopback=is_loopback_host(config.host))
+    only_loopback = is_loopback_host(config.host)
+    own_pages = partial(wrong_origin, allowed=config.allow_origins, only_loopback=only_loopback)
+    app.add_middleware(RefusingMiddleware, refusal=own_pages)
 
 
 def _add_completions(app: FastAPI, gateway: Gateway) -> None:
@@ -208,7 +211,7 @@ def _add_link(app: FastAPI, gateway: Gateway, emulated: EmulatedLink | None) -> 
                 raise ApiError(400, f"profile: choose one of {', '.join(emulated.profiles)}", param="profile")
             emulated.change(body.profile)
         if body.cut is not None:
-            (emulated.cut if body.cut else emulated.restore)()
+            (emulated.link.cut if body.cut else emulated.link.restore)()
         gateway.watch.notify()
         return as_json(gateway.watch.report)
 

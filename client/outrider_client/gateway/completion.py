@@ -6,20 +6,20 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from outrider_client.async_client import AsyncClient
-from outrider_client.core.config import UNASKED, UNLIMITED
+from outrider_client.core.config import UNASKED, UNLIMITED, ClientConfig
 from outrider_client.core.events import Committed, Event, Finished, RolledBack, Stats, Verified, Warned
 from outrider_client.core.gateway_config import UnverifiedPolicy
-from outrider_client.core.prompt import PlainPrompt, Prompt, Raw, dropped_warning
+from outrider_client.core.prompt import ChatForm, PlainPrompt, Prompt, dropped_warning
 from outrider_client.core.statistics import Statistics
 from outrider_client.gateway.errors import ApiError, server_unreachable
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.request_mapping import GenerationRequest
 from outrider_client.gateway.text_stream import TextChunk, TextStream
-from outrider_client.models.tokenizer import ToolDescription
 from outrider_client.privacy.placeholders import Placeholders
 from outrider_client.text.tool_calls import described
 from outrider_client.text.transcript import FinishReason
@@ -41,23 +41,21 @@ class GatewayCompletion:
         self.statistics = Statistics()
         self.warnings: list[str] = []
         self.drafter, self.models = gateway.models_for(request)
-        has_logprobs = request.overrides.get("logprobs") is not None
-        self.token_fragments = gateway.token_fragments if has_logprobs else {}
         self._gateway = gateway
+        self._config = config = self._checked_config()
+        has_logprobs = config.logprobs is not None
+        self.token_fragments = gateway.token_fragments if has_logprobs else {}
         # The app's policy, else the gateway's. Offline on purpose, no verdict comes to wait for.
-        is_offline = request.overrides.get("mode", gateway.client.mode) == "offline"
-        wanted: UnverifiedPolicy = "keep" if is_offline else request.unverified or gateway.config.unverified
+        asked = request.unverified or gateway.config.unverified
+        wanted: UnverifiedPolicy = "keep" if config.mode == "offline" else asked
         # A whole answer with that wish waits, too, but may end unverified.
         policy: UnverifiedPolicy = "hold" if wanted == "stream" and not request.takes_back else wanted
-        parse_special = request.overrides.get("parse_special", gateway.client.parse_special)
-        self._raw: Raw = request.overrides["raw"] and (parse_special or "as text")
         self._text_stream = TextStream(request.stops, policy, self.models.decode, has_logprobs=has_logprobs)
         self._sent = () if self._is_local else self._encode()
-        self.prompt_tokens = len(self._sent) or len(self.models.split(request.prompt, raw=self._raw).whole)
+        self.prompt_tokens = len(self._sent) or len(self.models.split(request.prompt, raw=config.raw_form).whole)
         self._needs_target = wanted == "hold" and not self._is_local
         on_reconnect = "keep" if policy == "keep" else "verify"
         self._overrides = {**request.overrides, "max_new_tokens": self._limit(), "on_reconnect": on_reconnect}
-        self._check_rules()
         self._ended_by: FinishReason | None = None
 
     def start(self, turns: asyncio.Semaphore, put: Callable[[TextChunk], None]) -> asyncio.Task[None]:
@@ -117,8 +115,7 @@ class GatewayCompletion:
     @property
     def _is_local(self) -> bool:
         """True if the drafter answers private text alone, on this device."""
-        privacy = self.request.overrides.get("privacy", self._gateway.client.privacy)
-        return self.request.has_private and privacy == "local"
+        return self.request.has_private and self._config.privacy == "local"
 
     def _record(self, seconds: float) -> None:
         # Of a private answer nothing is counted that shows how long its text is, and of a private prompt neither.
@@ -141,16 +138,18 @@ class GatewayCompletion:
             case Warned(message=message):
                 self.warnings.append(message)
 
-    def _check_rules(self) -> None:
+    def _checked_config(self) -> ClientConfig:
         """Raise ApiError for a schema that cannot be followed, and for tokens that do not exist."""
         try:
-            self.models.rules_of(self._gateway.client.for_answer(**self._overrides).sampling.rules)
+            config = self._gateway.client.for_answer(**self.request.overrides)
+            self.models.rules_of(config.sampling.rules)
         except UsageError as error:
             name, _, why = str(error).partition(":")
             if name == "json_schema":
                 name = "tools" if self.request.tools else "response_format"
                 raise ApiError(400, f"{name}:{why}", param=name) from error
             raise ApiError(400, str(error), param="logit_bias") from error
+        return config
 
     def _limit(self) -> int:
         """Largest number of tokens in the answer. Raises Refusal for a prompt that leaves no room for any."""
@@ -171,17 +170,15 @@ class GatewayCompletion:
         if request.tool_messages is not None:
             # Templates refuse what others take, such as ids of another form: those get the functions as text.
             with contextlib.suppress(UsageError):
-                return self._encode_newest(request.tool_messages, [*map(described, request.tools)])
-        return self._encode_newest(
-            Placeholders().replace(request.prompt) if request.has_private else request.prompt, None
-        )
+                with_tools = replace(request.form, tools=[*map(described, request.tools)])
+                return self._encode_newest(request.tool_messages, with_tools)
+        prompt = Placeholders().replace(request.prompt) if request.has_private else request.prompt
+        return self._encode_newest(prompt, request.form)
 
-    def _encode_newest(self, prompt: Prompt | PlainPrompt, tools: Sequence[ToolDescription] | None) -> tuple[int, ...]:
-        request, on_full = self.request, self._gateway.client.on_full_context
-        encoded = self.models.encode_newest(
-            prompt, raw=self._raw, reserve=self._wanted_tokens, on_full=on_full, tools=tools, form=request.form
-        )
-        if encoded.num_dropped and not request.has_private:  # else the client drops them again, and tells
+    def _encode_newest(self, prompt: Prompt | PlainPrompt, form: ChatForm) -> tuple[int, ...]:
+        raw, on_full = self._config.raw_form, self._config.on_full_context
+        encoded = self.models.encode_newest(prompt, raw=raw, reserve=self._wanted_tokens, on_full=on_full, form=form)
+        if encoded.num_dropped and not self.request.has_private:  # else the client drops them again, and tells
             self.warnings.append(dropped_warning(encoded.num_dropped))
         return tuple(encoded.tokens)
 
@@ -199,12 +196,9 @@ async def chunks_of(
     def put(number: int, chunk: TextChunk | None) -> None:
         arrived.put_nowait((number, chunk))
 
-    def end(number: int, _: asyncio.Task[None]) -> None:
-        put(number, None)
-
     writing = [completion.start(turns, partial(put, number)) for number, completion in enumerate(completions)]
     for number, task in enumerate(writing):
-        task.add_done_callback(partial(end, number))
+        task.add_done_callback(lambda _, number=number: put(number, None))  # type: ignore[misc] # mypy infers no default
     try:
         num_left = len(writing)
         while num_left:

@@ -33,11 +33,7 @@ _UNKNOWN = float("nan")
 
 
 class Gateway:
-    """Create it in the event loop that serves it.
-
-    `models`, keyed by drafter name with the default first, are shared by all sessions. `on_link_change` is called with
-    each new state of the link, and `on_mismatch` with what does not fit where the server is another than the models'.
-    """
+    """What all requests share, in the event loop that serves them. `models`: by drafter's name, the default first."""
 
     def __init__(
         self,

@@ -95,11 +95,7 @@ class LinkWatch:
             self._num_watchers -= 1
 
     async def run(self) -> None:
-        """Probe the server, until cancelled, while no answer uses the link.
-
-        Every WATCHED_S while a page watches. Else once for each `wake`, and a server that is away ever less often: an
-        idle device sends nothing.
-        """
+        """Probe the server, until cancelled, while no answer uses the link: ever less often where nobody watches."""
         try:
             while True:
                 self._wanted.clear()

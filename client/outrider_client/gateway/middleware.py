@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 
 from fastapi.responses import JSONResponse
@@ -22,11 +21,12 @@ ENDPOINTS = (*_PROTECTED, "/health")  # all paths but the page's begin so
 MAX_BODY_BYTES = 8 * 2**20
 
 
-class _RefusingMiddleware(ABC):
-    """Answers a request itself if `_refusal` returns an error."""
+class RefusingMiddleware:
+    """Answers a request itself if `refusal`, of its path and headers, returns an error."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, refusal: Callable[[str, Headers], ApiError | None]) -> None:
         self._app = app
+        self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (error := self._refusal(scope["path"], Headers(scope=scope))) is not None:
@@ -34,53 +34,37 @@ class _RefusingMiddleware(ABC):
             return
         await self._app(scope, receive, send)
 
-    @abstractmethod
-    def _refusal(self, path: str, headers: Headers) -> ApiError | None: ...
 
-
-class OriginMiddleware(_RefusingMiddleware):
-    """Lets a browser's requests pass if they come from the gateway's own page, or an allowed origin's to the API.
+def wrong_origin(path: str, headers: Headers, *, allowed: Collection[str], only_loopback: bool) -> ApiError | None:
+    """Refuse a browser's request that comes from no page of the gateway's own, and from no allowed origin to the API.
 
     A page of another site must not reach a gateway on loopback.
     """
-
-    def __init__(self, app: ASGIApp, allowed: Collection[str], *, only_loopback: bool) -> None:
-        super().__init__(app)
-        self._allowed = frozenset(allowed)
-        self._only_loopback = only_loopback
-
-    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
-        # DNS rebinding: a site can point its own name at 127.0.0.1, and its page then counts as of one origin with us.
-        # The Host header still holds that name. A page that posts across origins is stopped by its Origin header, which
-        # the preflight request that JSON bodies need has, too.
-        host = headers.get("host", "")
-        if self._only_loopback and not is_loopback_host(_hostname(host)):
-            return ApiError(403, "host: this gateway answers to localhost only", code="wrong_host")
-        origin = headers.get("origin")
-        is_allowed = path.startswith(API_PATH) and not self._allowed.isdisjoint((origin, ANY_ORIGIN))
-        if origin is None or origin.partition("://")[2] == host or is_allowed:
-            return None
-        message = "origin: this gateway serves no pages of other sites, unless --allow-origin names them"
-        return ApiError(403, message, code="wrong_origin")
+    # DNS rebinding: a site can point its own name at 127.0.0.1, and its page then counts as of one origin with us.
+    # The Host header still holds that name. A page that posts across origins is stopped by its Origin header, which
+    # the preflight request that JSON bodies need has, too.
+    host = headers.get("host", "")
+    if only_loopback and not is_loopback_host(_hostname(host)):
+        return ApiError(403, "host: this gateway answers to localhost only", code="wrong_host")
+    origin = headers.get("origin")
+    is_allowed = path.startswith(API_PATH) and not {origin, ANY_ORIGIN}.isdisjoint(allowed)
+    if origin is None or origin.partition("://")[2] == host or is_allowed:
+        return None
+    message = "origin: this gateway serves no pages of other sites, unless --allow-origin names them"
+    return ApiError(403, message, code="wrong_origin")
 
 
-class KeyMiddleware(_RefusingMiddleware):
-    """Lets requests with the API key pass, and without a key all."""
-
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
-        super().__init__(app)
-        self._api_key = None if api_key is None else api_key.strip().encode()
-
-    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
-        if self._api_key is None or not path.startswith(_PROTECTED):
-            return None
-        # Starlette decodes headers as Latin-1; encoding the key back gives the bytes that were sent. compare_digest
-        # takes the same time wherever they differ.
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode("latin-1"), self._api_key):
-            return None
-        message = "api key is missing or wrong: send Authorization: Bearer KEY"
-        return ApiError(401, message, "authentication_error", code="invalid_api_key")
+def wrong_key(path: str, headers: Headers, *, api_key: str | None) -> ApiError | None:
+    """Refuse a request without the API key, if there is one."""
+    if api_key is None or not path.startswith(_PROTECTED):
+        return None
+    # Starlette decodes headers as Latin-1; encoding the key back gives the bytes that were sent. compare_digest takes
+    # the same time wherever they differ.
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode("latin-1"), api_key.strip().encode()):
+        return None
+    message = "api key is missing or wrong: send Authorization: Bearer KEY"
+    return ApiError(401, message, "authentication_error", code="invalid_api_key")
 
 
 def _hostname(host: str) -> str:

@@ -49,20 +49,16 @@ _DEFAULT_COMPLETION = 16  # tokens, as OpenAI's
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GenerationRequest:
-    """An app's request, whichever endpoint it called.
-
-    `overrides` are fields of ClientConfig. `max_tokens` None: as many as the context holds. `unverified` None: what the
-    gateway does by default.
-    """
+    """An app's request, whichever endpoint it called."""
 
     model: str
     prompt: Prompt
     has_private: bool
-    max_tokens: int | None
+    max_tokens: int | None  # None: as many as the context holds
     stops: StopStrings
-    unverified: UnverifiedPolicy | None
+    unverified: UnverifiedPolicy | None  # None: what the gateway does by default
     drafter: str | None
-    overrides: Mapping[str, Any]  # Any: each field has its own type
+    overrides: Mapping[str, Any]  # of ClientConfig; Any: each field has its own type
     stream: bool
     include_usage: bool
     takes_back: bool  # the app can be told that text which it got was wrong

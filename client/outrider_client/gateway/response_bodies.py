@@ -63,9 +63,15 @@ class _ChoiceFormatter(ResponseFormatter):
         chunk = {**self._head, "choices": [{"index": self._index, **choice}], "outrider": outrider}
         return [{**chunk, "usage": None} if self.completion.request.include_usage else chunk]
 
-    def _whole(self, choice: Body, chunks: Sequence[TextChunk]) -> Body:
-        [body] = self._chunk(choice, answer_extension(self.completion, chunks))
+    def _whole(self, said: Body, chunks: Sequence[TextChunk], reason: str) -> Body:
+        [body] = self._chunk(self._choice(said, chunks, reason), answer_extension(self.completion, chunks))
         return {**body, "usage": usage_of([self.completion])}
+
+    def _choice(self, said: Body, chunks: Sequence[TextChunk] = (), reason: str | None = None) -> Body:
+        return {**said, "logprobs": self._logprobs(chunks), "finish_reason": reason}
+
+    @abstractmethod
+    def _logprobs(self, chunks: Sequence[TextChunk]) -> Body | None: ...
 
     def _token_text(self, token: int) -> str:
         # Decoded after another token: some tokenizers drop the blank before a word that stands alone.
@@ -91,31 +97,27 @@ class ChatFormatter(_ChoiceFormatter):
         self._held: list[TextChunk] = []  # until it is known whether they are a call
 
     def opening(self) -> list[Body]:
-        return self._chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": None}, {})
+        return self._chunk(self._choice({"delta": {"role": "assistant", "content": ""}}), {})
 
     def chunk(self, chunk: TextChunk) -> list[Body]:
         if self._tools:
             self._held.append(chunk)
             return []
-        choice = {"delta": {"content": chunk.text}, "logprobs": self._logprobs([chunk]), "finish_reason": None}
-        return self._chunk(choice, chunk_extension(chunk))
+        return self._chunk(self._choice({"delta": {"content": chunk.text}}, [chunk]), chunk_extension(chunk))
 
     def closing(self) -> list[Body]:
         delta: Body = {}
         reason: str = self.completion.finish_reason
-        logprobs = self._logprobs(self._held)
         if self._tools:
             said, reason = self._message(self._held)
             delta = {name: value for name, value in said.items() if value is not None}
             for number, call in enumerate(delta.get("tool_calls", ())):
                 call["index"] = number
-        choice = {"delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self._chunk(choice, answer_extension(self.completion))
+        return self._chunk(self._choice({"delta": delta}, self._held, reason), answer_extension(self.completion))
 
     def whole(self, chunks: Sequence[TextChunk]) -> Body:
         said, reason = self._message(chunks)
-        message = {"role": "assistant", "refusal": None, **said}
-        return self._whole({"message": message, "logprobs": self._logprobs(chunks), "finish_reason": reason}, chunks)
+        return self._whole({"message": {"role": "assistant", "refusal": None, **said}}, chunks, reason)
 
     def _message(self, chunks: Sequence[TextChunk]) -> tuple[Body, str]:
         """Return text and calls of an answer, and why it ended."""
@@ -147,21 +149,18 @@ class CompletionFormatter(_ChoiceFormatter):
     """/v1/completions, behind its prompt if that is to be echoed."""
 
     def opening(self) -> list[Body]:
-        choice = {"text": self.completion.echoed, "logprobs": None, "finish_reason": None}
-        return self._chunk(choice, {}) if self.completion.echoed else []
+        echoed = self.completion.echoed
+        return self._chunk(self._choice({"text": echoed}), {}) if echoed else []
 
     def chunk(self, chunk: TextChunk) -> list[Body]:
-        logprobs = self._logprobs([chunk])
-        return self._chunk({"text": chunk.text, "logprobs": logprobs, "finish_reason": None}, chunk_extension(chunk))
+        return self._chunk(self._choice({"text": chunk.text}, [chunk]), chunk_extension(chunk))
 
     def closing(self) -> list[Body]:
-        choice = {"text": "", "logprobs": None, "finish_reason": self.completion.finish_reason}
+        choice = self._choice({"text": ""}, (), self.completion.finish_reason)
         return self._chunk(choice, answer_extension(self.completion))
 
     def whole(self, chunks: Sequence[TextChunk]) -> Body:
-        text = self.completion.echoed + text_of(chunks)
-        choice = {"text": text, "logprobs": self._logprobs(chunks), "finish_reason": self.completion.finish_reason}
-        return self._whole(choice, chunks)
+        return self._whole({"text": self.completion.echoed + text_of(chunks)}, chunks, self.completion.finish_reason)
 
     def _logprobs(self, chunks: Sequence[TextChunk]) -> Body | None:
         logprobs = self._logprobs_in(chunks)

@@ -207,10 +207,11 @@ class ResponsesFormatter(ResponseFormatter):
         events: list[Body] = []
         for index, item in enumerate(response["output"]):
             if item["type"] == "message":
+                text = item["content"][0]["text"]
                 if self._tools:
                     events += self._message_begins()
-                    events.append(self._of_part("response.output_text.delta", delta=_text(item), logprobs=[]))
-                events.append(self._of_part("response.output_text.done", text=_text(item), logprobs=[]))
+                    events.append(self._of_part("response.output_text.delta", delta=text, logprobs=[]))
+                events.append(self._of_part("response.output_text.done", text=text, logprobs=[]))
                 events.append(self._of_part("response.content_part.done", part=item["content"][0]))
             else:
                 begun = {**item, "arguments": "", "status": "in_progress"}
@@ -275,8 +276,3 @@ class ResponsesFormatter(ResponseFormatter):
         self._number += 1
         # A copy: what is sent later must not change what was.
         return {"type": kind, "sequence_number": self._number - 1, **json.loads(json.dumps(more))}
-
-
-def _text(item: Body) -> str:
-    text: str = item["content"][0]["text"]
-    return text

@@ -49,7 +49,7 @@ async def listening(
         listener, emulated = stack.enter_context(_socket(config)), None
         if config.profile is not None:
             emulated = await stack.enter_async_context(emulated_link(config.profile, server, config.engine))
-            client = replace(client, server=emulated.address, access=client.access.through(server))
+            client = replace(client, server=emulated.link.address, access=client.access.through(server))
 
         def tell_mismatch(mismatch: str) -> None:
             print_message(

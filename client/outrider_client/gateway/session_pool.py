@@ -22,10 +22,7 @@ class _PooledSession:
 
 
 class SessionPool:
-    """Keep at most `size` sessions, and let `queue` requests wait for one.
-
-    `make` opens a client with the named drafter.
-    """
+    """Keep at most `size` sessions, opened by `make` with a drafter's name; `queue` requests may wait for one."""
 
     def __init__(self, make: Callable[[str], AsyncClient], size: int, queue: int) -> None:
         self.num_waiting = 0
@@ -53,10 +50,7 @@ class SessionPool:
     async def acquire(
         self, drafter: str, prompt: Sequence[int], *, is_private: bool = False
     ) -> AsyncIterator[AsyncClient]:
-        """Lend a client for one answer, `is_private` if the drafter writes it without the link.
-
-        Raises ApiError 429 when all sessions are busy and too many requests wait.
-        """
+        """Lend a client for one answer, `is_private` if it uses no link. Raises ApiError 429 where too many wait."""
         await self._wait()
         try:
             session = self._take(drafter, prompt)

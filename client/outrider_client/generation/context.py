@@ -15,10 +15,7 @@ from outrider_client.text.transcript import Transcript
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationContext:
-    """Models, session, transcript, drafters and controller of one session.
-
-    Offline `drafting` writes where it may, else `writing`, else `fallback_drafter`. `clock` returns seconds.
-    """
+    """What a session's answers share. Offline `drafting` writes where it may, else `writing`, else the fallback."""
 
     models: LocalModels
     session: ClientSession

@@ -158,10 +158,7 @@ class Generation:
         return await self.verify(ScoredTree(self._transcript.tail_chain(self.planner.max_nodes)))
 
     def ask_decode(self, tree: ServerTree | None = None, *, features: bool = False) -> None:
-        """Let the server write the rest, by the target alone or with its own drafter that grows `tree`.
-
-        `features`: have the features of what it reads and writes sent along.
-        """
+        """Let the server write the rest, by its target or by its drafter that grows `tree`, and send features along."""
         known = self._requests.known_features if features and self._drafting is not None else None
         self._requests.send(
             self._transcript.next_decode(known, tree, None if known is None else self._controller.codec)
@@ -259,11 +256,6 @@ class Generation:
         self._transcript.keep_tail()
         if not self.offline.has_room:
             self.finish("unverified")
-
-    @property
-    def makes_no_progress(self) -> bool:
-        """Return whether connections have opened for the time that the link may be away, and none brought a verdict."""
-        return self.session.makes_no_progress(self.config.wait_for_link_s)
 
     def await_link(self) -> None:
         """Tell that nothing is left to write here, if the link is waited for."""

@@ -62,11 +62,7 @@ class InFlight:
             verdict.cancel()
 
     async def advance(self, verdict: Verdict) -> None:
-        """Handle the verdict on the oldest draft.
-
-        Unless the next draft in flight assumed the right outcome, send what was drafted ahead for this outcome, if
-        anything was.
-        """
+        """Handle the oldest draft's verdict; send what was drafted ahead for it, unless the next draft assumed it."""
         sent = self._sent.popleft()
         outcome = _outcome(verdict)
         next_is_right = bool(self._sent) and self._generation.is_awaited(self._sent[0].request)

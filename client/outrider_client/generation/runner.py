@@ -110,7 +110,7 @@ async def catch_up(generation: Generation) -> None:
 async def run_offline(generation: Generation, error: Exception) -> None:
     """Write offline while the session reconnects; finish the answer if it cannot reconnect in time."""
     await generation.lose_link(error)
-    if generation.makes_no_progress:
+    if generation.session.makes_no_progress(generation.config.wait_for_link_s):
         await offline(generation)
         generation.finish_offline()
         return

@@ -1,6 +1,4 @@
-"""Earlier answers kept on this device for drafts (families/suffix): answers to open prompts, one file a server.
-
-FILE = magic, then a record an answer: number of tokens, CRC-32 of the tokens, tokens (all 4 bytes, little-endian)
+"""Earlier answers kept on this device for drafts (families/suffix): answers to open prompts, an SQLite file a server.
 
 What one server has said is never drafted to another: that is what the file's name is for. Nothing here knows a prompt;
 whoever adds an answer has made sure that it was written on no private text.
@@ -8,26 +6,24 @@ whoever adds an answer has made sure that it was written on no private text.
 
 from __future__ import annotations
 
-import struct
+import sqlite3
 import threading
-import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from outrider_drafters.families.suffix.index import History, Ints
-from outrider_proto.files import write_atomically
+from outrider_proto.files import stamp_of
 
 MB = 1_000_000
-_MAGIC = b"outrider draft history 1\n"
-_HEADER = struct.Struct("<II")
-_KEPT = 0.75  # of a full file: else every further answer would have the whole file written again
-_LOCK = ".lock"
+_FILLED = 0.9  # share of a full file that is tokens and the start of each record
 _LOCK_S = 2.0  # far more than another process takes
+_RECORD_BYTES = 16  # beside its tokens
+_DROP_OLDEST = f"""DELETE FROM answers WHERE id <= (SELECT max(id) FROM (
+    SELECT id, sum(length(tokens) + {_RECORD_BYTES}) OVER (ORDER BY id DESC) AS size FROM answers) WHERE size > ?)"""
 
 
 def history_folder() -> Path:
@@ -46,20 +42,17 @@ class DraftHistory:
     def __init__(self, server: str, tokenizer: str, vocab_size: int, limit_mb: int, folder: Path | None = None) -> None:
         self.file = (history_folder() if folder is None else folder) / f"{quote(server, safe='')}_{tokenizer}"
         self._vocab_size = vocab_size
-        self._limit_bytes = limit_mb * MB
-        self._seen: tuple[int, ...] | None = None  # what the file was like when it was read
+        self._room_bytes = int(limit_mb * MB * _FILLED)
+        self._seen: object = None  # what the file was like when it was read
         self._texts = History()
         self._warnings: list[str] = []
         self._is_told = False  # that the file cannot be used
-        self._lock = threading.Lock()  # a file lock does not keep this process's own threads apart
+        self._lock = threading.Lock()
 
     def texts(self) -> History:
         """Return the answers so far, of other processes, too."""
         with self._lock, self._catching():
-            # A stat tells of a history that was cleared meanwhile, too: it is gone from memory with the next answer.
-            if self._state() != self._seen:
-                with self._file_lock():
-                    self._read()
+            self._refresh()
             return self._texts
         return History()
 
@@ -67,103 +60,71 @@ class DraftHistory:
         """Add an answer's tokens, and read the file again, so that the next answer need not wait for that."""
         if not answer:
             return
-        most = int(self._limit_bytes * _KEPT) // 4 - len(_MAGIC)
-        record = _record(np.array(answer[-most:], np.int32))
+        most = (self._room_bytes - _RECORD_BYTES) // 4
+        tokens = np.array(answer[-most:], "<i4").tobytes()
         with self._lock, self._catching():
+            self._refresh()
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._file_lock():
-                if self._state() != self._seen:
-                    self._read()
-                self._append(record)
-                self._read()
+            self.file.touch(mode=0o600)  # SQLite would let others read it
+            with self._opened() as file:
+                file.execute(_DROP_OLDEST, (self._room_bytes - _RECORD_BYTES - len(tokens),))
+                file.execute("INSERT INTO answers (tokens) VALUES (?)", (tokens,))
+            self._refresh()
 
     def take_warnings(self) -> list[str]:
         """Return what went wrong since the last call, a line each."""
         taken, self._warnings = self._warnings, []
         return taken
 
-    def _append(self, record: bytes) -> None:
-        if self._seen is not None and self.file.stat().st_size + len(record) <= self._limit_bytes:
-            with self.file.open("ab") as out:
-                out.write(record)
+    def _refresh(self) -> None:
+        """Read the file if it has changed, or was cleared: it is gone from memory then, too."""
+        if (stamp := stamp_of(self.file)) == self._seen:
             return
-        kept, room = [record], self._limit_bytes * _KEPT - len(record)
-        for older in reversed(_texts_in(self._texts)):
-            if (room := room - _HEADER.size - older.nbytes) < 0:
-                break
-            kept.append(_record(older))
-        write_atomically(self.file, _MAGIC + b"".join(reversed(kept)), mode=0o600)
-
-    def _read(self) -> None:
-        self._seen, self._texts = self._state(), History()
-        if self._seen is None:
-            return
+        self._texts, self._seen = History(), None
         try:
-            self._texts = History(_parsed(self.file.read_bytes(), self._vocab_size))
-        except ValueError as error:
+            if stamp is not None:
+                self._texts = History(self._read())
+        except (sqlite3.DatabaseError, ValueError) as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
             self._warnings.append(f"{self.file}: a damaged draft history ({error}): started anew")
             self.file.unlink()
-            self._seen = None
+        else:
+            self._seen = stamp
 
-    def _state(self) -> tuple[int, ...] | None:
-        try:
-            found = self.file.stat()
-        except FileNotFoundError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+    def _read(self) -> list[Ints]:
+        with self._opened() as file:
+            if (fault := file.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise ValueError(fault.splitlines()[-1])
+            rows = file.execute("SELECT tokens FROM answers ORDER BY id").fetchall()
+        texts = [np.frombuffer(tokens, "<i4").astype(np.int32) for (tokens,) in rows]
+        if any(text.size and not 0 <= text.min() <= text.max() < self._vocab_size for text in texts):
+            raise ValueError(f"it holds tokens beyond the vocabulary of {self._vocab_size}")
+        return texts
 
-    def _file_lock(self) -> AbstractContextManager[object]:
-        path = self.file.with_name(self.file.name + _LOCK)
-        # Where there is no folder, there is no file either, and reading must not make one.
-        return FileLock(path, timeout=_LOCK_S, mode=0o600) if path.parent.is_dir() else nullcontext()
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self.file, timeout=_LOCK_S, isolation_level=None)) as file, file:
+            # Of two that read first and write then, SQLite refuses one at once.
+            file.execute("BEGIN IMMEDIATE")
+            file.execute("CREATE TABLE IF NOT EXISTS answers (id INTEGER PRIMARY KEY, tokens BLOB NOT NULL)")
+            yield file
 
     @contextmanager
     def _catching(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
+        except (OSError, sqlite3.Error) as error:
             if not self._is_told:
-                why = "another process holds it" if isinstance(error, Timeout) else error.strerror
+                why = error.strerror if isinstance(error, OSError) else error
                 self._warnings.append(f"{self.file}: drafting without the history, which cannot be used ({why})")
             self._is_told = True
 
 
-def _record(tokens: Ints) -> bytes:
-    data = tokens.astype("<i4").tobytes()
-    return _HEADER.pack(len(tokens), zlib.crc32(data)) + data
-
-
-def _parsed(data: bytes, vocab_size: int) -> list[Ints]:
-    """Return the answers in a file. Raises ValueError for a damaged one."""
-    if not data.startswith(_MAGIC):
-        raise ValueError("it does not begin as one")
-    texts: list[Ints] = []
-    at = len(_MAGIC)
-    while at < len(data):
-        if at + _HEADER.size > len(data):
-            raise ValueError("its end is missing")
-        count, digest = _HEADER.unpack_from(data, at)
-        at += _HEADER.size
-        piece = data[at : at + 4 * count]
-        if len(piece) < 4 * count or zlib.crc32(piece) != digest:
-            raise ValueError("a record is not as it was written")
-        tokens = np.frombuffer(piece, "<i4").astype(np.int32)
-        if count and not 0 <= tokens.min() <= tokens.max() < vocab_size:
-            raise ValueError(f"it holds tokens beyond the vocabulary of {vocab_size}")
-        texts.append(tokens)
-        at += 4 * count
-    return texts
-
-
-def _texts_in(history: History) -> list[Ints]:
-    ends = np.flatnonzero(history.tokens < 0)
-    return [piece[piece >= 0] for piece in np.split(history.tokens, ends)][: len(ends)]
-
-
 def kept_histories(folder: Path) -> dict[Path, int]:
     """Return the files of all histories, and how many bytes each has."""
-    files = sorted(folder.glob("*"))
-    return {path: path.stat().st_size for path in files if path.is_file() and path.suffix != _LOCK}
+    sizes = {path: path.stat().st_size for path in sorted(folder.glob("*")) if not path.name.endswith("-journal")}
+    return {path: size_bytes for path, size_bytes in sizes.items() if size_bytes}
 
 
 def clear_histories(folder: Path) -> None:

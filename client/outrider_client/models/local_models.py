@@ -29,7 +29,7 @@ from outrider_client.core.prompt import Prompt as Prompt
 from outrider_client.models.draft_history import DraftHistory
 from outrider_client.models.offline_drafter import choose_offline
 from outrider_client.models.private_tokens import PrivateSplit, split
-from outrider_client.models.tokenizer import TargetTokenizer, ToolDescription
+from outrider_client.models.tokenizer import TargetTokenizer
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.catalog import CATALOG
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
@@ -188,24 +188,14 @@ class LocalModels:
         """Return the tokens' text, or an empty one without a tokenizer."""
         return "" if self.load_text is None else self.text.decode(tokens)
 
-    def encode(
-        self,
-        prompt: Prompt | PlainPrompt,
-        *,
-        raw: Raw,
-        tools: Sequence[ToolDescription] | None = None,
-        form: ChatForm = CHAT,
-    ) -> list[int]:
-        """Return the token ids of a prompt without private segments; text is one user's message unless `raw`.
-
-        Raises UsageError.
-        """
+    def encode(self, prompt: Prompt | PlainPrompt, *, raw: Raw, form: ChatForm = CHAT) -> list[int]:
+        """Return a prompt's token ids, without private segments; text is a message unless `raw`. Raises UsageError."""
         written = plain_prompt(prompt, safe_text)
         self._check_texts(prompt)
         if not isinstance(written, str):
             tokens = [item for item in written if isinstance(item, int)]
             if turns := [item for item in written if not isinstance(item, int)]:
-                tokens = self.text.encode_chat(turns, form, tools)
+                tokens = self.text.encode_chat(turns, form)
         elif not written.strip():
             raise UsageError("prompt is empty: give some text")
         elif raw:
@@ -226,20 +216,18 @@ class LocalModels:
         raw: Raw,
         reserve: int,
         on_full: OnFullContext,
-        tools: Sequence[ToolDescription] | None = None,
         form: ChatForm = CHAT,
     ) -> EncodedPrompt:
         """Encode a prompt; of a chat leave out as many of its oldest turns as `reserve` more tokens need to fit.
 
-        `reserve` counts as a quarter of the context at most. System messages and the newest turn always stay. `tools`:
-        functions that the chat template is to show, also none. Raises UsageError, or Refusal for a text that is longer
-        than any that fits.
+        `reserve` counts as a quarter of the context at most. System messages and the newest turn always stay. Raises
+        UsageError, or Refusal for a text that is longer than any that fits.
         """
         written = plain_prompt(prompt, safe_text)
         messages = [] if isinstance(written, str) else [item for item in written if not isinstance(item, int)]
         starts = turn_starts(messages)
         if on_full == "error" or len(starts) < 2:
-            return EncodedPrompt(self.encode(written, raw=raw, tools=tools, form=form))
+            return EncodedPrompt(self.encode(written, raw=raw, form=form))
         most = self.max_context - min(reserve, self.max_context // 4)
         tried: dict[int, list[int]] = {}
 
@@ -247,13 +235,13 @@ class LocalModels:
             kept = since(messages, start)
             if not self._is_short(message["content"] for message in kept):
                 return False
-            tried[start] = self.encode(kept, raw=raw, tools=tools, form=form)
+            tried[start] = self.encode(kept, raw=raw, form=form)
             return len(tried[start]) <= most
 
         # All of it first, and only then by halves: most chats fit.
         start = starts[0] if fits(starts[0]) else starts[min(bisect_left(starts, True, 1, key=fits), len(starts) - 1)]
         kept = since(messages, start)
-        tokens = tried.get(start) or self.encode(kept, raw=raw, tools=tools, form=form)
+        tokens = tried.get(start) or self.encode(kept, raw=raw, form=form)
         return EncodedPrompt(tokens, len(messages) - len(kept))
 
     def split(self, prompt: Prompt, *, raw: Raw) -> PrivateSplit:
@@ -292,10 +280,7 @@ def with_default_models(config: ClientConfig) -> ClientConfig:
 
 
 def head_names(sources: Sequence[str | Path | DrafterSource | None]) -> tuple[str, ...]:
-    """Return the drafters' names: the last part of each path, or all of it where two would be the same.
-
-    A drafter that is listed twice gets a number.
-    """
+    """Return the drafters' names: the last part of each path, all of it or a number where two would be the same."""
     full = [DRAFTERS[0] if source is None else DrafterSource.parse(source).name for source in sources]
     last = [Path(name).name for name in full]
     names = [short if last.count(short) == 1 else name for short, name in zip(last, full, strict=True)]

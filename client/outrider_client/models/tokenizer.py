@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from outrider_client.core.prompt import CHAT, ChatForm, PlainMessage
 from outrider_client.models.control_tokens import ControlTokens
 from outrider_proto.errors import UsageError
-
-ToolDescription = Mapping[str, Any]  # Any: whatever JSON holds; a function in OpenAI's form
 
 
 class TargetTokenizer:
@@ -38,22 +36,17 @@ class TargetTokenizer:
         """Return the tokens of this text alone, without special tokens at its beginning or end."""
         return self.control.encode(text)
 
-    def encode_chat(
-        self, messages: Sequence[PlainMessage], form: ChatForm = CHAT, tools: Sequence[ToolDescription] | None = None
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[PlainMessage], form: ChatForm = CHAT) -> list[int]:
         """Return the tokens of the chat template over the messages, up to where the answer begins.
 
-        `tools`: functions that the template is to show, also none. Raises UsageError without a chat template, or one
-        that shows functions, and for messages it rejects.
+        Raises UsageError without a chat template, or one that shows functions, and for messages it rejects.
         """
-        if tools is not None and "tools" not in str(self._tokenizer.chat_template):
-            raise UsageError("this target's chat template shows no tools")
-        return self.encode_part(self.render(messages, tools or (), form))
+        return self.encode_part(self.render(messages, form))
 
-    def render(
-        self, messages: Sequence[PlainMessage], tools: Sequence[ToolDescription] = (), form: ChatForm = CHAT
-    ) -> str:
+    def render(self, messages: Sequence[PlainMessage], form: ChatForm = CHAT) -> str:
         """Return the chat template's text, with content guarded. Raises what `encode_chat` does."""
+        if form.tools is not None and "tools" not in str(self._tokenizer.chat_template):
+            raise UsageError("this target's chat template shows no tools")
         if not self._tokenizer.chat_template:
             raise UsageError(
                 "this target has no chat template, as a base model: `outrider generate --raw` and /v1/completions "
@@ -62,7 +55,7 @@ class TargetTokenizer:
         try:
             text: str = self._tokenizer.apply_chat_template(
                 [self.control.guarded_message(message) for message in messages],
-                tools=self.control.guarded(list(tools)) or None,
+                tools=self.control.guarded(form.tools) or None,
                 add_generation_prompt=form.begins_answer and not form.continues,
                 continue_final_message=form.continues,
                 tokenize=False,

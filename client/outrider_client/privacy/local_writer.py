@@ -18,55 +18,42 @@ from outrider_client.text.repetition import repeats_a_phrase
 from outrider_proto.errors import UsageError
 
 
-class LocalWriter:
-    """Writes one answer with the drafter alone."""
+async def write_locally(
+    prompt: PrivateSplit,
+    models: LocalModels,
+    drafting: AsyncDrafter,
+    config: ClientConfig,
+    meter: Meter,
+    clock: Callable[[], float],
+    emit: Callable[[Event], None],
+) -> tuple[int, str]:
+    """Write the whole answer; return its number of tokens, and text held back as an incomplete character.
 
-    def __init__(
-        self,
-        models: LocalModels,
-        drafting: AsyncDrafter,
-        config: ClientConfig,
-        meter: Meter,
-        clock: Callable[[], float],
-        emit: Callable[[Event], None],
-    ) -> None:
-        self.num_new_tokens = 0
-        self._models = models
-        self._drafting = drafting
-        self._config = config
-        self._meter = meter
-        self._clock = clock
-        self._emit = emit
-        self._text = Detokenizer(models.decode)
-
-    async def write(self, prompt: PrivateSplit) -> str:
-        """Write the whole answer and return the text held back as an incomplete character.
-
-        Raises UsageError if the drafter cannot continue the prompt at all.
-        """
-        tokens = list(prompt.whole)
-        rules = self._models.rules_of(self._config.for_answer_from(len(tokens)).sampling.rules)
-        while True:
-            if self.num_new_tokens >= self._config.drafter_limit or len(tokens) >= self._models.max_context:
-                self._emit(Warned(f"the answer is cut after {self.num_new_tokens} tokens"))
-                break
-            token = await self._drafting.write(tokens, self._config.sampling, rules)
-            if token is None:
-                break
-            tokens.append(token)
-            # Before the check: the end-of-sequence token belongs to the answer, as in the server's.
-            self._meter.tokens_arrived(self._clock())
-            self._emit(Private(self.num_new_tokens, (token,), self._text.push((token,))))
-            self.num_new_tokens += 1
-            if token in self._models.eos_token_ids:
-                break
-            # Of JSON only the whole is of use, however much space stands in it.
-            if not self._config.sampling.rules.json_schema and repeats_a_phrase(tokens[len(prompt.whole) :]):
-                self._emit(Warned("the drafter repeats itself: the answer is cut"))
-                break
-        if not self.num_new_tokens:
-            raise UsageError(
-                "the drafter cannot continue private text: name another one (moa, eagle, independent), or"
-                " choose privacy=placeholder"
-            )
-        return self._text.finish()
+    Raises UsageError if the drafter cannot continue the prompt at all.
+    """
+    text, tokens, written = Detokenizer(models.decode), list(prompt.whole), list[int]()
+    rules = models.rules_of(config.for_answer_from(len(tokens)).sampling.rules)
+    while True:
+        if len(written) >= config.drafter_limit or len(tokens) >= models.max_context:
+            emit(Warned(f"the answer is cut after {len(written)} tokens"))
+            break
+        token = await drafting.write(tokens, config.sampling, rules)
+        if token is None:
+            break
+        # Before the check: the end-of-sequence token belongs to the answer, as in the server's.
+        meter.tokens_arrived(clock())
+        emit(Private(len(written), (token,), text.push((token,))))
+        tokens.append(token)
+        written.append(token)
+        if token in models.eos_token_ids:
+            break
+        # Of JSON only the whole is of use, however much space stands in it.
+        if not config.sampling.rules.json_schema and repeats_a_phrase(written):
+            emit(Warned("the drafter repeats itself: the answer is cut"))
+            break
+    if not written:
+        raise UsageError(
+            "the drafter cannot continue private text: name another one (moa, eagle, independent), or"
+            " choose privacy=placeholder"
+        )
+    return len(written), text.finish()

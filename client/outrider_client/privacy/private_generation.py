@@ -17,7 +17,7 @@ from outrider_client.core.prompt import Prompt
 from outrider_client.drafting.drafting_thread import AsyncDrafter, DraftingThread
 from outrider_client.generation.instruments import Instruments
 from outrider_client.models.private_tokens import PrivateSplit
-from outrider_client.privacy.local_writer import LocalWriter
+from outrider_client.privacy.local_writer import write_locally
 from outrider_client.privacy.safe_prefix import SafePrefix
 from outrider_proto.errors import Reason, Refusal, UsageError
 
@@ -72,6 +72,6 @@ async def _answer(
     instruments = Instruments(context.session, context.controller, drafting.names, context.clock)
     if not await SafePrefix(context, drafting, config, instruments, parts.safe).fetch():
         emit(Warned(NO_FEATURES))
-    writer = LocalWriter(context.models, drafting, config, instruments.meter, context.clock, emit)
-    rest = await writer.write(parts)
-    emit(Finished("private", instruments.statistics(writer.num_new_tokens, writer.num_new_tokens), rest))
+    meter, clock = instruments.meter, context.clock
+    num_tokens, rest = await write_locally(parts, context.models, drafting, config, meter, clock, emit)
+    emit(Finished("private", instruments.statistics(num_tokens, num_tokens), rest))

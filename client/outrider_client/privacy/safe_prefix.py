@@ -41,10 +41,7 @@ class SafePrefix:
         self._safe = safe
 
     async def fetch(self) -> bool:
-        """Fetch the features, close the connection, and return whether the drafter has all it can use.
-
-        Raises Refusal, or LinkError when no server can be reached at the start.
-        """
+        """Fetch the features and hang up; return whether the drafter has all. Raises LinkError or Refusal."""
         try:
             if not self._safe or not self._drafting.tap.fingerprint:
                 return True

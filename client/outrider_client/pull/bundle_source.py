@@ -20,15 +20,12 @@ STALL_S = 15.0  # without a chunk; enough for a chunk of 64 KiB at 35 kbit/s
 
 
 class BundleSource:
-    """Calls Describe, Manifest and Fetch on one channel.
-
-    Raises LinkError, Refusal, and UsageError if the address is not an Outrider server.
-    """
+    """Calls Describe, Manifest and Fetch on one channel. Raises LinkError, Refusal or UsageError."""
 
     def __init__(self, transport: GrpcTransport, channel: grpc.aio.Channel) -> None:
         self._transport = transport
         self._address = transport.address
-        self._metadata = transport.metadata()
+        self._metadata = transport.access.metadata()
         self._channel = channel
         self._stub = BundlesStub(channel)  # type: ignore[no-untyped-call] # generated without annotations
 

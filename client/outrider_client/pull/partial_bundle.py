@@ -90,10 +90,7 @@ class PartialBundle:
         return all(_is_whole(self.out / file.name, file) for file in manifest.files)
 
     def prepare(self, manifest: BundleManifest) -> int:
-        """Drop files of other bundles, copy those that `out` has already; return the bytes that are here then.
-
-        Raises UsageError if the disk has no room for the rest.
-        """
+        """Drop other files, copy those that `out` has; return the bytes here. Raises UsageError for a full disk."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._drop_other_files({file.name for file in manifest.files})
         for file in manifest.files:
@@ -159,17 +156,11 @@ class PartialFile:
     """A file while it is downloaded, as a context manager. Bytes that are on disk already count."""
 
     def __init__(self, path: Path, file: BundleFile) -> None:
-        self._path = path
+        self._path, self._part = path, _part_of(path)
         self._file = file
-        self._digest = hashlib.sha256()
-        self.num_bytes = 0
-        self._out = _part_of(path).open("a+b", buffering=0)  # unbuffered: bytes outlive this process
-        self._out.seek(0)
-        # The digest has to begin with the bytes of earlier pulls.
-        while data := self._out.read(1 << 20):
-            self._add(data)
+        self._out = self._part.open("ab", buffering=0)  # unbuffered: bytes outlive this process
         if self.num_bytes > file.size_bytes:
-            self._restart()
+            self._out.truncate(0)
 
     def __enter__(self) -> Self:
         return self
@@ -177,31 +168,24 @@ class PartialFile:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._out.close()
 
+    @property
+    def num_bytes(self) -> int:
+        return self._part.stat().st_size
+
     def write(self, data: bytes) -> None:
         """Write all of it. On a full disk raise OSError, keeping as much as there was room for."""
         rest = memoryview(data)
         while rest:  # an unbuffered write may take only a part
-            count = self._out.write(rest)
-            self._add(rest[:count])
-            rest = rest[count:]
+            rest = rest[self._out.write(rest) :]
 
     def finish(self) -> None:
         """Check the file and give it its name. If its digest differs, delete its bytes and raise CorruptFileError."""
-        if self.num_bytes != self._file.size_bytes or self._digest.digest() != self._file.sha256:
-            self._restart()
+        if not _is_whole(self._part, self._file):
+            self._out.truncate(0)
             raise CorruptFileError(Reason.MALFORMED_FRAME, f"{self._file.name}: its bytes do not match its checksum")
         os.fsync(self._out.fileno())
         self._out.close()
-        _part_of(self._path).replace(self._path)
-
-    def _add(self, data: bytes | memoryview) -> None:
-        self._digest.update(data)
-        self.num_bytes += len(data)
-
-    def _restart(self) -> None:
-        self._out.truncate(0)
-        self._digest = hashlib.sha256()
-        self.num_bytes = 0
+        self._part.replace(self._path)
 
 
 def check_bundle(directory: Path, manifest: BundleManifest) -> None:

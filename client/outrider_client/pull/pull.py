@@ -104,11 +104,7 @@ PullEvent = PullStarted | BytesPulled | FilePulled | PullWaiting | Pulled
 
 
 async def pull_bundle(config: PullConfig, watch: Callable[[PullEvent], None] = lambda event: None) -> Pulled:
-    """Download what is missing and put the bundle in place; on failure keep what was downloaded.
-
-    Raises UsageError (a full disk is one), Refusal, or LinkError when the server cannot be reached at first or is away
-    for too long.
-    """
+    """Download what is missing and put the bundle in place. Raises UsageError (a full disk), Refusal or LinkError."""
     transport = GrpcTransport(config.server, config.access)
     partial = PartialBundle(config.out if config.out is not None else pulled_dir(config.server))
     with partial.locked():

@@ -20,10 +20,7 @@ class StopStrings:
     texts: tuple[str, ...] = ()
 
     def find(self, text: str, first: int = 0) -> StopMatch | None:
-        """Find the stop string that ends first. None may end in the first `first` characters.
-
-        Counting ends makes the result independent of how the text was cut into chunks.
-        """
+        """Find the stop string that ends first, however the text was cut; none ends in the first `first` characters."""
         ends = [StopMatch(at, at + len(stop)) for stop in self.texts if (at := self._find(text, stop, first)) >= 0]
         return min(ends, key=lambda found: (found.end, found.start), default=None)
 

@@ -29,19 +29,15 @@ FinishReason = Literal["eos", "limit", "context", "unverified", "link", "private
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Effect of a verdict, in this order: tail tokens confirmed, tail tokens dropped, tokens added.
+    """Effect of a verdict, in this order: tail tokens confirmed, tail tokens dropped, tokens added."""
 
-    `first` is the position of the first token that the verdict is about; `logprobs` belong to the tokens confirmed and
-    added, if they were requested.
-    """
-
-    first: int
+    first: int  # position of the first token that the verdict is about
     confirmed: int
     dropped: int
     accepted: tuple[int, ...]
     bonus: tuple[int, ...]
     finish: FinishReason | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens confirmed and added, if they were requested
 
     @property
     def bonus_origin(self) -> Origin:
@@ -55,29 +51,25 @@ class Transcript:
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._origins: list[Origin] = []
-        self._prompt_len = 0
+        self.prompt_len = 0
         self._tail_start = 0
-        self._limit_len = 0
+        self.limit_len = 0  # largest allowed number of tokens
         self._num_top: int | None = None  # likeliest tokens requested with each token; None without logprobs
         self._server_len = 0
         self._next_seq = 1
         self._first_seq = 1  # of this answer
         self._stable_len = 0  # number of earlier answers' tokens that are still valid
         self._in_flight: deque[Draft | Decode] = deque()  # the oldest first
-        self._requested_len = 0
+        self.requested_len = 0  # features before this position were requested on this connection
 
     @property
     def tokens(self) -> Sequence[int]:
         return self._tokens
 
     @property
-    def prompt_len(self) -> int:
-        return self._prompt_len
-
-    @property
     def num_new_tokens(self) -> int:
         """Number of tokens of this answer."""
-        return len(self._tokens) - self._prompt_len
+        return len(self._tokens) - self.prompt_len
 
     @property
     def last_new_token(self) -> int | None:
@@ -85,11 +77,11 @@ class Transcript:
 
     @property
     def new_tokens(self) -> tuple[int, ...]:
-        return tuple(self._tokens[self._prompt_len :])
+        return tuple(self._tokens[self.prompt_len :])
 
     @property
     def new_origins(self) -> tuple[Origin, ...]:
-        return tuple(self._origins[self._prompt_len :])
+        return tuple(self._origins[self.prompt_len :])
 
     @property
     def verified_tokens(self) -> tuple[int, ...]:
@@ -103,11 +95,6 @@ class Transcript:
         return len(self._tokens) - self._tail_start
 
     @property
-    def committed_len(self) -> int:
-        """Number of tokens that need no verdict: prompt, committed and kept ones."""
-        return self._tail_start
-
-    @property
     def resumable_len(self) -> int:
         """Number of our first tokens that the server may hold."""
         # Of a cut answer it holds tokens that we dropped: asked about more than it is known to share with us, it would
@@ -117,12 +104,7 @@ class Transcript:
     @property
     def room(self) -> int:
         """Number of tokens that may still be added."""
-        return self._limit_len - len(self._tokens)
-
-    @property
-    def limit_len(self) -> int:
-        """Largest allowed number of tokens."""
-        return self._limit_len
+        return self.limit_len - len(self._tokens)
 
     def begin(self, prompt: Sequence[int], max_new_tokens: int, logprobs: int | None = None) -> int:
         """Start an answer, with `logprobs` as in Draft; return how many of the present tokens it shares."""
@@ -130,21 +112,17 @@ class Transcript:
         self._stable_len = common
         self._tokens = list(prompt)
         self._origins = ["prompt"] * len(prompt)
-        self._prompt_len = self._tail_start = len(prompt)
-        self._limit_len = len(prompt) + max_new_tokens
+        self.prompt_len = self._tail_start = len(prompt)
+        self.limit_len = len(prompt) + max_new_tokens
         self._num_top = logprobs
         self._server_len = min(self._server_len, common)
         self._first_seq = self._next_seq
         self._in_flight.clear()
-        self._requested_len = min(self._requested_len, common)
+        self.requested_len = min(self.requested_len, common)
         return common
 
     def next_draft(self, tree: DraftTree, num_features: int, codec: Codec | None = None) -> Draft:
-        """Make a request to verify `tree` below the root, with the tokens that the server lacks before it.
-
-        With a tail, `tree` is a chain from it. Features are requested from position `num_features` on. `codec` as in
-        Draft.
-        """
+        """Make a request to verify `tree` below the root, and for features from position `num_features` on."""
         base_len, context = self._missing()
         root_at = self._tail_start - 1
         # The root's features are always requested: a Draft that asks for none would get no Features frame to wait for.
@@ -177,11 +155,6 @@ class Transcript:
     def tail_chain(self, max_nodes: int) -> DraftTree:
         """Return the first unverified tokens as a tree without branches."""
         return DraftTree.chain(self._tokens[self._tail_start : self._tail_start + max_nodes])
-
-    @property
-    def requested_len(self) -> int:
-        """Features before this position were requested on this connection."""
-        return self._requested_len
 
     @property
     def awaited(self) -> Draft | Decode | None:
@@ -228,7 +201,7 @@ class Transcript:
     def resume(self, opened: Opened) -> None:
         """Take over how many of our tokens the server still holds: none unless their hash matches."""
         self._in_flight.clear()
-        self._requested_len = 0
+        self.requested_len = 0
         # The length alone is no proof: the server may have parked other tokens under this session's id.
         kept = opened.kept_len
         same = kept <= len(self._tokens) and prefix_hash(self._tokens[:kept]) == opened.kept_hash
@@ -259,7 +232,7 @@ class Transcript:
         """Remove the answered request, and those behind it unless their assumption came true."""
         answered = self._in_flight[0]
         if isinstance(answered, Draft) or answered.features_from is not None:
-            self._requested_len = self._server_len
+            self.requested_len = self._server_len
         if isinstance(answered, Draft) or verdict.finish is not Finish.NOT_YET:
             self._in_flight.popleft()
             if verdict.finish is not Finish.NOT_YET or not self._next_assumption_holds():

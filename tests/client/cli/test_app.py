@@ -225,7 +225,7 @@ def test_the_draft_history_is_kept_shown_and_deleted(outrider, plain, models, tm
     (line,) = shown()
     private = ("generate", "hello <<private: you>>", "--privacy", "placeholder", "--max-new-tokens", "30")
     size = [path.stat().st_size for path in (tmp_path / "outrider/draft_history").iterdir()]
-    assert line.endswith(f": {sum(size) / 1e3:,.1f} kB")  # a lock takes nothing
+    assert line.endswith(f": {sum(size) / 1e3:,.1f} kB")
     assert outrider(*private, *pair, options=False)[0] == 0
     assert [path.stat().st_size for path in (tmp_path / "outrider/draft_history").iterdir()] == size
     assert shown("--clear") == [line, "deleted"]

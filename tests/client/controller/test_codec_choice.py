@@ -6,37 +6,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_client.controller.codec_choice import COARSEST, FINEST, SIZE_VS_FINEST, FeatureLoad, codec_for
+from outrider_client.controller.codec_choice import COARSEST, FINEST, SIZE_VS_FINEST, codec_for, feature_share
 from outrider_client.core.config import ClientConfig
 from outrider_proto.feature_codec import typical_payload_bytes
 
 WIDE, NARROW = 960.0, 45.0  # bytes a row: of a large target, of the embedded one
-loads = st.builds(FeatureLoad, st.floats(1, 1e4), st.floats(0.1, 1e3), st.floats(1e3, 1e9))
+shares = st.builds(feature_share, st.floats(1, 1e4), st.floats(0.1, 1e3), st.floats(1e3, 1e9))
 
 
 @pytest.mark.parametrize(
-    ("codec", "load"),
+    ("codec", "share"),
     [
-        ("lean", FeatureLoad(WIDE, 50, 5e6)),
-        ("lean", FeatureLoad(WIDE, 50, 1e6)),
-        ("leaner", FeatureLoad(WIDE, 50, 500e3)),  # 384 kbit/s
-        ("leaner", FeatureLoad(WIDE, 30, 256e3)),
-        ("lean", FeatureLoad(WIDE, 5, 256e3)),
-        ("lean", FeatureLoad(NARROW, 50, 256e3)),
-        ("leaner", FeatureLoad(NARROW, 50, 20e3)),
+        ("lean", feature_share(WIDE, 50, 5e6)),
+        ("lean", feature_share(WIDE, 50, 1e6)),
+        ("leaner", feature_share(WIDE, 50, 500e3)),  # 384 kbit/s
+        ("leaner", feature_share(WIDE, 30, 256e3)),
+        ("lean", feature_share(WIDE, 5, 256e3)),
+        ("lean", feature_share(NARROW, 50, 256e3)),
+        ("leaner", feature_share(NARROW, 50, 20e3)),
     ],
 )
-def test_codecs(codec, load):
-    assert codec_for(load, "lean") == codec_for(load, "leaner") == codec
+def test_codecs(codec, share):
+    assert codec_for(share, "lean") == codec_for(share, "leaner") == codec
 
 
-@given(loads, st.floats(1.0, 1 / SIZE_VS_FINEST[COARSEST]))
-def test_it_does_not_turn_back_for_what_it_gains(load, faster):
+@given(shares, st.floats(1.0, 1 / SIZE_VS_FINEST[COARSEST]))
+def test_it_does_not_turn_back_for_what_it_gains(share, faster):
     """Coarser features let tokens come faster on a link that they filled: by no more than they are smaller."""
-    if codec_for(load, FINEST) == COARSEST:
-        assert (
-            codec_for(FeatureLoad(load.row_bytes, load.tokens_per_second * faster, load.down_bps), COARSEST) == COARSEST
-        )
+    if codec_for(share, FINEST) == COARSEST:
+        assert codec_for(share * faster, COARSEST) == COARSEST
 
 
 def test_what_is_said_of_the_codecs_is_so():

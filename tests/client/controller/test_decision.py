@@ -9,14 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider_client.controller.decision import choose, decide
+from outrider_client.controller.decision import decide
 from outrider_client.controller.measurements import NON_SPLIT, SPLIT, Choice, Measurements, ModeLimits
-from outrider_client.controller.prediction import predict
+from outrider_client.controller.prediction import PredictionTerms, predict
 from outrider_drafters.contracts.tree_shape import TreeShape
 
 PLAIN = frozenset(("stream", *SPLIT))
 OFFERED = PLAIN | {"server-draft"}
 ONE_AT_A_TIME = frozenset(("stream", "stop-and-wait", "proactive"))
+
+
+def choose(measured, current, corrections=None):
+    return decide(measured, current, corrections).choice
+
+
+def speed(measured, choice):
+    return predict(PredictionTerms(measured), choice).tokens_per_second
 
 
 def measured(rtt_ms=30.7, verify_ms=33.0, level_ms=7.0, acceptance=0.83, hit=0.57, modes=PLAIN, **other):
@@ -92,7 +100,7 @@ def test_hysteresis():
 
 def test_a_measured_speed_outweighs_its_prediction():
     split = choose(measured(), None)
-    ratio = predict(measured(), split).tokens_per_second / predict(measured(), Choice("stream")).tokens_per_second
+    ratio = speed(measured(), split) / speed(measured(), Choice("stream"))
     slow = dict.fromkeys(SPLIT, 0.97 / ratio)
     decision = decide(measured(), split, slow)
     assert decision.choice.mode == "stream"
@@ -156,4 +164,4 @@ def test_equal_measurements_never_oscillate(world, start):
 @given(WORLDS)
 def test_never_slower_than_the_stream_by_more_than_its_margin(world):
     choice = choose(world, Choice("stop-and-wait"))
-    assert predict(world, choice).tokens_per_second >= predict(world, Choice("stream")).tokens_per_second / 1.011
+    assert speed(world, choice) >= speed(world, Choice("stream")) / 1.011

@@ -71,7 +71,7 @@ def test_features_that_fill_the_link_come_coarser_until_there_is_room(controller
     assert controller.codec is None
     controller.decide(OPENED, rtt(0.03))
     assert controller.codec == "leaner"
-    assert "features in leaner: in lean they would take 0.90 of 356 kbit/s" in caplog.text
+    assert "features in leaner: in lean they would take 0.90 of the link" in caplog.text
     replies(controller, clock, 0.067, 2960)  # the same, in fewer bytes
     controller.decide(OPENED, rtt(0.03))
     assert controller.codec == "leaner"

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from outrider_client.controller.measurements import Choice
 from outrider_client.controller.mode_history import ModeHistory, ModeRun
 from outrider_client.controller.prediction import Prediction
 
-PREDICTED = Prediction(tau=4.0, cycle_ms=50.0)
+PREDICTED = Prediction(Choice("stream"), tau=4.0, cycle_ms=50.0)
 
 
 def mode_run(cycles, tau, cycle_ms):

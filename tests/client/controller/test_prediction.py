@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from outrider_client.controller.measurements import Choice, Measurements, ModeLimits
-from outrider_client.controller.prediction import predict
+from outrider_client.controller.prediction import PredictionTerms, predict
 
 ACCEPTANCE = (0.85, 0.84, 0.83, 0.82, 0.81)
 TAU = 1 + 0.85 * (1 + 0.84 * (1 + 0.83 * (1 + 0.82 * (1 + 0.81))))
@@ -29,7 +29,7 @@ AHEAD = {"outcomes": 8, "levels": 5, "ahead_levels": 5}
 
 
 def speed(mode, measured=MEASURED, **how):
-    return predict(measured, Choice(mode, **how)).tokens_per_second
+    return predict(PredictionTerms(measured), Choice(mode, **how)).tokens_per_second
 
 
 def test_closed_forms():

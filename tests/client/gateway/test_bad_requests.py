@@ -21,7 +21,7 @@ from outrider_client.core import gateway_parameters
 from outrider_client.core.gateway_config import GatewayConfig
 from outrider_client.core.gateway_parameters import UNSUPPORTED as UNSUPPORTED_PARAMETERS
 from outrider_client.core.prompt import ChatForm
-from outrider_client.gateway.middleware import MAX_BODY_BYTES, KeyMiddleware
+from outrider_client.gateway.middleware import MAX_BODY_BYTES, wrong_key
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest
 from outrider_proto.errors import UsageError
 
@@ -359,10 +359,10 @@ def test_the_page_loads_nothing_from_elsewhere(gateway):
 
 def test_a_key_may_hold_any_letters_and_is_not_shown():
     config = GatewayConfig(api_key=" schlüssel\n")
-    middleware = KeyMiddleware(None, config.api_key)
     headers = Headers(raw=[(b"authorization", "Bearer schlüssel".encode())])
-    assert middleware._refusal("/v1/models", headers) is None
-    assert middleware._refusal("/v1/models", Headers({"authorization": "Bearer schl"})).status == 401
+    assert wrong_key("/v1/models", headers, api_key=config.api_key) is None
+    headers = Headers({"authorization": "Bearer schl"})
+    assert wrong_key("/v1/models", headers, api_key=config.api_key).status == 401
     assert "schl" not in repr(config)
 
 

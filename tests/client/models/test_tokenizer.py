@@ -158,7 +158,7 @@ def test_ordinary_content_has_the_tokens_of_transformers(tokenizers, content):
     for ours, theirs in tokenizers:
         if "tools" in theirs.chat_template:
             expected = theirs.apply_chat_template(messages, tools=tools, add_generation_prompt=True)
-            assert ours.encode_chat(messages, tools=tools) == expected["input_ids"]
+            assert ours.encode_chat(messages, ChatForm(tools=tools)) == expected["input_ids"]
         expected = theirs.apply_chat_template(messages, add_generation_prompt=True)
         assert ours.encode_chat(messages) == expected["input_ids"]
         assert ours.encode(content) == theirs(content)["input_ids"]
@@ -172,7 +172,7 @@ def test_content_that_spells_control_tokens_is_text(tokenizers, spelled):
 
         def steering(content, what="", ours=ours, theirs=theirs, control=control):
             messages, tools = chat(content, what)
-            shown = ours.encode_chat(messages, tools=tools) if "tools" in theirs.chat_template else []
+            shown = ours.encode_chat(messages, ChatForm(tools=tools)) if "tools" in theirs.chat_template else []
             both = [shown, ours.encode_chat(messages)]
             return [[token for token in tokens if token in control] for tokens in both], theirs.decode(both[1])
 

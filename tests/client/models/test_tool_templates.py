@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.gateway_config import GatewayConfig
+from outrider_client.core.prompt import ChatForm
 from outrider_client.gateway.completion import GatewayCompletion
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.request_bodies import ChatRequest
@@ -90,4 +91,4 @@ def test_private_chats_have_the_functions_as_text(models):
 
 def test_a_template_without_tools_says_so():
     with pytest.raises(UsageError, match="shows no tools"):
-        TargetTokenizer(target_dir()).encode_chat([ASKED], tools=[TOOL])
+        TargetTokenizer(target_dir()).encode_chat([ASKED], ChatForm(tools=[TOOL]))

@@ -99,7 +99,7 @@ def test_any_tail_ends_as_the_targets_text(data):
     for token in tail:
         transcript.write_unverified(token)
     while transcript.tail_len:
-        done = transcript.committed_len - len(PROMPT)
+        done = transcript.num_new_tokens - transcript.tail_len
         chain = transcript.tail_chain(max_nodes)
         num_right = common_prefix_len(chain.tokens, truth[done:])
         answered(transcript, chain, tuple(range(num_right)), truth[done + num_right])

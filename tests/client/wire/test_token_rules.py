@@ -247,7 +247,7 @@ async def test_a_server_that_would_pass_over_rules_gets_no_request(chosen):
     async with new_server() as server, AsyncClient(at(server), models=models()) as client:
         await client.complete(QUESTION)
         session = client._context.session
-        session._limits = dataclasses.replace(session._limits, token_rules=False)
+        session.limits = dataclasses.replace(session.limits, token_rules=False)
         with pytest.raises(Refusal, match="knows no json_schema") as refused:
             await client.complete(QUESTION, **chosen)
         assert refused.value.reason is Reason.BAD_SAMPLING

@@ -112,11 +112,11 @@ async def test_an_answer_over_mutual_tls_with_a_key(loaded, models, pki, plain, 
 async def test_an_emulated_link_leaves_the_certificate_the_servers_own(loaded, models, pki, plain):
     """The link begins at another address; the name to be checked is still the server's."""
     access = Access(ca=pki / "ca.pem")
-    async with serving(loaded, tls(pki)) as server, emulated_link("lan", server.address, "proxy") as link:
-        async with client(models, link.address, access.through(server.address)) as remote:
+    async with serving(loaded, tls(pki)) as server, emulated_link("lan", server.address, "proxy") as emulated:
+        async with client(models, emulated.link.address, access.through(server.address)) as remote:
             assert await answer(remote) == plain
         with pytest.raises(TrustError, match="another name"):
-            await GrpcTransport(link.address, access.through("x.example:1")).describe()
+            await GrpcTransport(emulated.link.address, access.through("x.example:1")).describe()
 
 
 CASES = {  # the server's certificate, whether it wants one of clients; the client's side; what it is told
@@ -190,7 +190,7 @@ async def test_a_refusal_is_told_though_a_frame_was_being_sent(loaded, tmp_path)
     async with serving(loaded, SecurityConfig(keys=tmp_path / "keys")) as server:
         transport = GrpcTransport(server.address)
         for _ in range(4):  # two of five streams met that error; more wrong keys are a refusal of another kind
-            connection = GrpcConnection(server.address, transport.channel(), transport.metadata())
+            connection = GrpcConnection(server.address, transport.channel(), transport.access.metadata())
             for number in range(3):
                 connection.send(Ping(number))
             with pytest.raises(Refusal) as refused:

@@ -53,10 +53,7 @@ class SlashCommand:
 
 
 def parse_command(line: str) -> SlashCommand | None:
-    """Parse a line; None for a message, which `//` lets begin with a slash.
-
-    Raises UsageError for a command that is not in COMMANDS.
-    """
+    """Parse a line; None for a message, which `//` lets begin with a slash. Raises UsageError for an unknown one."""
     if not line.startswith("/") or line.startswith("//"):
         return None
     name, _, argument = line[1:].partition(" ")

@@ -17,10 +17,7 @@ _QUOTES = '"""'  # around a message of several lines
 
 
 def read_lines(history: Path | None) -> Iterator[str]:
-    """Yield lines until the input ends; on a terminal also until Ctrl-C twice on an empty line.
-
-    `history` is a file that keeps them, without private text, from chat to chat.
-    """
+    """Yield lines to the input's end, or Ctrl-C twice. The file `history` keeps them, without private text."""
     read = _from_terminal(history) if is_interactive() else _from_pipe()
     return (line.strip() for line in read if line.strip())
 

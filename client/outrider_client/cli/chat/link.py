@@ -2,58 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from outrider_client.connection.emulated import EmulatedLink, emulated_link
 
 
 @dataclass(frozen=True, slots=True)
 class ChatLink:
-    """A running link: connect to `emulated.address`. `run` runs a coroutine in its event loop."""
+    """A running link, in the event loop of `portal`: connect to `emulated.link.address`."""
 
     emulated: EmulatedLink
-    run: Callable[[Coroutine[Any, Any, Any]], Any]  # Any: as asyncio declares it
+    portal: BlockingPortal
 
     def change(self, to: str) -> None:
         """Cut or restore the link, or give it the profile of that name. Raises UsageError."""
-
         # On the link's own loop: its state is not safe to change from this thread.
-        async def on_loop() -> None:
-            match to:
-                case "cut":
-                    self.emulated.cut()
-                case "restore":
-                    self.emulated.restore()
-                case profile:
-                    self.emulated.change(profile)
-
-        self.run(on_loop())
+        match to:
+            case "cut":
+                self.portal.call(self.emulated.link.cut)
+            case "restore":
+                self.portal.call(self.emulated.link.restore)
+            case profile:
+                self.portal.call(self.emulated.change, profile)
 
 
 @contextmanager
 def chat_link(profile: str, server: str) -> Iterator[ChatLink]:
     """Emulate a link to `server`. Raises UsageError if this machine cannot."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="outrider link", daemon=True)
-    thread.start()
-
-    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
-
-    # Entered in one task and left in another: nothing inside may span the two, such as asyncio.timeout.
-    opening = emulated_link(profile, server)
-    try:
-        emulated = run(opening.__aenter__())
-        try:
-            yield ChatLink(emulated, run)
-        finally:
-            run(opening.__aexit__(None, None, None))
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with (
+        start_blocking_portal(name="outrider link") as portal,
+        portal.wrap_async_context_manager(emulated_link(profile, server)) as emulated,
+    ):
+        yield ChatLink(emulated, portal)

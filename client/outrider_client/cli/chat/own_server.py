@@ -25,10 +25,7 @@ _STOP_S = 10.0
 
 
 def needs_own_server(config: ClientConfig) -> bool:
-    """Tell whether a chat about a model of ours has nobody to talk to: nothing listens at the default address.
-
-    Raises UsageError if it would and the model is not installed.
-    """
+    """Tell whether nothing listens at the default address for a chat about a model of ours. Raises UsageError."""
     is_ours = config.target == EMBEDDED or config.target in CATALOG
     if not is_ours or config.server != ClientConfig().server or config.mode == "offline" or config.offline_start:
         return False
@@ -45,10 +42,7 @@ def needs_own_server(config: ClientConfig) -> bool:
 
 @contextmanager
 def own_server(config: ClientConfig) -> Iterator[str]:
-    """Serve the configuration's target and drafters on a free port, and yield the address.
-
-    Raises LinkError if the server does not start.
-    """
+    """Serve the configuration's target and drafters on a free port, and yield the address. Raises LinkError."""
     drafters = [option for drafter in config.drafters if drafter is not None for option in ("--drafter", str(drafter))]
     with tempfile.TemporaryDirectory(prefix="outrider-chat-") as folder:
         ready, log = Path(folder) / "ready.json", Path(folder) / "log"
