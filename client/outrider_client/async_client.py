@@ -193,12 +193,7 @@ class AsyncClient:
                 finished = event if isinstance(event, Finished) else finished
         assert finished is not None
         return Completion(
-            written.text,
-            written.token_ids,
-            written.origins,
-            finished.reason,
-            finished.statistics,
-            written.logprobs,
+            written.text, written.token_ids, written.origins, finished.reason, finished.statistics, written.logprobs
         )
 
     async def close(self) -> None:

@@ -187,9 +187,7 @@ def describe(
 
 
 @app.command("draft-history")
-def draft_history(
-    clear: Annotated[bool, Option("--clear", help="Delete all of it.")] = False,
-) -> None:
+def draft_history(clear: Annotated[bool, Option("--clear", help="Delete all of it.")] = False) -> None:
     """Show what --set draft-history=MB has kept on this device, and how large it is; or delete it."""
     from outrider_client.models.draft_history import clear_histories, history_folder, kept_histories
 

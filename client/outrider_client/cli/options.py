@@ -55,8 +55,7 @@ class _Sources:
         Flag("Fixed draft tree: the name of a shipped one, or a JSON list of paths of child ranks.", expert=True),
     ] = None
     link_floor_ms: Annotated[
-        float,
-        Flag("Milliseconds of silence after which the link counts as broken at the earliest.", expert=True),
+        float, Flag("Milliseconds of silence after which the link counts as broken at the earliest.", expert=True)
     ] = Patience().floor_s * 1000
 
 

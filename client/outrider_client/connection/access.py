@@ -30,16 +30,14 @@ class Access:
 
     tls: Annotated[bool, Flag("Use TLS and trust the system's certificate authorities.", panel=_PANEL)] = False
     ca: Annotated[
-        Path | None,
-        Flag("PEM file of the certificate authority to trust instead. Implies --tls.", panel=_PANEL),
+        Path | None, Flag("PEM file of the certificate authority to trust instead. Implies --tls.", panel=_PANEL)
     ] = None
     client_cert: Annotated[Path | None, Flag("PEM file of this client's certificate. Implies --tls.", expert=True)] = (
         None
     )
     client_key: Annotated[Path | None, Flag("PEM file of the private key to client-cert.", expert=True)] = None
     server_name: Annotated[
-        str | None,
-        Flag("Name in the server's certificate. Implies --tls. Default: the host of --server.", expert=True),
+        str | None, Flag("Name in the server's certificate. Implies --tls. Default: the host of --server.", expert=True)
     ] = None
     key: str | None = field(default=None, repr=False)  # or in a file, which is read for every connection
     key_file: Annotated[

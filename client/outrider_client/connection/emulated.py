@@ -25,7 +25,6 @@ class EmulatedLink:
 
     @property
     def profiles(self) -> Sequence[str]:
-        """Names of all known profiles."""
         from outrider_netsim import PROFILES
 
         return tuple(PROFILES)

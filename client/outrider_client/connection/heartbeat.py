@@ -43,7 +43,6 @@ class RttEstimator:
             self.mean_s, self.spread_s = seconds, seconds / 2
 
     def add(self, sample_s: float) -> None:
-        """Add one measured round trip."""
         self.newest_s = sample_s = max(sample_s, 0.0)
         if self.mean_s is None or not self._measured:
             self.mean_s, self.spread_s, self._measured = sample_s, sample_s / 2, True
@@ -94,7 +93,6 @@ class Heartbeat:
             self._unanswered = {other: at for other, at in self._unanswered.items() if other > nonce}
 
     def verdict_arrived(self) -> None:
-        """Note that a verdict arrived."""
         self._unproved_factor = 1.0
 
     def heard(self, now: float) -> None:

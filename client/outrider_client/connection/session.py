@@ -112,7 +112,6 @@ class ClientSession:
             await self._close_connection()
 
     async def disconnect(self, detail: str) -> None:
-        """Give up the connection."""
         await self._close_connection()
         if self.state is not LinkState.OFFLINE:
             self._change_state(LinkState.OFFLINE, detail)

@@ -63,7 +63,6 @@ class ModeController:
         self._num_answers += 1
 
     def enter_mode(self, mode: OnlineMode) -> None:
-        """Note that the loop of `mode` begins."""
         self.active_mode = mode
         self._observer.began(mode, self._clock())
         self._trial = None

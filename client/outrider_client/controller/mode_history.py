@@ -44,7 +44,6 @@ class ModeHistory:
         self._predicted += mode_run.cycles * predicted.tau
 
     def fade(self, share: float) -> None:
-        """Keep the share `kept` of what is known."""
         self._cycles, self._late_ms = share * self._cycles, share * self._late_ms
         self._tokens, self._predicted = share * self._tokens, share * self._predicted
 

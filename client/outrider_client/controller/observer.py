@@ -65,13 +65,7 @@ class CycleObserver:
         self._rtt_s, self._jitter_s = mean_s, spread_s
 
     def record_verdict(
-        self,
-        now: float,
-        verdict: Verdict,
-        tree: DraftTree | None = None,
-        levels: int = 0,
-        *,
-        stale: bool = False,
+        self, now: float, verdict: Verdict, tree: DraftTree | None = None, levels: int = 0, *, stale: bool = False
     ) -> None:
         """Record a verdict.
 
@@ -138,7 +132,6 @@ class CycleObserver:
 
     @property
     def num_judged(self) -> float:
-        """Number of verified drafts that are remembered."""
         return self._acceptance.num_judged
 
     @property

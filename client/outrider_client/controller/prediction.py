@@ -176,7 +176,6 @@ class ChoiceGrid:
 
 
 def predict(terms: PredictionTerms, choice: Choice) -> Prediction:
-    """Predict the speed of `choice`."""
     return replace(best_of(terms, ChoiceGrid.of(choice)), choice=choice)
 
 

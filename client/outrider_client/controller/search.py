@@ -15,7 +15,6 @@ _TOLERANT = 0.995  # families with a higher staleness factor never wait for feat
 
 
 def best_in(terms: PredictionTerms, mode: OnlineMode) -> Prediction:
-    """Return the fastest choice of a mode."""
     return max((best_of(terms, grid) for grid in _grids(terms, mode)), key=lambda each: each.tokens_per_second)
 
 

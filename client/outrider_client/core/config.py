@@ -157,8 +157,7 @@ class ClientConfig:
         ),
     ] = "drop"
     wait_for_link_s: Annotated[
-        float,
-        Flag("Seconds to wait for a broken link once nothing here can write on.", panel="Outages"),
+        float, Flag("Seconds to wait for a broken link once nothing here can write on.", panel="Outages")
     ] = 30.0
     offline_drafter: Annotated[
         str | None,
@@ -170,8 +169,7 @@ class ClientConfig:
         ),
     ] = None
     stop_loops: Annotated[
-        bool,
-        Flag("End an answer that goes round in circles: a block three times, in 64 tokens or more.", expert=True),
+        bool, Flag("End an answer that goes round in circles: a block three times, in 64 tokens or more.", expert=True)
     ] = False
     on_reconnect: Annotated[
         OnReconnect,
@@ -231,8 +229,7 @@ class ClientConfig:
         ),
     ] = None
     opening: Annotated[
-        bool,
-        Flag("Let the server write alone while the features of a long prompt are on their way.", expert=True),
+        bool, Flag("Let the server write alone while the features of a long prompt are on their way.", expert=True)
     ] = True
     raw: bool = False  # the prompt is text to go on with, not a chat: no template, and a lookup may begin the answer
 

@@ -64,8 +64,7 @@ class GatewayConfig:
         ),
     ] = "hold"
     profile: Annotated[
-        str | None,
-        Flag("Emulate a link of this profile (paper-4g, ...) to the server; the page can then cut it."),
+        str | None, Flag("Emulate a link of this profile (paper-4g, ...) to the server; the page can then cut it.")
     ] = None
     engine: Annotated[
         Literal["auto", "kernel", "tun", "proxy"], Flag("What emulates the link; proxy needs no privileges.")

@@ -118,7 +118,6 @@ class AheadDraft:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes in all finished drafts."""
         return sum(len(one.drafted.tree) for one in self._drafts)
 
     def rank_of(self, outcome: TreeOutcome) -> int | None:
@@ -151,9 +150,7 @@ class AsyncDrafter(Protocol):
     def tap(self) -> TapInfo: ...
 
     @property
-    def names(self) -> Sequence[str]:
-        """Names of the heads."""
-        ...
+    def names(self) -> Sequence[str]: ...  # of the heads
 
     @property
     def stale_tolerant(self) -> bool: ...
@@ -162,9 +159,7 @@ class AsyncDrafter(Protocol):
     def levels_per_pass(self) -> int: ...
 
     @property
-    def can_draft_ahead(self) -> bool:
-        """Return whether it can draft on tokens whose features it has not seen."""
-        ...
+    def can_draft_ahead(self) -> bool: ...  # on tokens whose features it has not seen
 
     @property
     def num_features(self) -> int: ...

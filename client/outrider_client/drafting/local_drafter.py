@@ -46,7 +46,6 @@ class LocalDrafter:
 
     @property
     def can_write(self) -> bool:
-        """Return whether anything here can write without the target."""
         return self._writer is not None or self._fallback_drafter is not None
 
     @property

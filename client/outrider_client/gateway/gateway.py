@@ -69,7 +69,6 @@ class Gateway:
 
     @property
     def max_context(self) -> int:
-        """Tokens of the target's context."""
         return self._models[self.drafter].max_context
 
     @cached_property

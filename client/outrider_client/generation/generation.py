@@ -177,7 +177,6 @@ class Generation:
         return self._controller.decide(self.session.limits, self.session.rtt, self.planner.draft_nodes).mode
 
     def enter_mode(self, mode: OnlineMode) -> None:
-        """Note that the loop of `mode` begins."""
         self._mode = mode
         self._controller.enter_mode(mode)
 
@@ -250,7 +249,6 @@ class Generation:
         return self._transcript.tail_len > 0
 
     def keep_tail(self) -> None:
-        """Keep the unverified tokens as they are."""
         if not self.has_tail:
             return
         self._transcript.keep_tail()
@@ -280,7 +278,6 @@ class Generation:
         self._events.emit_finished(reason, self.statistics())
 
     def finish_offline(self) -> None:
-        """Finish without a link."""
         self.finish("unverified" if self._transcript.new_origins[-1:] == ("unverified",) else "link")
 
     def abandon(self) -> None:

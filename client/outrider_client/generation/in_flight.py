@@ -75,7 +75,6 @@ class InFlight:
             self._send(self._generation.within_rules(self._generation.text, drafted))
 
     def cancel(self) -> None:
-        """Drop all drafts in flight."""
         for sent in self._sent:
             if sent.ahead_draft is not None:
                 self._generation.drop_ahead_draft(sent.ahead_draft)

@@ -16,11 +16,7 @@ class Instruments:
     """The meter of one answer and the controller of its client. Times are seconds of `clock`."""
 
     def __init__(
-        self,
-        session: ClientSession,
-        controller: ModeController,
-        heads: Sequence[str],
-        clock: Callable[[], float],
+        self, session: ClientSession, controller: ModeController, heads: Sequence[str], clock: Callable[[], float]
     ) -> None:
         self.clock = clock
         self.controller = controller
@@ -49,7 +45,6 @@ class Instruments:
             self.meter.wasted_nodes += ahead_draft.num_nodes - (0 if drafted is None else len(drafted.tree))
 
     def statistics(self, num_tokens: int, num_unverified: int) -> Statistics:
-        """Return the measures of the answer so far."""
         up, down = self._session.num_bytes
         return self.meter.snapshot(
             self.clock(),

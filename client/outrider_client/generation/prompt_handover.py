@@ -35,7 +35,6 @@ class PromptHandover:
 
     @property
     def has_features(self) -> bool:
-        """Return whether the drafter has all features of the prompt."""
         return self._drafting is None or self._num_missing <= 0
 
     async def wait(self) -> bool:

@@ -48,11 +48,7 @@ class RequestTracker:
     """Sends the requests of one answer and receives their replies. Times are seconds of the instruments' clock."""
 
     def __init__(
-        self,
-        session: ClientSession,
-        transcript: Transcript,
-        drafting: AsyncDrafter | None,
-        instruments: Instruments,
+        self, session: ClientSession, transcript: Transcript, drafting: AsyncDrafter | None, instruments: Instruments
     ) -> None:
         self.newest: Draft | Decode | None = None
         self._session = session
@@ -70,7 +66,6 @@ class RequestTracker:
         self._cancelled = 0  # seq of the newest Decode that was cancelled
 
     def send(self, request: Draft | Decode, drafted: ScoredTree = EMPTY_DRAFT, head: int = 0) -> None:
-        """Send a request."""
         # The heartbeat allows for the rows that will come back: else a slow link that carries them would count as lost.
         root_at, num_values = request.base_len + len(request.context), 0
         if self._drafting is not None and request.features_from is not None:

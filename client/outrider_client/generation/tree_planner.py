@@ -23,7 +23,6 @@ class TreePlanner:
         self._controller = context.controller
 
     def begin(self) -> None:
-        """Pass the configuration to the controller."""
         self._controller.begin(self._config, self._own)
 
     def plan(self, num_tokens: int, room: int, *, ahead: bool = False) -> TreePlan | None:
@@ -56,7 +55,6 @@ class TreePlanner:
 
     @property
     def max_nodes(self) -> int:
-        """Largest number of nodes in a tree."""
         limits = self._session.limits
         return MAX_NODES if limits is None else min(limits.max_nodes, MAX_NODES)
 

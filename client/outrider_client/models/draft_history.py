@@ -27,7 +27,6 @@ _DROP_OLDEST = f"""DELETE FROM answers WHERE id <= (SELECT max(id) FROM (
 
 
 def history_folder() -> Path:
-    """Return the folder of all histories, whether or not it is there."""
     from platformdirs import user_state_path
 
     return user_state_path("outrider") / "draft_history"

@@ -128,7 +128,6 @@ class LocalModels:
         )
 
     def open_frame(self, codec: Codec = "int8", sampling: Sampling | None = None) -> Open:
-        """Return the Open frame of a new session with these models."""
         return Open(
             protocol_version=PROTOCOL_VERSION,
             target_fingerprint=self.target_fingerprint,
@@ -210,13 +209,7 @@ class LocalModels:
         return tokens
 
     def encode_newest(
-        self,
-        prompt: Prompt | PlainPrompt,
-        *,
-        raw: Raw,
-        reserve: int,
-        on_full: OnFullContext,
-        form: ChatForm = CHAT,
+        self, prompt: Prompt | PlainPrompt, *, raw: Raw, reserve: int, on_full: OnFullContext, form: ChatForm = CHAT
     ) -> EncodedPrompt:
         """Encode a prompt; of a chat leave out as many of its oldest turns as `reserve` more tokens need to fit.
 

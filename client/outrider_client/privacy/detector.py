@@ -7,21 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from outrider_client.core.prompt import Segment
 from outrider_proto.errors import UsageError
 
 MIN_SCORE = 0.4  # Presidio's score of a phone number; lower ones are guesses without context
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    start: int
-    end: int
-    kind: str
-    score: float
 
 
 class Detector:
@@ -42,20 +33,20 @@ class Detector:
         for found in self._find(text):
             if found.start > end:
                 yield Segment(text[end : found.start])
-            yield Segment(text[found.start : found.end], private=True, kind=found.kind)
+            yield Segment(text[found.start : found.end], private=True, kind=found.entity_type)
             end = found.end
         if end < len(text):
             yield Segment(text[end:])
 
-    def _find(self, text: str) -> list[_Found]:
+    def _find(self, text: str) -> list[Any]:  # Any: Presidio's results, with our kinds
         """Return non-overlapping findings in order; higher scores win, then longer texts."""
-        found = [
-            _Found(result.start, result.end, kind, result.score)
-            for kind, recognizer in self._recognizers.items()
-            for result in recognizer.analyze(text, recognizer.supported_entities)
-            if result.score >= MIN_SCORE
-        ]
-        chosen: list[_Found] = []
+        found = []
+        for kind, recognizer in self._recognizers.items():
+            for result in recognizer.analyze(text, recognizer.supported_entities):
+                if result.score >= MIN_SCORE:
+                    result.entity_type = kind
+                    found.append(result)
+        chosen: list[Any] = []  # Any: as above
         for one in sorted(found, key=lambda one: (-one.score, one.start - one.end)):
             if all(one.end <= other.start or other.end <= one.start for other in chosen):
                 chosen.append(one)
@@ -63,7 +54,6 @@ class Detector:
 
 
 def _recognizers() -> dict[str, Any]:  # Any: presidio-analyzer ships no annotations that mypy reads
-    """Return Presidio's recognizers by kind."""
     try:
         from presidio_analyzer import predefined_recognizers as presidio
         from tldextract import TLDExtract

@@ -18,6 +18,20 @@ from outrider_client.text.repetition import repeats_a_phrase
 from outrider_proto.errors import UsageError
 
 
+def check_writer(models: LocalModels, drafting: AsyncDrafter, config: ClientConfig) -> None:
+    """Raise UsageError for a drafter that cannot write on private text."""
+    if drafting.tap.fingerprint and not drafting.can_draft_ahead:
+        raise UsageError(
+            "this drafter reads text only through the target: name one that reads it itself (moa, eagle,"
+            " independent), or choose privacy=placeholder"
+        )
+    if models.only_copies and not config.raw:
+        raise UsageError(
+            "this drafter only copies what was written before: name one that writes (moa, eagle, independent), or"
+            " choose privacy=placeholder"
+        )
+
+
 async def write_locally(
     prompt: PrivateSplit,
     models: LocalModels,

@@ -17,7 +17,7 @@ from outrider_client.core.prompt import Prompt
 from outrider_client.drafting.drafting_thread import AsyncDrafter, DraftingThread
 from outrider_client.generation.instruments import Instruments
 from outrider_client.models.private_tokens import PrivateSplit
-from outrider_client.privacy.local_writer import write_locally
+from outrider_client.privacy.local_writer import check_writer, write_locally
 from outrider_client.privacy.safe_prefix import SafePrefix
 from outrider_proto.errors import Reason, Refusal, UsageError
 
@@ -59,16 +59,7 @@ async def _answer(
     config: ClientConfig,
     emit: Callable[[Event], None],
 ) -> None:
-    if drafting.tap.fingerprint and not drafting.can_draft_ahead:
-        raise UsageError(
-            "this drafter reads text only through the target: name one that reads it itself (moa, eagle,"
-            " independent), or choose privacy=placeholder"
-        )
-    if context.models.only_copies and not config.raw:
-        raise UsageError(
-            "this drafter only copies what was written before: name one that writes (moa, eagle, independent), or"
-            " choose privacy=placeholder"
-        )
+    check_writer(context.models, drafting, config)
     instruments = Instruments(context.session, context.controller, drafting.names, context.clock)
     if not await SafePrefix(context, drafting, config, instruments, parts.safe).fetch():
         emit(Warned(NO_FEATURES))

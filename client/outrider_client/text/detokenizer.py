@@ -38,7 +38,6 @@ class Detokenizer:
         self.text = ""  # so far, without what is held back
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Append tokens and return the new text."""
         before = len(self.text)
         if tokens and not self._push(tokens):
             for token in tokens:

@@ -68,7 +68,6 @@ class Transcript:
 
     @property
     def num_new_tokens(self) -> int:
-        """Number of tokens of this answer."""
         return len(self._tokens) - self.prompt_len
 
     @property
@@ -103,7 +102,6 @@ class Transcript:
 
     @property
     def room(self) -> int:
-        """Number of tokens that may still be added."""
         return self.limit_len - len(self._tokens)
 
     def begin(self, prompt: Sequence[int], max_new_tokens: int, logprobs: int | None = None) -> int:
@@ -190,7 +188,6 @@ class Transcript:
         return replace(outcome, finish=finish, logprobs=logprobs[:num_kept])
 
     def write_unverified(self, token: int) -> None:
-        """Append a token that the drafter wrote offline."""
         self._tokens.append(token)
         self._origins.append("unverified")
 

@@ -48,7 +48,6 @@ class ChatConversation:
         self._system = [PromptMessage(role=SYSTEM_ROLE, content=content)] if text else []
 
     def attach(self, private: str) -> None:
-        """Add private text to the next message."""
         self._attached += private
 
     def add_question(self, line: str) -> None:

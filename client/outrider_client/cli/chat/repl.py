@@ -74,7 +74,6 @@ class ChatRepl:
                 report_error(reported, as_json=self._as_json, hint=_way_out(error))
 
     def greet(self) -> None:
-        """Tell whom the chat talks to."""
         self._console.print(greeting(self._client, self._config))
 
     def _answer(self) -> None:
