@@ -330,15 +330,9 @@ class AsyncClient:
 
 def as_config(config: ClientConfig | str | None) -> ClientConfig:
     """Return the configuration that a client was given, if only the server's address. Raises UsageError."""
-    match config:
-        case ClientConfig():
-            return config
-        case None:
-            return ClientConfig()
-        case str():
-            return ClientConfig(config)
-        case _:
-            raise UsageError(f"config is of type {type(config).__name__}: give a ClientConfig, or HOST:PORT as text")
+    if not isinstance(config, ClientConfig | str | None):
+        raise UsageError(f"config is of type {type(config).__name__}: give a ClientConfig, or HOST:PORT as text")
+    return ClientConfig(config) if isinstance(config, str) else config or ClientConfig()
 
 
 async def _close(context: GenerationContext) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.filesize import decimal
 from typer import Option
 
 from outrider_client.cli.chat.input import is_interactive
 from outrider_client.cli.interrupts import raise_on_interrupt
 from outrider_client.cli.options import ClientOptions, with_models
 from outrider_client.core.config import ClientConfig
-from outrider_client.display.messages import explaining, format_bytes, print_message, printable
+from outrider_client.display.messages import explaining, print_message, printable
 from outrider_proto.errors import OutriderError, Reason, Refusal
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _is_wanted(config: ClientConfig) -> bool:
         name, size_bytes = asyncio.run(_on_offer(config))
     except OutriderError:
         return False
-    size = "size not known yet" if size_bytes is None else format_bytes(size_bytes)
+    size = "size not known yet" if size_bytes is None else decimal(size_bytes)
     try:
         return typer.confirm(
             printable(f"The server serves {name}, which is not on this device. Pull it now ({size})?"), default=True

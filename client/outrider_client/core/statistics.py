@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from outrider_client.core.head_statistics import HeadMeter, HeadUse
 from outrider_proto.frames import Verdict
-
-if TYPE_CHECKING:
-    from outrider_drafters.trees.grow import ScoredTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +120,6 @@ class Meter:
         self._num_draft_tokens += num_nodes
         self._histogram += [0] * (num_accepted + 1 - len(self._histogram))
         self._histogram[num_accepted] += 1
-
-    def draft_judged(self, drafted: ScoredTree, path: Sequence[int]) -> None:
-        """Count the verdict on a draft whose confidence is known."""
-        self.judged(len(drafted.tree), len(path))
-        self.heads.judged(drafted, path)
 
     def drafted_stale(self, num_tokens: int) -> None:
         """Count a draft that begins without the features of so many tokens before its root."""

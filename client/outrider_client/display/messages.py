@@ -23,11 +23,6 @@ def printable(text: str) -> str:
     return text.translate(_SHOWN)
 
 
-def format_bytes(count: int) -> str:
-    """A size with its unit, such as 1.2 kB."""
-    return f"{count} B" if count < 1000 else f"{count / 1000:.1f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"
-
-
 def print_message(message: str) -> None:
     """Print a line for the user on standard error, beside the answer."""
     print(f"outrider: {printable(message)}", file=sys.stderr)

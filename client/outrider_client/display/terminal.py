@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
 from rich.live import Live
 from rich.markdown import Markdown
 from rich.segment import Segment
@@ -22,7 +23,7 @@ from outrider_client.core.answer_text import AnswerText, Span
 from outrider_client.core.events import WAITING, Event, Finished, LinkChanged, Stats, Warned
 from outrider_client.core.head_statistics import HeadUse
 from outrider_client.core.statistics import Statistics
-from outrider_client.display.messages import format_bytes, printable
+from outrider_client.display.messages import printable
 from outrider_client.privacy.safe_prefix import HUNG_UP
 from outrider_client.text.transcript import Origin
 
@@ -140,7 +141,7 @@ class StatusLine:
             f"τ {statistics.mean_acceptance_length:.2f}",
             f"{statistics.tokens_per_second:.1f} tokens/s",
             f"{statistics.target_calls} calls",
-            f"↑ {format_bytes(statistics.bytes_up)} ↓ {format_bytes(statistics.bytes_down)}",
+            f"↑ {decimal(statistics.bytes_up)} ↓ {decimal(statistics.bytes_down)}",
         ]
         if len(statistics.heads.cycles) > 1:
             parts.append(_heads(statistics.heads))

@@ -116,7 +116,8 @@ class LocalDrafter:
         """Count a verdict on a head's draft; return a warning if the head does not fit the target."""
         assert self._drafting is not None
         tree = drafted.tree
-        self._meter.draft_judged(drafted, verdict.path)
+        self._meter.judged(len(tree), len(verdict.path))
+        self._meter.heads.judged(drafted, verdict.path)
         approved = [tree.tokens[node] for node in verdict.path]
         if verdict.bonus is not None:
             approved.append(verdict.bonus)

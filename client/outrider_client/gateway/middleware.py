@@ -36,10 +36,7 @@ class RefusingMiddleware:
 
 
 def wrong_origin(path: str, headers: Headers, *, allowed: Collection[str], only_loopback: bool) -> ApiError | None:
-    """Refuse a browser's request that comes from no page of the gateway's own, and from no allowed origin to the API.
-
-    A page of another site must not reach a gateway on loopback.
-    """
+    """Refuse a browser's request from a page of another site, unless that may call the API."""
     # DNS rebinding: a site can point its own name at 127.0.0.1, and its page then counts as of one origin with us.
     # The Host header still holds that name. A page that posts across origins is stopped by its Origin header, which
     # the preflight request that JSON bodies need has, too.

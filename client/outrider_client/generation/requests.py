@@ -62,7 +62,7 @@ class RequestTracker:
         self._rows_due = 0  # seq of the newest draft with a verdict: its rows have arrived or are on their way
         self._rows_complete = 0  # seq of the newest draft whose rows have all arrived
         self._rows_arrived = asyncio.Event()
-        self._early: deque[Verdict] = deque()  # verdicts that arrived while rows were awaited
+        self._early: deque[Verdict] = deque()  # verdicts that arrived and are not judged yet
         self._cancelled = 0  # seq of the newest Decode that was cancelled
 
     def send(self, request: Draft | Decode, drafted: ScoredTree = EMPTY_DRAFT, head: int = 0) -> None:
@@ -82,20 +82,14 @@ class RequestTracker:
 
     async def next_verdict(self, timeout_s: float) -> tuple[PendingRequest, Verdict]:
         """Return the verdict on the oldest request, with that request. Raises LinkError."""
-        # Useful rows extend the deadline, since the verdict shares the link with them. Nothing else does: a server that
-        # sends junk for ever must not keep the answer waiting.
-        give_up_at = self._clock() + timeout_s
-        while (reply := await self._next_reply(give_up_at)) is not None:
-            if isinstance(reply, Features):
-                if self._take_rows(reply):
-                    give_up_at = self._clock() + timeout_s
-            elif self._transcript.awaits(reply.seq):
-                return self._measured(reply), reply
-            else:
-                self._skip(reply)
-            if self._clock() >= give_up_at:
-                break
-        raise LinkError(f"no verdict within {timeout_s:g} s")
+        while True:
+            await self.rows_or_verdict(lambda: False, timeout_s)
+            if not self._early:
+                raise LinkError(f"no verdict within {timeout_s:g} s")
+            verdict = self._early.popleft()
+            if self._transcript.awaits(verdict.seq):
+                return self._measured(verdict), verdict
+            self._skip(verdict)
 
     @property
     def known_features(self) -> int:
@@ -131,6 +125,8 @@ class RequestTracker:
 
     async def rows_or_verdict(self, enough: Callable[[], bool], timeout_s: float) -> None:
         """Wait until enough rows or the next verdict have arrived. Raises LinkError."""
+        # Useful rows extend the deadline, since the verdict shares the link with them. Nothing else does: a server that
+        # sends junk for ever must not keep the answer waiting.
         give_up_at = self._clock() + timeout_s
         while not self._early and not enough():
             reply = await self._session.link.receive(give_up_at - self._clock())
@@ -168,11 +164,6 @@ class RequestTracker:
         # Verdicts of an earlier answer may still arrive: their seq is unknown here.
         if verdict.stale and verdict.seq in self._pending:
             self._meter.stale_drafts += 1
-
-    async def _next_reply(self, give_up_at: float) -> Reply | None:
-        if self._early:
-            return self._early.popleft()
-        return await self._session.link.receive(give_up_at - self._clock())
 
     def _measured(self, verdict: Verdict) -> PendingRequest:
         if verdict.finish is Finish.CANCELLED and verdict.seq != self._cancelled:

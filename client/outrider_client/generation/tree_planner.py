@@ -26,7 +26,7 @@ class TreePlanner:
         self._controller.begin(self._config, self._own)
 
     def plan(self, num_tokens: int, room: int, *, ahead: bool = False) -> TreePlan | None:
-        """Plan a draft on `num_tokens` tokens, and `room` for more, maybe `ahead` of a verdict; None if none fits."""
+        """Plan a draft on `num_tokens` tokens with `room` for more, or one `ahead` of a verdict; None if none fits."""
         choice = self._controller.choice
         chosen = None if choice is None else choice.ahead_shape if ahead else choice.shape
         if self._tunes:

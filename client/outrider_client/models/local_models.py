@@ -261,10 +261,7 @@ class LocalModels:
 
 
 def with_default_models(config: ClientConfig) -> ClientConfig:
-    """Name the target where none is given, and the best drafter that ships for it: lookup where none does.
-
-    The drafter stays None for a target without a name of ours, such as a bundle. Raises UsageError.
-    """
+    """Name target and drafter where none is given; the drafter of a target that is not ours stays None."""
     target = config.target or default_target(source for source in config.drafters if isinstance(source, str))
     if config.drafter is not None or not (target == EMBEDDED or target in CATALOG):
         return replace(config, target=target)

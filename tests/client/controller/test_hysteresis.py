@@ -218,10 +218,3 @@ def test_it_leaves_when_the_round_trip_grows_and_comes_back():
                 modes.append(choice.mode)
             simulated.cycle(choice)
         assert (modes[-1] == "stream") == (rtt_ms == 400.0)
-
-
-def test_no_wandering():
-    """Modes change a few times in three minutes, not with every review."""
-    simulated, taken = run_auto(World(30.7, 33.0, 0.83), num_tokens=6000)
-    assert len(taken) <= 12
-    assert simulated.now_ms > 100e3

@@ -33,7 +33,8 @@ def test_acceptance_of_a_drafted_tree_goes_to_its_head():
     meter = Meter(0.0, ["moa"])
     drafted = ScoredTree(DraftTree.chain((4, 5)), (-0.1, -0.7))
     meter.heads.drafted(RoutedDraft(drafted, 0, confidence_of(drafted), 1, 2, skipped=False))
-    meter.draft_judged(drafted, (0,))
+    meter.judged(2, 1)
+    meter.heads.judged(drafted, (0,))
     meter.copied += 1
     statistics = snapshot(meter, new_tokens=12, unverified=2)
     assert statistics.acceptance_histogram == (0, 1)

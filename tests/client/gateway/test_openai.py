@@ -177,17 +177,6 @@ def test_metrics_do_not_reveal_the_length_of_a_private_answer(openai, gateway):
     }
 
 
-def test_placeholders_are_filled_in(openai):
-    content = [{"type": "text", "text": "Repeat: "}, {"type": "text", "text": "Zoe", "private": True, "kind": "NAME"}]
-    asked = ask(max_tokens=8) | {"messages": [{"role": "user", "content": content}]}
-    with openai.chat.completions.create(
-        **asked, stream=True, extra_body={"outrider": {"privacy": "placeholder"}}
-    ) as stream:
-        chunks = list(stream)
-    assert chunks[-1].choices[0].finish_reason
-    assert "[NAME" not in joined(chunks)
-
-
 def test_models_by_other_names(start_gateway, server):
     config = GatewayConfig(names=("gpt-4o", "lab/model"))
     with start_gateway(server, config) as gateway, gateway.openai() as openai:

@@ -85,27 +85,18 @@ async def test_a_request_cancelled_while_a_session_closes_keeps_none(pool, made)
 async def test_a_private_answer_does_not_stop_the_probes(pool, monkeypatch):
     """A pause of the probes would reveal how long it took."""
     monkeypatch.setattr(link_watch, "WATCHED_S", 0)
-    looked = asyncio.Event()
-
-    class Probe:
-        async def measure(self) -> float:
-            looked.set()
-            return 0.1
-
-        async def close(self) -> None:
-            pass
-
-    watch = link_watch.LinkWatch(pool, Probe(), lambda state: None)
+    probe = CountingProbe()
+    watch = link_watch.LinkWatch(pool, probe, lambda state: None)
     watching = asyncio.create_task(watch.run())
     page = watch.reports()
     await anext(page)
     async with pool.acquire("d", (), is_private=True):
-        await asyncio.wait_for(looked.wait(), 10)
+        await probes(probe, 1)
         async with pool.acquire("d", (1,)):
-            looked.clear()
+            probe.num_probes = 0
             for _ in range(20):
                 await asyncio.sleep(0)
-            assert not looked.is_set()
+            assert probe.num_probes == 0
     watching.cancel()
     await page.aclose()
 

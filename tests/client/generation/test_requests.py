@@ -244,21 +244,6 @@ async def test_stale_answers_of_the_answer_before_are_not_this_one_s(begun):
     assert following.statistics().stale_drafts == 0
 
 
-async def test_rows_in_pieces_are_there_with_the_last(begun):
-    draft = begun.asks(TREE)
-    await begun.hears(Verdict(draft.seq, (0,), 20))
-    waiting = asyncio.create_task(begun.tracker.await_rows())
-    await asyncio.sleep(0)  # it waits for these rows, and not for those of the next verdict
-    following = begun.asks(TREE)
-    begun.link.put(rows(draft.seq, 4, 1, last=False))
-    await begun.hears(Verdict(following.seq, (), 30))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    begun.link.put(rows(draft.seq, 5, 1))
-    begun.tracker.take_arrived()
-    await asyncio.wait_for(waiting, TIMEOUT_S)
-
-
 @pytest.mark.parametrize("useful", [True, False])
 async def test_useful_rows_put_the_deadline_of_a_verdict_off_and_nothing_else_does(begun, useful):
     draft = begun.asks(TREE)

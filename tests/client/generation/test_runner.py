@@ -48,8 +48,9 @@ async def test_answer_is_that_of_the_plain_loop(connect, language, mode, waits):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("when", ["cut_before", "cut_after"])
 @pytest.mark.parametrize("verdict", [0, 1, 3, 6])
-@pytest.mark.parametrize("forgets", [False, True])
-async def test_verified_answer_survives_a_cut(connect, verifier, language, mode, when, verdict, forgets):
+@pytest.mark.parametrize(("prompt", "forgets"), [(PROMPT, False), (PROMPT, True), (PROMPT * 12, True)])
+async def test_verified_answer_survives_a_cut(connect, verifier, language, mode, when, verdict, prompt, forgets):
+    """A long prompt's features come while the server writes alone."""
     setattr(verifier, when, {verdict})
 
     def die():
@@ -57,8 +58,8 @@ async def test_verified_answer_survives_a_cut(connect, verifier, language, mode,
         if forgets:
             verifier.sessions.clear()
 
-    events = await collect(connect(), when_offline=die, mode=mode, on_reconnect="verify")
-    assert replayed(events) == list(language.answer(PROMPT, 40))
+    events = await collect(connect(), prompt, when_offline=die, mode=mode, on_reconnect="verify")
+    assert replayed(events) == list(language.answer(prompt, 40))
     assert events[-1].reason == "limit"
     assert events[-1].statistics.outages == 1
     assert events[-1].statistics.unverified == 0

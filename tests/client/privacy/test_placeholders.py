@@ -94,12 +94,6 @@ class Characters:
         return "".join(self.pieces[token] for token in tokens)
 
 
-def restored(text: str) -> str:
-    for name, value in VALUES.items():
-        text = text.replace(name, f"\0{value}\0" if value else "")
-    return text.replace("\0", "")
-
-
 @given(st.lists(st.sampled_from(["[EMAIL_1]", "[EMAIL_12]", "[EMAIL_1", "[", "[[", "EMAIL_12]", "x ", "[P_1]", "]"])),
        st.integers(0, 10**9))  # fmt: skip
 def test_any_cut_and_any_rollback_gives_the_restored_text(parts, seed):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
-import fcntl
 import hashlib
 import json
 import random
@@ -346,33 +345,6 @@ async def test_a_reader_of_the_progress_who_goes_is_no_full_disk(serve, tmp_path
     async with serve() as server:
         with pytest.raises(BrokenPipeError):
             await pull_bundle(pull_config(server.address, tmp_path / "device"), gone)
-
-
-async def test_the_lock_on_windows(serve, tmp_path, monkeypatch):
-    """There no file can be removed while it is locked; filelock removes it once it is not."""
-    unlink = Path.unlink
-    refused = []
-
-    def of_windows(path: Path, missing_ok: bool = False) -> None:
-        if path.suffix == ".lock" and is_locked(path):
-            refused.append(path.name)
-            raise PermissionError(errno.EACCES, "The process cannot access the file", str(path))
-        unlink(path, missing_ok)
-
-    monkeypatch.setattr(Path, "unlink", of_windows)
-    async with serve() as server:
-        assert (await pull_bundle(pull_config(server.address, tmp_path / "device"))).changed
-        assert refused == ["device.lock"]
-        assert not (await pull_bundle(pull_config(server.address, tmp_path / "device"))).changed
-
-
-def is_locked(path: Path) -> bool:
-    with path.open("r+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 @pytest.fixture

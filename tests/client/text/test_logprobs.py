@@ -3,7 +3,6 @@ outages; and what a server may not send."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 
@@ -12,15 +11,14 @@ import torch
 
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.policy import Backoff
-from outrider_client.connection.transport import LocalTransport
 from outrider_client.core.answer_text import AnswerText
-from outrider_client.core.events import RolledBack, Unverified, Verified
-from outrider_client.models.local_models import LocalModels
+from outrider_client.core.events import RolledBack, Verified
 from outrider_client.text.logprobs import TokenLogprobs
 from outrider_client.text.transcript import Transcript
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
-from outrider_proto.errors import LinkError, Violation
+from outrider_netsim import Link, profile_named
+from outrider_proto.errors import Violation
 from outrider_proto.frames import TokenLogprob, Verdict
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.hf_model import eager_attention
@@ -29,7 +27,8 @@ from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
 
-from ..answers import golden_config, oracle, plain
+from ...marks import slow
+from ..answers import golden_config, oracle, plain, through_an_outage
 
 NEW = 40
 PROMPT = (3, 7, 11, 2, 9)
@@ -92,58 +91,14 @@ async def test_every_mode_over_grpc(config, sampling):
         assert answers[0].token_ids == plain(config.target, PROMPT, NEW)
 
 
-class Severable(LocalTransport):
-    """A link that dies once instead of the verdict after `num_verdicts`, and stays dead until it is restored."""
-
-    num_verdicts = 10**9
-    is_cut = False
-
-    async def connect(self):
-        if self.is_cut:
-            raise LinkError("cut")
-        connection = await super().connect()
-        receive = connection.receive
-
-        async def receive_unless_cut():
-            frame = await receive()
-            self.num_verdicts -= isinstance(frame, Verdict)
-            if self.num_verdicts < 0:
-                self.num_verdicts, self.is_cut = 10**9, True
-                raise LinkError("cut")
-            return frame
-
-        connection.receive = receive_unless_cut
-        return connection
-
-
-@contextlib.asynccontextmanager
-async def in_process(config: ClientConfig):
-    verifier = verifier_for(config)
-    await verifier.start()
-    link = Severable(verifier.describe, verifier.session)
-    try:
-        async with AsyncClient(config, models=LocalModels.load(config), transport=link) as client:
-            yield client, link
-    finally:
-        await verifier.stop()
-
-
-async def through_an_outage(client: AsyncClient, link: Severable, num_alone: int, **overrides):
-    """Events of an answer whose link is cut after four verdicts, until the drafter has written `num_alone` tokens."""
-    link.num_verdicts = 4
-    events = []
-    async with contextlib.aclosing(client.generate(PROMPT, **overrides)) as stream:
-        async for event in stream:
-            events.append(event)
-            if sum(isinstance(one, Unverified) for one in events) >= num_alone:
-                link.is_cut = False
-    return events
-
-
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "auto"])
+@pytest.mark.parametrize("mode", ["stream", "stop-and-wait", *slow("server-draft", "proactive", "pipelined")])
 async def test_tokens_that_are_verified_after_an_outage_get_theirs(config, mode):
-    async with in_process(config) as (client, link):
-        events = await through_an_outage(client, link, 5, mode=mode)
+    async with (
+        Server(verifier_for(config)) as server,
+        Link(profile_named("paper-5g"), server.address, "proxy", seed=1) as link,
+        AsyncClient(dataclasses.replace(config, server=link.address)) as client,
+    ):
+        events, _ = await through_an_outage(client, link, PROMPT, 10, 5, mode=mode)
     written = AnswerText()
     for event in events:
         written.take(event)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -11,7 +12,7 @@ from outrider_client.cli.chat.commands import COMMANDS
 from outrider_client.client import Client
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.statistics import Statistics
-from outrider_client.display.messages import explained, format_bytes, printable
+from outrider_client.display.messages import explained, printable
 from outrider_client.models.pulled import find_pulled
 from outrider_proto.errors import OutriderError
 
@@ -91,8 +92,8 @@ def _column(answers: Sequence[Statistics]) -> tuple[str, ...]:
         f"{sum(each.mean_acceptance_length * each.target_calls for each in answers) / max(calls, 1):.2f}",
         f"{answers[-1].rtt_ms:.0f}",
         f"{calls}",
-        format_bytes(sum(each.bytes_up for each in answers)),
-        format_bytes(sum(each.bytes_down for each in answers)),
+        decimal(sum(each.bytes_up for each in answers)),
+        decimal(sum(each.bytes_down for each in answers)),
         f"{sum(each.outages for each in answers)}",
         f"{sum(each.unverified for each in answers)}",
     )
