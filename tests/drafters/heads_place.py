@@ -1,7 +1,7 @@
 """Files of heads that a test writes and loads, states to draft from, and how near numbers must be."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,12 @@ def begun(drafter: Drafter, tokens: Sequence[int], rows: torch.Tensor | None = N
     if rows is not None and drafter.tap.width:
         state.add_features(0, rows)
     return state
+
+
+def along(state: DraftState, tokens: Iterable[int]) -> torch.Tensor:
+    """Logits after the root and after each of a chain of tokens."""
+    logits = [state.root_logits(), *(state.expand([token], [row - 1])[0] for row, token in enumerate(tokens))]
+    return torch.stack([torch.as_tensor(row) for row in logits])
 
 
 def random_network(seed: int, build: Callable[[], Any], std: float = 0.3) -> Any:

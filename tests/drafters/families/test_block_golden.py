@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from heads_place import close
+from heads_place import along, close
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -45,12 +45,6 @@ def case(golden, name: str, options: str = "") -> Case:
     arrays = load_file(directory / "golden.safetensors")
     hidden = {layer: arrays[f"tap{number}"][0] for number, layer in enumerate(tap.hidden_layers)}
     return Case(drafter, tap.rows(Activations(torch.empty(0), torch.empty(0), hidden)), arrays)
-
-
-def along(state: DFlashState, tokens: list[int]) -> Tensor:
-    """Logits after the root and after each of a chain of tokens."""
-    logits = [state.root_logits(), *(state.expand([token], [row - 1])[0] for row, token in enumerate(tokens))]
-    return torch.stack([torch.as_tensor(row) for row in logits])
 
 
 @pytest.fixture(scope="module", params=["dflash_zlab", "dspark_deepspec"])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from block_forms import DRAFTED, FORMS, RANK, Place, expected_path, fed, random_target
 from block_formulas import BLOCK, VOCABULARY, WIDTH
+from heads_place import paths_of
 
 from outrider_drafters import TargetWeights, TreeShape, grow_tree
 from outrider_proto.tree import ROOT
@@ -47,12 +48,9 @@ def test_a_tree_ends_node_by_node(place, frozen):
     whole = fed(place, frozen)[0].tree_logits(tree)
     torch.testing.assert_close(state.tree_logits(tree), whole)
     assert whole.isfinite().all()
+    paths = paths_of(tree)
     for node in {*tree.parents} - {ROOT}:
-        path, up = [], node
-        while up != ROOT:
-            path.insert(0, tree.tokens[up])
-            up = tree.parents[up]
-        assert float(expected_path(place, rows, path)[1][-1]) >= 0.5
+        assert float(expected_path(place, rows, paths[node])[1][-1]) >= 0.5
 
 
 @pytest.mark.parametrize("place", ["vanilla, speculators"], indirect=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from block_forms import FORMS, Place, random_target
 from block_formulas import BLOCK, MASK, TARGET, WIDTH
-from heads_place import begun
+from heads_place import along, begun
 
 from outrider_drafters import write_draft_vocab
 from outrider_drafters.contracts.tap import LAST
@@ -26,20 +26,14 @@ def drafter(place):
     return place.load(FROZEN, ",ddtree=0")
 
 
-def block_of(state) -> torch.Tensor:
-    """All logits of one drafting, along a chain."""
-    root = state.root_logits()
-    return torch.stack([root, *(state.expand([level], [level - 1])[0] for level in range(BLOCK - 2))])
-
-
 def test_below_its_end_stands_another_block(drafter):
     """It drafts what a block of the text with that path does, for all paths in one pass."""
     state = begun(drafter, [1, 2, 6], torch.ones(2, WIDTH))
-    block_of(state)
+    along(state, range(BLOCK - 2))
     ends = state.expand([8, 9], [2, 2])
     for token, end, row in ((8, ends[0], 3), (9, ends[1], 4)):
         longer = begun(drafter, [1, 2, 6, 0, 1, 2, token], torch.ones(2, WIDTH))
-        levels = block_of(longer)
+        levels = along(longer, range(BLOCK - 2))
         torch.testing.assert_close(end, levels[0])
         torch.testing.assert_close(state.expand([5], [row])[0], levels[1])
 
@@ -51,7 +45,7 @@ def test_a_draft_vocabulary_leaves_the_logits_of_its_tokens_as_they_are(place):
     blocks = []
     for options in ("", ",draft_vocab=all"):
         state = begun(place.load(FROZEN, options), [3, 1, 4], torch.ones(2, WIDTH))
-        blocks.append(block_of(state))
+        blocks.append(along(state, range(BLOCK - 2)))
     few, every = blocks
     assert few.isfinite().any(0).nonzero()[:, 0].tolist() == [2, 7, 19]
     torch.testing.assert_close(few[:, [2, 7, 19]], every[:, [2, 7, 19]])

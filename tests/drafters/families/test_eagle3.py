@@ -1,19 +1,20 @@
-"""EAGLE-3 against the published code's numbers, from safetensors and from GGUF."""
+"""EAGLE-3 against the published code's numbers, from safetensors and from GGUF; what of a directory is optional."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from heads_place import SETTINGS, begun, check_published_generation, check_published_tree, close
+from heads_place import SETTINGS, along, begun, check_published_generation, check_published_tree, close
 from safetensors.torch import load_file
+from spoiled import SpoiledHead
 from torch import Tensor
 
 from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter, load_tap
 from outrider_drafters.contracts.tap import Activations
 from outrider_drafters.families.eagle3.family import Eagle3Drafter
+from outrider_drafters.families.eagle3.layout import chosen_layers, default_layers
 from outrider_drafters.families.eagle3.network import Eagle3Tap
 from outrider_drafters.families.feature_drafter import FeatureState
-from outrider_proto.tree import ROOT
 
 
 class Case:
@@ -113,12 +114,8 @@ def test_deepspecs_prefill_agrees(deepspec):
 
 def test_deepspecs_chains_agree(deepspec):
     arrays, state = deepspec[2], deepspec_state(deepspec)
-    close(state.root_logits(), arrays["given_step_logits"][0, 0])
-    parent = ROOT
-    for number, token in enumerate(arrays["given_tokens"][0].tolist()):
-        logits = state.expand([token], [parent])
-        close(logits[0], arrays["given_step_logits"][0, number + 1])
-        parent = number
+    tokens = arrays["given_tokens"][0].tolist()
+    close(along(state, tokens), arrays["given_step_logits"][0, : len(tokens) + 1])
 
 
 def test_deepspecs_next_round_agrees(deepspec):
@@ -133,3 +130,31 @@ def test_deepspecs_next_round_agrees(deepspec):
     close(state.root_logits(), arrays["round1_step0_logits"][0, -1])
     close(state._cache.keys, arrays["round1_k"])
     assert list(grow_tree(state, TreeShape.chain(3)).tokens) == arrays["greedy1_tokens"][0].tolist()
+
+
+@pytest.fixture
+def head(tmp_path, golden) -> SpoiledHead:
+    return SpoiledHead(tmp_path / "head", golden, "eagle3")
+
+
+def test_whole_vocabularies_may_carry_idle_maps(head):
+    head.tensors["lm_head.weight"] = torch.randn(256, 64)
+    head.tensors |= {"d2t": torch.zeros(256, dtype=torch.int64), "t2d": torch.zeros(256, dtype=torch.bool)}
+    assert head.load().head.tokens is None
+
+
+def test_fingerprint_tells_layers_and_weights_apart(head):
+    first = head.load().tap
+    assert head.load(",target_layers=2-4-6").tap != first
+    head.tensors["lm_head.weight"] += 1
+    assert head.load().tap == first  # the client's affair
+    head.tensors["fc.weight"] += 1
+    assert head.load().tap != first
+
+
+@pytest.mark.parametrize(
+    ("layers", "default"), [(32, (2, 16, 29)), (8, (2, 4, 5)), (6, (2, 3)), (5, (2,)), (4, (1, 2)), (3, (0, 1, 2))]
+)
+def test_default_layers_collapse_in_small_targets(layers, default):
+    assert default_layers(layers) == default
+    assert chosen_layers({}, None, layers, len(default)) == default

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from heads_place import close, fed
+from heads_place import along, close, fed
 from safetensors.torch import load_file
 
 from outrider_drafters import grow_tree, load_drafter, load_tap
@@ -18,10 +18,8 @@ CASE, TARGET = "hydra_mlp", "target_vicuna_tiny"
 
 def along_the_text(drafter, arrays, position=10) -> torch.Tensor:
     """Logits of every head, drafted along the text's own tokens: what the teacher-forced pass has at this row."""
-    tokens, state = arrays["input_ids"].flatten().tolist(), fed(drafter, arrays, position)
-    found = [state.root_logits()[None]]
-    found += [state.expand([tokens[position + 1 + level]], [level - 2]) for level in range(1, drafter.num_heads)]
-    return torch.cat(found)
+    tokens = arrays["input_ids"].flatten().tolist()[position + 2 :][: drafter.num_heads - 1]
+    return along(fed(drafter, arrays, position), tokens)
 
 
 def test_heads_agree(case, frozen, arrays):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from heads_place import close, fed
+from heads_place import along, close, fed
 from safetensors.torch import load_file
 
 from outrider_drafters import TargetWeights, TreeShape, grow_tree, load_drafter
@@ -16,10 +16,7 @@ VLLM_CONFIG = {"hidden_size": 64, "num_heads": 4, "num_hidden_layers": 1, "vocab
 
 def levels(drafter, arrays) -> torch.Tensor:
     """Logits of every head, drafted one below the other."""
-    state = fed(drafter, arrays)
-    found = [state.root_logits()[None]]
-    found += [state.expand([3], [level - 2]) for level in range(1, drafter.num_heads)]
-    return torch.cat(found)
+    return along(fed(drafter, arrays), [3] * (drafter.num_heads - 1))
 
 
 def vllm(tensors: dict[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:

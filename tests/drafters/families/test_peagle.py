@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from heads_place import begun, near
+from heads_place import along, begun, near
 from safetensors.torch import load_file
 from spoiled import NESTED, SpoiledHead, target_of
 from torch import Tensor
@@ -26,15 +26,9 @@ def head(tmp_path, golden) -> SpoiledHead:
     return SpoiledHead(tmp_path / "head", golden, "peagle")
 
 
-def slots(state) -> Tensor:
-    """All logits of one block, along a chain."""
-    chain = (state.expand([level], [level - 1])[0] for level in range(DRAFTS - 1))
-    return torch.stack([torch.as_tensor(row) for row in (state.root_logits(), *chain)])
-
-
 def answers(head: SpoiledHead) -> Tensor:
     rows = torch.randn(len(TEXT) - 2, 64, generator=torch.Generator().manual_seed(6))
-    return slots(begun(head.load(), TEXT, rows))
+    return along(begun(head.load(), TEXT, rows), range(DRAFTS - 1))
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -53,7 +47,7 @@ def test_speculators_own_code_gives_the_same(number, golden):
         start = int(arrays[f"round{each}_start"])
         state.append(text[state.num_tokens : start + 1])
         state.add_features(state.num_features, rows[state.num_features : start])
-        logits = slots(state)
+        logits = along(state, range(DRAFTS - 1))
     context = arrays[f"round{number}_context"][0]
     near(rows[start - len(context) : start], context)
     near(logits[:, logits.isfinite().all(0)], arrays[f"round{number}_logits"][0])
@@ -92,7 +86,7 @@ def test_drafts_a_chain_or_the_likeliest_paths(head):
     drafter = head.load()
     assert drafter.plan == TreeShape.chain(DRAFTS)
     state = begun(drafter, TEXT)
-    best = slots(state).argmax(-1).tolist()
+    best = along(state, range(DRAFTS - 1)).argmax(-1).tolist()
     assert grow_tree(state, drafter.plan) == DraftTree.chain(best)
     assert head.load(",ddtree=12").plan == TreeShape.best_first(DRAFTS, 12)
 

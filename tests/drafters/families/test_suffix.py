@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from heads_place import begun
+from heads_place import begun, paths_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +14,6 @@ from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_drafters.routing.rules import Routing
 from outrider_drafters.trees.grow import grow
 from outrider_proto.errors import UsageError
-from outrider_proto.tree import ROOT
 
 VOCABULARY = 6
 texts = st.lists(st.integers(0, VOCABULARY - 2), min_size=1, max_size=40)
@@ -31,10 +30,7 @@ def found(text: list[int]):
 
 
 def paths(tree, values) -> dict[tuple[int, ...], float]:
-    of_nodes: dict[int, tuple[int, ...]] = {ROOT: ()}
-    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-        of_nodes[node] = (*of_nodes[parent], token)
-    return {of_nodes[node]: value for node, value in enumerate(values)}
+    return dict(zip(paths_of(tree), values, strict=True))
 
 
 @given(text=texts)

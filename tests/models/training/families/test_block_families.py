@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from heads_place import begun
+from heads_place import along, begun
 from trained_model import exported, trained_model
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
@@ -50,9 +50,7 @@ def drafted(teacher, model, directory, tokens, anchor, depth, lacking=0):
     """Logits [V] of the slots of the block at an anchor, and the state and drafter that made them."""
     drafter, rows = exported(teacher, model, directory, tokens)
     state = begun(drafter, tokens[: anchor + 1].tolist(), rows[: anchor - lacking])
-    made = [state.root_logits()]
-    made += [state.expand([int(tokens[anchor + slot])], [slot - 2])[0] for slot in range(1, depth)]
-    return drafter, state, made
+    return drafter, state, along(state, tokens[anchor + 1 : anchor + depth].tolist())
 
 
 def reference_loss(teacher, model, batch, directory, weights, confidence):
@@ -135,7 +133,7 @@ def test_a_loaded_checkpoint_drafts_the_logits_of_the_network_in_training(
         anchor = int(blocks.anchors[0, number])
         depth = int(blocks.trained[0, number].sum())
         _, _, made = drafted(teacher, model, tmp_path, batch.tokens[0], anchor, depth, min(lacking, anchor))
-        torch.testing.assert_close(torch.stack(made), logits[0, number, :depth], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(made, logits[0, number, :depth], atol=1e-4, rtol=1e-4)
 
 
 def test_fewer_anchors_are_drawn_evenly_and_stand_for_all():

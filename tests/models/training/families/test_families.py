@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from heads_place import begun
+from heads_place import along, begun
 from trained_model import exported, trained_model
 
 from outrider_drafters.families.shared_layout import STEPS
@@ -51,10 +51,7 @@ def levels(teacher, model, directory, tokens, ahead, depth):
     drafter, rows = exported(teacher, model, directory, tokens)
     for t in range(len(tokens) - ahead):
         state = begun(drafter, tokens[: t + 1 + ahead].tolist(), None if rows is None else rows[: t + 1])
-        made = [state.root_logits()]
-        further = range(1, min(depth, len(tokens) - ahead - t))
-        made += [state.expand([int(tokens[t + ahead + level])], [level - 2])[0] for level in further]
-        yield t, made
+        yield t, along(state, tokens[t + ahead + 1 :][: depth - 1].tolist())
 
 
 def soft(logits, wanted):

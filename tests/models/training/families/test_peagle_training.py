@@ -7,7 +7,7 @@ cross-entropy of every depth that the reply holds.
 import pytest
 import torch
 import torch.nn.functional as F
-from heads_place import begun
+from heads_place import along, begun
 from safetensors.torch import load_file
 from trained_model import exported, trained_model
 
@@ -40,8 +40,7 @@ def drafted(teacher, model, directory, tokens):
     drafter, rows = exported(teacher, model, directory, tokens)
     for t in range(len(tokens) - 1):
         state = begun(drafter, tokens[: t + 2].tolist(), rows[: t + 1])
-        chain = (state.expand([1], [depth - 2])[0] for depth in range(1, drafter.num_drafts))
-        yield t, torch.stack([torch.as_tensor(logits) for logits in (state.root_logits(), *chain)])
+        yield t, along(state, [1] * (drafter.num_drafts - 1))
 
 
 CASES = [
