@@ -115,7 +115,7 @@ def _byte_level(file: GgufFile, arrays: Mapping[str, Any]) -> Any:  # Any: array
         bos = named["bos_token"]
         backend.post_processor = processors.TemplateProcessing([bos, "$A"], special_tokens=[(bos, ids["bos"])])
     template = file.values.get("tokenizer.chat_template")
-    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **named)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **named)  # type: ignore[no-untyped-call]
 
 
 def _splits(file: GgufFile) -> Sequence[str]:

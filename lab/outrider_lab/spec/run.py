@@ -24,6 +24,7 @@ from outrider_lab.spec.records import QuestionRecord, TurnRecord, record_name
 from outrider_lab.spec.ways import ClientWay, GenerateWay, PlainWay, Way
 from outrider_models.core.questions import UserQuestion
 from outrider_proto.errors import UsageError
+from outrider_server.engine.hf_model import is_small
 from outrider_server.engine.reference_decode import plain_logits
 from outrider_server.engine.target import Target
 
@@ -142,7 +143,7 @@ class _Loaded:
         """Load the models and set the number of threads."""
         plain = Target.load(str(plan.target), plan.dtype, plan.device)
         # As the server does: more threads are slower for a small target.
-        if (count := plan.threads or (1 if plain.is_small else None)) is not None:
+        if (count := plan.threads or (1 if is_small(plain.model) else None)) is not None:
             torch.set_num_threads(count)
         models = LocalModels.load(ClientConfig(target=plan.target, drafter=NO_DRAFTER))
         models.prepare()

@@ -96,13 +96,14 @@ def read_texts(path: Path) -> list[LoadText]:
 
 def _compute_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, device: str, step: Step) -> list[LoadText]:
     from outrider_bench.core.reference_answers import LEAST_MARGIN
+    from outrider_server.engine.hf_model import is_small
     from outrider_server.engine.reference_decode import plain_greedy
     from outrider_server.engine.target import Target
 
     models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
     target = Target.load(str(directory), dtype, device)
     # As the server does: more threads are slower for a small target.
-    if target.is_small:
+    if is_small(target.model):
         torch.set_num_threads(1)
     asked = _asked(models, mix, seed, partial(plain_greedy, target))
     longest = max(len(question.prompt) for _, question in asked)

@@ -34,7 +34,7 @@ from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import IMPLEMENTATION
 from outrider_server.engine.engine import Engine, StepInput
-from outrider_server.engine.hf_model import explained, resolve_device, resolve_dtype
+from outrider_server.engine.hf_model import explained, is_small, resolve_device, resolve_dtype
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target, public_name
@@ -87,7 +87,7 @@ class VerifyCostStudy(WholeStudy[VerifyCostOptions, VerifyCostReport]):
             target = random_target(source, options.dtype, options.device, fused=fused)
         else:
             target = Target.load(source, options.dtype, options.device, fused=fused)
-        if (count := options.threads or (1 if target.is_small else None)) is not None:
+        if (count := options.threads or (1 if is_small(target.model) else None)) is not None:
             torch.set_num_threads(count)
         counter = ProgressCounter(step, "passes", options.repeats * len(counts))
         return VerifyCostReport(
