@@ -79,7 +79,7 @@ async def test_no_id_is_in_the_logs_or_in_a_refusal(running, caplog, monkeypatch
     def fails(inputs):
         raise RuntimeError("for the test")
 
-    monkeypatch.setattr(running.verifier._engine_loop._passes._engine, "verify", fails)
+    monkeypatch.setattr(running.verifier._engine_loop._passes._engine, "launch", fails)
     async with opened(running) as (talk, about):
         ids.append(about.session_id)
         await talk.draft(0, (), 5)

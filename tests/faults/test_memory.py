@@ -40,14 +40,14 @@ async def test_more_long_sessions_than_there_is_room_for_all_finish_exactly():
 async def test_an_allocation_that_fails_ends_one_session(monkeypatch, error):
     async with server() as running:
         engine = running.verifier._engine_loop._passes._engine
-        verify = engine.verify
+        launch = engine.launch
 
         def short_of_memory(inputs):
             if any(MARK in (*work.chain, *work.sequence.tokens) for work in inputs):
                 raise error
-            return verify(inputs)
+            return launch(inputs)
 
-        monkeypatch.setattr(engine, "verify", short_of_memory)
+        monkeypatch.setattr(engine, "launch", short_of_memory)
         async with client(running.address) as mine, client(running.address) as other:
             others = asyncio.create_task(answer(other, max_new_tokens=2 * NEW))
             with pytest.raises(Refusal) as refused:

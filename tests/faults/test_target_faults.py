@@ -10,6 +10,7 @@ from tiny_targets import build
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Sampling
+from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
@@ -27,9 +28,9 @@ def poisoned() -> Target:
     return target
 
 
-@pytest.fixture
-async def verifier():
-    async with started(Verifier(poisoned())) as running:
+@pytest.fixture(params=["off", "on"], ids=lambda plan_ahead: f"plan_ahead={plan_ahead}")
+async def verifier(request):
+    async with started(Verifier(poisoned(), limits=LimitsConfig(plan_ahead=request.param))) as running:
         yield running
 
 

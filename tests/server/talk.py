@@ -110,11 +110,11 @@ def text_of(verdicts: list[Verdict]) -> list[int]:
     return [token for verdict in verdicts for token in (*verdict.tokens, verdict.bonus) if token is not None]
 
 
-def watched_passes(verifier: Verifier, monkeypatch, told) -> list:
+def watched_launches(verifier: Verifier, monkeypatch, told) -> list:
     """What is `told` of the inputs of every pass from now on."""
     seen, engine = [], verifier._engine_loop._passes._engine
-    verify = engine.verify
-    monkeypatch.setattr(engine, "verify", lambda inputs: seen.append(told(inputs)) or verify(inputs))
+    launch = engine.launch
+    monkeypatch.setattr(engine, "launch", lambda inputs: seen.append(told(inputs)) or launch(inputs))
     return seen
 
 

@@ -59,6 +59,14 @@ class LimitsConfig:
             expert=True,
         ),
     ] = None
+    plan_ahead: Annotated[
+        Literal["auto", "on", "off"],
+        Flag(
+            "While a pass runs, take what arrives and begin the requests of sessions that are not in it: on, off, or"
+            " auto: on for a target on a GPU. A CPU runs the pass itself, and verdicts would only leave later.",
+            expert=True,
+        ),
+    ] = "auto"
     adaptive_trees: Annotated[
         bool, Flag("Ask clients for smaller draft trees while the server is busy.", expert=True)
     ] = True

@@ -1,6 +1,7 @@
 """The engine: one pass of the target over the rows of any number of sessions. Knows no frames and no threads.
 
-verify() changes no session: commit() applies one session's result, commit_all() those of a whole pass.
+launch() starts the pass, finish() waits for it and judges the trees; on a GPU the host is free between the two. Neither
+changes a session: commit() applies one session's result, commit_all() those of a whole pass.
 """
 
 from __future__ import annotations
@@ -74,6 +75,50 @@ class StepResult:
     finite: bool = True
 
 
+class _PassTimer:
+    """Times a pass, by the device where that computes it while the host goes on."""
+
+    def __init__(self, device: torch.device, started: float) -> None:
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self.started = started
+        self._first = self._event()
+        self._last: torch.cuda.Event | None = None
+
+    def launched(self) -> None:
+        """Note that all of the pass has been launched."""
+        self._last = self._event()
+
+    def wait(self) -> None:
+        """Wait until the device is through with it."""
+        if self._last is not None:
+            self._last.synchronize()
+
+    def ended(self, now: float) -> float:
+        """Return when that was, after wait(): `now`, or earlier where the host has come late."""
+        if self._first is None or self._last is None:
+            return now
+        device_ms: float = self._first.elapsed_time(self._last)
+        return min(now, self.started + device_ms / 1e3)
+
+    def _event(self) -> torch.cuda.Event | None:
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call] # torch
+        event.record(self._stream)
+        return event
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchedPass:
+    """A pass of which nothing has been read yet. `requests`: what each input wants to know of its logits."""
+
+    inputs: abc.Sequence[StepInput]
+    requests: abc.Sequence[ChoiceRequest | None]
+    choices: RowChoices | None
+    hidden: Mapping[int, Tensor]
+    timer: _PassTimer
+
+
 class Engine:
     """Runs passes on one target; with a pace, each lasts as long as on that hardware.
 
@@ -101,10 +146,17 @@ class Engine:
         self._sleep = sleep
         self._eos = frozenset(target.eos_token_ids)
 
-    @torch.inference_mode()
     def verify(self, inputs: abc.Sequence[StepInput]) -> list[StepResult]:
         """Run one forward pass over all inputs, at most one per session, and judge the trees."""
-        started, last = self._clock(), self.target.max_context - 1
+        return self.finish(self.launch(inputs))
+
+    @torch.inference_mode()
+    def launch(self, inputs: abc.Sequence[StepInput]) -> LaunchedPass:
+        """Start a forward pass over all inputs, at most one per session, and the choice of its tokens.
+
+        Until finish() their sessions must stay as they are, but for rows that a shared prefix takes over.
+        """
+        timer, last = _PassTimer(self.target.kv.device, self._clock()), self.target.max_context - 1
         segments = [
             BatchSegment(step_input.sequence.slot, len(step_input.chain), step_input.tree, last)
             for step_input in inputs
@@ -114,14 +166,24 @@ class Engine:
         choices = self._choices([request for request in requests if request is not None])
         output = self._forward(inputs, segments, keep)
         if choices is not None:
-            choices.read(output.logits)
-        timing = self._timing(started, inputs)
+            choices.choose(output.logits)
+        timer.launched()
+        return LaunchedPass(inputs, requests, choices, output.hidden, timer)
+
+    @torch.inference_mode()
+    def finish(self, launched: LaunchedPass) -> list[StepResult]:
+        """Wait for a pass, read its tokens, and judge the trees."""
+        inputs, requests, choices = launched.inputs, launched.requests, launched.choices
+        launched.timer.wait()
+        if choices is not None:
+            choices.read()
+        timing = self._timing(launched)
         accepted = [self._verify_tree(one, request, choices) for one, request in zip(inputs, requests, strict=True)]
         logprobs = [
             choices.logprobs(request, path) if choices and request and path else ()
             for request, path in zip(requests, accepted, strict=True)
         ]
-        hidden = _kept_hidden(inputs, accepted, output.hidden)
+        hidden = _kept_hidden(inputs, accepted, launched.hidden)
         return [
             StepResult(one, timing, path, rows, own, finite=path is not None or one.sampler is None)
             for one, path, rows, own in zip(inputs, accepted, hidden, logprobs, strict=True)
@@ -199,16 +261,16 @@ class Engine:
         batch = FlatBatch(segments, limits=self._limits, invariant=self.target.batch_invariant)
         return self.target.forward(tokens, positions, batch, keep, wanted)
 
-    def _timing(self, started: float, inputs: abc.Sequence[StepInput]) -> StepTiming:
+    def _timing(self, launched: LaunchedPass) -> StepTiming:
         """Return when the pass began and ended, after the rest of its time on the emulated hardware."""
-        if self.target.kv.device.type == "cuda":
-            torch.cuda.current_stream(self.target.kv.device).synchronize()  # nobody has read a pass of context alone
-        if self._pace is not None:
-            num_rows = sum(step_input.num_rows for step_input in inputs)
-            left = started + self._pace.pass_s(num_rows) - self._clock()
-            if left > 0:
-                self._sleep(left)
-        return StepTiming(started, self._clock())
+        timer = launched.timer
+        if self._pace is None:
+            return StepTiming(timer.started, timer.ended(self._clock()))
+        num_rows = sum(step_input.num_rows for step_input in launched.inputs)
+        left = timer.started + self._pace.pass_s(num_rows) - self._clock()
+        if left > 0:
+            self._sleep(left)
+        return StepTiming(timer.started, self._clock())
 
     def _choices(self, asked: abc.Sequence[ChoiceRequest]) -> RowChoices | None:
         """Prepare the choice of the target's tokens; None where nothing is to be chosen."""

@@ -78,15 +78,22 @@ class ChoiceRequest:
 
 
 class RowChoices:
-    """Choices made when they are asked for, after read(); rules are applied to the rows that are asked for alone."""
+    """Choices made when they are asked for; rules are applied to the rows that are asked for alone.
+
+    choose() comes first, then read(), then the questions.
+    """
 
     def __init__(self) -> None:
         self._logits = torch.empty(0, 0)
         self._tokens: list[int] = []  # the likeliest of every row
 
-    def read(self, logits: Tensor) -> None:
-        """Take the logits [rows, vocab] of the pass."""
-        self._logits, self._tokens = logits, argmax(logits)
+    def choose(self, logits: Tensor) -> None:
+        """Take the logits [rows, vocab] of the pass. On a GPU the host waits for nothing, not even for them."""
+        self._logits = logits
+
+    def read(self) -> None:
+        """Wait for what was chosen."""
+        self._tokens = argmax(self._logits)
 
     def is_finite(self, request: ChoiceRequest) -> bool:
         """Return whether all its rows have a largest logit that is a number."""
@@ -127,12 +134,16 @@ class BatchedChoices(RowChoices):
         # top-p sorts the whole vocabulary: only for those who want it.
         kinds = ([one for one in drawing if (one.sampler.sampling.top_p < 1.0) == sorts] for sorts in (False, True))
         self._drawing = [_DrawingRows(members, device) for members in kinds if members]
+        self._chosen = torch.empty(0)  # of every row, on the device
 
-    def read(self, logits: Tensor) -> None:
+    def choose(self, logits: Tensor) -> None:
         tokens = likeliest = logits.argmax(-1)
         for rows in self._drawing:
             tokens = tokens.index_copy(0, rows.index, rows.drawn(logits))
-        self._logits, self._tokens = logits, _finite(logits, likeliest, tokens).tolist()
+        self._logits, self._chosen = logits, _finite(logits, likeliest, tokens)
+
+    def read(self) -> None:
+        self._tokens = self._chosen.tolist()
 
     def token(self, request: ChoiceRequest, node: int) -> int:
         if request.sampler.rules is not None:

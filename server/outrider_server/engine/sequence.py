@@ -122,6 +122,7 @@ class Sequence:
             self.truncate(base_len)
             self.tokens.extend(context)
             self.bonus = None if context else self.bonus
+        self.memory.between_passes()
         if self._is_invalid:
             self.evict()
             self._is_invalid = False
@@ -135,8 +136,7 @@ class Sequence:
 
     def reserve(self, num_more: int) -> None:
         """Make room for the rows of all tokens and `num_more` behind them. Raises as begin()."""
-        if self.memory.must_free_all:
-            self.memory.free_all()
+        self.memory.between_passes()
         total = len(self.tokens) + num_more
         self.memory.check_fit(self, total)
         take = partial(self.memory.take_for, self)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
@@ -37,8 +37,9 @@ _DROP_SHARE = 16  # prefixes of one part in so many of all memory go at once: fi
 class KVMemory:
     """The memory of all sequences. For the engine thread only, but for `new_slot` and the counts.
 
-    `small_bytes`: rows that are too few to be worth sharing. `layout` auto: paged, but contiguous on a CPU, where
-    gathering pages costs more than the attention over them. `swap_bytes`: of the host, for rows of evicted sessions.
+    Sessions give way to others only between passes. `small_bytes`: rows that are too few to be worth sharing. `layout`
+    auto: paged, but contiguous on a CPU, where gathering pages costs more than the attention over them. `swap_bytes`:
+    of the host, for rows of evicted sessions.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class KVMemory:
         self.host = HostCopies(swap_bytes)
         self._sequences: dict[CachedSequence, None] = {}
         self.must_free_all = False  # before the next pass: one has failed for lack of memory
+        self._pass_runs = False
 
     def group(self, payer: str, tap: str) -> bytes:
         """Return the key of the sequences that may share rows: same payer (or all), same tap."""
@@ -165,6 +167,20 @@ class KVMemory:
         copy.copy_rows(0, source, first, count)
         return copy
 
+    @contextmanager
+    def during_pass(self) -> Iterator[None]:
+        """Give only memory that is free: a session in the pass must keep its rows, though its client may have left."""
+        self._pass_runs = True
+        try:
+            yield
+        finally:
+            self._pass_runs = False
+
+    def between_passes(self) -> None:
+        """Free memory now, where a pass has asked for it, unless one runs."""
+        if self.must_free_all and not self._pass_runs:
+            self.free_all()
+
     def free_all(self) -> None:
         """Give back everything that can be computed again: the machine itself has run out."""
         self.must_free_all = False
@@ -198,7 +214,7 @@ class KVMemory:
         try:
             return take(num_rows, width)
         except OutOfKVMemory as shortage:
-            if not spare:
+            if not spare or self._pass_runs:
                 raise
             victims = self._victims(spare, asking)
             # Ask before evicting: no session may lose its rows for a request that cannot fit anyway.

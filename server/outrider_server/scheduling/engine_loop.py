@@ -2,8 +2,9 @@
 
 Only this thread changes what sessions hold. Each step begins the first request of every session, drafts where the
 server is asked to, plans, verifies, posts verdicts, commits, taps and reports. Where the target only decodes, the next
-pass begins before the event loop is woken for the verdicts of the last. Once the target cannot run any more, it refuses
-every request and sets `faults.broken`: the process must end.
+pass begins before the event loop is woken for the verdicts of the last. While a GPU computes a pass, this thread
+gathers arrivals and begins the requests of other sessions. Once the target cannot run any more, it refuses every
+request and sets `faults.broken`: the process must end.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import threading
 import time
 from collections import abc
 from collections.abc import Callable
+from contextlib import ExitStack
 from queue import Empty, SimpleQueue
 
 from outrider_server.config.config import LimitsConfig
 from outrider_server.engine.engine import Engine
+from outrider_server.engine.sequence import Sequence
 from outrider_server.scheduling.fault_handler import FaultHandler, about_to_restart
 from outrider_server.scheduling.feature_feed import FeatureFeed
 from outrider_server.scheduling.pass_runner import PassRunner, Planned, Results
@@ -47,6 +50,9 @@ class EngineLoop:
         on_step: Callable[[StepStats], None] = lambda stats: None,
     ) -> None:
         self._replies = replies or ReplyPoster()
+        # On such a device launch() returns while it computes.
+        is_asynchronous = engine.target.kv.device.type == "cuda"
+        self._plans_ahead = limits.plan_ahead == "on" or (limits.plan_ahead == "auto" and is_asynchronous)
         self._on_step = on_step
         self._inbox: SimpleQueue[Request | PrefixQuery | FeatureFeed | None] = SimpleQueue()
         self.faults = FaultHandler(engine)
@@ -55,6 +61,7 @@ class EngineLoop:
         self._drafting = ServerDrafting(engine, self._scheduler, self.faults.fail, limits.max_sessions)
         self._passes = PassRunner(engine, self.faults)
         self._tree_budget = TreeBudget(limits.batch_tokens) if limits.adaptive_trees else None
+        self._is_stopping = False
         self._is_blocked = False  # no queued request could run
         self._num_waiting = 0  # for a later pass than the one that was planned last
         self._idle_s = 0.0  # since the last pass
@@ -80,7 +87,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            while self._gather():
+            while not self._is_stopping and self._gather():
                 try:
                     self._step()
                 except Exception as error:  # a fault of the loop, not of a session: answer every request and go on
@@ -147,11 +154,27 @@ class EngineLoop:
         return planned
 
     def _verify(self, planned: Planned) -> Results:
+        """Run one pass, and plan the next one meanwhile."""
+        sequences = {request.sequence for request, _ in planned}
         with self._replies.waking_alongside():
-            results = self._passes.run(planned)
+            results = self._passes.run(planned, meanwhile=lambda: self._plan_ahead(sequences))
         has_verdict = any(result.accepted is not None for _, result in results)
         self.faults.count_step(len(planned), len(results), has_verdict=has_verdict)
         return results
+
+    def _plan_ahead(self, sequences: abc.Set[Sequence]) -> None:
+        """While the device runs a pass over `sequences`, take what arrives, and begin the requests of other sessions.
+
+        After the pass come drafts, whose reads would wait for it, and memory for which others' rows must go.
+        """
+        if not self._plans_ahead:
+            return
+        with ExitStack() as limited:
+            for memory in {sequence.memory for sequence in sequences}:
+                limited.enter_context(memory.during_pass())
+            self._is_stopping = not self._gather()
+            self._queues.begin(self._tree_nodes, running=sequences)
+        self._replies.wake()
 
     def _post_verdicts(self, results: Results) -> None:
         """Post verdicts before commit and tap: clients wait for them, while features can follow."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import abc
+from collections.abc import Callable
 from typing import TypeAlias
 
 from outrider_proto.errors import Reason, Refusal
@@ -27,19 +28,22 @@ class PassRunner:
         self._engine = engine
         self._faults = faults
 
-    def run(self, planned: Planned) -> Results:
-        """Run one pass; if it fails, run one for each request that is in it. Return the results that can stand."""
+    def run(self, planned: Planned, meanwhile: Callable[[], None] = lambda: None) -> Results:
+        """Run one pass, and `meanwhile` beside it; if it fails, run one for each request that is in it.
+
+        Return the results that can stand.
+        """
         if not planned:
             return []
         try:
-            results = self._engine.verify([step_input for _, step_input in planned])
+            launched = self._engine.launch([step_input for _, step_input in planned])
         except Exception as error:
-            # An exception does not tell which session caused it.
-            if len(planned) > 1 and not is_lost_device(error):
-                return [pair for one in planned for pair in self.run([one])]
-            for request, _ in planned:
-                self._faults.fail(request, error)
-            return []
+            return self._run_apart(planned, error)
+        meanwhile()
+        try:
+            results = self._engine.finish(launched)
+        except Exception as error:
+            return self._run_apart(planned, error)
         for (request, _), result in zip(planned, results, strict=True):
             if not result.finite:
                 _log.warning("a session failed: %s", _NO_NUMBERS)
@@ -74,6 +78,14 @@ class PassRunner:
             except Exception as error:
                 self._faults.fail(request, error)
         return tap_s
+
+    def _run_apart(self, failed: Planned, error: Exception) -> Results:
+        # An exception does not tell which session caused it.
+        if len(failed) > 1 and not is_lost_device(error):
+            return [pair for one in failed for pair in self.run([one])]
+        for request, _ in failed:
+            self._faults.fail(request, error)
+        return []
 
     def _can_wait(self, request: Request) -> bool:
         """Return whether the features of its rows can wait, and prepare for that."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import abc, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -65,12 +65,14 @@ class RequestQueues:
     def add(self, item: Request | PrefixQuery) -> None:
         self._queues.setdefault(item.sequence, deque()).append(item)
 
-    def begin(self, tree_budget: int) -> list[Request]:
-        """Begin the first request of every session; return those that can run."""
+    def begin(self, tree_budget: int, running: abc.Set[Sequence] = frozenset()) -> list[Request]:
+        """Begin the first request of every session that is not in the pass under way; return those that can run."""
         ready: list[Request] = []
         self.num_paused = 0
         for sequence, queue in list(self._queues.items()):
-            state = self._advance(queue, tree_budget)
+            if sequence in running:
+                continue
+            state = self._advance(queue, tree_budget, during_pass=bool(running))
             self.num_paused += state == "paused"
             if not queue:
                 del self._queues[sequence]
@@ -87,24 +89,25 @@ class RequestQueues:
             else:  # a stream waits for the answer to open, or memory to be given back
                 item.answer()
 
-    def _advance(self, queue: deque[Request | PrefixQuery], tree_budget: int) -> RequestState:
+    def _advance(self, queue: deque[Request | PrefixQuery], tree_budget: int, *, during_pass: bool) -> RequestState:
         """Remove what is over from a line; return the state of the request that is first then."""
         while queue:
             if isinstance(first := queue[0], PrefixQuery):
                 first.answer()
-            elif (state := self._state_of(first, tree_budget)) != "over":
+            elif (state := self._state_of(first, tree_budget, during_pass=during_pass)) != "over":
                 return state
             # Or the session's next request would have the place in line of this one.
             first.sequence.usage.settle()
             queue.popleft()
         return "over"
 
-    def _state_of(self, request: Request, tree_budget: int) -> RequestState:
+    def _state_of(self, request: Request, tree_budget: int, *, during_pass: bool) -> RequestState:
         """Return whether the request can run now; end it where it cannot any more."""
         try:
             return _try_begin(request, tree_budget)
         except OutOfKVMemory:
-            if request.memory_wait_s(time.monotonic()) < self._room_wait_s:
+            # During a pass only free memory counts: whether there is none is seen after it.
+            if during_pass or request.memory_wait_s(time.monotonic()) < self._room_wait_s:
                 return "waiting"
             message = f"no room for this session's K/V in {self._room_wait_s:g} s; try again later"
             request.fail(Refusal(Reason.SERVER_FULL, message))

@@ -1,8 +1,9 @@
-"""Texts of sessions that come and go between passes, features that wait, and where what the loop tells others goes
+"""Texts of sessions that come and go while passes run, features that wait, and where what the loop tells others goes
 wrong."""
 
 import random
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -24,18 +25,36 @@ from outrider_server.kv.memory import KVMemory
 from outrider_server.kv.prefix import BLOCK
 from outrider_server.scheduling import pass_runner
 from outrider_server.scheduling.engine_loop import EngineLoop
+from outrider_server.scheduling.feature_feed import FeatureFeed
 from outrider_server.scheduling.reply_poster import Reply, ReplyRoute, RequestDone
 from outrider_server.scheduling.request import Request, new_request
+from outrider_server.scheduling.request_queues import PrefixQuery
 from outrider_server.scheduling.tree_budget import NO_LIMIT
 
 COMMON = random_tokens(np.random.default_rng(2), 2 * BLOCK)
+BOTH = pytest.mark.parametrize("plan_ahead", ["off", "on"])
 
 
 class WatchedLoop(EngineLoop):
-    """A loop whose steps the test runs."""
+    """A loop whose steps the test runs. `during` is called in a pass behind its launch, `before_read` at its end."""
 
-    def __init__(self, on: Target | None = None, **limits) -> None:
-        super().__init__(Engine(on or target()), LimitsConfig(room_wait_s=60, **limits))
+    def __init__(self, plan_ahead: str = "on", on: Target | None = None, **limits) -> None:
+        super().__init__(Engine(on or target()), LimitsConfig(plan_ahead=plan_ahead, room_wait_s=60, **limits))
+        self.during: Callable[[], None] = lambda: None
+        self.before_read: Callable[[], None] = lambda: None
+        engine = self._passes._engine
+        launch, finish = engine.launch, engine.finish
+
+        def launched(inputs):
+            one = launch(inputs)
+            self.during()
+            return one
+
+        def finished(one):
+            self.before_read()
+            return finish(one)
+
+        engine.launch, engine.finish = launched, finished
 
     def step(self, *items) -> None:
         for item in items:
@@ -64,10 +83,49 @@ def tokens_of(said: list[Reply]) -> list[int]:
     return [token for reply in said if isinstance(reply, Verdict) for token in (*reply.tokens, reply.bonus)]
 
 
+@BOTH
+def test_the_host_prepares_the_next_pass_before_it_reads(plan_ahead):
+    """Of what arrives while a pass runs, all that needs no result of it and nobody's rows."""
+    loop, said, seen = WatchedLoop(plan_ahead), {name: [] for name in "abcdq"}, {}
+    memory = KVMemory(target().kv)
+    newcomer = decode(session(memory), said["b"])
+    doomed = decode(session(memory), said["c"])
+    doomed.cancelled = True
+    features = Sequence(memory, TAP)
+    draft = Draft(1, 0, tuple(PROMPT[:-1]), PROMPT[-1], DraftTree())
+    loop.step(new_request(features, draft, Sampler(Sampling()), ReplyRoute([].append), 0.0))
+    feed = FeatureFeed(features)
+    frame = Features(7, 0, np.empty((0, TAP.info.width), np.float32), last=True)
+    feed._is_full = True  # as if its client had not read
+    feed.promise(said["d"].append, frame, 0, 5)
+
+    def arrive() -> None:
+        loop.during = lambda: None
+        for item in (newcomer, doomed, PrefixQuery(features, 3, said["q"].append), feed):
+            loop.submit(item)
+
+    def look() -> None:
+        loop.before_read = lambda: None
+        seen["begun"] = newcomer.sequence.tokens == PROMPT[:-1] and newcomer.sequence.slot.holds_any
+        seen.update({name: len(said[name]) for name in "cdq"})
+
+    loop.during, loop.before_read = arrive, look
+    runs = decode(session(memory), said["a"])
+    loop.step(runs)
+    on = plan_ahead == "on"
+    assert seen == {"begun": on, "c": 2 * on, "d": on, "q": on}
+    loop.run([runs, newcomer, doomed])
+    truth = plain_greedy(target(), PROMPT, 4)
+    assert tokens_of(said["a"]) == tokens_of(said["b"]) == truth
+    assert [reply.finish for reply in said["c"][:-1]] == [Finish.CANCELLED]
+    assert (said["d"][0].rows == features.feature_rows(0, 5)).all()
+    assert said["q"][0].length == 3
+
+
 @pytest.mark.parametrize("swap", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layout", ["contiguous", "paged"])
 def test_every_text_is_that_of_the_plain_loop(layout, swap):
-    """Two turns each, greedy and sampled, with features and without, which come in between passes.
+    """Two turns each, greedy and sampled, with features and without, which come in while passes run.
 
     With memory for half of them, they share prefixes and lose rows to each other.
     """
@@ -90,10 +148,14 @@ def test_every_text_is_that_of_the_plain_loop(layout, swap):
             then = Draft(2, base, tuple(again[base:-1]), again[-1], DraftTree.chain([3, 4, 5]), **features)
             turns.append([request(sequence, each, replies, sampling) for each in (frame(12, prompt, **features), then)])
         coming = [each for turn in zip(*turns, strict=True) for each in turn]
-        while coming or loop._queues:
-            num_new = rng.randrange(3) if loop._queues else 1
-            loop.step(*coming[:num_new])
-            del coming[:num_new]
+
+        def arrive(coming=coming, loop=loop, rng=rng) -> None:
+            for _ in range(min(rng.randrange(3), len(coming))):
+                loop.submit(coming.pop(0))
+
+        loop.during = arrive
+        while coming or loop._queues or not loop._inbox.empty():
+            loop.step(*[coming.pop(0)] if not loop._queues and loop._inbox.empty() else [])
         for truth, replies in zip(truths, said, strict=True):
             assert not any(isinstance(reply, Refusal) for reply in replies)
             assert sum(isinstance(reply, RequestDone) for reply in replies) == 2
@@ -104,53 +166,93 @@ def test_every_text_is_that_of_the_plain_loop(layout, swap):
     assert hits
 
 
-def test_memory_that_ran_out_is_freed_before_the_next_pass():
+@pytest.mark.parametrize("layout", ["contiguous", "paged"])
+def test_a_session_in_the_pass_loses_no_rows_to_one_that_begins_meanwhile(layout):
+    """Though its client has left, and nothing else would have room."""
+    rows = 300 if layout == "contiguous" else 230
+    memory = KVMemory(target().kv, rows * target().kv.bytes_per_token, "none", layout=layout)
+    loop, gone, said = WatchedLoop(), [], []
+    first = decode(session(memory), gone, count=2)
+    other = decode(session(memory), said, prompt=random_tokens(np.random.default_rng(3), 200))
+
+    def leave() -> None:
+        loop.during = lambda: None
+        first.abandoned = first.sequence.parked = True
+        loop.submit(other)
+
+    seen = []
+    loop.during = leave
+    loop.before_read = lambda: seen.append((memory.evictions, first.sequence.slot.holds_any))
+    loop.step(first)
+    assert seen == [(0, True)]
+    assert first.sequence.slot.length == len(PROMPT)  # committed
+    loop.run([other])
+    assert memory.evictions == 1
+    assert tokens_of(said) == plain_greedy(target(), other.sequence.tokens[:200], 4)
+
+
+def test_memory_that_ran_out_is_freed_after_the_pass():
     memory = KVMemory(target().kv)
     loop, said, idle = WatchedLoop(), [], session(memory)
     loop.step(decode(idle, [], count=1))
+    held = []
+
+    def run_out() -> None:
+        loop.during = lambda: None
+        memory.must_free_all = True
+        loop.submit(decode(session(memory), []))
+
+    loop.during = run_out
+    loop.before_read = lambda: held.append(idle.slot.holds_any)
     one = decode(session(memory), said, count=3)
-    loop.step(one)
-    assert idle.slot.holds_any
-    memory.must_free_all = True
-    loop.run([one])
+    loop.run([one], one)
+    assert held[0]
     assert not idle.slot.holds_any
     assert tokens_of(said) == plain_greedy(target(), PROMPT, 3)
 
 
-def test_of_a_pass_that_fails_only_the_session_at_fault_ends(monkeypatch):
-    loop, of_bad, of_good = WatchedLoop(), [], []
-    bad, good = decode(session(), of_bad), decode(session(), of_good)
-    once = loop._passes._engine.verify
+@pytest.mark.parametrize("place", ["launch", "finish"])
+@BOTH
+def test_of_a_pass_that_fails_only_the_session_at_fault_ends(plan_ahead, place, monkeypatch):
+    loop, said = WatchedLoop(plan_ahead), {name: [] for name in ("good", "bad", "late")}
+    bad, good, late = (decode(session(), said[name]) for name in ("bad", "good", "late"))
+    once = getattr(loop._passes._engine, place)
 
-    def failing(inputs):
+    def failing(given):
+        inputs = given if place == "launch" else given.inputs
         if any(one.sequence is bad.sequence for one in inputs):
             raise RuntimeError("broken")
-        return once(inputs)
+        return once(given)
 
-    monkeypatch.setattr(loop._passes._engine, "verify", failing)
-    loop.run([bad, good], bad, good)
-    assert [getattr(reply, "reason", None) for reply in of_bad] == [Reason.INTERNAL, None]
-    assert tokens_of(of_good) == plain_greedy(target(), PROMPT, 4)
-    assert sum(isinstance(reply, RequestDone) for reply in of_good) == 1
+    monkeypatch.setattr(loop._passes._engine, place, failing)
+    arrive = [late]
+    loop.during = lambda: loop.submit(arrive.pop()) if arrive else None
+    loop.run([bad, good, late], bad, good)
+    assert [getattr(reply, "reason", None) for reply in said["bad"]] == [Reason.INTERNAL, None]
+    truth = plain_greedy(target(), PROMPT, 4)
+    for name in ("good", "late"):
+        assert tokens_of(said[name]) == truth
+        assert sum(isinstance(reply, RequestDone) for reply in said[name]) == 1
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_says_what_the_host_says():
+def test_a_gpu_plans_ahead_by_itself():
     on_gpu = Target.of(build("llama").to("cuda"))
-    loop, steps, said = WatchedLoop(on_gpu), [], ([], [])
+    loop, steps, said = WatchedLoop("auto", on_gpu), [], ([], [])
     loop._on_step = steps.append
     memory = KVMemory(on_gpu.kv)
     samplings = (Sampling(), Sampling(0.9, top_p=0.9, seed=4))
     first, second = (
         decode(session(memory), own, sampling=one, count=20) for own, one in zip(said, samplings, strict=True)
     )
-    loop.step(first)
-    loop.run([first, second], second)
+    come = [second]
+    loop.during = lambda: loop.submit(come.pop()) if come else None
+    loop.run([first, second], first)
     assert tokens_of(said[0]) == plain_greedy(target(), PROMPT, 20)
     alone: list[Reply] = []
     third = decode(session(KVMemory(target().kv)), alone, sampling=samplings[1], count=20)
-    WatchedLoop().run([third], third)
+    WatchedLoop("off").run([third], third)
     assert tokens_of(said[1]) == tokens_of(alone)
     assert all(step.forward_s > 0 for step in steps)
 
@@ -251,7 +353,7 @@ def test_a_verdict_that_waited_comes_before_the_refusal_of_the_next_pass(monkeyp
     one = request(session(), frame(20), said)
     thread.step(one)
     thread.step()
-    monkeypatch.setattr(thread._passes._engine, "verify", lambda inputs: 1 / 0)
+    monkeypatch.setattr(thread._passes._engine, "launch", lambda inputs: 1 / 0)
     thread.step()
     assert [type(reply) for reply in said] == [Verdict, Verdict, Refusal, RequestDone]
 

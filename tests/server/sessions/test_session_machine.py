@@ -57,13 +57,14 @@ class SessionMachine(RuleBasedStateMachine):
         self.contexts: dict[object, object] = {}
         self.displaced: object | None = None  # the stream whose place a new one will get
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(plan_ahead=st.sampled_from(["off", "on"]))
+    def start(self, plan_ahead: str) -> None:
         limits = LimitsConfig(
             session_ttl_s=TTL_S,
             max_sessions=MAX_SESSIONS,
             parked_sessions=MAX_PARKED,
             max_nodes=MAX_NODES,
+            plan_ahead=plan_ahead,
         )
         self.verifier = Verifier(small_target(), [TAP], limits, lambda: self.now)
         self.run(self.verifier.start())
