@@ -34,7 +34,7 @@ UNSURE = -1.0  # natural logarithm of a probability of about one third
 
 async def watch(client: AsyncClient, question: str) -> None:
     """Print the answer as it is written."""
-    async with contextlib.aclosing(client.generate(question)) as events:
+    async with contextlib.aclosing(client.generate([{"role": "user", "content": question}])) as events:
         async for event in events:
             match event:
                 case Committed(text=text) | Unverified(text=text):

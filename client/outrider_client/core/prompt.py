@@ -87,7 +87,8 @@ CHAT = ChatForm()
 
 # True: text goes to the model as it is, without a chat template. "as text": and spells no control tokens either.
 Raw = bool | Literal["as text"]
-Prompt = str | Sequence[PromptMessage] | Sequence[int] | Sequence[Segment]
+# Of one kind each; said so, mypy would take no list of messages that is written out in a call.
+Prompt = str | Sequence[PromptMessage | int | Segment]
 PlainPrompt = str | list[PlainMessage] | list[int]
 _FORMS = "give text, messages, segments or token ids"
 
