@@ -233,6 +233,9 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if sys.stdout is None:  # closed, as some job schedulers start their jobs
         sys.stdout = io.StringIO()
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        # The encoding of a pipe may lack characters, as cp1252 on Windows: a question mark is better than no answer.
+        sys.stdout.reconfigure(errors="replace")
     try:
         try:
             app()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import sys
 from collections.abc import Sequence
 from typing import Any, Protocol, TextIO
@@ -32,9 +31,6 @@ class Display(Protocol):
 
 def display_for(client: Client, *, as_json: bool, markdown: bool = False) -> Display:
     """Make a display for standard output: JSON if asked for, styled text on a terminal, else plain text."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # The encoding of a pipe may lack characters, as cp1252 on Windows: a question mark is better than no answer.
-        sys.stdout.reconfigure(errors="replace")
     if as_json:
         return JsonDisplay(sys.stdout)
     console = Console(highlight=False)

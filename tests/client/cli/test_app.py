@@ -168,6 +168,13 @@ def test_standard_output_that_cannot_be_written():
         assert (done.returncode, cut) == (code, said)
 
 
+def test_a_pipe_that_lacks_a_character_gets_the_others(tmp_path):
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1", "XDG_CONFIG_HOME": str(tmp_path / "ключ é")}
+    command = [sys.executable, "-m", "outrider_client.cli.app", "config"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert "/???? é/" in done.stdout.decode("latin-1")
+
+
 def started(models, server, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "outrider_client.cli.app", *arguments, "--json", "--max-new-tokens", "400"]
     command += ["--server", server.address, "--target", str(models[0]), "--drafter", str(models[1])]

@@ -132,12 +132,18 @@ def test_turns_add_up_and_commands_take_effect(capsys, tmp_path):
 
 def test_a_later_failure_than_that_of_the_first_answer_does_not_end_the_chat(capsys):
     client = Scripted("one", LinkError("gone"), "three")
-    chat(
-        client, "hi", "lost", "/mode warp", "/nonsense", "/link cut", "/private /nowhere", "<<NAME: b", "/save", "again"
-    )
+    chat(client, "hi", "lost", "/mode warp", "/lod", "/link cut", "/private /nowhere", "<<NAME: b", "/save", "again")
     assert [message["content"] for message in client.asked[-1][0]] == ["hi", "one", "again"]
     said = capsys.readouterr().err.splitlines()
-    wanted = ["gone", "/mode warp: choose one of auto", "/nonsense", "--profile", "/nowhere", "does not close", "/save"]
+    wanted = [
+        "gone",
+        "/mode warp: choose one of auto",
+        "/lod: no such command; did you mean load?",
+        "--profile",
+        "/nowhere",
+        "does not close",
+        "/save",
+    ]
     assert all(part in line for part, line in zip(wanted, said, strict=True))
     with pytest.raises(LinkError):
         chat(Scripted(LinkError("nobody there")), "/mode", "hi")

@@ -25,7 +25,7 @@ from outrider_client.core.events import (
     Warned,
 )
 from outrider_client.core.statistics import Statistics
-from outrider_client.display.display import PlainDisplay, display_for, show_answer
+from outrider_client.display.display import PlainDisplay, show_answer
 from outrider_client.display.json_display import JsonDisplay
 from outrider_client.display.messages import print_message
 from outrider_client.display.terminal import LiveDisplay, MarkdownDisplay, colored
@@ -114,15 +114,6 @@ def test_terminal_ends_with_the_text_and_the_status():
     assert "3 calls" in final
     assert "↑ 1.5 kB" in final
     assert "1 rolled back" in final
-
-
-def test_a_pipe_that_lacks_a_character_gets_the_others(monkeypatch):
-    pipe = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
-    monkeypatch.setattr(sys, "stdout", pipe)
-    display = display_for(None, as_json=False)
-    display.show(Committed(0, (0,), "accepted", "é 🐱"))
-    display.close()
-    assert pipe.buffer.getvalue().decode("cp1252").strip() == "é ?"
 
 
 def test_a_warning_waits_for_the_end_of_the_answer(capsys):

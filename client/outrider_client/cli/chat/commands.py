@@ -59,7 +59,7 @@ def parse_command(line: str) -> SlashCommand | None:
     name, _, argument = line[1:].partition(" ")
     name = _ALIASES.get(name, name)
     if name not in COMMANDS:
-        raise UsageError(f"/{name}: no such command; /help lists them, // begins a message with a slash")
+        raise UsageError(f"/{name}: no such command; {nearest(name, COMMANDS)}; // begins a message with a slash")
     if argument and not COMMANDS[name][0]:
         raise UsageError(f"/{name} takes nothing after it, but got {argument!r}")
     return SlashCommand(name, argument.strip())
