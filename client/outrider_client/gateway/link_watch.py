@@ -40,7 +40,6 @@ class LinkWatch:
         self._num_failures = 0  # probes in a row
 
     def observe(self, client: AsyncClient, event: Event) -> None:
-        """Update from an event of an answer."""
         match event:
             case LinkChanged(detail=detail) if detail == HUNG_UP:
                 pass  # closed on purpose for a private answer: nothing is wrong with the link

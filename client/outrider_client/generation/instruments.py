@@ -25,7 +25,6 @@ class Instruments:
         self._bytes_before = session.num_bytes
 
     def drafted(self, since: float, num_levels: int) -> None:
-        """Take note of a draft that was waited for."""
         seconds = self.clock() - since
         self.meter.draft_s += seconds
         self.meter.level.take(seconds, num_levels)

@@ -54,7 +54,6 @@ class ControlTokens:
         return _each_text(content, lambda text: self._spelled.sub(self._split, text))
 
     def guarded_message(self, message: PlainMessage) -> PlainMessage:
-        """Return a message as the template may get it."""
         guarded = self.guarded(message)
         role = message["role"]
         if role not in _ROLES and (not role.isidentifier() or role.lower() in self._inner_words):

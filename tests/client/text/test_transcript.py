@@ -105,3 +105,31 @@ def test_any_tail_ends_as_the_targets_text(data):
         answered(transcript, chain, tuple(range(num_right)), truth[done + num_right])
     assert list(transcript.new_tokens) == truth[: len(transcript.new_tokens)]
     assert len(transcript.new_tokens) > common_prefix_len(tail, truth) or not tail
+
+
+@pytest.mark.parametrize(("path", "bonus"), [((0, 1, 2), 18), ((), 19), ((0,), 11)])
+def test_what_was_sent_ahead_goes_when_the_verdict_says_something_else(path, bonus):
+    """Another bonus, the one guessed elsewhere, and what was drafted as the bonus: fewer tokens stand."""
+    transcript, first, ahead = with_one_ahead()
+    with pytest.raises(Violation, match="answers no request in flight"):
+        transcript.apply(Verdict(ahead.seq, (), 29), VOCAB)  # out of turn
+    transcript.apply(Verdict(first.seq, path, bonus), VOCAB)
+    assert transcript.awaited is None
+    with pytest.raises(Violation, match="answers no request in flight"):
+        transcript.apply(Verdict(ahead.seq, (), None, stale=True), VOCAB)
+    following = transcript.next_draft(TREE, 0)
+    assert (following.base_len, following.root) == (5 + len(path), bonus)
+
+
+def test_a_draft_whose_text_stands_is_not_stale():
+    transcript, first, ahead = with_one_ahead()
+    transcript.apply(Verdict(first.seq, (0, 1, 2), 19), VOCAB)
+    with pytest.raises(Violation, match="stale"):
+        transcript.apply(Verdict(ahead.seq, (), None, stale=True), VOCAB)
+
+
+def with_one_ahead():
+    transcript = begun()
+    answered(transcript, bonus=9)
+    first = transcript.next_draft(DraftTree.chain((10, 11, 12)), 4)
+    return transcript, first, transcript.next_ahead((*PROMPT, 9, 10, 11, 12, 19), TREE)
