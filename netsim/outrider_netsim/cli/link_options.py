@@ -106,7 +106,8 @@ class OpenLinkOptions(LinkOptions):
         Path | None,
         Flag(
             "JSON file for what was run, with which link and versions, and what became of its packets and outages.",
-            expert=True,
+            panel=TRAFFIC_PANEL,
+            metavar="FILE",
         ),
     ] = None
 

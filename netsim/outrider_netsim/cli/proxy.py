@@ -96,4 +96,4 @@ async def _run(link: Link, options: ProxyOptions, outages: Sequence[Outage]) -> 
             announced_outages(controls, link, outages, options.outage),
         ):
             await link.while_up(stopped.wait())
-        console.print(totals(link.stats, link.profile))
+        console.print(totals(link.stats, link.profile), soft_wrap=True)

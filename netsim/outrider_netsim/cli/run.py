@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -52,14 +51,6 @@ class RunOptions(OpenLinkOptions):
             panel=TRAFFIC_PANEL,
         ),
     ] = 1
-    report: Annotated[
-        Path | None,
-        Flag(
-            "JSON file for what was run, with which link and versions, and what became of its packets and outages.",
-            panel=TRAFFIC_PANEL,
-            metavar="FILE",
-        ),
-    ] = None
     quiet: Annotated[bool, Flag("Print nothing about the link.", expert=True)] = False
 
     def __post_init__(self) -> None:

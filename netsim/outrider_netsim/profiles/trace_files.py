@@ -7,16 +7,14 @@ with its name and line. What is written is read as it was.
 from __future__ import annotations
 
 import codecs
-import csv
 import gzip
 import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
-from io import BufferedReader, StringIO, TextIOWrapper
+from io import BufferedReader, TextIOWrapper
 from itertools import chain
 from pathlib import Path
-from typing import assert_never
 
 from outrider_netsim.core.engine_names import Way
 from outrider_netsim.core.errors import ProfileError
@@ -76,13 +74,11 @@ def save_trace(trace: Trace, path: str | Path) -> None:
 
 def trace_text(trace: Trace) -> str:
     """Return the text of the trace's file."""
-    match trace:
-        case DeliveryTrace():
-            return "".join(f"{at}\n" for at in trace.at_ms)
-        case ConditionTrace():
-            return _csv_text(trace)
-        case _:
-            assert_never(trace)
+    if isinstance(trace, DeliveryTrace):
+        return "".join(f"{at}\n" for at in trace.at_ms)
+    columns = {"time_s": trace.times_s, "delay_ms": trace.delay_ms, "rate_bps": trace.rate_bps, "loss": trace.loss}
+    given = {key: map(_short, column) for key, column in columns.items() if column is not None}
+    return "".join(f"{','.join(row)}\n" for row in [given, *zip(*given.values(), strict=True)])
 
 
 def _mahimahi(lines: Iterable[str], name: str) -> DeliveryTrace:
@@ -113,21 +109,6 @@ def _whole_ms(text: str, name: str, n: int) -> int:
     if len(text) > 12 or int(text) > MAX_TRACE_S * 1000:
         raise ProfileError(f"{where} ms is beyond {MAX_TRACE_S / 86400:g} days: cut the trace")
     return int(text)
-
-
-def _csv_text(trace: ConditionTrace) -> str:
-    columns = [
-        ("time_s", trace.times_s),
-        ("delay_ms", trace.delay_ms),
-        ("rate_bps", trace.rate_bps),
-        ("loss", trace.loss),
-    ]
-    given = [(key, column) for key, column in columns if column is not None]
-    out = StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(key for key, _ in given)
-    writer.writerows(zip(*(map(_short, column) for _, column in given), strict=True))
-    return out.getvalue()
 
 
 def _short(value: float) -> str:
