@@ -176,8 +176,8 @@ class LocalModels:
     def rules_of(self, rules: TokenRules) -> AnswerRules | None:
         """Return the rules of one answer, if any. Raises UsageError for those that cannot be followed."""
         for token, _ in rules.logit_bias:
-            if not 0 <= token < self.vocab_size:
-                raise UsageError(f"logit_bias has token {token}: the vocabulary has {self.vocab_size}")
+            if not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                raise UsageError(f"logit_bias has token {token!r}: the vocabulary has {self.vocab_size}")
         try:
             return AnswerRules(rules, self.schemas) if rules else None
         except Refusal as refusal:

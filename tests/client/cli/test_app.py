@@ -100,6 +100,8 @@ def test_offline_without_a_drafter_copies_or_says_that_it_cannot(outrider, model
         (["generate", "--prompt-ids", "1,x"], 2, "prompt-ids='1,x'"),
         (["generate", "hi", "--set", "breadth=0"], 2, "breadth=0"),
         (["generate", "hi", "--mode", "warp"], 2, "warp"),
+        (["generate", "hi", "--breadth", "4"], 2, "No such option: --breadth (Possible options: --set breadth=VALUE)"),
+        (["chat", "--max-tokens", "4"], 2, "No such option: --max-tokens (Possible options: --max-new-tokens)"),
         (["generate", "hi", "--drafter", "/nowhere"], 2, "/nowhere"),
         (["generate", "hi", "--set", "draft-vocab=7"], 2, "draft_vocab=7: it has no draft_vocab.json"),
         (["generate", "hi", "--set", "route=entropy"], 2, "there is only one head"),

@@ -228,6 +228,7 @@ async def test_rules_of_one_answer_are_not_those_of_the_next():
     [
         ({"json_schema": {"type": "foo"}}, "json_schema: Invalid type: foo"),
         ({"logit_bias": {2048: 1}}, "logit_bias has token 2048: the vocabulary has 2048"),
+        ({"logit_bias": {"5": 1}}, "logit_bias has token '5': the vocabulary has 2048"),
         ({"frequency_penalty": 3}, "frequency_penalty=3: need -2 to 2"),
         ({"json_schema": SCHEMA, "acceptance": "typical", "temperature": 1.0}, "acceptance=typical: takes neither"),
     ],
