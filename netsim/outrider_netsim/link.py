@@ -7,13 +7,14 @@ is the check: it runs, or raises EngineError and leaves nothing behind.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, assert_never, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from outrider_netsim.core.addresses import CLIENT_VARIABLE, Address, parse_address
-from outrider_netsim.core.async_resource import AsyncResource
+from outrider_netsim.core.async_resource import AsyncResource, cancel_all
 from outrider_netsim.core.engine_names import (
     BEST_FIRST,
     DEFAULT_CONGESTION,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from outrider_netsim.namespaces.namespaces import Namespaces  # Linux only
 
 LOOPBACK = "127.0.0.1"
+CLASSES: dict[EngineName, str] = {"kernel": "KernelLink", "tun": "TunLink", "proxy": "ProxyLink"}  # by their module
 DRAIN_STEP_S, STALLED_S = 0.02, 3.0
 DRAIN_S = 60.0  # at most: what a command has left running may send for ever
 T = TypeVar("T")
@@ -139,7 +141,7 @@ class Link(AsyncResource):
 
     @property
     def is_cut(self) -> bool:
-        return self._started.is_cut
+        return bool(self.cut_ways)
 
     @property
     def cut_ways(self) -> frozenset[Way]:
@@ -165,7 +167,7 @@ class Link(AsyncResource):
 
     async def answered(self) -> None:
         """Wait for the first byte of an answer from a server behind the link."""
-        await self._started.answers.begun.wait()
+        await self._started.answer_begun.wait()
 
     def set(self, profile: Profile) -> None:
         """Change the link for packets that enter from now on; planned outages stay those of the start."""
@@ -224,9 +226,7 @@ class Link(AsyncResource):
                     watch.result()
             return await task
         finally:
-            for each in (task, *watches):
-                each.cancel()
-            await asyncio.gather(task, *watches, return_exceptions=True)
+            await cancel_all([task, *watches])
 
     @property
     def _started(self) -> EngineLink:
@@ -265,21 +265,8 @@ def build_engine(name: EngineName, plan: LinkPlan) -> EngineLink:
 
 
 def _class_of(name: EngineName) -> type[EngineLink]:
-    match name:
-        case "kernel":
-            from outrider_netsim.engines.kernel import KernelLink
-
-            return KernelLink
-        case "tun":
-            from outrider_netsim.engines.tun import TunLink
-
-            return TunLink
-        case "proxy":
-            from outrider_netsim.engines.proxy import ProxyLink
-
-            return ProxyLink
-        case _:
-            assert_never(name)
+    found: type[EngineLink] = getattr(importlib.import_module(f"outrider_netsim.engines.{name}"), CLASSES[name])
+    return found
 
 
 def _why(wanted: Sequence[EngineName], refusals: Mapping[str, Sequence[str]]) -> str:

@@ -1,8 +1,10 @@
 """Where an answer begins in what a server sends."""
 
+import asyncio
+
 import pytest
 
-from outrider_netsim.core.answers import AnswerWatch
+from outrider_netsim.core.answers import AnswerReader
 
 SETTINGS = bytes((0, 0, 6, 4, 0, 0, 0, 0, 0)) + bytes(6)
 ACKNOWLEDGED = bytes((0, 0, 0, 4, 1, 0, 0, 0, 0))
@@ -27,10 +29,10 @@ def message(stream, size=5):
 )
 @pytest.mark.parametrize("step", [1, 1000])
 def test_an_answer_begins_behind_what_opens_it(before, first, step):
-    watch = AnswerWatch()
-    reader = watch.connection()
+    begun = asyncio.Event()
+    reader = AnswerReader(begun)
     for at in range(0, len(before), step):
         reader.read(before[at : at + step])
-        assert not watch.begun.is_set()
+        assert not begun.is_set()
     reader.read(first)
-    assert watch.begun.is_set()
+    assert begun.is_set()

@@ -28,7 +28,7 @@ def _netsim(version: Version = False) -> None:
 
 @app.command()
 def clean() -> None:
-    """Remove and list the processes, interfaces and namespaces that earlier links left behind.
+    """Remove and list the processes and sockets that earlier links left behind.
 
     Links in use are not touched. The exit status is 1 when something could not be removed.
     """
@@ -42,7 +42,7 @@ def clean() -> None:
 def _remove_leftovers() -> list[str]:
     if sys.platform != "linux":  # a relay leaves nothing
         return []
-    from outrider_netsim.namespaces.leftovers import remove_leftovers
+    from outrider_netsim.namespaces.processes import remove_leftovers
 
     return [*remove_leftovers(), *cli_control.remove_stale()]
 

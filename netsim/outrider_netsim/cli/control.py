@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider_netsim.cli.link_options import ADJUSTMENTS, LinkOptions, adjusted_profile
 from outrider_netsim.cli.terminal import console
 from outrider_netsim.core.engine_names import WAYS, Way
 from outrider_netsim.core.errors import EngineError, ProfileError
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from outrider_netsim.cli.link_controls import LinkControls
     from outrider_netsim.link import Link
 
-ADJUSTMENTS = ("delay", "jitter", "distribution", "loss", "rate", "queue", "in_order")
 SWITCHES = ("cut", "restore")
 ANSWER_TIMEOUT_S = 10.0
 ANSWER_BYTES = 1 << 16
@@ -105,7 +105,6 @@ def _changed(controls: LinkControls, link: Link, words: Sequence[str]) -> dict[s
 
 def _change(controls: LinkControls, link: Link, words: Sequence[str]) -> None:
     """Apply all changes, or none."""
-    from outrider_netsim.cli.link_options import LinkOptions, adjusted_profile
     from outrider_netsim.profiles.builtin import profile_named
 
     profile, adjustments, switches = link.profile, dict[str, str | bool](), list[tuple[str, tuple[Way, ...]]]()

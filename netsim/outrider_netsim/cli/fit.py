@@ -46,6 +46,7 @@ def fit(
     of each round trip counts for each way. A trace gives the rate, and is referred to.
     """
     from outrider_netsim.profiles.profile_files import profile_text
+    from outrider_netsim.profiles.trace_files import write_text
 
     fitted = _fitted(recordings, up, output, interval)
     _describe(fitted)
@@ -53,7 +54,7 @@ def fit(
     if output is None:
         console.print(text, end="", markup=False, soft_wrap=True)
     else:
-        _save(output, text)
+        write_text(output, text)
         errors.print(f"{output} written", markup=False, soft_wrap=True)
 
 
@@ -83,15 +84,6 @@ def _describe(fitted: Fit) -> None:
     for name, values in fitted.table.items():
         table.add_row(name, *(f"{value:.4g}" for value in values))
     errors.print(table)
-    distances = ", ".join(f"{one.distribution} {one.distance_ms:.3g} ms" for one in fitted.delays)
+    distances = ", ".join(f"{one.direction.distribution} {one.distance_ms:.3g} ms" for one in fitted.delays)
     errors.print(f"mean distance of quantiles: {distances}", soft_wrap=True)
     errors.print("half of a round trip each way: a ping cannot tell the two apart", soft_wrap=True)
-
-
-def _save(file: Path, text: str) -> None:
-    from outrider_netsim.core.errors import ProfileError
-
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ProfileError(f"{file}: cannot be written: {error.strerror or error}") from None

@@ -21,11 +21,13 @@ from rich.markup import escape
 from outrider_netsim.cli.link_options import OpenLinkOptions
 from outrider_netsim.cli.terminal import errors
 from outrider_netsim.core.addresses import FREE_PORT, Address
+from outrider_netsim.core.async_resource import cancel_all
 from outrider_netsim.core.engine_names import WAYS, EngineChoice, EngineName, Way
 from outrider_netsim.core.errors import EngineError, ProfileError
 from outrider_netsim.link import Link
 from outrider_netsim.profiles.outages import Outage, OutageSwitch, parse_outage, run_outages
 from outrider_netsim.profiles.profile import Profile
+from outrider_netsim.profiles.trace_files import write_text
 
 
 class LinkControls:
@@ -110,9 +112,7 @@ async def announced_outages(
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
 
 
 async def _after_answer(controls: LinkControls, link: Link, outages: Sequence[Outage]) -> None:
@@ -130,7 +130,7 @@ async def reported(file: Path | None, controls: LinkControls, link: Link) -> Asy
     if file is None:
         yield added
         return
-    _write(file, "")
+    write_text(file, "", f"--report {file}")
     started = datetime.now(UTC)
     circumstances = {"command": sys.argv, "started": started.isoformat(), **_circumstances(link)}
     try:
@@ -140,8 +140,9 @@ async def reported(file: Path | None, controls: LinkControls, link: Link) -> Asy
         raise
     finally:
         took = {"seconds": (datetime.now(UTC) - started).total_seconds(), "changes": controls.changes}
+        report = {**circumstances, **took, **_counts(link), **added}
         try:
-            _write(file, json.dumps({**circumstances, **took, **_counts(link), **added}, indent=1) + "\n")
+            write_text(file, json.dumps(report, indent=1) + "\n", f"--report {file}")
         except ProfileError as error:  # the command has ended, and its status counts
             errors.print(f"outrider-netsim: {error}", soft_wrap=True, markup=False)
 
@@ -168,10 +169,3 @@ def _counts(link: Link) -> dict[str, object]:
     except EngineError as error:
         # The engine has ended by itself.
         return {"error": str(error)}
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ProfileError(f"--report {file}: cannot be written: {error.strerror or error}") from None

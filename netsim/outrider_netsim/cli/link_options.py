@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LINK_PANEL = "The link"
 TRAFFIC_PANEL = "The traffic"
+ADJUSTMENTS = ("delay", "jitter", "distribution", "loss", "rate", "queue", "in_order")
 
 _TIME_MS = {"us": 1e-3, "usec": 1e-3, "usecs": 1e-3, "ms": 1.0, "msec": 1.0, "msecs": 1.0}
 _TIME_MS |= {"s": 1e3, "sec": 1e3, "secs": 1e3}
@@ -94,8 +95,7 @@ class LinkOptions:
     @property
     def adjustments(self) -> dict[str, str | bool]:
         """What is given of the options that adjust a profile."""
-        names = ("delay", "jitter", "distribution", "loss", "rate", "queue", "in_order")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {name: value for name in ADJUSTMENTS if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,6 @@ class OpenLinkOptions(LinkOptions):
             metavar="FILE",
         ),
     ] = None
-
     trace: Annotated[
         tuple[str, ...],
         Flag(

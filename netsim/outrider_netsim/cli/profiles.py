@@ -10,8 +10,6 @@ import typer
 from outrider_netsim.cli.terminal import console
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from outrider_netsim.profiles.profile import Direction, Profile
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99, 0.999)
@@ -47,6 +45,8 @@ def show(
     toml: Annotated[bool, typer.Option("--toml", help="Print it as TOML, as a start for a file of your own.")] = False,
 ) -> None:
     """Describe a profile: delay, rate, loss, queue and order each way."""
+    from rich.table import Table
+
     from outrider_netsim.profiles.builtin import profile_named
     from outrider_netsim.profiles.profile_files import profile_text
 
@@ -54,7 +54,10 @@ def show(
     if toml:
         console.print(profile_text(shown), end="", markup=False, soft_wrap=True)
         return
-    console.print(_table(shown))
+    table, down = Table(shown.name, "up", "down"), _rows(shown.down)
+    for name, up in _rows(shown.up).items():
+        table.add_row(name, up, down[name])
+    console.print(table)
     for line in _notes(shown):
         console.print(line, markup=False, soft_wrap=True)
 
@@ -77,16 +80,6 @@ def _law(direction: Direction) -> str:
     # A table goes by the name of its file.
     symbol = SYMBOLS.get(str(direction.distribution)) or Path(str(direction.distribution)).stem
     return f"{direction.base_ms:g} + {symbol}({direction.delay_ms:g}, {direction.jitter_ms:g})"
-
-
-def _table(profile: Profile) -> Table:
-    from rich.table import Table
-
-    table = Table(profile.name, "up", "down")
-    down = _rows(profile.down)
-    for name, up in _rows(profile.up).items():
-        table.add_row(name, up, down[name])
-    return table
 
 
 def _rows(direction: Direction) -> dict[str, str]:

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider_netsim.cli.link_options import (
-    TRAFFIC_PANEL,
-    OpenLinkOptions,
-    introduction,
-    link_profile,
-    totals,
-)
+from outrider_netsim.cli.link_options import TRAFFIC_PANEL, OpenLinkOptions, introduction, link_profile, totals
 from outrider_netsim.cli.terminal import errors
 from outrider_netsim.core.addresses import Address, check_port, parse_address
 from outrider_netsim.core.engine_names import DEFAULT_UPSTREAM, PLACEHOLDER, WITH_NETWORK, EngineChoice, EngineName

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from outrider_netsim.cli.terminal import console
-
-if TYPE_CHECKING:
-    from outrider_netsim.profiles.traces import Trace
+from outrider_netsim.profiles.traces import OPPORTUNITY_BYTES, DeliveryTrace, Trace
 
 app = typer.Typer()
 trace_app = typer.Typer(help="Generate and check files of links that change over time.", no_args_is_help=True)
@@ -60,18 +59,31 @@ def check(
 
 
 def _print(name: str, trace: Trace) -> None:
-    from outrider_netsim.profiles.trace_summary import summary
-    from outrider_netsim.profiles.traces import DeliveryTrace
+    for line in described(name, trace):
+        console.print(line, markup=False, soft_wrap=True)
 
-    found = summary(trace)
-    kind = "opportunities" if isinstance(trace, DeliveryTrace) else "rows"
-    gap = "" if found.longest_gap_s is None else f", longest gap {found.longest_gap_s * 1000:g} ms"
-    console.print(f"{name}: {found.entries:,} {kind} in {found.duration_s:g} s{gap}", markup=False, soft_wrap=True)
-    for what, spread, unit in (
-        ("rate, Mbit/s", found.rate_bps, 1e-6),
-        ("delay, ms", found.delay_ms, 1),
-        ("loss, %", found.loss, 100),
-    ):
-        if spread is not None:
-            least, mean, most = (f"{value * unit:.3g}" for value in (spread.least, spread.mean, spread.most))
-            console.print(f"  {what:13} least {least:>8}   mean {mean:>8}   most {most:>8}")
+
+def described(name: str, trace: Trace) -> Iterator[str]:
+    """Yield lines about a trace: its length, and least, mean and most of what it has over its time."""
+    import numpy as np
+
+    if isinstance(trace, DeliveryTrace):
+        at_ms, seconds = np.asarray(trace.at_ms, dtype=np.int64), trace.period_ms // 1000
+        gap_ms = np.diff(at_ms, prepend=0).max()  # the first one goes across the repetition
+        yield f"{name}: {len(at_ms):,} opportunities in {trace.period_ms / 1000:g} s, longest gap {gap_ms:g} ms"
+        mean = trace.mean_rate_bps / 1e6
+        # By the second, without a partial last one.
+        rates = np.bincount(at_ms // 1000)[:seconds] * (OPPORTUNITY_BYTES * 8 / 1e6) if seconds else np.array([mean])
+        yield _spread("rate, Mbit/s", rates.min(), mean, rates.max())
+        return
+    yield f"{name}: {len(trace.times_s):,} rows in {trace.period_s:g} s"
+    spans = np.diff(np.asarray(trace.times_s), append=trace.period_s)
+    columns = {"rate, Mbit/s": (trace.rate_bps, 1e-6), "delay, ms": (trace.delay_ms, 1), "loss, %": (trace.loss, 100)}
+    for what, (column, unit) in columns.items():
+        if column is not None:
+            values = np.asarray(column) * unit
+            yield _spread(what, values.min(), float(np.average(values, weights=spans)), values.max())
+
+
+def _spread(what: str, least: float, mean: float, most: float) -> str:
+    return f"  {what:13} least {least:>8.3g}   mean {mean:>8.3g}   most {most:>8.3g}"

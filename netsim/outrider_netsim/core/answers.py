@@ -13,18 +13,8 @@ SETTINGS_FRAME, DATA_FRAME = 4, 0  # a server's first frame is SETTINGS, of a fe
 FULL_FRAME_BYTES = 16_384  # goes on in the next one
 
 
-class AnswerWatch:
-    """Sets `begun` with the first byte of an answer on any of a link's connections."""
-
-    def __init__(self) -> None:
-        self.begun = asyncio.Event()
-
-    def connection(self) -> AnswerReader:
-        return AnswerReader(self.begun)
-
-
 class AnswerReader:
-    """Reads what a server sends over one connection."""
+    """Reads what a server sends over one connection, and sets `begun` with the first byte of an answer."""
 
     def __init__(self, begun: asyncio.Event) -> None:
         self._begun = begun

@@ -7,7 +7,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 class AsyncResource(ABC):
@@ -42,6 +42,11 @@ async def close_server(server: asyncio.Server, tasks: Collection[asyncio.Task[No
     for _ in range(2):
         await asyncio.sleep(0)
     server.close()
+    await cancel_all(tasks)
+
+
+async def cancel_all(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for their ends, whatever these are."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

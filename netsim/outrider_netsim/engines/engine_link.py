@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from outrider_netsim.core.addresses import FREE_PORT, Address, check_port
-from outrider_netsim.core.answers import AnswerWatch
 from outrider_netsim.core.async_resource import AsyncResource
 from outrider_netsim.core.engine_names import DEFAULT_CONGESTION, WAYS, EngineName, Way
 from outrider_netsim.impairments.path import LinkStats
@@ -47,12 +48,14 @@ class EngineLink(AsyncResource):
     """
 
     engine: ClassVar[EngineName]
+    namespaces: Namespaces | None = None  # of the link's two ends, if it has such
+    stayed: Mapping[int, int] = MappingProxyType({})  # connections that did not pass, by their port on A's own loopback
 
     def __init__(self, plan: LinkPlan) -> None:
         self.plan = plan
         self.profile = plan.profile
         self.cut_ways: frozenset[Way] = frozenset()  # between `cut` and `restore`; planned outages do not count
-        self.answers = AnswerWatch()
+        self.answer_begun = asyncio.Event()  # of a server, on any connection
 
     @property
     @abstractmethod
@@ -63,19 +66,9 @@ class EngineLink(AsyncResource):
     def seed_is_honoured(self) -> bool:
         return True
 
-    @property
-    def namespaces(self) -> Namespaces | None:
-        """The namespaces of the link's two ends, if it has such."""
-        return None
-
     def watches(self) -> list[Coroutine[None, None, None]]:
         """Return what waits for a part of the running engine to end by itself, and then raises EngineError."""
         return []
-
-    @property
-    def stayed(self) -> Mapping[int, int]:
-        """Connections of commands that did not pass the link, by the port on their side's own loopback."""
-        return {}
 
     @property
     @abstractmethod
@@ -94,10 +87,6 @@ class EngineLink(AsyncResource):
     def restore(self, ways: Sequence[Way] = WAYS) -> None:
         """Undo `cut`; planned outages stay. TCP delivers with its next retransmission."""
         self.set_cut(self.cut_ways.difference(ways))
-
-    @property
-    def is_cut(self) -> bool:
-        return bool(self.cut_ways)
 
     @abstractmethod
     def set_cut(self, ways: frozenset[Way]) -> None:

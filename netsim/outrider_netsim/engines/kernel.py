@@ -16,13 +16,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 
+from outrider_netsim.core.async_resource import cancel_all
 from outrider_netsim.core.engine_names import Way
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.namespace_link import NamespaceLink
 from outrider_netsim.engines.netem import QdiscConfig, qdisc_config
 from outrider_netsim.engines.shaped_pair import SIDES, QdiscCounters, ShapedPair
-from outrider_netsim.impairments import DelayDraws
+from outrider_netsim.impairments.delay import DelayDraws
 from outrider_netsim.impairments.path import LinkStats, PathStats, direction_in_row
 from outrider_netsim.namespaces.interfaces import Side
 from outrider_netsim.profiles.outages import OutageSwitch, run_outages
@@ -56,12 +57,9 @@ class KernelLink(NamespaceLink):
 
     async def aclose(self) -> None:
         """Reset all connections, end the command and the namespaces; safe to call twice."""
-        await _end(self._plans)
-        await _end(self._followers)
+        await cancel_all([*self._plans, *self._followers])
         await self._close_splices()
-        if self._pair is not None:
-            self._pair.close()
-            self._pair = None
+        self._pair = None
         await self.namespaces.aclose()
 
     @property
@@ -98,7 +96,7 @@ class KernelLink(NamespaceLink):
 
     async def _make_link(self) -> None:
         shapings = await asyncio.to_thread(self._shapings, self.profile)
-        self._pair = await ShapedPair.make(self.namespaces, *shapings)
+        self._pair = ShapedPair(self._clients, *shapings)
 
     def _shapings(self, profile: Profile) -> tuple[QdiscConfig, QdiscConfig]:
         """Return the qdiscs of both directions. Raises EngineError before either is changed."""
@@ -249,16 +247,9 @@ class KernelLane:
 
 def check_traces(profile: Profile) -> None:
     """Raise EngineError for a trace that netem cannot follow."""
-    for way, direction in (("up", profile.up), ("down", profile.down)):
+    for way, direction in profile.directions.items():
         if isinstance(direction.trace, DeliveryTrace):
             raise EngineError(
                 f"{way}.trace {direction.trace.name!r}: netem cannot send at the milliseconds of a Mahimahi trace, "
                 "use --engine tun"
             )
-
-
-async def _end(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    tasks.clear()

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 
 from outrider_netsim.core.addresses import ADDRESS_VARIABLE, Address
+from outrider_netsim.core.answers import AnswerReader
+from outrider_netsim.core.async_resource import cancel_all
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.engines.engine_link import EngineLink, LinkPlan
+from outrider_netsim.engines.rtnetlink import NetlinkClient
 from outrider_netsim.engines.steering import LOOPBACK, Steering
-from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, listening_ports
+from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, Side, listening_ports
 from outrider_netsim.namespaces.namespaces import Namespaces
 from outrider_netsim.namespaces.tcp_splice import SpliceLeg, TcpSplice, dial_locally, dial_with, local_listener
 
@@ -26,25 +30,33 @@ FOLLOW_EVERY_S = 0.5
 class NamespaceLink(EngineLink):
     """Owns the namespaces and the splices into them, which open once the engine's own link is up."""
 
+    namespaces: Namespaces
+
     def __init__(self, plan: LinkPlan) -> None:
         super().__init__(plan)
         self._address: Address | None = None
-        self._namespaces = Namespaces()
+        self.namespaces = Namespaces()
+        self._clients: dict[Side, NetlinkClient] = {}  # one in each
         self._steering: Steering | None = None
         self._near: TcpSplice | None = None  # accepts clients of this network
         self._far: dict[int, TcpSplice] = {}  # in B, by the port that A's loopback has, too
         self._servers: dict[int, Address] = {}  # by the same port
-        self._accepted = 0
+        self._connections = 0  # over the link, that a server has accepted
         self._followed: dict[int, bool] = {}  # ports that nobody asked for; whether they lead over the link
 
     async def start(self) -> None:
         try:
-            await self._namespaces.start()
+            await self.namespaces.start()
             for side in LINK_ADDRESSES:
                 function = "outrider_netsim.namespaces.interfaces:set_up_tcp"
-                await self._namespaces.call(side, function, congestion=self.plan.congestion)
+                await self.namespaces.call(side, function, congestion=self.plan.congestion)
+                opened = await self.namespaces.call(side, f"{NetlinkClient.__module__}:open_netlink")
+                self._clients[side] = NetlinkClient(socket.socket(fileno=opened))
             await self._make_link()
-            self._steering = await Steering.start(self._namespaces, self.plan.congestion, self._ask_server)
+            self._steering = await Steering.start(
+                self.namespaces, self._clients, self.plan.congestion, self._ask_server
+            )
+            self.stayed = self._steering.stayed
             await self._lead(self._steering, self.plan.upstream)
             listener = local_listener(*self.plan.listen)
             self._address = Address(*listener.getsockname()[:2])
@@ -59,10 +71,6 @@ class NamespaceLink(EngineLink):
         if self._address is None:
             raise RuntimeError("the link is not started: use `async with`")
         return str(self._address)
-
-    @property
-    def namespaces(self) -> Namespaces:
-        return self._namespaces
 
     async def run(
         self, argv: Sequence[str], upstreams: Sequence[Address] = (), environments: Sequence[Mapping[str, str]] = ({},)
@@ -79,14 +87,10 @@ class NamespaceLink(EngineLink):
             await self._lead(self._steering, server)
         variables = {ADDRESS_VARIABLE: str(Address(LOOPBACK, servers[0].port))}
         async with self._following(self._steering):
-            return await self._namespaces.run_copies(argv, [{**variables, **env} for env in environments])
+            return await self.namespaces.run(argv, [{**variables, **env} for env in environments])
 
     def watches(self) -> list[Coroutine[None, None, None]]:
-        return [self._namespaces.watch()]
-
-    @property
-    def stayed(self) -> Mapping[int, int]:
-        return {} if self._steering is None else self._steering.stayed
+        return [self.namespaces.watch()]
 
     @property
     def is_sending(self) -> bool:
@@ -97,24 +101,21 @@ class NamespaceLink(EngineLink):
     async def _make_link(self) -> None:
         """Connect 10.77.0.1 in A and 10.77.0.2 in B. Raises EngineError."""
 
-    @property
-    def _connections(self) -> int:
-        """Number of connections over the link that a server has accepted."""
-        return self._accepted
-
     def _ignore_clients(self, is_cut: bool) -> None:
         """Let new connections to the link's address hang, or no more; the link itself stalls all others."""
         if self._near is not None:
-            self._near.ignore_connections() if is_cut else self._near.accept_connections()
+            self._near.ignore_connections(ignored=is_cut)
 
     async def _close_splices(self) -> None:
-        """Reset all connections; the namespaces stay. Safe to call twice."""
+        """Reset all connections and close the netlink sockets; the namespaces stay. Safe to call twice."""
         for splice in (self._near, *self._far.values()):
             if splice is not None:
                 await splice.aclose()
         if self._steering is not None:
             await self._steering.aclose()
             self._steering = None
+        for client in self._clients.values():
+            client.close()
 
     async def _lead(self, steering: Steering, server: Address) -> None:
         """Lead A's loopback at the server's own port to it, so that commands there need no new address."""
@@ -131,10 +132,10 @@ class NamespaceLink(EngineLink):
                 "apart by their ports: give one of them another port"
             )
         if port not in self._far:
-            listener = await self._namespaces.listener("B", LOOPBACK, port, congestion=self.plan.congestion)
+            listener = await self.namespaces.listener("B", LOOPBACK, port, congestion=self.plan.congestion)
             self._far[port] = TcpSplice(
                 listener,
-                lambda client: self._admitted(steering, (client, port)),
+                lambda client: steering.leg((client, port)),
                 lambda client: steering.forget((client, port)),
             )
             await self._far[port].start()
@@ -148,8 +149,7 @@ class NamespaceLink(EngineLink):
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel_all([task])
 
     async def _keep_following(self, steering: Steering) -> None:
         while True:
@@ -158,7 +158,7 @@ class NamespaceLink(EngineLink):
 
     async def _follow_ports(self, steering: Steering) -> None:
         function = f"{listening_ports.__module__}:{listening_ports.__name__}"
-        inside = {int(port) for port in await self._namespaces.call("A", function)}
+        inside = {int(port) for port in await self.namespaces.call("A", function)}
         for port, host in listening_ports().items():
             if port not in self._servers and port not in inside and self.address != str(Address(host, port)):
                 with contextlib.suppress(OSError):
@@ -171,14 +171,11 @@ class NamespaceLink(EngineLink):
                 self._followed[port] = not is_led
 
     async def _cross(self, _client: int) -> SpliceLeg:
-        near = await self._namespaces.socket("A", congestion=self.plan.congestion)
+        near = await self.namespaces.socket("A", congestion=self.plan.congestion)
         return await dial_with(near, LOOPBACK, self.plan.upstream.port)
-
-    async def _admitted(self, steering: Steering, ports: tuple[int, int]) -> SpliceLeg:
-        return steering.take(ports) or await self._ask_server(ports[1])
 
     async def _ask_server(self, port: int) -> SpliceLeg:
         leg = await dial_locally(*self._servers[port])
-        leg.answers = self.answers.connection()
-        self._accepted += 1
+        leg.answers = AnswerReader(self.answer_begun)
+        self._connections += 1
         return leg

@@ -66,27 +66,13 @@ class DelayTable:
 
 
 @dataclass(frozen=True, slots=True)
-class BurstLoss:
-    """struct tc_netem_gemodel, in units of 1 / (2^32 - 1).
-
-    `h` is the share that passes in the bad state, `k1` the share lost in the good one: `tc` takes both the
-    other way round.
-    """
-
-    p: int
-    r: int
-    h: int
-    k1: int
-
-
-@dataclass(frozen=True, slots=True)
 class Netem:
     """One netem qdisc. `rate_bytes` is per second; with 0, no rate, packets may overtake each other."""
 
     limit: int
     delay: DelayTable
     loss: int  # share of 2^32 - 1
-    bursts: BurstLoss | None
+    bursts: Bursts | None
     rate_bytes: int
     seed: int
     duplicate: int = 0  # share of 2^32 - 1, as is `corrupt`
@@ -148,7 +134,7 @@ def qdisc_config(
         limit=MAX_QUEUE_PACKETS if holds else packets,
         delay=delay,
         loss=LOSS_ALL if is_cut else share_of_u32(direction.loss),
-        bursts=_burst_loss(direction.bursts) if direction.bursts and not is_cut and delay_s is None else None,
+        bursts=direction.bursts if not is_cut and delay_s is None else None,
         rate_bytes=_bytes_a_second(netem_bps) if ordered else 0,
         seed=seed,
         duplicate=share_of_u32(direction.duplicate),
@@ -191,14 +177,7 @@ def delay_table(distribution: Distribution, delay_ms: float, jitter_ms: float, b
 
 def _losses(bursts: Bursts, seed: int) -> Netem:
     """Return a netem that loses packets in bursts and does nothing else."""
-    return Netem(MAX_QUEUE_PACKETS, DelayTable(0, 0, ()), 0, _burst_loss(bursts), 0, seed)
-
-
-def _burst_loss(bursts: Bursts) -> BurstLoss:
-    """Translate bursts to netem's Gilbert-Elliott model."""
-    # The kernel draws the loss in the state left by the packet before: its chain runs one packet late, by the same law.
-    share = share_of_u32
-    return BurstLoss(p=share(bursts.p), r=share(bursts.r), h=share(1 - bursts.bad), k1=share(bursts.good))
+    return Netem(MAX_QUEUE_PACKETS, DelayTable(0, 0, ()), 0, bursts, 0, seed)
 
 
 def _buffer(direction: Direction, *, holds: bool) -> BufferQdisc | None:

@@ -22,7 +22,7 @@ from typing import Literal, assert_never
 from outrider_netsim.core.engine_names import Way
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.engine_link import LinkPlan
-from outrider_netsim.impairments import Packet
+from outrider_netsim.impairments.packet import Packet
 from outrider_netsim.impairments.path import Path
 from outrider_netsim.namespaces import syscalls
 from outrider_netsim.namespaces.processes import die_with_parent
@@ -66,10 +66,9 @@ class PumpLane:
 class PacketPump:
     """Serves both lanes and the parent's requests."""
 
-    def __init__(self, channel: Connection, up: PumpLane, down: PumpLane, recorder: FileRecorder | None) -> None:
+    def __init__(self, channel: Connection, lanes: dict[Way, PumpLane], recorder: FileRecorder | None) -> None:
         self._channel = channel
-        self._up = up
-        self._down = down
+        self._lanes = lanes
         self._recorder = recorder
 
     def close(self) -> None:
@@ -79,7 +78,7 @@ class PacketPump:
 
     def serve(self) -> None:
         """Run until the parent closes the channel, which raises EOFError or ConnectionError."""
-        lanes = (self._up, self._down)
+        lanes = tuple(self._lanes.values())
         sources = [self._channel.fileno(), *(lane.source for lane in lanes)]
         while True:
             ready, _, _ = select.select(sources, [], [], self._wait_s())
@@ -92,7 +91,7 @@ class PacketPump:
                 lane.deliver()
 
     def _wait_s(self) -> float | None:
-        due = min((due for lane in (self._up, self._down) if (due := lane.path.next_event()) is not None), default=None)
+        due = min((due for lane in self._lanes.values() if (due := lane.path.next_event()) is not None), default=None)
         return None if due is None else max(0.0, due - time.monotonic() - WAKE_EARLY_S)
 
     def _handle(self) -> None:
@@ -100,13 +99,13 @@ class PacketPump:
         request: PumpRequest = self._channel.recv()
         match request:
             case Profile():
-                self._up.path.set(request.up, now)
-                self._down.path.set(request.down, now)
+                for way, direction in request.directions.items():
+                    self._lanes[way].path.set(direction, now)
             case frozenset():
-                for way, lane in (("up", self._up), ("down", self._down)):
-                    lane.path.cut(now) if way in request else lane.path.restore(now)
+                for way, lane in self._lanes.items():
+                    lane.path.outages.is_cut = way in request
             case "stats":
-                self._channel.send((self._up.path.stats, self._down.path.stats))
+                self._channel.send([lane.path.stats for lane in self._lanes.values()])
             case _:
                 assert_never(request)
 
@@ -119,15 +118,17 @@ def start(channel: Connection, a: int, b: int) -> PacketPump:
     """Build the pump from the parent's LinkPlan, and say that it starts. Raises EOFError when the parent has gone."""
     plan: LinkPlan = channel.recv()
     profile, now = plan.profile, time.monotonic()
-    up = Path(profile.up, f"{plan.seed}/up", profile.outages_of("up"), started_at=now)
-    down = Path(profile.down, f"{plan.seed}/down", profile.outages_of("down"), started_at=now)
+    up, down = (
+        Path(direction, f"{plan.seed}/{way}", profile.outages_of(way), started_at=now)
+        for way, direction in profile.directions.items()
+    )
     recorder = None
     if plan.recording:
         recorder = FileRecorder(plan.recording, now, f"{profile.name}, seed {plan.seed}, engine tun")
         up.observe(recorder.up)
         down.observe(recorder.down)
     channel.send("started")
-    return PacketPump(channel, PumpLane(a, b, up), PumpLane(b, a, down), recorder)
+    return PacketPump(channel, {"up": PumpLane(a, b, up), "down": PumpLane(b, a, down)}, recorder)
 
 
 def _be_prompt() -> None:

@@ -13,6 +13,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Coroutine, Mapping, Sequence
 
 from outrider_netsim.core.addresses import ADDRESS_VARIABLE, Address
+from outrider_netsim.core.answers import AnswerReader
 from outrider_netsim.core.async_resource import close_server
 from outrider_netsim.core.engine_names import Way
 from outrider_netsim.core.errors import EngineError, ProfileError
@@ -21,7 +22,7 @@ from outrider_netsim.engines.engine_link import EngineLink, LinkPlan
 from outrider_netsim.engines.link_clock import LinkClock
 from outrider_netsim.engines.relay import RelayEnd, relay
 from outrider_netsim.impairments.path import LinkStats
-from outrider_netsim.namespaces.blackhole import accept_connections, ignore_connections
+from outrider_netsim.namespaces.blackhole import ignore_connections
 from outrider_netsim.namespaces.command import run_copies
 from outrider_netsim.profiles.outages import OutageSwitch, run_outages
 from outrider_netsim.profiles.profile import Profile
@@ -122,11 +123,11 @@ class ProxyLink(EngineLink):
         self._switch(self.cut_ways, out)
 
     def _switch(self, cut: frozenset[Way], out: frozenset[Way]) -> None:
-        (ignore_connections if cut or out else accept_connections)(self._listener)
+        ignore_connections(self._listener, ignored=bool(cut or out))
         self.cut_ways, self._out_ways = cut, out
 
     def _accept(self, reader: StreamReader, writer: StreamWriter) -> None:
-        there = RelayEnd(self.answers.connection())
+        there = RelayEnd(AnswerReader(self.answer_begun))
         task = asyncio.get_running_loop().create_task(
             relay((reader, writer), there, self.plan.upstream, self._link, self._clock)
         )

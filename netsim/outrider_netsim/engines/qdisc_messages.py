@@ -8,28 +8,23 @@ which the kernel refuses (ERANGE); its tbf has no RATE64 and no burst in bytes. 
 from __future__ import annotations
 
 import struct
-from dataclasses import asdict
 from typing import Any, ClassVar
 
 from pyroute2.netlink import NLA_F_NESTED, nla, nlmsg
-from pyroute2.netlink.rtnl.tcmsg import sched_netem, sched_tbf, tcmsg
+from pyroute2.netlink.rtnl.tcmsg import sched_netem, sched_pfifo, sched_tbf, tcmsg
 
-from outrider_netsim.engines.netem import BufferKind, BufferQdisc, Netem, Tbf
+from outrider_netsim.engines.netem import U32_MAX, BufferKind, BufferQdisc, Netem, Tbf, share_of_u32
 from outrider_netsim.impairments.buffer import INTERVAL_S, TARGET_S
 
 TC_H_ROOT = 0xFFFF_FFFF
 TBF_HANDLE, NETEM_PARENT, NETEM_HANDLE = 0x1_0000, 0x1_0001, 0x10_0000  # 1:, 1:1 and 10:
 LOSSES_PARENT, LOSSES_HANDLE = 0x10_0001, 0x30_0000  # 10:1 and 30:
 # One for each kind: the kernel refuses another kind under the handle of a running qdisc.
-BUFFER_HANDLES: dict[BufferKind, int] = {
-    **{"bfifo": 0x20_0000, "plug": 0x21_0000},
-    **{"codel": 0x22_0000, "fq_codel": 0x23_0000},
-}
+BUFFER_HANDLES: dict[BufferKind, int] = {"bfifo": 0x20_0000, "plug": 0x21_0000}
+BUFFER_HANDLES |= {"codel": 0x22_0000, "fq_codel": 0x23_0000}
 TCQ_PLUG_BUFFER, TCQ_PLUG_RELEASE_INDEFINITE, TCQ_PLUG_LIMIT = 0, 2, 3  # struct tc_plug_qopt's actions
 CODEL_TARGET_US, CODEL_INTERVAL_US = round(TARGET_S * 1e6), round(INTERVAL_S * 1e6)
 LINKLAYER_ETHERNET = 1
-NO_SLOT_LIMITS = dict.fromkeys(("max_packets", "max_bytes", "dist_delay", "dist_jitter"), 0)
-U32_MAX = 2**32 - 1
 NS_PER_TICK = 64  # PSCHED_SHIFT 6
 # tcmsg, TCA_KIND, the head of TCA_OPTIONS, tc_netem_qopt, and the attributes LATENCY64 and PRNG_SEED.
 NETEM_OPTIONS_AT = 32  # where TCA_OPTIONS begins
@@ -37,35 +32,27 @@ TCA_KIND, TCA_OPTIONS, TCA_NETEM_LATENCY64, TCA_NETEM_PRNG_SEED = 1, 2, 10, 14
 NETEM_DELAY_CHANGE = struct.Struct("=B3xiIII HH6s2x HH 6I HHq HHQ")
 
 Fields = tuple[tuple[str, str], ...]
-NlaMap = tuple[tuple[str, str], ...]
+NlaMap = tuple[tuple[int, str, str], ...]
 
 
 # Not a subclass of pyroute2's class, here and below: on first use pyroute2 stores a compiled attribute map in a class,
 # which a subclass would inherit in place of its own.
 class NetemOptions(nla):  # type: ignore[misc]  # pyroute2 ships no types
-    """struct tc_netem_qopt and the attributes 1 to 14 behind it."""
+    """struct tc_netem_qopt and the attributes behind it that we send; fields that are not given are 0."""
 
     fields: ClassVar[Fields] = sched_netem.options.fields
-    netem_corr = sched_netem.options.netem_corr
-    netem_reorder = sched_netem.options.netem_reorder
     netem_corrupt = sched_netem.options.netem_corrupt
     netem_rate = sched_netem.options.netem_rate
     nla_map: ClassVar[NlaMap] = (
-        ("TCA_NETEM_UNSPEC", "none"),
-        ("TCA_NETEM_CORR", "netem_corr"),
-        ("TCA_NETEM_DELAY_DIST", "array(int16)"),
-        ("TCA_NETEM_REORDER", "netem_reorder"),
-        ("TCA_NETEM_CORRUPT", "netem_corrupt"),
-        ("TCA_NETEM_LOSS", "netem_loss"),
-        ("TCA_NETEM_RATE", "netem_rate"),
-        ("TCA_NETEM_ECN", "uint32"),
-        ("TCA_NETEM_RATE64", "uint64"),
-        ("TCA_NETEM_PAD", "hex"),
-        ("TCA_NETEM_LATENCY64", "int64"),
-        ("TCA_NETEM_JITTER64", "int64"),
-        ("TCA_NETEM_SLOT", "netem_slot"),
-        ("TCA_NETEM_SLOT_DIST", "hex"),
-        ("TCA_NETEM_PRNG_SEED", "uint64"),
+        (2, "TCA_NETEM_DELAY_DIST", "array(int16)"),
+        (4, "TCA_NETEM_CORRUPT", "netem_corrupt"),
+        (5, "TCA_NETEM_LOSS", "netem_loss"),
+        (6, "TCA_NETEM_RATE", "netem_rate"),
+        (8, "TCA_NETEM_RATE64", "uint64"),
+        (10, "TCA_NETEM_LATENCY64", "int64"),
+        (11, "TCA_NETEM_JITTER64", "int64"),
+        (12, "TCA_NETEM_SLOT", "netem_slot"),
+        (14, "TCA_NETEM_PRNG_SEED", "uint64"),
     )
 
     class int16(nla):  # type: ignore[misc]  # pyroute2 finds the element of an array by this name
@@ -80,17 +67,10 @@ class NetemOptions(nla):  # type: ignore[misc]  # pyroute2 ships no types
         )
 
     class netem_loss(nla):  # type: ignore[misc]  # pyroute2 has no types
-        """One of two loss models; without this attribute losses are independent."""
+        """A loss model; without this attribute losses are independent."""
 
         nla_flags: ClassVar[int] = NLA_F_NESTED
-        nla_map: ClassVar[NlaMap] = (
-            ("NETEM_LOSS_UNSPEC", "none"),
-            ("NETEM_LOSS_GI", "gimodel"),
-            ("NETEM_LOSS_GE", "gemodel"),
-        )
-
-        class gimodel(nla):  # type: ignore[misc]  # pyroute2 has no types
-            fields: ClassVar[Fields] = (("p13", "I"), ("p31", "I"), ("p32", "I"), ("p14", "I"), ("p23", "I"))
+        nla_map: ClassVar[NlaMap] = ((2, "NETEM_LOSS_GE", "gemodel"),)
 
         class gemodel(nla):  # type: ignore[misc]  # pyroute2 has no types
             fields: ClassVar[Fields] = (("p", "I"), ("r", "I"), ("h", "I"), ("k1", "I"))
@@ -100,15 +80,9 @@ class TbfOptions(nla):  # type: ignore[misc]  # pyroute2 has no types
     """tbf without rate tables: for a known link layer the kernel computes times itself (since 3.8)."""
 
     nla_map: ClassVar[NlaMap] = (
-        ("TCA_TBF_UNSPEC", "none"),
-        ("TCA_TBF_PARMS", "tbf_parms"),
-        ("TCA_TBF_RTAB", "hex"),
-        ("TCA_TBF_PTAB", "hex"),
-        ("TCA_TBF_RATE64", "uint64"),
-        ("TCA_TBF_PRATE64", "uint64"),
-        ("TCA_TBF_BURST", "uint32"),
-        ("TCA_TBF_PBURST", "uint32"),
-        ("TCA_TBF_PAD", "hex"),
+        (1, "TCA_TBF_PARMS", "tbf_parms"),
+        (4, "TCA_TBF_RATE64", "uint64"),
+        (6, "TCA_TBF_BURST", "uint32"),
     )
 
     class tbf_parms(nla):  # type: ignore[misc]  # pyroute2 has no types
@@ -117,34 +91,23 @@ class TbfOptions(nla):  # type: ignore[misc]  # pyroute2 has no types
         fields: ClassVar[Fields] = sched_tbf.options.tbf_parms.fields
 
 
-class FifoOptions(nla):  # type: ignore[misc]  # pyroute2 ships no types
-    """struct tc_fifo_qopt."""
-
-    fields: ClassVar[Fields] = (("limit", "I"),)
-
-
 class QdiscMessage(nlmsg):  # type: ignore[misc]  # pyroute2 has no types
     """struct tcmsg: an RTM_*QDISC message with our options for netem, tbf and bfifo, pyroute2's for other kinds."""
 
     prefix = tcmsg.prefix
     fields: ClassVar[Fields] = tcmsg.fields
-    nla_map: ClassVar[NlaMap] = tcmsg.nla_map
-    stats = tcmsg.stats
+    nla_map: ClassVar[NlaMap] = (
+        (1, "TCA_KIND", "asciiz"),
+        (2, "TCA_OPTIONS", "get_options"),
+        (7, "TCA_STATS2", "get_stats2"),
+    )
     get_plugin = tcmsg.get_plugin
-    get_xstats = staticmethod(tcmsg.get_xstats)
     get_stats2 = staticmethod(tcmsg.get_stats2)
 
     @staticmethod
     def get_options(message: Any, *args: Any, **kwargs: Any) -> Any:  # as pyroute2 calls it
-        match message.get_attr("TCA_KIND"):
-            case "netem":
-                return NetemOptions
-            case "tbf":
-                return TbfOptions
-            case "bfifo":
-                return FifoOptions
-            case _:
-                return tcmsg.get_options(message, *args, **kwargs)
+        ours = {"netem": NetemOptions, "tbf": TbfOptions, "bfifo": sched_pfifo.options}
+        return ours.get(message.get_attr("TCA_KIND")) or tcmsg.get_options(message, *args, **kwargs)
 
 
 def netem_message(index: int, netem: Netem, handle: int = NETEM_HANDLE, parent: int = NETEM_PARENT) -> QdiscMessage:
@@ -157,26 +120,31 @@ def netem_message(index: int, netem: Netem, handle: int = NETEM_HANDLE, parent: 
         "jitter": min(delay.jitter_ns // NS_PER_TICK, U32_MAX),
         "limit": netem.limit,
         "loss": netem.loss,
-        "gap": 0,
         "duplicate": netem.duplicate,
     }
     attributes: list[tuple[str, object]] = [
         ("TCA_NETEM_LATENCY64", delay.latency_ns),
         ("TCA_NETEM_JITTER64", delay.jitter_ns),
-        ("TCA_NETEM_CORRUPT", {"prob_corrupt": netem.corrupt, "corr_corrupt": 0}),
-        ("TCA_NETEM_RATE", _netem_rate(netem.rate_bytes)),
+        ("TCA_NETEM_CORRUPT", {"prob_corrupt": netem.corrupt}),
+        # The larger of this and RATE64 counts.
+        ("TCA_NETEM_RATE", {"rate": min(netem.rate_bytes, U32_MAX)}),
         # Kernels before 6.6 skip it.
         ("TCA_NETEM_PRNG_SEED", netem.seed),
         # No number of packets or bytes ends a slot: 0 stands for the largest.
-        ("TCA_NETEM_SLOT", {"min_delay": netem.slot_ns, "max_delay": netem.slot_ns, **NO_SLOT_LIMITS}),
+        ("TCA_NETEM_SLOT", {"min_delay": netem.slot_ns, "max_delay": netem.slot_ns}),
     ]
     if netem.rate_bytes > U32_MAX:
         attributes.append(("TCA_NETEM_RATE64", netem.rate_bytes))
     if delay.entries:
         attributes.append(("TCA_NETEM_DELAY_DIST", delay.entries))
     # The one thing that a change does not keep: without the attribute losses are independent again.
-    if netem.bursts:
-        attributes.append(("TCA_NETEM_LOSS", {"attrs": [("NETEM_LOSS_GE", asdict(netem.bursts))]}))
+    if bursts := netem.bursts:
+        # struct tc_netem_gemodel: the share that passes in the bad state, and the one lost in the good state, which tc
+        # takes the other way round. The kernel draws the loss in the state left by the packet before: its chain runs
+        # one packet late, by the same law.
+        shares = {"p": bursts.p, "r": bursts.r, "h": 1 - bursts.bad, "k1": bursts.good}
+        model = {name: share_of_u32(share) for name, share in shares.items()}
+        attributes.append(("TCA_NETEM_LOSS", {"attrs": [("NETEM_LOSS_GE", model)]}))
     return _message("netem", index, handle, parent, fields | {"attrs": attributes})
 
 
@@ -211,11 +179,6 @@ def tbf_message(index: int, tbf: Tbf) -> QdiscMessage:
     return _message("tbf", index, TBF_HANDLE, TC_H_ROOT, {"attrs": attributes})
 
 
-def losses_message(index: int, losses: Netem) -> QdiscMessage:
-    """Build the second netem, in the first one, on interface `index`."""
-    return netem_message(index, losses, LOSSES_HANDLE, LOSSES_PARENT)
-
-
 def buffer_message(index: int, buffer: BufferQdisc, *, behind_losses: bool) -> QdiscMessage:
     """Build the qdisc in the last netem on interface `index`."""
     parent = (LOSSES_HANDLE if behind_losses else NETEM_HANDLE) + 1
@@ -232,17 +195,12 @@ def buffer_message(index: int, buffer: BufferQdisc, *, behind_losses: bool) -> Q
 def plug_message(index: int, *, is_held: bool) -> QdiscMessage:
     """Build a message that stops or starts the plug on interface `index`, which is stopped when new."""
     action = TCQ_PLUG_BUFFER if is_held else TCQ_PLUG_RELEASE_INDEFINITE
-    return _message("plug", index, BUFFER_HANDLES["plug"], 0, {"action": action, "limit": 0})
+    return _message("plug", index, BUFFER_HANDLES["plug"], 0, {"action": action})
 
 
 def no_child_message(index: int) -> QdiscMessage:
     """Build a message that deletes what is in the first netem, with its packets."""
     return _addressed(index, 0, LOSSES_PARENT)
-
-
-def _netem_rate(rate_bytes: int) -> dict[str, int]:
-    # The larger of this and RATE64 counts.
-    return {"rate": min(rate_bytes, U32_MAX), "packet_overhead": 0, "cell_size": 0, "cell_overhead": 0}
 
 
 def _message(kind: str, index: int, handle: int, parent: int, options: dict[str, object]) -> QdiscMessage:

@@ -101,7 +101,7 @@ class RelayEnd(TcpUser):
                 data = await reader.read(READ_BYTES)
             except OSError:
                 with clock.present():
-                    self._abandon()
+                    self.abandon()
                 return
             with clock.present():
                 self._send(data)
@@ -109,12 +109,7 @@ class RelayEnd(TcpUser):
                 return
             await self._wait_for_room()
 
-    def drop(self, clock: LinkClock) -> None:
-        """Reset the modeled connection: there is no real one."""
-        with clock.present():
-            self._abandon()
-
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """Reset the modeled connection, as a kernel does when the program is gone."""
         assert self._endpoint is not None
         self._endpoint.reset()
@@ -147,7 +142,7 @@ class RelayEnd(TcpUser):
         if self._writer is None:
             self._waiting.append(data)
         elif self._writer.is_closing():
-            self._abandon()
+            self.abandon()
         else:
             self._writer.write(data)
 
@@ -199,7 +194,8 @@ async def _serve_upstream(end: RelayEnd, upstream: Address, clock: LinkClock) ->
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(sock=await connected_socket(*upstream))
     except (OSError, TimeoutError):
-        end.drop(clock)
+        with clock.present():
+            end.abandon()
         return
     async with _closing(writer, end):
         await end.serve(reader, writer, clock)

@@ -3,48 +3,42 @@
     A: outrider0 --[ netem in tbf: up ]-->  veth  <--[ netem in tbf: down ]-- outrider0 :B
 
 This process configures it through two netlink sockets that the namespace holder opened, one in each namespace; a change
-takes well under a millisecond.
+takes well under a millisecond. Nothing but users' packets crosses the pair (no ARP, no IPv6), and they cross one by one
+(no segmentation offload), as netem counts them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import platform
+import socket
 from dataclasses import dataclass
-from socket import socket as Socket
+from pathlib import Path
 from typing import Any
 
-from outrider_netsim.core.errors import EngineError
-from outrider_netsim.engines import veth
-from outrider_netsim.engines.netem import BufferKind, Netem, QdiscConfig
-from outrider_netsim.engines.qdisc_messages import (
-    BUFFER_HANDLES,
-    NETEM_HANDLE,
-    TBF_HANDLE,
-    QdiscMessage,
-    buffer_message,
-    losses_message,
-    netem_delay_message,
-    netem_message,
-    no_child_message,
-    plug_message,
-    tbf_message,
-)
-from outrider_netsim.engines.rtnetlink import NLM_F_CREATE, NLM_F_REPLACE, NetlinkClient, NetlinkError
-from outrider_netsim.namespaces.interfaces import Side
-from outrider_netsim.namespaces.namespaces import Namespaces
+from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+from pyroute2.netlink.rtnl.ndmsg import ndmsg
 
-RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38  # linux/rtnetlink.h
+from outrider_netsim.core.errors import EngineError
+from outrider_netsim.engines import qdisc_messages as messages
+from outrider_netsim.engines.netem import BufferKind, Netem, QdiscConfig
+from outrider_netsim.engines.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NetlinkClient, NetlinkError
+from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, LINK_INTERFACE, MTU_BYTES, Side
+
+RTM_NEWLINK, RTM_NEWADDR, RTM_NEWNEIGH = 16, 20, 28  # linux/rtnetlink.h
+RTM_NEWQDISC, RTM_DELQDISC, RTM_GETQDISC = 36, 37, 38
+IFF_UP = 1
+IN6_ADDR_GEN_MODE_NONE = 1
+NUD_PERMANENT = 0x80
+PREFIX_LENGTH = 30
+IPV6 = Path("/proc/net/if_inet6")
+MACS: dict[Side, str] = {"A": "02:00:0a:4d:00:01", "B": "02:00:0a:4d:00:02"}  # locally administered
 SIDES: tuple[Side, Side] = ("A", "B")
 OTHER_ENGINE = "use --engine tun"
-MODULES = {
-    "netem": "sch_netem",
-    "tbf": "sch_tbf",
-    "plug": "sch_plug",
-    "codel": "sch_codel",
-    "fq_codel": "sch_fq_codel",
-}
+QDISCS = ("netem", "tbf", "plug", "codel", "fq_codel")  # each in a module of its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,31 +61,18 @@ class QdiscCounters:
 class ShapedPair:
     """The running link. `up` shapes packets that leave A, `down` those that leave B."""
 
-    def __init__(self, clients: dict[Side, NetlinkClient], indices: dict[Side, int]) -> None:
+    def __init__(self, clients: dict[Side, NetlinkClient], up: QdiscConfig, down: QdiscConfig) -> None:
+        """Create the link. Raises EngineError where the kernel cannot; what it made goes with the namespaces."""
         self._clients = clients
-        self._indices = indices
         self._held: set[Side] = set()
         self._in_netem: dict[Side, tuple[bool, BufferKind | None]] = dict.fromkeys(SIDES, (False, None))
-
-    @classmethod
-    async def make(cls, namespaces: Namespaces, up: QdiscConfig, down: QdiscConfig) -> ShapedPair:
-        """Create the link. Raises EngineError where the kernel cannot; what it made goes with the namespaces."""
-        with contextlib.ExitStack() as undo:
-            clients: dict[Side, NetlinkClient] = {}
+        with _explained_refusals("a veth pair"):
+            self._indices = _make_pair(clients)
+        for side, shaping in zip(SIDES, (up, down), strict=True):
+            self.shape(side, shaping)
+        with _explained_refusals("the addresses of the veth pair"):
             for side in SIDES:
-                descriptor = await namespaces.call(side, "outrider_netsim.engines.rtnetlink:open_netlink")
-                clients[side] = NetlinkClient(Socket(fileno=descriptor))
-                undo.callback(clients[side].close)
-            with _explained_refusals("a veth pair"):
-                indices = veth.make_pair(clients)
-            pair = cls(clients, indices)
-            for side, shaping in zip(SIDES, (up, down), strict=True):
-                pair.shape(side, shaping)
-            with _explained_refusals("the addresses of the veth pair"):
-                for side in SIDES:
-                    veth.bring_up(side, indices[side], clients[side])
-            undo.pop_all()
-        return pair
+                _bring_up(side, self._indices[side], clients[side])
 
     def shape(self, side: Side, shaping: QdiscConfig) -> None:
         """Create or change the qdiscs of `side`; packets under way keep their times.
@@ -103,19 +84,20 @@ class ShapedPair:
         # a second try after a refusal would find its first request done (EEXIST).
         flags = NLM_F_CREATE | NLM_F_REPLACE
         with _explained_refusals("tbf"):
-            client.request(tbf_message(index, shaping.tbf), RTM_NEWQDISC, flags)
+            client.request(messages.tbf_message(index, shaping.tbf), RTM_NEWQDISC, flags)
         with _explained_refusals("netem"):
-            client.request(netem_message(index, shaping.netem), RTM_NEWQDISC, flags)
+            client.request(messages.netem_message(index, shaping.netem), RTM_NEWQDISC, flags)
         in_netem = shaping.losses is not None, shaping.buffer.kind if shaping.buffer else None
         if self._in_netem[side] not in (in_netem, (False, None)):
             with _explained_refusals("to change the qdiscs in netem"):
-                client.request(no_child_message(index), RTM_DELQDISC)
+                client.request(messages.no_child_message(index), RTM_DELQDISC)
         self._in_netem[side] = in_netem
         if shaping.losses is not None:
             with _explained_refusals("a second netem"):
-                client.request(losses_message(index, shaping.losses), RTM_NEWQDISC, flags)
+                losses = messages.netem_message(index, shaping.losses, messages.LOSSES_HANDLE, messages.LOSSES_PARENT)
+                client.request(losses, RTM_NEWQDISC, flags)
         if shaping.buffer is not None:
-            message = buffer_message(index, shaping.buffer, behind_losses=shaping.losses is not None)
+            message = messages.buffer_message(index, shaping.buffer, behind_losses=shaping.losses is not None)
             with _explained_refusals(shaping.buffer.kind):
                 client.request(message, RTM_NEWQDISC, flags)
             if shaping.buffer.kind == "plug":
@@ -125,29 +107,80 @@ class ShapedPair:
         """Let the packets of `side` wait, or go on; it needs a plug. Raises EngineError."""
         (self._held.add if is_held else self._held.discard)(side)
         with _explained_refusals("plug"):
-            self._clients[side].request(plug_message(self._indices[side], is_held=is_held), RTM_NEWQDISC)
+            self._clients[side].request(messages.plug_message(self._indices[side], is_held=is_held), RTM_NEWQDISC)
 
     def change_delay(self, side: Side, netem: Netem) -> None:
         """Change the delay of the first netem of `side`, which is constant. Raises EngineError."""
         with _explained_refusals("netem"):
-            self._clients[side].request(netem_delay_message(self._indices[side], netem), RTM_NEWQDISC)
+            self._clients[side].request(messages.netem_delay_message(self._indices[side], netem), RTM_NEWQDISC)
 
     def count(self, side: Side) -> QdiscCounters:
         """Return the counters of the qdiscs of `side`."""
         index = self._indices[side]
         found: dict[int, Any] = {}  # by handle; Any: pyroute2's messages
-        for data in self._clients[side].dump(QdiscMessage(), RTM_GETQDISC):
-            message = QdiscMessage(data)
+        for data in self._clients[side].dump(messages.QdiscMessage(), RTM_GETQDISC):
+            message = messages.QdiscMessage(data)
             message.decode()
             if message["index"] == index:
                 found[message["handle"]] = message
-        buffer = next((found[handle] for handle in BUFFER_HANDLES.values() if handle in found), None)
-        return _counted(found[TBF_HANDLE], found[NETEM_HANDLE], buffer)
+        buffer = next((found[handle] for handle in messages.BUFFER_HANDLES.values() if handle in found), None)
+        return _counted(found[messages.TBF_HANDLE], found[messages.NETEM_HANDLE], buffer)
 
-    def close(self) -> None:
-        """Close the sockets; with the last one the kernel removes the namespaces. Safe to call twice."""
-        for client in self._clients.values():
-            client.close()
+
+def _make_pair(sides: dict[Side, NetlinkClient]) -> dict[Side, int]:
+    """Create both interfaces, down and without addresses; return their indices.
+
+    Raises NetlinkError (ENOTSUP: no veth in the kernel).
+    """
+    namespace = sides["B"].namespace()
+    try:
+        peer = {"attrs": [*_identity("B"), ("IFLA_NET_NS_FD", namespace)]}
+        message = ifinfmsg()
+        message["attrs"] = [
+            *_identity("A"),
+            (
+                "IFLA_LINKINFO",
+                {"attrs": [("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", {"attrs": [("VETH_INFO_PEER", peer)]})]},
+            ),
+        ]
+        sides["A"].request(message, RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL)
+    finally:
+        os.close(namespace)
+    return {side: client.interface_index(LINK_INTERFACE) for side, client in sides.items()}
+
+
+def _bring_up(side: Side, index: int, client: NetlinkClient) -> None:
+    """Set an end's address and its neighbor's hardware address, and bring it up."""
+    _keep_quiet(index, client)
+    other: Side = "B" if side == "A" else "A"
+    link = ifinfmsg()
+    link["index"], link["flags"], link["change"] = index, IFF_UP, IFF_UP
+    # Without it TCP hands over bursts of up to 64 KB that netem delays, drops and counts as one packet.
+    link["attrs"] = [("IFLA_GSO_MAX_SEGS", 1)]
+    client.request(link, RTM_NEWLINK)
+    address = ifaddrmsg()
+    address["family"], address["prefixlen"], address["index"] = socket.AF_INET, PREFIX_LENGTH, index
+    address["attrs"] = [("IFA_LOCAL", LINK_ADDRESSES[side]), ("IFA_ADDRESS", LINK_ADDRESSES[side])]
+    client.request(address, RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL)
+    neighbor = ndmsg()
+    neighbor["family"], neighbor["ifindex"], neighbor["state"] = socket.AF_INET, index, NUD_PERMANENT
+    neighbor["attrs"] = [("NDA_DST", LINK_ADDRESSES[other]), ("NDA_LLADDR", MACS[other])]
+    client.request(neighbor, RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE)
+
+
+def _identity(side: Side) -> list[tuple[str, object]]:
+    return [("IFLA_IFNAME", LINK_INTERFACE), ("IFLA_ADDRESS", MACS[side]), ("IFLA_MTU", MTU_BYTES)]
+
+
+def _keep_quiet(index: int, client: NetlinkClient) -> None:
+    """Prevent automatic IPv6 addresses, whose router and neighbor solicitations would cross the link."""
+    # A kernel without IPv6 rejects the attribute.
+    if IPV6.exists():
+        modes = {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", IN6_ADDR_GEN_MODE_NONE)]}
+        link = ifinfmsg()
+        link["index"] = index
+        link["attrs"] = [("IFLA_AF_SPEC", {"attrs": [("AF_INET6", modes)]})]
+        client.request(link, RTM_NEWLINK)
 
 
 def _counted(tbf: Any, netem: Any, buffer: Any) -> QdiscCounters:  # Any: pyroute2's messages
@@ -186,7 +219,7 @@ class _explained_refusals(contextlib.AbstractContextManager["_explained_refusals
 def _remedy(what: str, error: NetlinkError) -> str:
     match error.errno:
         case errno.ENOENT | errno.EOPNOTSUPP:
-            return _no_module(MODULES.get(what, "veth"))
+            return _no_module(f"sch_{what}" if what in QDISCS else "veth")
         case errno.EPERM | errno.EACCES:
             return f"run as root, or {OTHER_ENGINE}"
         case _:

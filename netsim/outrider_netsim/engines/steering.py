@@ -19,6 +19,7 @@ import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 
+from outrider_netsim.core.async_resource import cancel_all
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.rtnetlink import NLM_F_CREATE, NLM_F_EXCL, NetlinkClient
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, LINK_INTERFACE, Side
@@ -43,8 +44,9 @@ OUR_TABLE, LOCAL_TABLE = 77, 255
 # Priorities of rules. The local table's is 0 at first, before which there is no place.
 ADMITTED, OWN, LED, LOCAL = 10, 15, 20, 30
 
-SYN, RST_ACK, SYN_OR_ACK = 0x02, 0x14, 0x12
+SYN, SYN_OR_ACK = 0x02, 0x12
 UNREACHABLE = {errno.ENETUNREACH: 0, errno.EHOSTUNREACH: 1}  # codes of ICMP's type 3
+PORT_UNREACHABLE = 3  # ECONNREFUSED for Linux's TCP (RFC 1122, 4.2.3.9)
 Ports = tuple[int, int]  # the client's and the server's
 AskServer = Callable[[int], Awaitable[SpliceLeg]]  # connects to the server behind a port; raises OSError
 
@@ -53,28 +55,24 @@ class Steering:
     """The routes of both sides and the gate between them."""
 
     def __init__(
-        self, rules: dict[Side, NetlinkClient], gate: int | None, sniffer: socket.socket, ask: AskServer
+        self, rules: dict[Side, NetlinkClient], gate: int | None, closing: contextlib.ExitStack, ask: AskServer
     ) -> None:
         self.stayed: Counter[int] = Counter()  # connections on A's own loopback, by their port
-        self._sniffer = sniffer
         self._rules = rules
+        self._closing = closing
         self._gate = gate
         self._ask = ask
         self._asking: dict[Ports, asyncio.Task[None]] = {}
         self._admitted: dict[Ports, tuple[SpliceLeg | None, asyncio.TimerHandle]] = {}
 
     @classmethod
-    async def start(cls, namespaces: Namespaces, congestion: str, ask: AskServer) -> Steering:
+    async def start(
+        cls, namespaces: Namespaces, rules: dict[Side, NetlinkClient], congestion: str, ask: AskServer
+    ) -> Steering:
         """Prepare both sides of a link that is up. Raises EngineError where the kernel has no policy routing."""
-        rules: dict[Side, NetlinkClient] = {}
         gate: int | None = None
         with contextlib.ExitStack() as undo:
-            for side in LINK_ADDRESSES:
-                channel = socket.socket(fileno=await namespaces.call(side, f"{NetlinkClient.__module__}:open_netlink"))
-                rules[side] = NetlinkClient(channel)
-                undo.callback(rules[side].close)
-            sniffer = await namespaces.sniffer("A", "lo")
-            undo.callback(sniffer.close)
+            sniffer = undo.enter_context(await namespaces.sniffer("A", "lo"))
             # Without a TUN device (the kernel engine needs none) the listener in B accepts before the server does.
             with contextlib.suppress(EngineError):
                 gate = await namespaces.tun("B", GATE)
@@ -86,29 +84,19 @@ class Steering:
                     f"the kernel refuses routes by port ({error.strerror}): it needs CONFIG_IP_MULTIPLE_TABLES and "
                     "Linux 4.17; or use --engine proxy"
                 ) from None
-            undo.pop_all()
-        steering = cls(rules, gate, sniffer, ask)
-        asyncio.get_running_loop().add_reader(sniffer, steering._count)
+            steering = cls(rules, gate, undo.pop_all(), ask)
+        steering._watch(sniffer.fileno(), steering._count)
         if gate is not None:
-            asyncio.get_running_loop().add_reader(gate, steering._read, gate)
+            steering._watch(gate, steering._read)
         return steering
 
     async def aclose(self) -> None:
         """Close the gate and what it holds; safe to call twice."""
         for ports in tuple(self._admitted):
             self._expire(ports)
-        for task in (tasks := list(self._asking.values())):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        loop = asyncio.get_running_loop()
-        if self._gate is not None:
-            loop.remove_reader(self._gate)
-            os.close(self._gate)
-            self._gate = None
-        loop.remove_reader(self._sniffer)
-        self._sniffer.close()
-        for client in self._rules.values():
-            client.close()
+        await cancel_all(list(self._asking.values()))
+        self._gate = None
+        self._closing.close()
 
     def lead(self, port: int, *, is_led: bool = True) -> None:
         """Lead connections to 127.0.0.1:`port` in A over the link, or no more."""
@@ -121,13 +109,13 @@ class Steering:
         """True while a client was admitted whose connection is not accepted yet."""
         return any(leg is not None for leg, _ in self._admitted.values())
 
-    def take(self, ports: Ports) -> SpliceLeg | None:
-        """Return the connection to the server that an accepted client was admitted with, if the gate has it."""
+    async def leg(self, ports: Ports) -> SpliceLeg:
+        """Return the server's connection for an accepted client: that of its admission, if the gate has it."""
         leg, timer = self._admitted.get(ports, (None, None))
         if timer is not None:
             timer.cancel()
             self._admitted[ports] = None, timer
-        return leg
+        return leg or await self._ask(ports[1])
 
     def forget(self, ports: Ports) -> None:
         """Handle the end of a connection, of which the kernel may still have much to send again."""
@@ -153,6 +141,11 @@ class Steering:
         flags = NLM_F_CREATE | NLM_F_EXCL if is_new else 0
         self._rules[side].request(rule, RTM_NEWRULE if is_new else RTM_DELRULE, flags)
 
+    def _watch(self, descriptor: int, read: Callable[[int], None]) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(descriptor, read, descriptor)
+        self._closing.callback(loop.remove_reader, descriptor)
+
     def _read(self, gate: int) -> None:
         with contextlib.suppress(BlockingIOError):
             for _ in range(BATCH_PACKETS):
@@ -166,9 +159,9 @@ class Steering:
                 else:
                     os.write(gate, packet)
 
-    def _count(self) -> None:
+    def _count(self, sniffer: int) -> None:
         with contextlib.suppress(BlockingIOError):
-            while packet := self._sniffer.recv(READ_BYTES):
+            while packet := os.read(sniffer, READ_BYTES):
                 self.stayed[_ports(packet)[1]] += 1
 
     def _hold(self, packet: bytes, ports: Ports) -> None:
@@ -198,28 +191,18 @@ def _ports(packet: bytes) -> Ports:
 
 
 def refusal(syn: bytes, error: OSError) -> bytes:
-    """Return the packet that answers a SYN as the far side did: unreachable by ICMP, anything else by a reset."""
-    header = 4 * (syn[0] & 15)
-    source, target = syn[12:16], syn[16:20]
-    if isinstance(error, socket.gaierror) or error.errno in UNREACHABLE:
-        code = UNREACHABLE.get(error.errno or 0, UNREACHABLE[errno.EHOSTUNREACH])
-        body = struct.pack("!BBHI", 3, code, 0, 0) + syn[: header + 8]
-        return _ip(socket.IPPROTO_ICMP, target, source, _summed(body, 2, b""))
-    theirs, ours, sequence = struct.unpack_from("!HHI", syn, header)
-    body = struct.pack("!HHIIBBHHH", ours, theirs, 0, (sequence + 1) & 0xFFFFFFFF, 5 << 4, RST_ACK, 0, 0, 0)
-    pseudo_header = target + source + struct.pack("!HH", socket.IPPROTO_TCP, len(body))
-    return _ip(socket.IPPROTO_TCP, target, source, _summed(body, 16, pseudo_header))
+    """Return the ICMP packet that answers a SYN as the far side did: unreachable, or refused for anything else."""
+    code = UNREACHABLE.get(error.errno or 0, PORT_UNREACHABLE)
+    if isinstance(error, socket.gaierror):
+        code = UNREACHABLE[errno.EHOSTUNREACH]
+    body = _summed(struct.pack("!BBHI", 3, code, 0, 0) + syn[: 4 * (syn[0] & 15) + 8], 2)
+    kind = (0x45, 0, 20 + len(body), 0, 0, 64, socket.IPPROTO_ICMP, 0)
+    return _summed(struct.pack("!BBHHHBBH4s4s", *kind, syn[16:20], syn[12:16]), 10) + body
 
 
-def _ip(protocol: int, source: bytes, target: bytes, body: bytes) -> bytes:
-    header = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(body), 0, 0, 64, protocol, 0, source, target)
-    return _summed(header, 10, b"") + body
-
-
-def _summed(part: bytes, at: int, before: bytes) -> bytes:
-    """Return `part` with the checksum of `before` and itself (RFC 1071) at `at`."""
-    words = before + part
-    total = sum(struct.unpack(f"!{len(words) // 2}H", words))
+def _summed(part: bytes, at: int) -> bytes:
+    """Return `part` with its checksum (RFC 1071) at `at`."""
+    total = sum(struct.unpack(f"!{len(part) // 2}H", part))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return part[:at] + struct.pack("!H", total ^ 0xFFFF) + part[at + 2 :]

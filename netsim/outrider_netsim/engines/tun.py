@@ -22,8 +22,8 @@ from outrider_netsim.engines.engine_link import LinkPlan
 from outrider_netsim.engines.namespace_link import NamespaceLink
 from outrider_netsim.engines.packet_pump import PumpRequest, ended_error
 from outrider_netsim.impairments.path import LinkStats, check_aqm
-from outrider_netsim.namespaces.command import process_ended
-from outrider_netsim.namespaces.namespaces import ended, readable, start_module
+from outrider_netsim.namespaces.command import process_ended, readable
+from outrider_netsim.namespaces.namespaces import ended, start_module
 from outrider_netsim.profiles.profile import Profile
 
 ANSWER_TIMEOUT_S = 30.0

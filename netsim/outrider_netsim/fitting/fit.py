@@ -10,9 +10,9 @@ import numpy as np
 
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.fitting.recordings import Recording, RoundTrips
-from outrider_netsim.fitting.round_trips import DelayFit, figures, fit_round_trips, usual
-from outrider_netsim.impairments import Packet
+from outrider_netsim.fitting.round_trips import DelayFit, RoundTripFit, figures, fit_round_trips, usual
 from outrider_netsim.impairments import path as link_path
+from outrider_netsim.impairments.packet import Packet
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.profiles.traces import Trace
 
@@ -20,7 +20,7 @@ PING_BYTES = 98  # of 56 bytes of data, with ICMP, IP and Ethernet headers
 SIMULATED_PINGS = 20_000
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Fit:
     """A fitted profile and how near it is."""
 
@@ -33,17 +33,15 @@ def fit_profile(
     name: str, pings: tuple[RoundTrips, ...] = (), down: Trace | None = None, up: Trace | None = None
 ) -> Fit:
     """Fit a profile; without `up`, both ways have the trace of `down`. Raises ProfileError for too few pings."""
-    fit = Fit(Profile.symmetric(name, Direction(in_order=True)))
-    if pings:
-        _fit_pings(fit, pings)
-    traces = {"down": down, "up": down if up is None else up}
-    fit.profile = replace(
-        fit.profile,
+    found = fit_round_trips(pings) if pings else RoundTripFit((), Direction(in_order=True), ())
+    profile = Profile(
+        name,
+        up=replace(found.direction, trace=down if up is None else up),
+        down=replace(found.direction, trace=down),
         source=_source(pings, {"down": down, "up": up}),
-        up=replace(fit.profile.up, trace=traces["up"]),
-        down=replace(fit.profile.down, trace=traces["down"]),
+        outages=found.outages,
     )
-    return fit
+    return Fit(profile, compared(pings, profile) if pings else {}, found.delays)
 
 
 def sort_recordings(recordings: Sequence[Recording]) -> tuple[tuple[RoundTrips, ...], Trace | None]:
@@ -53,24 +51,6 @@ def sort_recordings(recordings: Sequence[Recording]) -> tuple[tuple[RoundTrips, 
     if len(traces) > 1:
         raise ProfileError(f"{traces[1].name}: a second trace: give the one of the way up with --up")
     return pings, traces[0] if traces else None
-
-
-def _fit_pings(fit: Fit, pings: tuple[RoundTrips, ...]) -> None:
-    found = fit_round_trips(pings)
-    delay = found.delays[0]
-    direction = Direction(
-        base_ms=delay.base_ms,
-        delay_ms=delay.delay_ms,
-        jitter_ms=delay.jitter_ms,
-        distribution=delay.distribution,
-        coherence_ms=found.coherence_ms if delay.jitter_ms else 0.0,
-        loss=found.loss,
-        bursts=found.bursts,
-        in_order=True,
-    )
-    fit.profile = replace(fit.profile, up=direction, down=direction, outages=found.outages)
-    fit.delays = found.delays
-    fit.table = compared(pings, fit.profile)
 
 
 def _source(pings: Sequence[RoundTrips], traces: Mapping[str, Trace | None]) -> str:

@@ -6,17 +6,16 @@ The kind is seen from the file: round trips by their columns, a ping by its line
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider_netsim.core.errors import ProfileError
-from outrider_netsim.profiles.trace_columns import parse_number
+from outrider_netsim.profiles.trace_columns import parse_number, parse_round_trips
 from outrider_netsim.profiles.trace_files import load_trace, read_text
 from outrider_netsim.profiles.traces import Trace
 
@@ -30,8 +29,6 @@ _REPLY = re.compile(
     re.ASCII,
 )
 _SUMMARY = re.compile(r"(?P<sent>\d{1,9}) packets transmitted, .*time (?P<ms>\d{1,12})ms", re.ASCII)
-_RTT_COLUMNS = {"rtt_ms": 1.0, "rtt_s": 1000.0}
-_TIME_COLUMNS = {"time_s": 1.0, "time_ms": 1e-3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +59,10 @@ Recording = RoundTrips | Trace
 def load_recording(path: Path, interval_s: float | None = None) -> Recording:
     """Load a recording of any kind. `interval_s` is the time between pings whose file does not tell it."""
     text, name = read_text(path), str(path)
-    header = text.split("\n", 1)[0]
-    keys = [key.strip() for key in header.split(",")]
-    if path.suffix.lower() == ".csv" and _RTT_COLUMNS.keys() & set(keys):
-        return _parse_rtt_csv(text, keys, name)
+    lines = text.splitlines(keepends=True) or [""]
+    if path.suffix.lower() == ".csv" and "rtt_ms" in re.split(r"[\s,;]+", lines[0]):
+        times, rtts = parse_round_trips(lines, lines[0], name)
+        return RoundTrips(name, np.array(times), np.array(rtts))
     is_ping = "icmp_seq" in text or "packets transmitted" in text
     return parse_ping(text, name, interval_s) if is_ping else load_trace(path)
 
@@ -84,7 +81,7 @@ def parse_ping(text: str, name: str, interval_s: float | None = None) -> RoundTr
             turn += number < latest - 2**15
             latest = number
             at = _stamp(found["at"], f"{name}, line {n}") if found["at"] else None
-            replies.setdefault(number + 2**16 * turn, (_rtt_ms(found["rtt"], 1, f"{name}, line {n}: time"), at))
+            replies.setdefault(number + 2**16 * turn, (_rtt_ms(found["rtt"], f"{name}, line {n}: time"), at))
         elif found := _SUMMARY.search(line):
             sent, total_ms = int(found["sent"]), int(found["ms"])
     if not replies:
@@ -122,39 +119,8 @@ def _sent_times(
     return np.asarray(np.maximum.accumulate(times) - times[0])
 
 
-def _parse_rtt_csv(text: str, keys: list[str], name: str) -> RoundTrips:
-    rtt, time = (_one_column(keys, choices, name) for choices in (_RTT_COLUMNS, _TIME_COLUMNS))
-    rows = list(_rows(text, keys, name))
-    if not rows:
-        raise ProfileError(f"{name}, line 2: no round trip: need a line of numbers below the header")
-    times = [parse_number(row[time], f"{name}, line {n}: {time}") * _TIME_COLUMNS[time] for n, row in rows]
-    for (_, before), (n, at) in pairwise(zip((n for n, _ in rows), times, strict=True)):
-        if at < before:
-            raise ProfileError(f"{name}, line {n}: time {at:g} s comes before {before:g} s: sort the lines by time")
-    rtts = [
-        _rtt_ms(row[rtt], _RTT_COLUMNS[rtt], f"{name}, line {n}: {rtt}") if row[rtt].strip() else np.nan
-        for n, row in rows
-    ]
-    return RoundTrips(name, np.array(times) - times[0], np.array(rtts))
-
-
-def _rtt_ms(text: str, unit_ms: float, what: str) -> float:
-    value = parse_number(text, what) * unit_ms
-    if not 0 <= value <= MAX_RTT_MS:
-        raise ProfileError(f"{what}={text.strip()}: need 0 to {MAX_RTT_MS / 1000:g} seconds; leave it empty where lost")
+def _rtt_ms(text: str, what: str) -> float:
+    value = parse_number(text, what)
+    if value > MAX_RTT_MS:
+        raise ProfileError(f"{what}={text}: need 0 to {MAX_RTT_MS / 1000:g} seconds")
     return value
-
-
-def _one_column(keys: list[str], choices: dict[str, float], name: str) -> str:
-    given = [key for key in keys if key in choices]
-    if len(given) != 1:
-        raise ProfileError(f"{name}, line 1: {', '.join(keys)}: need one column of {' or '.join(choices)}")
-    return given[0]
-
-
-def _rows(text: str, keys: list[str], name: str) -> Iterator[tuple[int, dict[str, str]]]:
-    for n, line in enumerate(text.removesuffix("\n").split("\n")[1:], 2):
-        cells = line.split(",")
-        if len(cells) != len(keys):
-            raise ProfileError(f"{name}, line {n}: {len(cells)} columns where the header has {len(keys)}")
-        yield n, dict(zip(keys, cells, strict=True))

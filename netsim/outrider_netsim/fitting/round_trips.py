@@ -16,7 +16,7 @@ half of the least and of the mean round trip, and the deviation over sqrt 2.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -27,7 +27,7 @@ from outrider_netsim.fitting.recordings import RoundTrips
 from outrider_netsim.profiles import delays
 from outrider_netsim.profiles.delays import DISTRIBUTIONS, NamedDistribution
 from outrider_netsim.profiles.outages import Outage
-from outrider_netsim.profiles.profile import Bursts
+from outrider_netsim.profiles.profile import Bursts, Direction
 
 Array = NDArray[np.float64]
 
@@ -49,21 +49,16 @@ _QUARTILES = 2 * NormalDist().inv_cdf(0.75)  # distance of a normal variable's q
 class DelayFit:
     """One way's delay, and how far its round trips are from the recorded ones."""
 
-    distribution: NamedDistribution
-    base_ms: float
-    delay_ms: float
-    jitter_ms: float
+    direction: Direction
     distance_ms: float  # mean, of their quantiles
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTripFit:
-    """One way of a link, fitted; `delays` has every distribution, the nearest first."""
+    """One way of a link, fitted; `delays` has every distribution, the nearest first, which is that of `direction`."""
 
     delays: tuple[DelayFit, ...]
-    coherence_ms: float  # time in which the correlation of the delay falls to 1/e; 0: each packet draws anew
-    loss: float
-    bursts: Bursts | None
+    direction: Direction
     outages: tuple[Outage, ...]
 
 
@@ -75,7 +70,11 @@ def fit_round_trips(recordings: Sequence[RoundTrips]) -> RoundTripFit:
         raise ProfileError(f"{recordings[0].name}: {len(rtts)} round trips: need at least {MIN_REPLIES}")
     loss, bursts = fit_loss(recordings)
     coherence_ms = coherence_of(lambda lag: _neighbors(recordings, lag), recordings[0].interval_s)
-    return RoundTripFit(fit_delays(rtts), coherence_ms, loss, bursts, fit_outages(recordings))
+    fits = fit_delays(rtts)
+    direction = replace(fits[0].direction, loss=loss, bursts=bursts, in_order=True)
+    if direction.jitter_ms:
+        direction = replace(direction, coherence_ms=coherence_ms)
+    return RoundTripFit(fits, direction, fit_outages(recordings))
 
 
 def _check_intervals(recordings: Sequence[RoundTrips]) -> None:
@@ -206,46 +205,33 @@ def fit_delays(samples_ms: Array) -> tuple[DelayFit, ...]:
     base, mean = float(samples[0]) / 2, float(samples.mean()) / 2
     deviation = float(samples.std()) / np.sqrt(2)
     if deviation < _MIN_JITTER_MS:
-        return (DelayFit("constant", _short(mean), 0.0, 0.0, 0.0),)
+        return (DelayFit(Direction(base_ms=_short(mean)), 0.0),)
     shapes: list[NamedDistribution] = [name for name in DISTRIBUTIONS if name != "constant"]
-    fits = [_Search(name, samples, base).nearest(mean - base, deviation) for name in shapes]
+    fits = [_nearest(name, samples, base, np.array([mean - base, deviation])) for name in shapes]
     return tuple(sorted(fits, key=lambda fit: fit.distance_ms))
 
 
-class _Search:
-    """Finds mean and deviation of a distribution whose samples are nearest to the recorded ones."""
+def _nearest(distribution: NamedDistribution, samples: Array, base_ms: float, start: Array) -> DelayFit:
+    """Search the mean and deviation that make the nearest samples: from these moments on, in steps that shrink."""
+    recorded = np.quantile(samples, (np.arange(len(_GRID) ** 2) + 0.5) / len(_GRID) ** 2)
 
-    def __init__(self, distribution: NamedDistribution, samples: Array, base_ms: float) -> None:
-        self._distribution = distribution
-        self._samples = samples
-        self._base_ms = base_ms
-        shares = (np.arange(len(_GRID) ** 2) + 0.5) / len(_GRID) ** 2
-        self._recorded = np.quantile(samples, shares)
-
-    def nearest(self, mean_ms: float, deviation_ms: float) -> DelayFit:
-        """Search from these moments on, in steps that shrink."""
-        at = np.array([mean_ms, deviation_ms])
-        best, step = self._distance(at), deviation_ms / 2
-        while step > deviation_ms / 1000:
-            tries = [at + step * np.array(move) for move in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1))]
-            distances = [self._distance(one) for one in tries]
-            if min(distances) < best:
-                best, at = min(distances), tries[int(np.argmin(distances))]
-            else:
-                step /= 2
-        mean, deviation = (_short(float(value)) for value in at)
-        return DelayFit(self._distribution, _short(self._base_ms), mean, deviation, best)
-
-    def _distance(self, at: Array) -> float:
+    def distance(at: Array) -> float:
         if at[0] < 0 or at[1] <= 0:
             return float("inf")
-        return float(np.abs(self._sums(at) - self._recorded).mean())
+        one = np.array([delays.quantile(distribution, float(at[0]), float(at[1]), float(u)) for u in _GRID]) + base_ms
+        # The quantiles of the sum of both ways.
+        return float(np.abs(np.sort(np.add.outer(one, one), axis=None) - recorded).mean())
 
-    def _sums(self, at: Array) -> Array:
-        """Return the quantiles of the sum of both ways, in rising order."""
-        one = np.array([delays.quantile(self._distribution, float(at[0]), float(at[1]), float(u)) for u in _GRID])
-        one += self._base_ms
-        return np.sort(np.add.outer(one, one), axis=None)
+    at, best, step = start, distance(start), start[1] / 2
+    while step > start[1] / 1000:
+        tries = [at + step * np.array(move) for move in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1))]
+        distances = [distance(one) for one in tries]
+        if min(distances) < best:
+            best, at = min(distances), tries[int(np.argmin(distances))]
+        else:
+            step /= 2
+    mean, deviation = (_short(float(value)) for value in at)
+    return DelayFit(Direction(mean, deviation, distribution, base_ms=_short(base_ms)), best)
 
 
 def _count_losses(recordings: Sequence[RoundTrips]) -> tuple[int, int, int]:

@@ -60,8 +60,7 @@ class Delay:
 
     def __init__(self, behind: InOrder, direction: Direction, rng: random.Random) -> None:
         self._behind = behind
-        self._direction = direction
-        self._rng = rng
+        self._in_order = direction.in_order
         self._draws = DelayDraws(direction, rng)
         # A heap. The counter keeps packets due at one time in order, and the heap from comparing packets.
         self._under_way: list[tuple[float, int, Packet]] = []
@@ -70,16 +69,14 @@ class Delay:
 
     def set(self, direction: Direction) -> None:
         """Change the delay of packets pushed from now on."""
-        self._direction = direction
+        self._in_order = direction.in_order
         self._draws.set(direction)
 
     def push(self, packet: Packet, now: float) -> None:
-        # The independent draw is called from here because it is made for every packet of most links.
-        draws = self._draws
-        due = now + (draws.draw_s(now) if draws.is_correlated else self._direction.delay_s(self._rng))
+        due = now + self._draws.draw_s(now)
         if due > self._latest:
             self._latest = due
-        elif self._direction.in_order:
+        elif self._in_order:
             due = self._latest
         self._entered += 1
         heapq.heappush(self._under_way, (due, self._entered, packet))

@@ -24,26 +24,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from outrider_netsim.core.errors import EngineError
-from outrider_netsim.impairments import (
-    Buffer,
-    ConditionChanges,
-    Corrupt,
-    Delay,
-    DeliveryOpportunities,
-    DropReason,
-    Duplicate,
-    Holds,
-    Impairment,
-    Loss,
-    Outages,
-    Packet,
-    PacketObserver,
-    Queue,
-    Rate,
-    Sink,
-    Slots,
-)
-from outrider_netsim.impairments.impairment import ignore_drop
+from outrider_netsim.impairments.buffer import Buffer
+from outrider_netsim.impairments.corrupt import Corrupt
+from outrider_netsim.impairments.delay import Delay
+from outrider_netsim.impairments.duplicate import Duplicate
+from outrider_netsim.impairments.impairment import DropReason, Impairment, PacketObserver, ignore_drop
+from outrider_netsim.impairments.loss import Loss
+from outrider_netsim.impairments.outage import Holds, Outages
+from outrider_netsim.impairments.packet import Packet
+from outrider_netsim.impairments.queue import Queue
+from outrider_netsim.impairments.rate import Rate
+from outrider_netsim.impairments.sink import Sink
+from outrider_netsim.impairments.slots import Slots
+from outrider_netsim.impairments.trace import ConditionChanges, DeliveryOpportunities
 from outrider_netsim.profiles.outages import Outage
 from outrider_netsim.profiles.profile import Direction
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
@@ -97,9 +90,9 @@ class Path:
         self._delay = Delay(self._rate, direction, random.Random(f"{seed}/delay"))
         self._queue = Queue(self._delay, None)
         self._loss = Loss(self._queue, direction.loss, direction.bursts, random.Random(f"{seed}/loss"))
-        self._outages = Outages(self._loss, outages, started_at)
+        self.outages = Outages(self._loss, outages, started_at)  # where it is cut by hand
         self._changes: ConditionChanges | None = None  # from the first trace or `set` on
-        self._first: Impairment = self._outages
+        self._first: Impairment = self.outages
         self._seed = seed
         self._duplicate: Duplicate | None = None  # these three from their first use on
         self._corrupt: Corrupt | None = None
@@ -136,24 +129,16 @@ class Path:
     def set(self, direction: Direction, now: float) -> None:
         """Change the link: rate and delivery trace also for waiting packets, the rest for those that enter later."""
         if self._changes is None:
-            self._first = self._changes = ConditionChanges(self._outages, self._started_at)
+            self._first = self._changes = ConditionChanges(self.outages, self._started_at)
         trace = direction.trace
         conditions = trace if isinstance(trace, ConditionTrace) else None
         self._changes.set(conditions, lambda row, when: self._apply(direction_in_row(direction, row), when), now)
         self._set_deliveries(trace if isinstance(trace, DeliveryTrace) else None, now)
 
-    def cut(self, now: float) -> None:
-        """Drop packets that enter from now on; packets under way still arrive."""
-        self._outages.is_cut = True
-
-    def restore(self, now: float) -> None:
-        """Undo `cut`; planned outages stay."""
-        self._outages.is_cut = False
-
     def observe(self, observer: PacketObserver | None) -> None:
         """Tell `observer` of every packet from now on, and the one before it of none."""
         self._observer = observer
-        self._outages.on_drop = _reporter(observer, "outage")
+        self.outages.on_drop = _reporter(observer, "outage")
         self._loss.on_drop = _reporter(observer, "lost")
         self._queue.on_drop = _reporter(observer, "queue")
         for buffer in self._buffers:
@@ -161,18 +146,13 @@ class Path:
         self._tell_of_copies()
 
     @property
-    def is_cut(self) -> bool:
-        """True between `cut` and `restore`; planned outages do not count."""
-        return self._outages.is_cut
-
-    @property
     def stats(self) -> PathStats:
         return PathStats(
             packets_in=self._packets_in,
             packets_out=self._packets_out,
             lost=self._loss.dropped,
-            dropped_by_queue=self._dropped_by_queue,
-            dropped_by_outage=self._outages.dropped,
+            dropped_by_queue=self._queue.dropped + sum(buffer.dropped for buffer in self._buffers),
+            dropped_by_outage=self.outages.dropped,
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
             duplicated=self._duplicate.duplicated if self._duplicate else 0,
@@ -181,9 +161,7 @@ class Path:
 
     def _set_deliveries(self, trace: DeliveryTrace | None, now: float) -> None:
         if self._opportunities is None and trace is not None:
-            self._opportunities = DeliveryOpportunities(
-                self._slots or self._sink, None, self._started_at, self._holds()
-            )
+            self._opportunities = DeliveryOpportunities(self._slots or self._sink, self._started_at, self._holds())
             self._opportunities.buffer.on_drop = self._queue.on_drop
             self._opportunities.buffer.set(self._rate.buffer.limit_bytes, codel=self._rate.buffer.has_codel)
             self._rate.lead_to(self._opportunities)
@@ -217,10 +195,6 @@ class Path:
     def _buffers(self) -> list[Buffer]:
         """Return those in which packets may wait for the rate or an opportunity."""
         return [self._rate.buffer] if self._opportunities is None else [self._rate.buffer, self._opportunities.buffer]
-
-    @property
-    def _dropped_by_queue(self) -> int:
-        return self._queue.dropped + sum(buffer.dropped for buffer in self._buffers)
 
     def _limit_queue(self, direction: Direction) -> None:
         check_aqm(direction)

@@ -49,9 +49,7 @@ class DeliveryOpportunities:
     a trace, packets pass at once. Opportunities during `holds` are lost.
     """
 
-    def __init__(
-        self, behind: InOrder, trace: DeliveryTrace | None, started_at: float = 0.0, holds: Holds | None = None
-    ) -> None:
+    def __init__(self, behind: InOrder, started_at: float = 0.0, holds: Holds | None = None) -> None:
         self._behind = behind
         self._holds = holds
         self._started_at = started_at
@@ -59,14 +57,15 @@ class DeliveryOpportunities:
         self._sending: Packet | None = None
         self._left_bytes = 0  # of the packet being sent
         self._next = 0
-        self._timetable = self._timetable_of(trace)
+        self._timetable: RepeatingTimes | None = None
 
     def set(self, trace: DeliveryTrace | None, now: float) -> None:
         """Change the trace from `now` on, also for waiting packets. Packets due by `now` must have been popped."""
-        self._timetable = self._timetable_of(trace)
-        if self._timetable is not None:
+        if trace is not None:
+            self._timetable = RepeatingTimes(trace.at_ms, trace.period_ms / 1000, self._started_at, per_s=1000)
             self._next = self._timetable.first_after(now)
             return
+        self._timetable = None
         while (packet := self._take(now)) is not None:
             self._behind.push(packet, now)
             self._sending = None
@@ -91,9 +90,9 @@ class DeliveryOpportunities:
 
     def next_event(self) -> float | None:
         later = self._behind.next_event()
-        return (
-            later if self._timetable is None or not self._is_busy else earlier(self._timetable.time(self._next), later)
-        )
+        if self._timetable is None or not self._is_busy:
+            return later
+        return earlier(self._timetable.time(self._next), later)
 
     def earliest_exit(self, packet: Packet, now: float) -> float:
         # A lower bound: the next opportunity may come much later.
@@ -123,11 +122,6 @@ class DeliveryOpportunities:
         if self._sending is None and (packet := self.buffer.pop(now)) is not None:
             self._sending, self._left_bytes = packet, _counted_bytes(packet)
         return self._sending
-
-    def _timetable_of(self, trace: DeliveryTrace | None) -> RepeatingTimes | None:
-        if trace is None:
-            return None
-        return RepeatingTimes(trace.at_ms, trace.period_ms / 1000, self._started_at, per_s=1000)
 
 
 def _counted_bytes(packet: Packet) -> int:

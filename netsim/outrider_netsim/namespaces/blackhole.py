@@ -25,11 +25,15 @@ FIRST_PACKETS = (  # of TCP over IPv4: protocol 6, of the flags SYN and ACK only
 )
 
 
-def ignore_connections(listener: socket.socket) -> None:
-    """Drop every packet that arrives at `listener`."""
+def ignore_connections(listener: socket.socket, *, ignored: bool) -> None:
+    """Drop every packet that arrives at `listener`, or no more; safe on any socket."""
     if sys.platform == "linux":
-        with contextlib.suppress(PermissionError):
-            attach_filter(listener, NOTHING)
+        # Attaching a filter may be forbidden, and then there is none to detach.
+        with contextlib.suppress(PermissionError, FileNotFoundError):
+            if ignored:
+                attach_filter(listener, NOTHING)
+            else:
+                listener.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
 
 
 def attach_filter(receiver: socket.socket, instructions: Sequence[tuple[int, int, int, int]]) -> None:
@@ -38,13 +42,3 @@ def attach_filter(receiver: socket.socket, instructions: Sequence[tuple[int, int
     # Only an address goes into the program: `code` must stay alive until setsockopt has copied it.
     program = struct.pack("HP", len(instructions), ctypes.addressof(code))
     receiver.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
-
-
-def accept_connections(listener: socket.socket) -> None:
-    """Undo `ignore_connections`; safe on any socket."""
-    if sys.platform == "linux":
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
-        except FileNotFoundError:
-            # There was no filter: attaching it may have been forbidden.
-            return

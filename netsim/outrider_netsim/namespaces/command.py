@@ -1,4 +1,9 @@
-"""Run a command in this process's own network, for the proxy engine. Any OS."""
+"""Run a command in this process's own network, for the proxy engine, and forward signals to commands. Any OS.
+
+A terminal's Ctrl-C reaches every process of its foreground group, the command included, so only signals that a process
+sent to us alone (kill, a supervisor) are forwarded. Linux tells them apart in the signal's code; elsewhere every SIGINT
+counts as the terminal's.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,16 @@ import asyncio
 import contextlib
 import os
 import signal
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # where the kernel does not say who sent a signal
+from outrider_netsim.namespaces import syscalls
+from outrider_netsim.namespaces.processes import die_with_parent
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 async def run_copies(argv: Sequence[str], environments: Sequence[Mapping[str, str]]) -> list[int]:
@@ -25,7 +35,7 @@ async def run_copies(argv: Sequence[str], environments: Sequence[Mapping[str, st
         for process in running:
             process.send_signal(number)
 
-    with _signals_to(pass_on):
+    with forward_signals(pass_on):
         try:
             running.extend(_started(argv, os.environ | dict(env)) for env in environments)
             for process in running:
@@ -40,39 +50,6 @@ async def run_copies(argv: Sequence[str], environments: Sequence[Mapping[str, st
 
 def _started(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a process and return once it is executing the command."""
-    return subprocess.Popen(argv, env=env, preexec_fn=_preparation())  # noqa: PLW1509 - it only makes system calls
-
-
-def _signals_to(pass_on: Callable[[int], None]) -> contextlib.AbstractContextManager[None]:
-    if sys.platform != "linux":
-        return _handlers(pass_on)
-    from outrider_netsim.namespaces.signal_forwarding import forward_signals
-
-    return forward_signals(pass_on)
-
-
-@contextlib.contextmanager
-def _handlers(pass_on: Callable[[int], None]) -> Iterator[None]:
-    """Forward signals except Ctrl-C, which reaches the command from the terminal itself."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, lambda: None)
-    for number in PASSED_ON:
-        loop.add_signal_handler(number, pass_on, number)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGINT, *PASSED_ON):
-            loop.remove_signal_handler(number)
-
-
-def _preparation() -> Callable[[], None] | None:
-    """Return what the child does before it executes the command: unblock signals, and die with us."""
-    if sys.platform != "linux":
-        return None
-    # Imported before the fork: the child may inherit the import lock from another thread, and would hang.
-    from outrider_netsim.namespaces.processes import die_with_parent
-    from outrider_netsim.namespaces.signal_forwarding import FORWARDED
-
     parent = os.getpid()
 
     def prepare() -> None:
@@ -80,7 +57,51 @@ def _preparation() -> Callable[[], None] | None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         die_with_parent(signal.SIGKILL, parent)
 
-    return prepare
+    preparation = prepare if sys.platform == "linux" else None
+    return subprocess.Popen(argv, env=env, preexec_fn=preparation)  # noqa: PLW1509 - it only makes system calls
+
+
+@contextlib.contextmanager
+def forward_signals(pass_on: Callable[[int], None]) -> Iterator[None]:
+    """Call `pass_on` from the event loop for each signal sent to us; none has its usual effect on us.
+
+    Outside the main thread nothing is forwarded.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as undo:
+        # Handlers besides the signalfd: a signal that another thread takes does not appear there. Its code is lost, so
+        # it is always forwarded, and a program with such threads may send its command Ctrl-C twice.
+        for number in FORWARDED:
+            undo.callback(signal.signal, number, signal.getsignal(number))
+            loop.add_signal_handler(number, pass_on, number)
+            undo.callback(loop.remove_signal_handler, number)
+        if sys.platform == "linux":
+            _read_codes(pass_on, undo)
+        else:
+            loop.add_signal_handler(signal.SIGINT, lambda: None)
+        yield
+
+
+def _read_codes(pass_on: Callable[[int], None], undo: contextlib.ExitStack) -> None:
+    loop = asyncio.get_running_loop()
+    undo.callback(signal.pthread_sigmask, signal.SIG_SETMASK, signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED))
+    source = syscalls.signal_file(FORWARDED)
+    undo.callback(os.close, source)
+    # Those too late for the command are discarded, as they were not meant for us.
+    undo.callback(_pass_on_pending, source, lambda _: None)
+    loop.add_reader(source, _pass_on_pending, source, pass_on)
+    undo.callback(loop.remove_reader, source)
+
+
+def _pass_on_pending(source: int, pass_on: Callable[[int], None]) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while record := os.read(source, syscalls.SIGNALFD_RECORD_BYTES):
+            number, _, code = struct.unpack_from("Iii", record)
+            if code != syscalls.SI_KERNEL:
+                pass_on(number)
 
 
 async def process_ended(process: subprocess.Popen[bytes]) -> None:
@@ -88,10 +109,20 @@ async def process_ended(process: subprocess.Popen[bytes]) -> None:
     if sys.platform != "linux":
         await asyncio.to_thread(process.wait)
         return
-    from outrider_netsim.namespaces.namespaces import readable
-
     handle = os.pidfd_open(process.pid)
     try:
         await readable(handle)
     finally:
         os.close(handle)
+
+
+async def readable(descriptor: int) -> None:
+    """Wait until a descriptor is readable."""
+    # Not in a thread: it would take the signals that commands are to get.
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)

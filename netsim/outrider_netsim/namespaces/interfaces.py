@@ -1,4 +1,4 @@
-"""Network interfaces, sockets and TCP settings of the namespace that this process is in, by ioctl; needs no library.
+"""Network interfaces, sockets and TCP settings of the namespace that this process is in.
 
 The namespace holder runs these on either side. The link's addresses are 10.77.0.1 on A and 10.77.0.2 on B.
 """
@@ -31,10 +31,8 @@ TUNSETIFF = 0x4004_54CA  # linux/if_tun.h
 IFF_TUN = 0x0001
 IFF_NO_PI = 0x1000  # bare packets
 IFF_UP = 0x0001  # linux/if.h
-SIOCGIFFLAGS, SIOCSIFFLAGS = 0x8913, 0x8914  # linux/sockios.h
-SIOCSIFADDR, SIOCSIFNETMASK = 0x8916, 0x891C
-SIOCSIFMTU = 0x8922
-RTM_NEWLINK, RTM_DELLINK, IFLA_TXQLEN = 16, 17, 13  # linux/rtnetlink.h, linux/if_link.h
+SIOCSIFADDR, SIOCSIFNETMASK = 0x8916, 0x891C  # linux/sockios.h
+RTM_NEWLINK, IFLA_MTU, IFLA_TXQLEN = 16, 4, 13  # linux/rtnetlink.h, linux/if_link.h
 NLM_F_REQUEST, NLM_F_ACK = 1, 4  # linux/netlink.h
 
 ETH_P_IP = 0x0800  # linux/if_ether.h
@@ -94,11 +92,9 @@ def open_tun(name: str, address: str | None = None) -> PassedDescriptor:
     try:
         flags = struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI)
         fcntl.ioctl(device, TUNSETIFF, flags)
-        set_mtu(name, MTU_BYTES)
-        set_queue(name, TUN_QUEUE_PACKETS)
         if address is not None:
             set_address(name, address)
-        set_up(name)
+        set_up(name, struct.pack("HHIHHI", 8, IFLA_MTU, MTU_BYTES, 8, IFLA_TXQLEN, TUN_QUEUE_PACKETS))
     # Also when cancelled: the device lives as long as its descriptor.
     except BaseException:
         os.close(device)
@@ -156,32 +152,26 @@ def choose_congestion(connection: socket.socket, congestion: str) -> None:
         ) from None
 
 
-def set_up(name: str) -> None:
-    """Bring an interface up."""
-    answer = _request(name, SIOCGIFFLAGS, b"")
-    (flags,) = struct.unpack_from("H", answer, 16)
-    _request(name, SIOCSIFFLAGS, struct.pack("H", flags | IFF_UP))
+def set_up(name: str, attributes: bytes = b"") -> None:
+    """Bring an interface up, with other attributes, by netlink (struct nlmsghdr, struct ifinfomsg).
+
+    The ioctl for its queue is refused in a user namespace.
+    """
+    body = struct.pack("BxHiII", socket.AF_UNSPEC, 0, socket.if_nametoindex(name), IFF_UP, IFF_UP) + attributes
+    header = struct.pack("IHHII", 16 + len(body), RTM_NEWLINK, NLM_F_REQUEST | NLM_F_ACK, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
+        route.send(header + body)
+        (failure,) = struct.unpack_from("i", route.recv(4096), 16)
+    if failure:
+        raise OSError(-failure, f"interface {name}: {os.strerror(-failure)}")
 
 
 def set_address(name: str, address: str) -> None:
     """Set an interface's IPv4 address."""
-    for code, value in ((SIOCSIFADDR, address), (SIOCSIFNETMASK, LINK_NETMASK)):
-        _request(name, code, struct.pack("HH4s", socket.AF_INET, 0, socket.inet_aton(value)))
-
-
-def set_mtu(name: str, size_bytes: int) -> None:
-    _request(name, SIOCSIFMTU, struct.pack("i", size_bytes))
-
-
-def set_queue(name: str, packets: int) -> None:
-    """Set how many packets may wait for the interface's driver."""
-    # By netlink, because the ioctl is refused in a user namespace.
-    _route_request(name, RTM_NEWLINK, struct.pack("HHI", 8, IFLA_TXQLEN, packets))
-
-
-def remove_interface(name: str) -> None:
-    """Delete an interface. Raises OSError: PermissionError without the right to, ENODEV where there is none."""
-    _route_request(name, RTM_DELLINK)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        for code, value in ((SIOCSIFADDR, address), (SIOCSIFNETMASK, LINK_NETMASK)):
+            request = struct.pack("16sHH4s16x", name.encode(), socket.AF_INET, 0, socket.inet_aton(value))
+            fcntl.ioctl(control, code, request)
 
 
 def _tun_device() -> int:
@@ -194,19 +184,3 @@ def _tun_device() -> int:
             f"{TUN_DEVICE} is closed to this user: open it (chmod 666 {TUN_DEVICE}; it gives no rights outside "
             "the user's own namespaces), run as root, or use --engine kernel or proxy"
         ) from None
-
-
-def _request(name: str, code: int, value: bytes) -> bytes:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-        return fcntl.ioctl(control, code, name.encode().ljust(16, b"\0") + value.ljust(24, b"\0"))
-
-
-def _route_request(name: str, kind: int, attributes: bytes = b"") -> None:
-    """Change or delete an interface by netlink (struct nlmsghdr, struct ifinfomsg)."""
-    body = struct.pack("BxHiII", socket.AF_UNSPEC, 0, socket.if_nametoindex(name), 0, 0) + attributes
-    header = struct.pack("IHHII", 16 + len(body), kind, NLM_F_REQUEST | NLM_F_ACK, 1, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
-        route.send(header + body)
-        (failure,) = struct.unpack_from("i", route.recv(4096), 16)
-    if failure:
-        raise OSError(-failure, f"interface {name}: {os.strerror(-failure)}")

@@ -145,8 +145,9 @@ def _become_owner() -> None:
 
 
 def _described(error: Exception) -> Message:
-    if isinstance(error, OSError) and error.errno:
-        return {"kind": "OSError", "errno": error.errno, "message": error.strerror, "file": error.filename}
+    if isinstance(error, OSError):
+        message = error.strerror or str(error)
+        return {"kind": "OSError", "errno": error.errno, "message": message, "file": error.filename}
     return {"kind": type(error).__name__, "message": str(error)}
 
 

@@ -4,8 +4,8 @@
     await namespaces.start()                                   # EngineError with a remedy if refused
     server = await namespaces.socket("B")                      # a TCP socket that lives in B, usable from here
     tun = await namespaces.tun("A")                            # a descriptor that reads and writes packets
-    await namespaces.call("A", "outrider_netsim.namespaces.interfaces:set_mtu", name="outrider0", size_bytes=1400)
-    status = await namespaces.run(["curl", "http://127.0.0.1:8000"])    # in A
+    await namespaces.call("A", "outrider_netsim.namespaces.interfaces:set_up", name="outrider0")
+    (status,) = await namespaces.run(["curl", "http://127.0.0.1:8000"]) # in A
     await namespaces.aclose()
 
 `call` runs a function of this package inside the holder process, in the namespace of that side. Arguments and result
@@ -27,9 +27,9 @@ from typing import Any, Self
 
 from outrider_netsim.core.async_resource import AsyncResource
 from outrider_netsim.core.errors import EngineError
+from outrider_netsim.namespaces.command import forward_signals, process_ended
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES, LINK_INTERFACE, Side, SocketKind
 from outrider_netsim.namespaces.processes import MARK, own_mark
-from outrider_netsim.namespaces.signal_forwarding import forward_signals
 
 MESSAGE_BYTES = 1 << 17
 START_TIMEOUT_S = 30.0  # a new Python on a busy machine
@@ -112,12 +112,7 @@ class Namespaces(AsyncResource):
         """
         return await self._ask(op="call", side=side, function=function, arguments=arguments)
 
-    async def run(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> int:
-        """Run a command in A and return its exit status; see `run_copies`."""
-        (status,) = await self.run_copies(argv, [env or {}])
-        return status
-
-    async def run_copies(self, argv: Sequence[str], environments: Sequence[Mapping[str, str]]) -> list[int]:
+    async def run(self, argv: Sequence[str], environments: Sequence[Mapping[str, str]] = ({},)) -> list[int]:
         """Run a command in A once for each environment, all at once; return their statuses (128 + n for signal n).
 
         It has our stdin, stdout and folder; its environment is added to the one that we had at the start. Signals sent
@@ -218,36 +213,22 @@ class Namespaces(AsyncResource):
 def start_module(module: str, *channels: Socket | int) -> subprocess.Popen[bytes]:
     """Start a module of this package as a process; its arguments are inherited descriptors and our process id.
 
-    Its environment carries our mark, by which leftovers.py recognizes what we left behind.
+    Its environment carries our mark, by which processes.py recognizes what we left behind.
     """
     numbers = [channel if isinstance(channel, int) else channel.fileno() for channel in channels]
     arguments = [sys.executable, "-P", "-m", module, *map(str, numbers), str(os.getpid())]
     return subprocess.Popen(arguments, pass_fds=numbers, env=os.environ | {MARK: own_mark()})
 
 
-async def readable(descriptor: int) -> None:
-    """Wait until a descriptor is readable."""
-    # Not in a thread: it would take the signals that `run` forwards.
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(descriptor, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(descriptor)
-
-
 async def ended(process: subprocess.Popen[bytes]) -> None:
     """Wait until a process ends by itself, for a few seconds, then kill it."""
-    handle = os.pidfd_open(process.pid)
     try:
         async with asyncio.timeout(END_TIMEOUT_S):
-            await readable(handle)
+            await process_ended(process)
     except TimeoutError:
         # It hangs in a system call.
         pass
     finally:
-        os.close(handle)
         process.kill()
         process.wait()
 

@@ -2,6 +2,10 @@
 
 Every process that a link starts, and all its descendants, carry a mark of the link's owner in their environment: its
 process id and start time, which together are never reused.
+
+Normally a link leaves nothing, even when its owner is killed: holder and pump end with the owner, commands with the
+holder, and the kernel removes namespaces without processes. But a holder killed together with its owner leaves what its
+command started in the background.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +22,8 @@ from outrider_netsim.namespaces import syscalls
 
 MARK = "OUTRIDER_NETSIM_OWNER"
 PROC = Path("/proc")
+END_TIMEOUT_S = 2.0  # for a killed process to be gone
+POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +110,8 @@ def kill_descendants(ancestor: int) -> None:
             kill(row)
 
 
-def kill(target: Process) -> bool:
-    """Kill exactly this process. Return False if it has ended or we may not kill it."""
+def kill(target: Process) -> None:
+    """Kill exactly this process, if it has not ended and we may."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         handle = os.pidfd_open(target.pid)
         try:
@@ -112,7 +119,48 @@ def kill(target: Process) -> bool:
             now = process(target.pid)
             if now and now.mark == target.mark and not now.is_dead:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-                return True
         finally:
             os.close(handle)
-    return False
+
+
+def find_leftovers() -> list[Process]:
+    """Find the processes of links whose owners are gone, as far as this user may see them."""
+    spared = _own_ancestry()
+    return [row for row in processes() if not row.is_dead and row.pid not in spared and _is_left(row)]
+
+
+def remove_leftovers() -> list[str]:
+    """Kill all leftovers; return a line for each: `removed ...`, or `could not remove ...` and why."""
+    return [_removed(row) for row in find_leftovers()]
+
+
+def _own_ancestry() -> set[int]:
+    """Return this process and its ancestors: the shell that cleans up may itself be a leftover."""
+    line, row = set(), process(os.getpid())
+    while row is not None:
+        line.add(row.pid)
+        row = process(row.parent)
+    return line
+
+
+def _is_left(row: Process) -> bool:
+    mark = mark_of(row.pid)
+    return mark is not None and not owner_lives(mark)
+
+
+def _removed(row: Process) -> str:
+    name = f"process {row.pid} ({_command(row.pid)})"
+    kill(row)
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while (now := process(row.pid)) is not None and now.mark == row.mark and not now.is_dead:
+        if time.monotonic() > deadline:
+            return f"could not remove {name}: it did not end; run as root"
+        time.sleep(POLL_S)
+    return f"removed {name}"
+
+
+def _command(pid: int) -> str:
+    try:
+        return (PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return "ended"

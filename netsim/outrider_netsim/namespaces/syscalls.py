@@ -13,7 +13,6 @@ from collections.abc import Collection
 
 CLONE_NEWNET = 0x4000_0000  # linux/sched.h
 CLONE_NEWUSER = 0x1000_0000
-MNT_DETACH = 2  # sys/mount.h
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_TIMERSLACK = 29
 PR_SET_CHILD_SUBREAPER = 36
@@ -35,11 +34,6 @@ def setns(namespace: int, flags: int) -> None:
 
 def prctl(option: int, value: int) -> None:
     _checked("prctl", _libc().prctl(option, ctypes.c_ulong(value), 0, 0, 0))
-
-
-def unmount(path: str) -> None:
-    """Detach a mount at once, in use or not."""
-    _checked("umount2", _libc().umount2(os.fsencode(path), MNT_DETACH))
 
 
 def signal_file(signals: Collection[signal.Signals]) -> int:

@@ -10,7 +10,6 @@ small, so that the link holds both programs back.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -19,7 +18,7 @@ from typing import cast
 from outrider_netsim.core.answers import AnswerReader
 from outrider_netsim.core.async_resource import close_server
 from outrider_netsim.core.small_buffers import BUFFER_BYTES, connected_socket, hold_back, keep_little_unsent
-from outrider_netsim.namespaces.blackhole import accept_connections, ignore_connections
+from outrider_netsim.namespaces.blackhole import ignore_connections
 
 BACKLOG = 128
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, 0 seconds
@@ -155,16 +154,9 @@ class TcpSplice:
         """True while bytes of a client are still to come, or to be passed on."""
         return not all(end.is_passed_on for end in self._ends)
 
-    @property
-    def port(self) -> int:
-        return int(self._listener.getsockname()[1])
-
-    def ignore_connections(self) -> None:
-        """Let new connections hang unanswered, as over a dead link."""
-        ignore_connections(self._listener)
-
-    def accept_connections(self) -> None:
-        accept_connections(self._listener)
+    def ignore_connections(self, *, ignored: bool) -> None:
+        """Let new connections hang unanswered, as over a dead link, or no more."""
+        ignore_connections(self._listener, ignored=ignored)
 
     def _accept(self) -> SpliceLeg:
         return _AcceptedLeg(self._begin, self._end)
@@ -234,12 +226,7 @@ async def dial_locally(host: str, port: int) -> SpliceLeg:
 
 def local_listener(host: str, port: int) -> socket.socket:
     """Bind a socket of this process's own namespace. Raises OSError."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    with contextlib.ExitStack() as undo:
-        undo.callback(listener.close)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        hold_back(listener)
-        listener.bind(address)
-        undo.pop_all()
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+    listener = socket.create_server((host, port), family=family)
+    hold_back(listener)
     return listener

@@ -11,12 +11,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from outrider_netsim.core.engine_names import Way
+from outrider_netsim.core.engine_names import WAYS, Way
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.profiles.profile import Profile
 from outrider_netsim.virtual.link import VirtualLink
-
-WAYS: tuple[Way, Way] = ("up", "down")
 
 HEADER_BYTES = 42  # UDP 8, IPv4 20, and 14 of Ethernet, which the rate counts too
 SMALL_BYTES = 64 + HEADER_BYTES

@@ -24,14 +24,13 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from outrider_netsim.core.engine_names import DEFAULT_PROBE_PACKETS, WITH_NETWORK, ProbeEngine, Way
+from outrider_netsim.core.engine_names import DEFAULT_PROBE_PACKETS, WAYS, WITH_NETWORK, ProbeEngine, Way
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.link import Link, seed_text
 from outrider_netsim.namespaces.interfaces import LINK_ADDRESSES
 from outrider_netsim.probe.ends import (
     FULL_BYTES,
     SMALL_BYTES,
-    WAYS,
     PacketTimes,
     PacketTrain,
     ProbeEnds,
@@ -130,7 +129,7 @@ async def _opened(profile: Profile, engine: ProbeEngine, seed: int) -> AsyncIter
 async def _measure(
     ends: ProbeEnds, profile: Profile, packets: int, say: Callable[[str], None]
 ) -> dict[Way, dict[str, Figure]]:
-    directions: dict[Way, Direction] = {"up": profile.up, "down": profile.down}
+    directions = profile.directions
     settle_s = max(map(_settle_s, directions.values()))
     lone = PacketTrain(packets, max(map(_lone_spacing_s, directions.values())), settle_s)
     dense = PacketTrain(LOSS_SHARE * packets, max(map(_quiet_spacing_s, directions.values())), settle_s)

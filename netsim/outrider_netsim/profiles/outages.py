@@ -136,17 +136,17 @@ def in_order(outages: Sequence[Outage]) -> list[Outage]:
 
 def occurrences(outages: Sequence[Outage]) -> Iterator[tuple[float, float]]:
     """Yield start and end of every time without a link, in order; touching or overlapping ones are merged."""
-    start = end = None
+    last: tuple[float, float] | None = None
     # Merged lazily: recurring outages never end.
-    for next_start, next_end in heapq.merge(*(outage.times() for outage in in_order(outages))):
-        if end is not None and start is not None and next_start <= end:
-            end = max(end, next_end)
+    for start, end in heapq.merge(*(outage.times() for outage in in_order(outages))):
+        if last is not None and start <= last[1]:
+            last = last[0], max(last[1], end)
             continue
-        if start is not None and end is not None:
-            yield start, end
-        start, end = next_start, next_end
-    if start is not None and end is not None:
-        yield start, end
+        if last is not None:
+            yield last
+        last = start, end
+    if last is not None:
+        yield last
 
 
 async def run_outages(link: Cuttable, outages: Sequence[Outage]) -> None:

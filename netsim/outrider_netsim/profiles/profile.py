@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from outrider_netsim.core.engine_names import Way
@@ -41,7 +41,7 @@ class Bursts:
 
     def __post_init__(self) -> None:
         for name in ("p", "r", "bad", "good"):
-            _check(f"bursts.{name}", getattr(self, name), 1.0)
+            check_range(f"bursts.{name}", getattr(self, name), 0, 1.0)
         if not self.r:
             raise ProfileError("bursts.r=0: the link would stay bad forever; need more than 0")
 
@@ -83,11 +83,11 @@ class Direction:
 
     def __post_init__(self) -> None:
         for name in ("delay_ms", "jitter_ms", "base_ms"):
-            _check(name, getattr(self, name), MAX_MS)
-        _check("rate_bps", self.rate_bps, 1e12)
+            check_range(name, getattr(self, name), 0, MAX_MS)
+        check_range("rate_bps", self.rate_bps, 0, 1e12)
         for name in ("loss", "duplicate", "corrupt"):
-            _check(name, getattr(self, name), 1.0)
-        _check("slot_ms", self.slot_ms, MAX_MS)
+            check_range(name, getattr(self, name), 0, 1.0)
+        check_range("slot_ms", self.slot_ms, 0, MAX_MS)
         if 0 < self.rate_bps < 1000:
             raise ProfileError(f"rate_bps={self.rate_bps:g}: need 0 (unlimited) or at least 1000 bit/s")
         if not isinstance(self.distribution, DistributionTable) and self.distribution not in DISTRIBUTIONS:
@@ -98,8 +98,8 @@ class Direction:
             raise ProfileError(
                 f"jitter_ms={self.jitter_ms:g} with distribution='constant': need another distribution or no jitter"
             )
-        _check("correlation", self.correlation, 1.0)
-        _check("coherence_ms", self.coherence_ms, MAX_MS)
+        check_range("correlation", self.correlation, 0, 1.0)
+        check_range("coherence_ms", self.coherence_ms, 0, MAX_MS)
         if self.correlation == 1:
             raise ProfileError("correlation=1: the delay would never change; need less than 1")
         if self.correlation and self.coherence_ms:
@@ -114,8 +114,8 @@ class Direction:
     def _check_queue(self) -> None:
         if self.queue_packets is not None and not 1 <= self.queue_packets <= MAX_QUEUE_PACKETS:
             raise ProfileError(f"queue_packets={self.queue_packets}: need 1 to {MAX_QUEUE_PACKETS}")
-        _check("queue_bytes", self.queue_bytes, MAX_QUEUE_BYTES)
-        _check("queue_ms", self.queue_ms, MAX_MS)
+        check_range("queue_bytes", self.queue_bytes, 0, MAX_QUEUE_BYTES)
+        check_range("queue_ms", self.queue_ms, 0, MAX_MS)
         if self.aqm not in AQMS:
             raise ProfileError(f"aqm={self.aqm!r}: need one of {', '.join(AQMS)}")
         names = "queue_packets", "queue_bytes", "queue_ms"
@@ -194,6 +194,10 @@ class Profile:
     def symmetric(cls, name: str, direction: Direction, source: str = "", outages: tuple[Outage, ...] = ()) -> Profile:
         return cls(name, direction, direction, source, outages)
 
+    @property
+    def directions(self) -> dict[Way, Direction]:
+        return {"up": self.up, "down": self.down}
+
     def outages_of(self, way: Way) -> list[Outage]:
         """Return the planned outages of one direction."""
         return [outage for outage in self.outages if outage.concerns(way)]
@@ -203,12 +207,8 @@ class Profile:
         """Return the mean round trip of small packets, jitter included."""
         return self.up.mean_delay_ms + self.down.mean_delay_ms
 
-    def in_order_variant(self) -> Profile:
-        """Return the same link without reordering, as on a radio bearer."""
-        up, down = replace(self.up, in_order=True), replace(self.down, in_order=True)
-        return replace(self, name=f"{self.name}-inorder", up=up, down=down)
 
-
-def _check(name: str, value: float, most: float) -> None:
-    if not 0 <= value <= most:  # also refuses NaN
-        raise ProfileError(f"{name}={value:g}: need 0 to {most:g}")
+def check_range(name: str, value: float, least: float, most: float) -> None:
+    """Raise ProfileError for a value that is not between the two."""
+    if not least <= value <= most:  # also refuses NaN
+        raise ProfileError(f"{name}={value:g}: need {least:g} to {most:g}")

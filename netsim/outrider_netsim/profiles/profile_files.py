@@ -137,7 +137,7 @@ def profile_text(profile: Profile) -> str:
     if profile.outages:
         lines.append(f"outages = [{', '.join(_toml(outage_text(outage)) for outage in profile.outages)}]")
     alike = profile.up == profile.down
-    for way, direction in {"both": profile.up}.items() if alike else {"up": profile.up, "down": profile.down}.items():
+    for way, direction in {"both": profile.up}.items() if alike else profile.directions.items():
         lines += ["", f"[{way}]", *_direction_lines(direction)]
     return "\n".join(lines) + "\n"
 

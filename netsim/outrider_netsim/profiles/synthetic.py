@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider_netsim.core.errors import ProfileError
+from outrider_netsim.profiles.profile import check_range
 from outrider_netsim.profiles.traces import MAX_TRACE_S, OPPORTUNITY_BYTES, ConditionTrace, DeliveryTrace
 
 STEP_S = 0.02
@@ -56,16 +56,16 @@ class Cellular:
     handover_s: float = 0.05
 
     def __post_init__(self) -> None:
-        _check("rate_bps", self.rate_bps, 10_000, 10e9)
-        _check("delay_ms", self.delay_ms, 0, 50_000)
-        _check("handover_s", self.handover_s, 0, 10)
+        check_range("rate_bps", self.rate_bps, 10_000, 10e9)
+        check_range("delay_ms", self.delay_ms, 0, 50_000)
+        check_range("handover_s", self.handover_s, 0, 10)
         if self.handover_every_s:
-            _check("handover_every_s", self.handover_every_s, 2 * self.handover_s, MAX_TRACE_S)
+            check_range("handover_every_s", self.handover_every_s, 2 * self.handover_s, MAX_TRACE_S)
 
     def deliveries(self, duration_s: float, seed: int) -> DeliveryTrace:
         """Return a Mahimahi trace whose last opportunity is at `duration_s`, where it repeats."""
         end_ms = round(duration_s * 1000)
-        rates_bps = np.array([step.rate_bps for step in self._steps(duration_s, seed)])
+        rates_bps = np.array([rate_bps for _, rate_bps in self._steps(duration_s, seed)])
         at_ms = _times_ms(np.cumsum(rates_bps * STEP_S / 8))
         return DeliveryTrace("synthetic", (*at_ms[at_ms < end_ms].tolist(), end_ms))
 
@@ -76,13 +76,14 @@ class Cellular:
             "synthetic",
             tuple(round(i * STEP_S, 6) for i in range(len(steps))),
             round(len(steps) * STEP_S, 6),
-            tuple(self.delay_ms + step.level.more_delay_ms for step in steps),
-            tuple(float(round(max(LEAST_BPS, step.rate_bps))) for step in steps),
-            tuple(step.level.loss for step in steps),
+            tuple(self.delay_ms + level.more_delay_ms for level, _ in steps),
+            tuple(float(round(max(LEAST_BPS, rate_bps))) for _, rate_bps in steps),
+            tuple(level.loss for level, _ in steps),
         )
 
-    def _steps(self, duration_s: float, seed: int) -> Iterator[_Step]:
-        _check("duration_s", duration_s, 1, MAX_TRACE_S)
+    def _steps(self, duration_s: float, seed: int) -> Iterator[tuple[_Level, float]]:
+        """Yield the level and the rate of each step."""
+        check_range("duration_s", duration_s, 1, MAX_TRACE_S)
         rng = random.Random(f"cellular/{seed}")
         level = _any_level(rng)
         handover_s = self._until_handover_s(rng)
@@ -95,16 +96,10 @@ class Cellular:
                 level = _neighbor(level, rng)
             fading = rng.lognormvariate(-(FAST_FADING**2) / 2, FAST_FADING)
             share = 0.0 if now >= handover_s else _LEVELS[level].share / _MEAN_SHARE * fading
-            yield _Step(_LEVELS[level], self.rate_bps * share)
+            yield _LEVELS[level], self.rate_bps * share
 
     def _until_handover_s(self, rng: random.Random) -> float:
         return rng.expovariate(1 / self.handover_every_s) if self.handover_every_s else float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    level: _Level
-    rate_bps: float
 
 
 def _any_level(rng: random.Random) -> int:
@@ -123,8 +118,3 @@ def _times_ms(sent_bytes: NDArray[np.float64]) -> NDArray[np.int64]:
     steps = np.searchsorted(sent_bytes, targets)
     before = np.concatenate(([0.0], sent_bytes))[steps]
     return (1000 * STEP_S * (steps + (targets - before) / (sent_bytes[steps] - before))).astype(np.int64)
-
-
-def _check(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:  # also refuses NaN
-        raise ProfileError(f"{name}={value:g}: need {least:g} to {most:g}")

@@ -12,11 +12,10 @@ import csv
 import math
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
-from typing import Any
 
 from outrider_netsim.core.engine_names import WAYS, Way
 from outrider_netsim.core.errors import ProfileError
@@ -104,6 +103,27 @@ def parse_table(lines: Iterable[str], first: str, name: str, comment: str = "") 
 
     `lines` begin with all of these. Raises ProfileError.
     """
+    return _read(lines, first, name, column_named, comment).link()
+
+
+def parse_round_trips(lines: Iterable[str], first: str, name: str) -> tuple[array[float], array[float]]:
+    """Parse a table of pings: when each was sent and its `rtt_ms`, NaN where there is none. Raises ProfileError."""
+    table = _read(lines, first, name, _round_trip_column)
+    if not table.has_times:
+        raise ProfileError(f"{name}, line 1: no column of time beside rtt_ms: name it time_s")
+    return table.times, next(iter(table.values.values()))
+
+
+def _round_trip_column(key: str) -> _Column | None:
+    if key == "rtt_ms":
+        return _Column(key, 1, 0, 60_000)
+    column = column_named(key)
+    return column if column and column.field == "time" else None
+
+
+def _read(
+    lines: Iterable[str], first: str, name: str, column_of: Callable[[str], _Column | None], comment: str = ""
+) -> _Table:
     separator = max(",;\t", key=first.count)
 
     def split(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -126,7 +146,9 @@ def parse_table(lines: Iterable[str], first: str, name: str, comment: str = "") 
             raise ProfileError(f"{name}, line {n}: {len(keys)} columns and no header that says what they are: add one")
     elif _number(keys[0]) is not None:
         raise ProfileError(f"{name}, line {n}: {shown(' '.join(keys))} is neither numbers nor names of columns")
-    return _Table(name, keys, n).read(rows, separator == ";")
+    table = _Table(name, keys, n, column_of)
+    table.read(rows, separator == ";")
+    return table
 
 
 def _logged(rows: Iterable[tuple[int, list[str]]], name: str) -> Iterator[tuple[int, list[str]]]:
@@ -158,17 +180,18 @@ def _numbered(rows: Iterable[list[str]], name: str) -> Iterator[tuple[int, list[
 class _Table:
     """The columns of a table as they fill."""
 
-    def __init__(self, name: str, keys: Sequence[str], line: int) -> None:
+    def __init__(self, name: str, keys: Sequence[str], line: int, column_of: Callable[[str], _Column | None]) -> None:
         self._name, self._keys = name, keys
-        columns = {at: column for at, key in enumerate(keys) if (column := column_named(key)) is not None}
+        columns = {at: column for at, key in enumerate(keys) if (column := column_of(key)) is not None}
         times = {at: column for at, column in columns.items() if column.field == "time"}
         self._time_at = min(times, key=lambda at: _TIME_WORDS.index(_words(keys[at])[0]), default=None)
         self._time_unit = 0.0 if self._time_at is None else times[self._time_at].unit
         self._columns = {at: column for at, column in columns.items() if at not in times}
         self._check(f"{name}, line {line}")
-        self._times = array("d")
-        self._values = {at: array("d") for at in self._columns}
+        self.times = array("d")  # in seconds, the first one 0
+        self.values = {at: array("d") for at in self._columns}
         self._date: str | None = None
+        self._period_s = 0.0
 
     def _check(self, where: str) -> None:
         given = ", ".join(self._keys)
@@ -186,7 +209,11 @@ class _Table:
                         f"{where}: {other} and {self._keys[at]} say the same thing twice: keep one column of each"
                     )
 
-    def read(self, rows: Iterator[tuple[int, list[str]]], has_decimal_comma: bool) -> RecordedLink:
+    @property
+    def has_times(self) -> bool:
+        return self._time_at is not None
+
+    def read(self, rows: Iterator[tuple[int, list[str]]], has_decimal_comma: bool) -> None:
         n = 1
         for n, row in rows:
             if len(row) != len(self._keys) and any(row[len(self._keys) :] or ["-"]):
@@ -197,24 +224,24 @@ class _Table:
             cells = [cell.replace(",", ".") for cell in row] if has_decimal_comma else row
             self._add_time(cells, n)
             for at, column in self._columns.items():
-                values = self._values[at]
+                values = self.values[at]
                 values.append(self._cell(cells[at], at, column, n, values[-1] if values else 0.0))
-        if not self._times:
+        if not self.times:
             raise ProfileError(f"{self._name}, line {n + 1}: the trace is empty: need numbers below the header")
-        return self._link(_spread(self._times))
+        self._period_s = _spread(self.times)
 
     def _cell(self, text: str, at: int, column: _Column, n: int, before: float) -> float:
         value = _number(text)
         if value is not None and column.least <= value <= column.most:
             return value
         if text.strip().lower() in MISSING:
-            return before
+            return math.nan if column.field == "rtt_ms" else before
         where = f"{self._name}, line {n}: {self._keys[at]}"
         value = parse_number(text, where)
         raise ProfileError(f"{where}={value:g}: need {column.least:g} to {column.most:g}")
 
     def _add_time(self, row: list[str], n: int) -> None:
-        times = self._times
+        times = self.times
         if self._time_at is None:
             times.append(len(times) * USUAL_STEP_S)
             return
@@ -252,25 +279,28 @@ class _Table:
             return (at.replace(tzinfo=None) - datetime(1900, 1, 1)).total_seconds()
         raise ProfileError(f"{where}={shown(text)} is no time: need seconds, or a date such as 2026-05-01 12:00:00")
 
-    def _link(self, period_s: float) -> RecordedLink:
-        said, ways = [], {way: ConditionTrace(self._name, self._times, period_s) for way in WAYS}
+    def link(self) -> RecordedLink:
+        """Return the columns as traces."""
+        said = []
+        given: dict[Way, dict[str, array[float]]] = {way: {} for way in WAYS}
         for at, column in self._columns.items():
-            unit, values = column.unit, self._values[at]
+            unit, values = column.unit, self.values[at]
             if not unit:
                 unit = next(unit for unit in UNSAID_UNITS if max(values) * unit <= TOO_FAST_BPS or unit == 1)
             is_rate = column.field == "rate_bps"
             scaled = array("d", (max(LEAST_BPS, value * unit) if is_rate else value * unit for value in values))
-            changed: dict[str, Any] = {column.field: scaled}  # Any: for mypy, which takes it for any field
             for way in column.ways:
-                ways[way] = replace(ways[way], **changed)
+                given[way][column.field] = scaled
             kind = f" in {_UNIT_NAMES[unit]}" if is_rate else ""
             said.append(f"{self._keys[at]}{kind} {' and '.join(column.ways)}")
         time = f"times from {self._keys[self._time_at]}" if self._time_at is not None else "one row a second"
         known = {*self._columns, self._time_at}
         others = [key for at, key in enumerate(self._keys) if at not in known]
         passed = f"; passed over: {shown(', '.join(others))}" if others else ""
-        found = f"{self._name}: {len(self._times):,} rows in {period_s:g} s; {', '.join(said)}; {time}{passed}"
-        up, down = (None if one.rate_bps is one.delay_ms is one.loss is None else one for one in ways.values())
+        found = f"{self._name}: {len(self.times):,} rows in {self._period_s:g} s; {', '.join(said)}; {time}{passed}"
+        up, down = (
+            ConditionTrace(self._name, self.times, self._period_s, **one) if one else None for one in given.values()
+        )
         return RecordedLink(found, up, down)
 
 

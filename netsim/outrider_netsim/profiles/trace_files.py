@@ -66,10 +66,7 @@ def save_trace(trace: Trace, path: str | Path) -> None:
     """Write `trace` in its own format; condition traces must end in .csv, others must not. Raises ProfileError."""
     if isinstance(trace, ConditionTrace) != is_csv(path):
         raise ProfileError(f"{path}: conditions go to a file that ends in .csv, deliveries to any other")
-    try:
-        Path(path).write_text(trace_text(trace), encoding="ascii")
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be written: {error.strerror or error}") from None
+    write_text(Path(path), trace_text(trace))
 
 
 def trace_text(trace: Trace) -> str:
@@ -134,3 +131,11 @@ def _text(file: BufferedReader) -> TextIOWrapper:
 def read_text(path: Path) -> str:
     """Return a file's text with plain line ends. Raises ProfileError."""
     return "".join(_lines(path))
+
+
+def write_text(path: Path, text: str, name: str = "") -> None:
+    """Write a file. Raises ProfileError that calls it by `name`, if that is more than its path."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ProfileError(f"{name or path}: cannot be written: {error.strerror or error}") from None

@@ -113,7 +113,7 @@ class TcpEndpoint:
         """Drop everything and tell the other end, which asks again if that message gets lost."""
         if self._phase != Phase.DEAD:
             if self._phase != Phase.LISTENING:
-                self._send_reset(self.sender.nxt)
+                self._send_reset(self.sender.recovery.nxt)
             self._die()
 
     def _push(self) -> None:
@@ -137,7 +137,7 @@ class TcpEndpoint:
         self._transmit(packet)
 
     def _send_ack(self) -> None:
-        packet = self._packet(self.sender.nxt, self.sender.nxt)
+        packet = self._packet(self.sender.recovery.nxt, self.sender.recovery.nxt)
         self.stream.sent_ack()
         self._transmit(packet)
 
@@ -176,7 +176,7 @@ class TcpEndpoint:
                 self._complete_handshake(packet)
                 self.sender.push()
                 # Unless data carries the acknowledgment.
-                if not self.sender.nxt:
+                if not self.sender.recovery.nxt:
                     self._send_ack()
             case Phase.OPEN:
                 self._send_ack()
@@ -187,7 +187,7 @@ class TcpEndpoint:
         self._syn_timer.cancel()
         self._phase = Phase.OPEN
         if self._syn_retries > 1:
-            self.sender.begin_with(1)
+            self.sender.recovery.cwnd = 1
         # Of several SYNs only the echoed stamp tells which one was answered.
         sent_at = self._syn_sent_at if self._num_syns == 1 else packet.echo_ms / 1000
         self.sender.measured_in_handshake(max(0.001, self._clock.now - sent_at))
@@ -221,7 +221,7 @@ class TcpEndpoint:
                     self.stream.report_duplicate(packet.seq, packet.end)
                 self._send_ack()
                 return False
-            return packet.end >= self.stream.acked and packet.ack == self.sender.una
+            return packet.end >= self.stream.acked and packet.ack == self.sender.recovery.una
         if packet.stamp_ms < self._recent_ms:
             return True
         if packet.seq <= self.stream.acked:
@@ -230,7 +230,7 @@ class TcpEndpoint:
 
     def _take(self, packet: TcpPacket) -> None:
         sender, stream = self.sender, self.stream
-        una = sender.una
+        una = sender.recovery.una
         sender.acknowledged(packet)
         arrived = 0
         was_complete = stream.is_complete
@@ -247,7 +247,7 @@ class TcpEndpoint:
             self.user.received(arrived)
         if is_complete and not was_complete:
             self.user.ended()
-        if sender.una > una:
+        if sender.recovery.una > una:
             self.user.acknowledged()
 
     def _arrive_reset(self, packet: TcpPacket) -> None:

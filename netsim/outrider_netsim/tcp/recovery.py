@@ -47,8 +47,8 @@ class TcpRecovery:
         self.cwnd = INITIAL_WINDOW
         self.cwnd_count = 0
         self.ssthresh = math.inf
-        self.una = 0
-        self.nxt = 0
+        self.una = 0  # the first byte that is not acknowledged
+        self.nxt = 0  # the next byte to send
         self.state = State.OPEN
         self.high = 0  # what was sent when the state began: it ends when all that is acknowledged
         self.probe_ends: int | None = None  # what was sent when a tail loss probe was under way
@@ -60,11 +60,7 @@ class TcpRecovery:
         self._undo_from: int | None = None
         self._undo_left = -1  # retransmissions that may prove needless; -1 before any
         self._delivered = self.resent = 0  # since the recovery began
-        self._frto = False
-
-    @property
-    def in_slow_start(self) -> bool:
-        return self.cwnd < self.ssthresh
+        self.frto = False  # after a timeout that may have been needless
 
     def current_ssthresh(self) -> float:
         """Return at least 3/4 of the window (tcp_current_ssthresh)."""
@@ -89,7 +85,7 @@ class TcpRecovery:
         count = self.board.take_duplicate(block, self.probe_ends, news)
         if not count:
             return
-        segment = self.board.segment_at(block[0])
+        segment = self.board.by_seq.get(block[0])
         # Not where only the first part of several segments sent as one was there already.
         is_whole = block[1] <= news.prior_una or (segment is not None and segment.end <= block[1])
         if self._undo_from is not None and self._undo_left > 0 and block[1] > self._undo_from and is_whole:
@@ -148,7 +144,7 @@ class TcpRecovery:
             case State.LOSS:
                 resend = self._in_loss(news)
                 detect(news)
-                if not self._is_open and not news.retransmission_lost:
+                if self.state == State.LOSS and not news.retransmission_lost:
                     return resend
                 return self._recover_or_open()
             case _:
@@ -156,10 +152,6 @@ class TcpRecovery:
                 detect(news)
                 return self._recover_or_open()
         return Resend.LOST
-
-    @property
-    def _is_open(self) -> bool:
-        return self.state == State.OPEN
 
     def _recover_or_open(self) -> Resend:
         if self.board.lost:
@@ -170,7 +162,8 @@ class TcpRecovery:
 
     def _keep_open(self) -> None:
         self._forget_resent()
-        state = State.DISORDER if self.board.has_gaps or self.board.was_resent else State.OPEN
+        is_disordered = self.board.sacked or self.board.lost or self.board.was_resent
+        state = State.DISORDER if is_disordered else State.OPEN
         if state != self.state:
             self.state = state
             self.high = self.nxt
@@ -262,19 +255,19 @@ class TcpRecovery:
         self.state = State.LOSS
         self.high = self.nxt
         self.probe_ends = None
-        self._frto = new or self.num_timeouts > 0
+        self.frto = new or self.num_timeouts > 0
 
     def _in_loss(self, news: AckNews) -> Resend:
         """Tell a needless timeout from a real one (tcp_process_loss)."""
         if news.advanced and self._undo_loss(news, proven=False):
             return Resend.NOTHING
         recovered = self.una >= self.high
-        if self._frto:
+        if self.frto:
             if news.original_arrived and self._undo_loss(news, proven=True):
                 return Resend.NOTHING
             if self.nxt > self.high:
                 if news.sacked or not (news.advanced or news.has_data or news.dsacked):
-                    self._frto = False
+                    self.frto = False
             elif news.advanced and not recovered:
                 self.high = self.nxt
                 return Resend.NEW
@@ -282,10 +275,6 @@ class TcpRecovery:
             self._end_or_undo(news)
             return Resend.NOTHING
         return Resend.LOST
-
-    def end_frto(self) -> None:
-        """Take that there was nothing new to send: the timeout counts as real."""
-        self._frto = False
 
     def _undo_loss(self, news: AckNews, *, proven: bool) -> bool:
         if not proven and not self._may_undo(news):

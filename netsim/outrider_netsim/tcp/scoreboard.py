@@ -27,10 +27,10 @@ class Scoreboard:
         self.reordering = DUPLICATE_ACKS  # the largest distance seen, in packets
         self.saw_reordering = False
         self._rtt = rtt
-        self._by_seq: dict[int, SentSegment] = {}
+        self.by_seq: dict[int, SentSegment] = {}
         self._by_time: dict[int, SentSegment] = {}  # by when they were sent last; without sacked and lost ones
         self._lost_seqs: list[int] = []  # a heap, cleared lazily
-        self._highest_sacked = 0  # end of
+        self.highest_sacked = 0  # end of that segment; 0 without any
         self._duplicates = 0
         # RACK: the segment sent last of those delivered.
         self._rack_sent_at = -math.inf
@@ -41,30 +41,18 @@ class Scoreboard:
         self._persistence = 0
         self._saw_duplicate = False
         self._delivered = self._adapted_at = 0
-        self._newest_sent_at, self._newest_saw = (
-            -math.inf,
-            0,
-        )  # of the newest segment that this acknowledgment delivered
+        # Of the newest segment that this acknowledgment delivered.
+        self._newest_sent_at, self._newest_saw = -math.inf, 0
 
     @property
     def in_flight(self) -> int:
         return len(self.segments) - self.sacked - self.lost + self.sent_again
 
-    @property
-    def has_gaps(self) -> bool:
-        """True while something is known to be out of order or lost."""
-        return self.sacked + self.lost > 0
-
-    @property
-    def forward_edge(self) -> int:
-        """End of the highest segment that was acknowledged selectively; 0 without any."""
-        return self._highest_sacked
-
     def add(self, segment: SentSegment) -> None:
         """Take a segment that is sent for the first time."""
         segment.delivered_before = self._delivered
         self.segments.append(segment)
-        self._by_seq[segment.seq] = segment
+        self.by_seq[segment.seq] = segment
         self._by_time[segment.seq] = segment
 
     def resent(self, segment: SentSegment, now: float) -> None:
@@ -79,12 +67,12 @@ class Scoreboard:
     def collapse(self, segment: SentSegment, una: int) -> None:
         """Join a small segment that is sent again with those behind it (tcp_retrans_try_collapse), from `una` on."""
         if segment.seq < una:
-            del self._by_seq[segment.seq]
+            del self.by_seq[segment.seq]
             self._by_time.pop(segment.seq, None)
             segment.seq = una
-            self._by_seq[una] = segment
+            self.by_seq[una] = segment
         room = SEGMENT_BYTES - (segment.end - segment.seq - segment.fin)
-        while (other := self._by_seq.get(segment.end)) is not None and not other.is_sacked:
+        while (other := self.by_seq.get(segment.end)) is not None and not other.is_sacked:
             room -= other.end - other.seq - other.fin
             if room < 0:
                 break
@@ -93,19 +81,14 @@ class Scoreboard:
             segment.end, segment.fin = other.end, other.fin
             segment.was_sent_again |= other.was_sent_again
             self.segments.remove(other)
-            del self._by_seq[other.seq]
+            del self.by_seq[other.seq]
             self._by_time.pop(other.seq, None)
-
-    def mark_resent(self, segment: SentSegment) -> None:
-        """Count the retransmission of a lost segment as under way."""
-        segment.is_sent_again = True
-        self.sent_again += 1
 
     def next_lost(self) -> SentSegment | None:
         """Return the first lost segment that was not sent again yet."""
         heap = self._lost_seqs
         while heap:
-            segment = self._by_seq.get(heap[0])
+            segment = self.by_seq.get(heap[0])
             if segment is not None and segment.is_lost and not segment.is_sent_again and not segment.is_sacked:
                 return segment
             heapq.heappop(heap)
@@ -117,7 +100,7 @@ class Scoreboard:
         for start, end in sacks:
             seq = max(start, una)
             while seq < end:
-                segment = self._by_seq.get(seq)
+                segment = self.by_seq.get(seq)
                 if segment is None:
                     # Inside one that was joined of several, of which the first ones have not arrived.
                     seq = next((later.seq for later in self.segments if later.seq > seq), end)
@@ -142,7 +125,7 @@ class Scoreboard:
                 self.sent_again -= 1
         else:
             if not segment.was_sent_again:
-                if segment.seq < self._highest_sacked and (first_reordered is None or segment.seq < first_reordered):
+                if segment.seq < self.highest_sacked and (first_reordered is None or segment.seq < first_reordered):
                     first_reordered = segment.seq
                 news.original_arrived |= segment.end <= high
                 news.sacked_sent_at.append(segment.sent_at)
@@ -152,7 +135,7 @@ class Scoreboard:
         segment.is_sacked = True
         self.sacked += 1
         self._by_time.pop(segment.seq, None)
-        self._highest_sacked = max(self._highest_sacked, segment.end)
+        self.highest_sacked = max(self.highest_sacked, segment.end)
         news.sacked = True
         news.delivered += 1
         self._delivered += 1
@@ -173,16 +156,13 @@ class Scoreboard:
             self._saw_duplicate = True
         return count
 
-    def segment_at(self, seq: int) -> SentSegment | None:
-        return self._by_seq.get(seq)
-
     def acknowledge(self, ack: int, high: int, prior_edge: int, news: AckNews, now: float) -> None:
         """Drop everything before `ack` (tcp_clean_rtx_queue)."""
         segments = self.segments
         first_reordered: int | None = None
         while segments and segments[0].end <= ack:
             segment = segments.popleft()
-            del self._by_seq[segment.seq]
+            del self.by_seq[segment.seq]
             self._by_time.pop(segment.seq, None)
             news.acked = True
             if segment.was_sent_again:
@@ -206,13 +186,13 @@ class Scoreboard:
             if segment.is_lost:
                 self.lost -= 1
         if not self.sacked:
-            self._highest_sacked = 0
+            self.highest_sacked = 0
         if first_reordered is not None:
             self.note_reordering(first_reordered, ack)
 
     def note_reordering(self, seq: int, una: int) -> None:
         """Take that `seq` arrived after the highest acknowledged segment (tcp_check_sack_reordering)."""
-        edge = self._highest_sacked or una
+        edge = self.highest_sacked or una
         if seq < edge:
             distance = -(-(edge - seq) // SEGMENT_BYTES)
             self.reordering = max(self.reordering, min(MAX_REORDERING, distance))

@@ -55,16 +55,6 @@ class Sender:
         self._checked_at = clock.now
 
     @property
-    def una(self) -> int:
-        """The first byte that is not acknowledged."""
-        return self.recovery.una
-
-    @property
-    def nxt(self) -> int:
-        """The next byte to send."""
-        return self.recovery.nxt
-
-    @property
     def pending_bytes(self) -> int:
         """Written and not yet acknowledged."""
         return self._written - self.recovery.una
@@ -84,10 +74,6 @@ class Sender:
         """Send nothing any more."""
         self._is_open = False
         self._arm(Pending.NOTHING)
-
-    def begin_with(self, window: int) -> None:
-        """Start with another window than the usual one."""
-        self.recovery.cwnd = window
 
     # Sending
 
@@ -130,9 +116,10 @@ class Sender:
 
     def _resend(self, segment: SentSegment) -> None:
         now = self._clock.now
-        self.board.collapse(segment, self.una)
+        self.board.collapse(segment, self.recovery.una)
         self.board.resent(segment, now)
-        self.board.mark_resent(segment)
+        segment.is_sent_again = True
+        self.board.sent_again += 1
         self.recovery.note_resent(int(now * 1000))
         self._last_sent_at = now
         self._transmit(segment)
@@ -191,7 +178,8 @@ class Sender:
     def _is_limited_by_window(self) -> bool:
         if self._window_was_full:
             return True
-        return self.recovery.in_slow_start and self.recovery.cwnd < 2 * self._most_out
+        recovery = self.recovery
+        return recovery.cwnd < recovery.ssthresh and recovery.cwnd < 2 * self._most_out
 
     # Acknowledgments
 
@@ -202,7 +190,7 @@ class Sender:
             return
         news = AckNews(packet.echo_ms, recovery.una, packet.end > packet.seq)
         losses = board.losses
-        prior_edge = board.forward_edge or recovery.una
+        prior_edge = board.highest_sacked or recovery.una
         if packet.ack > recovery.una:
             news.advanced = True
             recovery.num_timeouts = 0
@@ -228,7 +216,7 @@ class Sender:
         if resend == Resend.NEW:
             self.push()
             if recovery.nxt <= recovery.high:
-                recovery.end_frto()
+                recovery.frto = False  # there was nothing new to send: the timeout counts as real
                 resend = Resend.LOST
         if resend == Resend.LOST:
             self._resend_lost()

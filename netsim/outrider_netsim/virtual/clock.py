@@ -40,7 +40,7 @@ class VirtualClock:
         self._planned = 0
         self._busy = 0
         self._lock = threading.Lock()
-        self._wake: Callable[[], object] | None = None
+        self.wake: Callable[[], object] | None = None  # called, from any thread, when work ends: a loop looks again
 
     def call_at(self, when: float, callback: Callable[[], None]) -> None:
         """Schedule `callback` for `when`, or for now if that is past."""
@@ -93,19 +93,13 @@ class VirtualClock:
     def end_work(self) -> None:
         with self._lock:
             self._busy -= 1
-            wake = self._wake
         # Called without the lock: it enters the event loop, which may take the lock again.
-        if wake is not None:
+        if (wake := self.wake) is not None:
             wake()
 
     @property
     def is_busy(self) -> bool:
         return self._busy > 0
-
-    def wake_with(self, wake: Callable[[], object] | None) -> None:
-        """Have `wake` called, from any thread, when work ends, so that a waiting loop looks again."""
-        with self._lock:
-            self._wake = wake
 
 
 class JumpingSelector(selectors.DefaultSelector):
@@ -158,7 +152,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.clock = clock
         self._jumping = JumpingSelector(clock)
         super().__init__(self._jumping)
-        clock.wake_with(self._look_again)
+        clock.wake = self._look_again
 
     def time(self) -> float:
         return self.clock.now
@@ -194,7 +188,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             await super().shutdown_default_executor()
 
     def close(self) -> None:
-        self.clock.wake_with(None)
+        self.clock.wake = None
         super().close()
 
     def _look_again(self) -> None:

@@ -8,17 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from outrider_netsim.tcp.endpoint import TcpEndpoint, TcpUser
 
 NewEndpoints = Callable[[TcpUser, TcpUser], tuple[TcpEndpoint, TcpEndpoint]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    payload: Any  # opaque
 
 
 class MessageConnection(TcpUser):
@@ -27,8 +21,8 @@ class MessageConnection(TcpUser):
     def __init__(self, on_open: Callable[[], None], on_failure: Callable[[OSError], None]) -> None:
         self._written = 0
         self._received = 0
-        self._expected: deque[tuple[int, _Message]] = deque()  # with the byte after the last one
-        self._inbox: asyncio.Queue[_Message | Exception] = asyncio.Queue()
+        self._expected: deque[tuple[int, Any]] = deque()  # messages, opaque, with the byte after the last one
+        self._inbox: asyncio.Queue[tuple[Any] | Exception] = asyncio.Queue()  # a message alone in a tuple
         self._on_open = on_open
         self._on_failure = on_failure
         self._end: TcpEndpoint | None = None
@@ -49,7 +43,7 @@ class MessageConnection(TcpUser):
         assert self._end is not None
         assert self._peer is not None
         # An empty message counts as a byte.
-        self._peer._expect(max(1, size_bytes), _Message(payload))
+        self._peer._expect(max(1, size_bytes), payload)
         self._end.write(max(1, size_bytes))
 
     async def receive(self) -> Any:  # what the other end sent
@@ -59,7 +53,7 @@ class MessageConnection(TcpUser):
             # For the next call too.
             self._inbox.put_nowait(item)
             raise item
-        return item.payload
+        return item[0]
 
     def close(self) -> None:
         """Send nothing more; the other end reads EOF after the last message. Receiving goes on. Safe to call twice."""
@@ -68,7 +62,7 @@ class MessageConnection(TcpUser):
             assert self._end is not None
             self._end.finish()
 
-    def _expect(self, size_bytes: int, message: _Message) -> None:
+    def _expect(self, size_bytes: int, message: Any) -> None:  # any object
         """Deliver `message` when that many more bytes have arrived."""
         self._written += size_bytes
         self._expected.append((self._written, message))
@@ -76,7 +70,7 @@ class MessageConnection(TcpUser):
     def received(self, size_bytes: int) -> None:
         self._received += size_bytes
         while self._expected and self._expected[0][0] <= self._received:
-            self._inbox.put_nowait(self._expected.popleft()[1])
+            self._inbox.put_nowait((self._expected.popleft()[1],))
 
     def opened(self) -> None:
         self._on_open()

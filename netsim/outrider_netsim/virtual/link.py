@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from outrider_netsim.core.engine_names import DEFAULT_CONGESTION, WAYS, Way
-from outrider_netsim.impairments import Packet
+from outrider_netsim.impairments.packet import Packet
 from outrider_netsim.impairments.path import LinkStats, Path
 from outrider_netsim.profiles.profile import Direction, Profile
 from outrider_netsim.recording.recorder import PacketRecorder
@@ -53,8 +53,7 @@ class VirtualLink:
         self.clock = clock or VirtualClock()
         seed = profile.seed if seed is None else seed
         self._created_at = self.clock.now
-        self._up = _Lane(self._path(profile.up, f"{seed}/up", "up"), self.clock)
-        self._down = _Lane(self._path(profile.down, f"{seed}/down", "down"), self.clock)
+        self._lanes = {way: self._lane(way, direction, seed) for way, direction in profile.directions.items()}
         self._congestion = congestion
         self._connections = 0
         self._accepted: asyncio.Queue[MessageConnection] = asyncio.Queue()
@@ -62,36 +61,36 @@ class VirtualLink:
     @property
     def is_cut(self) -> bool:
         """True between `cut` and `restore`; planned outages do not count."""
-        return self._up.path.is_cut or self._down.path.is_cut
+        return any(lane.path.outages.is_cut for lane in self._lanes.values())
 
     @property
     def stats(self) -> LinkStats:
-        return LinkStats(self._up.path.stats, self._down.path.stats, self._connections)
+        return LinkStats(self._lanes["up"].path.stats, self._lanes["down"].path.stats, self._connections)
 
     def cut(self, ways: Sequence[Way] = WAYS) -> None:
         """Drop packets sent these ways from now on; packets under way still arrive."""
         for way in ways:
-            self._lane(way).path.cut(self.clock.now)
+            self._lanes[way].path.outages.is_cut = True
 
     def restore(self, ways: Sequence[Way] = WAYS) -> None:
         for way in ways:
-            self._lane(way).path.restore(self.clock.now)
+            self._lanes[way].path.outages.is_cut = False
 
     def set(self, profile: Profile) -> None:
         """Change the link from now on; planned outages stay those of the first profile."""
         self.profile = profile
-        self._up.set(profile.up)
-        self._down.set(profile.down)
+        for way, direction in profile.directions.items():
+            self._lanes[way].set(direction)
 
     def send(self, way: Way, size_bytes: int, arrived: Callable[[], None]) -> None:
         """Send one packet of that size on Ethernet now and call `arrived` if and when it arrives."""
-        self._lane(way).send(size_bytes, arrived)
+        self._lanes[way].send(size_bytes, arrived)
 
     def endpoints(self, client: TcpUser, server: TcpUser) -> tuple[TcpEndpoint, TcpEndpoint]:
         """Create both ends of a connection; the client's must be opened."""
         self._connections += 1
-        here = TcpEndpoint(self.clock, self._up.send, client, self._congestion, is_open=False)
-        there = TcpEndpoint(self.clock, self._down.send, server, self._congestion, is_open=False)
+        here = TcpEndpoint(self.clock, self._lanes["up"].send, client, self._congestion, is_open=False)
+        there = TcpEndpoint(self.clock, self._lanes["down"].send, server, self._congestion, is_open=False)
         here.connect_to(there)
         return here, there
 
@@ -122,14 +121,12 @@ class VirtualLink:
 
     def record_with(self, recorder: PacketRecorder | None) -> None:
         """Tell `recorder` of every packet from now on."""
-        self._up.path.observe(None if recorder is None else recorder.up)
-        self._down.path.observe(None if recorder is None else recorder.down)
+        self._lanes["up"].path.observe(None if recorder is None else recorder.up)
+        self._lanes["down"].path.observe(None if recorder is None else recorder.down)
 
-    def _lane(self, way: Way) -> _Lane:
-        return self._up if way == "up" else self._down
-
-    def _path(self, direction: Direction, seed: str, way: Way) -> Path:
-        return Path(direction, seed, self.profile.outages_of(way), started_at=self.clock.now)
+    def _lane(self, way: Way, direction: Direction, seed: int | str) -> _Lane:
+        path = Path(direction, f"{seed}/{way}", self.profile.outages_of(way), started_at=self.clock.now)
+        return _Lane(path, self.clock)
 
     def _check_loop(self) -> None:
         loop = asyncio.get_running_loop()

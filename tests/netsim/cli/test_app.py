@@ -93,14 +93,14 @@ def test_what_experts_set_is_listed():
 
 
 def test_clean_prints_what_it_did(monkeypatch, tmp_path):
-    monkeypatch.setattr("outrider_netsim.namespaces.leftovers.find_leftovers", list)
+    monkeypatch.setattr("outrider_netsim.namespaces.processes.find_leftovers", list)
     monkeypatch.setattr("outrider_netsim.cli.control._folder", lambda: tmp_path)
     (tmp_path / "99999999.sock").touch()  # of a link that was killed
     assert run("clean").output.replace("\n", "") == f"removed {tmp_path}/99999999.sock"
     result = run("clean")
     assert (result.exit_code, result.output) == (0, "nothing was left behind\n")
-    said = ["removed process 7 (sleep)", "could not remove interface outrider0: denied; run as root"]
-    monkeypatch.setattr("outrider_netsim.namespaces.leftovers.remove_leftovers", lambda: said)
+    said = ["removed process 7 (sleep)", "could not remove process 8 (sh): it did not end; run as root"]
+    monkeypatch.setattr("outrider_netsim.namespaces.processes.remove_leftovers", lambda: said)
     result = run("clean")
     assert (result.exit_code, result.output.splitlines()) == (1, said)
 

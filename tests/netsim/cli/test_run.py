@@ -301,10 +301,8 @@ def answer_once(server):
 
 def test_where_no_link_runs_set_says_so():
     done = CliRunner().invoke(app, ["set", "link=1", "cut"])
-    assert (done.exit_code, done.stderr) == (
-        1,
-        "outrider-netsim: no link runs here as 1: start one with run or proxy\n",
-    )
+    said = "outrider-netsim: no link runs here as 1: start one with run or proxy\n"
+    assert (done.exit_code, done.stderr) == (1, said)
 
 
 def test_without_privileges_the_relay_is_named_as_the_remedy(monkeypatch):

@@ -9,14 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider_netsim.core.errors import EngineError
-from outrider_netsim.engines.netem import (
-    LOSS_ALL,
-    TABLE_ENTRIES,
-    BufferQdisc,
-    BurstLoss,
-    delay_table,
-    qdisc_config,
-)
+from outrider_netsim.engines.netem import LOSS_ALL, TABLE_ENTRIES, BufferQdisc, delay_table, qdisc_config
 from outrider_netsim.profiles.builtin import PROFILES
 from outrider_netsim.profiles.distribution_table import DistributionTable
 from outrider_netsim.profiles.profile import Bursts, Direction
@@ -72,16 +65,9 @@ def test_the_table_fits_the_kernel_and_the_law(distribution, delay_ms, jitter_ms
     ("direction", "netem_bytes", "tbf_bytes"),
     [
         (replace(JITTERY, **PACKETS), 0, 2_500_000),  # jitter may reorder: the rate is tbf's
-        (
-            replace(replace(JITTERY, **PACKETS), in_order=True, **PACKETS),
-            2_500_000,
-            125_000_000_000,
-        ),  # order is kept by a rate of netem's own
-        (
-            replace(replace(JITTERY, **PACKETS), in_order=True, rate_bps=0, **PACKETS),
-            125_000_000_000,
-            125_000_000_000,
-        ),  # or by an endless one
+        # Order is kept by a rate of netem's own, or by an endless one.
+        (replace(JITTERY, in_order=True, **PACKETS), 2_500_000, 125_000_000_000),
+        (replace(JITTERY, in_order=True, rate_bps=0, **PACKETS), 125_000_000_000, 125_000_000_000),
         (Direction(10, rate_bps=8000, **PACKETS), 1000, 125_000_000_000),  # a constant delay has netem's exact rate
     ],
 )
@@ -105,12 +91,6 @@ def test_a_cut_loses_everything_bursts_or_not():
     for direction in (JITTERY, replace(JITTERY, loss=0.0, bursts=Bursts(0.1, 0.2))):
         netem = qdisc_config(direction, 0, is_cut=True).netem
         assert (netem.loss, netem.bursts) == (LOSS_ALL, None)
-
-
-def test_bursts_are_in_the_kernels_units():
-    bursts = Bursts(p=0.01, r=0.1, bad=0.7, good=0.001)
-    netem = qdisc_config(Direction(bursts=bursts), 0).netem
-    assert netem.bursts == BurstLoss(p=0x028F5C29, r=0x1999999A, h=0x4CCCCCCD, k1=0x00418937)
 
 
 @pytest.mark.parametrize(

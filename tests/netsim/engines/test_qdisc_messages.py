@@ -6,12 +6,9 @@ import sys
 
 import pytest
 
-from outrider_netsim.engines.netem import BurstLoss, DelayTable, Netem, Tbf, qdisc_config
-from outrider_netsim.engines.qdisc_messages import (
-    netem_message,
-    tbf_message,
-)
-from outrider_netsim.profiles.profile import Direction
+from outrider_netsim.engines.netem import DelayTable, Netem, Tbf, qdisc_config
+from outrider_netsim.engines.qdisc_messages import netem_message, tbf_message
+from outrider_netsim.profiles.profile import Bursts, Direction
 
 DIST, CORRUPT, LOSS, RATE, RATE64, LATENCY64, JITTER64, SLOT, SEED = 2, 4, 5, 6, 8, 10, 11, 12, 14  # TCA_NETEM_*
 PARMS, TBF_RATE64, BURST = 1, 4, 6  # TCA_TBF_*
@@ -78,8 +75,8 @@ def test_netem_is_in_the_kernels_structures_as_the_child_of_our_tbf():
 
 
 def test_burst_losses_are_what_tc_sends_for_gemodel():
-    bursts = BurstLoss(p=0x028F5C29, r=0x1999999A, h=0x4CCCCCCD, k1=0x00418937)
-    found = netem_options(netem(bursts=bursts))[1]
+    bursts = Bursts(p=0.01, r=0.1, bad=0.7, good=0.001)
+    found = netem_options(qdisc_config(Direction(bursts=bursts), 0).netem)[1]
     # tc qdisc add dev lo root netem loss gemodel 1% 10% 70% 0.1%, the payload of its TCA_NETEM_LOSS
     assert found[LOSS | NESTED] == bytes.fromhex("14000200 295c8f02 9a999919 cdcccc4c 37894100")
     assert LOSS | NESTED not in netem_options(netem())[1]

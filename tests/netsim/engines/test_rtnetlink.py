@@ -7,12 +7,7 @@ import pytest
 
 from outrider_netsim.core.errors import EngineError
 from outrider_netsim.engines.qdisc_messages import no_child_message
-from outrider_netsim.engines.rtnetlink import (
-    NLM_F_ACK_TLVS,
-    NLM_F_CAPPED,
-    NetlinkClient,
-    NetlinkError,
-)
+from outrider_netsim.engines.rtnetlink import NLM_F_ACK_TLVS, NLM_F_CAPPED, NetlinkClient, NetlinkError
 
 RTM_NEWQDISC, ERROR = 36, 2
 

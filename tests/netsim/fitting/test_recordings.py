@@ -76,9 +76,9 @@ def test_a_csv_of_round_trips_has_empty_cells_where_they_were_lost(tmp_path):
         ("p", "64 bytes from h: icmp_seq=1 ttl=5 time=1.2.3 ms\n", "p, line 1: time='1.2.3' is not a finite number"),
         ("p", "64 bytes from h: icmp_seq=1 ttl=5 time=99999 ms\n", "p, line 1: time=99999: need 0 to 60 seconds"),
         ("p", "64 bytes from h: icmp_seq=9999999 ttl=5 time=1 ms\n", "9999999 pings and 1 replies: give each"),
-        ("p.csv", "time_s,rtt_ms\n", "p.csv, line 2: no round trip"),
-        ("p.csv", "time_s,rtt_ms,rtt_s\n1,1,1\n", "need one column of rtt_ms or rtt_s"),
-        ("p.csv", "time_s,rtt_ms\n1,-4\n", "p.csv, line 2: rtt_ms=-4: need 0 to 60 seconds"),
+        ("p.csv", "time_s,rtt_ms\n", "p.csv, line 2: the trace is empty"),
+        ("p.csv", "rtt_ms\n1\n", "p.csv, line 1: no column of time beside rtt_ms"),
+        ("p.csv", "time_s,rtt_ms\n1,-4\n", "p.csv, line 2: rtt_ms=-4: need 0 to 60000"),
         ("p.csv", "time_s,rtt_ms\n1,4\n0,4\n", "p.csv, line 3: time 0 s comes before 1 s: sort the lines"),
     ],
 )

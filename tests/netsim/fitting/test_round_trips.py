@@ -39,16 +39,16 @@ def test_the_distribution_of_the_delay_is_found(distribution):
     """Mean within 1 %, deviation within 3 %, and the right shape clearly nearer than any other."""
     made = Direction(20, 6, distribution, base_ms=10, in_order=True)
     fits = fit_delays(usual([pinged(made)]))
-    assert fits[0].distribution == distribution
+    found = fits[0].direction
+    assert found.distribution == distribution
     assert fits[0].distance_ms < fits[1].distance_ms / 3
-    found = Direction(fits[0].delay_ms, fits[0].jitter_ms, fits[0].distribution, base_ms=fits[0].base_ms)
     assert found.mean_delay_ms == pytest.approx(made.mean_delay_ms, rel=0.01)
     assert found.delay_deviation_ms == pytest.approx(made.delay_deviation_ms, rel=0.03)
 
 
 def test_a_delay_without_jitter_is_constant():
     fits = fit_delays(np.full(200, 30.0))
-    assert [(fit.distribution, fit.base_ms, fit.jitter_ms) for fit in fits] == [("constant", 15, 0)]
+    assert [fit.direction for fit in fits] == [Direction(base_ms=15)]
 
 
 def test_losses_each_way_are_about_half_of_those_of_a_round_trip():
@@ -72,7 +72,7 @@ def test_bursts_of_losses_are_found():
 def test_the_coherence_of_a_profile_is_found_by_pings_through_it():
     """Round trips of two coherent ways correlate as each of them does, in ranks; within 10 % over 20,000 pings."""
     made = Direction(20, 6, "pareto", base_ms=10, coherence_ms=500, in_order=True)
-    assert fit_round_trips([pinged(made)]).coherence_ms == pytest.approx(500, rel=0.1)
+    assert fit_round_trips([pinged(made)]).direction.coherence_ms == pytest.approx(500, rel=0.1)
 
 
 def test_outages_are_long_runs_of_lost_pings_and_neither_loss_nor_delay():

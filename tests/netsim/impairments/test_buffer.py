@@ -7,8 +7,11 @@ import pytest
 from driving import events_until, number, numbered, pushed_at
 
 from outrider_netsim.core.errors import EngineError
-from outrider_netsim.impairments import Buffer, Delay, Rate, Sink
+from outrider_netsim.impairments.buffer import Buffer
+from outrider_netsim.impairments.delay import Delay
 from outrider_netsim.impairments.path import Path
+from outrider_netsim.impairments.rate import Rate
+from outrider_netsim.impairments.sink import Sink
 from outrider_netsim.profiles.profile import Direction
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 

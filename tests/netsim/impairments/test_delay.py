@@ -9,7 +9,8 @@ import pytest
 from driving import numbered, pushed_at
 from scipy import stats
 
-from outrider_netsim.impairments import Delay, Sink
+from outrider_netsim.impairments.delay import Delay
+from outrider_netsim.impairments.sink import Sink
 from outrider_netsim.profiles.profile import Direction
 
 FALSE_ALARM = 1e-3  # of each statistical test, were its seed not fixed

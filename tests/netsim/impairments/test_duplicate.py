@@ -5,7 +5,9 @@ import random
 from driving import pushed_at
 from scipy import stats
 
-from outrider_netsim.impairments import Delay, Duplicate, Sink
+from outrider_netsim.impairments.delay import Delay
+from outrider_netsim.impairments.duplicate import Duplicate
+from outrider_netsim.impairments.sink import Sink
 from outrider_netsim.profiles.profile import Direction
 
 

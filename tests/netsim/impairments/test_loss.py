@@ -6,7 +6,8 @@ from itertools import groupby
 from driving import pushed_at
 from scipy import stats
 
-from outrider_netsim.impairments import Loss, Sink
+from outrider_netsim.impairments.loss import Loss
+from outrider_netsim.impairments.sink import Sink
 from outrider_netsim.profiles.profile import Bursts
 
 FALSE_ALARM = 1e-3  # of each statistical test, were its seed not fixed

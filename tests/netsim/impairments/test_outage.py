@@ -5,7 +5,10 @@ from driving import pushed_at
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_netsim.impairments import DeliveryOpportunities, Holds, Outages, Rate, Sink
+from outrider_netsim.impairments.outage import Holds, Outages
+from outrider_netsim.impairments.rate import Rate
+from outrider_netsim.impairments.sink import Sink
+from outrider_netsim.impairments.trace import DeliveryOpportunities
 from outrider_netsim.profiles.outages import Outage
 from outrider_netsim.profiles.traces import DeliveryTrace
 
@@ -39,7 +42,8 @@ def test_a_handover_interrupts_what_is_being_sent_and_costs_its_time():
 
 
 def test_opportunities_in_a_handover_are_lost():
-    link = DeliveryOpportunities(Sink(), DeliveryTrace("t", (700, 1000)), holds=Holds(HANDOVERS))
+    link = DeliveryOpportunities(Sink(), holds=Holds(HANDOVERS))
+    link.set(DeliveryTrace("t", (700, 1000)), 0.0)
     assert [when for when, _ in pushed_at(link, [1.75, 1.75, 2.25], 1500)] == [2.0 + 1, 3.7, 4.0]
 
 

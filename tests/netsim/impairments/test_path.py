@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_netsim.impairments import Packet
+from outrider_netsim.impairments.packet import Packet
 from outrider_netsim.impairments.path import Path
 from outrider_netsim.profiles.outages import Outage
 from outrider_netsim.profiles.profile import Bursts, Direction
@@ -69,9 +69,9 @@ class Run:
                 case "push":
                     self.path.push(Packet(b"%d" % n, 60 + 331 * n % 1450), now)
                 case "cut":
-                    self.path.cut(now)
+                    self.path.outages.is_cut = True
                 case "restore":
-                    self.path.restore(now)
+                    self.path.outages.is_cut = False
                 case direction:
                     self.path.set(direction, now)
         at_end(now)

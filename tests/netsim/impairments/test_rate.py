@@ -2,7 +2,9 @@
 
 from driving import numbered, pushed_at
 
-from outrider_netsim.impairments import Queue, Rate, Sink
+from outrider_netsim.impairments.queue import Queue
+from outrider_netsim.impairments.rate import Rate
+from outrider_netsim.impairments.sink import Sink
 
 
 def test_packets_are_sent_one_after_the_other():

@@ -5,8 +5,10 @@ from driving import numbered, pushed_at
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_netsim.impairments import Rate, Sink, Slots
 from outrider_netsim.impairments.path import Path
+from outrider_netsim.impairments.rate import Rate
+from outrider_netsim.impairments.sink import Sink
+from outrider_netsim.impairments.slots import Slots
 from outrider_netsim.profiles.profile import Direction
 
 

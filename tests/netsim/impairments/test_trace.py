@@ -4,15 +4,18 @@ from driving import numbered, pushed_at
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_netsim.impairments import ConditionChanges, DeliveryOpportunities, Rate, Sink
-from outrider_netsim.impairments.trace import RepeatingTimes
+from outrider_netsim.impairments.rate import Rate
+from outrider_netsim.impairments.sink import Sink
+from outrider_netsim.impairments.trace import ConditionChanges, DeliveryOpportunities, RepeatingTimes
 from outrider_netsim.profiles.traces import ConditionTrace, DeliveryTrace
 
 FULL = 1514  # a packet of 1500 bytes on Ethernet fills one opportunity
 
 
 def link(*at_ms, started_at=0.0):
-    return DeliveryOpportunities(Sink(), DeliveryTrace("test", at_ms), started_at)
+    link = DeliveryOpportunities(Sink(), started_at)
+    link.set(DeliveryTrace("test", at_ms), started_at)
+    return link
 
 
 def test_a_full_packet_takes_one_opportunity_and_waits_for_it():

@@ -9,11 +9,11 @@ import pytest
 from echoing import connected, echo, serving
 
 from outrider_netsim.core.small_buffers import BUFFER_BYTES
-from outrider_netsim.namespaces.tcp_splice import (
-    TcpSplice,
-    dial_locally,
-    local_listener,
-)
+from outrider_netsim.namespaces.tcp_splice import TcpSplice, dial_locally, local_listener
+
+
+def port(splice):
+    return splice._listener.getsockname()[1]
 
 
 @contextlib.asynccontextmanager
@@ -21,7 +21,7 @@ async def through_two(handler=echo):
     """Put two splices in a row before a server with `handler`; give the first one and its address."""
     async with asyncio.timeout(30), serving(handler) as server:
         far = TcpSplice(local_listener("127.0.0.1", 0), lambda _: dial_locally(*server))
-        near = TcpSplice(local_listener("127.0.0.1", 0), lambda _: dial_locally("127.0.0.1", far.port))
+        near = TcpSplice(local_listener("127.0.0.1", 0), lambda _: dial_locally("127.0.0.1", port(far)))
         await far.start()
         await near.start()
         try:
@@ -33,7 +33,7 @@ async def through_two(handler=echo):
 
 async def test_small_writes_are_not_held_back():
     """Sockets not created by asyncio keep Nagle's algorithm, with which every second small write waits for an ACK."""
-    async with through_two() as splice, connected(f"127.0.0.1:{splice.port}") as (reader, writer):
+    async with through_two() as splice, connected(f"127.0.0.1:{port(splice)}") as (reader, writer):
         writer.write(b"one")
         await reader.readexactly(3)
         legs = [end._transport.get_extra_info("socket") for end in splice._ends]
@@ -47,7 +47,7 @@ async def test_the_end_of_one_way_leaves_the_other_open():
         writer.write_eof()
         writer.close()
 
-    async with through_two(answer_after_the_end) as splice, connected(f"127.0.0.1:{splice.port}") as (reader, writer):
+    async with through_two(answer_after_the_end) as splice, connected(f"127.0.0.1:{port(splice)}") as (reader, writer):
         writer.write(b"all")
         writer.write_eof()
         assert await reader.read(-1) == b"all"
@@ -64,7 +64,7 @@ async def test_a_reset_by_the_server_reaches_the_client():
         await reader.readexactly(1)
         reset(writer)
 
-    async with through_two(rude) as splice, connected(f"127.0.0.1:{splice.port}") as (reader, writer):
+    async with through_two(rude) as splice, connected(f"127.0.0.1:{port(splice)}") as (reader, writer):
         writer.write(b"xy")
         with pytest.raises(ConnectionResetError):
             await reader.read(-1)
@@ -82,7 +82,7 @@ async def test_a_reset_by_the_client_reaches_the_server():
         writer.close()
 
     async with through_two(read_on) as splice:
-        async with connected(f"127.0.0.1:{splice.port}") as (_, writer):
+        async with connected(f"127.0.0.1:{port(splice)}") as (_, writer):
             writer.write(b"x")
             reset(writer)
         with pytest.raises(ConnectionResetError):
@@ -99,7 +99,7 @@ async def test_a_sender_is_held_back_while_the_other_side_does_not_read():
         writer.write_eof()
         writer.close()
 
-    async with through_two(late) as splice, connected(f"127.0.0.1:{splice.port}") as (reader, writer):
+    async with through_two(late) as splice, connected(f"127.0.0.1:{port(splice)}") as (reader, writer):
         writer.write(bytes(size))
         writer.write_eof()
         sending = asyncio.create_task(writer.drain())
@@ -113,7 +113,7 @@ async def test_a_sender_is_held_back_while_the_other_side_does_not_read():
 
 async def test_closing_resets_what_is_open_and_leaves_no_task():
     before = asyncio.all_tasks()
-    async with through_two() as splice, connected(f"127.0.0.1:{splice.port}") as (reader, writer):
+    async with through_two() as splice, connected(f"127.0.0.1:{port(splice)}") as (reader, writer):
         writer.write(b"x")
         await reader.readexactly(1)
         await splice.aclose()
@@ -132,7 +132,7 @@ async def test_closing_while_it_dials_gives_up():
 
     splice = TcpSplice(local_listener("127.0.0.1", 0), never)
     await splice.start()
-    async with connected(f"127.0.0.1:{splice.port}") as (reader, _):
+    async with connected(f"127.0.0.1:{port(splice)}") as (reader, _):
         await dialling.wait()
         await splice.aclose()
         with pytest.raises(ConnectionResetError):
@@ -143,7 +143,7 @@ async def test_closing_while_it_dials_gives_up():
 async def test_who_connects_while_it_closes_is_reset(iterations):
     """Whichever step of accepting is under way: queued in the kernel, accepted, joined to nothing yet, joined."""
     async with through_two() as splice:
-        with socket.create_connection(("127.0.0.1", splice.port), timeout=5) as client:
+        with socket.create_connection(("127.0.0.1", port(splice)), timeout=5) as client:
             for _ in range(iterations):
                 await asyncio.sleep(0)
             await splice.aclose()

@@ -13,10 +13,7 @@ from outrider_netsim.profiles.traces import DeliveryTrace
         ({"delay_ms": -1}, "delay_ms=-1: need 0 to 60000"),
         ({"rate_bps": 10}, "rate_bps=10: need 0 [(]unlimited[)] or at least 1000"),
         ({"loss": 1.5}, "loss=1.5: need 0 to 1"),
-        (
-            {"distribution": "cauchy"},
-            "distribution='cauchy': need one of normal, .*, or FILE.dist",
-        ),
+        ({"distribution": "cauchy"}, "distribution='cauchy': need one of normal, .*, or FILE.dist"),
         ({"jitter_ms": 3}, "jitter_ms=3 with distribution='constant'"),
         ({"correlation": -0.1}, "correlation=-0.1: need 0 to 1"),
         ({"correlation": 1}, "correlation=1: the delay would never change"),

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider_netsim.cli.trace import described
 from outrider_netsim.core.errors import ProfileError
 from outrider_netsim.profiles.synthetic import LEAST_BPS, STEP_S, Cellular
 from outrider_netsim.profiles.trace_files import parse_trace, trace_text
-from outrider_netsim.profiles.trace_summary import summary
 from outrider_netsim.profiles.traces import OPPORTUNITY_BYTES, DeliveryTrace
 
 HOUR_S = 3600
@@ -76,9 +76,9 @@ def test_absurd_links_are_refused_by_name(arguments, message):
 
 
 def test_a_summary_of_deliveries_goes_by_seconds():
-    found = summary(DeliveryTrace("t", (0, 10, 20, 1500, 2500)))
-    unit = OPPORTUNITY_BYTES * 8
-    assert (found.entries, found.duration_s, found.longest_gap_s) == (5, 2.5, 1.48)
-    assert (found.rate_bps.least, found.rate_bps.mean, found.rate_bps.most) == (unit, 2 * unit, 3 * unit)
-    short = summary(DeliveryTrace("t", (5, 100)))
-    assert short.rate_bps.least == short.rate_bps.most == 20 * unit
+    length, rate = described("t", DeliveryTrace("t", (0, 10, 20, 1500, 2500)))
+    assert length == "t: 5 opportunities in 2.5 s, longest gap 1480 ms"
+    assert rate.split()[2::2] == ["least", "mean", "most"]
+    assert rate.split()[3::2] == ["0.012", "0.0241", "0.0361"]
+    _, rate = described("t", DeliveryTrace("t", (5, 100)))
+    assert rate.split()[3::2] == ["0.241"] * 3

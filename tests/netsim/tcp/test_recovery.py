@@ -40,7 +40,7 @@ def test_the_counters_agree_with_the_segments_at_every_step(size):
     board = wires.sender.board
     while wires.there.bytes < 300 * size:
         wires.clock.step()
-        assert [segment.seq for segment in board.segments] == sorted(board._by_seq)
+        assert [segment.seq for segment in board.segments] == sorted(board.by_seq)
         assert board.sacked == sum(segment.is_sacked for segment in board.segments)
         assert board.lost == sum(segment.is_lost for segment in board.segments)
         assert board.sent_again == sum(segment.is_sent_again for segment in board.segments)
