@@ -49,10 +49,71 @@ _STATUS_LINES = 2  # which the status may wrap to
 class LiveDisplay:
     """An answer as text colored by origin. `state` is the link's at its start.
 
-    The end of the answer is redrawn as far as the terminal holds it, and the whole answer is printed at its end.
+    Lines that can no longer change scroll away above; only the rest is redrawn.
     """
 
-    _soft_wrap = True  # of the whole answer: whoever copies its lines gets no line breaks of the terminal's
+    def __init__(self, console: Console, state: LinkState = LinkState.CONNECTING) -> None:
+        self.written = AnswerText()
+        self._console = console
+        self._status = StatusLine(state)
+        self._first_span = 0  # those before it have scrolled away, or their styling would take longer with every token
+        self._num_scrolled = 0  # characters of the text from there on
+        self._live = Live(console=console, refresh_per_second=12, transient=True)
+        self._live.start()
+
+    def show(self, event: Event) -> None:
+        self.written.take(event)
+        self._status.take(event)
+        text = self._styled(len(self.written.spans))
+        settled = text if isinstance(event, Finished) else self._styled(self.written.num_settled)
+        self._scroll(text, len(settled))
+        self._live.update(Group(self._visible(text[self._num_scrolled :]), self._status.text(self.written)))
+        self._forget_scrolled()
+
+    def close(self) -> None:
+        """Leave the text and the last status on the terminal."""
+        self._live.stop()
+        text = self._styled(len(self.written.spans))
+        if len(text) > self._num_scrolled:
+            self._console.print(text[self._num_scrolled :], soft_wrap=True)
+        self._console.print(self._status.text(self.written))
+
+    def _styled(self, num_spans: int) -> Text:
+        return styled(self.written.spans[self._first_span : num_spans], self._console)
+
+    def _scroll(self, text: Text, num_settled: int) -> None:
+        """Print the complete lines among the settled characters for good."""
+        end = text.plain.rfind("\n", self._num_scrolled, num_settled)
+        if end >= 0:
+            self._console.print(text[self._num_scrolled : end], soft_wrap=True)
+            self._num_scrolled = end + 1
+
+    def _forget_scrolled(self) -> None:
+        """Leave out the leading spans that have scrolled away as wholes, marks included."""
+        for _, group in groupby(self.written.spans[self._first_span :], lambda span: _MARKS.get(span.origin, "")):
+            spans = list(group)
+            # Marks stand around all neighbors of one kind: these go together.
+            for together in [spans] if spans[0].origin in _MARKS else [[span] for span in spans]:
+                length = len(styled(together, self._console))
+                if length > self._num_scrolled:
+                    return
+                self._num_scrolled -= length
+                self._first_span += len(together)
+
+    def _visible(self, text: Text) -> Text:
+        """The last lines, as many as the terminal holds."""
+        # Lines that have left the screen cannot be drawn over: Live would print them again at every refresh.
+        lines = text.wrap(self._console, self._console.width)
+        room = max(self._console.height - _STATUS_LINES - 1, 1)
+        return Text("\n").join(lines[-room:])
+
+
+class MarkdownDisplay:
+    """An answer as rendered Markdown. `state` is the link's at its start.
+
+    Only verified text is rendered; the unverified end stands below it in its color. The end of the answer is redrawn as
+    far as the terminal holds it, and the whole answer is printed at its end.
+    """
 
     def __init__(self, console: Console, state: LinkState = LinkState.CONNECTING) -> None:
         self.written = AnswerText()
@@ -68,30 +129,20 @@ class LiveDisplay:
     def close(self) -> None:
         """Leave the answer and the last status on the terminal."""
         self._live.stop()
-        self._console.print(self._answer(), soft_wrap=self._soft_wrap)
+        self._console.print(self._answer())
         self._console.print(self._status.text(self.written))
-
-    def _answer(self) -> RenderableType:
-        return styled(self.written.spans, self._console)
-
-    def _drawn(self) -> RenderableType:
-        """The last lines, as many as the terminal holds, and the status."""
-        # Lines that have left the screen cannot be drawn over: Live would print them again at every refresh.
-        lines = self._console.render_lines(self._answer(), pad=False)
-        room = max(self._console.height - _STATUS_LINES - 1, 1)
-        ended = [segment for line in lines[-room:] for segment in (*line, Segment.line())]
-        return Group(Drawn(ended), self._status.text(self.written))
-
-
-class MarkdownDisplay(LiveDisplay):
-    """An answer as rendered Markdown, but for its unverified end, which stands below in its color."""
-
-    _soft_wrap = False
 
     def _answer(self) -> RenderableType:
         spans, settled = list(self.written.spans), self.written.num_settled
         approved = Markdown(printable("".join(span.text for span in spans[:settled])))
         return Group(approved, styled(spans[settled:], self._console)) if spans[settled:] else approved
+
+    def _drawn(self) -> RenderableType:
+        """The last lines, as many as the terminal holds, and the status."""
+        lines = self._console.render_lines(self._answer(), pad=False)
+        room = max(self._console.height - _STATUS_LINES - 1, 1)
+        ended = [segment for line in lines[-room:] for segment in (*line, Segment.line())]
+        return Group(Drawn(ended), self._status.text(self.written))
 
 
 def styled(spans: Sequence[Span], console: Console) -> Text:
@@ -101,8 +152,8 @@ def styled(spans: Sequence[Span], console: Console) -> Text:
 
 def colored(spans: Sequence[Span]) -> Text:
     text = Text()
-    for origin, group in groupby(spans, lambda span: span.origin):
-        text.append(printable("".join(span.text for span in group)), style=STYLES[origin])
+    for span in spans:
+        text.append(printable(span.text), style=STYLES[span.origin])
     return text
 
 

@@ -149,10 +149,17 @@ def test_plain_text_is_unchanged_in_a_pipe_and_messages_cannot_control_the_termi
     assert capsys.readouterr().err == "outrider: the server says \ufffd[2J\n"
 
 
-@pytest.mark.parametrize("display_class", [LiveDisplay, MarkdownDisplay])
-def test_an_answer_taller_than_the_terminal_is_printed_whole_at_its_end(display_class):
+def test_terminal_scrolls_what_can_no_longer_change():
+    lines = [Committed(n, (n,), "accepted", f"line {n}\n") for n in range(50)]
+    screen = shown([*lines, Finished("eos", STATISTICS)], width=40, height=8)
+    for n in range(50):
+        assert f"line {n}" in screen
+    assert screen.count("line 7\n") == 1
+
+
+def test_markdown_taller_than_the_terminal_is_printed_whole_at_its_end():
     lines = [Committed(n, (n,), "accepted", f"line {n}\n\n") for n in range(50)]
-    screen = shown([*lines, Finished("eos", STATISTICS)], display_class, width=40, height=8)
+    screen = shown([*lines, Finished("eos", STATISTICS)], MarkdownDisplay, width=40, height=8)
     assert re.findall(r"line (\d+) *\n", screen)[-50:] == [str(n) for n in range(50)]
 
 
