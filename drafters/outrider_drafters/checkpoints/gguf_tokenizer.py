@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_drafters.readers.config import read_json
-from outrider_drafters.readers.gguf_file import GgufFile, tokenizer_arrays
+from outrider_drafters.readers.gguf_file import GgufFile
 from outrider_proto.errors import UsageError
 
 _CONTROL, _USER_DEFINED = 3, 4  # types of tokens
@@ -66,15 +66,15 @@ def write_tokenizer(file: GgufFile, directory: Path) -> None:
 
     Raises UsageError for a tokenizer that cannot be read, or splits text in an unknown way.
     """
-    arrays, is_byte_level = tokenizer_arrays(file.path), file.values.get("tokenizer.ggml.model") == "gpt2"
     try:
-        tokenizer = _byte_level(file, arrays) if is_byte_level else _of_transformers(file)
+        is_byte_level = file.values.get("tokenizer.ggml.model") == "gpt2"
+        tokenizer = _byte_level(file) if is_byte_level else _of_transformers(file)
     except UsageError:
         raise
     except Exception as error:  # a file's arrays are trusted, and bad ones fail in many ways
         raise UsageError(f"{file.path}: not a GGUF file whose tokenizer transformers can read ({error})") from error
     tokenizer.save_pretrained(directory)
-    _add_ends(directory / "generation_config.json", file, arrays)
+    _add_ends(directory / "generation_config.json", file)
 
 
 def _of_transformers(file: GgufFile) -> Any:  # Any: tokenizers have no types
@@ -92,20 +92,20 @@ def _of_transformers(file: GgufFile) -> Any:  # Any: tokenizers have no types
     return tokenizer
 
 
-def _byte_level(file: GgufFile, arrays: Mapping[str, Any]) -> Any:  # Any: arrays and tokenizers have no types
+def _byte_level(file: GgufFile) -> Any:  # Any: as above
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    tokens, kind = arrays["tokens"], file.values.get("tokenizer.ggml.pre")
+    tokens, kind = file.tokenizer_array("tokens"), file.values.get("tokenizer.ggml.pre")
     whole = kind in _WHOLE
-    merges = [tuple(merge.split(" ")) for merge in arrays.get("merges", ())]
+    merges = [tuple(merge.split(" ")) for merge in file.tokenizer_array("merges")]
     backend = Tokenizer(models.BPE({text: i for i, text in enumerate(tokens)}, merges, ignore_merges=whole))
     if kind == "qwen2":
         backend.normalizer = normalizers.NFC()
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _splits(file)]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Sequence([*splits, to_bytes]), decoders.ByteLevel()
-    types = zip(tokens, arrays.get("token_type", ()), strict=False)
+    types = zip(tokens, file.tokenizer_array("token_type"), strict=False)
     added = [(text, each == _CONTROL) for text, each in types if each in (_CONTROL, _USER_DEFINED)]
     backend.add_tokens([AddedToken(text, normalized=False, special=special) for text, special in added])
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -114,8 +114,8 @@ def _byte_level(file: GgufFile, arrays: Mapping[str, Any]) -> Any:  # Any: array
     if file.values.get("tokenizer.ggml.add_bos_token", whole) and "bos_token" in named:
         bos = named["bos_token"]
         backend.post_processor = processors.TemplateProcessing([bos, "$A"], special_tokens=[(bos, ids["bos"])])
-    template = file.values.get("tokenizer.chat_template")
-    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **named)  # type: ignore[no-untyped-call]
+    named["chat_template"] = file.values.get("tokenizer.chat_template")
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **named)  # type: ignore[no-untyped-call] # transformers
 
 
 def _splits(file: GgufFile) -> Sequence[str]:
@@ -130,8 +130,8 @@ def _splits(file: GgufFile) -> Sequence[str]:
     return _SPLITS[name or "default"]
 
 
-def _add_ends(path: Path, file: GgufFile, arrays: Mapping[str, Any]) -> None:
-    typed = enumerate(zip(arrays["tokens"], arrays.get("token_type", ()), strict=False))
+def _add_ends(path: Path, file: GgufFile) -> None:
+    typed = enumerate(zip(file.tokenizer_array("tokens"), file.tokenizer_array("token_type"), strict=False))
     named = {text: i for i, (text, kind) in typed if kind in (_CONTROL, _USER_DEFINED) and text in _ENDS}
     if "<|return|>" in named:  # gpt-oss ends each part of an answer with <|end|>
         named.pop("<|end|>", None)

@@ -57,7 +57,7 @@ def flattened(config: Config) -> Config:
     nested = config.get(NESTED)
     if not isinstance(nested, Mapping):
         return config
-    config = {**config, **nested}
+    config = {**config, **nested, "architectures": config.get("architectures")}
     parameters = config.get("rope_parameters")
     # speculators' code rotates all layers as sliding ones where the target's differ.
     if isinstance(parameters, Mapping) and SLIDING in parameters:

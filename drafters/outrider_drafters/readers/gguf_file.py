@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,7 @@ class GgufFile:
     architecture: str
     values: Mapping[str, Any]  # metadata are of many types, checked where they are used
     tensors: StoredTensors
+    _arrays: Mapping[str, ReaderField] = field(default_factory=dict)  # the tokenizer's
 
     @classmethod
     def read(cls, path: Path) -> GgufFile:
@@ -75,7 +76,8 @@ class GgufFile:
             raise UsageError(
                 f"{path}: its parts hold {len(stored)} tensors, {_TENSOR_COUNT} is {count}: need all of one model"
             )
-        return cls(parts[0], str(values.get(ARCHITECTURE)), values, StoredTensors(stored))
+        arrays = {key: each for key, each in readers[parts[0]].fields.items() if _is_tokenizers(key, each)}
+        return cls(parts[0], str(values.get(ARCHITECTURE)), values, StoredTensors(stored), arrays)
 
     def need_architecture(self, architectures: Collection[str], others: Mapping[str, str] | None = None) -> None:
         """Raise UsageError for an architecture that is none of these; `others` says of some of them what they are."""
@@ -86,6 +88,11 @@ class GgufFile:
     def of_architecture(self, key: str) -> Any:  # Any: as `values`
         """Return the value of `ARCHITECTURE.key`, None if missing."""
         return self.values.get(f"{self.architecture}.{key}")
+
+    def tokenizer_array(self, name: str) -> list[Any]:  # Any: as `values`
+        """Return `tokenizer.ggml.NAME`, empty if missing."""
+        stored = self._arrays.get(f"tokenizer.ggml.{name}")
+        return [] if stored is None else list(stored.contents())
 
     def fields(self, keys: Mapping[str, str]) -> dict[str, Any]:  # Any: as `values`
         """Return those values of the architecture that are there, by what `keys` call them."""
@@ -99,14 +106,6 @@ class GgufFile:
                 raise UsageError(f"{self.path}: two tensors are {new}, one of them {name}")
             stored[new] = name
         return stored
-
-
-def tokenizer_arrays(path: Path) -> dict[str, Any]:  # Any: as `values`
-    """Read the tokenizer's arrays, by their names after `tokenizer.ggml.`. Raises UsageError."""
-    fields = {
-        key.rpartition(".")[2]: field for key, field in _opened(path).fields.items() if _is_tokenizers(key, field)
-    }
-    return {key: field.contents() for key, field in fields.items()}
 
 
 def part_names(path: Path) -> list[Path]:
@@ -129,19 +128,19 @@ def _parts(path: Path, count: int) -> list[Path]:
 def _metadata(path: Path, reader: GGUFReader) -> dict[str, Any]:  # Any: as `values`
     try:
         return {
-            key: _exact(field.contents())
-            for key, field in reader.fields.items()
-            if not key.startswith("GGUF.") and not _is_tokenizers(key, field)
+            key: _exact(each.contents())
+            for key, each in reader.fields.items()
+            if not key.startswith("GGUF.") and not _is_tokenizers(key, each)
         }
     except (ValueError, IndexError, TypeError) as error:
         raise _unreadable(path, error) from error
 
 
-def _is_tokenizers(key: str, field: ReaderField) -> bool:
+def _is_tokenizers(key: str, stored: ReaderField) -> bool:
     """True for an array of the tokenizer's, which may be long."""
     from gguf import GGUFValueType
 
-    return key.startswith("tokenizer.") and field.types[:1] == [GGUFValueType.ARRAY]
+    return key.startswith("tokenizer.") and stored.types[:1] == [GGUFValueType.ARRAY]
 
 
 def _opened(path: Path) -> GGUFReader:

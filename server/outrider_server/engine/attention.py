@@ -15,13 +15,14 @@ themselves, their own ancestors in the tree; within the layer's sliding window, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.engine.grouped_attention import AttentionGroup, GroupLimits, Part, attend_by_hand, group_segments
@@ -29,6 +30,7 @@ from outrider_server.engine.grouped_attention import AttentionGroup, GroupLimits
 IMPLEMENTATION = "outrider_slots"
 _PACKED_ROWS = 64  # up to here a group's query heads are stacked into the rows of one product (measured on CPU)
 _JOINED_VALUES = 2**20  # values of keys up to which a copy costs less than a product for each part (measured on CPU)
+_SLOTS: ContextVar[SlotAttention | None] = ContextVar("_SLOTS", default=None)
 _SCORES = 2**24  # scores held at once where they must be materialized
 
 
@@ -158,16 +160,31 @@ def _outrider_slots(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    slots: SlotAttention,
+    slots: SlotAttention | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **extra: Any,  # other arguments that models pass; the check at load shows whether they matter
 ) -> tuple[Tensor, None]:
+    slots = _SLOTS.get() if slots is None else slots
+    assert slots is not None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: int = module.layer_idx  # type: ignore[assignment] # nn.Module's attributes have no types
     return slots.attend(layer, query, key, value, AttentionCall(scale, softcap, sliding_window, s_aux)), None
+
+
+def hand_on_slots(model: PreTrainedModel) -> None:
+    """Let all layers of a model have `slots`: those of Nemotron and StableLM do not hand on what the model is given."""
+
+    def begin(_model: nn.Module, _args: object, given: dict[str, Any]) -> None:  # Any: a call's arguments
+        _SLOTS.set(given.get("slots"))
+
+    def end(_model: nn.Module, _args: object, _out: object) -> None:
+        _SLOTS.set(None)  # or the last pass's would stay in memory
+
+    model.register_forward_pre_hook(begin, with_kwargs=True)
+    model.register_forward_hook(end, always_call=True)
 
 
 def register() -> None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from outrider_drafters.blocks.float32_arithmetic import Float32Arithmetic, is_plain
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
-from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch
+from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch, hand_on_slots
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.engine.fused_decoder import FusedDecoder
 from outrider_server.engine.hf_model import BatchInvariance, dtype_name, eager_attention, explained
@@ -69,6 +69,7 @@ def probe(model: PreTrainedModel, max_context: int) -> KVShape:
     recorder = _Recorder()
     try:
         model.set_attn_implementation(IMPLEMENTATION)
+        hand_on_slots(model)
         model(**_inputs([0, 0], [0, 1], model), slots=recorder)
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -98,15 +98,16 @@ class Target:
         if (warning := costly_placement(computed_in, on, path)) is not None:
             _log.warning(warning)
         model = load_model(str(path), computed_in, on)
-        return cls.of(
+        target = cls.of(
             model,
             name=public_name(name_or_path),
-            fingerprint=target_fingerprint(path),
             directory=path,
             max_context=max_context,
             fused=fused,
             batch_invariant=batch_invariant,
         )
+        # Behind the check: of what cannot be a target at all, the names of tensors are not what is wrong.
+        return replace(target, fingerprint=target_fingerprint(path))
 
     @classmethod
     def of(

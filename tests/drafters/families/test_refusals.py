@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from spoiled import GOLDEN, GONE, HEADS, SpoiledHead
+from spoiled import GOLDEN, GONE, HEADS, NESTED, SpoiledHead
 
 from outrider_drafters.checkpoints.drafter_files import TRAINING
 from outrider_proto.errors import UsageError
@@ -181,6 +181,7 @@ REFUSED = {  # of a head: tensors, settings and options that are changed, and wh
         ({}, {"draft_vocab_size": 11}, "", r"lm_head\.weight has 128 rows: config\.json says draft_vocab_size=11"),
         ({}, {"target_hidden_size": 32}, "", "target_hidden_size is 32, the target's 64"),
         ({}, {"dflash_config": {"top_k": 3}}, "", "dflash_config: top_k=3 is not understood"),
+        ({}, {NESTED: {"architectures": 7}}, "", "num_attention_heads=None: need a whole number"),
         ({"t2d": torch.arange(256) % 2 == 1}, {}, "", "t2d and d2t contradict each other"),
     ],
     "peagle": [
