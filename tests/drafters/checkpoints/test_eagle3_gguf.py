@@ -269,6 +269,12 @@ def test_broken_files_are_refused(head, golden):
         head.path.write_bytes(content)
         with pytest.raises(UsageError, match=r"head\.gguf: not a readable GGUF file"):
             load_drafter(head.path, frozen)
+    writer = gguf.GGUFWriter(head.path, "eagle3", endianess=gguf.GGUFEndian.BIG)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UsageError, match=r"head\.gguf: its numbers are of the other byte order \(big-endian\)"):
+        load_drafter(head.path, frozen)
 
 
 def test_a_missing_package_is_named(head, golden, monkeypatch):

@@ -113,3 +113,22 @@ def test_words_that_no_merges_lead_to(tmp_path, pre, whole):
 def test_answers_end_with_tokens_of_known_names(tmp_path, control, ends):
     directory = written(tmp_path, "qwen2", control)
     assert json.loads((directory / "generation_config.json").read_text())["eos_token_id"] == ends
+
+
+@pytest.mark.parametrize(("prefix", "tokens"), [(True, ["▁a", "b"]), (False, ["a", "b"])])
+def test_sentencepiece_text_begins_with_a_space_unless_the_file_says_not(tmp_path, prefix, tokens):
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a"]
+
+    def tokenizer(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(pieces)
+        writer.add_token_scores([-float(number) for number in range(len(pieces))])
+        writer.add_add_space_prefix(prefix)
+        writer.add_add_bos_token(False)
+
+    model = make_model("llama", {"vocab_size": len(pieces)})
+    write_model(tmp_path / "m.gguf", "llama", model, {}, tokenizer=tokenizer)
+    dequantize_target(tmp_path / "m.gguf", tmp_path / "made")
+    made = AutoTokenizer.from_pretrained(str(tmp_path / "made"))
+    assert made.convert_ids_to_tokens(made("ab")["input_ids"]) == tokens
+    assert made.decode(made("ab")["input_ids"]) == "ab"

@@ -106,3 +106,21 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         resolve_dir("owner/model")  # the tests are offline
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name: str(tmp_path / name))
     assert resolve_dir("owner/model") == tmp_path / "owner" / "model"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        (
+            "adapter_config.json",
+            '{"base_model_name_or_path": "owner/base"}',
+            r": an adapter \(PEFT\) of owner/base; merge",
+        ),
+        ("small.gguf", "", r"; name its file .*small\.gguf$"),
+        ("README.md", "", "$"),
+    ],
+)
+def test_a_directory_that_is_no_model_says_what_it_is(tmp_path, file, content, message):
+    (tmp_path / file).write_text(content)
+    with pytest.raises(UsageError, match=rf"not a model directory, it has no config\.json{message}"):
+        TargetWeights.load(tmp_path)
