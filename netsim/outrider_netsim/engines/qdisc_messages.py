@@ -11,7 +11,7 @@ import struct
 from typing import Any, ClassVar
 
 from pyroute2.netlink import NLA_F_NESTED, nla, nlmsg
-from pyroute2.netlink.rtnl.tcmsg import sched_netem, sched_pfifo, sched_tbf, tcmsg
+from pyroute2.netlink.rtnl.tcmsg import sched_netem, sched_tbf, tcmsg
 
 from outrider_netsim.engines.netem import U32_MAX, BufferKind, BufferQdisc, Netem, Tbf, share_of_u32
 from outrider_netsim.impairments.buffer import INTERVAL_S, TARGET_S
@@ -91,6 +91,12 @@ class TbfOptions(nla):  # type: ignore[misc]  # pyroute2 has no types
         fields: ClassVar[Fields] = sched_tbf.options.tbf_parms.fields
 
 
+class FifoOptions(nla):  # type: ignore[misc]  # pyroute2 ships no types
+    """struct tc_fifo_qopt; pyroute2's limit has a sign."""
+
+    fields: ClassVar[Fields] = (("limit", "I"),)
+
+
 class QdiscMessage(nlmsg):  # type: ignore[misc]  # pyroute2 has no types
     """struct tcmsg: an RTM_*QDISC message with our options for netem, tbf and bfifo, pyroute2's for other kinds."""
 
@@ -106,7 +112,7 @@ class QdiscMessage(nlmsg):  # type: ignore[misc]  # pyroute2 has no types
 
     @staticmethod
     def get_options(message: Any, *args: Any, **kwargs: Any) -> Any:  # as pyroute2 calls it
-        ours = {"netem": NetemOptions, "tbf": TbfOptions, "bfifo": sched_pfifo.options}
+        ours = {"netem": NetemOptions, "tbf": TbfOptions, "bfifo": FifoOptions}
         return ours.get(message.get_attr("TCA_KIND")) or tcmsg.get_options(message, *args, **kwargs)
 
 

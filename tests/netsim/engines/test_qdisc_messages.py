@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from outrider_netsim.engines.netem import DelayTable, Netem, Tbf, qdisc_config
-from outrider_netsim.engines.qdisc_messages import netem_message, tbf_message
+from outrider_netsim.engines.netem import BufferQdisc, DelayTable, Netem, Tbf, qdisc_config
+from outrider_netsim.engines.qdisc_messages import buffer_message, netem_message, tbf_message
 from outrider_netsim.profiles.profile import Bursts, Direction
 
 DIST, CORRUPT, LOSS, RATE, RATE64, LATENCY64, JITTER64, SLOT, SEED = 2, 4, 5, 6, 8, 10, 11, 12, 14  # TCA_NETEM_*
@@ -107,6 +107,11 @@ def test_tbf_is_what_tc_sends_but_for_the_tables_of_old_kernels():
     found = attributes(options(tbf_message(3, Tbf(12_500_000_000, 3028, 1)))[1])
     assert found[PARMS][8:12] == b"\xff\xff\xff\xff"
     assert found[TBF_RATE64] == bytes.fromhex("00dd0ee902000000")
+
+
+def test_a_buffer_may_hold_four_gigabytes():
+    message = buffer_message(3, BufferQdisc("bfifo", 2**32 - 1), behind_losses=False)
+    assert options(message)[1] == b"\xff" * 4
 
 
 PLAIN = """
