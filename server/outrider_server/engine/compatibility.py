@@ -71,7 +71,7 @@ def probe(model: PreTrainedModel, max_context: int) -> KVShape:
         model.set_attn_implementation(IMPLEMENTATION)
         hand_on_slots(model)
         model(**_inputs([0, 0], [0, 1], model), slots=recorder)
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
         raise UsageError(
             f"{kind}: its attention does not run on slots (AttentionInterface, layer_idx): {explained(error)}"
         ) from error
