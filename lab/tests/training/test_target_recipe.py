@@ -90,7 +90,7 @@ def test_a_target_with_bias_is_a_qwen2_that_answers_the_embedded_target_s_prompt
     moa = read_recipe("moa")
     few = replace(moa.validation, new_tokens=2)
     run = recipe_job(replace(moa, data=trainer._config.data, validation=few), str(tmp_path))
-    assert run.task.drafter.network.sizes.qkv_bias
+    assert run.task.drafter.network.sizes.sa.qkv_bias
     assert run.task.validate()["tau"] >= 1
 
 
