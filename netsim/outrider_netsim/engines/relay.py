@@ -49,8 +49,10 @@ class RelayEnd(TcpUser):
     @property
     def is_passed_on(self) -> bool:
         """True when what the other end had sent, to the end of its stream, is in the real connection's socket."""
-        if self.error is not None or self._writer is None or not self._has_ended:
-            return self.error is not None
+        if self.error is not None:
+            return True
+        if self._writer is None or not self._has_ended:
+            return False
         return not self._writer.transport.get_write_buffer_size()
 
     # What the modeled connection tells

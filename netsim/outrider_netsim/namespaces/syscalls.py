@@ -16,7 +16,6 @@ CLONE_NEWUSER = 0x1000_0000
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_TIMERSLACK = 29
 PR_SET_CHILD_SUBREAPER = 36
-SFD_CLOEXEC_NONBLOCK = 0x80800  # linux/signalfd.h
 SIGSET_BYTES = 128  # sigset_t of both C libraries
 SIGNALFD_RECORD_BYTES = 128  # struct signalfd_siginfo; begins with the number, errno and code, 4 bytes each
 SI_KERNEL = 0x80  # the code of a signal that no process sent, such as the terminal's Ctrl-C
@@ -40,7 +39,8 @@ def signal_file(signals: Collection[signal.Signals]) -> int:
     """Open a file descriptor that reads one record per pending signal; block the signals first."""
     # Signal n is bit n - 1 of a sigset_t.
     mask = sum(1 << number - 1 for number in set(signals)).to_bytes(SIGSET_BYTES, sys.byteorder)
-    return _checked("signalfd", _libc().signalfd(-1, mask, SFD_CLOEXEC_NONBLOCK))
+    # The flags of open, whose values differ between processors. Not a constant above: Windows has none of them.
+    return _checked("signalfd", _libc().signalfd(-1, mask, os.O_CLOEXEC | os.O_NONBLOCK))
 
 
 def _libc() -> ctypes.CDLL:

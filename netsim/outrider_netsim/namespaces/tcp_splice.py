@@ -226,7 +226,14 @@ async def dial_locally(host: str, port: int) -> SpliceLeg:
 
 def local_listener(host: str, port: int) -> socket.socket:
     """Bind a socket of this process's own namespace. Raises OSError."""
-    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-    listener = socket.create_server((host, port), family=family)
-    hold_back(listener)
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    # Not by create_server(): [::] is to take IPv4 as well, and nobody is to connect before the buffers are small.
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        hold_back(listener)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
     return listener

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
@@ -113,8 +112,10 @@ def _short(value: float) -> str:
 
 
 def _lines(path: Path) -> Iterator[str]:
+    is_input = str(path) == "-"
     try:
-        with open(sys.stdin.fileno() if str(path) == "-" else path, "rb") as file, _text(file) as text:
+        # Standard input stays open: a command is to have it, and the next file to open would get its number.
+        with open(0 if is_input else path, "rb", closefd=not is_input) as file, _text(file) as text:
             yield from text
     except (OSError, EOFError, zlib.error) as error:
         raise ProfileError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

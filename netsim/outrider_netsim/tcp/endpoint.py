@@ -188,9 +188,11 @@ class TcpEndpoint:
         self._phase = Phase.OPEN
         if self._syn_retries > 1:
             self.sender.recovery.cwnd = 1
-        # Of several SYNs only the echoed stamp tells which one was answered.
-        sent_at = self._syn_sent_at if self._num_syns == 1 else packet.echo_ms / 1000
-        self.sender.measured_in_handshake(max(0.001, self._clock.now - sent_at))
+        took_s = self._clock.now - self._syn_sent_at
+        if self._num_syns > 1:
+            # Of several SYNs only the echoed stamp, in whole milliseconds, tells which one was answered.
+            took_s = max(0.001, self._clock.now - packet.echo_ms / 1000)
+        self.sender.measured_in_handshake(took_s)
         self.user.opened()
 
     # Packets in

@@ -66,6 +66,13 @@ def test_the_exit_status_is_as_in_a_shell_and_in_the_report(command, status, tmp
     assert (f"{command[0]}: " in done.stderr) is (status in (126, 127))
 
 
+def test_a_trace_from_standard_input_leaves_it_open_for_the_command():
+    """The number of a closed one would be the next file's, and the command would have none."""
+    command = [*NETSIM, "run", "--trace", "-", "--engine", "proxy", "--", "cat"]
+    done = subprocess.run(command, input="1\n2\n", **CAPTURED)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 def test_a_report_that_cannot_be_written_leaves_the_commands_status():
     done = invoke("--report", "/dev/full", "--", "sh", "-c", "exit 7", engine="proxy")

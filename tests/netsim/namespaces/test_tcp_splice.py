@@ -16,6 +16,13 @@ def port(splice):
     return splice._listener.getsockname()[1]
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_the_wildcard_of_ipv6_takes_ipv4_too():
+    with local_listener("::", 0) as listener:
+        listener.listen()
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5).close()
+
+
 @contextlib.asynccontextmanager
 async def through_two(handler=echo):
     """Put two splices in a row before a server with `handler`; give the first one and its address."""

@@ -4,15 +4,16 @@ import pytest
 from wires import Wires
 
 
-def test_a_handshake_takes_a_round_trip_and_data_follows():
-    wires = Wires(is_open=False)
+@pytest.mark.parametrize("delay_s", [0.05, 0.0001])
+def test_a_handshake_takes_a_round_trip_and_data_follows(delay_s):
+    wires = Wires(delay_s=delay_s, is_open=False)
     wires.a.write(100)
     wires.a.open()
     wires.run(1)
-    assert wires.here.opened_at == pytest.approx(0.1)
-    assert wires.there.opened_at == pytest.approx(0.15)
-    assert wires.there.time_of(100) == pytest.approx(0.15)
-    assert wires.sender.rtt.srtt_s == pytest.approx(0.1)
+    assert wires.here.opened_at == pytest.approx(2 * delay_s)
+    assert wires.there.opened_at == pytest.approx(3 * delay_s)
+    assert wires.there.time_of(100) == pytest.approx(3 * delay_s)
+    assert wires.sender.rtt.srtt_s == pytest.approx(2 * delay_s)
 
 
 def test_a_server_whose_answer_got_lost_is_measured_from_the_first_syn():
