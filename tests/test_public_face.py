@@ -23,7 +23,7 @@ PUBLIC = {
         LimitsConfig SecurityConfig Server ServerConfig Target TelemetryConfig Verifier load_config
     """,
     "outrider_drafters": """
-        Activations DraftState Drafter DrafterFiles DrafterOption DrafterOptions DrafterSource Eagle2
+        Activations BlockShape DraftState Drafter DrafterFiles DrafterOption DrafterOptions DrafterSource Eagle2
         Eagle2Drafter Eagle2Sizes Family FeatureDrafter FeatureRows Keywords LastHiddenTap LookupDrafter MoA
         MoADrafter MoASizes MoATap Pace PacedDrafter RoutedDraft RoutedDrafter Routing ScoredTree StatelessTap
         Tap TapState TargetSizes TargetWeights TextDrafter TreeChoices TreePlan TreeShape check_drafter

@@ -1,3 +1,4 @@
+from .blocks.layers import BlockShape
 from .checkpoints.draft_vocabulary import write_draft_vocab
 from .checkpoints.drafter_files import DrafterFiles
 from .checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
@@ -28,6 +29,7 @@ from .trees.grow import ScoredTree, grow_tree
 
 __all__ = [
     "Activations",
+    "BlockShape",
     "DraftState",
     "Drafter",
     "DrafterFiles",

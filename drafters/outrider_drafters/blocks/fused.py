@@ -177,7 +177,7 @@ class FusedLayers:
 
 def _newest(mask: Tensor | None, window: int | None, cache: AnyCache, rows: int) -> Tensor | None:
     """Narrow what rows see, mask [n, length], to the newest `window` of it. A joint cache has masks of its own."""
-    if window is None or isinstance(cache, JointCache):
+    if window is None or isinstance(cache, JointCache) or cache.length + rows <= window:
         return mask
     if mask is None:
         mask = torch.ones(rows, cache.length + rows, dtype=torch.bool, device=cache.keys.device)

@@ -242,8 +242,8 @@ class LlamaBlock(nn.Module):
 def stored_shape(checkpoint: Checkpoint, prefix: str, config: Config, heads_key: str = HEADS) -> BlockShape:
     """Read the sizes of the block whose tensors' names start with `prefix`; heads, RoPE's base and eps from the config.
 
-    `heads_key` names the number of heads where the config has it. RoPE is unscaled: whether it is depends on the
-    family. Raises UsageError if rows do not divide into heads, and for settings that make another block of it.
+    `heads_key` names the number of heads where the config has it. RoPE is unscaled: which blocks scale it depends on
+    the family. Raises UsageError if rows do not divide into heads, and for settings that make another block of it.
     """
     heads = config_int(config, heads_key if heads_key in config else HEADS)
     q_rows, width = checkpoint.matrix(f"{prefix}self_attn.q_proj.weight")

@@ -105,6 +105,8 @@ REFUSED = {  # of a head: tensors, settings and options that are changed, and wh
     "moa": [
         ({}, {"disable_LSA": True}, "", r"says disable_LSA, but it holds Ekv2E\.bias, Ekv2E\.weight, layer"),
         ({}, {"target_layer_inference": -1}, "", "target_layer_inference=-1: need 0 or more"),
+        ({f"cross_attention.self_attn.{x}_proj.weight": (128, 64) for x in "qkv"}, {}, "",
+         "values of a head: 8 in self_attention, 16 in cross_attention: need the same"),
     ],
     "eagle2": [
         ({"layers.1.mlp.up_proj.weight": (2,)}, {}, "", r"unknown tensors layers\.1\.mlp\.up_proj\.weight"),

@@ -36,7 +36,7 @@ class DFlashDrafter(BlockDrafter):
     family = NAME
 
     def __init__(self, network: DFlash, target: TargetWeights, plan: TreePlan | None = None) -> None:
-        tap = tap_info(network)
+        tap = tap_info(network)  # of the weights as stored: before the cast
         self.network = network.to(target.embed.device, target.embed.dtype)
         super().__init__(target, tap, network.sizes.num_drafts, plan, network.embed_tokens)
         self.hint = network.sizes.hint

@@ -229,7 +229,7 @@ class DFlashTap(StatelessTap):
 
     def __init__(self, network: DFlash, like: Tensor) -> None:
         """The weights take the type and device of `like`."""
-        self.info = tap_info(network)
+        self.info = tap_info(network)  # of the weights as stored: before the cast
         self.hidden_layers = tuple(dict.fromkeys(network.sizes.taps))
         self._network = network.to(like.device, like.dtype)
 

@@ -29,7 +29,7 @@ class Eagle3Drafter(PairDrafter):
     family = NAME
 
     def __init__(self, eagle: Eagle3, target: TargetWeights, steps: int = PUBLISHED_STEPS) -> None:
-        tap = tap_info(eagle, target.sizes.layers)
+        tap = tap_info(eagle, target.sizes.layers)  # of the weights as stored: before the cast
         eagle = eagle.to(target.embed.device, target.embed.dtype)
         super().__init__(target, tap, None if eagle.embed_tokens is None else eagle.embed_tokens.weight.detach())
         # A head that was trained over three steps loses 11 to 16 % one verdict late, over seven 3 %: docs/features.md.

@@ -197,7 +197,7 @@ class Eagle3Tap(StatelessTap):
 
     def __init__(self, eagle: Eagle3, num_layers: int, like: Tensor) -> None:
         """The weights take the type and device of `like`."""
-        self.info = tap_info(eagle, num_layers)
+        self.info = tap_info(eagle, num_layers)  # of the weights as stored: before the cast
         eagle = eagle.to(like.device, like.dtype)
         self._layers = tuple(BEFORE_NORM if layer == num_layers else layer for layer in eagle.sizes.target_layers)
         self.hidden_layers = tuple(dict.fromkeys(self._layers))

@@ -48,7 +48,10 @@ class HydraDrafter(HeadsDrafter):
         count = hydra.sizes.heads
         super().__init__(target, tap_info(hydra), count, default_choices(count))
         self.knows_next = hydra.prefix is None and hydra.sizes.offset == 0
-        self.hydra = hydra.to(self.like.device, self.like.dtype)
+        self.grounded = hydra.sizes.grounded
+        hydra = hydra.to(self.like.device, self.like.dtype)  # after tap_info(), which is of the weights as stored
+        # Not the network itself: its outputs would stay beside the rows of a draft vocabulary.
+        self.blocks = [blocks for blocks, _ in hydra.heads]
         self.heads = [
             target.head_for(None) if one is None else target.head_for(one.weight, row_tokens, one.bias.detach())
             for _, one in hydra.heads
@@ -56,7 +59,7 @@ class HydraDrafter(HeadsDrafter):
 
     def after(self, feature: Tensor, lines: Sequence[TokenPath], held: dict[TokenPath, Tensor]) -> Tensor:
         head = len(lines[0]) - 1
-        if not self.hydra.sizes.grounded:
+        if not self.grounded:
             return self.logits(head, feature).expand(len(lines), -1)
         tokens = torch.tensor(lines, dtype=torch.int64, device=feature.device)
         embeds = F.embedding(tokens, self.target.embed).flatten(1)
@@ -64,7 +67,9 @@ class HydraDrafter(HeadsDrafter):
 
     def logits(self, head: int, x: Tensor) -> Tensor:
         """Compute a head's logits [n, V] float32 from x [n, inputs x E]."""
-        return self.heads[head].logits(self.hydra.head_hidden(head, x))
+        for block in self.blocks[head]:
+            x = block(x)
+        return self.heads[head].logits(x)
 
 
 def recognizes(files: DrafterFiles) -> bool:

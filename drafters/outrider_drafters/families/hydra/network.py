@@ -115,7 +115,6 @@ class Hydra(nn.Module):
 
     def head_hidden(self, number: int, x: Tensor, dropout: float = 0.0) -> Tensor:
         """Compute what a head's output reads [..., E] from x [..., inputs x E]; dropout before blocks and output."""
-        # Ungrounded heads read the prefix layer's output too, as in training; the published drafting code skips it.
         blocks, _ = self.heads[number]
         for block in blocks:
             x = block(F.dropout(x, dropout))
@@ -188,7 +187,7 @@ class HydraPrefixTap:
 
     def __init__(self, prefix: HydraPrefix, like: Tensor, offset: int = 0) -> None:
         """The weights take the type and device of `like`."""
-        self.info = prefix_info(prefix, offset)
+        self.info = prefix_info(prefix, offset)  # of the weights as stored: before the cast
         prefix = prefix.to(like.device, like.dtype)
         self.hidden_layers = (LAST - offset,)
         self.block = FusedBlock(prefix.block)

@@ -35,7 +35,7 @@ _NO_TREE = DraftTree()
 
 
 class MoADrafter(Drafter):
-    """Client half of MoA. It reads the last layers from `target` unless `last` is given."""
+    """Client half of MoA, whose weights take the target's type. It reads the last layers unless `last` is given."""
 
     family = NAME
     stale_tolerant = True  # its T-step mask trains it for that
@@ -44,7 +44,7 @@ class MoADrafter(Drafter):
     def __init__(self, moa: MoA, target: TargetWeights, last: LastLayers | None = None) -> None:
         sizes = moa.sizes
         self.target = target
-        self.tap = tap_info(moa, target.sizes)
+        self.tap = tap_info(moa, target.sizes)  # of the weights as stored: before the cast
         moa = moa.to(target.embed.device, target.embed.dtype)
         self.vocab_size = target.sizes.vocab
         self.mixed_width = sizes.mixed_width

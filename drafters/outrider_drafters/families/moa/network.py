@@ -45,6 +45,9 @@ class MoASizes:
     def __post_init__(self) -> None:
         if self.sa.width != self.ca.width:
             raise UsageError(f"self_attention is {self.sa.width} wide, cross_attention {self.ca.width}: need the same")
+        if self.sa.head_dim != self.ca.head_dim:  # they share their rotations
+            sizes = f"{self.sa.head_dim} in self_attention, {self.ca.head_dim} in cross_attention"
+            raise UsageError(f"values of a head: {sizes}: need the same")
 
     @property
     def mixed_width(self) -> int:
@@ -165,7 +168,7 @@ class MoATap(StatelessTap):
 
     def __init__(self, moa: MoA, target: TargetSizes, like: Tensor) -> None:
         """The weights take the type and device of `like`."""
-        self.info = tap_info(moa, target)
+        self.info = tap_info(moa, target)  # of the weights as stored: before the cast
         moa = moa.to(like.device, like.dtype)
         self.hidden_layers: tuple[int, ...] = () if moa.sizes.lsa else (LAST,)
         self._lsa = FusedBlock(moa.layer_self_attention, packed=True) if moa.sizes.lsa else None

@@ -44,7 +44,7 @@ class PEagleDrafter(BlockDrafter):
     family = NAME
 
     def __init__(self, network: PEagle, target: TargetWeights, plan: TreePlan | None = None) -> None:
-        tap = tap_info(network, target.sizes.layers)
+        tap = tap_info(network, target.sizes.layers)  # of the weights as stored: before the cast
         network = network.to(target.embed.device, target.embed.dtype)
         super().__init__(target, tap, network.num_drafts, plan, network.embed_tokens)
         self.mask_token = network.mask_token

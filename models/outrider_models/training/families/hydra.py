@@ -75,6 +75,7 @@ class TrainableHydra(TrainableHeads):
         hidden, noise = target.hidden[-1], self._settings.noise
         if noise and self.training:
             hidden = hidden + (torch.rand_like(hidden) * 2 - 1) * noise_sizes(batch, hidden.shape[-1], noise)
+        # Ungrounded heads read the prefix layer's output too; the published drafting code skips it.
         features = hidden if self.network.prefix is None else self.network.prefix(hidden)
         embeds = F.embedding(batch.tokens, target.embed)
 
