@@ -105,7 +105,7 @@ REFUSED = {  # of a head: tensors, settings and options that are changed, and wh
     "moa": [
         ({}, {"disable_LSA": True}, "", r"says disable_LSA, but it holds Ekv2E\.bias, Ekv2E\.weight, layer"),
         ({}, {"target_layer_inference": -1}, "", "target_layer_inference=-1: need 0 or more"),
-        ({f"cross_attention.self_attn.{x}_proj.weight": (128, 64) for x in "qkv"}, {}, "",
+        ({f"cross_attention.self_attn.{x}_proj.weight": (64, 128) if x == "o" else (128, 64) for x in "qkvo"}, {}, "",
          "values of a head: 8 in self_attention, 16 in cross_attention: need the same"),
     ],
     "eagle2": [
