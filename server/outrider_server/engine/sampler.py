@@ -76,6 +76,12 @@ class ChoiceRequest:
     def rows(self) -> slice:
         return slice(self.first, self.first + len(self.positions))
 
+    @property
+    def reads_logits(self) -> bool:
+        """True if tokens are not all that it wants to know."""
+        sampler = self.sampler
+        return sampler.rules is not None or self.num_logprobs is not None or sampler.sampling.acceptance == "typical"
+
 
 class RowChoices:
     """Choices made when they are asked for; rules are applied to the rows that are asked for alone.
@@ -134,13 +140,16 @@ class BatchedChoices(RowChoices):
         # top-p sorts the whole vocabulary: only for those who want it.
         kinds = ([one for one in drawing if (one.sampler.sampling.top_p < 1.0) == sorts] for sorts in (False, True))
         self._drawing = [_DrawingRows(members, device) for members in kinds if members]
+        self._reads_logits = any(one.reads_logits for one in requests)
         self._chosen = torch.empty(0)  # of every row, on the device
 
     def choose(self, logits: Tensor) -> None:
         tokens = likeliest = logits.argmax(-1)
         for rows in self._drawing:
             tokens = tokens.index_copy(0, rows.index, rows.drawn(logits))
-        self._logits, self._chosen = logits, _finite(logits, likeliest, tokens)
+        self._chosen = _finite(logits, likeliest, tokens)
+        if self._reads_logits:  # else the logits can go with the pass: a GPU has little room for two of them
+            super().choose(logits)
 
     def read(self) -> None:
         self._tokens = self._chosen.tolist()
@@ -189,6 +198,7 @@ def token_logprobs(logits: Tensor, tree: DraftTree, accepted: AcceptedPath, num_
     tokens = torch.tensor([*tree.path_tokens(accepted.path), *bonus], device=logits.device)
     rows = [0, *(1 + node for node in accepted.path)][: len(tokens)]  # logits of a row predict the token after it
     judged = logits[rows].float()
+    # topk on the logits as they are: in float32 log probabilities neighbors can round to equals and change order.
     best, likeliest = judged.topk(min(num_top, judged.shape[-1]))
     scores = torch.cat([judged.gather(-1, tokens[:, None]), best], dim=-1)
     # Rounding may give slightly more than 0, and -inf does not fit the frame: both would be refused as malformed.

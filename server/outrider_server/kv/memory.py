@@ -37,9 +37,9 @@ _DROP_SHARE = 16  # prefixes of one part in so many of all memory go at once: fi
 class KVMemory:
     """The memory of all sequences. For the engine thread only, but for `new_slot` and the counts.
 
-    Sessions give way to others only between passes. `small_bytes`: rows that are too few to be worth sharing. `layout`
-    auto: paged, but contiguous on a CPU, where gathering pages costs more than the attention over them. `swap_bytes`:
-    of the host, for rows of evicted sessions.
+    Sessions give way to others only between passes; rows may become a shared prefix at any time. `small_bytes`: rows
+    that are too few to be worth sharing. `layout` auto: paged, but contiguous on a CPU, where gathering pages costs
+    more than the attention over them. `swap_bytes`: of the host, for rows of evicted sessions.
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 import math
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from scipy import stats
 from tiny_targets import random_tree
 from transformers import GenerationConfig
 
-from outrider_proto.frames import Sampling
+from outrider_proto.frames import Finish, Sampling
 from outrider_proto.sampling_noise import uniform
 from outrider_proto.tree import DraftTree
+from outrider_server.engine.acceptance import AcceptedPath
 from outrider_server.engine.sampler import BatchedChoices, ChoiceRequest, RowChoices, Sampler
 
 FALSE_ALARM = 1e-4  # a right implementation fails each chi-square test below once in 10 000 seeds; seeds are fixed
@@ -123,3 +125,27 @@ def test_tokens_drawn_at_once_are_those_drawn_one_at_a_time(at_once, kinds, monk
         for one in filter(plain.is_finite, requests):
             nodes = range(-1, len(one.tree))
             assert [batched.token(one, node) for node in nodes] == [plain.token(one, node) for node in nodes]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "num_logprobs", "stay"),
+    [
+        (typical().sampling, None, True),
+        (Sampling(), 2, True),
+        (Sampling(0.9, seed=5), 0, True),
+        (Sampling(0.9, seed=5), None, False),
+    ],
+)
+def test_logits_of_which_only_tokens_are_read_go_with_the_pass(sampling, num_logprobs, stay):
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(3))
+    one = ChoiceRequest(Sampler(sampling), DraftTree.chain([3, 4]), range(3), num_logprobs, 0)
+    plain, batched, remains = RowChoices(), BatchedChoices([one], logits.device), weakref.ref(logits)
+    for choices in (plain, batched):
+        choices.choose(logits)
+        choices.read()
+    judged = AcceptedPath((0,), 7, Finish.NOT_YET)
+    assert batched.logprobs(one, judged) == plain.logprobs(one, judged)
+    if sampling.acceptance == "typical":
+        assert batched.log_probs(one) == plain.log_probs(one)
+    del logits, plain, choices
+    assert (remains() is not None) == stay

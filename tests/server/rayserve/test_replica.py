@@ -27,6 +27,21 @@ async def test_what_is_written_comes_out_and_a_refusal_keeps_its_reason():
     assert b"TAKEN_OVER" in dict(trailing)[DETAILS_KEY]
 
 
+async def test_a_call_of_one_answer_returns_it_or_nothing_when_it_is_refused():
+    context = Mock()
+    call = RayServicerContext(context)
+
+    async def method(*, is_refused: bool) -> bytes:
+        if is_refused:
+            await abort(call, Refusal(Reason.CONTEXT_FULL, "not that"))
+        return b"one"
+
+    assert (await call.unary(method(is_refused=False))).SerializeToString() == b"one"
+    context.set_code.assert_not_called()
+    assert (await call.unary(method(is_refused=True))).SerializeToString() == b""
+    context.set_code.assert_called_once_with(grpc.StatusCode[Reason.CONTEXT_FULL.status])
+
+
 async def test_nobody_listens_any_more():
     call, cancelled = RayServicerContext(Mock()), asyncio.Event()
 

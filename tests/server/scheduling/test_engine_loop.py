@@ -36,7 +36,11 @@ BOTH = pytest.mark.parametrize("plan_ahead", ["off", "on"])
 
 
 class WatchedLoop(EngineLoop):
-    """A loop whose steps the test runs. `during` is called in a pass behind its launch, `before_read` at its end."""
+    """A loop whose steps the test runs. `during` is called in a pass behind its launch, `before_read` at its end.
+
+    A GPU runs memory operations behind the pass that was launched before them. So does a CPU, which is through with a
+    pass when launch() returns: whatever is done between launch() and finish() meets the same rows.
+    """
 
     def __init__(self, plan_ahead: str = "on", on: Target | None = None, **limits) -> None:
         super().__init__(Engine(on or target()), LimitsConfig(plan_ahead=plan_ahead, room_wait_s=60, **limits))
@@ -122,6 +126,21 @@ def test_the_host_prepares_the_next_pass_before_it_reads(plan_ahead):
     assert said["q"][0].length == 3
 
 
+def check_turns(prompt: list[int], again: list[int], sampling: Sampling, tapped: bool, said: list[Reply]) -> None:
+    """Both turns' tokens are those of the plain loop, and each has the features of all its rows."""
+    assert not any(isinstance(reply, Refusal) for reply in said)
+    assert sum(isinstance(reply, RequestDone) for reply in said) == 2
+    *decoded, judged = [reply for reply in said if isinstance(reply, Verdict)]
+    first, second = plain_decode(target(), prompt, 12, sampling), plain_decode(target(), again, 4, sampling)
+    assert tokens_of(decoded) == first
+    length, drafted = len(judged.path), [*second[:2], 5]
+    assert length >= min(2, len(second))
+    assert [*drafted[:length], *([] if judged.bonus is None else [judged.bonus])] == second[: length + 1]
+    rows = {(each.seq, each.first + n) for each in said if isinstance(each, Features) for n in range(len(each.rows))}
+    lengths = ((1, len(prompt) + len(first) - 1), (2, len(again) + length)) if tapped else ()
+    assert rows == {(seq, row) for seq, num_rows in lengths for row in range(num_rows)}
+
+
 @pytest.mark.parametrize("swap", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layout", ["contiguous", "paged"])
 def test_every_text_is_that_of_the_plain_loop(layout, swap):
@@ -133,19 +152,20 @@ def test_every_text_is_that_of_the_plain_loop(layout, swap):
     evictions = hits = 0
     for seed in range(4):
         memory = KVMemory(target().kv, num_bytes, "all", layout=layout, swap_bytes=num_bytes * swap, small_bytes=0)
-        rng, loop, turns, truths, said = random.Random(seed), WatchedLoop(batch_tokens=48, chunk_tokens=32), [], [], []
+        rng, loop, turns, texts, said = random.Random(seed), WatchedLoop(batch_tokens=48, chunk_tokens=32), [], [], []
         for number in range(6):
             own = random_tokens(np.random.default_rng(100 * seed + number), rng.randrange(5, 40))
             prompt = [*COMMON, *own] if number % 3 else own
             sampling = Sampling(0.9, seed=number) if number % 2 else Sampling()
-            truths.append(plain_decode(target(), prompt, 12, sampling))
             said.append(replies := [])
             sequence = Sequence(memory, TAP if number % 4 < 2 else None)
             features = {"features_from": 0} if sequence.tap else {}
             # Back to somewhere in the text, which its client says anew.
             again = [*prompt[: rng.randrange(2, len(prompt))], 7, 9]
             base = min(len(again) - 3, len(prompt) - 1)
-            then = Draft(2, base, tuple(again[base:-1]), again[-1], DraftTree.chain([3, 4, 5]), **features)
+            drafted = DraftTree.chain([*plain_decode(target(), again, 2, sampling), 5])
+            then = Draft(2, base, tuple(again[base:-1]), again[-1], drafted, **features)
+            texts.append((prompt, again, sampling, sequence.tap is not None))
             turns.append([request(sequence, each, replies, sampling) for each in (frame(12, prompt, **features), then)])
         coming = [each for turn in zip(*turns, strict=True) for each in turn]
 
@@ -156,10 +176,8 @@ def test_every_text_is_that_of_the_plain_loop(layout, swap):
         loop.during = arrive
         while coming or loop._queues or not loop._inbox.empty():
             loop.step(*[coming.pop(0)] if not loop._queues and loop._inbox.empty() else [])
-        for truth, replies in zip(truths, said, strict=True):
-            assert not any(isinstance(reply, Refusal) for reply in replies)
-            assert sum(isinstance(reply, RequestDone) for reply in replies) == 2
-            assert tokens_of([reply for reply in replies if isinstance(reply, Verdict) and reply.seq == 1]) == truth
+        for turn, replies in zip(texts, said, strict=True):
+            check_turns(*turn, replies)
         evictions += memory.evictions
         hits += memory.prefix_hits_tokens
     assert evictions
