@@ -26,15 +26,18 @@ _TAG = re.compile(
     r"|(?:<｜tool▁calls▁begin｜>)?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?)\s*"
 )
 _CLOSE = re.compile(r"(?:\s*(?:</function>|<\|?/tool_call\|?>|```|<｜tool▁calls?▁end｜>))+")
-# A name in front of its arguments, and arguments with a tag each.
+# A name in front of its arguments, and arguments with a tag each. The text is whatever the target writes, so no two
+# parts that may match the same characters stand side by side: the time would grow with the square of its length.
 _NAMED = re.compile(
-    r"(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\w+)?(?:>|\[ARGS\]|<｜tool▁sep｜>|```json)?\s*"
+    r"(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\w+\s*)?(?:(?:>|\[ARGS\]|<｜tool▁sep｜>|```json)\s*)?"
     r"(?=\{|<parameter=|<arg_key>|</function>|</tool_call>)"
 )
 _PAIR = re.compile(
-    r"\s*(?:<parameter=(?P<name>[^>]+)>|<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>)"
+    r"\s*(?:<parameter=(?P<name>[^<>]+)>|<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>)"
     r"(?P<value>[^<]*(?:<(?!/?(?:tool_call|parameter|arg_))[^<]*)*)</(?:parameter|arg_value)>"
 )
+_PAIRS_END = re.compile(r"\s*</(?:function|tool_call)>")
+_GAP = re.compile(r"[; \t\r\n]*")  # between two calls
 _NONE = {"type": "object", "properties": {}, "additionalProperties": False}  # of a function that takes none
 _ARGUMENTS = ("arguments", "parameters")  # Llama 3 names them so
 RESPONSE_BEGIN, RESPONSE_END = "<tool_response>\n", "\n</tool_response>"  # around what a call gave
@@ -145,12 +148,16 @@ def calls_in(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
 def _calls_at(text: str, start: int, known: Mapping[str, Tool]) -> _Read:
     """Return the calls that begin at `start`."""
     read = _read(text, start, known)
+    calls, others, end = read.calls, read.others, read.end
     while read.calls:
-        following = _read(text, len(text) - len(text[read.end :].lstrip("; \t\r\n")), known)
-        if not following.calls:
-            break
-        read = _Read(read.calls + following.calls, read.others + following.others, following.end)
-    return read
+        gap = _GAP.match(text, end)
+        assert gap is not None  # it may be empty
+        read = _read(text, gap.end(), known)
+        if read.calls:
+            calls += read.calls
+            others += read.others
+            end = read.end
+    return _Read(calls, others, end)
 
 
 def _read(text: str, start: int, known: Mapping[str, Tool]) -> _Read:
@@ -175,7 +182,10 @@ def _read(text: str, start: int, known: Mapping[str, Tool]) -> _Read:
 
 
 def _pairs(text: str, at: int, tool: Tool) -> tuple[JsonObject, int]:
-    """Return arguments that have a tag each, and where they end: text where the schema says so, else JSON."""
+    """Return arguments that have a tag each, and where they end: text where the schema says so, else JSON.
+
+    Raises ValueError for a call that is cut off: the app must not get it without its last arguments.
+    """
     properties, arguments = tool.parameters.get("properties"), {}
     while (pair := _PAIR.match(text, at)) is not None:
         name, value, at = pair["name"] or pair["key"], pair["value"].strip("\n"), pair.end()
@@ -184,6 +194,8 @@ def _pairs(text: str, at: int, tool: Tool) -> tuple[JsonObject, int]:
         if isinstance(schema, Mapping) and "string" not in str(schema.get("type")):
             with contextlib.suppress(ValueError):
                 arguments[name] = json.loads(value)
+    if _PAIRS_END.match(text, at) is None:
+        raise ValueError(f"the call of {tool.name} does not end")
     return arguments, at
 
 

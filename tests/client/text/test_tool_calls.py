@@ -66,6 +66,18 @@ def test_arguments_with_tags_are_text_or_what_the_schema_says():
         assert calls_in(text, [LOOK]) == ("", [TAGGED])
 
 
+@pytest.mark.parametrize("end", ["<parameter=at>", "<parameter=at>\nx", "<parameter=at>\nx\n</parameter>\n"])
+def test_a_call_that_is_cut_off_is_text(end):
+    text = f"<tool_call>\n<function=look>\n{end}"
+    assert calls_in(text, [LOOK]) == (text, [])
+
+
+def test_long_answers_are_read_in_time_that_grows_with_them():
+    """Where it grew with the square of their length, each of these took minutes."""
+    for text in ("add" + 400_000 * " ", 40_000 * "[TOOL_CALLS]add<parameter="):
+        assert calls_in(text, [ADD]) == (text, [])
+
+
 @pytest.mark.parametrize(
     ("text", "front"),
     [
