@@ -19,11 +19,10 @@ from outrider_drafters.families.suffix.index import History, Ints
 from outrider_proto.files import stamp_of
 
 MB = 1_000_000
-_FILLED = 0.9  # share of a full file that is tokens and the start of each record
+_LONGEST = 0.9  # share of a full file that one answer may take
+_SPARE = 6  # pages that an answer may take beside its tokens
 _LOCK_S = 2.0  # far more than another process takes
-_RECORD_BYTES = 16  # beside its tokens
-_DROP_OLDEST = f"""DELETE FROM answers WHERE id <= (SELECT max(id) FROM (
-    SELECT id, sum(length(tokens) + {_RECORD_BYTES}) OVER (ORDER BY id DESC) AS size FROM answers) WHERE size > ?)"""
+_DROP_OLDEST = "DELETE FROM answers WHERE id <= (SELECT min(id) + (max(id) - min(id)) / 16 FROM answers)"
 
 
 def history_folder() -> Path:
@@ -41,7 +40,7 @@ class DraftHistory:
     def __init__(self, server: str, tokenizer: str, vocab_size: int, limit_mb: int, folder: Path | None = None) -> None:
         self.file = (history_folder() if folder is None else folder) / f"{quote(server, safe='')}_{tokenizer}"
         self._vocab_size = vocab_size
-        self._room_bytes = int(limit_mb * MB * _FILLED)
+        self._limit_bytes = limit_mb * MB
         self._seen: object = None  # what the file was like when it was read
         self._texts = History()
         self._warnings: list[str] = []
@@ -59,14 +58,13 @@ class DraftHistory:
         """Add an answer's tokens, and read the file again, so that the next answer need not wait for that."""
         if not answer:
             return
-        most = (self._room_bytes - _RECORD_BYTES) // 4
+        most = int(self._limit_bytes * _LONGEST) // 4
         tokens = np.array(answer[-most:], "<i4").tobytes()
         with self._lock, self._catching():
             self._refresh()
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.file.touch(mode=0o600)  # SQLite would let others read it
             with self._opened() as file:
-                file.execute(_DROP_OLDEST, (self._room_bytes - _RECORD_BYTES - len(tokens),))
+                self._make_room(file, len(tokens))
                 file.execute("INSERT INTO answers (tokens) VALUES (?)", (tokens,))
             self._refresh()
 
@@ -101,9 +99,23 @@ class DraftHistory:
             raise ValueError(f"it holds tokens beyond the vocabulary of {self._vocab_size}")
         return texts
 
+    def _make_room(self, file: sqlite3.Connection, num_bytes: int) -> None:
+        """Drop the oldest answers until one of so many bytes fits."""
+        # By pages, not by bytes: those of answers of about a page are half empty.
+        page_bytes = _number(file, "PRAGMA page_size")
+        most = (self._limit_bytes - num_bytes) // page_bytes - _SPARE
+        while _number(file, "PRAGMA page_count") - _number(file, "PRAGMA freelist_count") > most:
+            if not file.execute(_DROP_OLDEST).rowcount:
+                break
+
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
+        if not self.file.exists():
+            self.file.touch(mode=0o600)  # SQLite would let others read it
         with closing(sqlite3.connect(self.file, timeout=_LOCK_S, isolation_level=None)) as file, file:
+            # Answers and other processes would wait for the disk. A file that a power failure damages is started anew.
+            file.execute("PRAGMA synchronous = OFF")
+            file.execute("PRAGMA auto_vacuum = FULL")  # of a new file: what is dropped makes it smaller
             # Of two that read first and write then, SQLite refuses one at once.
             file.execute("BEGIN IMMEDIATE")
             file.execute("CREATE TABLE IF NOT EXISTS answers (id INTEGER PRIMARY KEY, tokens BLOB NOT NULL)")
@@ -118,6 +130,11 @@ class DraftHistory:
                 why = error.strerror if isinstance(error, OSError) else error
                 self._warnings.append(f"{self.file}: drafting without the history, which cannot be used ({why})")
             self._is_told = True
+
+
+def _number(file: sqlite3.Connection, query: str) -> int:
+    (number,) = file.execute(query).fetchone()
+    return int(number)
 
 
 def kept_histories(folder: Path) -> dict[Path, int]:

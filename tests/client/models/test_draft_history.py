@@ -70,6 +70,21 @@ def test_it_is_bounded_and_the_newest_stay(tmp_path):
     assert kept.texts().num_bytes < 5 * draft_history.MB
 
 
+def test_the_limit_is_that_of_the_file_however_long_the_answers_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(draft_history, "MB", 200_000)
+    for length in (700, 1100):
+        kept = history(tmp_path, f"{length}:1")
+        for number in range(80):
+            kept.add([number] * length)
+        assert 150_000 < kept.file.stat().st_size <= 200_000
+        assert len(texts(kept)) > 30
+    monkeypatch.setattr(draft_history, "MB", 100_000)
+    smaller = history(tmp_path, "700:1")
+    smaller.add([1])
+    assert smaller.file.stat().st_size <= 100_000
+    assert texts(smaller)[-2:] == [[79] * 700, [1]]
+
+
 def test_processes_and_threads_may_add_at_once(tmp_path):
     code = (
         "import sys; from pathlib import Path; from outrider_client.models.draft_history import DraftHistory\n"
