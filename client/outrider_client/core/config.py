@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -248,11 +249,11 @@ class ClientConfig:
                 shown = ", ".join(each for each in choices if each is not None)
                 raise UsageError(f"{name}={getattr(self, name)!r}: need one of {shown}")
         for name, least in _AT_LEAST.items():
-            value, kind = getattr(self, name), int if name != "wait_for_link_s" else int | float
+            value = getattr(self, name)
+            kind: Any = Real if name == "wait_for_link_s" else Integral  # NumPy's, too; Any: mypy knows no order
             if value is not None and not (isinstance(value, kind) and value >= least):
-                raise UsageError(
-                    f"{name}={value!r}: need a{' whole' if kind is int else ''} number of at least {least}"
-                )
+                whole = " whole" if kind is Integral else ""
+                raise UsageError(f"{name}={value!r}: need a{whole} number of at least {least}")
         if self.tree == "auto" and isinstance(self.shape, TreeChoices):
             raise UsageError("tree=auto chooses the nodes, and so do choices: leave one of them out")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:

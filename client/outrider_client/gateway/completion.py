@@ -196,9 +196,12 @@ async def chunks_of(
     def put(number: int, chunk: TextChunk | None) -> None:
         arrived.put_nowait((number, chunk))
 
+    def end(number: int, _: asyncio.Task[None]) -> None:
+        put(number, None)
+
     writing = [completion.start(turns, partial(put, number)) for number, completion in enumerate(completions)]
     for number, task in enumerate(writing):
-        task.add_done_callback(lambda _, number=number: put(number, None))  # type: ignore[misc] # mypy infers no default
+        task.add_done_callback(partial(end, number))
     try:
         num_left = len(writing)
         while num_left:

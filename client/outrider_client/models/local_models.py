@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -176,7 +176,7 @@ class LocalModels:
     def rules_of(self, rules: TokenRules) -> AnswerRules | None:
         """Return the rules of one answer, if any. Raises UsageError for those that cannot be followed."""
         for token, _ in rules.logit_bias:
-            if not isinstance(token, int) or not 0 <= token < self.vocab_size:
+            if not isinstance(token, SupportsIndex) or not 0 <= token < self.vocab_size:
                 raise UsageError(f"logit_bias has token {token!r}: the vocabulary has {self.vocab_size}")
         try:
             return AnswerRules(rules, self.schemas) if rules else None

@@ -120,7 +120,7 @@ class Transcript:
         return common
 
     def next_draft(self, tree: DraftTree, num_features: int, codec: Codec | None = None) -> Draft:
-        """Make a request to verify `tree` below the root, and for features from position `num_features` on."""
+        """Make a request to verify `tree`, a chain where a tail is, and for features from `num_features` on."""
         base_len, context = self._missing()
         root_at = self._tail_start - 1
         # The root's features are always requested: a Draft that asks for none would get no Features frame to wait for.

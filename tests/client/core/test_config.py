@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from outrider_client.core.config import UNLIMITED, ClientConfig
@@ -42,7 +43,7 @@ def test_refused(choices, message):
 
 
 def test_an_answer_can_choose_for_itself():
-    config = ClientConfig().for_answer(max_new_tokens=5, temperature=0.5, seed=3)
+    config = ClientConfig().for_answer(max_new_tokens=np.int64(5), temperature=0.5, seed=3)
     assert config.max_new_tokens == 5
     assert (config.sampling.temperature, config.sampling.seed, config.sampling.top_p) == (0.5, 3, 1.0)
     assert ClientConfig().for_answer() == ClientConfig()

@@ -185,8 +185,12 @@ async def test_rows_that_are_waited_for_elsewhere_wake_all_who_wait(begun):
     await asyncio.sleep(0)
     assert not any(task.done() for task in waiting)
     following = begun.asks(TREE)
-    begun.link.put(rows(draft.seq, 4, 1, last=False), rows(draft.seq, 5, 1))
+    begun.link.put(rows(draft.seq, 4, 1, last=False))
     await begun.hears(Verdict(following.seq, (), 30))
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    begun.link.put(rows(draft.seq, 5, 1))
+    begun.tracker.take_arrived()
     await asyncio.wait_for(asyncio.gather(*waiting), TIMEOUT_S)
 
 
