@@ -94,6 +94,11 @@ def test_a_mistake_is_one_line_with_the_remedy(arguments, message):
     assert (result.exit_code, result.stderr) == (2, f"prog: {message}\n")
 
 
+def test_an_option_that_set_alone_takes_is_told_how():
+    result, _ = _run("show", "--stall", "2")
+    assert (result.exit_code, "--set stall=VALUE" in result.stderr) == (2, True)
+
+
 def test_each_kind_of_error_has_its_exit_code():
     result, _ = _run("cut")
     assert (result.exit_code, result.stderr) == (4, "prog: gone\n")

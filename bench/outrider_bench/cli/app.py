@@ -14,7 +14,7 @@ from outrider_bench.load.options import LoadOptions
 from outrider_bench.network.options import NetworkOptions, load_network
 from outrider_bench.studies import options
 from outrider_proto.errors import OutriderError
-from outrider_proto.options.command import Version, exit_code
+from outrider_proto.options.command import Commands, Version, exit_code
 
 STUDIES = (
     StudyCommand("trace", options.TraceOptions, "studies.drafters.trace:TraceStudy"),
@@ -25,11 +25,7 @@ STUDIES = (
     StudyCommand("network", NetworkOptions, "network.study:NetworkStudy", load_network),
 )
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.callback()

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
-from typer.core import TyperGroup
 
 from outrider_client.cli.chat_command import chat_command
 from outrider_client.cli.interrupts import raise_on_interrupt
@@ -29,7 +28,7 @@ from outrider_client.core.config import PRIVACY_PANEL, UNASKED, UNLIMITED, Clien
 from outrider_client.core.gateway_config import GatewayConfig
 from outrider_client.display.messages import explaining, print_message, printable, report_error
 from outrider_proto.errors import LinkError, OutriderError, UsageError
-from outrider_proto.options.command import Version, exit_code
+from outrider_proto.options.command import Commands, Version, exit_code
 
 if TYPE_CHECKING:
     from outrider_client.models.local_models import Prompt
@@ -40,22 +39,7 @@ _OF_REQUESTS = {  # options that the gateway leaves to each request, and how it 
     "logprobs": "with OpenAI's logprobs and top_logprobs",
 }
 
-
-class _Commands(TyperGroup):
-    """The commands. Of an option that --set alone takes they tell how it is given."""
-
-    def invoke(self, ctx: Any) -> Any:  # Any: as typer's, which has moved click
-        try:
-            return super().invoke(ctx)
-        except Exception as error:
-            name = getattr(error, "option_name", None) or ""  # only click's error of an unknown option has one
-            experts = {option.name for option in OPTIONS if option.flag.expert}
-            if name.removeprefix("--") in experts and hasattr(error, "possibilities"):
-                error.possibilities = [f"--set {name.removeprefix('--')}=VALUE"]
-            raise
-
-
-app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.callback(

@@ -135,7 +135,7 @@ def with_client_options(
             command(chosen, *made, **{each.name: values[each.name] for each in others})
 
         rest = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in others]
-        set_signature(wrapper, [*rest, *parameters(options)])
+        set_signature(wrapper, [*rest, *parameters(options)], options)
         return wrapper
 
     return decorate

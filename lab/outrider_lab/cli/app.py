@@ -15,6 +15,7 @@ from outrider_lab.soak.options import SoakOptions
 from outrider_lab.spec.options import SpecOptions
 from outrider_lab.studies import options
 from outrider_lab.virtual.options import SweepOptions, VirtualOptions
+from outrider_proto.options.command import Commands
 
 _Study = partial(StudyCommand, package="outrider_lab")
 STUDIES = (
@@ -29,7 +30,7 @@ STUDIES = (
     _Study("virtual", VirtualOptions, "virtual.study:VirtualStudy"),
     _Study("sweep", SweepOptions, "virtual.study:SweepStudy"),
 )
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.callback()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, replace
 from functools import wraps
 from pathlib import Path
@@ -25,10 +25,23 @@ _LIST = "list"  # --set list
 _Config = TypeVar("_Config")
 
 
-class Program(TyperGroup):
-    """A console command (`typer.Typer(cls=Program)`): every deliberate error is one line and an exit code."""
+class Commands(TyperGroup):
+    """Commands that tell how an option is given which --set alone takes (`typer.Typer(cls=Commands)`)."""
 
     def invoke(self, ctx: Any) -> Any:  # Any: click's Context, whose home typer moves; what a command returns
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            name = (getattr(error, "option_name", None) or "").removeprefix("--")  # click's error of an unknown option
+            if name in getattr(getattr(error, "ctx", ctx).command.callback, "experts", ()):
+                error.possibilities = [f"--set {name}=VALUE"]  # type: ignore[attr-defined]
+            raise
+
+
+class Program(Commands):
+    """A console command (`typer.Typer(cls=Program)`): every deliberate error is one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:  # Any: as above
         try:
             return super().invoke(ctx)
         except OutriderError as error:
@@ -51,15 +64,7 @@ Version = Annotated[
 
 def exit_code(error: OutriderError) -> int:
     """Return 2 for the caller's mistake, 3 for a refusal, 4 for the link's fault, 1 for anything else."""
-    match error:
-        case UsageError():
-            return 2
-        case Refusal():
-            return 3
-        case LinkError():
-            return 4
-        case _:
-            return 1
+    return next((code for kind, code in ((UsageError, 2), (Refusal, 3), (LinkError, 4)) if isinstance(error, kind)), 1)
 
 
 def with_options(
@@ -87,14 +92,15 @@ def with_options(
         if load is not None:
             shared = [_FILE, *shared]
         rest = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-        set_signature(wrapper, [*shared, *rest])
+        set_signature(wrapper, [*shared, *rest], options)
         return wrapper
 
     return decorate
 
 
-def set_signature(command: Callable[..., None], shown: Sequence[inspect.Parameter]) -> None:
-    """Have typer read these parameters of a command."""
+def set_signature(command: Callable[..., None], shown: list[inspect.Parameter], options: Iterable[Option]) -> None:
+    """Have typer read these parameters of a command, which has `options`."""
+    command.experts = {each.name for each in options if each.flag.expert}  # type: ignore[attr-defined] # for Commands
     command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined] # read by inspect
     command.__annotations__ = {each.name: each.annotation for each in shown}
 
