@@ -23,7 +23,7 @@ _LONG_S = 600.0  # to have seen all prompts several times
 class SoakOptions(QuestionOptions):
     """Watch memory and answers for hours of load with faults: connections cut, a silent link, a killed server."""
 
-    shown = "seconds cuts outages kills json"
+    shown = "cuts outages kills json"
     clients: Annotated[int, Field(ge=1), Flag("Concurrent clients, which draft from the known answer.")] = 8
     seconds: Annotated[float | None, Flag("Seconds of the run; default: as long as its faults take.")] = None
     think: Annotated[float, Flag("Mean seconds between an answer and the next request.")] = 10.0

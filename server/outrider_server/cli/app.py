@@ -51,7 +51,7 @@ def serve(
 
 
 @app.command()
-@with_options(ServerConfig, load_config, shown=lambda _: False)
+@with_options(ServerConfig, load_config, shown=lambda option: option.name in ("target", "dtype"))
 def check(
     config: ServerConfig,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to standard output.")] = False,

@@ -58,7 +58,7 @@ def certificate(folder, name: str, begins=NOW - timedelta(days=1), ends=NOW + ti
 
 
 def test_a_pair_that_fits():
-    result = invoke(**GOOD)
+    result = invoke("--target", str(TARGET), "--dtype", "float32", drafters=[str(DRAFTER)], port=0)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert all(line.startswith(("ok ", "warning ")) for line in lines)
