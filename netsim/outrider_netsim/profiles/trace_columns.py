@@ -138,7 +138,7 @@ def _read(
         rows = chain([(n, keys)], rows)
         if len(named) == len(keys) and any(map(column_named, named)):
             keys = named
-        elif len(keys) == LOG_COLUMNS:
+        elif _is_log(keys):
             keys, rows = ["time_ms", "download_kbps"], _logged(rows, name)
         elif len(keys) == 2:
             keys = ["time", "rate_mbps"]
@@ -149,6 +149,14 @@ def _read(
     table = _Table(name, keys, n, column_of)
     table.read(rows, separator == ";")
     return table
+
+
+def _is_log(cells: Sequence[str]) -> bool:
+    """Return whether a row without a header begins as those logs do: a stamp of this century, ms, a place on Earth."""
+    if len(cells) != LOG_COLUMNS:
+        return False
+    stamp, _, latitude, longitude, *_ = map(float, cells)
+    return stamp >= 9e8 and abs(latitude) <= 90 and abs(longitude) <= 180
 
 
 def _logged(rows: Iterable[tuple[int, list[str]]], name: str) -> Iterator[tuple[int, list[str]]]:
