@@ -7,11 +7,10 @@ is the check: it runs, or raises EngineError and leaves nothing behind.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, assert_never, cast
 
 from outrider_netsim.core.addresses import CLIENT_VARIABLE, Address, parse_address
 from outrider_netsim.core.async_resource import AsyncResource, cancel_all
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from outrider_netsim.namespaces.namespaces import Namespaces  # Linux only
 
 LOOPBACK = "127.0.0.1"
-CLASSES: dict[EngineName, str] = {"kernel": "KernelLink", "tun": "TunLink", "proxy": "ProxyLink"}  # by their module
 DRAIN_STEP_S, STALLED_S = 0.02, 3.0
 DRAIN_S = 60.0  # at most: what a command has left running may send for ever
 T = TypeVar("T")
@@ -265,8 +263,21 @@ def build_engine(name: EngineName, plan: LinkPlan) -> EngineLink:
 
 
 def _class_of(name: EngineName) -> type[EngineLink]:
-    found: type[EngineLink] = getattr(importlib.import_module(f"outrider_netsim.engines.{name}"), CLASSES[name])
-    return found
+    match name:
+        case "kernel":
+            from outrider_netsim.engines.kernel import KernelLink
+
+            return KernelLink
+        case "tun":
+            from outrider_netsim.engines.tun import TunLink
+
+            return TunLink
+        case "proxy":
+            from outrider_netsim.engines.proxy import ProxyLink
+
+            return ProxyLink
+        case _:
+            assert_never(name)
 
 
 def _why(wanted: Sequence[EngineName], refusals: Mapping[str, Sequence[str]]) -> str:

@@ -124,8 +124,8 @@ def calls_in(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
 
     A call ends where its JSON does. What is no call, such as a name without arguments, stays in the text.
     """
-    known = {tool.name: tool for tool in tools}
-    alone = _calls_at(text, len(text) - len(text.lstrip()), known)
+    by_name = {tool.name: tool for tool in tools}
+    alone = _calls_at(text, len(text) - len(text.lstrip()), by_name)
     if alone.calls and not text[alone.end :].strip():
         return "\n".join(alone.others), alone.calls
     calls: list[ToolCall] = []
@@ -134,7 +134,7 @@ def calls_in(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
     for tag in _TAG.finditer(text):
         if tag.start() < end:  # in the JSON of the one before
             continue
-        read = _calls_at(text, tag.end(), known)
+        read = _calls_at(text, tag.end(), by_name)
         end = read.end
         if read.calls:
             calls += read.calls
@@ -145,14 +145,14 @@ def calls_in(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
     return ("\n".join(filter(None, map(str.strip, around))), calls) if calls else (text, [])
 
 
-def _calls_at(text: str, start: int, known: Mapping[str, Tool]) -> _Read:
+def _calls_at(text: str, start: int, by_name: Mapping[str, Tool]) -> _Read:
     """Return the calls that begin at `start`."""
-    read = _read(text, start, known)
+    read = _read(text, start, by_name)
     calls, others, end = read.calls, read.others, read.end
     while read.calls:
         gap = _GAP.match(text, end)
         assert gap is not None  # it may be empty
-        read = _read(text, gap.end(), known)
+        read = _read(text, gap.end(), by_name)
         if read.calls:
             calls += read.calls
             others += read.others
@@ -160,10 +160,10 @@ def _calls_at(text: str, start: int, known: Mapping[str, Tool]) -> _Read:
     return _Read(calls, others, end)
 
 
-def _read(text: str, start: int, known: Mapping[str, Tool]) -> _Read:
+def _read(text: str, start: int, by_name: Mapping[str, Tool]) -> _Read:
     """Return the calls in one piece of JSON, or behind a function's name."""
     named = _NAMED.match(text, start)
-    tool = None if named is None else known.get(named["name"])
+    tool = None if named is None else by_name.get(named["name"])
     if tool is None and text[start : start + 1] not in tuple('{["'):  # told apart here: an error counts all lines
         return _Read([], [], start)
     try:
@@ -174,7 +174,7 @@ def _read(text: str, start: int, known: Mapping[str, Tool]) -> _Read:
             arguments, end = json.JSONDecoder().raw_decode(text, at) if is_json else _pairs(text, at, tool)
             value = {"name": tool.name, "arguments": arguments}
         values = value if isinstance(value, list) else [value]
-        made = [_call(value, known) for value in values]
+        made = [_call(value, by_name) for value in values]
         others = [json.dumps(value) for value, call in zip(values, made, strict=True) if call is None]
     except (ValueError, RecursionError):
         return _Read([], [], start)
@@ -199,8 +199,8 @@ def _pairs(text: str, at: int, tool: Tool) -> tuple[JsonObject, int]:
     return arguments, at
 
 
-def _call(value: Any, known: Collection[str]) -> ToolCall | None:  # Any: whatever JSON holds
-    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or name not in known:
+def _call(value: Any, names: Collection[str]) -> ToolCall | None:  # Any: whatever JSON holds
+    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or name not in names:
         return None
     arguments = next((value[key] for key in _ARGUMENTS if key in value), None)
     with contextlib.suppress(ValueError):

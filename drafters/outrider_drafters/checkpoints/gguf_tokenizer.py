@@ -138,6 +138,6 @@ def _add_ends(path: Path, file: GgufFile) -> None:
     config = read_json(path) if path.is_file() else {}
     eos = config.get("eos_token_id")
     keyed = [file.values.get(f"tokenizer.ggml.{key}") for key in _END_KEYS]
-    found = dict.fromkeys([*(eos if isinstance(eos, list) else [eos]), *keyed, *named.values()])
-    ends = [end for end in found if end is not None]
+    candidates = dict.fromkeys([*(eos if isinstance(eos, list) else [eos]), *keyed, *named.values()])
+    ends = [end for end in candidates if end is not None]
     path.write_text(json.dumps({**config, "eos_token_id": ends[0] if len(ends) == 1 else ends}, indent=2) + "\n")

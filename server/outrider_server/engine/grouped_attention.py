@@ -231,9 +231,9 @@ class PageGroup(AttentionGroup):
         pages, targets = self._own
         self._pool.write(layer, targets, key, value)
         # All pages of all members: [members, kv_heads, keys, dim] in one copy.
-        found = self._pool.pages(layer).index_select(0, pages.flatten())
-        found = found.view(len(self._segments), -1, *found.shape[2:]).transpose(1, 2)
-        return *self._pool.keys_and_values(layer, found), ()
+        rows = self._pool.pages(layer).index_select(0, pages.flatten())
+        rows = rows.view(len(self._segments), -1, *rows.shape[2:]).transpose(1, 2)
+        return *self._pool.keys_and_values(layer, rows), ()
 
 
 def attend_by_hand(

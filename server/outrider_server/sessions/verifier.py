@@ -75,14 +75,7 @@ class Verifier:
             self._release,
             limits.client_sessions,
         )
-        self.memory = KVMemory(
-            target.kv,
-            kv_bytes,
-            limits.shared_prefixes,
-            policy=EvictionPolicy(kv_bytes, _HOLD_S, limits.room_wait_s),
-            layout=limits.kv_layout,
-            swap_bytes=swap_bytes(limits.kv_swap, target.kv),
-        )
+        self.memory = _memory(target, kv_bytes, limits)
         replies = ReplyPoster()
         self._engine_loop = EngineLoop(Engine(target, pace), limits, replies, self._stepped)
         if target.ranks is not None:
@@ -93,14 +86,11 @@ class Verifier:
         self._idle.set()
         self._draining = False
         self._sweeper: asyncio.Task[None] | None = None
-        offered, by_features = {tap.info.fingerprint: tap for tap in taps}, dict[str, Drafter]()
-        for drafter in drafters:
-            paced = PacedDrafter(drafter, pace.server_level_ms, pace.level_factor) if pace else drafter
-            by_features.setdefault(drafter.tap.fingerprint, paced)
+        offered = {tap.info.fingerprint: tap for tap in taps}
         self._context = ServerContext(
             description=_description(target, tuple(offered.values()), limits.max_nodes),
             taps=offered,
-            drafters=by_features,
+            drafters=_by_features(drafters, pace),
             memory=self.memory,
             sessions=self._sessions,
             submit=self._engine_loop.submit,
@@ -252,6 +242,26 @@ class Verifier:
 
 def _shutting_down() -> Refusal:
     return Refusal(Reason.SHUTTING_DOWN, "the server is shutting down")
+
+
+def _memory(target: Target, kv_bytes: int, limits: LimitsConfig) -> KVMemory:
+    return KVMemory(
+        target.kv,
+        kv_bytes,
+        limits.shared_prefixes,
+        policy=EvictionPolicy(kv_bytes, _HOLD_S, limits.room_wait_s),
+        layout=limits.kv_layout,
+        swap_bytes=swap_bytes(limits.kv_swap, target.kv),
+    )
+
+
+def _by_features(drafters: Sequence[Drafter], pace: Pace | None) -> dict[str, Drafter]:
+    """Return the first drafter of each kind of features, at the pace of the emulated hardware."""
+    first: dict[str, Drafter] = {}
+    for drafter in drafters:
+        paced = PacedDrafter(drafter, pace.server_level_ms, pace.level_factor) if pace else drafter
+        first.setdefault(drafter.tap.fingerprint, paced)
+    return first
 
 
 def _description(target: Target, taps: Sequence[Tap], max_nodes: int) -> ServerDescription:
