@@ -25,6 +25,8 @@ demo: $(READY)
 # `test` is for every change, `test-all` adds what is marked `slow`, and the lab. A worker for each processor; groups of
 # tests that must not run at the same time are in conftest.py. `make test WORKERS=0` runs one test after another.
 WORKERS ?= logical
+# Hundreds of processes of the tests read what the first one has compiled, also where Python is told to keep nothing.
+test test-all test-quick: export PYTHONDONTWRITEBYTECODE =
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 test: $(READY) test-browser
 	$(PYTEST) -m "not slow" tests

@@ -18,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models; more threads only 
 import asyncio
 import functools
 import gc
+import logging
 import resource
 import shutil
 import signal
@@ -30,6 +31,7 @@ import torch
 from hypothesis import settings
 
 from outrider_netsim import EngineError, Link, profile_named
+from outrider_proto.terminal.log_limit import LogLimit
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # whoever imported torch first
 
@@ -42,6 +44,19 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def root_logger_as_before() -> Iterator[None]:
+    """Undo what a command that runs in this process sets: its limit of lines would count those of later tests."""
+    root = logging.getLogger()
+    level, factory = root.level, logging.getLogRecordFactory()
+    yield
+    for handler in root.handlers[:]:
+        if any(isinstance(each, LogLimit) for each in handler.filters):
+            root.removeHandler(handler)
+    root.setLevel(level)
+    logging.setLogRecordFactory(factory)
 
 
 def pytest_unconfigure() -> None:

@@ -53,8 +53,10 @@ class Pair(NamedTuple):
 
     @property
     def options(self) -> list[str]:
-        # No prefixes are kept: whoever asks a question first would pay for its prompt, and the other find it there.
-        return ["--target", self.target, "--drafter", self.drafter, "--server-draft", "--shared-prefixes", "none"]
+        # In float32 every answer is the target's own. No prefixes are kept: whoever asks a question first would pay
+        # for its prompt, and the other find it there.
+        names = ["--target", self.target, "--drafter", self.drafter]
+        return [*names, "--dtype", "float32", "--server-draft", "--shared-prefixes", "none"]
 
 
 def main(

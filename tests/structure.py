@@ -27,17 +27,17 @@ SMALL_LINES = 60
 # lowers its row in the same change, and a test holds that none is loose. Only a capability raises one.
 SLACK = 1.03
 BOUNDS = {
-    "lines: proto": (2_300, 2_300),
+    "lines: proto": (2_550, 2_300),
     "lines: netsim": (11_900, 11_500),
-    "lines: drafters": (12_880, 12_500),
-    "lines: models": (5_500, 5_500),
-    "lines: server": (12_180, 11_500),
-    "lines: client": (13_940, 13_500),
-    "lines: bench": (8_500, 8_500),
-    "lines: product": (66_550, 66_000),
-    "lines: lab": (11_000, 11_000),
-    "lines: tests": (48_000, 48_000),
-    "lines: tests of the lab": (6_000, 6_000),
+    "lines: drafters": (14_360, 12_500),
+    "lines: models": (5_450, 5_450),
+    "lines: server": (12_960, 11_500),
+    "lines: client": (14_900, 13_500),
+    "lines: bench": (8_150, 8_500),
+    "lines: product": (69_990, 66_000),
+    "lines: lab": (11_240, 11_000),
+    "lines: tests": (51_760, 48_000),
+    "lines: tests of the lab": (2_700, 2_700),
     "options: outrider generate": (25, 25),
     "options: outrider chat": (20, 25),
     "options: outrider gateway": (28, 30),
@@ -45,7 +45,7 @@ BOUNDS = {
     "options: outrider-server deploy": (9, 9),  # the file that serve takes, and eight of its own
     "options: commands of the wheel": (350, 350),
     "options: all commands": (350, 350),
-    "words: documents": (48_000, 48_000),
+    "words: documents": (49_175, 48_000),
     "lines: CHANGELOG.md": (80, 80),
     "longest line: README.md": (160, 160),
 }

@@ -26,7 +26,7 @@ PAGES = (
     *(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")),
 )
 SHELL = re.compile(r"^ *```sh\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-ENDS = ("|", "&&", ";", "&", ">", "--")
+ENDS = ("|", "&&", ";", "&", ">", "<", "--")
 
 
 def commands(text):
@@ -54,7 +54,7 @@ def unknown_words(name, *words):
     rest = iter(left)
     for word in rest:
         name, _, value = word.partition("=")
-        if name.startswith("-") and name not in ("--help", *options):
+        if name.startswith("-") and name not in ("-", "--help", *options):
             unknown.append(name)
         elif name in options and not value and not getattr(options[name], "is_flag", True):
             setting = next(rest, "").partition("=")[0]  # its value

@@ -55,6 +55,49 @@ def test_no_file_imports_a_folder():
     assert not [str(path) for path in sources if bare.search(path.read_text())]
 
 
+# Beside outrider_proto.files: what our own processes and the checkout hold, and texts that are no files.
+UNBOUNDED = {
+    "netsim/outrider_netsim/namespaces/namespaces.py": "answers of a helper process of ours",
+    "netsim/outrider_netsim/namespaces/namespace_holder.py": "requests to that helper",
+    "netsim/outrider_netsim/probe/ends.py": "the answer of a worker of ours",
+    "netsim/outrider_netsim/probe/worker.py": "the request to it",
+    "netsim/outrider_netsim/cli/control.py": "a socket that only this user can open",
+    "netsim/outrider_netsim/cli/link_controls.py": "the profile that this process has written itself",
+    "netsim/outrider_netsim/profiles/trace_files.py": "unpacked and read by line, within bounds of its own",
+    "drafters/outrider_drafters/trials/child.py": "requests to a child of ours",
+    "drafters/outrider_drafters/trials/trial.py": "answers of that child, of bounded length",
+    "client/outrider_client/models/tokenizer.py": "what the library tokenizers writes of its own parts",
+    "models/outrider_models/core/held_out.py": "prompts that ship",
+    "server/outrider_server/rayserve/launch.py": "what Ray on this machine says of its routes",
+    "server/outrider_server/rayserve/ingress.py": "settings that the launcher has written",
+    "client/outrider_client/cli/chat/own_server.py": "the ready file of a server of ours",
+    "bench/outrider_bench/core/processes.py": "the ready file of a server of ours",
+    "lab/outrider_lab/peers/runner.py": "the job of a command of ours",
+    "lab/outrider_lab/corpus/sandbox_main.py": "the request to a child of ours",
+    "models/outrider_models/training/checkpoint.py": "settings of this run, through JSON and back",
+    "bench/outrider_bench/harness/study.py": "settings of this run, through JSON and back",
+    "bench/outrider_bench/harness/runner.py": "the report of this run, through JSON and back",
+    "bench/outrider_bench/network/plan.py": "settings of this run, through JSON and back",
+    "lab/outrider_lab/spec/plan.py": "settings of this run, through JSON and back",
+    "client/outrider_client/gateway/middleware.py": "a body whose size is bounded",
+    "client/outrider_client/privacy/fences.py": "JSON in a body, whose size is bounded",
+    "client/outrider_client/models/control_tokens.py": "a tokenizer that is loaded already",
+    "client/outrider_client/core/gateway_parameters.py": "a part of a body whose size is bounded",
+    "client/outrider_client/text/tool_calls.py": "text of an answer or a body, whose sizes are bounded",
+    "drafters/outrider_drafters/contracts/schema_grammar.py": "a schema whose length is bounded",
+}
+_PARSED = re.compile(
+    r"\b(?:json|tomllib)\.loads?\b|\b(?:gzip|lzma|bz2)\.(?:open|decompress|GzipFile)\b|\bpickle\.loads?\b"
+)
+
+
+def test_files_of_strangers_have_one_reader():
+    """Else a file that is deep, huge, a device or a bomb gets in: read it with outrider_proto.files."""
+    sources = [path for room in (*ROOMS, "lab") for path in (ROOT / room).glob(f"outrider_{room}/**/*.py")]
+    found = {str(path.relative_to(ROOT)) for path in sources if _PARSED.search(path.read_text())}
+    assert found - {"proto/outrider_proto/files.py"} == UNBOUNDED.keys()
+
+
 def test_the_installed_version_is_that_of_the_sources():
     assert version("outrider") == PROJECT["project"]["version"]
     assert metadata("outrider")["License-Expression"] == "Apache-2.0"

@@ -7,7 +7,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +23,7 @@ from outrider_client.controller.mode_controller import ModeController
 from outrider_client.core.answer_text import AnswerText
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.events import Event, Finished, Warned
-from outrider_client.core.prompt import Segment, dropped_warning, is_private
+from outrider_client.core.prompt import PlainPrompt, Segment, dropped_warning, is_private
 from outrider_client.core.statistics import Statistics
 from outrider_client.drafting.drafting_thread import AsyncDrafter, DraftingThread
 from outrider_client.drafting.local_drafter import AcceptanceCheck
@@ -257,6 +257,7 @@ class AsyncClient:
         with explaining(self._server):
             models = await asyncio.to_thread(self._loaded)
             if config.privacy == "local" and is_private(prompt):
+                await models.compile_schema(config.sampling.rules)
                 async with self._lent(models, ()) as context:
                     await generate_privately(context, prompt, config, emit)
             else:
@@ -265,8 +266,15 @@ class AsyncClient:
     async def _generate(
         self, models: LocalModels, prompt: Prompt, config: ClientConfig, emit: Callable[[Event], None]
     ) -> None:
-        shown = self._placeholders.replace(prompt) if config.privacy == "placeholder" else prompt
-        values = self._placeholders.values
+        shown: Prompt | PlainPrompt = prompt
+        values: Mapping[str, str] = {}
+        if config.privacy == "placeholder":  # in a thread, as below
+            schema = config.sampling.rules.json_schema
+            hidden = await asyncio.to_thread(self._placeholders.hidden, prompt, schema)
+            shown, values = hidden.prompt, hidden.values
+            if hidden.json_schema != schema:
+                config = config.for_answer(json_schema=hidden.json_schema)
+        await models.compile_schema(config.sampling.rules)
         # A prompt that is refused here was not sent, so the session stays as it is. In a thread: a long prompt takes
         # seconds to tokenize, and heartbeats and all other answers of this loop would wait.
         encoded = await asyncio.to_thread(
@@ -278,19 +286,30 @@ class AsyncClient:
         )
         if encoded.num_dropped:
             emit(Warned(dropped_warning(encoded.num_dropped)))
-        # In a thread before: a schema takes milliseconds to compile, and may take much longer.
-        await asyncio.to_thread(models.rules_of, config.sampling.rules)
         # Private conversations neither read nor fill the history: not even what was said of their placeholders.
-        history = None if is_private(prompt) else models.history
+        history = None if is_private(prompt) or values else models.history
         texts = None if history is None else await asyncio.to_thread(history.texts)
-        for warning in () if history is None else history.take_warnings():
-            emit(Warned(warning))
+        last: list[Event] = []  # held until the answer is kept: what goes wrong with that is told before
+
+        def put(event: Event) -> None:
+            (last.append if history is not None and isinstance(event, Finished) else emit)(event)
+
+        def warn() -> None:
+            for warning in () if history is None else history.take_warnings():
+                emit(Warned(warning))
+
+        warn()
         async with self._lent(models, encoded.tokens) as context:
             if isinstance(context.drafting, DraftingThread):
                 context.drafting.history = texts
-            await write_answer(Generation(context, config, emit, values), encoded.tokens)
+            await write_answer(Generation(context, config, put, values), encoded.tokens)
             if history is not None:
                 await asyncio.to_thread(history.add, context.transcript.verified_tokens)
+        warn()
+        for event in last:
+            emit(event)
+        if history is not None:  # the next answer need not wait for this then
+            await asyncio.to_thread(history.texts)
 
     def _loaded(self) -> LocalModels:
         """Load the models if they are not yet: not for the event loop."""
@@ -307,7 +326,8 @@ class AsyncClient:
 
     def _new_context(self, models: LocalModels) -> GenerationContext:
         transcript = Transcript()
-        open_frame = models.open_frame(self.config.codec, self.config.sampling)
+        # Without the sampling, which each answer sets: a private one has nothing of it sent.
+        open_frame = models.open_frame(self.config.codec)
         policy = ConnectionPolicy(self.config.timeouts, self.config.patience, self.config.backoff)
         session = ClientSession(self._new_transport(), open_frame, transcript, policy, self._clock, random.Random())
         drafting = self._given_drafting

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from outrider_drafters import families
-from outrider_drafters.checkpoints.bundle import find_bundle
+from outrider_drafters.checkpoints.bundle import DRAFTER, find_bundle
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.checkpoints.fingerprint import TARGET_FINGERPRINT_KEY, target_fingerprint
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, FAMILY_OPTION, DrafterOption
@@ -77,11 +77,14 @@ def open_drafter(source: DrafterSource) -> tuple[Family, DrafterFiles]:
     """Return a drafter's family and files; a name without files, or a bundle, stands for them. Raises UsageError."""
     directory = Path(source.name).expanduser()
     if (bundle := find_bundle(directory)) is not None:
+        if bundle.drafter != DRAFTER and family_without_files(bundle.drafter) is None:
+            raise UsageError(f"{directory}: refers to a drafter outside of it: {bundle.drafter!r}")
         source = bundle.source(directory, source.options)
     family = family_without_files(source.name)
     files = DrafterFiles.open(source) if family is None else DrafterFiles.without_files(source)
-    family = recognize_family(files) if family is None else family
-    check_options(files, family)
+    with files.naming_errors():
+        family = recognize_family(files) if family is None else family
+        check_options(files, family)
     return family, files
 
 

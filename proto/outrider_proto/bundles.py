@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from outrider_proto import verifier_pb2 as pb
+from outrider_proto.description import same_fields
 from outrider_proto.errors import Reason, Violation
 
 CHUNK_BYTES = 64 * 1024  # as sent; small, so that progress shows within seconds on a slow link
@@ -39,6 +40,8 @@ TARGET_FILES = (
     "chat_template.json",
     "chat_template.jinja",
 )
+_TEXTS = ("target_name", "target_fingerprint", "tokenizer_fingerprint", "tap", "drafter", "weights")
+_OFFERS = ("drafters", "weights_on_offer")
 _NAMES = ("bundle.json", "model.safetensors", "drafter/model.safetensors", "drafter/*.json", *TARGET_FILES)
 _SPELLING = re.compile(r"(drafter/)?[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9_])?")
 
@@ -84,8 +87,8 @@ class BundleManifest:
             raise _malformed(f"names {len(names)} files: need at most {MAX_FILES}, each once")
         if self.size_bytes > MAX_BUNDLE_BYTES:
             raise _malformed(f"has {self.size_bytes} bytes: need at most {MAX_BUNDLE_BYTES}")
-        texts = (self.target_name, self.target_fingerprint, self.tokenizer_fingerprint, self.tap, self.drafter)
-        if any(not _is_line(text) for text in (*texts, self.weights, *self.drafters, *self.weights_on_offer)):
+        texts = same_fields(self, _TEXTS).values()
+        if not all(map(_is_line, (*texts, *self.drafters, *self.weights_on_offer))):
             raise _malformed(f"has a text above {_MAX_TEXT} characters, or one that is not a single line")
         if max(len(self.drafters), len(self.weights_on_offer)) > _MAX_OFFERS:
             raise _malformed(f"offers more than {_MAX_OFFERS} bundles")
@@ -108,37 +111,20 @@ def bundle_id(files: Sequence[BundleFile]) -> str:
 
 def manifest_to_proto(manifest: BundleManifest) -> pb.BundleManifest:
     files = [pb.BundleFile(name=f.name, size_bytes=f.size_bytes, sha256=f.sha256) for f in manifest.files]
-    return pb.BundleManifest(
-        bundle_id=manifest.bundle_id,
-        target_name=manifest.target_name,
-        target_fingerprint=manifest.target_fingerprint,
-        tokenizer_fingerprint=manifest.tokenizer_fingerprint,
-        tap=manifest.tap,
-        drafter=manifest.drafter,
-        weights=manifest.weights,
-        files=files,
-        drafters=manifest.drafters,
-        weights_on_offer=manifest.weights_on_offer,
-    )
+    return pb.BundleManifest(**same_fields(manifest, ("bundle_id", *_TEXTS, *_OFFERS)), files=files)
 
 
-def manifest_from_proto(message: pb.BundleManifest) -> BundleManifest:
-    """Raises Violation for anything a client should not act on."""
+def manifest_from_proto(message: pb.BundleManifest | None) -> BundleManifest:
+    """Raises Violation for anything a client should not act on, and for None, as gRPC returns for no message."""
+    if message is None:
+        raise _malformed("is no BundleManifest")
     if len(message.files) > MAX_FILES:
         raise _malformed(f"names {len(message.files)} files: need at most {MAX_FILES}")
     if max(len(message.drafters), len(message.weights_on_offer)) > _MAX_OFFERS:
         raise _malformed(f"offers more than {_MAX_OFFERS} bundles")
-    manifest = BundleManifest(
-        target_name=message.target_name,
-        target_fingerprint=message.target_fingerprint,
-        tokenizer_fingerprint=message.tokenizer_fingerprint,
-        tap=message.tap,
-        drafter=message.drafter,
-        weights=message.weights,
-        files=tuple(BundleFile(f.name, f.size_bytes, f.sha256) for f in message.files),
-        drafters=tuple(message.drafters),
-        weights_on_offer=tuple(message.weights_on_offer),
-    )
+    files = tuple(BundleFile(f.name, f.size_bytes, f.sha256) for f in message.files)
+    drafters, weights = tuple(message.drafters), tuple(message.weights_on_offer)
+    manifest = BundleManifest(**same_fields(message, _TEXTS), files=files, drafters=drafters, weights_on_offer=weights)
     if message.bundle_id != manifest.bundle_id:
         raise _malformed(f"claims the id {message.bundle_id[:_MAX_TEXT]!r}, but its files make {manifest.bundle_id}")
     return manifest

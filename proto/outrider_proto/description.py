@@ -15,7 +15,7 @@ from outrider_proto.tree import MAX_NODES
 _MAX_ID_LENGTH = 256
 _MAX_EOS = 256
 _MAX_TAPS = 64
-_NAMES = ("server_version", "target_name", "target_fingerprint", "tokenizer_fingerprint")
+_NAMES = ("server_version", "target_name", "target_fingerprint", "tokenizer_fingerprint", "target_digest")
 _SAME = ("protocol_version", *_NAMES, "vocab_size", "max_context", "max_nodes", "eos_token_ids")
 
 
@@ -24,8 +24,10 @@ def description_to_proto(description: ServerDescription) -> pb.Description:
     return pb.Description(**same_fields(description, _SAME), taps=taps)
 
 
-def description_from_proto(message: pb.Description) -> ServerDescription:
-    """Raises Violation for values out of range."""
+def description_from_proto(message: pb.Description | None) -> ServerDescription:
+    """Raises Violation for values out of range, and for None, which gRPC returns for bytes that are no message."""
+    if message is None:
+        raise malformed("the answer is no Description")
     check_texts(message, *_NAMES)
     check_limits(message)
     if not 1 <= message.vocab_size <= MAX_TOKEN + 1:

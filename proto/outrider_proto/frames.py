@@ -188,6 +188,7 @@ class ServerDescription:
     max_nodes: int
     eos_token_ids: tuple[int, ...]
     taps: tuple[TapInfo, ...]
+    target_digest: str = ""  # as in Opened
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,7 @@ class Opened:
     server_draft: bool = False  # a Decode may ask the server to draft
     request_sampling: bool = False  # a Draft or Decode may change the stream's sampling
     token_rules: bool = False  # those of a sampling, and its min_p, are applied
+    target_digest: str = ""  # of all weights, as they are computed with; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)

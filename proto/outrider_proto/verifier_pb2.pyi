@@ -51,7 +51,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("protocol_version", "server_version", "target_name", "target_fingerprint", "tokenizer_fingerprint", "vocab_size", "max_context", "max_nodes", "eos_token_ids", "taps")
+    __slots__ = ("protocol_version", "server_version", "target_name", "target_fingerprint", "tokenizer_fingerprint", "vocab_size", "max_context", "max_nodes", "eos_token_ids", "taps", "target_digest")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     TARGET_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class Description(_message.Message):
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TAPS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_DIGEST_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     server_version: str
     target_name: str
@@ -72,7 +73,8 @@ class Description(_message.Message):
     max_nodes: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     taps: _containers.RepeatedCompositeFieldContainer[Tap]
-    def __init__(self, protocol_version: _Optional[int] = ..., server_version: _Optional[str] = ..., target_name: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., taps: _Optional[_Iterable[_Union[Tap, _Mapping]]] = ...) -> None: ...
+    target_digest: str
+    def __init__(self, protocol_version: _Optional[int] = ..., server_version: _Optional[str] = ..., target_name: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., taps: _Optional[_Iterable[_Union[Tap, _Mapping]]] = ..., target_digest: _Optional[str] = ...) -> None: ...
 
 class Tap(_message.Message):
     __slots__ = ("fingerprint", "family", "width", "newest_only")
@@ -180,7 +182,7 @@ class TokenRules(_message.Message):
     def __init__(self, answer_from: _Optional[int] = ..., json_schema: _Optional[str] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., repetition_penalty: _Optional[float] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session_id", "resumed", "kept_len", "kept_hash", "max_context", "max_nodes", "eos_token_ids", "server_draft", "request_sampling", "token_rules")
+    __slots__ = ("session_id", "resumed", "kept_len", "kept_hash", "max_context", "max_nodes", "eos_token_ids", "server_draft", "request_sampling", "token_rules", "target_digest")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     KEPT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +193,7 @@ class Opened(_message.Message):
     SERVER_DRAFT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TOKEN_RULES_FIELD_NUMBER: _ClassVar[int]
+    TARGET_DIGEST_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     resumed: bool
     kept_len: int
@@ -201,7 +204,8 @@ class Opened(_message.Message):
     server_draft: bool
     request_sampling: bool
     token_rules: bool
-    def __init__(self, session_id: _Optional[str] = ..., resumed: _Optional[bool] = ..., kept_len: _Optional[int] = ..., kept_hash: _Optional[bytes] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_draft: _Optional[bool] = ..., request_sampling: _Optional[bool] = ..., token_rules: _Optional[bool] = ...) -> None: ...
+    target_digest: str
+    def __init__(self, session_id: _Optional[str] = ..., resumed: _Optional[bool] = ..., kept_len: _Optional[int] = ..., kept_hash: _Optional[bytes] = ..., max_context: _Optional[int] = ..., max_nodes: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_draft: _Optional[bool] = ..., request_sampling: _Optional[bool] = ..., token_rules: _Optional[bool] = ..., target_digest: _Optional[str] = ...) -> None: ...
 
 class Draft(_message.Message):
     __slots__ = ("seq", "base_len", "context", "root", "tokens", "parents", "features_from", "assumes", "logprobs", "codec", "sampling")

@@ -29,27 +29,15 @@ from outrider_proto.tree import MAX_NODES, DraftTree
 
 MAX_FRAME_BYTES = 1024 * 1024
 _MAX_US = 2**32 - 1  # 71 minutes: the passes of a long text may take longer
-_CODEC_TO_PB: dict[f.Codec, pb.FeatureCodec] = {
-    "int8": pb.FEATURE_CODEC_INT8,
-    "int8-grouped": pb.FEATURE_CODEC_INT8_GROUPED,
-    "int4-grouped": pb.FEATURE_CODEC_INT4_GROUPED,
-    "lean": pb.FEATURE_CODEC_LEAN,
-    "leaner": pb.FEATURE_CODEC_LEANER,
-    "bf16": pb.FEATURE_CODEC_BF16,
-    "float32": pb.FEATURE_CODEC_FLOAT32,
+# Our names are those of the .proto, but for the enum's own before each. Any: the enums' numbers, int to the stubs.
+_CODEC_TO_PB: dict[f.Codec, Any] = {
+    codec: pb.FeatureCodec.Value(f"FEATURE_CODEC_{codec.replace('-', '_').upper()}") for codec in f.CODECS
 }
 _CODEC_FROM_PB: dict[int, f.Codec] = {number: codec for codec, number in _CODEC_TO_PB.items()}
-_FINISH_TO_PB: dict[f.Finish, pb.Finish] = {
-    f.Finish.NOT_YET: pb.FINISH_NOT_YET,
-    f.Finish.EOS: pb.FINISH_EOS,
-    f.Finish.CONTEXT_FULL: pb.FINISH_CONTEXT_FULL,
-    f.Finish.LIMIT: pb.FINISH_LIMIT,
-    f.Finish.CANCELLED: pb.FINISH_CANCELLED,
-}
+_FINISH_TO_PB: dict[f.Finish, Any] = {finish: pb.Finish.Value(f"FINISH_{finish.name}") for finish in f.Finish}
 _FINISH_FROM_PB: dict[int, f.Finish] = {number: finish for finish, number in _FINISH_TO_PB.items()}
-_ACCEPTANCE_TO_PB: dict[f.Acceptance, pb.Acceptance] = {
-    "exact": pb.ACCEPTANCE_EXACT,
-    "typical": pb.ACCEPTANCE_TYPICAL,
+_ACCEPTANCE_TO_PB: dict[f.Acceptance, Any] = {
+    acceptance: pb.Acceptance.Value(f"ACCEPTANCE_{acceptance.upper()}") for acceptance in f.ACCEPTANCES
 }
 _ACCEPTANCE_FROM_PB: dict[int, f.Acceptance] = {number: acceptance for acceptance, number in _ACCEPTANCE_TO_PB.items()}
 
@@ -60,7 +48,7 @@ _RULES = ("answer_from", "json_schema", "frequency_penalty", "presence_penalty")
 _DRAFT = ("seq", "base_len", "root", "features_from", "assumes")
 _DECODE = ("seq", "base_len", "root", "max_tokens")
 _OFFERS = ("server_draft", "request_sampling", "token_rules")
-_OPENED = ("session_id", "resumed", "kept_len", "kept_hash", "max_context", "max_nodes", *_OFFERS)
+_OPENED = ("session_id", "resumed", "kept_len", "kept_hash", "max_context", "max_nodes", "target_digest", *_OFFERS)
 _VERDICT = ("seq", "stale", "tree_budget", "draft_levels")
 _TIMES = ("queue_us", "verify_us", "draft_us")
 
@@ -253,7 +241,7 @@ def _opened_to_proto(frame: f.Opened) -> pb.Opened:
 
 
 def _opened_from_proto(message: pb.Opened) -> f.Opened:
-    check_texts(message, "session_id")
+    check_texts(message, "session_id", "target_digest")
     check_limits(message)
     if len(message.kept_hash) != HASH_BYTES:
         raise malformed(f"kept_hash of {len(message.kept_hash)} bytes: need {HASH_BYTES}")

@@ -13,7 +13,7 @@ from outrider_server import Server, ServerConfig
 
 TESTS = Path(__file__).parents[1]
 EXAMPLES = TESTS.parent / "examples"
-sys.path.insert(0, str(TESTS / "client" / "gateway"))
+sys.path[:0] = [str(TESTS / "client" / "gateway"), str(TESTS / "bench")]
 
 from in_thread import InThread  # noqa: E402 # found only now
 

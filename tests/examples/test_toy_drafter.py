@@ -29,6 +29,14 @@ MAIN = {
     "outrider-models": "outrider_models.cli.app",
     "outrider-bench": "outrider_bench.cli.app",
 }
+IN_TURN = """
+import json, sys
+for sys.argv[1:] in json.loads(sys.argv[1]):
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code
+"""
 
 
 class Installed:
@@ -38,17 +46,15 @@ class Installed:
         path = os.pathsep.join([str(site), *filter(None, sys.path)])
         self._environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
-    def arguments(self, command: str, *arguments: str) -> list[str]:
-        return [sys.executable, "-c", f"from {MAIN[command]} import main; main()", *arguments]
-
     def start(self, command: str, *arguments: str) -> subprocess.Popen[str]:
+        program = [sys.executable, "-c", f"from {MAIN[command]} import main; main()", *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        return subprocess.Popen(self.arguments(command, *arguments), env=self._environment, **pipes)
+        return subprocess.Popen(program, env=self._environment, **pipes)
 
-    def run(self, command: str, *arguments: str) -> str:
-        run = subprocess.run(
-            self.arguments(command, *arguments), env=self._environment, capture_output=True, text=True, timeout=240
-        )
+    def run(self, command: str, *times: list[str]) -> str:
+        """Run a command several times in one process, and return what it prints."""
+        program = [sys.executable, "-c", f"from {MAIN[command]} import main{IN_TURN}", json.dumps(times)]
+        run = subprocess.run(program, env=self._environment, capture_output=True, text=True, timeout=240)
         assert run.returncode == 0, run.stderr
         return run.stdout
 
@@ -64,8 +70,8 @@ def installed(tmp_path_factory) -> Installed:
 
 
 @pytest.fixture(scope="module")
-def drafter(installed, tmp_path_factory) -> Path:
-    """A drafter trained by the command on a few chats of the embedded target's corpus."""
+def made(installed, tmp_path_factory) -> tuple[Path, Path]:
+    """A drafter trained by the command on a few chats of the embedded target's corpus, and a bundle that holds it."""
     folder = tmp_path_factory.mktemp("trained")
     samples = [sample for family in ("math", "chat") for sample in held_out(family, 60)]
     chats = [[{"role": m.role, "content": m.content} for m in sample.conversation()] for sample in samples]
@@ -74,19 +80,19 @@ def drafter(installed, tmp_path_factory) -> Path:
     quick = ["schedule.peak=1e-2", "length.epochs=3.0", "length.batch=8", "machine.precision=no", "data.held_out=4"]
     quick += ["validation.new_tokens=24", "data.max_length=256", "drafter.steps=2"]
     settings = [argument for change in quick for argument in ("--set", change)]
-    out = folder / "out"
+    drafter, bundle = folder / "out", folder / "bundle"
     target = ("--target", str(target_dir()))
-    installed.run(
-        "outrider-models", "train", "--family", "toy", "--data", str(data), "--out", str(out), *target, *settings
-    )
-    return out
+    training = ["train", "--family", "toy", "--data", str(data), "--out", str(drafter), *target, *settings]
+    bundling = ["bundle", *target, "--drafter", str(drafter), "--out", str(bundle)]
+    installed.run("outrider-models", training, bundling)
+    return drafter, bundle
 
 
 @pytest.fixture(scope="module")
-def address(installed, drafter, tmp_path_factory):
+def address(installed, made, tmp_path_factory):
     """A server's, which has the drafter and drafts with it where it is asked to."""
     ready = tmp_path_factory.mktemp("server") / "ready.json"
-    arguments = ["--target", str(target_dir()), "--drafter", str(drafter), "--server-draft", "--port", "0"]
+    arguments = ["--target", str(target_dir()), "--drafter", str(made[0]), "--server-draft", "--port", "0"]
     with installed.start("outrider-server", "serve", *arguments, "--ready-file", str(ready)) as server:
         deadline = time.monotonic() + 120
         while not ready.exists() and server.poll() is None and time.monotonic() < deadline:
@@ -104,41 +110,31 @@ def expected() -> str:
     return models.decode(tuple(plain_greedy(Target.load(str(target_dir())), prompt, NEW))).strip()
 
 
-def asked(installed: Installed, address: str, drafter: str, mode: str) -> tuple[str, float]:
-    """Return the answer to WORDS, and the mean acceptance length."""
-    said = installed.run(
-        "outrider", "generate", WORDS, "--server", address, "--target", str(target_dir()), "--mode", mode,
-        "--drafter", drafter, "--max-new-tokens", str(NEW), "--json",
-    )  # fmt: skip
+@pytest.mark.slow
+def test_it_drafts_for_a_server_and_the_text_is_the_targets(installed, made, address, expected):
+    """As it is, with options, and in a bundle."""
+    drafter, bundle = map(str, made)
+    question = ["generate", WORDS, "--server", address, "--target", str(target_dir()), "--mode", "stop-and-wait"]
+    question += ["--max-new-tokens", str(NEW), "--json", "--drafter"]
+    sources = (drafter, f"{drafter},strength=0.5,copy=3,draft_vocab=all", bundle)
+    said = installed.run("outrider", *([*question, source] for source in sources))
     print(said)
-    events = [json.loads(line) for line in said.splitlines()]
-    text = "".join(event["text"] for event in events if event["event"] == "committed")
-    (end,) = [event for event in events if event["event"] == "finished"]
-    return text.strip(), end["statistics"]["mean_acceptance_length"]
+    texts, lengths = [""], []
+    for event in map(json.loads, said.splitlines()):
+        if event["event"] == "committed":
+            texts[-1] += event["text"]
+        elif event["event"] == "finished":
+            texts.append("")
+            lengths.append(event["statistics"]["mean_acceptance_length"])
+    assert [text.strip() for text in texts] == [expected] * 3 + [""]
+    assert min(lengths) > 1.1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", ["", ",strength=0.5,copy=3,draft_vocab=all"])
-def test_it_drafts_for_a_server_and_the_text_is_the_targets(installed, drafter, address, expected, options):
-    text, tau = asked(installed, address, f"{drafter}{options}", "stop-and-wait")
-    assert text == expected
-    assert tau > 1.1
-
-
-@pytest.mark.slow
-def test_a_bundle_holds_it(installed, drafter, address, expected, tmp_path):
-    bundle = str(tmp_path / "bundle")
-    installed.run(
-        "outrider-models", "bundle", "--target", str(target_dir()), "--drafter", str(drafter), "--out", bundle
-    )
-    assert asked(installed, address, bundle, "stop-and-wait")[0] == expected
-
-
-@pytest.mark.slow
-def test_without_the_package_its_drafter_is_refused(drafter):
+def test_without_the_package_its_drafter_is_refused(made):
     refusal = "not a drafter directory .*OutriderToyDrafter"
     with pytest.raises(UsageError, match=refusal):
-        load_drafter(drafter, TargetWeights.load(target_dir()))
+        load_drafter(made[0], TargetWeights.load(target_dir()))
 
 
 @pytest.mark.parametrize(("kind", "file"), [("toml", "pyproject.toml"), ("python", "outrider_toy/drafter.py")])

@@ -24,12 +24,12 @@ _FORKS = multiprocessing.get_context("forkserver")
 class MortalServer:
     """Use as an async context manager; tell it to "start", "kill", "stop" (to stand still) or "cont" (to go on)."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: str = "float32") -> None:
         port = free_port()
         self.address = f"127.0.0.1:{port}"
         self._words, theirs = _FORKS.Pipe()
         _FORKS.set_forkserver_preload(["outrider_server.rpc.server"])
-        self._process = _FORKS.Process(target=_rule, args=(str(TARGET), str(DRAFTER), port, theirs), daemon=True)
+        self._process = _FORKS.Process(target=_rule, args=(str(TARGET), str(DRAFTER), dtype, port, theirs), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -65,9 +65,9 @@ def _born(target: Target, tap, port: int) -> int:
     return child
 
 
-def _rule(target_dir: str, drafter_dir: str, port: int, words: Connection) -> None:
+def _rule(target_dir: str, drafter_dir: str, dtype: str, port: int, words: Connection) -> None:
     torch.set_num_threads(1)
-    target, tap = Target.load(target_dir), load_tap(drafter_dir, target_dir)
+    target, tap = Target.load(target_dir, dtype), load_tap(drafter_dir, target_dir)
     child = 0
     try:
         while True:

@@ -13,7 +13,7 @@ from outrider_client.models.local_models import LocalModels
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_drafters.load import load_tap
 from outrider_server.config.config import LimitsConfig
-from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.reference_decode import plain_answer
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
@@ -27,29 +27,29 @@ ANSWER_S = 120.0  # no answer takes that long; it only keeps a broken test from 
 
 
 @functools.cache
-def served():
+def served(dtype: str = "float32"):
     """Target and tap; the target runs in one verifier at a time."""
-    return Target.load(str(TARGET)), load_tap(str(DRAFTER), str(TARGET))
+    return Target.load(str(TARGET), dtype), load_tap(str(DRAFTER), str(TARGET))
 
 
 @functools.cache
-def _oracle() -> Target:
-    return Target.load(str(TARGET))
+def _oracle(dtype: str) -> Target:
+    return Target.load(str(TARGET), dtype)
 
 
 @functools.cache
-def plain(prompt: tuple[int, ...] = PROMPT, num_tokens: int = NEW) -> tuple[int, ...]:
+def plain(prompt: tuple[int, ...] = PROMPT, num_tokens: int = NEW, dtype: str = "float32") -> tuple[int, ...]:
     """The answer of the plain loop."""
-    return tuple(plain_greedy(_oracle(), prompt, num_tokens))
+    return tuple(plain_answer(_oracle(dtype), prompt, num_tokens))
 
 
-def verifier(kind: type[Verifier] = Verifier, **limits) -> Verifier:
-    target, tap = served()
+def verifier(kind: type[Verifier] = Verifier, dtype: str = "float32", **limits) -> Verifier:
+    target, tap = served(dtype)
     return kind(target, [tap], LimitsConfig(**limits))
 
 
-def server(port: int = 0, **limits) -> Server:
-    return Server(verifier(**limits), port=port)
+def server(port: int = 0, dtype: str = "float32", **limits) -> Server:
+    return Server(verifier(dtype=dtype, **limits), port=port)
 
 
 def config(address: str, **changes) -> ClientConfig:

@@ -10,23 +10,30 @@ from mortal import MortalServer
 from stage import ANSWER_S, PROMPT, client, plain
 
 from outrider_client.core.events import Unverified
+from outrider_drafters.quantization.codes import has_exact_int8
 
 from ..marks import slow
 
 NEW = 40
 
 
+EVERY_MODE = ["stop-and-wait", "pipelined", "stream", "auto"]
+
+
 @pytest.mark.parametrize(
-    ("modes", "num_kills"), [(["stop-and-wait"], 2), *slow((["stop-and-wait", "pipelined", "stream", "auto"], 12))]
+    ("modes", "num_kills", "dtype"),
+    [(["stop-and-wait"], 2, "float32"), *slow((EVERY_MODE, 12, "float32"), (EVERY_MODE, 4, "int8"))],
 )
-async def test_killed_again_and_again(modes, num_kills):
+async def test_killed_again_and_again(modes, num_kills, dtype):
+    if dtype == "int8" and not has_exact_int8():
+        pytest.skip("this processor does not multiply int8 exactly")
     generator = random.Random(7)
     heard = Heard()
-    async with MortalServer() as mortal:
+    async with MortalServer(dtype) as mortal:
         await mortal.tell("start")
         clients = [client(mortal.address, mode=mode, max_new_tokens=NEW) for mode in modes]
         prompts = [(*PROMPT, number) for number in range(len(modes))]
-        writing = [asyncio.create_task(write_on(*each, heard)) for each in zip(clients, prompts, strict=True)]
+        writing = [asyncio.create_task(write_on(*each, heard, dtype)) for each in zip(clients, prompts, strict=True)]
         try:
             async with asyncio.timeout(2 * ANSWER_S):
                 for _ in range(num_kills):
@@ -62,13 +69,13 @@ class Heard:
             await self._came.wait()
 
 
-async def write_on(mine, prompt: tuple[int, ...], heard: Heard) -> int:
+async def write_on(mine, prompt: tuple[int, ...], heard: Heard, dtype: str) -> int:
     """One answer after the other, until it is enough; how many."""
     for count in range(1, 1000):
         async with aclosing(mine.generate(prompt)) as events:
             async for event in events:
                 heard.take(len(getattr(event, "tokens", ())), alone=isinstance(event, Unverified))
-        assert tuple(mine.tokens[len(prompt) :]) == plain(prompt, NEW)
+        assert tuple(mine.tokens[len(prompt) :]) == plain(prompt, NEW, dtype)
         if heard.enough:
             return count
     raise AssertionError("it is never enough")

@@ -12,7 +12,7 @@ from stage import ANSWER_S, NEW, PROMPT, answer, client, plain, served, verifier
 
 from outrider_client.connection.policy import Backoff, Patience, Timeouts
 from outrider_proto.errors import LinkError, Refusal
-from outrider_proto.frames import Features, Finish, Opened, Pong, Verdict
+from outrider_proto.frames import Features, Finish, Opened, Pong, TokenLogprob, Verdict
 from outrider_proto.status import DETAILS_KEY
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
@@ -89,6 +89,12 @@ def some_rows(verdict: Verdict, first: int = 0, width: int | None = None, seq: i
     return Features(verdict.seq if seq is None else seq, first, rows, last=False)
 
 
+def heavy(seq: int) -> Verdict:
+    """A verdict that takes 20 times as much memory as it takes on the wire."""
+    likeliest = tuple((token, -2.0 - token / 99) for token in range(20))
+    return Verdict(seq, (), 5, logprobs=tuple(TokenLogprob(-1.5 - place / 999, likeliest) for place in range(256)))
+
+
 HARMLESS = {
     "verdicts on what was never sent": beside(
         Verdict, lambda v: Verdict(v.seq + 99, (), 7), lambda v: Verdict(0, (), 7)
@@ -102,6 +108,14 @@ HARMLESS = {
     "a context of one token": instead(Opened, lambda o: replace(o, max_context=1)),
     "a context without end": instead(Opened, lambda o: replace(o, max_context=2**32 - 1)),
     "a session that holds what it cannot": instead(Opened, lambda o: replace(o, resumed=True, kept_len=2**32 - 1)),
+    "a verdict twice, and its end": beside(
+        Verdict, lambda v: replace(v, finish=Finish.CANCELLED, bonus=None, path=()), after=True
+    ),
+    "log probabilities beside nothing asked for": beside(Verdict, lambda v: heavy(v.seq + 99)),
+    "another context at each resume": instead(Opened, lambda o: replace(o, max_context=o.max_context - o.resumed)),
+    "other ends of text": instead(Opened, lambda o: replace(o, eos_token_ids=(7, 9))),
+    "a drafter that nobody asked for": instead(Opened, lambda o: replace(o, server_draft=True)),
+    "a session that holds less than it did": instead(Opened, lambda o: replace(o, kept_len=0)),
     "words beside a path": instead(Verdict, lambda v: replace(v, tokens=(5, 6))),
     "no end of text": instead(Opened, lambda o: replace(o, eos_token_ids=())),
 }
@@ -147,7 +161,11 @@ async def test_a_lie_that_changes_nothing(lie, mode):
         assert await answer(mine, longer, mode=mode) == plain(longer)
 
 
-@pytest.mark.parametrize(("lie", "mode"), in_turn(list(REFUSED), ["stop-and-wait", "pipelined", "stream"]))
+LIES = in_turn(list(REFUSED), ["stop-and-wait", "pipelined", "stream"])
+NO_LIE = ("features of another width", "stream")  # a mode that asks for none drops them as they arrive
+
+
+@pytest.mark.parametrize(("lie", "mode"), [row for row in LIES if row.values != NO_LIE])
 async def test_a_lie_that_is_refused(lie, mode):
     async with lying(REFUSED[lie]) as running, client(running.address) as mine:
         with pytest.raises(Refusal) as refused:

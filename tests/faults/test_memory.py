@@ -5,7 +5,10 @@ import asyncio
 import pytest
 from stage import ANSWER_S, NEW, PROMPT, answer, client, opened, plain, server
 
+from outrider_drafters.quantization.codes import has_exact_int8
 from outrider_proto.errors import Reason, Refusal
+
+from ..marks import slow
 
 MARK = 77  # a token of the prompt that there is no memory for
 NUM_CLIENTS = 4
@@ -17,18 +20,21 @@ def long_prompt(number: int) -> tuple[int, ...]:
     return tuple(3 + (number * 31 + place * 7) % 200 for place in range(LONG))
 
 
-async def test_more_long_sessions_than_there_is_room_for_all_finish_exactly():
-    async with server() as running:
+@pytest.mark.parametrize("dtype", ["float32", *slow("int8")])
+async def test_more_long_sessions_than_there_is_room_for_all_finish_exactly(dtype):
+    if dtype == "int8" and not has_exact_int8():
+        pytest.skip("this processor does not multiply int8 exactly")
+    async with server(dtype=dtype) as running:
         memory = running.verifier.memory
         row = memory.pool.bytes_of(1, running.verifier.describe().taps[0].width)
     budget = 2 * 512 * row  # two contexts
-    async with server(kv_memory=str(budget), room_wait_s=ANSWER_S) as running:
+    async with server(dtype=dtype, kv_memory=str(budget), room_wait_s=ANSWER_S) as running:
         clients = [client(running.address) for _ in range(NUM_CLIENTS)]
         try:
             for _ in range(2):
                 writing = (answer(mine, long_prompt(number)) for number, mine in enumerate(clients))
                 texts = await asyncio.gather(*writing)
-                assert texts == [plain(long_prompt(number)) for number in range(NUM_CLIENTS)]
+                assert texts == [plain(long_prompt(number), dtype=dtype) for number in range(NUM_CLIENTS)]
                 assert running.verifier.memory.budget.used_bytes <= budget
             assert running.verifier.memory.evictions
         finally:

@@ -35,10 +35,11 @@ def main(name: str, options: list[str]) -> None:
             target(data)  # imports what is imported late
     warnings.simplefilter("error")
     logging.disable(logging.CRITICAL)
-    with tempfile.NamedTemporaryFile("w", suffix=".dict") as words:
+    with tempfile.TemporaryFile("w") as words:  # without a name: libFuzzer ends this process before we could remove it
         words.write(_words(target.seeds().values()))
         words.flush()
-        atheris.Setup([sys.argv[0], f"-max_len={target.max_len}", f"-dict={words.name}", *options], target)
+        places = f"-dict=/dev/fd/{words.fileno()}"
+        atheris.Setup([sys.argv[0], f"-max_len={target.max_len}", places, *options], target)
         atheris.Fuzz()
 
 

@@ -16,7 +16,8 @@ RUNS = 5000
 # A child's peak memory begins at its parent's on Linux, and libFuzzer takes that for its own size: under a test run
 # that once held 2 GB it would fail. A single allocation of as much is still a finding.
 MEMORY = ("-rss_limit_mb=0", "-malloc_limit_mb=2048")
-SLOW_TO_START = ("session", "bundle-file", "gateway-body")  # torch, transformers and FastAPI
+# Those that import torch, transformers or FastAPI.
+SLOW_TO_START = ("session", "bundle-file", "gateway-body", "config", "gguf", "schema", "template", "keys-file")
 OTHERS = [name for name in NAMES if name not in ("client-frame", *SLOW_TO_START)]
 
 

@@ -1,6 +1,5 @@
 """Edge bundles: made, loaded without the target, used offline and against a server of the full target, refused."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -174,21 +173,6 @@ def test_a_changed_or_missing_file_is_named(bundle, file):
             load(bundle)
     path.unlink()
     with pytest.raises(UsageError, match=f"{file}: missing from the bundle"):
-        TargetWeights.load(bundle)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"version": 2}, "not an edge bundle of version 1"),
-        ({"files": {"../config.json": {"size_bytes": 1, "blake2b": ""}}}, "damaged"),
-    ],
-    ids=str,
-)
-def test_a_spoilt_manifest_is_refused(bundle, change, message):
-    path = bundle / "bundle.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(UsageError, match=f"bundle.json: {message}"):
         TargetWeights.load(bundle)
 
 

@@ -39,7 +39,8 @@ async def serving(handler=echo):
         await asyncio.sleep(0)  # for the first step of a handler
         for task, writer in handlers.items():
             task.cancel()
-            writer.transport.abort()
+            with contextlib.suppress(AttributeError):  # asyncio's own, of one that is closed by now
+                writer.transport.abort()
         await asyncio.gather(*handlers)
         await asyncio.sleep(0)  # abort() closes the socket in the loop's next iteration
 

@@ -1,6 +1,6 @@
 import pytest
 
-from outrider_proto.addresses import free_port, host_of, is_loopback_host, join_host_port, port_of
+from outrider_proto.addresses import counted_as, free_port, host_of, is_loopback_host, join_host_port, port_of
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost", "localhost.", "127.0.0.1", "127.9.9.9", "::1"])
@@ -29,3 +29,17 @@ def test_no_port():
 
 def test_free_ports_are_none_that_a_connection_is_given():
     assert all(20_000 <= free_port() < 32_768 for _ in range(20))
+
+
+@pytest.mark.parametrize(
+    ("host", "counted"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("::1", "::1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_callers_are_counted_by_address_or_network(host, counted):
+    assert counted_as(host) == counted

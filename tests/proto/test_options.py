@@ -111,8 +111,7 @@ def test_each_kind_of_error_has_its_exit_code():
         ("[limits]\nmax_node = 1", "[limits] max_node: no such key; did you mean max_nodes?"),
         ("limits = 3", "limits: need a section, [limits]"),
         ("is_on = 1", "is_on=1: input should be a valid boolean"),
-        ("is_on = ", "not TOML: Invalid value"),
-        (f"target = {'9' * 5000}", "not TOML: "),
+        ("is_on = ", "cannot be read as TOML (Invalid value"),
     ],
 )
 def test_a_mistake_in_a_file_names_file_key_and_remedy(tmp_path, text, message):

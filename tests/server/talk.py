@@ -110,14 +110,6 @@ def text_of(verdicts: list[Verdict]) -> list[int]:
     return [token for verdict in verdicts for token in (*verdict.tokens, verdict.bonus) if token is not None]
 
 
-def watched_launches(verifier: Verifier, monkeypatch, told) -> list:
-    """What is `told` of the inputs of every pass from now on."""
-    seen, engine = [], verifier._engine_loop._passes._engine
-    launch = engine.launch
-    monkeypatch.setattr(engine, "launch", lambda inputs: seen.append(told(inputs)) or launch(inputs))
-    return seen
-
-
 def refused(reason: Reason, match: str | None = None):
     return pytest.raises(Refusal, match=match, check=lambda refusal: refusal.reason is reason)
 

@@ -20,6 +20,7 @@ from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen3 import Qwen3Config
 
 from outrider_proto.tree import DraftTree
+from outrider_server.engine.int8_model import round_weights
 from outrider_server.engine.target import Target
 
 VOCAB = 61
@@ -79,6 +80,12 @@ def build(name: str, seed: int = 0, **changes) -> PreTrainedModel:
     for key, value in changes.items():
         setattr(config, key, value)
     return AutoModelForCausalLM.from_config(config).eval()
+
+
+def in_int8(model: PreTrainedModel) -> PreTrainedModel:
+    """The same model with int8 codes for its matrices."""
+    round_weights(model)
+    return model
 
 
 @lru_cache(maxsize=len(CONFIGS))

@@ -15,6 +15,7 @@ from outrider_bench.network.options import NetworkOptions, load_network
 from outrider_bench.studies import options
 from outrider_proto.errors import OutriderError
 from outrider_proto.options.command import Commands, Version, exit_code
+from outrider_proto.terminal.text import one_line
 
 STUDIES = (
     StudyCommand("trace", options.TraceOptions, "studies.drafters.trace:TraceStudy"),
@@ -51,5 +52,5 @@ def run_app(commands: typer.Typer, name: str) -> None:
     try:
         commands()
     except OutriderError as error:
-        typer.secho(f"{name}: {error}", fg="red", err=True)
+        typer.secho(one_line(f"{name}: {error}"), fg="red", err=True)
         raise SystemExit(exit_code(error)) from None

@@ -18,18 +18,14 @@ class OracleDrafting:
     def __init__(self, tap: TapInfo, *, stale_tolerant: bool) -> None:
         self.tap = tap
         self.stale_tolerant = stale_tolerant
-        self._num_features = 0
-
-    @property
-    def num_features(self) -> int:
-        return self._num_features
+        self.num_features = 0
 
     def begin(self, common: int) -> None:
-        self._num_features = min(self._num_features, common)
+        self.num_features = min(self.num_features, common)
 
     def add_features(self, first: int, rows: NDArray[np.float32]) -> None:  # [n, width]
-        if len(rows) and (first <= self._num_features or self.tap.newest_only):
-            self._num_features = max(self._num_features, first + len(rows))
+        if len(rows) and (first <= self.num_features or self.tap.newest_only):
+            self.num_features = max(self.num_features, first + len(rows))
 
     async def follow(self, tokens: Sequence[int]) -> None:
         """Do nothing: reading takes no time."""

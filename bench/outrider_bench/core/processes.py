@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -10,9 +11,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
-from types import TracebackType
 from typing import Self
 
 from outrider_proto.addresses import port_of
@@ -28,9 +29,9 @@ class ServerProcess:
     Raises UsageError if it does not start.
     """
 
-    def __init__(self, options: Sequence[str], port: int = 0) -> None:
+    def __init__(self, options: Sequence[str]) -> None:
         self._options = list(options)
-        self._port = port
+        self._port = 0  # any
         self.metrics: str | None = None  # host:port, if it serves metrics
         self._directory = tempfile.TemporaryDirectory(prefix="outrider-server-")
         self._process: Popen[bytes] | None = None
@@ -50,9 +51,7 @@ class ServerProcess:
         self.wait_ready()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.terminate()
             try:
@@ -94,6 +93,16 @@ class ServerProcess:
     @property
     def _log(self) -> Path:
         return Path(self._directory.name) / "log"
+
+
+def forking(*imported: str) -> ForkServerContext | SpawnContext:
+    """Return what forks processes from one that has imported these modules, which takes seconds of a processor."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():  # Windows
+        return multiprocessing.get_context("spawn")
+    # Not from this process: torch and gRPC may have threads here, whose locks would stay held in a fork for ever.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(imported))
+    return context
 
 
 @contextmanager

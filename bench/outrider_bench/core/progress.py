@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from outrider_proto.terminal.console import TerminalConsole
 
 Step = Callable[[str, int, int], None]  # what is being done, how much of it is done, of how much
 
@@ -27,7 +28,9 @@ class ProgressCounter:
 def progress_line() -> Iterator[Step]:
     """Yield a Step that draws the line; tasks follow one another."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bars:
+    with Progress(
+        *columns, console=TerminalConsole(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()
+    ) as bars:
         task = bars.add_task("")
 
         def step(what: str, done: int, total: int) -> None:

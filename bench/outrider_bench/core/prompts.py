@@ -179,13 +179,11 @@ class QuestionSource:
         rounds = (one for row in zip_longest(*by_category) for one in row if one is not None)
         return list(rounds)[:count]
 
-    def per_family(
-        self, models: LocalModels, count: int | None, limit: int, answer: Answer, seed: int | None = None
-    ) -> list[Question]:
+    def per_family(self, models: LocalModels, count: int | None, limit: int, answer: Answer) -> list[Question]:
         """Return the first `count` questions of each family (None: all of a file, ten of the corpus)."""
         if self.file is None:
             chosen = cast(tuple[Family, ...], self.families)
-            return list(questions(models, lambda family: (count or 10) if family in chosen else 0, seed))
+            return list(questions(models, lambda family: (count or 10) if family in chosen else 0))
         by_category = [[one for one in self.asked if one.category == name][:count] for name in self.families]
         return as_prompts([one for some in by_category for one in some], models, limit, answer)
 

@@ -22,15 +22,16 @@ from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Answer, Question
 from outrider_drafters.checkpoints.causal_lm import load_causal_lm
 from outrider_drafters.contracts.token_draw import distribution, uniforms
-from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
-from outrider_server.engine.reference_decode import plain_greedy, plain_greedy_on_slots, plain_logits
+from outrider_server.engine.hf_model import AUTO, resolve_device, resolve_dtype
+from outrider_server.engine.reference_decode import plain_answer, plain_logits
 from outrider_server.engine.target import Target
 
+INT8 = "int8"  # whose answers are their plain loop's in passes that serve, and nothing that transformers computes
 LOOKUP_TOKENS = 10  # transformers' own default for prompt lookup
 # Between two logits; less may be rounding. In the narrow types twice the distance of neighboring numbers from 16 to 32,
-# where the likeliest logits lie.
-LEAST_MARGIN = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03}
+# where the likeliest logits lie. None in int8, whose passes give the same bits.
+LEAST_MARGIN = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.03, INT8: 0.0}
 # Times a logit's rounding error, and more may be: four standard deviations of a difference of two logits.
 ROUNDINGS = 4 * 2**0.5
 _COMPARED = 100  # likeliest tokens whose logits show the rounding error
@@ -41,14 +42,15 @@ def is_on_a_border(
 ) -> bool:
     """Return whether rounding in float32 explains why a sampled answer departs from the plain loop's.
 
-    It never does for a greedy one, nor where one ends and the other goes on. The target serves nobody.
+    It never does for a greedy one, nor for a batch-invariant target, nor where one ends and the other goes on. The
+    target serves nobody.
 
     Tokens lie side by side on a line, each as wide as its probability, and a random number points at one. Rounding
     moves every border, which is where an unlikely token of 50,000 begins and ends: about one in 350 tokens of such a
     target at temperature 1 is its neighbor. A wrong rule draws tokens that lie elsewhere.
     """
     place = next((number for number, both in enumerate(zip(plain, answer, strict=False)) if both[0] != both[1]), None)
-    if place is None or not sampling.draws:
+    if place is None or not sampling.draws or target.batch_invariant:
         return False
     probabilities = distribution(plain_logits(target, (*prompt, *plain[:place])), sampling)[0]
     ends = probabilities.cumsum(-1) / probabilities.sum()
@@ -65,6 +67,11 @@ def rounding_notes(rounded: Mapping[str, int]) -> list[str]:
         for name, count in rounded.items()
         if count
     ]
+
+
+def generate_dtype(target_dir: Path, dtype: str, device: str) -> torch.dtype:
+    """Return what transformers computes in beside a target of that type: for int8, which is ours, what auto takes."""
+    return resolve_dtype(AUTO if dtype == INT8 else dtype, target_dir, resolve_device(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +105,7 @@ class GenerateModel:
         logging.set_verbosity_error()  # type: ignore[no-untyped-call] # transformers
 
         model: Any  # its annotation of `to` hides nn.Module's
-        try:
-            model, _ = load_causal_lm(directory, dtype=dtype)
-        except (ValueError, OSError, UsageError) as error:
-            raise UsageError(f"{directory}: not a causal language model that transformers loads ({error})") from error
+        model, _ = load_causal_lm(directory, quantized=True, dtype=dtype)
         ends = model.generation_config.eos_token_id if eos_token_ids is None else list(eos_token_ids)
         # A new one, not the model's: a repetition_penalty in there would make its greedy answers other ones.
         model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call] # transformers
@@ -155,20 +159,19 @@ class _StepCounter:
 
 
 def plain_answers(target: Target, asked: Sequence[Question], limit: int, step: Step) -> list[tuple[int, ...]]:
-    """Answer by the plain one-token loop, of a batch-invariant target on slots, with at most `limit` tokens each."""
-    plain = plain_greedy_on_slots if target.batch_invariant else plain_greedy
+    """Answer by the plain one-token loop, with at most `limit` tokens each."""
     counter = ProgressCounter(step, "target alone", len(asked))
     answers = []
     for question in asked:
-        answers.append(tuple(plain(target, question.prompt, limit)))
+        answers.append(tuple(plain_answer(target, question.prompt, limit)))
         counter()
     return answers
 
 
-def answers_when_needed(target_dir: Path) -> Answer:
+def answers_when_needed(target_dir: Path, dtype: str = "float32") -> Answer:
     """Return a function that answers by the plain loop; the target is loaded at the first call."""
-    load = cache(lambda: Target.load(str(target_dir)))
-    return lambda prompt, limit: plain_greedy(load(), prompt, limit)
+    load = cache(lambda: Target.load(str(target_dir), dtype))
+    return lambda prompt, limit: plain_answer(load(), prompt, limit)
 
 
 def generated(

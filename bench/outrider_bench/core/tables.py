@@ -9,6 +9,8 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.table import Table
 
+from outrider_proto.terminal.console import TerminalConsole
+
 _UNBOUNDED = 10_000  # columns of a file or a pipe
 _LOPSIDED = 2  # times as far on one side as on the other
 OVER_PROMPTS = "±: 95 % interval over the choice of prompts"  # a caption
@@ -111,6 +113,6 @@ def show_line(text: str, style: str | None = None) -> None:
 
 
 def _console() -> Console:
-    console = Console(stderr=True)
+    console = TerminalConsole(stderr=True)
     # Without a terminal rich assumes 80 columns, and cuts what is wider.
-    return console if console.is_terminal else Console(stderr=True, width=_UNBOUNDED)
+    return console if console.is_terminal else TerminalConsole(stderr=True, width=_UNBOUNDED)

@@ -53,7 +53,7 @@ LevelsOption = Annotated[int | None, Flag("Levels of a draft tree; default: the 
 BudgetOption = Annotated[int | None, Flag("Nodes of a draft tree; default: the drafter's own.")]
 OrderSeedOption = Annotated[int, Flag("Random seed of the order in which a prompt is answered.")]
 JsonOption = Annotated[Path | None, Flag("Write the report to this file; - for standard output.", panel=OUTPUT)]
-DtypeOption = Annotated[str, Flag("Type of the target's weights: float32, bfloat16 or float16.")]
+DtypeOption = Annotated[str, Flag("Type of the target's weights: float32, bfloat16, float16 or int8.")]
 DeviceOption = Annotated[str, Flag("Device of the target: cpu, cuda, cuda:1, ...")]
 ThreadsOption = Annotated[int | None, Field(ge=1), Flag("CPU threads; default: as the server, 1 for a small target.")]
 CsvOption = Annotated[Path | None, Flag("Write a row per answer to this CSV file.", panel=OUTPUT)]

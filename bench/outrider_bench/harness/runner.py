@@ -25,6 +25,7 @@ from outrider_bench.core.tables import show, show_line
 from outrider_bench.harness.options import PlotOption
 from outrider_bench.harness.study import Study, StudyOptions
 from outrider_proto.errors import UsageError
+from outrider_proto.files import MAX_LINES_BYTES, MAX_REPORT_BYTES, parse_json, read_json, read_regular
 from outrider_proto.options.command import with_options
 from outrider_proto.options.fields import Flag
 from outrider_proto.options.values import Table
@@ -99,10 +100,7 @@ def run_study(name: str, study: _Study) -> None:
 
 def show_report(path: Path, plot: Path | None, commands: Mapping[str, StudyCommand]) -> None:
     """Show the report of a study again, and draw its plot. Raises UsageError for what is none, or has no plot."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from error
+    content = read_json(path, MAX_REPORT_BYTES)
     about = content.pop("made_by", None) if isinstance(content, dict) else None
     name = about.get("study") if isinstance(about, dict) else None
     if not isinstance(name, str) or name not in commands:
@@ -177,18 +175,18 @@ def _kept(path: Path, settings: Mapping[str, Any], study: _Study) -> dict[str, A
 
     Raises UsageError for other settings, and for any other file.
     """
-    data, command = path.read_bytes(), f"outrider-bench {settings['study']}"
+    data, command = read_regular(path, MAX_LINES_BYTES), f"outrider-bench {settings['study']}"
     if data and not data.startswith(b'{"settings"'):
         raise UsageError(f"{path}: no records of {command}: name another file")
     whole, taken, difference = data[: data.rfind(b"\n") + 1], {}, None
     for number, line in enumerate(whole.split(b"\n")[:-1], 1):
         try:
-            content = json.loads(line)
+            content = parse_json(line, path)
             if number > 1:
                 taken[content["name"]] = study.row.validate_python(content["row"])
             else:
                 difference = first_difference(settings, content["settings"])
-        except (ValueError, KeyError, TypeError):  # no JSON, or of another version
+        except (UsageError, ValueError, KeyError, TypeError):  # no JSON, or of another version
             raise UsageError(f"{path}:{number}: no record of {command}: remove the file") from None
         if difference is not None:
             raise UsageError(f"{path}: {difference}: give the same options, or name another file")

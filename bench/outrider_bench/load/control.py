@@ -19,29 +19,33 @@ from torch.nn.utils.rnn import pad_sequence
 
 from outrider_bench.core.processes import on_cores
 from outrider_bench.core.progress import ProgressCounter, Step
+from outrider_bench.core.reference_answers import generate_dtype
 from outrider_bench.load.clients.texts import LoadText
-from outrider_server.engine.hf_model import DTYPES, eos_token_ids
+from outrider_drafters.checkpoints.causal_lm import load_causal_lm
+from outrider_server.engine.hf_model import dtype_name, eos_token_ids
 
 _MOST_PROMPTS = 64  # in batches of one size, unless one batch alone takes more
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateResult:
-    """Greedy results with batches of one size."""
+    """Greedy results with batches of one size, in the server's type; in another one none is expected (`wrong` None)."""
 
     prompts: int
     tokens_per_s: float  # up to each answer's end
-    wrong: int  # answers that differ from the expected ones
+    wrong: int | None  # answers that differ from the expected ones
     batch: int = 1
+    dtype: str | None = None  # None: the server's
 
 
 class GenerateControl:
     """The target as a transformers model."""
 
     def __init__(self, directory: Path, dtype: str, device: str, cores: Sequence[int]) -> None:
-        from transformers import AutoModelForCausalLM
-
-        loaded: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=DTYPES[dtype])  # Any: untyped
+        loaded: Any  # untyped
+        computed_in = generate_dtype(directory, dtype, device)
+        loaded, _ = load_causal_lm(directory, quantized=True, dtype=computed_in)
+        self._other = None if dtype == dtype_name(computed_in) else dtype_name(computed_in)
         self._model = loaded.to(device).eval()
         self._eos = frozenset(eos_token_ids(self._model))
         self._device = device
@@ -61,7 +65,8 @@ class GenerateControl:
                 tokens += sum(map(len, answers))
                 wrong += sum(own != text.answer[:limit] for own, text in zip(answers, texts, strict=True))
                 counter()
-        return GenerateResult(sum(map(len, batches)), tokens / seconds, wrong, size)
+        differing = None if self._other else wrong
+        return GenerateResult(sum(map(len, batches)), tokens / seconds, differing, size, self._other)
 
     @torch.inference_mode()
     def _answers(self, texts: Sequence[LoadText], limit: int) -> list[tuple[int, ...]]:

@@ -69,10 +69,16 @@ def use_table(runs: Sequence[LoadRun]) -> ResultTable:
 
 
 def control_table(controls: Sequence[GenerateResult], streams: Sequence[LoadRun]) -> ResultTable:
-    named = [
-        ("generate, one by one" if c.batch == 1 else f"generate, static batches of {c.batch}", c) for c in controls
+    rows = [
+        [
+            f"generate{f' in {c.dtype}' if c.dtype else ''}, "
+            + ("one by one" if c.batch == 1 else f"static batches of {c.batch}"),
+            str(c.prompts),
+            f"{c.tokens_per_s:.1f}",
+            "-" if c.wrong is None else str(c.wrong),
+        ]
+        for c in controls
     ]
-    rows = [[name, str(c.prompts), f"{c.tokens_per_s:.1f}", str(c.wrong)] for name, c in named]
     rows += [
         [f"this server, {run.num_clients} clients, stream", str(run.answers), f"{run.tokens_per_s:.1f}", str(run.wrong)]
         for run in streams

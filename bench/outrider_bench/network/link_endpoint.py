@@ -10,7 +10,6 @@ import statistics
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from outrider_bench.core.stats import percentiles
@@ -139,9 +138,7 @@ class Pinger:
         await self._exchange(self._open_frame)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._connection is not None:
             await self._connection.close()
 

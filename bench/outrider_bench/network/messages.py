@@ -161,7 +161,7 @@ async def measure_messages(
     plan: NetworkPlan, codecs: Sequence[Codec], taken: Mapping[str, object], step: Step
 ) -> AsyncGenerator[tuple[str, MessageSizes], None]:
     """Yield the sizes of every drafter with every codec, by name, that are not in `taken`."""
-    target = Target.load(str(plan.target))
+    target = Target.load(str(plan.target), plan.dtype)
     padded_width = 0 if plan.pace is None else Pace.load(plan.pace).feature_width
     for drafter in plan.drafters:
         asked = plan.prompt_set(LocalModels.load(plan.config(drafter))).asked

@@ -16,6 +16,7 @@ from outrider_bench.harness.options import (
     BreadthOption,
     BudgetOption,
     CsvOption,
+    DtypeOption,
     FamiliesOption,
     LevelsOption,
     PlotOption,
@@ -24,6 +25,7 @@ from outrider_bench.harness.options import (
 )
 from outrider_bench.harness.study import QuestionOptions
 from outrider_client.core.config import ClientConfig
+from outrider_drafters.checkpoints.source import source_beside
 from outrider_netsim import EngineChoice
 from outrider_proto.frames import CODECS, Codec
 from outrider_proto.options.fields import Flag
@@ -89,6 +91,7 @@ class NetworkOptions(QuestionOptions):
         ),
     ] = None
     max_new_tokens: Annotated[int, Flag("New tokens per answer.")] = 128
+    dtype: DtypeOption = "float32"
     prompt_tokens: Annotated[
         int,
         Flag("Lengthen prompts with earlier questions and answers to at least this many tokens."),
@@ -148,6 +151,7 @@ class NetworkOptions(QuestionOptions):
             source=self.source,
             prompts=self.or_all(self.prompts, DEFAULT_PROMPTS),
             max_new_tokens=self.max_new_tokens,
+            dtype=self.dtype,
             prompt_tokens=self.prompt_tokens,
             cores_apart=self.cores_apart,
             runs=self.runs,
@@ -183,15 +187,9 @@ def _beside(table: Table, folder: Path) -> Table:
     for key in _PATHS:
         match found.get(key):
             case str(text):
-                found[key] = _anchored(text, folder)
+                found[key] = source_beside(text, folder)
             case list(texts):
-                found[key] = [_anchored(text, folder) if isinstance(text, str) else text for text in texts]
+                found[key] = [source_beside(text, folder) if isinstance(text, str) else text for text in texts]
             case _:
                 pass
     return found
-
-
-def _anchored(text: str, folder: Path) -> str:
-    path, comma, options = text.partition(",")  # of a drafter: DIR,option=value
-    beside = folder / Path(path).expanduser()
-    return f"{beside}{comma}{options}" if path.startswith(("./", "../", "~/")) or beside.exists() else text

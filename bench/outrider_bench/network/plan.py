@@ -22,6 +22,7 @@ from outrider_models.core.embedded import drafter_source
 from outrider_netsim import EngineChoice
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Codec
+from outrider_server.engine.hf_model import DTYPES
 
 _WAIT_FOR_LINK_S = 60.0
 
@@ -50,9 +51,12 @@ class NetworkPlan:
     seeds: Sequence[int]
     prompt_tokens: int = 0
     cores_apart: bool = False
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         self._check_numbers()
+        if self.dtype not in DTYPES:
+            raise UsageError(f"dtype={self.dtype}: need one of {', '.join(DTYPES)}")
         # Everything is parsed here once, so that a mistake shows before a server is started.
         for profile in self.profiles:
             profile_or_none(profile)
@@ -106,7 +110,8 @@ class NetworkPlan:
         # Without shared prefixes whoever asks first would pay for the prompt, and all others find it there.
         prefixes = ["--shared-prefixes", "none"]
         threads = ["--threads", "1"] if self.cores_apart else []
-        return ["--target", str(self.target), *drafters, "--server-draft", *prefixes, *pace, *threads]
+        target = ["--target", str(self.target), "--dtype", self.dtype]
+        return [*target, *drafters, "--server-draft", *prefixes, *pace, *threads]
 
     def config(self, drafter: str, **choices: Any) -> ClientConfig:  # Any: fields of ClientConfig
         """Return the configuration that the clients of all variants share."""
@@ -129,7 +134,7 @@ class NetworkPlan:
 
     def _asked(self, models: LocalModels) -> Sequence[Question]:
         """Lengthen the prompts as the plan says. Raises UsageError where the context is too short."""
-        answer = answers_when_needed(self.target)
+        answer = answers_when_needed(self.target, self.dtype)
         asked = self.source.spread(models, self.prompts, self.max_new_tokens, answer, self.prompt_tokens)
         most = models.max_context - self.max_new_tokens
         if (longest := max(len(question.prompt) for question in asked)) > most:

@@ -54,7 +54,8 @@ class PairOptions(DraftersOptions):
 class ExactOptions(PairOptions):
     """Compare answers in process and over gRPC, token for token, with transformers' generate.
 
-    In bfloat16 and float16 with the plain loop, and an answer may depart from it where two tokens are a near-tie.
+    In other types with the plain loop, from which answers in bfloat16 and float16 may depart where two tokens are a
+    near-tie.
     """
 
     shown = "target questions drafter dtype device json"
@@ -129,6 +130,7 @@ class ComparedOptions(QuestionOptions):
     repetitions: Annotated[int, Field(ge=1), Flag("Times that each prompt is asked.")] = 3
     seed: OrderSeedOption = 1
     max_new_tokens: LimitOption = 128
+    dtype: DtypeOption = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)

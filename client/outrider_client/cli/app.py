@@ -25,10 +25,12 @@ from outrider_client.cli.options import CONNECTION, OPTIONS, SERVER, ClientOptio
 from outrider_client.cli.pull import EXIT_INTERRUPTED, can_offer_pull, pull_command, with_pull_offered
 from outrider_client.connection.access import KEY_VARIABLE
 from outrider_client.core.config import PRIVACY_PANEL, UNASKED, UNLIMITED, ClientConfig
-from outrider_client.core.gateway_config import GatewayConfig
-from outrider_client.display.messages import explaining, print_message, printable, report_error
+from outrider_client.core.gateway_config import API_KEY_VARIABLE, GatewayConfig
+from outrider_client.display.messages import explaining, print_message, report_error
 from outrider_proto.errors import LinkError, OutriderError, UsageError
 from outrider_proto.options.command import Commands, Version, exit_code
+from outrider_proto.options.values import Table, build
+from outrider_proto.terminal.text import print_line
 
 if TYPE_CHECKING:
     from outrider_client.models.local_models import Prompt
@@ -143,8 +145,11 @@ app.command("chat")(with_client_options(max_new_tokens=UNASKED, stop_loops=True)
 
 @app.command("gateway")
 @with_client_options(own=GatewayConfig, max_new_tokens=UNLIMITED, wait_for_link_s=10.0)
-def gateway(options: ClientOptions, served: GatewayConfig) -> None:
+def gateway(options: ClientOptions, own: Table) -> None:
     """Serve OpenAI's API on this device: /v1/chat/completions, /v1/completions, /v1/models; a chat page at /."""
+    if "api_key_file" not in own and (key := os.environ.get(API_KEY_VARIABLE)):
+        own["api_key"] = key  # no option: every process can read command lines
+    served = build(GatewayConfig, own)
     for name, how in _OF_REQUESTS.items():
         if name in options.on_command_line:
             raise UsageError(f"{name}: each request sets it itself, {how}")
@@ -183,7 +188,7 @@ def describe(
         return
     taps = ", ".join(f"{tap['family']} ({tap['fingerprint']})" for tap in description.pop("taps"))
     for name, value in (description | {"taps": taps}).items():
-        print(printable(f"{name.replace('_', ' '):22} {value}"))
+        print_line(f"{name.replace('_', ' '):22} {value}")
 
 
 @app.command("draft-history")
@@ -194,9 +199,9 @@ def draft_history(clear: Annotated[bool, Option("--clear", help="Delete all of i
     folder = history_folder()
     histories = kept_histories(folder)
     for path, size_bytes in histories.items():
-        print(printable(f"{path}: {size_bytes / 1e3:,.1f} kB"))
+        print_line(f"{path}: {size_bytes / 1e3:,.1f} kB")
     if not histories:
-        print(printable(f"{folder}: nothing is kept"))
+        print_line(f"{folder}: nothing is kept")
     if clear:
         try:
             clear_histories(folder)
@@ -218,11 +223,11 @@ def show_config(options: ClientOptions, context: typer.Context) -> None:
     """Show the configuration file, its servers, and where values come from that are not the defaults."""
     file = options.file
     hint = ': there is no such file yet; a line such as server = "HOST:PORT" in it sets that option'
-    print(f"{file.path}{'' if file.path.exists() else hint}")
+    print_line(f"{file.path}{'' if file.path.exists() else hint}")
     for name, table in file.servers.items():
-        print(f"  server {name}: {table['server']}")
+        print_line(f"  server {name}: {table['server']}")
     for name, value, source in options.sources(context):
-        print(f"{name} = {value}  ({source})")
+        print_line(f"{name} = {value}  ({source})")
     if os.environ.get(KEY_VARIABLE) and not options.says("key_file"):
         print("key = not shown  (environment)")
 

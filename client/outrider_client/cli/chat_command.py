@@ -17,7 +17,7 @@ from outrider_client.cli.options import ClientOptions, with_models
 from outrider_client.cli.pull import can_offer_pull, check_target, with_pull_offered
 from outrider_client.core.config import PRIVACY_PANEL, ClientConfig
 from outrider_client.display.messages import print_message
-from outrider_client.privacy.fences import read_prompt_file
+from outrider_proto.files import read_text
 
 
 def chat_command(
@@ -47,7 +47,7 @@ def chat_command(
         folder = user_state_path("outrider")
     config = options.config()
     chat = _Chat(
-        ChatConversation("" if private is None else read_prompt_file(private), system or ""),
+        ChatConversation("" if private is None else read_text(private, "private"), system or ""),
         read_lines(None if folder is None else folder / "chat_history"),
         None if folder is None else folder / "last_chat.json",
         profile,

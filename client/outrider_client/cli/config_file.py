@@ -47,9 +47,11 @@ class ConfigFile:
 
 def read_config(options: Sequence[Option]) -> ConfigFile:
     """Read the file that $OUTRIDER_CONFIG names, else the default one. Raises UsageError, which names file and key."""
-    path = _path()
-    if path is None:
-        return ConfigFile(default_path())
+    named = os.environ.get(FILE_VARIABLE)
+    # expanduser raises nothing, where Path does for an unknown user.
+    path = Path(os.path.expanduser(named)) if named else default_path()
+    if not named and not path.exists():
+        return ConfigFile(path)
     table = read_toml(path)
     servers = table.pop(_SERVERS, {})
     if not isinstance(servers, dict):
@@ -62,13 +64,6 @@ def default_path() -> Path:
     from platformdirs import user_config_path
 
     return user_config_path("outrider", appauthor=False) / "config.toml"
-
-
-def _path() -> Path | None:
-    if named := os.environ.get(FILE_VARIABLE):
-        return Path(os.path.expanduser(named))  # it raises nothing, where Path does for an unknown user
-    default = default_path()
-    return default if default.exists() else None
 
 
 def _server(file: Path, options: Sequence[Option], name: str, table: Any) -> Table:  # Any: whatever is in the file

@@ -25,7 +25,7 @@ from outrider_models.core.embedded import EMBEDDED
 from outrider_proto.errors import UsageError, Violation
 from outrider_proto.options.command import given, parameters, set_signature
 from outrider_proto.options.fields import Flag, Option, options_of
-from outrider_proto.options.values import Table, build, checked, merged, place
+from outrider_proto.options.values import Table, checked, merged, place
 
 _Made = TypeVar("_Made")
 
@@ -116,7 +116,7 @@ def with_client_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these options; its first parameter gets the ClientOptions. `defaults`: by a field's name.
 
-    `own`: a dataclass whose options come first, and whose value the second parameter gets.
+    `own`: a dataclass whose options come first, and what is given for which the second parameter gets.
     """
     shown = {UNLIMITED: "as many as the context holds"}
     own_defaults = {name: shown.get(value, value) for name, value in defaults.items()}
@@ -130,9 +130,8 @@ def with_client_options(
         def wrapper(**values: Any) -> None:  # Any: each option has its own type
             table = given(options, values)
             its = {each.key: table.pop(each.key) for each in of_own if each.key in table}
-            made: list[object] = [] if own is None else [build(own, its)]
             chosen = ClientOptions(read_config(OPTIONS), table, defaults)
-            command(chosen, *made, **{each.name: values[each.name] for each in others})
+            command(chosen, *([] if own is None else [its]), **{each.name: values[each.name] for each in others})
 
         rest = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in others]
         set_signature(wrapper, [*rest, *parameters(options)], options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from outrider_client.core.prompt import SYSTEM_ROLE, USER_ROLE, PromptMessage
 from outrider_client.display.messages import print_message
-from outrider_client.privacy.fences import parse_fences, parse_prompt, private_kinds, read_prompt_file
+from outrider_client.privacy.fences import parse_fences, parse_prompt, private_kinds
 from outrider_proto.errors import UsageError
+from outrider_proto.files import parse_json, read_text
 
 if TYPE_CHECKING:
     from outrider_client.models.local_models import Prompt
@@ -56,11 +56,8 @@ def read_prompt(
 
 def read_schema(file: Path) -> str:
     """Return the JSON schema in a file. Raises UsageError."""
-    text = read_prompt_file(file, "json-schema")
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"json-schema={file}: no JSON ({error})") from error
+    text = read_text(file, "json-schema")
+    parse_json(text, f"json-schema={file}")
     return text
 
 
@@ -82,7 +79,7 @@ def _standard_input(*, is_asked_for: bool) -> str:
 
 def _file_text(file: Path, *, fences: bool) -> str:
     """Return a file's text, `<<private: ...>>` in it still marked. Raises UsageError."""
-    text = read_prompt_file(file, "file")
+    text = read_text(file, "file")
     try:
         if fences:
             parse_fences(text)  # here, so that a mistake is told with its line in this file

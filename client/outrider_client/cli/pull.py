@@ -16,8 +16,9 @@ from outrider_client.cli.chat.input import is_interactive
 from outrider_client.cli.interrupts import raise_on_interrupt
 from outrider_client.cli.options import ClientOptions, with_models
 from outrider_client.core.config import ClientConfig
-from outrider_client.display.messages import explaining, print_message, printable
+from outrider_client.display.messages import explaining, print_message
 from outrider_proto.errors import OutriderError, Reason, Refusal
+from outrider_proto.terminal.text import one_line, print_line
 
 if TYPE_CHECKING:
     from outrider_client.client import Client
@@ -50,7 +51,7 @@ def pull_command(
     pulled = _pull(config, as_json=as_json)
     if not as_json:
         target = "" if out is None else f" --target {pulled.directory}"
-        print(f"use it with: outrider generate --server {client.server}{target} PROMPT")
+        print_line(f"use it with: outrider generate --server {client.server}{target} PROMPT")
 
 
 def with_pull_offered(config: ClientConfig, run: Callable[[ClientConfig], None]) -> None:
@@ -99,7 +100,7 @@ def _is_wanted(config: ClientConfig) -> bool:
     size = "size not known yet" if size_bytes is None else decimal(size_bytes)
     try:
         return typer.confirm(
-            printable(f"The server serves {name}, which is not on this device. Pull it now ({size})?"), default=True
+            one_line(f"The server serves {name}, which is not on this device. Pull it now ({size})?"), default=True
         )
     except typer.Abort:  # Ctrl-C or Ctrl-D
         print()
@@ -109,9 +110,11 @@ def _is_wanted(config: ClientConfig) -> bool:
 async def _on_offer(config: ClientConfig) -> tuple[str, int | None]:
     """Return the name of a server's target and the size of its bundle, None while the server makes it."""
     from outrider_client.connection.grpc_transport import GrpcTransport
-    from outrider_client.pull.bundle_source import bundle_source
+    from outrider_client.pull.bundle_source import BundleSource
 
-    async with bundle_source(GrpcTransport(config.server, config.access)) as source:
+    transport = GrpcTransport(config.server, config.access)
+    async with transport.channel() as channel:
+        source = BundleSource(transport, channel)
         name = (await source.describe()).target_name
         try:
             return name, (await source.manifest("", "")).size_bytes
@@ -123,20 +126,18 @@ async def _on_offer(config: ClientConfig) -> tuple[str, int | None]:
 
 def _pull(config: PullConfig, *, as_json: bool = False) -> Pulled:
     """Pull and show the progress. Raises what pull_bundle does."""
-    from rich.console import Console
-
-    from outrider_client.display.pull_display import JsonPullDisplay, TextPullDisplay
+    from outrider_client.display.pull_display import TextPullDisplay, print_json
     from outrider_client.pull.pull import pull_bundle
+    from outrider_proto.terminal.console import TerminalConsole
 
-    display: JsonPullDisplay | TextPullDisplay = JsonPullDisplay(sys.stdout)
-    if not as_json:
-        display = TextPullDisplay(Console(stderr=True, highlight=False), sys.stdout)
+    display = None if as_json else TextPullDisplay(TerminalConsole(stderr=True, highlight=False), sys.stdout)
     raise_on_interrupt()
     try:
         with explaining(config.server, hint=" (outrider pull HOST names another server)"):
-            return asyncio.run(pull_bundle(config, display.show))
+            return asyncio.run(pull_bundle(config, print_json if display is None else display.show))
     except KeyboardInterrupt:
         print_message("stopped; what was downloaded is kept: pull again to go on")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
-        display.close()
+        if display is not None:
+            display.close()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from outrider_proto.addresses import host_of, is_loopback_host
 from outrider_proto.errors import UsageError
+from outrider_proto.files import read_regular, read_text
 from outrider_proto.flag import Flag
 
 if TYPE_CHECKING:
@@ -86,7 +87,9 @@ class Access:
 
     def metadata(self) -> Metadata:
         """Return the metadata of every call. Raises UsageError."""
-        key = self.key if self.key_file is None else _read_key(self.key_file)
+        key = self.key
+        if self.key_file is not None:
+            key = _checked(read_text(self.key_file, "key-file").strip(), f"key-file={self.key_file}")
         return () if key is None else (("authorization", f"Bearer {key}"),)
 
     def credentials(self) -> grpc.ChannelCredentials | None:
@@ -97,16 +100,19 @@ class Access:
 
         # Only to check the files: gRPC would report bad ones at every connection, as a link that fails.
         self.ssl_context()
+        authorities = self.ca or ssl.get_default_verify_paths().cafile  # where there are none, gRPC uses its own list
         return grpc.ssl_channel_credentials(
-            _read(self.ca or _system_authorities()), _read(self.client_key), _read(self.client_cert)
+            _read("ca", Path(authorities) if authorities else None),
+            _read("client-key", self.client_key),
+            _read("client-cert", self.client_cert),
         )
 
     def ssl_context(self) -> ssl.SSLContext:
         """Return the same settings for Python's own TLS. Raises UsageError."""
-        context = ssl.create_default_context()
+        for option, path in (("ca", self.ca), ("client-key", self.client_key), ("client-cert", self.client_cert)):
+            _read(option, path)  # here, since Python's TLS would wait for a pipe, and read a device for ever
         try:
-            if self.ca is not None:
-                context = ssl.create_default_context(cafile=self.ca)
+            context = ssl.create_default_context(cafile=self.ca)
         except (OSError, ValueError) as error:
             raise UsageError(f"ca={self.ca}: {_plain(error, 'no certificates in PEM form')}") from error
         if self.client_cert is not None:
@@ -139,22 +145,8 @@ def _is_ipv6(host: str) -> bool:
         return False
 
 
-def _read(path: Path | None) -> bytes | None:
-    try:
-        return None if path is None else path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def _read_key(file: Path) -> str:
-    try:
-        key = file.read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise UsageError(f"key-file={file}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError:
-        # `from None`: the decoder's error quotes the file's bytes, which may be a key.
-        raise UsageError(f"key-file={file}: holds no key") from None
-    return _checked(key, f"key-file={file}")
+def _read(option: str, path: Path | None) -> bytes | None:
+    return None if path is None else read_regular(path, name=f"{option}={path}")
 
 
 def _checked(key: str, where: str) -> str:
@@ -162,12 +154,6 @@ def _checked(key: str, where: str) -> str:
     if not key or len(key) > MAX_KEY_LENGTH or not key.isascii() or not key.isprintable() or " " in key:
         raise UsageError(f"{where}: holds no key: need 1 to {MAX_KEY_LENGTH} printable ASCII characters without spaces")
     return key
-
-
-def _system_authorities() -> Path | None:
-    """Return the system's file of authorities; None if there is none, and gRPC uses its own list."""
-    file = ssl.get_default_verify_paths().cafile
-    return None if file is None else Path(file)
 
 
 # Without this callback OpenSSL would ask for the password on the terminal and hang the program.

@@ -61,10 +61,7 @@ async def emulated_link(profile: str, server: str, engine: EngineChoice = "auto"
 def link_profile(name: str) -> Profile:
     """Return the profile of that name. Raises UsageError, also where links cannot be emulated."""
     try:
-        from outrider_netsim import ProfileError, profile_named
+        from outrider_netsim import profile_named
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is not installed: pip install 'outrider[netsim]'") from error
-    try:
-        return profile_named(name)
-    except ProfileError as error:
-        raise UsageError(str(error)) from error
+    return profile_named(name)

@@ -85,12 +85,15 @@ class Heartbeat:
         self._next_ping_at = now + self.interval_s
         return nonce
 
-    def pong(self, nonce: int, now: float) -> None:
+    def pong(self, nonce: int, now: float) -> bool:
+        """Take a Pong; return whether it answers a Ping."""
         sent_at = self._unanswered.pop(nonce, None)
-        if sent_at is not None:
-            self._rtt.add(now - sent_at)
-            # Frames keep their order, so this Pong answers older Pings, too.
-            self._unanswered = {other: at for other, at in self._unanswered.items() if other > nonce}
+        if sent_at is None:
+            return False
+        self._rtt.add(now - sent_at)
+        # Frames keep their order, so this Pong answers older Pings, too.
+        self._unanswered = {other: at for other, at in self._unanswered.items() if other > nonce}
+        return True
 
     def verdict_arrived(self) -> None:
         self._unproved_factor = 1.0

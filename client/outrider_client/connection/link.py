@@ -1,6 +1,6 @@
 """One open connection: frames both ways, round-trip measurement and the watch for silence.
 
-This is the asynchronous shell around heartbeat.py.
+This is the asynchronous shell around heartbeat.py. What no request asked for (asked_for.py) is dropped as it arrives.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from outrider_client.connection.asked_for import AskedFor, num_bytes_of
 from outrider_client.connection.heartbeat import Heartbeat, RttEstimator
 from outrider_client.connection.transport import Connection
 from outrider_proto.errors import LinkError, OutriderError, Reason, Violation
 from outrider_proto.frames import (
-    ClientFrame,
+    Cancel,
     Close,
     Decode,
     Draft,
@@ -24,14 +25,16 @@ from outrider_proto.frames import (
     Ping,
     Pong,
     Sampling,
+    ServerFrame,
     Verdict,
 )
+from outrider_proto.packing import TOKEN_BYTES
 
 _SLACK_S = 0.01  # by which timers are late anyway: forgiven, each wait would put the deadline off to the next
 _TICK_S = 0.05  # between looks at how late our own event loop runs
 _MAX_UNREAD_BYTES = 512 * 1024 * 1024  # more than a long prompt's features
+_MAX_UNASKED_BYTES = 16 * 1024 * 1024  # between two requests: none of it is kept, but it takes time
 _VALUE_BYTES = 1  # of a value of a feature row on the wire, about
-_FRAME_BYTES = 1024  # approximate size of a frame without its rows
 Reply = Verdict | Features
 
 
@@ -48,6 +51,8 @@ class ServerLink:
         self._arrived: deque[Opened | Reply | OutriderError] = deque()
         self._arrival = asyncio.Event()
         self._unread_bytes = 0
+        self._asked_for = AskedFor()
+        self._unasked_bytes = 0  # since the last request
         self._new_sampling: Sampling | None = None  # that the next request names
         self._reader = asyncio.create_task(self._read(), name="outrider link reader")
 
@@ -62,8 +67,7 @@ class ServerLink:
         self.connection.send(frame)
         await self._arrival.wait()
         opened = self._take()
-        if not isinstance(opened, Opened):
-            raise Violation(Reason.MALFORMED_FRAME, "the server's first frame is not Opened")
+        assert isinstance(opened, Opened)
         now = self._clock()
         # Opening includes the server's own work, so it is only an upper bound; the first Ping measures the round trip.
         self._rtt.guess(now - started)
@@ -74,12 +78,20 @@ class ServerLink:
         """Have the next request change the stream's sampling; the server must allow it."""
         self._new_sampling = sampling
 
-    def send(self, frame: ClientFrame, num_bytes: int = 0, num_values: int = 0) -> None:
-        """Queue a frame of about `num_bytes` whose reply will be awaited, with rows of `num_values` in all."""
+    def request(self, request: Draft | Decode, width: int) -> None:
+        """Queue a request whose reply is awaited, with feature rows of `width` values; 0: without."""
+        num_bytes, num_values = TOKEN_BYTES * len(request.context), self._asked_for.add(request, width)
+        # The heartbeat allows for rows that come back: else a slow link that carries them would count as lost.
         self._heartbeat.begin(self._clock(), num_bytes, num_values * _VALUE_BYTES)
-        if self._new_sampling is not None and isinstance(frame, Draft | Decode):
-            frame, self._new_sampling = replace(frame, sampling=self._new_sampling), None
-        self.connection.send(frame)
+        self._unasked_bytes = 0
+        if self._new_sampling is not None:
+            request, self._new_sampling = replace(request, sampling=self._new_sampling), None
+        self.connection.send(request)
+
+    def cancel(self, decode: Decode) -> None:
+        """Ask the server to stop a Decode; its last verdict is awaited."""
+        self._heartbeat.begin(self._clock(), 0)
+        self.connection.send(Cancel(decode.seq))
 
     async def receive(self, timeout_s: float) -> Reply | None:
         """Return the next verdict or features, or None after `timeout_s`. Raises LinkError or Refusal."""
@@ -96,8 +108,7 @@ class ServerLink:
         if not self._arrived:
             return None
         reply = self._take()
-        if isinstance(reply, Opened):
-            raise Violation(Reason.MALFORMED_FRAME, "the server sent a second Opened")
+        assert not isinstance(reply, Opened)
         return reply
 
     async def send_close(self, timeout_s: float) -> None:
@@ -114,31 +125,45 @@ class ServerLink:
     async def _read(self) -> None:
         try:
             while True:
-                frame = await self.connection.receive()
-                # Pongs are handled here, not by the task that awaits a verdict: there may be none, and the time of
-                # arrival is the measurement.
-                self._heartbeat.heard(self._clock())
-                if isinstance(frame, Pong):
-                    self._heartbeat.pong(frame.nonce, self._clock())
-                    continue
-                if isinstance(frame, Verdict):
-                    self._heartbeat.verdict_arrived()
-                elif isinstance(frame, Features):
-                    self._heartbeat.rows_arrived(frame.rows.size * _VALUE_BYTES, last=frame.last)
-                self._unread_bytes += _size(frame)
-                if self._unread_bytes > _MAX_UNREAD_BYTES:
-                    raise Violation(Reason.FRAME_TOO_LARGE, "the server sends more than was requested")
-                self._put(frame)
+                self._arrived_now(await self.connection.receive())
         except asyncio.CancelledError:
             # The end of an event loop cancels this task, too: closed any later, gRPC would log errors about that loop.
             await self.connection.close()
             raise
         except OutriderError as error:
             self._put(error)
+            if isinstance(error, Violation):  # whoever breaks the protocol need not be heard on
+                await self.connection.close()
         except Exception as error:
             # Whatever it is, the task that waits for a frame must learn of it, or it would wait for ever.
             self._put(OutriderError(f"cannot receive: {error!r}"))
             raise
+
+    def _arrived_now(self, frame: ServerFrame) -> None:
+        """Sort a frame that has just arrived. Raises Violation."""
+        # Pongs are handled here, not by the task that awaits a verdict: there may be none, and the time of arrival is
+        # the measurement.
+        self._heartbeat.heard(self._clock())
+        if isinstance(frame, Pong):
+            if not self._heartbeat.pong(frame.nonce, self._clock()):
+                self._drop(frame)
+            return
+        if not self._asked_for.takes(frame):
+            self._drop(frame)
+            return
+        if isinstance(frame, Verdict):
+            self._heartbeat.verdict_arrived()
+        elif isinstance(frame, Features):
+            self._heartbeat.rows_arrived(frame.rows.size * _VALUE_BYTES, last=frame.last)
+        self._unread_bytes += num_bytes_of(frame)
+        if self._unread_bytes > _MAX_UNREAD_BYTES:
+            raise Violation(Reason.FRAME_TOO_LARGE, "the server sends more than was requested")
+        self._put(frame)
+
+    def _drop(self, frame: ServerFrame) -> None:
+        self._unasked_bytes += num_bytes_of(frame)
+        if self._unasked_bytes > _MAX_UNASKED_BYTES:
+            raise Violation(Reason.FRAME_TOO_LARGE, "the server goes on to send what no request asked for")
 
     async def _wait_until(self, due: float) -> None:
         """Wait until something has arrived, at most until `due` or the next tick."""
@@ -175,11 +200,7 @@ class ServerLink:
         if isinstance(arrived, OutriderError):
             raise arrived
         self._arrived.popleft()
-        self._unread_bytes -= _size(arrived)
+        self._unread_bytes -= num_bytes_of(arrived)
         if not self._arrived:
             self._arrival.clear()
         return arrived
-
-
-def _size(frame: Opened | Reply) -> int:
-    return _FRAME_BYTES + (frame.rows.nbytes if isinstance(frame, Features) else 0)

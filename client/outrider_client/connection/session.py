@@ -56,6 +56,8 @@ class ClientSession:
         self._generator = generator
         self._link: ServerLink | None = None
         self.limits: Opened | None = None  # the server's answer to Open; None before the first connection
+        self._target_digest = ""  # "": not known
+        self.has_other_target = False  # than before, and nobody has acted on it yet
         self._patience_factor = 1.0
         self._num_failures = 0
         self._num_fruitless = 0  # connections since the last verdict
@@ -219,6 +221,9 @@ class ClientSession:
 
     def _adopt(self, link: ServerLink, opened: Opened) -> None:
         self._link = link
+        digest = opened.target_digest or self._target_digest  # older servers tell none
+        self.has_other_target |= bool(self._target_digest) and digest != self._target_digest
+        self._target_digest = digest
         self.limits = opened
         self._check_rules()
         self.tree_budget = 0  # a limit from an earlier connection no longer applies

@@ -100,23 +100,8 @@ def _margin(rated: Prediction) -> float:
 
 
 def _with_reason(weighed: ModeComparison, chosen: Prediction, kept: Prediction | None) -> Choice:
-    return replace(chosen.choice, why=f"{_speeds(weighed, chosen, kept)}: {_grounds(weighed, chosen)}")
-
-
-def _speeds(weighed: ModeComparison, chosen: Prediction, kept: Prediction | None) -> str:
     rivals = [rated for rated in weighed.rated.values() if rated.choice.mode != chosen.choice.mode]
     rival = kept if kept in rivals else max(rivals, key=weighed.speed, default=None)
     text = f"{chosen.choice.mode} {weighed.speed(chosen):.1f} tokens/s"
-    return text if rival is None else f"{text} against {weighed.speed(rival):.1f} of {rival.choice.mode}"
-
-
-def _grounds(weighed: ModeComparison, prediction: Prediction) -> str:
-    terms = weighed.terms
-    split = max((weighed.rated[mode] for mode in SPLIT if mode in weighed.rated), key=weighed.speed, default=None)
-    text = f"R {terms.rtt:.0f} ms, T_v {terms.verify:.0f} ms"
-    if split is None:
-        return text
-    tau = split.tau
-    bound = ">" if terms.rtt > (tau - 1.0) * terms.verify else "<"
-    hits = f", hits {prediction.hit_rate:.2f}" if prediction.hit_rate else ""
-    return f"{text}, t_d {terms.level:.1f} ms, tau {tau:.1f}{hits}; R {bound} (tau - 1) T_v"
+    why = text if rival is None else f"{text} against {weighed.speed(rival):.1f} of {rival.choice.mode}"
+    return replace(chosen.choice, why=why)

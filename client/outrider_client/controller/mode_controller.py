@@ -9,8 +9,8 @@ from outrider_client.connection.heartbeat import RttEstimator
 from outrider_client.controller.acceptance import accepted_path
 from outrider_client.controller.codec_choice import FINEST, SIZE_VS_FINEST, codec_for, feature_share
 from outrider_client.controller.hysteresis import ModeSelector
-from outrider_client.controller.measurements import AHEAD, Choice, ModeLimits, OnlineMode
-from outrider_client.controller.observer import CycleObserver, Priors
+from outrider_client.controller.measurements import AHEAD, Choice, Measurements, ModeLimits, OnlineMode
+from outrider_client.controller.observer import CycleObserver
 from outrider_client.controller.smoothing import Median
 from outrider_client.core.config import AUTO_LIMITS, ClientConfig
 from outrider_client.drafting.drafting_thread import AheadDraft, AsyncDrafter
@@ -116,6 +116,7 @@ class ModeController:
         """Record the verdict on a tree with its drafter's probabilities."""
         if not verdict.stale:
             self._tuner.row_cost.record_pass(1 + len(drafted.tree), verdict.verify_us / 1e3)
+            self._observer.row_ms = self._tuner.row_cost.row_ms or 0.0
             self._tuner.record_tree(drafted, verdict.path)
 
     def tuned(self, limits: TreePlan | None, *, ahead: bool = False) -> TreeShape:
@@ -221,9 +222,14 @@ class ModeController:
         return modes
 
 
-def _declared(drafting: AsyncDrafter | None, pace: Pace | None) -> Priors:
+def _declared(drafting: AsyncDrafter | None, pace: Pace | None) -> Measurements:
     tolerant = drafting is None or drafting.stale_tolerant
     factor = _TOLERANT if tolerant else _INTOLERANT
     if pace is None:
-        return Priors(factor)
-    return Priors(factor, pace.draft_level_ms, pace.server_level_ms, pace.batch_factors)
+        return Measurements(staleness_factor=factor)
+    return Measurements(
+        staleness_factor=factor,
+        draft_level_ms=pace.draft_level_ms,
+        server_level_ms=pace.server_level_ms,
+        batch_factors=pace.batch_factors,
+    )

@@ -6,7 +6,6 @@ Pure: `now` is in seconds of any one clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from outrider_client.controller.acceptance import AcceptanceEstimator
 from outrider_client.controller.measurements import Measurements, ModeLimits, OnlineMode
@@ -17,35 +16,32 @@ from outrider_proto.tree import DraftTree
 
 _HORIZON = 40  # verdicts
 _ENOUGH_HITS = 16
+_LEAST_BARE = 0.1  # share of a pass that its root takes at least
 _STALL_S = 3.0  # a longer gap says nothing about the mode
 
 
-@dataclass(frozen=True, slots=True)
-class Priors:
-    """Values known before any measurement: from the drafter's family, or from a pace."""
-
-    staleness_factor: float = 1.0
-    draft_level_ms: float | None = None
-    server_level_ms: float | None = None
-    batch_factors: Mapping[int, float] | None = None
-
-
 class CycleObserver:
-    """Measurements of one client. `limits` may be replaced, such as when another server answers."""
+    """Measurements of one client. `limits` may be replaced, such as when another server answers.
 
-    def __init__(self, limits: ModeLimits, declared: Priors | None = None) -> None:
+    `declared`: what is known before any measurement, from the drafter's family or from a pace. `row_ms`: what a node
+    adds to a pass, as far as it is known.
+    """
+
+    def __init__(self, limits: ModeLimits, declared: Measurements | None = None) -> None:
         self.limits = limits
+        self.row_ms = 0.0
         self.num_tokens = 0  # tokens with a verdict
         self.active_s = 0.0  # time spent writing answers
-        self._declared = declared or Priors()
+        self._declared = declared or Measurements()
         self._mode: OnlineMode = "stream"
         self._last_at: float | None = None
         self._mode_run = ModeRun("stream")
         self._rtt_s: float | None = None
         self._jitter_s = 0.0
         self._verify_ms, self._server_level_ms, self._features_ms = Median(), Median(), Median()
+        self._nodes = Median()  # of the drafts behind _verify_ms
         self._token_ms = Mean(_HORIZON)
-        self._verify_then_ms: float | None = None  # _verify_ms when one-token passes were last timed
+        self._then: tuple[float, float, float] | None = None  # _passes when one-token passes were last timed
         self._level_ms: dict[int, Median] = {}
         self._acceptance = AcceptanceEstimator()
         self._hits: dict[int, Mean] = {}
@@ -84,6 +80,7 @@ class CycleObserver:
         if tree or levels:
             queue_us = 0 if self._mode == "pipelined" else verdict.queue_us  # pipelined drafts queue behind each other
             self._verify_ms.add((queue_us + verdict.verify_us) / 1e3)
+            self._nodes.add(len(tree) if tree else levels)
             self._stale_share.add(stale)
         if tree:
             self.record_path(tree, verdict.path, levels)
@@ -93,7 +90,7 @@ class CycleObserver:
             self._acceptance.judged(levels, len(verdict.tokens))
         elif self._mode == "stream" and elapsed_s is not None:
             self._token_ms.add(elapsed_s * 1e3)
-            self._verify_then_ms = self._verify_ms.value
+            self._then = self._passes
             self._acceptance.fade(elapsed_s)
 
     def record_path(self, tree: DraftTree, path: tuple[int, ...], levels: int = 0) -> None:
@@ -178,16 +175,28 @@ class CycleObserver:
             self._cycle_tokens.add(num_tokens)
 
     def _stream_ms(self) -> float | None:
-        """Return the time between tokens as last timed, scaled by how passes over drafts have changed since."""
+        """Return the time between tokens as last timed, scaled by how passes over drafts have changed since.
+
+        Not by how many nodes they have: those cost a pass of one token nothing.
+        """
         if not self._token_ms.count:
             return None
-        now_ms = self._verify_ms.value
-        if self._mode == "stream" or not now_ms or not self._verify_then_ms:
+        now, then = self._passes, self._then
+        if self._mode == "stream" or now is None or then is None:
             return self._token_ms.value
-        return self._token_ms.value * now_ms / self._verify_then_ms
+        return self._token_ms.value * self._bare_ms(*now) / self._bare_ms(*then)
+
+    @property
+    def _passes(self) -> tuple[float, float, float] | None:
+        """Time and nodes of recent passes over drafts, and what a node adds."""
+        ms, nodes = self._verify_ms.value, self._nodes.value
+        return (ms, nodes, self.row_ms) if ms and nodes is not None else None
+
+    def _bare_ms(self, verify_ms: float, nodes: float, row_ms: float) -> float:
+        return max(verify_ms - (row_ms or self.row_ms) * nodes, _LEAST_BARE * verify_ms)
 
     def _batch_factors(self, single_ms: float | None) -> Mapping[int, float]:
-        factors = dict(self._declared.batch_factors or {})
+        factors = dict(self._declared.batch_factors)
         for number, level_ms in self._level_ms.items():
             if number > 1 and single_ms and level_ms.value:
                 factors[number] = max(level_ms.value / single_ms, 1.0)

@@ -136,12 +136,11 @@ _LEAST = 0.5  # share of a cycle's predicted time that negative `late_ms` leaves
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Means over cycles of a choice: `tau` tokens in `cycle_ms`; a share `hit_rate` of the drafts was grown ahead."""
+    """Means over cycles of a choice: `tau` tokens in `cycle_ms`."""
 
     choice: Choice
     tau: float
     cycle_ms: float
-    hit_rate: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -181,26 +180,25 @@ def predict(terms: PredictionTerms, choice: Choice) -> Prediction:
 
 def best_of(terms: PredictionTerms, grid: ChoiceGrid) -> Prediction:
     """Return the fastest choice of a grid; among those nearly as fast the first one, which drafts least."""
-    tau, cycle_ms, hit_rate = _of_mode(terms, grid)
+    tau, cycle_ms = _of_mode(terms, grid)
     if grid.mode != "stream":  # features share the link with verdicts
         cycle_ms = np.maximum(cycle_ms, terms.transfer(tau))
         cycle_ms = np.maximum(cycle_ms + terms.measured.late_ms.get(grid.mode, 0.0), _LEAST * cycle_ms)
-    means = np.broadcast_arrays(tau, cycle_ms, hit_rate)
+    means = np.broadcast_arrays(tau, cycle_ms)
     speeds = means[0] / np.maximum(means[1], 1e-9)
     index = int(np.argmax(speeds >= _NEARLY * speeds.max()))
     return Prediction(grid.at(index, speeds.shape), *(float(mean.flat[index]) for mean in means))
 
 
-def _of_mode(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, Floats]:
+def _of_mode(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats]:
     match grid.mode:
         case "stream":
-            return np.ones(1), np.full(1, terms.one_token), np.zeros(1)
+            return np.ones(1), np.full(1, terms.one_token)
         case "server-draft":
-            cycle_ms = np.asarray(terms.verify + grid.levels * terms.server_level, np.float64)
-            return terms.tau(grid.levels), cycle_ms, np.zeros(1)
+            return terms.tau(grid.levels), np.asarray(terms.verify + grid.levels * terms.server_level, np.float64)
         case "stop-and-wait":
             tau, draft_ms = _after_a_miss(terms, grid)
-            return tau, draft_ms + terms.flight, np.zeros(1)
+            return tau, draft_ms + terms.flight
         case "proactive":
             return _proactive(terms, grid)
         case "pipelined":
@@ -209,16 +207,16 @@ def _of_mode(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, 
             assert_never(grid.mode)
 
 
-def _proactive(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, Floats]:
+def _proactive(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats]:
     tau, draft_ms = _after_a_miss(terms, grid)
     ahead_tau = np.maximum(terms.tau(grid.ahead_levels) * terms.staleness, 1.0)
     hit, _ = _hits(terms, grid)
     hit_ms = np.maximum(terms.flight, _growing_ahead(terms, grid))
     miss_ms = terms.flight + draft_ms + _CANCELLED * terms.level
-    return hit * ahead_tau + (1.0 - hit) * tau, hit * hit_ms + (1.0 - hit) * miss_ms, hit
+    return hit * ahead_tau + (1.0 - hit) * tau, hit * hit_ms + (1.0 - hit) * miss_ms
 
 
-def _pipelined(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats, Floats]:
+def _pipelined(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats]:
     tau, draft_ms = _after_a_miss(terms, grid)
     staleness = terms.staleness ** (0.5 * (1 + grid.in_flight))  # the more is in flight, the more features lag
     ahead_tau = np.maximum(terms.tau(grid.ahead_levels) * staleness, 1.0)
@@ -228,7 +226,7 @@ def _pipelined(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats
     miss_ms = terms.flight + draft_ms + _CANCELLED * terms.level
     other_ms = np.maximum(flight_ms, growing_ms)
     cycle_ms = likeliest * interval_ms + (hit - likeliest) * other_ms + (1.0 - hit) * miss_ms
-    return hit * ahead_tau + (1.0 - hit) * tau, cycle_ms, hit
+    return hit * ahead_tau + (1.0 - hit) * tau, cycle_ms
 
 
 def _after_a_miss(terms: PredictionTerms, grid: ChoiceGrid) -> tuple[Floats, Floats]:

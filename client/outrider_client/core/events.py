@@ -58,7 +58,10 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """Unverified tokens from `first` to the end were wrong: they and `text` are removed."""
+    """Unverified tokens from `first` to the end were wrong: they and `text` are removed.
+
+    All tokens are removed where the server has come back with another target. They follow as unverified ones.
+    """
 
     first: int
     count: int
@@ -82,11 +85,15 @@ class Cycle:
 
 
 WAITING = "waiting for the link: nothing here can write on without it"
+OTHER_TARGET = (
+    "the server came back with another model, or the same in another dtype: what was written of this answer is "
+    "verified anew from its start"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """What a user should know: a drafter that does not fit, turns left out of a full context, WAITING for the link."""
+    """What a user should know: a drafter that does not fit, turns left out of a full context, WAITING, OTHER_TARGET."""
 
     message: str
 

@@ -9,9 +9,11 @@ from typing import Annotated, Literal
 
 from outrider_proto.addresses import is_loopback_host
 from outrider_proto.errors import UsageError
+from outrider_proto.files import read_text
 from outrider_proto.flag import Flag
 
 ANY_ORIGIN = "*"
+API_KEY_VARIABLE = "OUTRIDER_API_KEY"
 UnverifiedPolicy = Literal["hold", "keep", "stream"]
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
 
@@ -22,14 +24,11 @@ class GatewayConfig:
 
     host: Annotated[str, Flag("Address to listen on. Any but loopback needs an API key.")] = "127.0.0.1"
     port: Annotated[int, Flag("Port to listen on; 0 picks a free one.")] = 8000
-    api_key: Annotated[
-        str | None,
-        Flag(
-            "Key that apps must send as bearer token. The environment variable hides it from other users.",
-            envvar="OUTRIDER_API_KEY",
-        ),
-    ] = field(default=None, repr=False)
-    api_key_file: Annotated[Path | None, Flag("File with the API key.")] = None
+    api_key: str | None = field(default=None, repr=False)
+    api_key_file: Annotated[
+        Path | None,
+        Flag("File with the key that apps must send as bearer token. Else $OUTRIDER_API_KEY is the key, if it is set."),
+    ] = None
     names: Annotated[
         tuple[str, ...],
         Flag(
@@ -79,12 +78,12 @@ class GatewayConfig:
         if not all(self.names):
             raise UsageError("model-name: a name is empty: need at least one character")
         if self.api_key is not None and self.api_key_file is not None:
-            raise UsageError("api-key and api-key-file: give one of them")
+            raise UsageError("api_key and api-key-file: give one of them")
         if self.api_key is not None and not self.api_key.strip():
-            raise UsageError("api-key is empty: need at least one character")
+            raise UsageError("the API key is empty: need at least one character")
         has_key = self.api_key is not None or self.api_key_file is not None
         if not has_key and not is_loopback_host(self.host):
-            raise UsageError(f"host={self.host}: others can reach it, so give --api-key-file (or --api-key)")
+            raise UsageError(f"host={self.host}: others can reach it, so give --api-key-file or set {API_KEY_VARIABLE}")
         if not has_key and ANY_ORIGIN in self.allow_origins:
             raise UsageError("allow-origin=*: any site could use this gateway: name some, or give --api-key-file")
         for origin in self.allow_origins:
@@ -97,12 +96,6 @@ class GatewayConfig:
         """Return the API key, from wherever it is. Raises UsageError."""
         if self.api_key_file is None:
             return self.api_key
-        try:
-            key = self.api_key_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            # `from None`: the decoder's error quotes the file's bytes, which may be a key.
-            raise UsageError(f"api-key-file={self.api_key_file}: cannot be read: {reason}") from None
-        if not key:
+        if not (key := read_text(self.api_key_file, "api-key-file").strip()):
             raise UsageError(f"api-key-file={self.api_key_file}: is empty: need at least one character")
         return key

@@ -27,7 +27,7 @@ class Segment:
 
     def __post_init__(self) -> None:
         if self.kind is not None and not _KIND.fullmatch(self.kind):
-            raise UsageError(f"kind={self.kind!r}: need capital letters, digits and _, as in EMAIL")
+            raise UsageError("kind: need capital letters, digits and _, as in EMAIL")
 
     def __repr__(self) -> str:
         shown = f"<{self.kind or DEFAULT_KIND}>" if self.private else repr(self.text)

@@ -5,35 +5,25 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
-from typing import Any, Protocol, TextIO
-
-from rich.console import Console
+from typing import Any, TextIO
 
 from outrider_client.client import Client
 from outrider_client.core.answer_text import AnswerText
 from outrider_client.core.events import WAITING, Event, Finished, Warned
 from outrider_client.display.json_display import JsonDisplay
-from outrider_client.display.messages import print_message, printable
+from outrider_client.display.messages import print_message
 from outrider_client.display.stop_texts import stop_at
 from outrider_client.display.terminal import LiveDisplay, MarkdownDisplay
 from outrider_client.models.local_models import Prompt
-
-
-class Display(Protocol):
-    """Shows one answer."""
-
-    written: AnswerText
-
-    def show(self, event: Event) -> None: ...
-
-    def close(self) -> None: ...
+from outrider_proto.terminal.console import TerminalConsole
+from outrider_proto.terminal.text import printable
 
 
 def display_for(client: Client, *, as_json: bool, markdown: bool = False) -> Display:
     """Make a display for standard output: JSON if asked for, styled text on a terminal, else plain text."""
     if as_json:
         return JsonDisplay(sys.stdout)
-    console = Console(highlight=False)
+    console = TerminalConsole(highlight=False)
     if not console.is_terminal:
         return PlainDisplay(sys.stdout)
     return (MarkdownDisplay if markdown else LiveDisplay)(console, client.link_state)
@@ -84,19 +74,25 @@ class PlainDisplay:
     """Plain text for pipes and files.
 
     Printed text cannot be taken back, so unverified text waits until it is verified or built on, or the answer ends.
+    Where another target goes on, and verifies something else, its text is printed whole on a new line.
     """
 
     def __init__(self, out: TextIO) -> None:
         self.written = AnswerText()
         self._out = out
-        self._num_printed = 0
+        self._printed = ""
 
     def show(self, event: Event) -> None:
         self.written.take(event)
         text = self.written.text
         settled = "".join(span.text for span in self.written.spans[: self.written.num_settled])
-        end = len(text if isinstance(event, Finished) else settled)
-        self._print(text[self._num_printed : end])
+        ready = text if isinstance(event, Finished) else settled
+        if ready.startswith(self._printed):
+            self._print(ready[len(self._printed) :])
+        elif isinstance(event, Finished) or not self._printed.startswith(ready):
+            self._print("\n")
+            self._printed = ""
+            self._print(ready)
 
     def close(self) -> None:
         """End the last line with a newline."""
@@ -107,4 +103,7 @@ class PlainDisplay:
         if text:
             self._out.write(printable(text) if self._out.isatty() else text)
             self._out.flush()
-            self._num_printed += len(text)
+            self._printed += text
+
+
+Display = JsonDisplay | LiveDisplay | MarkdownDisplay | PlainDisplay

@@ -7,25 +7,18 @@ from dataclasses import asdict
 from typing import TextIO
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from outrider_client.display.json_display import event_name
-from outrider_client.pull.pull import BytesPulled, Pulled, PullEvent, PullStarted, PullWaiting
+from outrider_client.pull.pull import BundleTried, BytesPulled, Pulled, PullEvent, PullStarted, PullWaiting
+from outrider_proto.terminal.text import one_line
 
 
-class JsonPullDisplay:
-    """Write one JSON object per event and line, but none for bytes."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-
-    def show(self, event: PullEvent) -> None:
-        if not isinstance(event, BytesPulled):
-            self._out.write(json.dumps({"event": event_name(event), **asdict(event)}, default=str) + "\n")
-            self._out.flush()
-
-    def close(self) -> None:
-        return
+def print_json(event: PullEvent) -> None:
+    """Print one JSON object per event and line, but none for bytes."""
+    if not isinstance(event, BytesPulled):
+        print(json.dumps({"event": event_name(event), **asdict(event)}, default=str), flush=True)
 
 
 class TextPullDisplay:
@@ -44,17 +37,19 @@ class TextPullDisplay:
     def show(self, event: PullEvent) -> None:
         match event:
             case PullStarted():
-                name = f"{event.target}, {event.drafter}, {event.weights}"
+                name = escape(one_line(f"{event.target}, {event.drafter}, {event.weights}"))
                 self._bar.update(self._task, description=name, total=event.size_bytes, completed=event.kept_bytes)
                 if event.kept_bytes:
                     self._print(f"{event.kept_bytes:,} of {event.size_bytes:,} bytes are here already")
             case BytesPulled():
                 self._bar.advance(self._task, event.count)
+            case BundleTried():
+                self._bar.update(self._task, description="loading it once, to see whether it can be used")
             case PullWaiting():
                 self._print(f"{event.reason}; trying again")
             case Pulled():
                 self.close()
-                self._out.write(_summary(event) + "\n")
+                self._out.write(one_line(_summary(event)) + "\n")
 
     def close(self) -> None:
         """Restore the terminal. Safe to call twice."""
@@ -64,7 +59,7 @@ class TextPullDisplay:
     def _print(self, text: str) -> None:
         """Print a line once, however often it comes in a row."""
         if text != self._last_line:
-            self._console.print(text, style="yellow", markup=False, soft_wrap=True)
+            self._console.print(one_line(text), style="yellow", markup=False, soft_wrap=True)
         self._last_line = text
 
 

@@ -26,7 +26,7 @@ _CHANGES_TEXT = (Committed, Unverified, Private, Verified, RolledBack, Finished)
 def stop_at(stops: Sequence[str], events: Iterator[Event]) -> Iterator[Event]:
     """Yield an answer's events up to the first of some texts, which is left out; then end the answer.
 
-    Unverified text waits until it is verified or the answer ends, so nothing is rolled back.
+    Unverified text waits until it is verified or the answer ends, so only another target rolls anything back.
     """
     written, num_passed, statistics = AnswerText(), 0, Statistics()
     # Closed as soon as the text is found: this has the server stop, too.
@@ -37,6 +37,9 @@ def stop_at(stops: Sequence[str], events: Iterator[Event]) -> Iterator[Event]:
                 statistics = event.statistics if isinstance(event, Stats) else statistics
                 continue
             written.take(event)
+            if isinstance(event, RolledBack) and len(written.spans) < num_passed:  # another target writes anew
+                yield event
+                num_passed = len(written.spans)
             spans, has_stopped = _shown(written, StopStrings(tuple(stops)), is_over=isinstance(event, Finished))
             yield from map(_as_event, spans[num_passed:])
             num_passed = len(spans)

@@ -23,9 +23,9 @@ from outrider_client.core.answer_text import AnswerText, Span
 from outrider_client.core.events import WAITING, Event, Finished, LinkChanged, Stats, Warned
 from outrider_client.core.head_statistics import HeadUse
 from outrider_client.core.statistics import Statistics
-from outrider_client.display.messages import printable
 from outrider_client.privacy.safe_prefix import HUNG_UP
 from outrider_client.text.transcript import Origin
+from outrider_proto.terminal.text import printable
 
 STYLES: dict[Origin, str] = {
     "prompt": "",
@@ -49,7 +49,8 @@ _STATUS_LINES = 2  # which the status may wrap to
 class LiveDisplay:
     """An answer as text colored by origin. `state` is the link's at its start.
 
-    Lines that can no longer change scroll away above; only the rest is redrawn.
+    Lines that can no longer change scroll away above; only the rest is redrawn. Where another target takes all of the
+    answer back, it is shown anew below them.
     """
 
     def __init__(self, console: Console, state: LinkState = LinkState.CONNECTING) -> None:
@@ -64,6 +65,8 @@ class LiveDisplay:
     def show(self, event: Event) -> None:
         self.written.take(event)
         self._status.take(event)
+        if not self.written.spans:
+            self._first_span = self._num_scrolled = 0
         text = self._styled(len(self.written.spans))
         settled = text if isinstance(event, Finished) else self._styled(self.written.num_settled)
         self._scroll(text, len(settled))

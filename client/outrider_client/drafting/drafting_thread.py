@@ -146,23 +146,14 @@ class AheadDraft:
 class AsyncDrafter(Protocol):
     """A drafter as generations use it. `tokens` is always the whole text, and its last token is the root."""
 
-    @property
-    def tap(self) -> TapInfo: ...
+    tap: TapInfo
+    stale_tolerant: bool
+    levels_per_pass: int
+    can_draft_ahead: bool  # on tokens whose features it has not seen
+    num_features: int
 
     @property
     def names(self) -> Sequence[str]: ...  # of the heads
-
-    @property
-    def stale_tolerant(self) -> bool: ...
-
-    @property
-    def levels_per_pass(self) -> int: ...
-
-    @property
-    def can_draft_ahead(self) -> bool: ...  # on tokens whose features it has not seen
-
-    @property
-    def num_features(self) -> int: ...
 
     @property
     def current(self) -> int: ...

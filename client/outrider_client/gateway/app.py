@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
@@ -21,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from sse_starlette import EventSourceResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import Scope
@@ -28,18 +28,24 @@ from starlette.types import Scope
 from outrider_client.connection.link_state import LinkState
 from outrider_client.core.gateway_config import GatewayConfig
 from outrider_client.gateway.completion import GatewayCompletion
-from outrider_client.gateway.errors import ApiError, invalid_request
+from outrider_client.gateway.errors import NO_JSON_OBJECT, ApiError, invalid_request
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.middleware import (
     ENDPOINTS,
     BodyLimitMiddleware,
     FaultMiddleware,
     RefusingMiddleware,
+    parsed_json,
     wrong_key,
     wrong_origin,
 )
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest, LinkCommand
-from outrider_client.gateway.request_mapping import GenerationRequest, map_chat_request, map_completion_request
+from outrider_client.gateway.request_mapping import (
+    GenerationRequest,
+    check_fences,
+    map_chat_request,
+    map_completion_request,
+)
 from outrider_client.gateway.response_bodies import (
     Body,
     ChatFormatter,
@@ -55,10 +61,13 @@ from outrider_proto.frames import Sampling
 if TYPE_CHECKING:
     from outrider_client.connection.emulated import EmulatedLink
 
+AnyRequest = TypeVar("AnyRequest", ChatRequest, CompletionRequest, ResponsesRequest)
+Result = TypeVar("Result")
 PAGE = Path(__file__).parent / "page"
 _CLIENT_CLOSED_REQUEST = 499  # as nginx has it
 _NO_ENDPOINT = (
-    "not found; the API is POST /v1/chat/completions, POST /v1/responses, POST /v1/completions and GET /v1/models"
+    "path: there is none such; the API is POST /v1/chat/completions, POST /v1/responses, POST /v1/completions and GET"
+    " /v1/models"
 )
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -110,37 +119,61 @@ def _add_middleware(app: FastAPI, config: GatewayConfig) -> None:
 def _add_completions(app: FastAPI, gateway: Gateway) -> None:
     async def answered(
         request: Request,
-        map_to: Callable[[Sampling], list[GenerationRequest]],
-        formatted: Callable[[GatewayCompletion, int], ResponseFormatter],
+        kind: type[AnyRequest],
+        map_to: Callable[[AnyRequest, Mapping[str, str], Sampling], list[GenerationRequest]],
+        formatted: Callable[[AnyRequest], Callable[[GatewayCompletion, int], ResponseFormatter]],
     ) -> Response:
-        # In a thread: a long prompt takes seconds to parse and tokenize, and all other answers would wait.
-        completions = await asyncio.to_thread(
-            lambda: [GatewayCompletion(gateway, one) for one in map_to(gateway.client.sampling)]
+        def parsed(data: bytes) -> tuple[AnyRequest, list[GenerationRequest]]:
+            value = parsed_json(data)
+            body = kind.model_validate(value)
+            # As it came: what the endpoint has no use for may be marked as private, too.
+            check_fences(value, body.outrider, request.headers)
+            return body, map_to(body, request.headers, gateway.client.sampling)
+
+        body, requests = await _in_thread(request, gateway, parsed)
+        for one in requests:
+            await gateway.compile_schema(one)
+        completions = await _in_thread(
+            request, gateway, lambda _: [GatewayCompletion(gateway, one) for one in requests]
         )
-        answers = [formatted(one, index) for index, one in enumerate(completions)]
-        return await respond(request, answers, gateway)
+        make = formatted(body)
+        return await respond(request, [make(one, index) for index, one in enumerate(completions)], gateway)
+
+    def chat_formatter(body: ChatRequest) -> partial[ChatFormatter]:
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        return partial(ChatFormatter, response_head("chatcmpl", kind, body.model))
 
     @app.post("/v1/chat/completions", response_model=None)
-    async def chat(body: ChatRequest, request: Request) -> Response:
-        head = response_head("chatcmpl", "chat.completion.chunk" if body.stream else "chat.completion", body.model)
-        requests = partial(map_chat_request, body, request.headers)
-        return await answered(request, requests, partial(ChatFormatter, head))
+    async def chat(request: Request) -> Response:
+        return await answered(request, ChatRequest, map_chat_request, chat_formatter)
+
+    def chat_requests(
+        body: ResponsesRequest, headers: Mapping[str, str], defaults: Sampling
+    ) -> list[GenerationRequest]:
+        # Its events have no way to take text back.
+        return [replace(one, takes_back=False) for one in map_chat_request(body.chat(), headers, defaults)]
 
     @app.post("/v1/responses", response_model=None)
-    async def respond_to(body: ResponsesRequest, request: Request) -> Response:
-        chat_body = body.chat()
-
-        def requests(defaults: Sampling) -> list[GenerationRequest]:
-            # Its events have no way to take text back.
-            return [replace(one, takes_back=False) for one in map_chat_request(chat_body, request.headers, defaults)]
-
-        return await answered(request, requests, lambda completion, _: ResponsesFormatter(completion, body))
+    async def respond_to(request: Request) -> Response:
+        return await answered(
+            request, ResponsesRequest, chat_requests, lambda body: lambda one, _: ResponsesFormatter(one, body)
+        )
 
     @app.post("/v1/completions", response_model=None)
-    async def complete(body: CompletionRequest, request: Request) -> Response:
-        head = response_head("cmpl", "text_completion", body.model)
-        requests = partial(map_completion_request, body, request.headers)
-        return await answered(request, requests, partial(CompletionFormatter, head))
+    async def complete(request: Request) -> Response:
+        def formatter(body: CompletionRequest) -> partial[CompletionFormatter]:
+            return partial(CompletionFormatter, response_head("cmpl", "text_completion", body.model))
+
+        return await answered(request, CompletionRequest, map_completion_request, formatter)
+
+
+async def _in_thread(request: Request, gateway: Gateway, work: Callable[[bytes], Result]) -> Result:
+    """Do with a body what takes seconds where it is long: parse, tokenize. All other answers would wait."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise ApiError(400, NO_JSON_OBJECT)
+    data = await request.body()
+    return await asyncio.get_running_loop().run_in_executor(gateway.readers, work, data)
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:
@@ -202,7 +235,8 @@ def _add_link(app: FastAPI, gateway: Gateway, emulated: EmulatedLink | None) -> 
         return EventSourceResponse(events(), sep="\n")
 
     @app.post("/outrider/link")
-    async def change(body: LinkCommand) -> Body:
+    async def change(request: Request) -> Body:
+        body = await _in_thread(request, gateway, lambda data: LinkCommand.model_validate(parsed_json(data)))
         if emulated is None:
             raise ApiError(409, "the link is a real one: start the gateway with --profile to have one to change")
         if body.profile is not None:
@@ -224,16 +258,13 @@ def _add_errors(app: FastAPI, gateway: Gateway) -> None:
     # Of all errors but those below. Added before the others, so that pages of allowed origins may read these, too.
     app.add_middleware(FaultMiddleware, response=response)
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return response(invalid_request(error.errors()))
-
     @app.exception_handler(ValidationError)
-    async def invalid_here(_: Request, error: ValidationError) -> Response:
-        return response(invalid_request([{**each, "loc": ("request", *each["loc"])} for each in error.errors()]))
+    async def invalid(_: Request, error: ValidationError) -> Response:
+        return response(invalid_request(error.errors(include_url=False, include_input=False)))
 
+    @app.exception_handler(ClientDisconnect)  # amid its body
     @app.exception_handler(DisconnectedError)
-    async def gone(_: Request, error: DisconnectedError) -> Response:
+    async def gone(_: Request, error: Exception) -> Response:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
     @app.exception_handler(HTTPException)
@@ -242,21 +273,18 @@ def _add_errors(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _http_error(request: Request, error: HTTPException, routes: Sequence[BaseRoute]) -> ApiError:
-    endpoint = f"{request.method} {request.url.path}"
     match error.status_code:
         case 404:
-            return ApiError(404, f"{endpoint}: {_NO_ENDPOINT}", code="unknown_url")
+            return ApiError(404, _NO_ENDPOINT, code="unknown_url")
         case 405:
             # The methods that a path takes; each has a route of its own.
             fits = [r for r in routes if isinstance(r, Route) and r.matches(request.scope)[0] is Match.PARTIAL]
             allowed = ", ".join(sorted({method for route in fits for method in route.methods or ()}))
-            refused = ApiError(405, f"{endpoint}: this endpoint takes {allowed} only", code="method_not_supported")
+            refused = ApiError(405, f"method: this path takes {allowed} only", code="method_not_supported")
             refused.headers["Allow"] = allowed
             return refused
-        case 400:
-            return ApiError(400, "body: cannot be read as JSON in UTF-8, or is nested too deep")
         case status:
-            return ApiError(status, f"{endpoint}: {error.detail}")
+            return ApiError(status, str(error.detail))
 
 
 class _PageMount(Mount):

@@ -16,12 +16,13 @@ from outrider_client.core.events import Committed, Event, Finished, RolledBack, 
 from outrider_client.core.gateway_config import UnverifiedPolicy
 from outrider_client.core.prompt import ChatForm, PlainPrompt, Prompt, dropped_warning
 from outrider_client.core.statistics import Statistics
-from outrider_client.gateway.errors import ApiError, server_unreachable
+from outrider_client.gateway.errors import ApiError, bad_schema, server_unreachable
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.request_mapping import GenerationRequest
-from outrider_client.gateway.text_stream import TextChunk, TextStream
-from outrider_client.privacy.placeholders import Placeholders
-from outrider_client.text.tool_calls import described
+from outrider_client.gateway.text_stream import TextChunk, TextStream, text_of
+from outrider_client.privacy.placeholders import Placeholders, as_in_json, restored
+from outrider_client.privacy.spellings import in_json
+from outrider_client.text.tool_calls import Tool, ToolCall, calls_in, described
 from outrider_client.text.transcript import FinishReason
 from outrider_proto.errors import LinkError, Reason, Refusal, UsageError
 
@@ -29,6 +30,9 @@ OpenAIReason = Literal["stop", "length"]
 _NO_TARGET = (
     "the link to the server is down, and the rest of the answer would be the drafter's alone: try again later, or allow"
     ' such text with "outrider": {"unverified": "keep"}'
+)
+_OTHER_TARGET = (
+    "the server came back with another model or dtype, and text that was sent cannot be taken back: ask again"
 )
 _STATS_FOLLOW = (Committed, Verified, RolledBack)  # events of a verdict, with a Stats right after them
 
@@ -51,8 +55,10 @@ class GatewayCompletion:
         # A whole answer with that wish waits, too, but may end unverified.
         policy: UnverifiedPolicy = "hold" if wanted == "stream" and not request.takes_back else wanted
         self._text_stream = TextStream(request.stops, policy, self.models.decode, has_logprobs=has_logprobs)
+        self._placeholders = Placeholders()
         self._sent = () if self._is_local else self._encode()
         self.prompt_tokens = len(self._sent) or len(self.models.split(request.prompt, raw=config.raw_form).whole)
+        self._takes_back = policy == "stream" or not request.stream
         self._needs_target = wanted == "hold" and not self._is_local
         on_reconnect = "keep" if policy == "keep" else "verify"
         self._overrides = {**request.overrides, "max_new_tokens": self._limit(), "on_reconnect": on_reconnect}
@@ -83,6 +89,8 @@ class GatewayCompletion:
                     if self._needs_target and self._ended_by in ("unverified", "link"):
                         raise server_unreachable(_NO_TARGET)
                     for chunk in self._text_stream.take(event):
+                        if chunk.rollback_to is not None and not self._takes_back:
+                            raise server_unreachable(_OTHER_TARGET)
                         put(chunk)
                     # Not before the verdict's Stats, which the metrics count.
                     if self._text_stream.stopped and not isinstance(event, _STATS_FOLLOW):
@@ -107,6 +115,20 @@ class GatewayCompletion:
     def reason(self) -> FinishReason | Literal["stop"]:
         """The reason in Outrider's terms."""
         return "stop" if self._text_stream.has_stopped or self._ended_by is None else self._ended_by
+
+    def text_and_calls(self, chunks: Sequence[TextChunk]) -> tuple[str, list[ToolCall]]:
+        """Return the calls in a whole answer, and the text around them."""
+        tools, table = self.request.tools, self._placeholders
+        values = table.values
+        if not (tools and values):
+            return calls_in(text_of(chunks), tools)
+        # Read as the target wrote it: values may have the signs of JSON, or of a call.
+        told = [Tool(table.hide(tool.name), "", in_json(tool.parameters, table.hide)) for tool in tools]
+        text, calls = calls_in(self._text_stream.unrestored, told)
+        in_calls = as_in_json(values)
+        return restored(text, values), [
+            ToolCall(restored(call.name, values), restored(call.arguments, in_calls)) for call in calls
+        ]
 
     @property
     def completion_tokens(self) -> int:
@@ -147,7 +169,7 @@ class GatewayCompletion:
             name, _, why = str(error).partition(":")
             if name == "json_schema":
                 name = "tools" if self.request.tools else "response_format"
-                raise ApiError(400, f"{name}:{why}", param=name) from error
+                raise bad_schema(name, why) from error
             raise ApiError(400, str(error), param="logit_bias") from error
         return config
 
@@ -172,7 +194,7 @@ class GatewayCompletion:
             with contextlib.suppress(UsageError):
                 with_tools = replace(request.form, tools=[*map(described, request.tools)])
                 return self._encode_newest(request.tool_messages, with_tools)
-        prompt = Placeholders().replace(request.prompt) if request.has_private else request.prompt
+        prompt = self._placeholders.replace(request.prompt) if request.has_private else request.prompt
         return self._encode_newest(prompt, request.form)
 
     def _encode_newest(self, prompt: Prompt | PlainPrompt, form: ChatForm) -> tuple[int, ...]:

@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from outrider_client.connection.diagnosis import TrustError
-from outrider_client.gateway.request_bodies import FORMS
+from outrider_client.gateway.request_bodies import FORMS, RequestBody
 from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError, is_transient
 
 _log = logging.getLogger(__name__)
 _INVALID = "invalid_request_error"
+NO_JSON_OBJECT = "body: need a JSON object, and Content-Type: application/json"
+_NUMBER = re.compile(r"[0-9]{1,10}")
+_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,39}")  # as parameters have them
+_OWN_NAME = "<name>"
+_TEMPLATE = "the chat template does not take these messages"
+_QUOTING = re.compile(r"\s*(?::|\(|[\"'`\[{])")
+_SAID_OF_SCHEMAS = {
+    "Pointer": "leads nowhere in the schema ($ref)",
+    "Resource": "leads out of the schema ($ref, $schema)",
+}
+# fmt: off
+_SCHEMA_KEYWORDS = frozenset({
+    "$anchor", "$defs", "$dynamicRef", "$id", "$ref", "$schema", "additionalItems", "additionalProperties", "allOf",
+    "anyOf", "const", "contains", "definitions", "dependencies", "dependentRequired", "dependentSchemas", "else",
+    "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "if", "items", "maxContains", "maxItems", "maxLength",
+    "maxProperties", "maximum", "minContains", "minItems", "minLength", "minProperties", "minimum", "multipleOf",
+    "not", "oneOf", "pattern", "patternProperties", "prefixItems", "properties", "propertyNames", "required", "then",
+    "type", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
+})
+# fmt: on
 _RETRY_S = 5.0  # where nobody can tell: a link that is down is probed every second
 
 
@@ -43,9 +65,19 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
-def unknown_model(name: str, names: Sequence[str]) -> ApiError:
-    message = f"model {name!r} does not exist: choose one of {', '.join(names)}, or start the gateway with --any-model"
+def unknown_model(names: Sequence[str]) -> ApiError:
+    message = (
+        f"model: there is none of that name: choose one of {', '.join(names)}, or start the gateway with --any-model"
+    )
     return ApiError(404, message, param="model", code="model_not_found")
+
+
+def bad_schema(param: str, why: str) -> ApiError:
+    """`why`: in the words of the library that compiles schemas, which quotes them. Its keywords are no content."""
+    words = _QUOTING.split(why.strip(), maxsplit=1)[0]
+    keywords = dict.fromkeys(word for word in re.findall(r"[\"'`]([$\w]+)[\"'`]", why) if word in _SCHEMA_KEYWORDS)
+    where = f" ({', '.join(keywords)})" if keywords else ""
+    return ApiError(400, f"{param}: {_SAID_OF_SCHEMAS.get(words, words)}{where}", param=param)
 
 
 def server_unreachable(why: str) -> ApiError:
@@ -60,9 +92,12 @@ def api_error(error: Exception) -> ApiError:
         case TrustError():
             return ApiError(502, str(error), "server_error", code="no_trust")
         case UsageError():
-            return ApiError(400, str(error))
+            return ApiError(400, _TEMPLATE if str(error).startswith(_TEMPLATE) else str(error))
         case Refusal(reason=Reason.CONTEXT_FULL):
             return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+        case Refusal(reason=Reason.BAD_SAMPLING):  # whose message may quote a schema
+            message = "the server refused: it cannot follow response_format, tools, a penalty or a bias"
+            return ApiError(502, message, "server_error", code="bad_sampling")
         case Refusal() if is_transient(error):
             code, retry_after_s = error.reason.name.lower(), error.retry_after_s or _RETRY_S
             return ApiError(503, str(error), "server_error", code=code, retry_after_s=retry_after_s)
@@ -80,13 +115,17 @@ def api_error(error: Exception) -> ApiError:
 
 
 def invalid_request(errors: Sequence[Mapping[str, Any]]) -> ApiError:  # Any: pydantic's description of each
-    """Report the first of pydantic's errors."""
-    # Only the location and the message: the input itself may be private.
+    """Report the first of pydantic's errors by its place: the value there, and names that an app makes up, may be
+    private."""
     error = errors[0]
-    where = ".".join(str(part) for part in error["loc"][1:] if part not in FORMS)
+    is_unknown = error["type"] == "extra_forbidden"
+    parts = [str(part) for part in error["loc"] if part not in FORMS]
+    last = parts.pop() if is_unknown else None
+    shown = [part if part in _parameters() or _NUMBER.fullmatch(part) else _OWN_NAME for part in parts]
+    if last is not None:
+        shown.append(last if _NAME.fullmatch(last) else _OWN_NAME)
+    where = ".".join(shown)
     match error["type"]:
-        case "json_invalid":
-            return ApiError(400, f"body is not JSON: {error['ctx']['error']} at character {error['loc'][-1]}")
         case "extra_forbidden":
             return ApiError(400, f"{where}: no such parameter", param=where, code="unknown_parameter")
         case "unsupported_parameter":
@@ -94,9 +133,20 @@ def invalid_request(errors: Sequence[Mapping[str, Any]]) -> ApiError:  # Any: py
             where = f"{where}.{name}" if where else name
             return ApiError(400, f"{where}: {error['msg']}", param=where, code="unsupported_parameter")
         case _ if not where:
-            return ApiError(400, "body: need a JSON object, and Content-Type: application/json")
+            return ApiError(400, NO_JSON_OBJECT)
         case _:
             return ApiError(400, f"{where}: {_words(error)}", param=where)
+
+
+@cache
+def _parameters() -> frozenset[str]:
+    """The names of all parameters."""
+    kinds, names = [RequestBody], set[str]()
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        names.update(field.alias or name for name, field in kind.model_fields.items())
+    return frozenset(names)
 
 
 def _words(error: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +22,12 @@ from outrider_client.gateway.metrics import GatewayMetrics
 from outrider_client.gateway.request_mapping import GenerationRequest
 from outrider_client.gateway.session_pool import SessionPool
 from outrider_client.models.local_models import LocalModels, with_default_models
-from outrider_client.text.detokenizer import TokenFragments, read_token_fragments
+from outrider_client.text.detokenizer import TokenFragments
 from outrider_drafters.checkpoints.bundle import MANIFEST
-from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_drafters.readers.config import read_json
-from outrider_models.core.embedded import EMBEDDED, target_source
-from outrider_proto.errors import OutriderError, UsageError
+from outrider_models.core.embedded import EMBEDDED
+from outrider_proto.errors import OutriderError
+from outrider_proto.frames import TokenRules
 
 DEFAULT_NAME = "outrider"
 _UNKNOWN = float("nan")
@@ -47,9 +48,10 @@ class Gateway:
         self.client = replace(client, offline_start=True)
         self.metrics = GatewayMetrics()
         self._models = dict(models)
-        self._target = with_default_models(client).target or EMBEDDED
-        self.target_name = target_name(self._target)
+        self.target_name = target_name(with_default_models(client).target or EMBEDDED)
         self.names = config.names or tuple(dict.fromkeys((DEFAULT_NAME, self.target_name)))
+        # Their own: work for an answer in progress waits for no other request to be read.
+        self.readers = ThreadPoolExecutor(2, thread_name_prefix="outrider reads requests")
         self._tasks: set[asyncio.Task[None]] = set()
         self.drafter = next(iter(models))  # where a request names none
         self._on_link_change = on_link_change
@@ -73,11 +75,9 @@ class Gateway:
 
     @cached_property
     def token_fragments(self) -> TokenFragments:
-        """Bytes of the tokens that are pieces of characters. Reads a file: not for the event loop."""
-        try:
-            return read_token_fragments(resolve_dir(target_source(self._target)) / "tokenizer.json")
-        except UsageError:  # there is none, or it is gone by now: such tokens have no `bytes` then
-            return {}
+        """Bytes of the tokens that are pieces of characters. Reads all tokens: not for the event loop."""
+        models = self._models[self.drafter]
+        return {} if models.load_text is None else models.text.fragments
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # Any: as asyncio declares it
         """Run work in a task that may outlive its request, and ends before the gateway does."""
@@ -99,20 +99,29 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(watching, *self._tasks, return_exceptions=True)
             await self.pool.close()
+            self.readers.shutdown(wait=False, cancel_futures=True)
+            if (schemas := self._models[self.drafter].schemas) is not None:
+                schemas.compiler.stop()
 
     def check_model(self, name: str) -> None:
         """Raise ApiError for a name that the model does not have."""
         if name not in self.names and not self.config.any_model:
-            raise unknown_model(name, self.names)
+            raise unknown_model(self.names)
 
     def models_for(self, request: GenerationRequest) -> tuple[str, LocalModels]:
         """The drafter's name and its models. Raises ApiError for an unknown model or drafter."""
         self.check_model(request.model)
         drafter = self.drafter if request.drafter is None else request.drafter
         if drafter not in self._models:
-            message = f"outrider.drafter: {drafter!r} does not exist: choose one of {', '.join(self._models)}"
+            message = f"outrider.drafter: there is none of that name: choose one of {', '.join(self._models)}"
             raise ApiError(400, message, param="outrider.drafter")
         return drafter, self._models[drafter]
+
+    async def compile_schema(self, request: GenerationRequest) -> None:
+        """Compile the schema of an answer before it is prepared, which tells what is wrong with it."""
+        _, models = self.models_for(request)
+        with contextlib.suppress(OutriderError):
+            await models.compile_schema(TokenRules(json_schema=request.overrides.get("json_schema") or ""))
 
     def failed(self, error: Exception) -> ApiError:
         """Count an error, and return it as the app gets it."""

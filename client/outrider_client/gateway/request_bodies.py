@@ -21,11 +21,14 @@ from outrider_client.core.gateway_parameters import (
     plain_settings,
 )
 from outrider_client.text.tool_calls import ToolCall
+from outrider_proto.frames import MAX_LOGIT_BIASES
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 MAX_STOPS = 64
 MAX_TOOLS = 128
 MAX_CHOICES = 32  # answers of one request
+MAX_MESSAGES = 4096
+MAX_PIECES = 1024  # of a message
 _MAX_STOP_CHARS = 256
 _Stop = Annotated[str, Field(min_length=1, max_length=_MAX_STOP_CHARS)]
 
@@ -95,7 +98,7 @@ class TextPart(RequestBody):
     type: Annotated[Literal["text"], BeforeValidator(_without_other_media)]
     text: SafeText
     private: bool = False
-    kind: str | None = None
+    kind: Annotated[str, Field(pattern="^[A-Z][A-Z0-9_]*$", max_length=64)] | None = None
     cache_control: dict[str, Any] | None = None  # Any: a hint
 
 
@@ -123,8 +126,10 @@ class ChatMessage(RequestBody):
     """A message; the role `developer` means `system`, and `tool` brings what a call gave."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Annotated[SafeText, Tag(TEXT)] | Annotated[list[TextPart], Tag(LIST)], BY_FORM]
-    tool_calls: list[MessageToolCall] = []
+    content: Annotated[
+        Annotated[SafeText, Tag(TEXT)] | Annotated[list[TextPart], Field(max_length=MAX_PIECES), Tag(LIST)], BY_FORM
+    ]
+    tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_TOOLS)] = []
     tool_call_id: str | None = None
 
     @model_validator(mode="before")
@@ -211,7 +216,9 @@ class _Generation(RequestBody):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     frequency_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[FiniteFloat, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, Annotated[FiniteFloat, Field(ge=-100, le=100)]] | None = None
+    logit_bias: (
+        Annotated[dict[str, Annotated[FiniteFloat, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIASES)] | None
+    ) = None
     response_format: ResponseFormat | None = None
     outrider: OutriderOptions | None = None
 
@@ -233,7 +240,7 @@ class _Generation(RequestBody):
 class ChatRequest(_Generation):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     chat_template_kwargs: Annotated[
         dict[str, Any], Field(max_length=16), AfterValidator(plain_settings)
     ] = {}  # Any: checked there

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
 from typing import Any
 
 from outrider_client.core.config import RULE_FIELDS, SAMPLING_FIELDS
@@ -31,7 +33,7 @@ from outrider_client.gateway.request_bodies import (
     ToolName,
 )
 from outrider_client.models.local_models import Prompt
-from outrider_client.privacy.fences import parse_fences
+from outrider_client.privacy.fences import MAX_CHARS, OPEN, find_fence, parse_fences
 from outrider_client.text.stop_strings import StopStrings
 from outrider_client.text.tool_calls import (
     RESPONSE_BEGIN,
@@ -44,6 +46,17 @@ from outrider_client.text.tool_calls import (
 )
 from outrider_proto.frames import Sampling
 
+_CONTENTS = (("messages", "content"), ("input", "content"), ("input", "output"))
+# Where private markers are read; `int` stands for any number.
+_READ_FOR_FENCES = {
+    ("prompt",),
+    ("prompt", int),
+    ("instructions",),
+    ("input",),
+    *((messages, int, content) for messages, content in _CONTENTS),
+    *((messages, int, content, int, "text") for messages, content in _CONTENTS),
+}
+_NAMED_BY_APPS = {"parameters", "schema", "arguments", "metadata", "logit_bias", "chat_template_kwargs"}
 _DEFAULT_COMPLETION = 16  # tokens, as OpenAI's
 
 
@@ -123,8 +136,10 @@ def map_completion_request(
         raise ApiError(400, "echo: a prompt has no log probabilities, so leave out logprobs", param="echo")
     requests = []
     for item in body.prompt:
-        prompt: Prompt = parse_fences(item) if options.fences and isinstance(item, str) else item
+        prompt: Prompt = _fenced(item) if options.fences and isinstance(item, str) else item
         request = _generation_request(body, options, prompt, defaults, limit=limit, logprobs=body.logprobs)
+        if request.has_private and len(body.prompt) > 1:  # what is private in one of them may be in another, too
+            raise ApiError(400, "prompt: private text goes with one prompt in a request", param="prompt")
         requests += _times(body.n, replace(request, echoed=item if body.echo else ""))
     return requests
 
@@ -233,9 +248,39 @@ def _needs(name: str, other: str) -> ApiError:
     return ApiError(400, f"{name}: needs {other}=true", param=name)
 
 
+def check_fences(
+    body: Mapping[str, Any],  # Any: whatever JSON holds
+    options: OutriderOptions | None,
+    headers: Mapping[str, str],
+) -> None:
+    """Raise ApiError for a private marker that stands where none is read, so that its text would leave the device."""
+    if not _options(options, headers).fences:
+        return
+    try:
+        place = find_fence(body, lambda place: tuple(_any_number(part) for part in place) in _READ_FOR_FENCES)
+    except RecursionError:
+        raise ApiError(400, "body: is nested too deep to be searched for private markers") from None
+    if place is not None:
+        # What the app itself has named may be private, too.
+        ours = sum(1 for _ in takewhile(lambda part: part not in _NAMED_BY_APPS, place))
+        where = ".".join(map(str, place[: ours + 1]))
+        message = f"{where}: private markers are not read here: leave the text out, or move it into a message's content"
+        raise ApiError(400, message, param=where)
+
+
+def _any_number(part: str | int) -> str | type[int]:
+    return part if isinstance(part, str) else int
+
+
 def _options(options: OutriderOptions | None, headers: Mapping[str, str]) -> OutriderOptions:
     """The options in the body, completed by those in headers. Raises pydantic's ValidationError."""
     named = {} if options is None else options.model_dump(exclude_unset=True)
+    known = {f"x-outrider-{name.replace('_', '-')}" for name in OutriderOptions.model_fields}
+    given = Counter(name for name in headers if name.lower().replace("_", "-").startswith("x-outrider-"))
+    if unknown := sorted(given.keys() - known):
+        raise ApiError(400, f"{unknown[0][:64]}: no such option: need one of {', '.join(sorted(known))}")
+    if twice := sorted(name for name, count in given.items() if count > 1):
+        raise ApiError(400, f"{twice[0]}: is given twice: give it once")
     for name in OutriderOptions.model_fields:
         value = headers.get(f"x-outrider-{name.replace('_', '-')}")
         if value is not None:
@@ -267,8 +312,17 @@ def _tool_message(message: ChatMessage, fences: bool) -> PromptMessage:
 
 def _segments(message: ChatMessage, fences: bool) -> Iterable[Segment]:
     content = message.content
-    for part in (TextPart(type="text", text=content),) if isinstance(content, str) else content:
-        if fences and not part.private:
-            yield from parse_fences(part.text)
+    parts = (TextPart(type="text", text=content),) if isinstance(content, str) else content
+    # Parts side by side are one text: a private marker may begin in one and end in the next.
+    for is_marked, same in groupby(parts, key=lambda part: part.private):
+        if is_marked or not fences:
+            yield from (Segment(part.text, is_marked, part.kind if is_marked else None) for part in same)
         else:
-            yield Segment(part.text, part.private, part.kind if part.private else None)
+            yield from _fenced("".join(part.text for part in same))
+
+
+def _fenced(text: str) -> Sequence[Segment]:
+    if len(text) > MAX_CHARS and OPEN in text:
+        message = f"outrider.fences: are read in texts of up to {MAX_CHARS} characters: mark parts as private"
+        raise ApiError(400, message, param="outrider.fences")
+    return parse_fences(text)

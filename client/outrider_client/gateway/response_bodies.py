@@ -10,11 +10,10 @@ from dataclasses import asdict
 from typing import Any
 
 from outrider_client.gateway.completion import GatewayCompletion, usage_of
-from outrider_client.gateway.text_stream import TextChunk
+from outrider_client.gateway.text_stream import TextChunk, text_of
 from outrider_client.privacy.fences import private_kinds
 from outrider_client.text.detokenizer import REPLACEMENT
 from outrider_client.text.logprobs import TokenLogprobs
-from outrider_client.text.tool_calls import calls_in
 
 Body = dict[str, Any]  # Any: whatever JSON holds
 
@@ -121,7 +120,7 @@ class ChatFormatter(_ChoiceFormatter):
 
     def _message(self, chunks: Sequence[TextChunk]) -> tuple[Body, str]:
         """Return text and calls of an answer, and why it ended."""
-        text, calls = calls_in(text_of(chunks), self._tools)
+        text, calls = self.completion.text_and_calls(chunks)
         if not calls:
             return {"content": text}, self.completion.finish_reason
         listed = [
@@ -185,10 +184,6 @@ class CompletionFormatter(_ChoiceFormatter):
         """A token's text; the bytes of a piece of a character, as OpenAI spells them."""
         raw = self.completion.token_fragments.get(token)
         return self._token_text(token) if raw is None else f"bytes:{str(raw)[2:-1]}"
-
-
-def text_of(chunks: Sequence[TextChunk]) -> str:
-    return "".join(chunk.text for chunk in chunks)
 
 
 def chunk_extension(chunk: TextChunk) -> Body:

@@ -46,6 +46,8 @@ async def _whole(answers: Sequence[ResponseFormatter], chunks: _Chunks) -> Body:
     async with contextlib.aclosing(chunks):
         async for number, chunk in chunks:
             if chunk is not None:
+                if chunk.rollback_to == 0:  # another target writes the answer anew
+                    written[number].clear()
                 written[number].append(chunk)
     bodies = [answer.whole(its) for answer, its in zip(answers, written, strict=True)]
     if len(bodies) == 1:

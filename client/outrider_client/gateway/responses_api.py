@@ -5,10 +5,10 @@ Nothing is stored: the whole conversation is in `input` each time.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
@@ -19,6 +19,9 @@ from outrider_client.gateway.completion import GatewayCompletion, usage_of
 from outrider_client.gateway.request_bodies import (
     BY_FORM,
     LIST,
+    MAX_MESSAGES,
+    MAX_PIECES,
+    MAX_TOOLS,
     OBJECT,
     TEXT,
     TEXT_OR_OBJECT,
@@ -28,9 +31,8 @@ from outrider_client.gateway.request_bodies import (
     RequestBody,
     SafeText,
 )
-from outrider_client.gateway.response_bodies import Body, ResponseFormatter, answer_extension, chunk_extension, text_of
+from outrider_client.gateway.response_bodies import Body, ResponseFormatter, answer_extension, chunk_extension
 from outrider_client.gateway.text_stream import TextChunk
-from outrider_client.text.tool_calls import calls_in
 
 # fmt: off
 _HINTS = frozenset({
@@ -55,7 +57,9 @@ class InputText(RequestBody):
     logprobs: list[Any] | None = None
 
 
-_Content = Annotated[Annotated[SafeText, Tag(TEXT)] | Annotated[list[InputText], Tag(LIST)], BY_FORM]
+_Content = Annotated[
+    Annotated[SafeText, Tag(TEXT)] | Annotated[list[InputText], Field(max_length=MAX_PIECES), Tag(LIST)], BY_FORM
+]
 
 
 def _joined(content: str | list[InputText]) -> str:
@@ -107,7 +111,9 @@ class ResponsesRequest(RequestBody):
 
     model: str
     input: Annotated[
-        Annotated[SafeText, Tag(TEXT)] | Annotated[list[InputItem], Field(min_length=1), Tag(LIST)], BY_FORM
+        Annotated[SafeText, Tag(TEXT)]
+        | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), Tag(LIST)],
+        BY_FORM,
     ]
     instructions: SafeText | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -115,7 +121,8 @@ class ResponsesRequest(RequestBody):
     top_p: FiniteFloat | None = None
     stream: bool = False
     text: TextOptions | None = None
-    tools: list[dict[str, Any]] = Field(default_factory=list)  # Any: whatever JSON holds; a chat's tools, but flat
+    # Any: whatever JSON holds; a chat's tools, but flat
+    tools: Annotated[list[dict[str, Any]], Field(default_factory=list, max_length=MAX_TOOLS)]
     tool_choice: Annotated[Annotated[str, Tag(TEXT)] | Annotated[dict[str, Any], Tag(OBJECT)], TEXT_OR_OBJECT] = "auto"
     outrider: OutriderOptions | None = None
 
@@ -228,7 +235,7 @@ class ResponsesFormatter(ResponseFormatter):
 
     def whole(self, chunks: Sequence[TextChunk]) -> Body:
         usage = usage_of([self.completion])
-        text, calls = calls_in(text_of(chunks), self._tools)
+        text, calls = self.completion.text_and_calls(chunks)
         is_cut = self.completion.finish_reason == "length" and not calls
         status = "incomplete" if is_cut else "completed"
         output: list[Body] = []
@@ -275,4 +282,4 @@ class ResponsesFormatter(ResponseFormatter):
     def _event(self, kind: str, **more: Any) -> Body:  # Any: whatever JSON holds
         self._number += 1
         # A copy: what is sent later must not change what was.
-        return {"type": kind, "sequence_number": self._number - 1, **json.loads(json.dumps(more))}
+        return {"type": kind, "sequence_number": self._number - 1, **deepcopy(more)}

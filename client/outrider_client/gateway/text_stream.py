@@ -12,7 +12,7 @@ outage is the app's choice:
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from outrider_client.core.answer_text import AnswerText, Span
@@ -42,11 +42,16 @@ class TextChunk:
     logprobs: _Logprobs = ()
 
 
+def text_of(chunks: Sequence[TextChunk]) -> str:
+    return "".join(chunk.text for chunk in chunks)
+
+
 class TextStream:
     """The text of one answer."""
 
     def __init__(self, stops: StopStrings, policy: UnverifiedPolicy, decode: Decode, *, has_logprobs: bool) -> None:
         self._has_logprobs = has_logprobs
+        self._decode = decode
         self.stopped = False  # by a stop string in final text: the rest is not needed
         self._stops = stops
         self._policy = policy
@@ -96,6 +101,13 @@ class TextStream:
         ends = self._token_ends()
         last = bisect_left(ends, self._end)
         return bisect_right(ends, ends[last]) if last < len(ends) else len(all_tokens)
+
+    @property
+    def unrestored(self) -> str:
+        """The text up to a stop string as the target wrote it, with placeholders."""
+        text = self._decode(self._written.token_ids)
+        stop = self._stops.find(text, 0)
+        return text if stop is None else text[: stop.start]
 
     @property
     def _spans(self) -> list[Span]:

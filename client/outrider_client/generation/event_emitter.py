@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from outrider_client.core.events import Committed, Event, Finished, RolledBack, Unverified, Verified
@@ -24,6 +24,13 @@ class EventEmitter:
         """Emit a token that the drafter wrote offline."""
         self._meter.tokens_arrived(now)
         self.emit(Unverified(first, (token,), self._text.push((token,))))
+
+    def emit_distrusted(self, tokens: Sequence[int]) -> None:
+        """Take the whole answer back, and emit its tokens as unverified ones."""
+        if tokens:
+            self.emit(RolledBack(0, len(tokens), self._text.roll_back(0)))
+        for first, token in enumerate(tokens):
+            self.emit(Unverified(first, (token,), self._text.push((token,))))
 
     def emit_change(self, change: Change, prompt_len: int, now: float) -> None:
         """Emit the effect of a verdict."""

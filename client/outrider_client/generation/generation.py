@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from outrider_client.connection.link_state import LinkState
 from outrider_client.controller.measurements import OnlineMode
 from outrider_client.core.config import ClientConfig
-from outrider_client.core.events import WAITING, Cycle, Event, LinkChanged, Stats, Warned
+from outrider_client.core.events import OTHER_TARGET, WAITING, Cycle, Event, LinkChanged, Stats, Warned
 from outrider_client.core.statistics import Statistics
 from outrider_client.drafting.drafting_thread import AheadDraft, PreDraftSpec
 from outrider_client.drafting.local_drafter import LocalDrafter
@@ -25,7 +25,7 @@ from outrider_client.text.transcript import FinishReason
 from outrider_drafters.trees.grow import ScoredTree
 from outrider_drafters.trees.predraft import TreeOutcome
 from outrider_proto.errors import Reason, Refusal
-from outrider_proto.frames import Cancel, Decode, Draft, ServerTree, Verdict
+from outrider_proto.frames import Decode, Draft, ServerTree, Verdict
 
 
 class Generation:
@@ -65,6 +65,7 @@ class Generation:
         self.offline = OfflineWriter(config, context, self._local_drafter, self.planner, self._events)
         self._mode: OnlineMode = "stream"
         self._judged_request: PendingRequest | None = None  # the request that the newest verdict answers
+        self._is_distrusted = False  # another target wrote what this one has not verified yet
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start from `prompt`; what it shares with the session's tokens is not sent or read again."""
@@ -249,7 +250,7 @@ class Generation:
         return self._transcript.tail_len > 0
 
     def keep_tail(self) -> None:
-        if not self.has_tail:
+        if not self.has_tail or self._is_distrusted:
             return
         self._transcript.keep_tail()
         if not self.offline.has_room:
@@ -267,8 +268,19 @@ class Generation:
 
     def caught_up(self) -> None:
         """Note that the server holds all tokens again."""
+        self._is_distrusted = False
         self.session.caught_up()
         self._meter.came_back(self._clock())
+
+    def distrust_other_target(self) -> None:
+        """Where the server came back with another target, have this one verify the answer from its start."""
+        if not self.session.has_other_target:
+            return
+        self.session.has_other_target, self._is_distrusted = False, True
+        self._events.emit(Warned(OTHER_TARGET))
+        if self._drafting is not None:
+            self._drafting.begin(0)  # what it has read are features of another model
+        self._events.emit_distrusted(self._transcript.distrust())
 
     # -- its end ------------------------------------------------------------------------------------------------------
 
@@ -284,7 +296,7 @@ class Generation:
         """Stop early on the caller's behalf; the session stays usable."""
         request = self._requests.newest
         if isinstance(request, Decode) and self.session.state is LinkState.ONLINE and not self.finished:
-            self.session.link.send(Cancel(request.seq))
+            self.session.link.cancel(request)
 
     def statistics(self) -> Statistics:
         origins = self._transcript.new_origins

@@ -15,8 +15,7 @@ from outrider_client.generation.instruments import Instruments
 from outrider_client.text.transcript import Transcript
 from outrider_drafters.trees.grow import ScoredTree
 from outrider_proto.errors import LinkError, Reason, Refusal, Violation
-from outrider_proto.frames import Cancel, Decode, Draft, Features, Finish, Verdict
-from outrider_proto.packing import TOKEN_BYTES
+from outrider_proto.frames import Decode, Draft, Features, Finish, Verdict
 
 EMPTY_DRAFT = ScoredTree()
 
@@ -66,19 +65,16 @@ class RequestTracker:
         self._cancelled = 0  # seq of the newest Decode that was cancelled
 
     def send(self, request: Draft | Decode, drafted: ScoredTree = EMPTY_DRAFT, head: int = 0) -> None:
-        # The heartbeat allows for the rows that will come back: else a slow link that carries them would count as lost.
-        root_at, num_values = request.base_len + len(request.context), 0
-        if self._drafting is not None and request.features_from is not None:
-            num_values = max(root_at + 1 - request.features_from, 0) * self._drafting.tap.width
+        root_at = request.base_len + len(request.context)
         self.newest = request
         stale = self._drafting is not None and self._uses_features and self._drafting.num_features < root_at
         self._pending[request.seq] = PendingRequest(request, self._clock(), drafted, head, stale)
-        self._session.link.send(request, TOKEN_BYTES * len(request.context), num_values)
+        self._session.link.request(request, 0 if self._drafting is None else self._drafting.tap.width)
 
     def cancel(self, decode: Decode) -> None:
         """Ask the server to stop a Decode."""
         self._cancelled = decode.seq
-        self._session.link.send(Cancel(decode.seq))
+        self._session.link.cancel(decode)
 
     async def next_verdict(self, timeout_s: float) -> tuple[PendingRequest, Verdict]:
         """Return the verdict on the oldest request, with that request. Raises LinkError."""

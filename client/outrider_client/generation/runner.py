@@ -98,7 +98,8 @@ async def _run(generation: Generation, mode: ModeLoop) -> None:
 
 
 async def catch_up(generation: Generation) -> None:
-    """Keep or verify the tokens that were written offline. Raises LinkError."""
+    """Keep or verify the tokens that were written offline, or by another target. Raises LinkError."""
+    generation.distrust_other_target()
     if generation.config.on_reconnect == "keep":
         generation.keep_tail()
     while generation.has_tail and not generation.finished:

@@ -6,8 +6,10 @@ whoever adds an answer has made sure that it was written on no private text.
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -22,6 +24,9 @@ MB = 1_000_000
 _LONGEST = 0.9  # share of a full file that one answer may take
 _SPARE = 6  # pages that an answer may take beside its tokens
 _LOCK_S = 2.0  # far more than another process takes
+_WORK_S = 10.0  # far more than the largest file takes; a query that others have left in it may have no end
+_MOST_OVERSIZE = 4  # times the limit: it may have been lowered, but a file of any size would be read into memory
+_TABLE = "CREATE TABLE answers (id INTEGER PRIMARY KEY, tokens BLOB NOT NULL)"
 _DROP_OLDEST = "DELETE FROM answers WHERE id <= (SELECT min(id) + (max(id) - min(id)) / 16 FROM answers)"
 
 
@@ -55,7 +60,7 @@ class DraftHistory:
         return History()
 
     def add(self, answer: Sequence[int]) -> None:
-        """Add an answer's tokens, and read the file again, so that the next answer need not wait for that."""
+        """Add an answer's tokens."""
         if not answer:
             return
         most = int(self._limit_bytes * _LONGEST) // 4
@@ -66,7 +71,6 @@ class DraftHistory:
             with self._opened() as file:
                 self._make_room(file, len(tokens))
                 file.execute("INSERT INTO answers (tokens) VALUES (?)", (tokens,))
-            self._refresh()
 
     def take_warnings(self) -> list[str]:
         """Return what went wrong since the last call, a line each."""
@@ -81,7 +85,7 @@ class DraftHistory:
         try:
             if stamp is not None:
                 self._texts = History(self._read())
-        except (sqlite3.DatabaseError, ValueError) as error:
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
             self._warnings.append(f"{self.file}: a damaged draft history ({error}): started anew")
@@ -112,13 +116,25 @@ class DraftHistory:
     def _opened(self) -> Iterator[sqlite3.Connection]:
         if not self.file.exists():
             self.file.touch(mode=0o600)  # SQLite would let others read it
-        with closing(sqlite3.connect(self.file, timeout=_LOCK_S, isolation_level=None)) as file, file:
+        if not self.file.is_file():
+            raise OSError(errno.EINVAL, "not a regular file")
+        size_bytes = self.file.stat().st_size
+        if size_bytes > _MOST_OVERSIZE * self._limit_bytes:
+            raise OSError(errno.EFBIG, f"over {_MOST_OVERSIZE} times its limit; outrider draft-history --clear")
+        # Whoever has waited for a lock in vain does not wait before every answer.
+        timeout_s, give_up_at = 0.0 if self._is_told else _LOCK_S, time.monotonic() + _WORK_S
+        with closing(sqlite3.connect(self.file, timeout=timeout_s, isolation_level=None)) as file, file:
+            file.set_progress_handler(lambda: time.monotonic() > give_up_at, 10_000)
             # Answers and other processes would wait for the disk. A file that a power failure damages is started anew.
             file.execute("PRAGMA synchronous = OFF")
-            file.execute("PRAGMA auto_vacuum = FULL")  # of a new file: what is dropped makes it smaller
+            if not size_bytes:  # later it would write, for which a full disk has no room
+                file.execute("PRAGMA auto_vacuum = FULL")  # what is dropped makes the file smaller
             # Of two that read first and write then, SQLite refuses one at once.
             file.execute("BEGIN IMMEDIATE")
-            file.execute("CREATE TABLE IF NOT EXISTS answers (id INTEGER PRIMARY KEY, tokens BLOB NOT NULL)")
+            if not (made := file.execute("SELECT sql FROM sqlite_master").fetchall()):
+                file.execute(_TABLE)
+            elif made != [(_TABLE,)]:  # triggers and views would run what others wrote
+                raise sqlite3.DatabaseError("it holds more than answers")
             yield file
 
     @contextmanager

@@ -36,7 +36,8 @@ from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokeni
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir
 from outrider_drafters.contracts.drafter import Drafter
-from outrider_drafters.contracts.token_rules import AnswerRules, SchemaCompiler
+from outrider_drafters.contracts.schema_compiler import SchemaCompiler, SchemaQueue
+from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
 from outrider_drafters.families.lookup import family as lookup
@@ -57,7 +58,7 @@ from outrider_models.core.embedded import (
 )
 from outrider_proto import PROTOCOL_VERSION
 from outrider_proto.errors import Reason, Refusal, UsageError
-from outrider_proto.frames import Codec, Open, Sampling, ServerDescription, TokenRules
+from outrider_proto.frames import Codec, Open, ServerDescription, TokenRules
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Values of lm_head, a drafter's largest matrix. Below this, CPU threads cost more in synchronization than they save.
@@ -95,7 +96,7 @@ class LocalModels:
     load_text: Callable[[], TargetTokenizer] | None = field(default=None, repr=False)
     drafter_threads: int | None = None  # None: torch decides
     keywords: KeywordRule | None = None  # chooses among several heads
-    schemas: SchemaCompiler | None = None  # of JSON answers
+    schemas: SchemaQueue | None = None  # of JSON answers
     history: DraftHistory | None = field(default=None, repr=False)  # earlier answers to draft from
     writes: Writes = "alone"  # what the drafter may write without the target
     offline_drafter: Drafter | None = None  # writes where the drafter may not
@@ -124,17 +125,16 @@ class LocalModels:
             tokenizer_fingerprint=tokenizer,
             drafter_threads=config.threads or (1 if weights.lm_head.numel() < _SMALL else None),
             load_text=(lambda: TargetTokenizer(target)) if has_text else None,
-            schemas=SchemaCompiler(target, weights.sizes.vocab, weights.eos_token_ids),
+            schemas=SchemaQueue(SchemaCompiler(target, weights.sizes.vocab, weights.eos_token_ids)),
         )
 
-    def open_frame(self, codec: Codec = "int8", sampling: Sampling | None = None) -> Open:
+    def open_frame(self, codec: Codec = "int8") -> Open:
         return Open(
             protocol_version=PROTOCOL_VERSION,
             target_fingerprint=self.target_fingerprint,
             tokenizer_fingerprint=self.tokenizer_fingerprint,
             tap="" if self.drafter is None else self.drafter.tap.fingerprint,
             codec=codec,
-            sampling=sampling or Sampling(),
         )
 
     def mismatch(self, server: ServerDescription) -> str | None:
@@ -178,8 +178,20 @@ class LocalModels:
         for token, _ in rules.logit_bias:
             if not isinstance(token, SupportsIndex) or not 0 <= token < self.vocab_size:
                 raise UsageError(f"logit_bias has token {token!r}: the vocabulary has {self.vocab_size}")
+        schemas = None if self.schemas is None else self.schemas.compiler
         try:
-            return AnswerRules(rules, self.schemas) if rules else None
+            return AnswerRules(rules, schemas) if rules else None
+        except Refusal as refusal:
+            raise UsageError(refusal.message) from refusal
+
+    async def compile_schema(self, rules: TokenRules) -> None:
+        """Compile the schema of an answer: `rules_of` would, and all that runs in its thread would wait.
+
+        Raises UsageError for one that cannot be followed.
+        """
+        try:
+            if rules.json_schema and self.schemas and self.schemas.compiler.find(rules.json_schema) is None:
+                await self.schemas.compile(rules.json_schema)
         except Refusal as refusal:
             raise UsageError(refusal.message) from refusal
 

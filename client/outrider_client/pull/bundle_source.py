@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
 
 import grpc
 
@@ -65,10 +64,3 @@ class BundleSource:
         except TimeoutError:
             raise LinkError(f"{self._address}: no byte for {STALL_S:g} s") from None
         return chunk.data if isinstance(chunk, pb.Chunk) else None
-
-
-@asynccontextmanager
-async def bundle_source(transport: GrpcTransport) -> AsyncIterator[BundleSource]:
-    """Open a BundleSource on a connection of its own."""
-    async with transport.channel() as channel:
-        yield BundleSource(transport, channel)

@@ -8,6 +8,7 @@ OUT.lock      held by the process that fills OUT.part
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -19,13 +20,15 @@ from typing import Self
 
 from filelock import FileLock, Timeout
 
-from outrider_drafters.checkpoints.bundle import DRAFTER, MANIFEST, find_bundle
+from outrider_drafters.checkpoints.bundle import MANIFEST, find_bundle
 from outrider_drafters.checkpoints.source import DrafterSource
-from outrider_drafters.load import family_without_files, open_drafter
+from outrider_drafters.load import open_drafter
+from outrider_drafters.trials.trial import OutOfBounds, Stopped, Trial
 from outrider_proto.bundles import BundleFile, BundleManifest
 from outrider_proto.errors import Reason, UsageError, Violation
 
 _PART = ".part"
+FOR_LOADING = ("outrider_client.models.local_models", "transformers")  # what `load_once` needs
 
 
 class CorruptFileError(Violation):
@@ -72,10 +75,10 @@ class PartialBundle:
         except BrokenPipeError:
             raise  # no disk: whoever reads the progress has gone
         except OSError as error:
-            raise UsageError(
-                f"{error.filename or self.directory}: {error.strerror}; {self.num_bytes:,} bytes are kept in"
-                f" {self.directory}: make room and pull again"
-            ) from error
+            remedy = f"{self.num_bytes:,} bytes are kept in {self.directory}: make room and pull again"
+            if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+                remedy = "allow writing there, or name another place with --out"
+            raise UsageError(f"{error.filename or self.directory}: {error.strerror}; {remedy}") from error
 
     @property
     def num_bytes(self) -> int:
@@ -118,13 +121,22 @@ class PartialBundle:
         path.unlink(missing_ok=True)
         return False
 
-    def part(self, file: BundleFile) -> PartialFile:
-        """Open a file's part to append the rest."""
-        return PartialFile(self.directory / file.name, file)
+    def place(self, manifest: BundleManifest, trial: Trial) -> None:
+        """Check the bundle as a whole, load it in a trial, then rename it to `out`.
 
-    def place(self, manifest: BundleManifest) -> None:
-        """Check the bundle as a whole, then rename it to `out`. Raises Violation if it differs from the manifest."""
-        check_bundle(self.directory, manifest)
+        Raises Violation if it differs from the manifest, or cannot be loaded; UsageError if it could not be tried.
+        """
+        try:
+            check_bundle(self.directory, manifest)
+            trial.run(f"{__name__}:load_once", str(self.directory))
+        except (OutOfBounds, Stopped) as error:
+            # A device that is slow or short of memory is as likely the reason as the bundle.
+            raise UsageError(
+                f"{self.directory}: cannot be loaded on this device within bounds: {error}; its files are kept: pull"
+                " again when less runs beside it, or a smaller bundle (--weights int4)"
+            ) from error
+        except UsageError as error:
+            raise Violation(Reason.MALFORMED_FRAME, f"the server's bundle cannot be used: {error}") from error
         if not self.out.exists():
             self.directory.rename(self.out)
             return
@@ -189,23 +201,25 @@ class PartialFile:
 
 
 def check_bundle(directory: Path, manifest: BundleManifest) -> None:
-    """Raise Violation unless the files are the manifest's bundle, with its drafter inside."""
-    try:
-        bundle = find_bundle(directory)
-        assert bundle is not None
-        fingerprints = (bundle.target_fingerprint, bundle.tokenizer_fingerprint, bundle.tap["fingerprint"])
-        listed = {MANIFEST, *bundle.files} == {file.name for file in manifest.files}
-        elsewhere = bundle.drafter != DRAFTER and family_without_files(bundle.drafter) is None
-        if not elsewhere:
-            open_drafter(DrafterSource(str(directory)))
-    except (UsageError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise Violation(Reason.MALFORMED_FRAME, f"the server's bundle cannot be used: {error}") from error
+    """Raise UsageError for files that are no bundle with its drafter inside, Violation for one of another manifest."""
+    bundle = find_bundle(directory)
+    assert bundle is not None
+    open_drafter(DrafterSource(str(directory)))
+    fingerprints = (bundle.target_fingerprint, bundle.tokenizer_fingerprint, bundle.tap["fingerprint"])
+    listed = {MANIFEST, *bundle.files} == {file.name for file in manifest.files}
     if fingerprints != (manifest.target_fingerprint, manifest.tokenizer_fingerprint, manifest.tap) or not listed:
         raise Violation(Reason.MALFORMED_FRAME, "the server's bundle is not the one in its manifest")
-    if elsewhere:
-        raise Violation(
-            Reason.MALFORMED_FRAME, f"the server's bundle refers to a drafter outside of it: {bundle.drafter!r}"
-        )
+
+
+def load_once(directory: str) -> None:
+    """Load a bundle as the commands do that use it. Raises UsageError."""
+    from outrider_client.core.config import ClientConfig
+    from outrider_client.models.local_models import LocalModels
+
+    models = LocalModels.load(ClientConfig(target=directory))
+    models.prepare()
+    if models.load_text is not None:
+        models.text.try_out()
 
 
 def _is_whole(path: Path, file: BundleFile) -> bool:

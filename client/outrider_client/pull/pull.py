@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from outrider_client.connection.access import PLAIN, Access
 from outrider_client.connection.grpc_transport import GrpcTransport
 from outrider_client.connection.policy import Backoff
 from outrider_client.models.pulled import pulled_dir
-from outrider_client.pull.bundle_source import BundleSource, bundle_source
-from outrider_client.pull.partial_bundle import CorruptFileError, PartialBundle, PartialFile
+from outrider_client.pull.bundle_source import BundleSource
+from outrider_client.pull.partial_bundle import FOR_LOADING, CorruptFileError, PartialBundle, PartialFile
+from outrider_drafters.trials.trial import Trial
 from outrider_proto.bundles import BundleFile, BundleManifest
 from outrider_proto.errors import TRANSIENT_REASONS, LinkError, OutriderError, Reason, Refusal, UsageError, Violation
 from outrider_proto.frames import ServerDescription
@@ -79,6 +80,11 @@ class FilePulled:
 
 
 @dataclass(frozen=True, slots=True)
+class BundleTried:
+    """All files are here; the bundle is loaded for the first time, where it can do no harm, which takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
 class PullWaiting:
     """The pull failed for now, and is tried again after a delay."""
 
@@ -100,7 +106,7 @@ class Pulled:
     changed: bool
 
 
-PullEvent = PullStarted | BytesPulled | FilePulled | PullWaiting | Pulled
+PullEvent = PullStarted | BytesPulled | FilePulled | BundleTried | PullWaiting | Pulled
 
 
 async def pull_bundle(config: PullConfig, watch: Callable[[PullEvent], None] = lambda event: None) -> Pulled:
@@ -130,8 +136,8 @@ class _Pull:
     async def run(self) -> Pulled:
         while True:
             try:
-                async with bundle_source(self._transport) as source:
-                    return await self._attempt(source)
+                async with self._transport.channel() as channel:
+                    return await self._attempt(BundleSource(self._transport, channel))
             except CorruptFileError:
                 continue  # once per file: the second time `_finish` raises Violation instead
             except (LinkError, Refusal) as error:
@@ -152,7 +158,10 @@ class _Pull:
             for file in manifest.files:
                 if not await asyncio.to_thread(self._partial.has, file):
                     await self._fetch(source, manifest.bundle_id, file)
-            await asyncio.to_thread(self._partial.place, manifest)
+            self._watch(BundleTried())
+            # Closed also when this task is cancelled: the thread that waits for it ends then.
+            with closing(Trial("model", *FOR_LOADING, times=1 + manifest.size_bytes / 2**30)) as trial:
+                await asyncio.to_thread(self._partial.place, manifest, trial)
         return self._done(manifest, changed=True)
 
     async def _manifest(self, source: BundleSource) -> BundleManifest:
@@ -163,7 +172,7 @@ class _Pull:
         return manifest
 
     async def _fetch(self, source: BundleSource, bundle_id: str, file: BundleFile) -> None:
-        with await asyncio.to_thread(self._partial.part, file) as part:
+        with await asyncio.to_thread(PartialFile, self._partial.directory / file.name, file) as part:
             if part.num_bytes < file.size_bytes:
                 # Closed at once on errors: its `finally` cancels the call, which would go on streaming.
                 async with aclosing(source.fetch(bundle_id, file, part.num_bytes)) as chunks:

@@ -7,12 +7,9 @@ decodes again what is left of the last one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
-
-from outrider_drafters.readers.config import read_json
 
 REPLACEMENT = "\ufffd"
 Decode = Callable[[Sequence[int]], str]
@@ -90,6 +87,7 @@ class Detokenizer:
 
 TokenFragments = Mapping[int, bytes]  # by token id
 
+_TYPE = re.compile(r'"type": ?"(\w+)"')  # of a decoder, or of one in it, in JSON
 _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 _SHOWN_AS_THEMSELVES = (*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1))
 _OTHERS = (byte for byte in range(256) if byte not in _SHOWN_AS_THEMSELVES)
@@ -97,25 +95,18 @@ _OTHERS = (byte for byte in range(256) if byte not in _SHOWN_AS_THEMSELVES)
 _BYTE_OF = {chr(byte): byte for byte in _SHOWN_AS_THEMSELVES} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
 
 
-def read_token_fragments(file: Path) -> TokenFragments:
-    """Read the bytes of tokens that are pieces of a character, which decoding alone would turn into U+FFFD.
+def token_fragments(tokenizer: Any) -> TokenFragments:  # Any: the library's class has no annotations
+    """Return the bytes of tokens that are pieces of a character, which decoding alone would turn into U+FFFD.
 
     byte-level vocabularies (GPT-2, Llama 3, Qwen)   write each byte as one printable character
     those with a byte fallback (Llama 2, Gemma)      have tokens <0x00> to <0xFF> for what no other token covers
 
-    They stand in a tokenizer.json; a vocabulary of another kind has none. Raises UsageError.
+    A vocabulary of another kind has none. `tokenizer` is one of the library `tokenizers`.
     """
-    described = read_json(file)
-    spelled = _spelling(set(_decoders(described.get("decoder"))))
-    spellings = ((token, spelled(piece)) for piece, token in _vocabulary(described.get("model") or {}))
+    described = b"" if tokenizer.decoder is None else tokenizer.decoder.__getstate__()
+    spelled = _spelling(set(_TYPE.findall(described.decode())))
+    spellings = ((token, spelled(piece)) for piece, token in tokenizer.get_vocab(with_added_tokens=False).items())
     return {token: raw for token, raw in spellings if REPLACEMENT in raw.decode(errors="replace")}
-
-
-def _decoders(described: Any) -> Iterator[str]:  # Any: whatever JSON holds
-    if isinstance(described, dict):
-        yield str(described.get("type"))
-        for inner in described.get("decoders") or ():
-            yield from _decoders(inner)
 
 
 def _spelling(decoders: set[str]) -> Callable[[str], bytes]:
@@ -128,9 +119,3 @@ def _spelling(decoders: set[str]) -> Callable[[str], bytes]:
 def _fallback(piece: str) -> bytes:
     match = _FALLBACK.fullmatch(piece)
     return b"" if match is None else bytes.fromhex(match[1])
-
-
-def _vocabulary(model: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
-    """Every piece with its token: BPE lists them by piece, Unigram in the order of tokens, with scores."""
-    vocab = model.get("vocab") or {}
-    return vocab.items() if isinstance(vocab, dict) else ((piece, token) for token, (piece, _) in enumerate(vocab))

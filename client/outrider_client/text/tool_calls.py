@@ -18,6 +18,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 JsonObject = Mapping[str, Any]  # Any: whatever JSON holds
@@ -37,10 +38,15 @@ _PAIR = re.compile(
     r"(?P<value>[^<]*(?:<(?!/?(?:tool_call|parameter|arg_))[^<]*)*)</(?:parameter|arg_value)>"
 )
 _PAIRS_END = re.compile(r"\s*</(?:function|tool_call)>")
+_MOST_BAD = 256  # tags without a call: the error of each counts the lines before it, which adds up to a square
 _GAP = re.compile(r"[; \t\r\n]*")  # between two calls
 _NONE = {"type": "object", "properties": {}, "additionalProperties": False}  # of a function that takes none
 _ARGUMENTS = ("arguments", "parameters")  # Llama 3 names them so
 RESPONSE_BEGIN, RESPONSE_END = "<tool_response>\n", "\n</tool_response>"  # around what a call gave
+
+
+# Not escaped to ASCII: models read text better, and so does whoever looks for private values in it.
+_json = partial(json.dumps, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ def for_template(call: ToolCall, number: str | None) -> JsonObject:
 
 def instructions(tools: Sequence[Tool], *, is_must: bool) -> str:
     """Return what the system message says of the tools."""
-    listed = "\n".join(json.dumps(described(tool)) for tool in tools)
+    listed = "\n".join(_json(described(tool)) for tool in tools)
     how = (
         'Answer with a JSON object of a function\'s name and its arguments and nothing else: {"name": ..., "arguments":'
         " {...}}"
@@ -99,13 +105,13 @@ def call_schema(tools: Sequence[Tool]) -> str:
         }
         for tool in tools
     ]
-    return json.dumps(calls[0] if len(calls) == 1 else {"anyOf": calls})
+    return _json(calls[0] if len(calls) == 1 else {"anyOf": calls})
 
 
 def written(calls: Iterable[ToolCall]) -> str:
     """Return the text of earlier calls."""
     return "\n".join(
-        f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments or "{}"}}}\n</tool_call>'
+        f'<tool_call>\n{{"name": {_json(call.name)}, "arguments": {call.arguments or "{}"}}}\n</tool_call>'
         for call in calls
     )
 
@@ -130,12 +136,15 @@ def calls_in(text: str, tools: Sequence[Tool]) -> tuple[str, list[ToolCall]]:
         return "\n".join(alone.others), alone.calls
     calls: list[ToolCall] = []
     around: list[str] = []
-    begin, end = 0, alone.end
+    begin, end, num_bad = 0, alone.end, 0
     for tag in _TAG.finditer(text):
         if tag.start() < end:  # in the JSON of the one before
             continue
         read = _calls_at(text, tag.end(), by_name)
         end = read.end
+        num_bad += not read.calls
+        if num_bad > _MOST_BAD:
+            break
         if read.calls:
             calls += read.calls
             around += [text[begin : tag.start()], *read.others]

@@ -204,6 +204,13 @@ class Transcript:
         same = kept <= len(self._tokens) and prefix_hash(self._tokens[:kept]) == opened.kept_hash
         self._server_len = kept if same else 0
 
+    def distrust(self) -> tuple[int, ...]:
+        """Have the whole answer verified anew, by a server that holds nothing of it; return its tokens."""
+        self._server_len = 0
+        self._tail_start = self.prompt_len
+        self._origins[self.prompt_len :] = ["unverified"] * self.num_new_tokens
+        return self.new_tokens
+
     def num_usable_rows(self, features: Features) -> int:
         """Return how many of the rows describe tokens that are still valid."""
         # Rows of an earlier answer may arrive late: they count only as far as this answer shares its tokens.

@@ -1,7 +1,8 @@
-"""Passes in float32 through a model of bfloat16 or float16 weights, without a copy of it."""
+"""Passes in float32 through a model of bfloat16 or float16 weights, or of codes, without a copy of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,14 +22,18 @@ _GROUPED = {getattr(torch, "_grouped_mm", None), getattr(F, "grouped_mm", None)}
 
 
 class Float32Arithmetic(TorchFunctionMode):
-    """While it is entered, embeddings and all computed from them are float32. Not for quantized weights."""
+    """While it is entered, embeddings and all computed from them are float32. `coded`: which codes are widened, too."""
+
+    def __init__(self, coded: Callable[[Tensor], bool] = lambda weight: False) -> None:
+        super().__init__()
+        self._coded = coded
 
     def __torch_function__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.linear:
-            return _linear(*args, **kwargs)
+            return _linear(*args, **kwargs, coded=self._coded)
         if func in _GROUPED:
             return _grouped_product(*args, **kwargs)
         if func in _OF_ONE_TYPE:
@@ -51,10 +56,10 @@ def _wide(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype in _NARROW else value
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, coded: Callable[[Tensor], bool]) -> Tensor:
     """Map x [..., in] to [..., out], a part of the weight at a time."""
     x = _wide(x)
-    if weight.dtype not in _NARROW:
+    if weight.dtype not in _NARROW and not coded(weight):
         return F.linear(x, weight, bias)
     at_once = _WIDENED if x.device.type == "cpu" else _WIDENED_ON_DEVICE
     # One room for all parts: of rooms of their own, freed in between, the heap grows by the size of the weight.
@@ -62,7 +67,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     product = x.new_empty(*x.shape[:-1], len(weight))
     for first in range(0, len(weight), len(room)):
         part = weight[first : first + len(room)]
-        product[..., first : first + len(room)] = F.linear(x, room[: len(part)].copy_(part))
+        # Codes by their own method: through torch's dispatcher they take several times as long.
+        values = part.values() if coded(part) else room[: len(part)].copy_(part)
+        product[..., first : first + len(room)] = F.linear(x, values)
     return product if bias is None else product + bias
 
 

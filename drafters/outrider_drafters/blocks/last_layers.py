@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from outrider_drafters.blocks.layers import BlockShape, LlamaBlock, RMSNorm, causal_mask, stored_shape
 from outrider_drafters.blocks.rope import rope_scaling
-from outrider_drafters.readers.checkpoint import Checkpoint
+from outrider_drafters.readers.checkpoint import Checkpoint, need_finite
 from outrider_drafters.readers.config import Config, config_int, is_sliding
 from outrider_proto.errors import UsageError
 
@@ -90,6 +90,7 @@ def read_last_layers(config: Config, checkpoint: Checkpoint, stem: str, count: i
     if unknown := sorted(stored - set(theirs.values())):
         raise UsageError(f"{checkpoint.directory}: layer with unknown tensor {unknown[0]} cannot run on the client")
     tensors = {ours: _read(checkpoint, theirs[ours], wanted).to(like) for ours, wanted in layers.state_dict().items()}
+    need_finite(checkpoint.directory, ((theirs[ours], tensor) for ours, tensor in tensors.items()))
     layers.load_state_dict(tensors, assign=True)
     layers.eval().requires_grad_(False)
     return layers

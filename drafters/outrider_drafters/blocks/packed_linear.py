@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider_drafters.processor import padded_rows
+
 _WORTH_A_COPY = range(2**18, 2**24 + 1)  # values: smaller ones stay in the cache, larger ones take much memory
 
 
@@ -52,16 +54,6 @@ class PackedLinear:
     def _product(self, x: Tensor) -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return product
-
-
-def padded_rows(num_rows: int) -> int:
-    """Return the next number of rows that packed products take: 1, 2, ... 9, 11, ... 17, 21, ... 33, 41, ..."""
-    # oneDNN compiles a kernel for every number of rows, which takes longer than the product and half a MiB, and keeps
-    # 1024 of them. The steps end one above the powers of 2: most passes are a root and a tree of 8, 16 or 32 nodes.
-    above = max(num_rows - 1, 0)
-    bits = (above - 1).bit_length()
-    step = 1 << max(bits - 4, min(bits - 3, 3), 0)  # a quarter more at most, an eighth from 65 on
-    return -(-above // step) * step + min(num_rows, 1)
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from outrider_drafters.checkpoints.options import DrafterOptions
+from outrider_drafters.checkpoints.options import ALL_TOKENS, DRAFT_VOCAB_OPTION, DrafterOptions
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.readers.config import read_json
 from outrider_proto.errors import UsageError
@@ -28,6 +29,7 @@ MANIFEST = "bundle.json"
 DRAFTER = "drafter"
 VERSION = 1
 DIGEST_BYTES = 16
+_PLAIN = re.compile(r"[A-Za-z0-9_.+-]{1,64}")  # numbers, lists of them, and words
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,9 @@ def find_bundle(directory: Path) -> Bundle | None:
     """Return the bundle in a directory, all files as their digests say; None if there is none. Raises UsageError."""
     if not (directory / MANIFEST).is_file():
         return None
+    for path in directory.rglob("*"):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise UsageError(f"{path}: a link or a device: a bundle's files lie inside it; put the file itself there")
     stamps = tuple(sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in directory.rglob("*")))
     return _checked(directory, stamps)
 
@@ -99,9 +104,28 @@ def _read(directory: Path) -> Bundle:
         raise UsageError(f"{directory / MANIFEST}: not an edge bundle of version {VERSION}; make it again")
     try:
         digests = {_inside(name): FileDigest(**digest) for name, digest in manifest.pop("files").items()}
-        return Bundle(**manifest, files=digests)
+        return _typed(Bundle(**manifest, files=digests))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{directory / MANIFEST}: damaged ({error}); make it again") from error
+
+
+def _typed(bundle: Bundle) -> Bundle:
+    """Return it. Raises ValueError for a value of another type, and for an option that names a file or a place."""
+    texts = (bundle.weights, bundle.target, bundle.target_fingerprint, bundle.tokenizer_fingerprint, bundle.drafter)
+    if not all(isinstance(text, str) for text in (*texts, bundle.tap["fingerprint"])):
+        raise ValueError("need texts for weights, target, drafter and fingerprints")
+    if not all(isinstance(part, Mapping) for part in (bundle.options, bundle.sizes, bundle.made_by)):
+        raise ValueError("need objects for options, sizes and made_by")
+    vocab = bundle.sizes.get("vocab", 1)
+    if type(vocab) is not int or vocab < 1:
+        raise ValueError(f"sizes: vocab={vocab!r}: need a whole number of at least 1")
+    for name, value in bundle.options.items():
+        text = str(value)
+        plain = isinstance(value, (str, int, float)) and _PLAIN.fullmatch(text) and ".." not in text
+        # Other drafters' draft_vocab may be a file's path, read from wherever it lies.
+        if not plain or (name == DRAFT_VOCAB_OPTION.name and text != ALL_TOKENS and not text.isdecimal()):
+            raise ValueError(f"option {name}={text[:80]!r}: need a number or a word; a bundle's options name no files")
+    return bundle
 
 
 def _inside(name: str) -> str:

@@ -15,13 +15,14 @@ from outrider_drafters.checkpoints import dflash_gguf, eagle3_gguf
 from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, read_draft_vocab
 from outrider_drafters.checkpoints.gguf_config import LANGUAGE_MODELS
 from outrider_drafters.checkpoints.gguf_target import dequantized_dir
+from outrider_drafters.checkpoints.hf_config import explained
 from outrider_drafters.checkpoints.options import DRAFT_VOCAB_OPTION, DrafterOptions
 from outrider_drafters.checkpoints.source import DrafterSource
 from outrider_drafters.checkpoints.target_weights import TargetSizes, resolve_dir
-from outrider_drafters.readers.checkpoint import Checkpoint, join_names
+from outrider_drafters.readers.checkpoint import Checkpoint, join_names, need_finite
 from outrider_drafters.readers.config import Config, config_int, read_config
 from outrider_drafters.readers.gguf_file import SUFFIX, GgufFile, part_names
-from outrider_proto.errors import UsageError
+from outrider_proto.errors import OutriderError, UsageError
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -86,13 +87,20 @@ class DrafterFiles:
 
     @contextmanager
     def naming_errors(self) -> Iterator[None]:
-        """Prefix errors with the drafter's directory, which tells several heads apart, unless they name it."""
+        """Prefix errors with the drafter's directory, which tells several heads apart, unless they name it.
+
+        Any error is one of the files': it becomes a UsageError.
+        """
         try:
             yield
         except UsageError as error:
             if str(self.directory) in str(error):
                 raise
             raise self.fault(str(error)) from error
+        except OutriderError:
+            raise
+        except Exception as error:  # what somebody else's files hold fails in any way
+            raise self.fault(f"cannot be loaded: {explained(error)}") from error
 
     def fault(self, message: str) -> UsageError:
         return UsageError(f"{self.directory}: {message}")
@@ -188,9 +196,7 @@ class DrafterFiles:
             if is_float != wanted[name].is_floating_point() or (is_float and tensor.dtype.itemsize == 1):
                 remedy = "; export weights unquantized" if tensor.dtype.itemsize == 1 else ""
                 raise self.fault(f"tensor {name} is of type {tensor.dtype}: need {wanted[name].dtype}{remedy}")
-            # `type`, not isinstance: quantized weights are Tensors too, and checking them would decode every value.
-            if type(tensor) is Tensor and not torch.isfinite(tensor).all():
-                raise self.fault(f"tensor {name} holds values that are no numbers: the file is damaged")
+        need_finite(self.directory, tensors.items())
         return tensors
 
 

@@ -15,6 +15,7 @@ from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.checkpoints.target_weights import borrowed_names, resolve_dir, sizes_of
 from outrider_drafters.readers.checkpoint import Checkpoint, read_exact_rows, sampled_rows
 from outrider_drafters.readers.config import read_config, read_json
+from outrider_proto.files import MAX_TOKENIZER_BYTES
 
 DIGEST_BYTES = 16
 HASHED_SIZES = 10  # fields of TargetSizes: with those that came later, the fingerprints of all targets would change
@@ -52,7 +53,7 @@ def tokenizer_fingerprint(name_or_path: str | Path) -> str:
     path = resolve_dir(name_or_path) / "tokenizer.json"
     if not path.is_file():
         return "none"
-    tokenizer = read_json(path)
+    tokenizer = read_json(path, MAX_TOKENIZER_BYTES)
     parts = json.dumps({key: tokenizer.get(key) for key in TOKENIZING}, sort_keys=True)
     return hashlib.blake2b(parts.encode(), digest_size=DIGEST_BYTES).hexdigest()
 

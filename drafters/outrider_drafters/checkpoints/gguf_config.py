@@ -15,6 +15,7 @@ import torch
 
 from outrider_drafters.blocks.rope import RopeScaling, inverse_frequencies
 from outrider_drafters.checkpoints.eagle3_gguf import ROPE_FREQS, gguf_rope_scaling
+from outrider_drafters.checkpoints.hf_config import MAX_LAYERS
 from outrider_drafters.readers.config import FULL, SLIDING, Config
 from outrider_drafters.readers.gguf_file import GgufFile
 from outrider_proto.errors import UsageError
@@ -169,6 +170,8 @@ def _one(file: GgufFile, key: str) -> Any:  # Any: as the file's values
         raise UsageError(f"{file.path}: lacks {file.architecture}.{key}")
     if key in _COMMON and value is not None and (type(value) is not int or value < 1):
         raise _refused(file, key, value, "need a whole number of at least 1")
+    if key == "block_count" and value > MAX_LAYERS:
+        raise _refused(file, key, value, f"need {MAX_LAYERS} at most")
     return value
 
 

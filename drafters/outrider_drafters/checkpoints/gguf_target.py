@@ -1,4 +1,7 @@
-"""Language models in GGUF files: dequantized once, into a Hugging Face directory in the user's cache folder."""
+"""Language models in GGUF files: dequantized once, into a Hugging Face directory in the user's cache folder.
+
+int8 models of other directories are kept there, too.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,12 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Callable
-from hashlib import blake2b
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider_drafters.checkpoints.eagle3_gguf import unpermute_rows
@@ -25,8 +27,12 @@ from outrider_drafters.checkpoints.gguf_config import (
     language_model_config,
 )
 from outrider_drafters.checkpoints.gguf_tokenizer import write_tokenizer
+from outrider_drafters.quantization.quantize import coded_names, int8_tensors
 from outrider_drafters.readers.checkpoint import INDEX, WRITE_ERRORS, join_names, sampled_rows, write_exact_rows
-from outrider_drafters.readers.gguf_file import GgufFile, part_names
+from outrider_drafters.readers.config import read_json
+from outrider_drafters.readers.digest import weights_digest
+from outrider_drafters.readers.gguf_file import GgufFile
+from outrider_drafters.readers.target_cache import cached_dir, source_files, write_cached, write_once
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,9 +41,9 @@ if TYPE_CHECKING:
 
 Report = Callable[[float], None]
 _logger = logging.getLogger(__name__)
-_VERSION = 3  # of what is written: another number, and every file is dequantized anew
 _FLOAT32_PARAMETERS = 2**30  # a larger model becomes bfloat16, which takes half the disk, unless a type is asked for
-_DTYPES = ("float32", "bfloat16", "float16")  # the first that is there serves whoever asks for none
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the first that is there serves whoever asks for none
+DIGESTS = "outrider_digests.json"  # of the weights in each file
 _SHARD_BYTES = 2**29  # of tensors in memory at a time
 _SPARE_BYTES = 64 * 2**20  # for the tokenizer, and for a disk that is never quite empty
 _TENSORS_SHARE = 0.9  # of the work; the rest is the tokenizer's
@@ -51,21 +57,11 @@ def dequantized_dir(path: Path, dtype: torch.dtype | None = None) -> Path:
 
     Weights are of `dtype`; None: of any that they have been made of before, else what suits the model's size.
     """
-    from platformdirs import user_cache_path
-
-    parts = [part for part in part_names(path) if part.is_file()] or [path]
-    stats = [part.stat() for part in parts]
-    key = f"{parts[0].resolve()} {[(stat.st_size, stat.st_mtime_ns) for stat in stats]} {_VERSION}"
-    name = f"{parts[0].stem}-{blake2b(key.encode(), digest_size=8).hexdigest()}"
-    directories = {
-        kind: user_cache_path("outrider", appauthor=False) / "targets" / f"{name}-{kind}" for kind in _DTYPES
-    }
-    if dtype is None and (made := [each for each in directories.values() if each.is_dir()]):
-        return made[0]
-    dtype = dtype or suitable_dtype(GgufFile.read(path))
-    directory = directories[str(dtype).removeprefix("torch.")]
-    dequantize_target(path, directory, dtype=dtype)
-    return directory
+    source = source_files(path)[0]
+    if dtype is None:
+        made = [each for each in _DTYPES if cached_dir(source, _name(each)).is_dir()]
+        dtype = made[0] if made else suitable_dtype(GgufFile.read(path))
+    return write_cached(source, _name(dtype), lambda partial: _write(GgufFile.read(path), partial, dtype, None))
 
 
 def dequantize_target(
@@ -77,46 +73,31 @@ def dequantize_target(
     exists. Weights become `dtype`; None: float32, from 2**30 parameters on bfloat16. Raises UsageError for a file that
     is broken, that lacks tensors or has unknown ones, whose metadata we would pass over, or too large for the disk.
     """
-    from filelock import FileLock
 
-    partial = directory.with_name(f"{directory.name}.partial")
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(directory.with_name(f"{directory.name}.lock")):
-            if directory.is_dir():
-                return
-            shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
-            try:
-                file = GgufFile.read(path)
-                _write(file, partial, dtype or suitable_dtype(file), report)
-                partial.rename(directory)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-    except WRITE_ERRORS as error:
-        raise UsageError(f"{directory}: {getattr(error, 'strerror', None) or error}") from error
+    def write(partial: Path) -> None:
+        file = GgufFile.read(path)
+        _write(file, partial, dtype or suitable_dtype(file), report)
+
+    write_once(directory, write)
 
 
-def _num_weights(file: GgufFile) -> int:
+def num_weights(file: GgufFile) -> int:
+    """Return how many numbers its tensors hold together."""
     return sum(math.prod(file.tensors.shape(name)) for name in file.tensors)
 
 
 def suitable_dtype(file: GgufFile) -> torch.dtype:
     """Return the type that the weights of a file get where none is asked for."""
-    return torch.float32 if _num_weights(file) < _FLOAT32_PARAMETERS else torch.bfloat16
+    return torch.float32 if num_weights(file) < _FLOAT32_PARAMETERS else torch.bfloat16
 
 
 def _write(file: GgufFile, directory: Path, dtype: torch.dtype, report: Report | None) -> None:
     from tqdm import tqdm  # type: ignore[import-untyped] # has no annotations
 
-    count = _num_weights(file)
+    count = num_weights(file)
     model = _empty_model(file)
-    needed, free = count * dtype.itemsize + _SPARE_BYTES, shutil.disk_usage(directory.parent).free
-    if free < needed:
-        raise UsageError(f"{file.path}: dequantized it takes {needed:,} bytes; {directory.parent} has {free:,} left")
     _logger.info("%s: dequantizing into %s, once", file.path, directory.parent)
-    directory.mkdir()
-    model.config.architectures, model.config.dtype = [type(model).__name__], dtype
-    model.config.save_pretrained(directory)
+    make_model_dir(directory, file.path, model, dtype, count)
     # disable=None: no bar unless on a terminal.
     with tqdm(total=count, desc=file.path.name, unit="", unit_scale=True, disable=report and True) as bar:
 
@@ -131,6 +112,24 @@ def _write(file: GgufFile, directory: Path, dtype: torch.dtype, report: Report |
     write_tokenizer(file, directory)
     if report is not None:
         report(1.0)
+
+
+def make_model_dir(directory: Path, source: Path, model: PreTrainedModel, dtype: torch.dtype, count: int) -> None:
+    """Make a directory for `count` weights, with the model's config. Raises UsageError where the disk is too small."""
+    needed, free = count * dtype.itemsize + _SPARE_BYTES, shutil.disk_usage(directory.parent).free
+    if free < needed:
+        raise UsageError(
+            f"{source}: as {_name(dtype)} it takes {needed:,} bytes; {directory.parent} has {free:,} left"
+            " (`outrider-models info` lists what you may remove)"
+        )
+    directory.mkdir()
+    model.config.architectures = [type(model).__name__]
+    model.config.dtype = dtype if dtype.is_floating_point else torch.float32
+    model.config.save_pretrained(directory)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _empty_model(file: GgufFile) -> PreTrainedModel:
@@ -159,27 +158,67 @@ def _empty_model(file: GgufFile) -> PreTrainedModel:
 def _write_tensors(
     file: GgufFile, model: PreTrainedModel, directory: Path, dtype: torch.dtype, advance: Callable[[int], None]
 ) -> None:
-    """Dequantize shard by shard, so that memory holds one shard and not the model."""
+    sources, empty, rows = _sources(file, model), model.state_dict(), dict[str, Tensor]()
+    coded = coded_names(model) if dtype == torch.int8 else frozenset[str]()
+
+    def read(name: str) -> Tensor:
+        values = _converted(file, model, sources[name], tuple(empty[name].shape))
+        if sources[name][0] in (EMBEDDING, HEAD):
+            rows[name] = sampled_rows(values).clone()  # not a view, which would keep it all
+        advance(values.numel())
+        return values
+
+    write_tensors(directory, {name: empty[name] for name in sources}, read, dtype, coded)
+    if dtype != torch.float32:
+        write_exact_rows(directory, rows)
+
+
+def write_tensors(
+    directory: Path,
+    empty: Mapping[str, Tensor],
+    read: Callable[[str], Tensor],
+    dtype: torch.dtype,
+    coded: frozenset[str] = frozenset(),
+) -> None:
+    """Write tensors shard by shard, so that memory holds one shard and not the model.
+
+    `empty`: the model's, on the meta device. `coded`: those that become int8 codes; of int8 the others are float32.
+    """
     from huggingface_hub import split_torch_state_dict_into_shards
 
-    sources, empty, rows = _sources(file, model), model.state_dict(), dict[str, Tensor]()
+    digests = dict[str, str]()
     shards = split_torch_state_dict_into_shards(
-        {name: empty[name].to(dtype) for name in sources}, max_shard_size=_SHARD_BYTES
+        {name: tensor.to(dtype) for name, tensor in empty.items()}, max_shard_size=_SHARD_BYTES
     )
+    plain = dtype if dtype.is_floating_point else torch.float32
     for shard, names in shards.filename_to_tensors.items():
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for name in names:
-            values = _converted(file, model, sources[name], tuple(empty[name].shape))
-            if sources[name][0] in (EMBEDDING, HEAD):
-                rows[name] = sampled_rows(values).clone()  # not a view, which would keep it all
-            tensors[name] = values.to(dtype).contiguous()
-            advance(values.numel())
+            values = read(name)
+            tensors |= int8_tensors(name, values) if name in coded else {name: values.to(plain).contiguous()}
         save_file(tensors, directory / shard, metadata={"format": "pt"})
+        digests[shard] = weights_digest({}, sorted(tensors.items()))
+    (directory / DIGESTS).write_text(json.dumps(digests, indent=2) + "\n")
     if shards.is_sharded:
         index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    if dtype != torch.float32:
-        write_exact_rows(directory, rows)
+
+
+def is_cached(directory: Path) -> bool:
+    """Return whether a directory was written by write_tensors()."""
+    return (directory / DIGESTS).is_file()
+
+
+def check_written(directory: Path) -> None:
+    """Raise UsageError, and remove the directory, where one of this cache does not hold what was written."""
+    for name, digest in (read_json(directory / DIGESTS) if is_cached(directory) else {}).items():
+        try:
+            is_whole = weights_digest({}, sorted(load_file(directory / name).items())) == digest
+        except WRITE_ERRORS:
+            is_whole = False
+        if not is_whole:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise UsageError(f"{directory / name} is not what was written: it is removed; start again to make it anew")
 
 
 def _sources(file: GgufFile, model: PreTrainedModel) -> dict[str, list[str]]:

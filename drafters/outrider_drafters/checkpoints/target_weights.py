@@ -14,7 +14,7 @@ from outrider_drafters.checkpoints.bundle import DRAFTER, Bundle, find_bundle
 from outrider_drafters.checkpoints.catalog import CATALOG, installed_dir
 from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, DraftHead, read_draft_vocab, select_rows
 from outrider_drafters.quantization.quantize import int8_rows
-from outrider_drafters.readers.checkpoint import Checkpoint
+from outrider_drafters.readers.checkpoint import Checkpoint, need_finite
 from outrider_drafters.readers.config import Config, config_int, read_config, read_json, rms_norm_eps, rope_theta
 from outrider_drafters.readers.gguf_file import SUFFIX
 from outrider_proto.errors import UsageError
@@ -100,7 +100,8 @@ class TargetWeights:
         embed = checkpoint.read(embed_name).to(dtype)
         # A tied target's lm_head is the embedding itself, not a copy: half the memory, and tested with `is` elsewhere.
         lm_head = embed if head_name == embed_name else checkpoint.read(head_name).to(dtype)
-        sizes = sizes_of(config, _head_shape(checkpoint, head_name, bundle))
+        need_finite(directory, ((embed_name, embed), (head_name, lm_head)))
+        sizes = sizes_of(config, _head_shape(checkpoint, embed_name, head_name, bundle))
         tokens = None
         if len(lm_head) != sizes.vocab:
             tokens = torch.tensor(sorted(read_draft_vocab(directory / DRAFTER / DRAFT_VOCAB, sizes.vocab)))
@@ -175,14 +176,17 @@ def target_sizes(name_or_path: str | Path) -> TargetSizes:
     """Read the sizes alone, from config.json and the shape of lm_head."""
     directory = resolve_dir(name_or_path)
     config, checkpoint = read_config(directory), Checkpoint(directory)
-    head_name = borrowed_names(config, checkpoint)[1]
-    return sizes_of(config, _head_shape(checkpoint, head_name, find_bundle(directory)))
+    names = borrowed_names(config, checkpoint)
+    return sizes_of(config, _head_shape(checkpoint, *names, find_bundle(directory)))
 
 
-def _head_shape(checkpoint: Checkpoint, head_name: str, bundle: Bundle | None) -> tuple[int, int]:
+def _head_shape(checkpoint: Checkpoint, embed_name: str, head_name: str, bundle: Bundle | None) -> tuple[int, int]:
     """Return the shape of the target's lm_head, of which a bundle may hold some rows alone."""
     rows, width = checkpoint.matrix(head_name)
-    return (rows if bundle is None else int(bundle.sizes.get("vocab", rows))), width
+    vocab = rows if bundle is None else bundle.sizes.get("vocab", rows)
+    if vocab > (most := max(rows, checkpoint.matrix(embed_name)[0])):
+        raise UsageError(f"{checkpoint.directory}: bundle.json says sizes.vocab={vocab}, its tensors hold {most} rows")
+    return vocab, width
 
 
 def borrowed_names(config: Config, checkpoint: Checkpoint) -> tuple[str, str]:
@@ -226,6 +230,8 @@ def _kv_layers(config: Config) -> tuple[KVLayer, ...]:
     # Only such configs have the field, be it 0.
     if shared is None or not isinstance(kinds, list):
         return ()
+    if type(shared) is not int or not 0 <= shared <= len(kinds):
+        raise UsageError(f"config.json: num_kv_shared_layers={shared}: need 0 to {len(kinds)}, its layer_types")
     sizes = [kv_sizes(config, layer, kind) for layer, kind in enumerate(kinds[: len(kinds) - shared])]
     return tuple(
         KVLayer(kind, 2 * kv_heads * head_dim) for kind, (kv_heads, head_dim) in zip(kinds, sizes, strict=False)
@@ -253,4 +259,7 @@ def eos_token_ids(directory: Path, config: Config) -> tuple[int, ...]:
     """Read the end tokens: generation_config.json takes precedence, as in transformers' generate."""
     path = directory / "generation_config.json"
     eos = (read_json(path) if path.is_file() else {}).get("eos_token_id", config.get("eos_token_id"))
-    return tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if any(type(end) is not int for end in ends):
+        raise UsageError(f"{directory}: eos_token_id={str(eos)[:80]}: need the id of a token, or a list of them")
+    return tuple(ends)

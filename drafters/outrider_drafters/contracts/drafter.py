@@ -30,34 +30,28 @@ class DraftState(Protocol):
 
         A drafter that reads only the newest feature (TapInfo.newest_only) counts as having all before it.
         """
-        ...
 
     @property
     def max_levels(self) -> int:
         """Levels it can draft from here: UNLIMITED, or as many as its heads reach past the newest feature."""
-        ...
 
     def append(self, tokens: Sequence[int]) -> None:
         """Add tokens to the text, committed or unverified. The last one is the root of the next draft."""
-        ...
 
     def add_features(self, first: int, rows: Tensor) -> None:  # [n, width] float32
         """Add the feature rows of positions first, first + 1, ...; rows it already has are ignored.
 
         Raises UsageError for a gap, unless the drafter reads only the newest feature.
         """
-        ...
 
     def rollback(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens and their features."""
-        ...
 
     def root_logits(self) -> Tensor:
         """Logits [V] for the root's successor; -inf for tokens it can never draft.
 
         Starts a new draft and drops the draft rows of the last one. Raises UsageError where `max_levels` is 0.
         """
-        ...
 
     def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
         """Compute logits [n, V] for the successors of n nodes, given by their tokens and their parents' draft rows.
@@ -66,7 +60,6 @@ class DraftState(Protocol):
         one level, and levels come in order, at most `max_levels` of them, counting the root's. Where `max_levels` is
         UNLIMITED, a call may mix levels, below rows of earlier calls.
         """
-        ...
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
         """Logits [1 + n, V] for the successors of the root and of every node, in as few passes as possible.
@@ -75,10 +68,9 @@ class DraftState(Protocol):
         Like root_logits it starts a new draft. Node i gets draft row i; nodes must be sorted by level. What is expanded
         below them afterwards are bonuses, the roots of drafts made ahead of a verdict (trees/predraft.py).
         """
-        ...
 
 
-class WithTokenState:
+class WithTokenState(DraftState):
     """Base class of draft states: the part of DraftState that a TokenState answers, and the rest as most have it."""
 
     _token_state: TokenState
@@ -103,12 +95,6 @@ class WithTokenState:
 
     def rollback(self, num_tokens: int) -> None:
         self._token_state.rollback(num_tokens)
-
-    def root_logits(self) -> Tensor:
-        raise NotImplementedError
-
-    def expand(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        raise NotImplementedError
 
     def tree_logits(self, tree: DraftTree) -> Tensor:
         return tree_logits_by_level(tree, self.root_logits(), self.expand)

@@ -38,11 +38,9 @@ class TapState(Protocol):
 
     def rows(self, acts: Activations) -> Tensor:
         """Compute the features [n, width] float32 of the next n positions."""
-        ...
 
     def truncate(self, length: int) -> None:
         """Keep only the first `length` positions."""
-        ...
 
 
 class Tap(Protocol):
@@ -55,7 +53,6 @@ class Tap(Protocol):
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         """Indices of the hidden states it reads: Hugging Face's, LAST or BEFORE_NORM."""
-        ...
 
     def new_state(self) -> TapState: ...
 

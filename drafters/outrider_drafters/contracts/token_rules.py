@@ -6,127 +6,44 @@ a row are changed by the answer up to that row alone, whatever was drafted besid
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider_drafters.readers.config import read_json
-from outrider_drafters.readers.control_names import renamed, secret_names
-from outrider_proto.errors import Reason, Refusal
+from outrider_drafters.contracts.schema_compiler import SchemaCompiler
+from outrider_drafters.contracts.schema_grammar import MAX_MASK_S, NO_TOKENIZER, bad, next_mask, too_slow
 from outrider_proto.frames import TokenRules
 from outrider_proto.packing import common_prefix_len
 from outrider_proto.tree import ROOT, DraftTree
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
-
-# Of the keywords of JSON Schema: those that hold a schema, several in order, and several by name.
-_SCHEMAS = frozenset({"items", "additionalProperties", "unevaluatedProperties", "contains", "propertyNames"})
-_LISTS_OF_SCHEMAS = frozenset({"anyOf", "oneOf", "prefixItems"})
-_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_OTHERS = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties"})
-_COMBINED = frozenset({"anyOf", "oneOf", "$ref"})  # beside properties
-_KEPT = 32  # compiled schemas
-_WHITESPACE = r"(\n[ \t]{0,16}| )"  # between the parts of a JSON text. With any, small models write blanks for ever
-_NO_TOKENIZER = "json_schema: the target has no tokenizer.json, by which its tokens could be checked"
-
-
-class SchemaCompiler:
-    """Compiles JSON schemas for the tokenizer in a target's directory. From any thread."""
-
-    def __init__(self, directory: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
-        self._file = directory / "tokenizer.json"
-        self._vocab_size = vocab_size
-        self._eos_token_ids = list(eos_token_ids)
-        self._compiled = lru_cache(_KEPT)(self._compile)
-        self._tokenizer = lru_cache(1)(self._load)
-
-    def grammar(self, schema: str) -> _Grammar:
-        """Return the grammar of one answer of this schema. Raises Refusal (BAD_SAMPLING)."""
-        return _Grammar(self._compiled(schema).deep_copy(), self._eos_token_ids)
-
-    def _load(self) -> LLTokenizer:
-        from llguidance import LLTokenizer  # takes a while, and most answers are free
-
-        if not self._file.is_file():
-            raise _bad(_NO_TOKENIZER)
-        try:
-            # Else a text of the schema that spells a special token would be that token, which may end the answer.
-            described = read_json(self._file)
-            special = secret_names(token["content"] for token in described["added_tokens"] if token["special"])
-            return LLTokenizer(renamed(described, special), n_vocab=self._vocab_size, eos_token=self._eos_token_ids)
-        except Exception as error:  # the library names no exceptions
-            raise _bad(f"json_schema: the tokens of this target cannot be checked ({error})") from error
-
-    def _compile(self, schema: str) -> LLMatcher:
-        from llguidance import LLMatcher
-
-        try:
-            given = json.loads(schema)
-            text = json.dumps(given if _combines(given) else _closed(given))
-            grammar = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITESPACE})
-        except ValueError as error:
-            raise _bad(f"json_schema: cannot be read ({error})") from error
-        except RecursionError:
-            raise _bad("json_schema: cannot be read (it is nested too deep)") from None
-        matcher = LLMatcher(self._tokenizer(), grammar, log_level=0)
-        if matcher.is_error():
-            raise _bad(f"json_schema: {matcher.get_error().splitlines()[0]}")
-        return matcher
-
-
-def _combines(given: Any) -> bool:  # Any: whatever JSON holds
-    """Return whether an object may have to follow several schemas, of which each names a part of its properties."""
-    if isinstance(given, list):
-        return any(map(_combines, given))
-    if not isinstance(given, dict):
-        return False
-    return (
-        "allOf" in given or ("properties" in given and not _COMBINED.isdisjoint(given)) or _combines([*given.values()])
-    )
-
-
-def _closed(schema: Any) -> Any:  # Any: whatever JSON holds
-    """Return a schema whose objects have just the properties it names, as other servers take it: models invent more."""
-    if not isinstance(schema, dict):
-        return schema
-    closed = dict(schema)
-    for name in _SCHEMAS & schema.keys():
-        closed[name] = _closed(schema[name])
-    for name in _LISTS_OF_SCHEMAS & schema.keys():
-        if isinstance(schema[name], list):
-            closed[name] = [_closed(each) for each in schema[name]]
-    for name in _NAMED_SCHEMAS & schema.keys():
-        if isinstance(schema[name], dict):
-            closed[name] = {key: _closed(each) for key, each in schema[name].items()}
-    if "properties" in schema and not _OTHERS & schema.keys():
-        closed["additionalProperties"] = False
-    return closed
+_MOST_BEYOND_S = 0.1  # of processor time that the masks of one answer may take beyond what each of them may
+_READ_AT_ONCE = 16  # tokens of an answer between two looks at the clock
 
 
 class AnswerRules:
     """The rules of one answer. Its grammar follows the answer from call to call, and goes back where that has changed.
 
     `reads_from`: position of the first token that they look at, which is the prompt's for a repetition penalty.
-    `schemas`: None where the tokens are not known. Raises Refusal (BAD_SAMPLING) for a schema that cannot be followed.
+    `schemas`: None where the tokens are not known. `payer`: whom compiled schemas belong to.
+
+    This and its methods raise Refusal (BAD_SAMPLING) for a schema that cannot be followed.
     """
 
-    def __init__(self, rules: TokenRules, schemas: SchemaCompiler | None) -> None:
+    def __init__(self, rules: TokenRules, schemas: SchemaCompiler | None, payer: str = "") -> None:
         self.answer_from, self.reads_from = rules.answer_from, rules.reads_from
         self._rules = rules
         self._in_text, self._in_answer = _Counts(0), _Counts(self.answer_from - self.reads_from)
         self._grammar = None
         if rules.json_schema:
             if schemas is None:
-                raise _bad(_NO_TOKENIZER)
-            self._grammar = schemas.grammar(rules.json_schema)
+                raise bad(NO_TOKENIZER)
+            self._grammar = _Grammar(schemas, rules.json_schema, payer)
 
     def applied(self, logits: Tensor, text: Sequence[int], path: Sequence[int] = ()) -> Tensor:
         """Return the logits [1, vocab] of the token that follows `text`, the tokens from `reads_from` on, and `path`.
@@ -184,20 +101,22 @@ class _Counts:
 class _Grammar:
     """A matcher, and the tokens of an answer that it has read."""
 
-    def __init__(self, matcher: LLMatcher, eos_token_ids: Sequence[int]) -> None:
-        self._matcher = matcher
-        self._eos = list(eos_token_ids)
+    # What a mask takes in place cannot be bounded, and most of what it may take shows only behind some text. So what
+    # is slow is counted: after a tenth of a second, the answer ends, and the schema is refused from then on.
+    def __init__(self, schemas: SchemaCompiler, schema: str, payer: str) -> None:
+        self._matcher = schemas.compile(schema, payer).matcher.deep_copy()
+        self._eos = schemas.eos_token_ids
         self._read: list[int] = []
+        self._beyond_s = 0.0
+        self._refuse, self._forget = partial(schemas.refuse, schema, payer), partial(schemas.forget, schema, payer)
 
     def next_tokens(self, answer: Sequence[int], vocab_size: int) -> NDArray[np.bool_]:
         """Return which tokens [vocab] may come next; an answer that has left the schema, unverified, can only end."""
-        from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
-
         if not self._follow(answer):
             return np.isin(np.arange(vocab_size), self._eos)
-        mask = allocate_token_bitmask(1, vocab_size)
-        fill_next_token_bitmask(self._matcher, mask, 0)
-        return np.unpackbits(mask.view(np.uint8)[0], count=vocab_size, bitorder="little").view(np.bool_)
+        with self._timed():
+            mask = next_mask(self._matcher, vocab_size)
+        return np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
 
     def allowed(self, answer: Sequence[int], tree: DraftTree) -> list[int]:
         if not self._follow(answer):
@@ -205,7 +124,8 @@ class _Grammar:
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(tree.parents):
             children.setdefault(parent, []).append(node)
-        return sorted(self._below(ROOT, tree, children))
+        with self._timed():
+            return sorted(self._below(ROOT, tree, children))
 
     def _below(self, node: int, tree: DraftTree, children: Mapping[int, Sequence[int]]) -> Iterator[int]:
         """Yield the allowed nodes below one that the matcher stands behind."""
@@ -226,10 +146,24 @@ class _Grammar:
         """Read the answer, from where it differs; return whether all of it is allowed."""
         same = common_prefix_len(self._read, answer)
         self._matcher.rollback(len(self._read) - same)
-        num_read = self._matcher.try_consume_tokens(list(answer[same:]))
-        self._read = list(answer[: same + num_read])
-        return len(self._read) == len(answer) and not self._matcher.is_error()
+        self._read = list(answer[:same])
+        while rest := list(answer[len(self._read) : len(self._read) + _READ_AT_ONCE]):
+            with self._timed():
+                num_read = self._matcher.try_consume_tokens(rest)
+            self._read += rest[:num_read]
+            if num_read < len(rest):
+                return False
+        return True
 
-
-def _bad(message: str) -> Refusal:
-    return Refusal(Reason.BAD_SAMPLING, message)
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Raise Refusal where what is done here was too slow, or has used up what the library may take."""
+        began = time.thread_time()
+        yield
+        self._beyond_s += max(time.thread_time() - began - MAX_MASK_S, 0.0)
+        if self._beyond_s > _MOST_BEYOND_S:
+            self._refuse(too_slow())
+            raise too_slow()
+        if self._matcher.is_error():
+            self._forget()  # others that are copied from the same would fail, too
+            raise bad(f"json_schema: {self._matcher.get_error().splitlines()[0]}")

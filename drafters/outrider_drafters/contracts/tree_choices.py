@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_proto.errors import UsageError
+from outrider_proto.files import parse_json, read_regular
 from outrider_proto.tree import MAX_NODES
 
 MAX_RANK = 63
@@ -52,12 +52,8 @@ class TreeChoices:
                 raise UsageError(
                     f"choices {name_or_path}: need a {SUFFIX} file or one of {', '.join(shipped_choices())}"
                 )
-            return cls.of(json.loads((_shipped() / f"{name_or_path}{SUFFIX}").read_text())["paths"])
-        try:
-            value = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise UsageError(f"choices {path}: cannot be read as JSON ({error})") from error
-        return cls.of(_checked(value, path))
+            return cls.of(parse_json((_shipped() / f"{name_or_path}{SUFFIX}").read_text(), name_or_path)["paths"])
+        return cls.of(_checked(parse_json(read_regular(path, name=f"choices {path}"), f"choices {path}"), path))
 
     @property
     def levels(self) -> int:

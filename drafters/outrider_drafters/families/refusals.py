@@ -22,6 +22,7 @@ SPECULATORS = ("dflash", "dspark", "eagle", "eagle3", "peagle")
 NEVER = r"(?!)"
 CALLED = r"(architectures|speculators_model_type|(dflash_config\.)?projector_type)=.*"
 INNER = r"dflash_config\."
+_MOST_READ = 400  # characters: the patterns take the square of a text's length
 
 
 class Unsupported(NamedTuple):
@@ -66,12 +67,13 @@ def refuse_unsupported(files: DrafterFiles, family: str | None, *, is_chosen: bo
     """Raise UsageError for files of a kind in the table; a whole model that was chosen may hold parts besides."""
     inner = {f"{key}.{name}": value for key, part in files.config.items() if isinstance(part, Mapping)
              for name, value in part.items()}  # fmt: skip
-    settings = [f"{key}={value}" for key, value in {**files.config, **inner}.items() if value]
+    settings = [f"{key}={value}"[:_MOST_READ] for key, value in {**files.config, **inner}.items() if value]
+    names = [name[:_MOST_READ] for name in sorted(files.names)]
     for kind in UNSUPPORTED:
         if kind.families and (family not in kind.families or (is_chosen and family == INDEPENDENT)):
             continue
         evidence = [line for line in settings if re.match(kind.settings, line, re.IGNORECASE)]
-        evidence += [name for name in sorted(files.names) if re.match(kind.tensors, name)]
+        evidence += [name for name in names if re.match(kind.tensors, name)]
         if evidence:
             raise files.fault(f"{kind.name} ({evidence[0][:80]}): not supported; {kind.remedy}")
     if (said := files.config.get(KIND)) not in (None, *SPECULATORS):

@@ -4,21 +4,22 @@ int8   code * scale, one scale per row                            1 byte per val
 int4   (code - 8) * scale + zero, both per group of a row         1/2 byte per value and 4 bytes per group
 
 Products of few rows are torch's own kernels. They round activations to bfloat16 and no further, each row on its own, so
-that a node's logits depend on no other node.
+that a node's logits depend on no other node. A target's products round activations to int8, too, and add up integers.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider_drafters.processor import cpu_has_bf16
+from outrider_drafters.processor import cpu_has_bf16, padded_rows
 
 LARGEST = 127.5  # half the range of int8
 MIDDLE = 8  # of int4's codes 0 .. 15
@@ -27,6 +28,8 @@ MIDDLE = 8  # of int4's codes 0 .. 15
 ALIGNMENT = 64
 INT8_WIDTH = 16
 INT4_ROWS = 16
+_WORTH_PACKING = 2**18  # values of a target's matrix
+FEW_ROWS = 16  # up to here torch's kernels for few rows are faster than a product with codes as bfloat16
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +50,20 @@ class _CodedRows:
             return None
         return type(self)(*map(torch.cat, zip(*(each.parts for each in alike), strict=True)))
 
+    def multiply(self, x: Tensor) -> Tensor:
+        """Multiply rows [m, k] with the matrix: [m, n]."""
+        # Activations, too, must begin where the kernels can read them.
+        rows = aligned(x.bfloat16().contiguous())
+        return self.multiply_few(rows) if len(rows) <= FEW_ROWS else self.multiply_many(rows)
+
+    @abstractmethod
+    def multiply_few(self, x: Tensor) -> Tensor:
+        """Multiply few rows [m, k] with the matrix: [m, n] bfloat16."""
+
+    @abstractmethod
+    def multiply_many(self, x: Tensor) -> Tensor:
+        """Multiply many rows: the same product by another kernel."""
+
 
 @dataclass(frozen=True, eq=False)
 class Int8Codes(_CodedRows):
@@ -54,10 +71,6 @@ class Int8Codes(_CodedRows):
 
     codes: Tensor  # [n, k] int8
     scales: Tensor  # [n] bfloat16
-
-    def __post_init__(self) -> None:
-        # Tensors of a memory-mapped file begin anywhere; the kernel would crash.
-        object.__setattr__(self, "codes", aligned(self.codes))
 
     @classmethod
     def rounded(cls, weight: Tensor) -> Self:
@@ -80,12 +93,98 @@ class Int8Codes(_CodedRows):
         """Multiply few rows [m, k] with the matrix: [m, n] bfloat16."""
         if self.codes.shape[1] % INT8_WIDTH:
             return self.multiply_many(x)
-        return torch.ops.aten._weight_int8pack_mm(x, self.codes, self.scales)  # type: ignore[no-any-return]  # torch.ops
+        product: Tensor = torch.ops.aten._weight_int8pack_mm(x, self._aligned, self.scales)
+        return product
 
     def multiply_many(self, x: Tensor) -> Tensor:
         """Multiply many rows: the same product by another kernel."""
         # Exact codes: 8 bits fit into bfloat16's mantissa. Scaling them first would round every weight.
         return _linear(x, self.codes) * self.scales
+
+    @cached_property
+    def _aligned(self) -> Tensor:
+        # Tensors of a memory-mapped file begin anywhere; the kernel would crash.
+        return aligned(self.codes)
+
+
+@dataclass(frozen=True, eq=False)
+class ExactInt8Codes(Int8Codes):
+    """int8 codes of a target, whose products give a row the same bits in whatever company it is multiplied.
+
+    Each row of x is rounded to int8 by its own largest value; sums of integers have no order. They stay below 2**31 for
+    rows of up to 130,000 values.
+    """
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Multiply rows [m, k] float32 with the matrix: [m, n] float32."""
+        rows, scales = _rounded_rows(x)
+        return torch._int_mm(rows, self.codes.t()).float().mul_(self.scales.float()).mul_(scales)
+
+
+class PackedInt8:
+    """The product with the rows of ExactInt8Codes, packed once for oneDNN: bit for bit theirs, and faster.
+
+    Several matrices of one input share one product.
+    """
+
+    def __init__(self, *weights: ExactInt8Codes) -> None:
+        joined = ExactInt8Codes(*map(torch.cat, zip(*(weight.parts for weight in weights), strict=True)))
+        self._multiply = joined.multiply
+        # oneDNN has no kernel for few rows of small matrices, and takes its slow reference there.
+        if joined.codes.numel() >= _WORTH_PACKING:
+            packed: Tensor = torch.ops.onednn.qlinear_prepack(joined.codes, None)
+            scales = joined.scales.float()
+            self._multiply = partial(_packed_product, packed, scales, torch.zeros(len(scales), dtype=torch.int32))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map rows [m, k] float32 to [m, n] float32."""
+        return self._multiply(x)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedInt8Codes(ExactInt8Codes):
+    """ExactInt8Codes with a packed copy, made at the first product."""
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return self._product(x)
+
+    @cached_property
+    def _product(self) -> PackedInt8:
+        return PackedInt8(self)
+
+
+def _packed_product(packed: Tensor, scales: Tensor, zeros: Tensor, x: Tensor) -> Tensor:
+    count = len(x)
+    if (padding := padded_rows(count) - count) > 0:
+        x = F.pad(x, (0, 0, 0, padding))
+    rows, of_rows = _rounded_rows(x)
+    # A sum is multiplied once here: of two multiplications kernels differ in the order, and in what they fuse.
+    product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+        rows, 1.0, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return product.mul_(of_rows)[:count]
+
+
+def _rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Round rows [m, k] to int8, each by its own scale [m, 1]."""
+    # NaN and infinity make the scale no number, and so the whole row of the product.
+    scales = (x.abs().amax(dim=1, keepdim=True) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
+    return (x / scales).round_().to(torch.int8), scales
+
+
+@cache
+def has_exact_int8() -> bool:
+    """Return whether this processor's int8 products are exact sums of integers.
+
+    Without VNNI, AMX or dot products kernels add up pairs in 16 bits, which saturate.
+    """
+    try:
+        codes = torch.full((1024, 260), -128, dtype=torch.int8)
+        matrix, largest = ExactInt8Codes(codes, torch.ones(1024, dtype=torch.bfloat16)), torch.full((17, 260), 127.0)
+        products = (product(largest) for product in (matrix.multiply, PackedInt8(matrix)))
+        return all(bool((product == -128 * 127 * 260).all()) for product in products)
+    except (AttributeError, RuntimeError, NotImplementedError):  # a torch without these kernels
+        return False
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider_drafters.quantization.codes import INT4_ROWS, INT8_WIDTH, Int4Codes, Int8Codes
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
@@ -19,6 +19,7 @@ from outrider_proto.errors import UsageError
 Weights = Literal["float32", "bfloat16", "int8", "int4"]
 GROUP = 32  # values that share one int4 scale and zero
 CHUNK = 1 << 20  # values passed to HQQ at a time
+_ROUNDED = 1 << 24  # values rounded to int8 at a time
 INT8, INT4, SCALE, ZERO = ".int8", ".int4", ".scale", ".zero"
 
 
@@ -35,6 +36,25 @@ def int8_rows(weight: Tensor) -> Tensor:
     if not plain or weight.shape[1] % INT8_WIDTH:
         return weight
     return QuantizedWeight(Int8Codes.rounded(weight.detach()), weight.dtype)
+
+
+def coded_names(model: nn.Module) -> frozenset[str]:
+    """Return the names of the matrices that are codes in an int8 model. Raises UsageError if it has others."""
+    kinds = (nn.Linear, nn.Embedding)
+    coded = frozenset(f"{name}.weight" for name, module in model.named_modules() if isinstance(module, kinds))
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.ndim > 1 and name not in coded:
+            raise UsageError(f"dtype=int8: {name} of a {type(model).__name__} is no linear layer's; take bfloat16")
+    return coded
+
+
+def int8_tensors(name: str, weight: Tensor) -> dict[str, Tensor]:
+    """Return what is stored of a matrix [n, k] that becomes int8 codes."""
+    # A part at a time: rounding takes several times its memory.
+    first, *others = map(Int8Codes.rounded, torch.split(weight, max(1, _ROUNDED // weight.shape[1])))
+    joined = first.concat(others)
+    assert joined is not None
+    return code_tensors(name, QuantizedWeight(joined))
 
 
 def code_tensors(name: str, weight: QuantizedWeight) -> dict[str, Tensor]:
@@ -86,6 +106,8 @@ def _part(parts: Mapping[str, Tensor], name: str, dtype: torch.dtype, dims: int)
     part = parts.get(name)
     if part is None or part.dtype != dtype or part.ndim != dims:
         raise UsageError(f"{name}: missing or of another type: need {dims} dimensions of {dtype}")
+    if part.is_floating_point() and not part.isfinite().all():
+        raise UsageError(f"{name}: holds values that are no numbers: the file is damaged")
     return part
 
 

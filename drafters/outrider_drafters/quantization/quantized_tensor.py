@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from outrider_drafters.quantization.codes import Codes, aligned
+from outrider_drafters.quantization.codes import Codes
 
 Handled = Any  # a Tensor, or NotImplemented, which is Any to mypy
-FEW_ROWS = 16  # up to here torch's kernels for few rows are faster than a product with codes as bfloat16
 
 
 class QuantizedWeight(Tensor):
@@ -43,10 +42,7 @@ class QuantizedWeight(Tensor):
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiply x [..., k] with the rows: [..., n], in x's type."""
-        # Activations, too, must begin where the kernels can read them.
-        rows = aligned(x.reshape(-1, x.shape[-1]).bfloat16().contiguous())
-        multiply = self.coded.multiply_few if len(rows) <= FEW_ROWS else self.coded.multiply_many
-        made = multiply(rows).to(x.dtype).view(*x.shape[:-1], self.coded.shape[0])
+        made = self.coded.multiply(x.reshape(-1, x.shape[-1])).to(x.dtype).view(*x.shape[:-1], self.coded.shape[0])
         return made if bias is None else made + bias
 
     @classmethod

@@ -5,11 +5,12 @@ Nothing is loaded before it is requested, and every fault of a file is a UsageEr
 """
 
 import json
+import math
 import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import Parameter
 
 from outrider_drafters.quantization.quantize import holds_codes, rebuild_weights
 from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
@@ -33,7 +35,7 @@ HYDRA_HEADS = "hydra_lm_head.safetensors"
 HEADS = (MEDUSA_HEADS, "medusa_lm_head.pt", HYDRA_HEADS, "hydra_lm_head.pt")  # Medusa's and Hydra's alone
 _EXACT_ROWS = "outrider_rows.safetensors"
 _SAMPLED_ROWS = 4096  # a large target's fingerprint must not take long
-_MAX_NAMED = 8  # names in a message
+_MAX_NAMED, _MAX_NAME = 8, 80  # names in a message, and characters of each
 WRITE_ERRORS = (OSError, SafetensorError)  # a full disk is the latter where safetensors writes
 
 
@@ -72,7 +74,17 @@ def read_exact_rows(directory: Path) -> Mapping[str, Tensor]:
 def join_names(names: list[str]) -> str:
     """Join the first few names for a message."""
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-    return ", ".join(names[:_MAX_NAMED]) + more
+    return ", ".join(name[:_MAX_NAME] for name in names[:_MAX_NAMED]) + more
+
+
+def need_finite(where: object, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise UsageError, which names the first tensor that holds NaN or infinite values."""
+    for name, tensor in tensors:
+        # Quantized weights are Tensors too, and float8 has no such order: neither can be compared without decoding it.
+        plain = type(tensor) in (Tensor, Parameter) and tensor.is_floating_point() and tensor.dtype.itemsize > 1
+        # The extremes are NaN where any value is, and cost a tenth of isfinite().
+        if plain and tensor.numel() and not torch.stack(tensor.detach().aminmax()).isfinite().all():
+            raise UsageError(f"{where}: tensor {name} holds values that are no numbers: the file is damaged")
 
 
 class Checkpoint:
@@ -121,6 +133,11 @@ class Checkpoint:
             return tuple(self._loaded[stored].shape)
         with _opened(path) as file:
             return tuple(file.get_slice(stored).get_shape())
+
+    def num_values(self) -> int:
+        """Return how many numbers all tensors hold together, without reading them."""
+        files = {path for path, stored in self._places.values() if stored not in self._loaded}
+        return sum(tensor.numel() for tensor in self._loaded.values()) + sum(map(_num_values, files))
 
     def matrix(self, name: str) -> tuple[int, int]:
         """Return a tensor's rows and columns. Raises UsageError unless it has two dimensions."""
@@ -176,6 +193,11 @@ def _opened(path: Path) -> Any:  # Any: safetensors ships no types for its handl
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{path}: not a readable safetensors file ({error})") from error
+
+
+def _num_values(path: Path) -> int:
+    with _opened(path) as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  # no dict
 
 
 def _unpickle(path: Path) -> dict[str, Tensor]:

@@ -1,11 +1,10 @@
 """Read config.json as it stands: transformers would drop or rename keys of files that it did not write."""
 
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from outrider_proto import files
 from outrider_proto.errors import UsageError
 
 # Settings of Gemma-4's assistants, which stand beside the text part of their config.
@@ -16,15 +15,13 @@ Config = Mapping[str, Any]  # raw JSON: a value's type is checked where it is us
 KIND, NESTED = "speculators_model_type", "transformer_layer_config"
 SPECULATORS_KEYS = (KIND, "speculators_version", "speculators_config", NESTED)
 SLIDING, FULL = "sliding_attention", "full_attention"
+_MAX_SIZE, _MAX_NUMBER = 2**48, 1e38
 MAX_WINDOW_LAYERS = 28  # Qwen3's default: layers from this one on slide, where any do
 
 
-def read_json(path: Path) -> Config:
+def read_json(path: Path, max_bytes: int = files.MAX_BYTES) -> Config:
     """Read the object in a JSON file. Raises UsageError."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: cannot be read as JSON ({error})") from error
+    value = files.read_json(path, max_bytes)
     if not isinstance(value, dict):
         raise UsageError(f"{path}: need a JSON object")
     return value
@@ -72,13 +69,15 @@ def config_int(config: Config, key: str, default: int | None = None) -> int:
     value = default if value is None else value
     if not isinstance(value, int) or value < 1:
         raise UsageError(f"config.json: {key}={value}: need a whole number of at least 1")
+    if value > _MAX_SIZE:
+        raise UsageError(f"config.json: {key}={str(value)[:24]}: no model has so many")
     return value
 
 
 def config_number(config: Config, key: str, default: float | None = None) -> float:
     """Return a positive number; a missing or null one, or 0, takes the default. Raises UsageError."""
     value = config.get(key) or default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _MAX_NUMBER:
         raise UsageError(f"config.json: {key}={value}: need a positive number")
     return float(value)
 

@@ -91,8 +91,13 @@ class GgufFile:
 
     def tokenizer_array(self, name: str) -> list[Any]:  # Any: as `values`
         """Return `tokenizer.ggml.NAME`, empty if missing."""
+        from outrider_drafters.readers.gguf_header import contents
+
         stored = self._arrays.get(f"tokenizer.ggml.{name}")
-        return [] if stored is None else list(stored.contents())
+        try:
+            return [] if stored is None else list(contents(stored))
+        except ValueError as error:  # text that is not UTF-8
+            raise _unreadable(self.path, error) from error
 
     def fields(self, keys: Mapping[str, str]) -> dict[str, Any]:  # Any: as `values`
         """Return those values of the architecture that are there, by what `keys` call them."""
@@ -126,9 +131,11 @@ def _parts(path: Path, count: int) -> list[Path]:
 
 
 def _metadata(path: Path, reader: GGUFReader) -> dict[str, Any]:  # Any: as `values`
+    from outrider_drafters.readers.gguf_header import contents
+
     try:
         return {
-            key: _exact(each.contents())
+            key: _exact(contents(each))
             for key, each in reader.fields.items()
             if not key.startswith("GGUF.") and not _is_tokenizers(key, each)
         }
@@ -145,11 +152,13 @@ def _is_tokenizers(key: str, stored: ReaderField) -> bool:
 
 def _opened(path: Path) -> GGUFReader:
     try:
-        from gguf import GGUFReader
+        import gguf  # noqa: F401  # what is missing, where it is
+
+        from outrider_drafters.readers.gguf_header import BoundedReader
     except ImportError as error:
         raise UsageError(f"{path}: GGUF files need the package gguf: pip install 'outrider[gguf]'") from error
     try:
-        reader = GGUFReader(path)
+        reader = BoundedReader(path)
     except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
         raise _unreadable(path, error) from error
     if reader.byte_order == "S":
@@ -174,7 +183,8 @@ def _dequantized(path: Path, tensor: ReaderTensor) -> Tensor:
 def _exact(value: object) -> object:
     """Turn a float32 into the decimal number that it was written from."""
     # Without this, eps is 9.999999747e-06 rather than 1e-5, and logits differ from those of the other layouts.
-    return float(str(np.float32(value))) if isinstance(value, float) else value
+    with np.errstate(over="ignore"):  # of a double that is too large for float32
+        return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def _unreadable(path: Path, error: Exception) -> UsageError:

@@ -8,14 +8,13 @@ A TOML or JSON file holds the lists by head name:
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from outrider_proto.errors import UsageError
+from outrider_proto.files import parse_json, parse_toml, read_regular
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +33,11 @@ class Keywords:
     def load(cls, path: str | Path) -> Keywords:
         """Load a TOML or JSON file with lists of words by head name. Raises UsageError."""
         path = Path(path)
-        readers = {".toml": tomllib.loads, ".json": json.loads}
-        if path.suffix not in readers:
+        parsers = {".toml": parse_toml, ".json": parse_json}
+        if path.suffix not in parsers:
             raise UsageError(f"keywords {path}: need a .toml or .json file")
-        try:
-            value = readers[path.suffix](path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"keywords {path}: cannot be read ({error})") from error
-        return cls(_checked(value, path))
+        name = f"keywords {path}"
+        return cls(_checked(parsers[path.suffix](read_regular(path, name=name), name), path))
 
     def for_heads(self, names: Sequence[str]) -> KeywordRule:
         """Make the rule for heads of these names. Raises UsageError for words of an unknown head."""

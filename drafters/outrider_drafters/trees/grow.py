@@ -67,7 +67,6 @@ class JointState(Protocol):
     @staticmethod
     def expand_together(levels: Sequence[tuple[Any, Level]]) -> list[Tensor]:  # Any: a state of this very type
         """Return what `expand` of each state would; all states are of one drafter."""
-        ...
 
 
 class TreeBuilder(Protocol):
@@ -75,11 +74,9 @@ class TreeBuilder(Protocol):
 
     def level(self) -> Level | None:
         """Return the nodes to expand for one more level; None if there are none."""
-        ...
 
     def take(self, logits: Tensor) -> None:  # [n, V]
         """Take the logits of the level requested last."""
-        ...
 
     def drafted(self) -> ScoredTree: ...
 

@@ -26,6 +26,7 @@ STUDIES = (
     _Study("typical", options.TypicalOptions, "studies.typical:TypicalStudy"),
     _Study("edge-weights", options.EdgeWeightsOptions, "studies.edge_weights:EdgeWeightsStudy"),
     _Study("staleness", options.StalenessOptions, "studies.staleness:StalenessStudy"),
+    _Study("peers", options.PeersOptions, "peers.study:PeersStudy"),
     _Study("soak", SoakOptions, "soak.study:SoakStudy"),
     _Study("virtual", VirtualOptions, "virtual.study:VirtualStudy"),
     _Study("sweep", SweepOptions, "virtual.study:SweepStudy"),

@@ -66,13 +66,13 @@ def corpus_command(options: CorpusOptions) -> None:
 
 
 def _show(samples: Iterator[CorpusSample]) -> None:
-    from rich.console import Console
+    from outrider_proto.terminal.console import TerminalConsole
 
-    console = Console(highlight=False)
+    console = TerminalConsole(highlight=False)
     for sample in samples:
         console.rule(sample.key, align="left")
         for message in sample.conversation():
-            console.print(f"[bold]{message.role}[/]", end=": ")
+            console.print(f"[bold]{message.role}[/]", end=": ", markup=True)
             console.print(message.content, markup=False)
 
 

@@ -9,7 +9,6 @@ A report whose command, or a file that it names, was another one is measured aga
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shlex
 import sys
@@ -18,15 +17,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from multiprocessing import connection
-from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from outrider_bench.core.processes import forking
 from outrider_bench.core.report import without_places
 from outrider_bench.core.tables import show_line
 from outrider_proto.errors import OutriderError, UsageError
-from outrider_proto.files import write_atomically
+from outrider_proto.files import MAX_REPORT_BYTES, read_json, write_atomically
 
 if TYPE_CHECKING:
     from outrider_bench.harness.study import Study
@@ -107,7 +107,7 @@ class Measurement:
             for command in (self.first, arguments)
             if command
         ]
-        process = _starting().Process(target=_run_commands, args=(commands, log, threads))
+        process = forking(*_IMPORTED).Process(target=_run_commands, args=(commands, log, threads))
         process.start()
         return process
 
@@ -117,7 +117,7 @@ class Measurement:
         written = Path(f"{begun}.json")
         if code not in (0, _FAILED_CHECK) or not written.is_file():
             raise MeasurementError(f"{self.command}: ended with {code}; the same command goes on from there")
-        report: dict[str, Any] = json.loads(written.read_bytes())
+        report: dict[str, Any] = read_json(written, MAX_REPORT_BYTES)
         report |= {"paper_key": self.key, "paper_failed": code == _FAILED_CHECK}
         write_atomically(self._report(directory), json.dumps(report) + "\n")
         for kept in directory.glob(f"{begun.name}*"):
@@ -134,16 +134,6 @@ class Measurement:
 
 def _program(command: str) -> str:
     return "outrider-lab" if command in _LAB else "outrider-bench"
-
-
-def _starting() -> ForkServerContext | SpawnContext:
-    """Fork commands from one process that has imported everything."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():  # Windows
-        return multiprocessing.get_context("spawn")
-    # Not from this process: torch may have started threads here, and their locks would stay held in a fork for ever.
-    starting = multiprocessing.get_context("forkserver")
-    starting.set_forkserver_preload(list(_IMPORTED))
-    return starting
 
 
 def _run_commands(commands: Sequence[Sequence[str]], log: Path | None, threads: int | None) -> None:
@@ -223,10 +213,7 @@ def measured_arguments(directory: Path) -> frozenset[str]:
 
 
 def _read(path: Path) -> dict[str, Any]:  # Any: JSON
-    try:
-        report = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from error
+    report = read_json(path, MAX_REPORT_BYTES)
     if not isinstance(report, dict):
         raise UsageError(f"{path}: no report of outrider-bench: remove the file")
     return report

@@ -15,7 +15,7 @@ import torch
 from outrider_bench.core.pair import COLD, InProcessPair, in_process
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import WARM_UP, too_long, turn_prompt
-from outrider_bench.core.reference_answers import LOOKUP_TOKENS, GenerateModel, departure
+from outrider_bench.core.reference_answers import LOOKUP_TOKENS, GenerateModel, departure, generate_dtype
 from outrider_bench.core.tables import show_line
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
@@ -147,10 +147,11 @@ class _Loaded:
             torch.set_num_threads(count)
         models = LocalModels.load(ClientConfig(target=plan.target, drafter=NO_DRAFTER))
         models.prepare()
-        generate = GenerateModel.load(plan.target, plain.kv.dtype, plan.device, plain.eos_token_ids)
+        computed_in = generate_dtype(plan.target, plan.dtype, plan.device)
+        generate = GenerateModel.load(plan.target, computed_in, plan.device, plain.eos_token_ids)
         assistant = None
         if plan.assistant is not None:
-            assistant = GenerateModel.load(plan.assistant, plain.kv.dtype, plan.device, plain.eos_token_ids)
+            assistant = GenerateModel.load(plan.assistant, computed_in, plan.device, plain.eos_token_ids)
         serving = Target.load(str(plan.target), plan.dtype, plan.device)
         return cls(models, plain, serving, generate, assistant)
 

@@ -6,7 +6,6 @@ DIR/summary.json    the report; beside it are the rows of an interrupted run
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -32,6 +31,7 @@ from outrider_lab.spec.summary import (
     tokens_table,
 )
 from outrider_proto.errors import UsageError
+from outrider_proto.files import read_json
 
 
 class SpecStudy(Study[SpecOptions, QuestionRecord, SpecSummary]):
@@ -110,8 +110,8 @@ def _write_files(directory: Path, answers: Mapping[str, list[SpecAnswer]]) -> No
 
 def _earlier_ways(directory: Path) -> set[str]:
     try:
-        return set(json.loads((directory / SUMMARY).read_bytes())["ways"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return set(read_json(directory / SUMMARY)["ways"])
+    except (UsageError, KeyError, TypeError):
         return set()
 
 

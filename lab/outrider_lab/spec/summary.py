@@ -58,8 +58,8 @@ class SpecSummary:
 
     @property
     def exact_ways(self) -> tuple[str, ...]:
-        """Ways whose answers have to be those of the plain loop: ours in float32."""
-        return self.ours if self.settings is not None and self.settings["dtype"] == "float32" else ()
+        """Ways whose answers have to be those of the plain loop: ours in float32 and int8."""
+        return self.ours if self.settings is not None and self.settings["dtype"] in ("float32", "int8") else ()
 
 
 def summarize(

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from outrider_bench.core.reference_answers import GenerateModel
 from outrider_bench.network.timed_answer import ask
 from outrider_client.async_client import AsyncClient
-from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.reference_decode import plain_answer
 from outrider_server.engine.target import Target
 
 
@@ -80,7 +80,7 @@ class PlainWay:
 
     def _answer(self, prompt: Sequence[int], limit: int, check: Check) -> WayAnswer:
         started = time.perf_counter()
-        tokens = tuple(plain_greedy(self.target, prompt, limit, step=check))
+        tokens = tuple(plain_answer(self.target, prompt, limit, step=check))
         return WayAnswer(tokens, (1,) * len(tokens), time.perf_counter() - started, None)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,7 +20,7 @@ from outrider_bench.harness.options import (
     drafters_option,
     per_family_option,
 )
-from outrider_bench.harness.study import DraftersOptions
+from outrider_bench.harness.study import DraftersOptions, TargetOptions
 from outrider_bench.studies.options import ChoicesOption, ComparedOptions, PairOptions
 from outrider_drafters.contracts.tree_shape import TreeShape
 from outrider_proto.options.fields import Flag
@@ -153,3 +154,34 @@ class EdgeWeightsOptions(PairOptions):
     weights: Annotated[tuple[str, ...], Flag("float32, bfloat16, int8 or int4; repeatable; default: all.")] = ()
     per_family: Annotated[int | None, Field(ge=1), per_family_option("20")] = None
     max_new_tokens: LimitOption = 192
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeersOptions(TargetOptions):
+    """Measure the speed of 1, 4 and 16 answers at once beside transformers, vLLM and llama.cpp, on the same cores.
+
+    Each peer gets an environment of its own in the user's cache, made at the first use. Ours is measured in process
+    and through the service, without drafts and with the best drafter that ships for the target, or else lookup.
+    """
+
+    shown = "target json"
+    json: Annotated[Path, Flag("File of the report; - for standard output.", positional=True)]
+    target: Annotated[
+        str | None,
+        Flag(
+            "Target: directory, GGUF file, or name got with outrider-models; default: the embedded one.",
+            positional=True,
+        ),
+    ] = None
+    dtype: Annotated[tuple[str, ...], Flag("Types of weights; peers take those that they have; repeatable.")] = (
+        "float32",
+        "bfloat16",
+        "int8",
+    )
+    peer: Annotated[
+        tuple[Literal["transformers", "vllm", "llama.cpp"], ...], Flag("A peer; repeatable; default: all three.")
+    ] = ("transformers", "vllm", "llama.cpp")
+    gguf: Annotated[Path | None, Flag("GGUF file for llama.cpp; default: the target, where it is one.")] = None
+    runs: Annotated[int, Field(ge=1), Flag("Times that everything is measured.")] = 3
+    max_new_tokens: LimitOption = 96
+    plot: PlotOption = None

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from pydantic import PositiveInt
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -12,7 +13,6 @@ from outrider_lab.corpus import CorpusSample, exercises, generate
 from outrider_lab.corpus.sample import EXERCISES
 from outrider_lab.training.tokenizer import ASSISTANT, BOS, EOS, USER, encode_samples, special_id
 from outrider_models.core.held_out import FAMILIES, Sample
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.data.texts import ChatTokens, reply_frequencies
 from outrider_proto.errors import UsageError
 
@@ -46,15 +46,14 @@ class CorpusSettings:
     """Settings of the training stream."""
 
     seed: int
-    shard_samples: int
-    batch_tokens: int
-    total_tokens: int
+    shard_samples: PositiveInt
+    batch_tokens: PositiveInt
+    total_tokens: PositiveInt
     prompt_weight: float
     family_weights: dict[str, float]
     exercises: tuple[Exercise, ...]
 
     def __post_init__(self) -> None:
-        need_at_least(self, 1, "shard_samples", "batch_tokens", "total_tokens")
         if unknown := sorted(set(self.family_weights) - set(FAMILIES)):
             raise UsageError(f"family_weights: unknown families {', '.join(unknown)}; choose of {', '.join(FAMILIES)}")
         if not any(weight > 0 for weight in self.family_weights.values()):

@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeInt, PositiveInt
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -17,7 +18,6 @@ from outrider_lab.corpus.check import score_by_family
 from outrider_lab.training.corpus_source import held_out_samples, prompt_ids
 from outrider_lab.training.tokenizer import BOS, EOS, PAD, corpus_texts, save_tokenizer, special_id, train_tokenizer
 from outrider_models.core.embedded import target_dir
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.interfaces import PADDING, Batch, LossOutput
 from outrider_proto.errors import UsageError
 
@@ -30,21 +30,19 @@ Network = LlamaForCausalLM | Qwen2ForCausalLM
 class TargetShape:
     """Sizes of a Llama target with tied embeddings, or with `qkv_bias` of a Qwen2."""
 
-    vocab_size: int
+    vocab_size: PositiveInt
     hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
+    num_layers: PositiveInt
+    num_heads: PositiveInt
+    num_kv_heads: PositiveInt
     intermediate_size: int
     max_positions: int
     rope_theta: float
     embedding_std: float  # initial; with transformers' 0.02 the layers drown the tokens' identity
-    tokenizer_samples: int  # of each family, to train the tokenizer on; 0: take the embedded target's
+    tokenizer_samples: NonNegativeInt  # of each family, to train the tokenizer on; 0: take the embedded target's
     qkv_bias: bool
 
     def __post_init__(self) -> None:
-        need_at_least(self, 1, "vocab_size", "num_layers", "num_heads", "num_kv_heads")
-        need_at_least(self, 0, "tokenizer_samples")
         if self.hidden_size % self.num_heads or self.num_heads % self.num_kv_heads:
             raise UsageError(
                 f"hidden_size={self.hidden_size}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}: "

@@ -56,7 +56,7 @@ class TapedDrafting(OracleDrafting):
 
     async def grow(self, tokens: Sequence[int], plan: TreePlan, head: int | None = None) -> RoutedDraft:
         async with self._drafter:
-            drafts = self._texts.of(tokens).drafts(len(tokens), plan, self._num_features)
+            drafts = self._texts.of(tokens).drafts(len(tokens), plan, self.num_features)
             for _ in range(self._texts.tape.num_passes(len(drafts))):
                 await self._pass()
         drafted = drafts[-1] if drafts else ScoredTree()
@@ -87,7 +87,7 @@ class TapedDrafting(OracleDrafting):
         """Draft ahead as `predraft` does: the tree's own nodes, the bonuses, then the drafts below them."""
         if not (tape := self._texts.tape).endless:
             return ()
-        text, known = self._texts.of(tokens), self._num_features
+        text, known = self._texts.of(tokens), self.num_features
         # Drafters that take a tree in one pass need one level, others one per depth.
         for _ in range(1 if tape.tree_in_one_pass else 1 + max(tree.depths(), default=0)):
             await self._pass(wanted.outcomes)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_proto.errors import UsageError
-from outrider_proto.files import write_atomically
+from outrider_proto.files import parse_json, read_packed, write_atomically
 from outrider_proto.frames import TapInfo
 
 FORMAT = 1
@@ -119,13 +119,11 @@ class Tape:
     @classmethod
     def load(cls, path: Path) -> Tape:
         """Read a tape. Raises UsageError for other files and formats."""
+        data = read_packed(path)
         try:
-            data = path.read_bytes()
-            found = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-        except OSError as error:
-            raise UsageError(f"cannot read {path}: {error.strerror}") from error
-        except (ValueError, EOFError) as error:
-            raise UsageError(f"{path}: not a tape ({error}); make one with outrider-lab record") from error
+            found = parse_json(data, path)
+        except UsageError as error:
+            raise UsageError(f"{error}: not a tape; make one with outrider-lab record") from error
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise UsageError(f"{path}: not a tape of format {FORMAT}; make one with outrider-lab record")
         try:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from outrider_lab.cli.app import app
 from outrider_lab.paper import measurement
+from outrider_lab.paper import setup as paper
 from outrider_lab.paper.exhibits import EXHIBITS
 from outrider_lab.paper.measurement import KEPT, Measurement, MeasurementError, settings, take_all
 from outrider_lab.paper.setup import QUICK, WHOLE, paper_setup
@@ -51,7 +53,8 @@ def test_all_exhibits_have_their_own_names_and_say_what_differs():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_quick_report_has_every_exhibit(tmp_path):
+def test_the_quick_report_has_every_exhibit(tmp_path, monkeypatch):
+    monkeypatch.setattr(paper, "QUICK", replace(QUICK, new_tokens=3))  # what it writes is not looked at
     out = tmp_path / "out"
     assert run("paper", "--quick", "--out", out).exit_code == 0
     html = (out / "report.html").read_text()
@@ -79,17 +82,6 @@ def test_a_report_that_is_told_to_end_takes_its_command_along(tmp_path):
             time.sleep(0.01)
 
 
-def test_a_report_of_other_options_is_measured_again(tmp_path):
-    one, other = Measurement("one", SHOWN), Measurement("one", (*SHOWN[:-1], "suffix"))
-    directory = tmp_path / "json"
-    reports = take_all([one], directory)
-    assert list(reports["one"]["drafters"]) == ["lookup"]
-    assert one.taken(directory) == reports["one"]
-    assert other.taken(directory) is None
-    assert list(take_all([other], directory)["one"]["drafters"]) == ["suffix"]
-    assert one.taken(directory) is None
-
-
 def test_a_report_on_a_file_of_questions_that_has_changed_is_measured_again(tmp_path):
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"category": "math", "turns": ["Add 1 and 2."]}')
@@ -100,7 +92,7 @@ def test_a_report_on_a_file_of_questions_that_has_changed_is_measured_again(tmp_
     assert one.taken(tmp_path / "json") is None
 
 
-@pytest.mark.parametrize(("content", "said"), [("{", "cannot read"), ("[]", "no report of outrider-bench")])
+@pytest.mark.parametrize(("content", "said"), [("{", "cannot be read as JSON"), ("[]", "no report of outrider-bench")])
 def test_a_file_that_is_no_report_is_refused_in_one_line(tmp_path, content, said):
     (tmp_path / "one.json").write_text(content)
     with pytest.raises(UsageError, match=said):

@@ -1,6 +1,5 @@
 """Recipes that a report needs, really trained, on few tokens; and what is kept of them."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ from outrider_bench.core.prompts import warm_up_question
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_lab.paper import trained as module
 from outrider_lab.paper.exhibits import EXHIBITS
-from outrider_lab.paper.measurement import measured_arguments
 from outrider_lab.paper.setup import paper_setup
 from outrider_lab.paper.trained import (
     ONCE,
@@ -126,31 +124,6 @@ def test_what_is_trained_takes_its_role_in_the_tables(tmp_path, monkeypatch):
     assert measurement.arguments[:3] == ("drafters", "--target", str(RecipeRun("target_bias").directory))
     assert str(RecipeRun("eagle2_bias").directory) in measurement.arguments
     assert paper_setup("smollm2", (), tmp_path, quick=False).second is None
-
-
-def test_a_report_is_written_again_where_its_models_are_not(tmp_path, monkeypatch):
-    """By somebody else, in another home directory."""
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-
-    def needed(home, measured=frozenset()):
-        monkeypatch.setenv("HOME", str(tmp_path / home))
-        setup = paper_setup(None, (), None, quick=False, measured=measured)
-        return [one for name in ("moa-table-5", "moa-table-9") for one in EXHIBITS[name].needs(setup)]
-
-    monkeypatch.setenv("HOME", str(tmp_path / "one"))
-    for name in ("moa_nolsa", "moa_tli3", "target_bias", "moa_bias", "eagle2_bias"):
-        RecipeRun(name).directory.mkdir(parents=True)
-    there = needed("one")
-    assert all(" ~/.cache/outrider/trained/" in one.command for one in there)
-    assert str(tmp_path) not in "".join(one.key for one in there)
-    for one in there:
-        (tmp_path / f"{one.name}.json").write_text(json.dumps({"paper_key": one.key}))
-    assert needed("another") != there
-    again = needed("another", measured_arguments(tmp_path))
-    assert [one.name for one in again] == [one.name for one in there]
-    assert all(one.taken(tmp_path) for one in again)
-    assert all(one.can_be_had(tmp_path) for one in again)
-    assert not any(one.can_be_had(tmp_path / "elsewhere") for one in again)
 
 
 def test_further_seeds_are_measured_with_the_same_questions_where_there_are_two_to_compare():

@@ -17,20 +17,6 @@ def run(tmp_path, *arguments):
     return result, json.loads(report.read_text())
 
 
-def test_evaluation_of_a_few(tmp_path):
-    few = settings(per_family=1, code=1, tau_per_family=1, max_new_tokens=48)
-    drafters = ("moa", "independent")  # the second reads no features: none are to be waited for
-    result, report = run(tmp_path, "eval", *few, *(word for name in drafters for word in ("--drafter", name)))
-    assert result.exit_code == 0, result.output
-    assert set(report["drafters"]) == set(drafters)
-    for drafter in report["drafters"].values():
-        assert {cut: len(each) for cut, each in drafter["passed"].items()} == {"1": 1, "10": 1, "25": 1, "40": 1}
-        for accepted in drafter["acceptance"].values():
-            assert accepted["mismatches"] == 0
-            assert 1 <= accepted["overall"] <= 6
-    assert report["made_by"]["command"]
-
-
 def test_a_user_s_questions_have_acceptance_alone(tmp_path):
     (tmp_path / "asked.jsonl").write_text(json.dumps({"category": "math", "turns": ["1 + 1?", "And 2?"]}))
     options = settings(questions=tmp_path / "asked.jsonl", max_new_tokens=4)

@@ -1,26 +1,22 @@
 """Acceptance with late and coarse features: the replay counts what the real loop counts, and less without them."""
 
 import asyncio
-import json
 
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from outrider_bench.core.acceptance import SHAPES
 from outrider_bench.core.pair import in_process, stop_and_wait_config
 from outrider_bench.core.prompts import questions
 from outrider_bench.core.reference_answers import plain_answers
 from outrider_drafters import TargetWeights, load_drafter
-from outrider_lab.cli.app import app
 from outrider_lab.studies.acceptance_replay import Lag, accepted
 from outrider_lab.studies.evaluation import measure_acceptance
 from outrider_lab.studies.recorded_features import RecordedAnswer, codings, record
 from outrider_lab.studies.staleness import (
     LATE,
     Degradation,
-    degradations,
     measure,
     tau_share,
 )
@@ -118,15 +114,3 @@ def test_eagle2_taught_for_late_features_loses_little_by_them(record_features):
     )
     assert fresh.tau > untaught_fresh.tau
     assert late.share > 0.9 > untaught_late.share
-
-
-def test_the_command(tmp_path):
-    few = ["--set", "families=math", "--set", "per-family=1", "--set", "max-new-tokens=3"]
-    few += ["--drafter", "moa", "--drafter", "independent"]
-    picture, path = tmp_path / "picture.png", tmp_path / "report.json"
-    result = CliRunner().invoke(app, ["staleness", *few, "--json", str(path), "--set", f"plot={picture}"])
-    assert result.exit_code == 0, result.output
-    assert picture.stat().st_size > 10_000
-    report = json.loads(path.read_text())["drafters"]
-    assert len(report["moa"]["tree"]) == len(degradations(has_features=True))
-    assert all(measured["overall"]["share"] == 1 for measured in report["independent"]["chain"])

@@ -25,14 +25,6 @@ def test_a_tape_is_read_as_it_was_written(tmp_path, name):
     assert Tape.load(tmp_path / name) == tape
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"format": 1}', b"\x1f\x8b"])
-def test_a_file_that_is_no_tape_is_refused_with_the_remedy(tmp_path, content):
-    path = tmp_path / "tape.json"
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match="outrider-lab record"):
-        Tape.load(path)
-
-
 def test_a_draft_is_grown_from_the_taped_lag_nearest_to_what_is_missing():
     late = {5: recording_of(10, lambda number: SECOND).positions}
     recording, num_tokens = replace(recording_of(10), late=late), len(PROMPT) + 6

@@ -1,15 +1,16 @@
 """`outrider-models`: show the corpus, train models, make edge bundles, list the embedded models."""
 
-import json
 import math
-import sys
+from datetime import datetime
 from typing import Annotated
 
 import typer
 
 from outrider_models.core.options import BundleOptions, DistillOptions, DraftVocabOptions, TrainOptions, held_out_file
 from outrider_proto.errors import UsageError
+from outrider_proto.files import read_json
 from outrider_proto.options.command import Program, Version, with_options
+from outrider_proto.terminal.text import print_line
 
 # Commands import what they need when they run: torch takes seconds, and --help must not wait for it.
 app = typer.Typer(cls=Program, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -51,19 +52,19 @@ def bundle(options: BundleOptions) -> None:
     source = DrafterSource.parse(drafter).with_draft_vocab(options.draft_vocab)
     made = make_bundle(target_source(options.target), source, options.weights, out)
     stored = weights_note(out, made)
-    print(f"{out}: {size_bytes(out):,} bytes, {stored}, for target {made.target} ({made.target_fingerprint})")
+    print_line(f"{out}: {size_bytes(out):,} bytes, {stored}, for target {made.target} ({made.target_fingerprint})")
 
 
 @app.command()
 def get(name: Annotated[str, typer.Argument(help="Model of the catalog: smollm2.")]) -> None:
     """Download a model and install it under its name, which every --target then takes."""
-    from rich.console import Console
     from rich.progress import Progress
 
     from outrider_drafters.checkpoints.catalog import CATALOG
     from outrider_models.catalog import get_model
+    from outrider_proto.terminal.console import TerminalConsole
 
-    bar = Progress(console=Console(stderr=True))
+    bar = Progress(console=TerminalConsole(stderr=True))
     task = bar.add_task("converting", total=1.0)
 
     def report(done: float) -> None:
@@ -73,31 +74,42 @@ def get(name: Annotated[str, typer.Argument(help="Model of the catalog: smollm2.
     try:
         directory = get_model(name, report)
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; get it again to go on", file=sys.stderr)
+        print_line(f"{name}: interrupted; get it again to go on", err=True)
         raise typer.Exit(130) from None
     finally:
         if bar.live.is_started:
             bar.stop()
-    print(f"{name}: {CATALOG[name].about}, in {directory}")
+    print_line(f"{name}: {CATALOG[name].about}, in {directory}")
+
+
+@app.command()
+def remove(
+    names: Annotated[list[str], typer.Argument(help="Models, as `info` lists them.")],
+) -> None:
+    """Remove models that `get` has installed, or targets of the cache, which are made again when they are used."""
+    from outrider_models.catalog import remove_model
+
+    for name in names:
+        print_line(f"{name}: removed, {remove_model(name).size_bytes:,} bytes")
 
 
 @app.command()
 @with_options(DistillOptions)
 def distill(options: DistillOptions) -> None:
     """Let a target write chats to train its drafters on: questions of all kinds, and its greedy answers."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
     from outrider_models.core.embedded import target_source
     from outrider_models.core.questions import read_questions
     from outrider_models.distillation.distill import Distillation, DistillProgress
     from outrider_models.distillation.writer import TargetWriter
+    from outrider_proto.terminal.console import TerminalConsole
 
     questions = None if options.prompts is None else read_questions(options.prompts)
     writer = TargetWriter.load(target_source(options.target), options.batch, options.dtype)
     run = Distillation(writer, options, questions)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), "{task.fields[status]}")
-    with Progress("answer tokens", *columns, console=Console(stderr=True)) as bar:
+    with Progress("answer tokens", *columns, console=TerminalConsole(stderr=True)) as bar:
         task = bar.add_task("", total=options.tokens, completed=run.done.tokens, status="")
 
         def report(done: DistillProgress) -> None:
@@ -105,19 +117,19 @@ def distill(options: DistillOptions) -> None:
 
         run.run(report)
     done = f"{run.done.chats:,} chats, {run.done.tokens:,} answer tokens"
-    print(f"{options.out}: {done}; held out: {held_out_file(options.out)}")
+    print_line(f"{options.out}: {done}; held out: {held_out_file(options.out)}")
 
 
 @app.command("draft-vocab")
 @with_options(DraftVocabOptions)
 def draft_vocab(options: DraftVocabOptions) -> None:
     """Choose the tokens that drafters draft: those the target writes most often. Shows the share of replies covered."""
-    from rich.console import Console
     from rich.table import Table
 
     from outrider_drafters.checkpoints.draft_vocabulary import write_draft_vocab
     from outrider_models.core.embedded import target_source
     from outrider_models.distillation.draft_vocabulary import choose_draft_vocab
+    from outrider_proto.terminal.console import TerminalConsole
 
     out, held_out, beside = options.out, options.held_out, held_out_file(options.data)
     if held_out is None and beside.is_file() and beside.stat().st_size:  # distill leaves it empty where it holds none
@@ -130,8 +142,8 @@ def draft_vocab(options: DraftVocabOptions) -> None:
     table = Table("held-out replies", "tokens", *(f"in {count:,}" for count in found.sizes))
     for kind in found.kinds:
         table.add_row(kind.kind, f"{kind.num_tokens:,}", *(f"{share:.1%}" for share in kind.shares))
-    Console().print(table)
-    print(f"{out}: {len(found.tokens):,} tokens, the most frequent of {found.num_chosen_from:,} reply tokens")
+    TerminalConsole().print(table)
+    print_line(f"{out}: {len(found.tokens):,} tokens, the most frequent of {found.num_chosen_from:,} reply tokens")
 
 
 @app.command()
@@ -141,23 +153,24 @@ def families() -> None:
 
     for family in all_families():
         package = f" ({PLUG_INS.package(family.name)})" if family.name in PLUG_INS.names else ""
-        print(f"{family.name}{package}: reads {family.features}; trees: {family.trees}; offline: {family.offline}")
+        print_line(f"{family.name}{package}: reads {family.features}; trees: {family.trees}; offline: {family.offline}")
         for option in options_of(family):
-            print(f"  {option.name}: {option.help} [{option.takes}]")
+            print_line(f"  {option.name}: {option.help} [{option.takes}]")
 
 
 @app.command()
 def info() -> None:
-    """List the models that ship and those to get, with parameters, sizes, fingerprints and scores."""
-    from rich.console import Console
+    """List the models that ship, those to get and those of the cache, with sizes, fingerprints and scores."""
     from rich.table import Table
 
     from outrider_drafters.checkpoints.catalog import CATALOG, installed_dir, is_installed
     from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
     from outrider_drafters.readers.checkpoint import Checkpoint
+    from outrider_drafters.readers.target_cache import cached_targets
     from outrider_models.core.embedded import EMBEDDED, drafter_dir, model_dirs, shipped_drafters, target_dir
+    from outrider_proto.terminal.console import TerminalConsole
 
-    console = Console()
+    console = TerminalConsole()
     table = Table("model", "for", "parameters", "bytes", "fingerprint")
     total = 0
     shipped = {name: drafter_dir(name) for target in CATALOG for name in shipped_drafters(target)}
@@ -174,8 +187,12 @@ def info() -> None:
     for name, model in CATALOG.items():
         where = installed_dir(name) if is_installed(name) else f"not installed: outrider-models get {name}"
         console.print(f"{name}: {model.about}; {where}", soft_wrap=True, highlight=False)
+    for cached in cached_targets():
+        what = f"{cached.dtype}, {cached.size_bytes:,} bytes, last used {datetime.fromtimestamp(cached.used_at):%F %R}"
+        source = f"made of {cached.source or 'an unknown file'}{', changed or gone since' if cached.is_stale else ''}"
+        console.print(f"cached {cached.directory.name}: {what}, {source}", soft_wrap=True, highlight=False)
     scores_file = target_dir().with_name("scores.json")  # on held-out prompts, measured after training
-    recorded = json.loads(scores_file.read_text()) if scores_file.is_file() else {}
+    recorded = read_json(scores_file) if scores_file.is_file() else {}
     for name, families in recorded.items():
         scores = ", ".join(f"{family} {score['passed']}/{score['total']}" for family, score in families.items())
         console.print(f"{name} on held-out prompts: {scores}")

@@ -5,14 +5,13 @@
 {"prompt": "Write ..."}    or    "Write ..."                                         plain prompts
 """
 
-import json
-import lzma
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from outrider_proto.errors import UsageError
+from outrider_proto.files import MAX_LINES_BYTES, parse_json, read_packed
 
 _UNNAMED = "all"
 
@@ -43,18 +42,14 @@ def read_questions(path: Path) -> list[UserQuestion]:
 def json_lines(path: Path) -> Iterator[tuple[int, Any]]:  # Any: whatever the line holds
     """Yield number and value of each line of a file, perhaps an .xz, but for empty ones. Raises UsageError."""
     try:
-        data = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
         # Not splitlines(): it also splits at separators such as U+2028, which JSON allows inside strings. utf-8-sig:
         # some editors put a byte order mark first, which is no JSON.
-        lines = data.decode("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError, lzma.LZMAError) as error:
+        lines = read_packed(path, MAX_LINES_BYTES).decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
         raise UsageError(f"{path}: cannot be read as text ({error})") from None
     for number, line in enumerate(lines, 1):
         if line.strip():
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UsageError(f"{path}:{number}: not JSON ({error})") from None
+            yield number, parse_json(line, f"{path}:{number}")
 
 
 def _question(entry: Any, number: int, source: str) -> UserQuestion:  # Any: as above

@@ -1,15 +1,14 @@
 """Frozen dataclasses from TOML tables, complete or as changes to defaults. Every error names its key."""
 
-import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
 from outrider_proto.errors import UsageError
 from outrider_proto.options import values
-from outrider_proto.options.values import Table, merged, read_toml
+from outrider_proto.options.values import Table, merged, read_toml, toml_value
 
-__all__ = ["Table", "build", "merged", "need_at_least", "parse_changes", "read_toml", "with_changes"]
+__all__ = ["Table", "build", "merged", "parse_changes", "read_toml", "with_changes"]
 
 _Made = TypeVar("_Made")
 
@@ -43,19 +42,5 @@ def parse_changes(pairs: Iterable[str]) -> Table:
             inner = inner.setdefault(key, {})
             if not isinstance(inner, dict):
                 raise UsageError(f"--set {pair}: {key} was given a value before")
-        inner[name] = _toml_value(text.strip())
+        inner[name] = toml_value(text.strip())
     return table
-
-
-def need_at_least(table: object, least: float, *names: str) -> None:
-    """Raise UsageError for a field below `least`."""
-    for name in names:
-        if getattr(table, name) < least:
-            raise UsageError(f"{name}={getattr(table, name)}: need at least {least:g}")
-
-
-def _toml_value(text: str) -> Any:  # Any: whatever TOML makes of it
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

@@ -17,6 +17,7 @@ from outrider_models.core.questions import UserQuestion
 from outrider_models.distillation.writer import Continuation, Dialog, Opening, TargetWriter
 from outrider_models.training.data.chats import Message
 from outrider_proto.errors import UsageError
+from outrider_proto.files import MAX_LINES_BYTES, parse_json, read_regular
 
 _TWO_TURNS = 0.2  # share of chats with a second question
 _PASSAGE_TOKENS = range(60, 220)  # an answer of that length may be the text of a summary or a question
@@ -224,15 +225,15 @@ def _entries(path: Path) -> Iterator[dict[str, Any]]:  # Any: as in JSON
     """Read what an earlier run wrote; a line that it did not finish is cut off. Raises UsageError for other files."""
     if not path.is_file():
         return
-    whole = path.read_bytes()
+    whole = read_regular(path, MAX_LINES_BYTES)
     complete = whole[: whole.rfind(b"\n") + 1]
     for number, line in enumerate(complete.decode("utf-8", errors="replace").split("\n")[:-1], 1):
         try:
-            entry = json.loads(line)
+            entry = parse_json(line, path)
             numbers = [entry[key] for key in ("tokens", "number")]
             if not (isinstance(entry["kind"], str) and all(isinstance(number, int) for number in numbers)):
                 raise TypeError("not as this command writes them")
-        except (ValueError, KeyError, TypeError):
+        except (UsageError, KeyError, TypeError):
             raise UsageError(
                 f"{path}:{number}: no chat that `outrider-models distill` wrote: name another --out"
             ) from None

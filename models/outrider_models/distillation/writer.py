@@ -8,15 +8,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
     GenerationConfig,
     LogitsProcessor,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteria,
 )
-from transformers.utils import logging
 
+from outrider_drafters.checkpoints.causal_lm import load_causal_lm
 from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir
 from outrider_drafters.processor import has_bf16
 from outrider_models.training.data.chats import Message
@@ -97,11 +96,11 @@ class TargetWriter:
         if dtype == "auto":
             dtype = "bfloat16" if has_bf16() else "float32"
         directory = resolve_dir(name_or_path)
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers'
         tokenizer = load_chat_tokenizer(directory)
         template = TurnTemplate.of(tokenizer, TargetWeights.load(directory).eos_token_ids)
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=_DTYPES[dtype])  # Any: its class varies
+        model: Any  # its class varies
+        model, _ = load_causal_lm(directory, quantized=True, dtype=_DTYPES[dtype])
         # The model's own may penalize what it repeats.
         model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # transformers'
         return cls(model.to(device).eval(), tokenizer, template, batch)

@@ -10,7 +10,7 @@ import torch
 
 from outrider_drafters.readers.checkpoint import WRITE_ERRORS
 from outrider_proto.errors import OutriderError, UsageError
-from outrider_proto.files import atomic_path, write_atomically
+from outrider_proto.files import atomic_path, read_json, write_atomically
 
 _CHECKPOINT = "checkpoint.pt"
 _CONFIG = "course.json"  # config.json is the exported drafter's own, in the same directory
@@ -80,7 +80,9 @@ def write_config(directory: Path, config: dict[str, Any]) -> None:  # Any: JSON 
 
 def check_config(directory: Path, config: dict[str, Any]) -> None:  # Any: as above
     """Raise UsageError that names the settings that differ from those of the run to resume."""
-    before = json.loads((directory / _CONFIG).read_text())
+    before = read_json(directory / _CONFIG)
+    if not isinstance(before, dict):
+        raise UsageError(f"{directory / _CONFIG}: holds no settings of a run: use a new --out")
     # Through JSON, as the other one went: tuples become lists.
     now = json.loads(json.dumps(config))
     if differing := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):

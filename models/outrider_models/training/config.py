@@ -1,9 +1,11 @@
 """Configuration of a run on chats: what the family's paper says, with changes."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from outrider_models.core.tables import Table, need_at_least, with_changes
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from outrider_models.core.tables import Table, with_changes
 from outrider_models.training.core.interfaces import TargetFacts
 from outrider_models.training.core.rates import Length
 from outrider_models.training.data.chat_file import ChatSettings
@@ -17,28 +19,20 @@ Precision = Literal["auto", "bf16", "no"]
 class MachineSettings:
     """Settings of the machine; the result does not depend on them."""
 
-    part: int  # texts per pass on one device, whose gradients add up to an update's; 0: all of an update
+    part: NonNegativeInt  # texts per pass on one device, whose gradients add up to an update's; 0: all of an update
     precision: Precision  # auto: bf16 where the GPU or processor computes in it
     features: str  # directory of the target's outputs; auto: in --out, for this run; no: computed in every pass
-    features_gb: float  # of that directory; what does not fit is computed in every pass
-    checkpoint_updates: int  # 0: only at the end
-
-    def __post_init__(self) -> None:
-        need_at_least(self, 0, "part", "checkpoint_updates", "features_gb")
+    features_gb: NonNegativeFloat  # of that directory; what does not fit is computed in every pass
+    checkpoint_updates: NonNegativeInt  # 0: only at the end
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationSettings:
     """Validation by drafting chains of `levels` tokens along the target's greedy text after held-out prompts."""
 
-    every_updates: int  # 0: only at the end
-    new_tokens: int  # length of the target's text per prompt
-    levels: int
-
-    def __post_init__(self) -> None:
-        need_at_least(self, 0, "every_updates")
-        need_at_least(self, 2, "new_tokens")
-        need_at_least(self, 1, "levels")
+    every_updates: NonNegativeInt  # 0: only at the end
+    new_tokens: Annotated[int, Field(ge=2)]  # length of the target's text per prompt
+    levels: PositiveInt
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,13 +27,11 @@ class Task(Protocol):
 
     def loss(self, batch: Batch, progress: float = 0.0) -> LossOutput:
         """Compute the loss at `progress` of the run."""
-        ...
 
     def export(self, directory: Path) -> None: ...
 
     def validate(self) -> Mapping[str, object]:
         """Return scores on held-out prompts, as JSON values."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

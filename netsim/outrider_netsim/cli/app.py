@@ -13,10 +13,10 @@ from outrider_netsim.cli import profiles as cli_profiles
 from outrider_netsim.cli import proxy as cli_proxy
 from outrider_netsim.cli import run as cli_run
 from outrider_netsim.cli import trace as cli_trace
-from outrider_netsim.cli.terminal import ENGINE_EXIT, LinkProgram, console
-from outrider_proto.options.command import Version
+from outrider_netsim.cli.terminal import console
+from outrider_proto.options.command import Program, Version
 
-app = typer.Typer(cls=LinkProgram, no_args_is_help=True, add_completion=False)
+app = typer.Typer(cls=Program, no_args_is_help=True, add_completion=False)
 for group in (cli_profiles, cli_run, cli_proxy, cli_trace, cli_fit, cli_probe, cli_control):
     app.add_typer(group.app)
 
@@ -36,7 +36,7 @@ def clean() -> None:
     for line in removals or ["nothing was left behind"]:
         console.print(line, soft_wrap=True, markup=False)
     if not all(line.startswith("removed") for line in removals):
-        raise typer.Exit(ENGINE_EXIT)
+        raise typer.Exit(1)
 
 
 def _remove_leftovers() -> list[str]:

@@ -76,7 +76,7 @@ class LinkControls:
         self.changes.append(change | ({"profile": detail} if detail else {}))
         way = "" if len(ways) == len(WAYS) else f" {ways[0]}"
         text = f"{at:8.2f} s  [{style}]link {what}{way}[/]{f': {escape(detail)}' if detail else ''}"
-        self._console.print(text, soft_wrap=True)
+        self._console.print(text, soft_wrap=True, markup=True)
 
 
 def link_of(

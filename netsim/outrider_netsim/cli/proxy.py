@@ -17,9 +17,10 @@ from outrider_netsim.cli.link_options import (
     link_profile,
     totals,
 )
-from outrider_netsim.cli.terminal import console, fail
+from outrider_netsim.cli.terminal import console
 from outrider_netsim.core.addresses import parse_address
 from outrider_netsim.core.engine_names import EngineChoice
+from outrider_netsim.core.errors import ProfileError
 from outrider_proto.options.command import with_options
 from outrider_proto.options.fields import Flag
 
@@ -71,7 +72,10 @@ def proxy(options: ProxyOptions) -> None:
     try:
         asyncio.run(_run(link, options, profile.outages))
     except OSError as error:
-        fail(f"cannot listen on {options.listen}: {error.strerror or error}. Choose another port, or 0 for a free one.")
+        reason = error.strerror or error
+        raise ProfileError(
+            f"cannot listen on {options.listen}: {reason}. Choose another port, or 0 for a free one."
+        ) from error
 
 
 async def _run(link: Link, options: ProxyOptions, outages: Sequence[Outage]) -> None:

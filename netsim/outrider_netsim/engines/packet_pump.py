@@ -28,6 +28,7 @@ from outrider_netsim.namespaces import syscalls
 from outrider_netsim.namespaces.processes import die_with_parent
 from outrider_netsim.profiles.profile import Profile
 from outrider_netsim.recording.recorder import FileRecorder
+from outrider_proto.terminal.text import print_line
 
 READ_BYTES = 65_536
 BATCH_PACKETS = 64  # read from one device before the other device and due packets get their turn
@@ -74,7 +75,7 @@ class PacketPump:
     def close(self) -> None:
         """Write the rest of the recording; say what is missing from it, if anything is."""
         for message in self._recorder.close() if self._recorder else ():
-            print(f"outrider-netsim: {message}", file=sys.stderr)
+            print_line(f"outrider-netsim: {message}", err=True)
 
     def serve(self) -> None:
         """Run until the parent closes the channel, which raises EOFError or ConnectionError."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
 
 from outrider_netsim.core.addresses import ADDRESS_VARIABLE, Address
 from outrider_netsim.core.answers import AnswerReader
@@ -28,6 +28,7 @@ from outrider_netsim.profiles.outages import OutageSwitch, run_outages
 from outrider_netsim.profiles.profile import Profile
 from outrider_netsim.recording.recorder import FileRecorder
 from outrider_netsim.virtual.link import VirtualLink
+from outrider_proto.terminal.text import print_line
 
 BACKLOG = 128
 
@@ -74,7 +75,7 @@ class ProxyLink(EngineLink):
         await server.wait_closed()
         self._clock.stop()
         for message in self._recorder.close() if self._recorder else ():
-            print(f"outrider-netsim: {message}", file=sys.stderr)
+            print_line(f"outrider-netsim: {message}", err=True)
 
     def watches(self) -> list[Coroutine[None, None, None]]:
         return [self._clock.watch()]
@@ -135,7 +136,7 @@ class ProxyLink(EngineLink):
         self._there[task] = there
         task.add_done_callback(self._there.pop)
         # Not in relay() alone: a task cancelled before its first step never runs its `finally`.
-        task.add_done_callback(lambda _: writer.transport.abort())
+        task.add_done_callback(lambda _: _abort(writer))
 
     def _own(self, task: asyncio.Task[None]) -> None:
         # asyncio holds only weak references to tasks: without this one it could vanish half done.
@@ -147,3 +148,9 @@ class ProxyLink(EngineLink):
         if self._server is None:
             raise RuntimeError("the link is not started: use `async with`")
         return self._server.sockets[0]
+
+
+def _abort(writer: StreamWriter) -> None:
+    # asyncio's own, of a transport that was closed with bytes left to send and has sent them.
+    with suppress(AttributeError):
+        writer.transport.abort()

@@ -24,11 +24,14 @@ MAX_RTT_MS = 60_000.0
 MAX_LOST_IN_A_ROW = 1_000_000  # more says that two recordings are in one file
 
 # Linux, BSD and macOS print the same reply. -D puts the time of its arrival before it in seconds, others as a date.
+# (?>...) tries one place alone, and a line is read so far: else a long one could take hours.
+_MOST_READ = 400
 _REPLY = re.compile(
-    r"(?:\[(?P<at>\d[^]]{0,40})\] )?\d+ bytes from .*icmp_seq[= ](?P<number>\d{1,9}) .*time[=<](?P<rtt>[\d.]+) ?ms",
+    r"(?:\[(?P<at>\d[^]]{0,40})\] )?\d+ bytes from (?>.*icmp_seq[= ])(?P<number>\d{1,9}) "
+    r"(?>.*time[=<])(?P<rtt>[\d.]+) ?ms",
     re.ASCII,
 )
-_SUMMARY = re.compile(r"(?P<sent>\d{1,9}) packets transmitted, .*time (?P<ms>\d{1,12})ms", re.ASCII)
+_SUMMARY = re.compile(r"(?P<sent>\d{1,9}) packets transmitted, (?>.*time )(?P<ms>\d{1,12})ms", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +62,9 @@ Recording = RoundTrips | Trace
 def load_recording(path: Path, interval_s: float | None = None) -> Recording:
     """Load a recording of any kind. `interval_s` is the time between pings whose file does not tell it."""
     text, name = read_text(path), str(path)
-    lines = text.splitlines(keepends=True) or [""]
-    if path.suffix.lower() == ".csv" and "rtt_ms" in re.split(r"[\s,;]+", lines[0]):
+    first = text.partition("\n")[0]
+    if path.suffix.lower() == ".csv" and "rtt_ms" in re.split(r"[\s,;]+", first):
+        lines = text.splitlines(keepends=True)
         times, rtts = parse_round_trips(lines, lines[0], name)
         return RoundTrips(name, np.array(times), np.array(rtts))
     is_ping = "icmp_seq" in text or "packets transmitted" in text
@@ -76,13 +80,13 @@ def parse_ping(text: str, name: str, interval_s: float | None = None) -> RoundTr
     turn, latest = 0, 0  # icmp_seq has 16 bits
     sent, total_ms = 0, None
     for n, line in enumerate(text.split("\n"), 1):
-        if found := _REPLY.search(line):
+        if found := _REPLY.search(line, 0, _MOST_READ):
             number = int(found["number"])
             turn += number < latest - 2**15
             latest = number
             at = _stamp(found["at"], f"{name}, line {n}") if found["at"] else None
             replies.setdefault(number + 2**16 * turn, (_rtt_ms(found["rtt"], f"{name}, line {n}: time"), at))
-        elif found := _SUMMARY.search(line):
+        elif found := _SUMMARY.search(line, 0, _MOST_READ):
             sent, total_ms = int(found["sent"]), int(found["ms"])
     if not replies:
         raise ProfileError(f"{name}: no reply: need lines such as '64 bytes from 192.0.2.1: icmp_seq=1 time=20 ms'")

@@ -82,12 +82,11 @@ class Direction:
     trace: Trace | None = None
 
     def __post_init__(self) -> None:
-        for name in ("delay_ms", "jitter_ms", "base_ms"):
+        for name in ("delay_ms", "jitter_ms", "base_ms", "slot_ms", "coherence_ms", "queue_ms"):
             check_range(name, getattr(self, name), 0, MAX_MS)
         check_range("rate_bps", self.rate_bps, 0, 1e12)
-        for name in ("loss", "duplicate", "corrupt"):
+        for name in ("loss", "duplicate", "corrupt", "correlation"):
             check_range(name, getattr(self, name), 0, 1.0)
-        check_range("slot_ms", self.slot_ms, 0, MAX_MS)
         if 0 < self.rate_bps < 1000:
             raise ProfileError(f"rate_bps={self.rate_bps:g}: need 0 (unlimited) or at least 1000 bit/s")
         if not isinstance(self.distribution, DistributionTable) and self.distribution not in DISTRIBUTIONS:
@@ -98,8 +97,6 @@ class Direction:
             raise ProfileError(
                 f"jitter_ms={self.jitter_ms:g} with distribution='constant': need another distribution or no jitter"
             )
-        check_range("correlation", self.correlation, 0, 1.0)
-        check_range("coherence_ms", self.coherence_ms, 0, MAX_MS)
         if self.correlation == 1:
             raise ProfileError("correlation=1: the delay would never change; need less than 1")
         if self.correlation and self.coherence_ms:
@@ -115,7 +112,6 @@ class Direction:
         if self.queue_packets is not None and not 1 <= self.queue_packets <= MAX_QUEUE_PACKETS:
             raise ProfileError(f"queue_packets={self.queue_packets}: need 1 to {MAX_QUEUE_PACKETS}")
         check_range("queue_bytes", self.queue_bytes, 0, MAX_QUEUE_BYTES)
-        check_range("queue_ms", self.queue_ms, 0, MAX_MS)
         if self.aqm not in AQMS:
             raise ProfileError(f"aqm={self.aqm!r}: need one of {', '.join(AQMS)}")
         names = "queue_packets", "queue_bytes", "queue_ms"

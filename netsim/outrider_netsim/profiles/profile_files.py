@@ -86,7 +86,7 @@ def _located(file: Path, *path: str) -> Iterator[None]:
         yield
     except _LocatedError:
         raise
-    except (UsageError, ProfileError) as error:
+    except UsageError as error:
         place = f" [{'.'.join(path)}]" if path else ""
         raise _LocatedError(f"{file}{place}: {error}") from None
 
@@ -122,7 +122,7 @@ def _direction(file: Path, path: tuple[str, ...], way: Way, both: Table, own: Ta
             with _located(file, *path, way if "bursts" in own else "both", "bursts"):
                 found["bursts"] = build(Bursts, values.pop("bursts"))
         return replace(build(Direction, values), **found)
-    except (UsageError, ProfileError) as error:
+    except UsageError as error:
         # A message begins with its key.
         key = re.match(r"\w*", str(error))
         table = way if not both or (key and key[0] in own) else "both"

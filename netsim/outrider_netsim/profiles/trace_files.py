@@ -21,6 +21,8 @@ from outrider_netsim.profiles.trace_columns import parse_table, shown
 from outrider_netsim.profiles.traces import MAX_TRACE_S, ConditionTrace, DeliveryTrace, RecordedLink, Trace
 
 GZIP_START = b"\x1f\x8b"
+MAX_MIB = 128  # of a trace, unpacked
+_MAX_LINE = 2**20
 FOR_RATES = "; for one rate a second, let the first line be rate_mbps"
 
 
@@ -112,13 +114,30 @@ def _short(value: float) -> str:
 
 
 def _lines(path: Path) -> Iterator[str]:
+    from outrider_proto.files import open_at_once  # here: the ends of a link import this module, and read no files
+
     is_input = str(path) == "-"
     try:
         # Standard input stays open: a command is to have it, and the next file to open would get its number.
-        with open(0 if is_input else path, "rb", closefd=not is_input) as file, _text(file) as text:
-            yield from text
+        with (
+            open(0 if is_input else path, "rb", closefd=not is_input, opener=open_at_once) as file,
+            _text(file) as text,
+        ):
+            yield from _bounded(text, path)
     except (OSError, EOFError, zlib.error) as error:
         raise ProfileError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _bounded(text: TextIOWrapper, path: Path) -> Iterator[str]:
+    """Yield lines until they are too many; a few bytes may unpack to many gigabytes."""
+    left = MAX_MIB * 2**20
+    while line := text.readline(_MAX_LINE):
+        left -= len(line)
+        if left < 0:
+            raise ProfileError(f"{path}: more than {MAX_MIB} MiB of text: cut it")
+        if len(line) == _MAX_LINE and not line.endswith("\n"):
+            raise ProfileError(f"{path}: a line of more than {_MAX_LINE} characters")
+        yield line
 
 
 def _text(file: BufferedReader) -> TextIOWrapper:

@@ -6,6 +6,7 @@ An option that is not given is None, so that the file's value counts, or the fie
 from __future__ import annotations
 
 import inspect
+import logging
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, replace
@@ -19,6 +20,7 @@ from typer.core import TyperGroup
 from outrider_proto.errors import LinkError, OutriderError, Refusal, UsageError
 from outrider_proto.options.fields import Option, options_of
 from outrider_proto.options.values import Table, build, merged, parse_settings, place
+from outrider_proto.terminal.text import PrintableRecord, print_line
 
 SETTINGS = "settings"
 _LIST = "list"  # --set list
@@ -29,6 +31,7 @@ class Commands(TyperGroup):
     """Commands that tell how an option is given which --set alone takes (`typer.Typer(cls=Commands)`)."""
 
     def invoke(self, ctx: Any) -> Any:  # Any: click's Context, whose home typer moves; what a command returns
+        logging.setLogRecordFactory(PrintableRecord)
         try:
             return super().invoke(ctx)
         except Exception as error:
@@ -45,7 +48,7 @@ class Program(Commands):
         try:
             return super().invoke(ctx)
         except OutriderError as error:
-            typer.echo(f"{ctx.find_root().info_name}: {error}", err=True)
+            print_line(f"{ctx.find_root().info_name}: {error}", err=True)
             raise typer.Exit(exit_code(error)) from error
 
 

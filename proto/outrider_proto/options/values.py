@@ -6,7 +6,6 @@ A table has the shape of the file: sections are tables in it. Every UsageError n
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from itertools import groupby
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from outrider_proto.errors import OutriderError, UsageError
+from outrider_proto.files import parse_toml, read_regular
 from outrider_proto.options.fields import Option, find_option, nearest, options_of
 
 Table = dict[str, Any]  # Any: whatever a TOML file may hold
@@ -22,14 +22,7 @@ _Made = TypeVar("_Made")
 
 def read_toml(path: Path) -> Table:
     """Read a file. Raises UsageError, which names it."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UsageError(f"{path}: cannot be read: {reason}") from error
-    # ValueError: also integers longer than Python converts; RecursionError: deep nesting.
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not TOML: {error}") from error
+    return parse_toml(read_regular(path), path)
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Table:  # Any: as Table
@@ -114,16 +107,21 @@ def as_toml(config: object) -> str:
     return "\n".join(_toml_lines(config)) + "\n"
 
 
+def toml_value(text: str) -> Any:  # Any: whatever TOML makes of it
+    """Parse a value as TOML has it; one that is not TOML is text."""
+    try:
+        return parse_toml(f"value = {text}", text)["value"]
+    except UsageError:
+        return text
+
+
 def _parsed(option: Option, text: str) -> Any:  # Any: as Table
     """Read a value as TOML would have it, but for text, which needs no quotes here."""
     is_list = get_origin(option.type) is tuple
     members = (option.type, *get_args(option.type))
     if (str in members or Path in members) and not (is_list and text.startswith("[")):
         return [text] if is_list else text
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
+    value = toml_value(text)
     return [value] if is_list and not isinstance(value, list) else value
 
 

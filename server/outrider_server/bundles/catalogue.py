@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import hashlib
 import logging
+import os
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -89,14 +93,18 @@ class EdgeBundles:
             raise Violation(Reason.MALFORMED_FRAME, f"offset={offset}: {name} has {file.size_bytes} bytes")
         place = self._take_place(peer)
         try:
-            async with contextlib.aclosing(_read(built.directory / file.name, offset)) as chunks:
+            async with contextlib.aclosing(_read(built.directory, file, offset)) as chunks:
                 async for chunk in chunks:
                     yield chunk
                     self._check_open()
                     if place not in self._places:
                         raise Refusal(Reason.SERVER_FULL, "others wait for this place: fetch the rest later")
         except OSError as error:
-            self._forget(built)
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # which tells nothing of the bundle
+                raise Refusal(Reason.SERVER_FULL, f"{name} cannot be opened now: try again") from error
+            if self._forget(built):
+                _log.error("edge bundle in %s: %s: %s; it is built again", built.directory, name, error)
+                await asyncio.to_thread(_remove, built.directory)
             raise Refusal(Reason.BUNDLE_CHANGED, f"{name} is gone from the server: ask for the manifest") from error
         finally:
             self._places.pop(place, None)
@@ -170,16 +178,36 @@ class EdgeBundles:
                 return built, file
         raise Violation(Reason.MALFORMED_FRAME, f"the bundle has no file {name[:100]!r}")
 
-    def _forget(self, built: BuiltBundle) -> None:
-        """Forget a bundle that must be built again."""
-        self._built.pop(built.manifest.bundle_id, None)
+    def _forget(self, built: BuiltBundle) -> bool:
+        """Forget a bundle that must be built again; False if it was forgotten already."""
+        if self._built.get(built.manifest.bundle_id) is not built:
+            return False
+        del self._built[built.manifest.bundle_id]
         for offer, task in list(self._builds.items()):
             if task.done() and not task.cancelled() and task.exception() is None and task.result() is built:
                 del self._builds[offer]
+        return True
 
 
-async def _read(path: Path, offset: int) -> AsyncGenerator[bytes]:
-    with await asyncio.to_thread(path.open, "rb") as file:
-        file.seek(offset)
-        while chunk := await asyncio.to_thread(file.read, CHUNK_BYTES):
-            yield chunk
+async def _read(directory: Path, file: BundleFile, offset: int) -> AsyncGenerator[bytes]:
+    """Yield a file's bytes. Raises OSError, of a whole file that is not as it was made before its last chunk."""
+    digest, held = hashlib.sha256(), b""
+    with await asyncio.to_thread((directory / file.name).open, "rb") as opened:
+        if os.fstat(opened.fileno()).st_size != file.size_bytes:
+            raise OSError("its size has changed")
+        opened.seek(offset)
+        while chunk := await asyncio.to_thread(opened.read, CHUNK_BYTES):
+            if held:
+                yield held
+            digest.update(chunk)
+            held = chunk
+    if offset == 0 and digest.digest() != file.sha256:
+        raise OSError("its bytes have changed")
+    if held:
+        yield held
+
+
+def _remove(directory: Path) -> None:
+    # Aside first: another build may put its bundle there meanwhile.
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix=".damaged-", dir=directory.parent) as aside:
+        directory.rename(Path(aside) / directory.name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from outrider_proto.errors import OutriderError
+from outrider_proto.files import read_regular
 from outrider_server.config.config import ServerConfig
 from outrider_server.security.address import check_exposure, check_free
 
@@ -74,8 +75,8 @@ def _certificates(name: str, path: Path, now: datetime) -> Iterator[Finding]:
     from cryptography import x509
 
     try:
-        certificates = x509.load_pem_x509_certificates(path.read_bytes())
-    except (OSError, ValueError):
+        certificates = x509.load_pem_x509_certificates(read_regular(path))
+    except (OutriderError, ValueError):
         return
     for certificate in certificates:
         begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc

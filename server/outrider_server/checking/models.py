@@ -1,4 +1,4 @@
-"""Checks that target and drafters load, fit each other, and generate together."""
+"""Checks that target and drafters load, fit each other, and generate together; what int8 costs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from outrider_drafters.emulation.pace import Pace
 from outrider_proto.errors import OutriderError
 from outrider_proto.frames import ClientFrame, Decode, Finish, Open, Opened, ServerTree, Verdict
 from outrider_server.checking.environment import Finding, found
+from outrider_server.checking.int8_quality import Reading, compared, read_codes
 from outrider_server.config.config import ServerConfig
+from outrider_server.engine.hf_model import dtype_name, holds_int8
 from outrider_server.engine.load import load_drafters, load_taps
 from outrider_server.engine.target import Target
 from outrider_server.kv.budget import budget_bytes
@@ -36,10 +38,19 @@ def check_models(config: ServerConfig) -> Iterator[Finding]:
     except OutriderError as error:
         yield Finding("target", "error", str(error))
         return
+    codes: Reading | None = None
     try:
         yield from _tried(target, config)
+        if config.dtype == "int8":
+            try:
+                codes = read_codes(target, config)
+            except OutriderError as error:
+                yield Finding("int8", "warning", str(error))
     finally:
         target.close()
+    if codes is not None:
+        del target
+        yield compared(codes, config)
 
 
 def _tried(target: Target, config: ServerConfig) -> Iterator[Finding]:
@@ -53,10 +64,11 @@ def _tried(target: Target, config: ServerConfig) -> Iterator[Finding]:
 
 def _described(target: Target) -> str:
     kv = target.kv
+    dtype = "int8 with K/V in float32" if holds_int8(target.model) else dtype_name(kv.dtype)
     session_mib = kv.bytes_per_token * target.max_context / 2**20
     return (
         f"{target.name}: {target.model.config.model_type}, {len(kv.rows)} layers, vocabulary {target.vocab_size},"
-        f" context {target.max_context}, {kv.dtype} on {kv.device}; slots reproduce its own attention;"
+        f" context {target.max_context}, {dtype} on {kv.device}; slots reproduce its own attention;"
         f" {kv.bytes_per_token} bytes of K/V a token, {session_mib:.1f} MiB a full session"
     )
 

@@ -17,6 +17,7 @@ import typer
 
 from outrider_proto.options.command import Program, Version, with_options
 from outrider_proto.options.values import as_toml
+from outrider_proto.terminal.text import print_line
 from outrider_server.checking.environment import Finding, check_environment
 from outrider_server.cli.credentials import certs, keys_app
 from outrider_server.config.config import ServerConfig
@@ -64,7 +65,7 @@ def check(
     for finding in _findings(config):
         findings.append(finding)
         if not as_json:
-            typer.echo(f"{_SHOWN[finding.verdict]} {finding.subject}: {finding.text}")
+            print_line(f"{_SHOWN[finding.verdict]} {finding.subject}: {finding.text}")
     is_good = all(finding.verdict != "error" for finding in findings)
     if as_json:
         typer.echo(json.dumps({"ok": is_good, "findings": [asdict(finding) for finding in findings]}))

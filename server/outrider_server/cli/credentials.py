@@ -10,6 +10,7 @@ import typer
 from typer import Argument, Option
 
 from outrider_proto.errors import UsageError
+from outrider_proto.terminal.text import print_line
 from outrider_server.security.keys import Key, digest_of, new_secret, parse_scopes, read_keys, utc_now, write_keys
 from outrider_server.security.principal import Quota, Scope
 
@@ -48,7 +49,7 @@ def add(
     quota = Quota(sessions, tokens_per_minute, max_context)
     key = Key(name, digest_of(secret), scopes, quota, _until(expires, utc_now()), comment)
     write_keys(keys, [*known.values(), key])
-    typer.echo(f"outrider-server: key {name} added to {keys}; it will not be shown again", err=True)
+    print_line(f"outrider-server: key {name} added to {keys}; it will not be shown again", err=True)
     typer.echo(secret)
 
 
@@ -63,7 +64,7 @@ def list_keys(keys: KeysFile = _KEYS) -> None:
         quotas = [f"{name}={value}" for name, value in limits.items() if value is not None]
         state = "expired" if key.is_expired(now) else "expires"
         ends = [] if key.expires is None else [f"{state} {key.expires.isoformat(timespec='minutes')}"]
-        typer.echo("  ".join([f"{key.id:20}", scopes, *quotas, *ends, *([key.comment] if key.comment else [])]))
+        print_line("  ".join([f"{key.id:20}", scopes, *quotas, *ends, *([key.comment] if key.comment else [])]))
 
 
 @keys_app.command()
@@ -73,7 +74,7 @@ def revoke(name: Annotated[str, Argument(help="Name of the key.")], keys: KeysFi
     if name not in known:
         raise UsageError(f"key {name}: not in {keys}, which has {', '.join(known) or 'none'}")
     write_keys(keys, [key for key in known.values() if key.id != name])
-    typer.echo(f"outrider-server: key {name} revoked", err=True)
+    print_line(f"outrider-server: key {name} revoked", err=True)
 
 
 def certs(
@@ -114,7 +115,7 @@ def certs(
     for name, each in issued.items():
         making.write_issued(each, out / f"{name}.pem", out / f"{name}.key", force=force)
     names = ", ".join(sorted(f"{name}.pem" for name in issued))
-    typer.echo(f"outrider-server: {out}: ca.pem (give it to clients), {names}, and a .key to each", err=True)
+    print_line(f"outrider-server: {out}: ca.pem (give it to clients), {names}, and a .key to each", err=True)
 
 
 def _until(text: str | None, now: datetime) -> datetime | None:

@@ -7,24 +7,30 @@ import gc
 import json
 import os
 import signal
+import socket
+import threading
 from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-import typer
-
-from outrider_proto.errors import UsageError
-from outrider_proto.files import write_atomically
+from outrider_proto.files import write_for_user
+from outrider_proto.terminal.text import print_line
 from outrider_server.config.config import ServerConfig
 from outrider_server.rpc.server import Server
 
 _GIVE_UP_S = 5.0
+_TO_END_S = 2.0  # after the time to drain, for what ends by itself
+_LAST_WORDS_S = 1.0  # after a second signal
+_LONGEST_S = 1e6  # that a socket can wait
 _Result = TypeVar("_Result")
 
 
 def run(config: ServerConfig, ready_file: Path | None) -> None:
     """Serve until a signal comes or the target breaks."""
+    # While it loads, a signal ends the process by the system's default: Python's handler would wait for the libraries.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     asyncio.run(_serve(config, ready_file))
 
 
@@ -37,7 +43,7 @@ async def _serve(config: ServerConfig, ready_file: Path | None) -> None:
     await server.start()
     try:
         # Before the ready file: whoever sees it may send a signal at once.
-        stop = StopSignals()
+        stop = StopSignals(config.limits.drain_s)
         _announce(server, ready_file)
         if (why := await _unless(stop.first, server.verifier.broken())) is not None:
             await _give_up(server, why)
@@ -61,7 +67,7 @@ async def _unless(signaled: asyncio.Event, work: Coroutine[None, None, _Result])
 async def _give_up(server: Server, why: str) -> NoReturn:
     """Exit with code 1, whatever still waits for a dead process; clients resume with the next server."""
     with suppress(OSError):
-        typer.echo(f"outrider-server: {why}; start the server again", err=True)
+        print_line(f"outrider-server: {why}; start the server again", err=True)
     with suppress(TimeoutError):
         async with asyncio.timeout(_GIVE_UP_S):
             await server.drain(0)
@@ -80,10 +86,7 @@ def _announce(server: Server, ready_file: Path | None) -> None:
             "pace": pace and pace.name,
             "metrics": server.reporter.metrics_address,
         }
-        try:
-            write_atomically(ready_file, json.dumps(ready) + "\n")
-        except OSError as error:
-            raise UsageError(f"ready_file={ready_file}: cannot be written: {error.strerror}") from error
+        write_for_user(ready_file, json.dumps(ready) + "\n", "ready_file")
     offers = [f"features for {', '.join(tap.family for tap in about.taps)}"]
     if server.verifier.drafts_with:
         offers.append(f"drafting with {', '.join(server.verifier.drafts_with)}")
@@ -94,24 +97,46 @@ def _announce(server: Server, ready_file: Path | None) -> None:
     line = f"outrider-server: ready on {server.address}, target {about.target_name}, {', '.join(offers)}"
     # A full disk under the log must not keep us from serving.
     with suppress(OSError):
-        typer.echo(line, err=True)
+        print_line(line, err=True)
 
 
 class StopSignals:
-    """Listens for SIGINT and SIGTERM, on the running loop, from its creation on."""
+    """Listens for SIGINT and SIGTERM from its creation on, in a thread of its own.
 
-    def __init__(self) -> None:
+    The process ends `drain_s` + 2 s after the first signal, and a second after the second one, whatever hangs then.
+    """
+
+    def __init__(self, drain_s: float) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self._came)
-            # SIGHUP would end the process; certificates and keys are re-read whenever their files change.
-            loop.add_signal_handler(signal.SIGHUP, lambda: None)
-        except NotImplementedError:  # the loops of Windows
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._came))
+        self._loop, self._drain_s = asyncio.get_running_loop(), drain_s
+        # By Python's own handlers and the loop's, a signal would wait for the main thread.
+        self._signals, self._wakeup = socket.socketpair()
+        self._wakeup.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        # SIGHUP would end the process; certificates and keys are re-read whenever their files change.
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), _do_nothing)
+        threading.Thread(target=self._listen, name="outrider-signals", daemon=True).start()
 
-    def _came(self) -> None:
-        (self.second if self.first.is_set() else self.first).set()
+    def _listen(self) -> None:
+        events = [(self.second, _LAST_WORDS_S), (self.first, self._drain_s + _TO_END_S)]
+        while True:
+            try:
+                number = self._signals.recv(1)[0]
+            except TimeoutError:
+                break
+            if number in (signal.SIGINT, signal.SIGTERM) and events:
+                event, seconds = events.pop()
+                # Before the loop is asked: it may be what hangs.
+                self._signals.settimeout(min(seconds, _LONGEST_S))
+                with suppress(RuntimeError):  # it has ended, and a thread that hangs keeps the process
+                    self._loop.call_soon_threadsafe(event.set)
+        with suppress(OSError):
+            os.write(2, b"outrider-server: what was under way does not end; ending without it\n")
+        os._exit(0)
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    """Take a signal that is heard elsewhere."""

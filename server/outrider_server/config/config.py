@@ -210,8 +210,8 @@ class ServerConfig:
     dtype: Annotated[
         str,
         Flag(
-            "Data type of the target: float32, bfloat16, float16, or auto: the checkpoint's own on a GPU, float32 on a"
-            " CPU."
+            "Data type of the target: float32, bfloat16, float16, int8 (on a CPU; exact to the bit), or auto: the"
+            " checkpoint's own on a GPU; on a CPU bfloat16 where it computes in that, but float32 for a small target."
         ),
     ] = "auto"
     device: Annotated[
@@ -269,8 +269,9 @@ class ServerConfig:
         if not 0 <= self.port < 2**16:
             raise UsageError(f"port={self.port}: need 0 (a free one) to {2**16 - 1}")
         at_least(self, 1, "threads", "tensor_parallel")
-        if self.batch_invariant and self.tensor_parallel > 1:
-            raise UsageError("batch_invariant: not with tensor_parallel")
+        exact = "dtype=int8" if self.dtype == "int8" else "batch_invariant" if self.batch_invariant else None
+        if exact and self.tensor_parallel > 1:
+            raise UsageError(f"{exact}: not with tensor_parallel")
         # Frozen, and strict about the field's type: names of drafters that ship become their directories here.
         object.__setattr__(self, "drafters", tuple(drafter_source(text, self.target) for text in self.drafters))
 

@@ -44,7 +44,7 @@ class SlotAttention(Protocol):
 class FlatBatch:
     """The segments of one pass; within `limits`, similar ones share one product.
 
-    `invariant`: each on its own, in float64 (BatchInvariance).
+    `invariant`: in float64 (BatchInvariance), rounded once.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class FlatBatch:
         for segment in segments:
             self._single.append((first, segment))
             first += segment.num_rows
-        if limits and not invariant:
-            self._groups, self._single = group_segments(self._single, limits)
+        if limits:
+            self._groups, self._single = group_segments(self._single, limits, invariant=invariant)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         if len(self.segments) == len(self._single) == 1:

@@ -14,12 +14,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider_drafters.blocks.float32_arithmetic import Float32Arithmetic, is_plain
+from outrider_drafters.checkpoints.hf_config import explained
 from outrider_proto.errors import UsageError
 from outrider_proto.tree import ROOT, DraftTree
 from outrider_server.engine.attention import IMPLEMENTATION, FlatBatch, hand_on_slots
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.engine.fused_decoder import FusedDecoder
-from outrider_server.engine.hf_model import BatchInvariance, dtype_name, eager_attention, explained
+from outrider_server.engine.hf_model import BatchInvariance, dtype_name, eager_attention, holds_int8, int8_codes
 from outrider_server.kv.budget import KVShape, RowShape
 from outrider_server.kv.slot import KVSlot
 
@@ -102,7 +103,8 @@ def _fault(model: PreTrainedModel, kv: KVShape, max_context: int, first: int, fu
     """Return what is wrong with passes on slots, if anything."""
     tokens = _probe_tokens(model, max_context, first)
     wide = replace(kv, dtype=torch.promote_types(kv.dtype, torch.float32)) if is_plain(model) else kv
-    with trial(model, max_context, wide != kv):
+    is_narrow = wide != kv or holds_int8(model)
+    with trial(model, max_context, is_narrow):
         reference = _own_logits(model, tokens)
         difference = _difference(_through_slots(model, wide, tokens, fused), reference)
     # Not `difference > ...`, here and below: NaN is a fault too.
@@ -111,14 +113,15 @@ def _fault(model: PreTrainedModel, kv: KVShape, max_context: int, first: int, fu
             f"slots do not reproduce the model's own attention (logits differ by {difference:.2g} standard"
             " deviations); this architecture cannot be a target"
         )
-    if wide == kv:
+    if not is_narrow:
         return None
     with trial(model, max_context, False):
         difference = _difference(_through_slots(model, kv, tokens, fused), reference)
         if difference <= _ROUNDING or difference <= 2 * (own := _difference(_own_logits(model, tokens), reference)):
             return None
     remedy = "its own numbers leave the type's range: serve it in float32" if isnan(own) else "serve it in float32"
-    return f"in {dtype_name(kv.dtype)} its logits are off by {difference:.2g} standard deviations; {remedy}"
+    name = "int8" if holds_int8(model) else dtype_name(kv.dtype)
+    return f"in {name} its logits are off by {difference:.2g} standard deviations; {remedy}"
 
 
 @contextmanager
@@ -136,7 +139,8 @@ def trial(model: PreTrainedModel, max_context: int, in_float32: bool) -> Iterato
     try:
         for owner, _ in widths:
             owner.sliding_window = _PROBE_WINDOW
-        with Float32Arithmetic() if in_float32 else nullcontext():
+        arithmetic = Float32Arithmetic(lambda weight: int8_codes(weight) is not None)
+        with arithmetic if in_float32 else nullcontext():
             yield
     finally:
         for owner, width in widths:
@@ -154,22 +158,42 @@ class _NarrowBatch(FlatBatch):
 
 
 @torch.inference_mode()
-def check_invariance(model: PreTrainedModel, kv: KVShape, max_context: int) -> None:
-    """Compare a few tokens in two passes with one a pass, bit for bit. Raises UsageError if they differ."""
+def check_invariance(
+    model: PreTrainedModel,
+    kv: KVShape,
+    max_context: int,
+    together: FusedDecoder | None = None,
+    alone: FusedDecoder | None = None,
+) -> None:
+    """Compare a few tokens in two passes with one a pass, bit for bit. Raises UsageError if they differ.
+
+    With fused decoders: those of two that must give the same.
+    """
     tokens = _probe_tokens(model, max_context)
     with BatchInvariance():
-        together = _through_slots(model, kv, tokens, invariant=True)
-        slot, alone = KVSlot(kv), []
+        both = _through_slots(model, kv, tokens, together, invariant=True)
+        slot, rows = KVSlot(kv), []
         for token in tokens:
             segment = BatchSegment(slot, 1, DraftTree(), max_position=len(tokens))
             batch = FlatBatch([segment], invariant=True)
-            alone.append(model(**_inputs([token], segment.positions, model), slots=batch).logits[0])
+            rows.append(_pass(model, alone, [token], segment.positions, batch))
             slot.commit(1)
-    if not torch.equal(together, torch.cat(alone).float()):
+    if not torch.equal(both, torch.cat(rows).float()):
         raise UsageError(
             f"{model.config.model_type}: its passes cannot be made batch-invariant here: logits depend on how many rows"
             " a pass has; leave batch-invariant out"
         )
+
+
+def _pass(
+    model: PreTrainedModel, fused: FusedDecoder | None, tokens: list[int], positions: list[int], batch: FlatBatch
+) -> Tensor:
+    """Return logits [tokens, vocab]."""
+    if fused is None:
+        logits: Tensor = model(**_inputs(tokens, positions, model), slots=batch).logits[0]
+        return logits
+    rows = torch.tensor([tokens, positions], device=model.device)
+    return fused.forward(rows[0], rows[1], batch, None, frozenset())[0]
 
 
 def _probe_tokens(model: PreTrainedModel, max_context: int, first: int = _FIRST_TOKENS[0]) -> list[int]:
@@ -208,12 +232,8 @@ def _through_slots(
         chain, (tree, path) = part[: max(1, half // 2)], _forked(part[max(1, half // 2) :], vocab)
         segment = BatchSegment(slot, len(chain), tree, max_position=slot.length + len(tokens))
         flat = [*chain, *tree.tokens]
-        if fused is None:
-            batch = FlatBatch([segment], invariant=invariant)
-            logits = model(**_inputs(flat, segment.positions, model), slots=batch).logits[0]
-        else:
-            rows = torch.tensor([flat, segment.positions], device=model.device)
-            logits, _ = fused.forward(rows[0], rows[1], _NarrowBatch([segment]), None, frozenset())
+        kind = FlatBatch if fused is None else _NarrowBatch
+        logits = _pass(model, fused, flat, segment.positions, kind([segment], invariant=invariant))
         slot.commit(len(chain), path)
         answers.append(logits[[*range(len(chain)), *(len(chain) + node for node in path)]])
     return torch.cat(answers).float()

@@ -8,6 +8,7 @@ rows. transformers' own forward is the plain path; the results differ by roundin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,10 +23,13 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from outrider_drafters.blocks.packed_linear import PackedLinear, can_pack, padded_rows
+from outrider_drafters.blocks.packed_linear import PackedLinear, can_pack
 from outrider_drafters.contracts.tap import BEFORE_NORM
+from outrider_drafters.processor import padded_rows
+from outrider_drafters.quantization.codes import PackedInt8
 from outrider_server.engine.attention import SlotAttention
 from outrider_server.engine.batch_segment import AttentionCall
+from outrider_server.engine.hf_model import BatchInvariance, holds_int8, int8_codes
 
 _MODELS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _MOST_BYTES = 4 * 2**30  # of weights on a CPU: the packed ones are a second copy
@@ -39,6 +43,9 @@ class _FusedLayer:
         # Mistral has one for all layers, Qwen one for some.
         window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
         self._index = index
+        exact = holds_int8(layer)
+        self._silu: Callable[[Tensor], Tensor] = _exact_silu if exact else F.silu
+        self._rotate = _exactly_rotated if exact else _rotated
         self._qkv = _merged([attention.q_proj, attention.k_proj, attention.v_proj], packed=packed)
         self._out = _merged([attention.o_proj], packed=packed)
         self._gate_up = _merged([mlp.gate_proj, mlp.up_proj], packed=packed)
@@ -47,9 +54,13 @@ class _FusedLayer:
         self._heads = attention.q_proj.out_features // self._head_dim
         self._kv_heads = attention.k_proj.out_features // self._head_dim
         self._call = AttentionCall(attention.scaling, None, window)
-        self._head_norms = [_norm(attention.q_norm), _norm(attention.k_norm)] if hasattr(attention, "q_norm") else []
-        self._attention_norm = _norm(layer.input_layernorm)
-        self._mlp_norm = _norm(layer.post_attention_layernorm)
+        self._head_norms = (
+            [_norm(norm, exact=exact) for norm in (attention.q_norm, attention.k_norm)]
+            if hasattr(attention, "q_norm")
+            else []
+        )
+        self._attention_norm = _norm(layer.input_layernorm, exact=exact)
+        self._mlp_norm = _norm(layer.post_attention_layernorm, exact=exact)
 
     def run(self, x: Tensor, cos: Tensor, sin: Tensor, slots: SlotAttention) -> Tensor:
         """Run rows x [padded, hidden], of which those behind cos and sin [n, 1, head_dim] are padding.
@@ -59,7 +70,7 @@ class _FusedLayer:
         split = self._heads + self._kv_heads
         num_rows = len(cos)
         heads = self._qkv(self._attention_norm(x))[:num_rows].view(num_rows, split + self._kv_heads, self._head_dim)
-        rotated = _rotated(self._normed(heads[:, :split]), cos, sin).transpose(0, 1)
+        rotated = self._rotate(self._normed(heads[:, :split]), cos, sin).transpose(0, 1)
         value = heads[:, split:].transpose(0, 1)
         mixed = slots.attend(
             self._index, rotated[None, : self._heads], rotated[None, self._heads :], value[None], self._call
@@ -69,7 +80,7 @@ class _FusedLayer:
             mixed = F.pad(mixed, (0, 0, 0, padding))
         x = _plus(self._out, mixed, x)
         gate, up = self._gate_up(self._mlp_norm(x)).chunk(2, dim=-1)
-        return _plus(self._down, F.silu(gate).mul_(up), x)
+        return _plus(self._down, self._silu(gate).mul_(up), x)
 
     def _normed(self, heads: Tensor) -> Tensor:
         """Norm the heads [n, heads, dim] of queries and keys, each kind by its own weights, where the model does."""
@@ -84,11 +95,12 @@ class FusedDecoder:
 
     def __init__(self, model: Any, *, packed: bool) -> None:  # Any: one of _MODELS, which share no typed base class
         inner = model.model
-        self._embeddings = inner.embed_tokens.weight
+        self._embedding = inner.embed_tokens
         self._rotary = inner.rotary_emb
         self._packed = packed
+        self._exactly = BatchInvariance if holds_int8(model) else nullcontext
         self.layers = [_FusedLayer(layer, index, packed=packed) for index, layer in enumerate(inner.layers)]
-        self._norm = _norm(inner.norm)
+        self._norm = _norm(inner.norm, exact=holds_int8(model))
         self._head = _merged([model.lm_head], packed=packed)
 
     def forward(
@@ -101,8 +113,9 @@ class FusedDecoder:
         num_rows = len(tokens)
         if self._packed:  # once, here: the products would otherwise do so each on its own
             tokens = F.pad(tokens, (0, padded_rows(num_rows) - num_rows))
-        x = F.embedding(tokens, self._embeddings)
-        cos, sin = self._rotary(x[None], position_ids=positions[None])
+        x = F.embedding(tokens, self._embedding.weight)
+        with self._exactly():
+            cos, sin = self._rotary(x[None], position_ids=positions[None])
         half = cos.shape[-1] // 2
         sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
         states: list[Tensor] = []
@@ -127,20 +140,22 @@ def fused_decoder(model: PreTrainedModel, *, packed: bool | None = None) -> Fuse
         return None
     if packed is None:
         packed = model.device.type == "cpu"
-    if not packed:
-        return FusedDecoder(model, packed=False)
+    if not packed or holds_int8(model):
+        return FusedDecoder(model, packed=packed)
     is_small = sum(parameter.nbytes for parameter in model.parameters()) <= _MOST_BYTES
     return FusedDecoder(model, packed=True) if is_small and all(map(can_pack, model.parameters())) else None
 
 
-def _norm(norm: Any) -> Callable[[Tensor], Tensor]:  # transformers' class has no types
-    """Return the function of an RMSNorm."""
+def _norm(norm: Any, *, exact: bool) -> Callable[[Tensor], Tensor]:  # transformers' class has no types
+    """Return the function of an RMSNorm; `exact`: the same bits on every processor."""
     weight: Tensor = norm.weight.detach()
+    if exact:
+        return partial(_exact_norm, weight=weight.double(), eps=norm.variance_epsilon)
     return partial(F.rms_norm, normalized_shape=weight.shape, weight=weight, eps=norm.variance_epsilon)
 
 
-def _plus(layer: PackedLinear, x: Tensor, residual: Tensor) -> Tensor:
-    if layer.is_packed or layer.bias is not None:
+def _plus(layer: PackedLinear | _Int8Linear, x: Tensor, residual: Tensor) -> Tensor:
+    if isinstance(layer, _Int8Linear) or layer.is_packed or layer.bias is not None:
         return layer.plus(x, residual)
     return torch.addmm(residual, x, layer.weight.t())  # one kernel instead of two
 
@@ -152,9 +167,49 @@ def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(heads * cos, swapped, sin)
 
 
-def _merged(layers: Sequence[nn.Linear], *, packed: bool) -> PackedLinear:
+def _exact_norm(x: Tensor, *, weight: Tensor, eps: float) -> Tensor:
+    wide = x.double()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).mul_(weight).float()
+
+
+def _exact_silu(x: Tensor) -> Tensor:
+    return F.silu(x.double()).float()  # as in BatchInvariance
+
+
+def _exactly_rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Do as _rotated(), in steps whose roundings do not depend on how many elements torch computes at a time."""
+    half = heads.shape[-1] // 2
+    swapped = torch.cat((heads[..., half:], heads[..., :half]), dim=-1)
+    return (heads * cos).add_(swapped.mul_(sin))
+
+
+class _Int8Linear:
+    """The linear layers of one input with weights of int8 codes; `packed`: as one product."""
+
+    def __init__(self, layers: Sequence[nn.Linear], bias: Tensor | None, *, packed: bool) -> None:
+        codes = [each for layer in layers if (each := int8_codes(layer.weight)) is not None]
+        self._product = PackedInt8(*codes) if packed else partial(_side_by_side, [layer.weight for layer in layers])
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map [n, in] to [n, out]."""
+        product = self._product(x)
+        return product if self._bias is None else product.add_(self._bias)
+
+    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Map [n, in] to [n, out] and add `residual`."""
+        return self(x).add_(residual)
+
+
+def _side_by_side(weights: Sequence[Tensor], x: Tensor) -> Tensor:
+    return torch.cat([F.linear(x, weight) for weight in weights], dim=-1)
+
+
+def _merged(layers: Sequence[nn.Linear], *, packed: bool) -> PackedLinear | _Int8Linear:
     """Return the layers of one input as one product."""
     biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+    if holds_int8(layers[0]):
+        return _Int8Linear(layers, torch.cat(biases) if biases else None, packed=packed)
     weight = torch.cat([layer.weight.detach() for layer in layers]) if len(layers) > 1 else layers[0].weight.detach()
     # The plain path reads the same memory: a third copy would only cost.
     sizes = [layer.out_features for layer in layers]

@@ -37,6 +37,7 @@ Part: TypeAlias = tuple[Tensor, Tensor]  # keys and values of one layer, [kv_hea
 Placed: TypeAlias = tuple[int, BatchSegment]  # and where its rows begin in the flat batch
 _FEW_ROWS = (8, 16, 32, 64)  # segments are padded to the most rows of their kind
 _FEW_KEYS = 128  # cost less than a separate product
+_WIDE_VALUES = 2**17  # of keys in float64 at a time (measured on CPU: three times as fast as all of 16,000 tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +45,29 @@ class GroupLimits:
     """How much may attend together.
 
     `scores` of one head and `keys` in copies, both with padding: memory that no budget counts. A member's keys are
-    padded to at most `padding` times as many, plus a few.
+    padded to at most `padding` times as many, plus a few. Members from several slabs have at most `joined` keys.
     """
 
     scores: int
     keys: int
     padding: float
+    joined: int
 
 
-HOST_LIMITS = GroupLimits(scores=2**20, keys=2**16, padding=1.5)
+HOST_LIMITS = GroupLimits(scores=2**20, keys=2**16, padding=1.5, joined=2**11)
 # There a group more costs more than its arithmetic. 32 sessions with 8k of context and trees of 16 are one: a GB for an
 # 8B model's keys and values of a layer.
-DEVICE_LIMITS = GroupLimits(scores=6 * 2**20, keys=2**18 + 2**13, padding=4.0)
+DEVICE_LIMITS = GroupLimits(scores=6 * 2**20, keys=2**18 + 2**13, padding=4.0, joined=2**18 + 2**13)
 
 
 class AttentionGroup(ABC):
     """Segments that attend together, for one pass, wherever their K/V lies.
 
-    `rows`: theirs in the batch, in the order of the members.
+    `rows`: theirs in the batch, in the order of the members. `invariant`: in float64.
     """
 
-    def __init__(self, members: Sequence[Placed], num_keys: int) -> None:
+    def __init__(self, members: Sequence[Placed], num_keys: int, *, invariant: bool) -> None:
+        self._invariant = invariant
         self._segments = segments = [segment for _, segment in members]
         self._num_keys = num_keys  # of each member, prefix and padding included
         self._shape = segments[0].slot.shape
@@ -117,11 +120,32 @@ class AttentionGroup(ABC):
         rows = query.transpose(0, 1).reshape(-1, dim).index_select(0, padded)
         rows = rows.view(len(self._segments), key.shape[0], -1, dim)
         mask = self._mask(call.window, heads // key.shape[0])
-        if call.fits_fused_kernel and not shared:
+        if self._invariant:
+            answer = self._attend_wide(rows, keys, values, mask, shared, call)
+        elif call.fits_fused_kernel and not shared:
             answer = scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=call.scaling)
         else:
             answer = attend_by_hand(rows, keys, values, mask, self._num_rows, shared, call)
         return answer.reshape(-1, answer.shape[3]).index_select(0, back).view(-1, heads, answer.shape[3])
+
+    def _attend_wide(
+        self, rows: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shared: Sequence[Part], call: AttentionCall
+    ) -> Tensor:
+        """Attend in float64, some members at a time, whose keys stay in the processor's cache; round once."""
+        wide = [(part_keys.double(), part_values.double()) for part_keys, part_values in shared]
+        count = max(1, _WIDE_VALUES // keys[0].numel())
+        answers: list[Tensor] = []
+        for first in range(0, len(rows), count):
+            part = slice(first, first + count)
+            query, own_keys, own_values = rows[part].double(), keys[part].double(), values[part].double()
+            if call.fits_fused_kernel and not wide:
+                answer = scaled_dot_product_attention(
+                    query, own_keys, own_values, attn_mask=mask[part], scale=call.scaling
+                )
+            else:
+                answer = attend_by_hand(query, own_keys, own_values, mask[part], self._num_rows, wide, call)
+            answers.append(answer.to(rows.dtype))
+        return torch.cat(answers)
 
     def _indices(self, heads: int) -> tuple[Tensor, Tensor]:
         """Return where [members, heads, rows] lie among [N, heads], and where [n, heads] lie among those."""
@@ -145,7 +169,8 @@ class AttentionGroup(ABC):
             if window is not None:
                 position = torch.where(own < 0, columns, self._positions.gather(1, clamped))
                 seen &= self._positions[:, :, None] - position[:, None] < window
-            bias = torch.zeros(seen.shape, dtype=self._shape.dtype, device=self._shape.device)
+            dtype = torch.float64 if self._invariant else self._shape.dtype
+            bias = torch.zeros(seen.shape, dtype=dtype, device=self._shape.device)
             self._masks[window, group] = bias.masked_fill_(~seen, float("-inf")).repeat(1, group, 1)[:, None]
         return self._masks[window, group]
 
@@ -164,7 +189,7 @@ class _SlabPart:
 class LaneGroup(AttentionGroup):
     """Members in lanes of slabs, which begin with the same prefix or none."""
 
-    def __init__(self, members: Sequence[Placed]) -> None:
+    def __init__(self, members: Sequence[Placed], *, invariant: bool) -> None:
         ordered = sorted(members, key=lambda placed: (id(_buffer(placed[1]).slab), _buffer(placed[1]).lane))
         self._slot = members[0][1].slot
         self._parts: list[_SlabPart] = []
@@ -178,7 +203,7 @@ class LaneGroup(AttentionGroup):
             num_keys = max(map(_own_keys, segments))
             self._parts.append(_SlabPart(slab, slice(place, stop), slice(row, stop_row), num_keys, neighbors))
             place, row = stop, stop_row
-        super().__init__(ordered, self._slot.start + max(part.num_keys for part in self._parts))
+        super().__init__(ordered, self._slot.start + max(part.num_keys for part in self._parts), invariant=invariant)
 
     def _tables(self, place: Indices, at: Indices) -> Sequence[Indices]:
         buffers = [_buffer(segment) for segment in self._segments]
@@ -215,10 +240,10 @@ class LaneGroup(AttentionGroup):
 class PageGroup(AttentionGroup):
     """Members in pages of one arena."""
 
-    def __init__(self, pool: PagePool, members: Sequence[Placed]) -> None:
+    def __init__(self, pool: PagePool, members: Sequence[Placed], *, invariant: bool) -> None:
         self._pool = pool
         num_pages = -(-max(_num_keys(segment) for _, segment in members) // PAGE)
-        super().__init__(members, num_pages * PAGE)
+        super().__init__(members, num_pages * PAGE, invariant=invariant)
 
     def _tables(self, place: Indices, at: Indices) -> Sequence[Indices]:
         num_pages = self._num_keys // PAGE
@@ -278,7 +303,9 @@ def _wide_scores(rows: Tensor, keys: Tensor) -> Tensor:
     return torch.matmul(rows.to(dtype), keys.to(dtype).transpose(-1, -2))
 
 
-def group_segments(placed: Sequence[Placed], limits: GroupLimits) -> tuple[list[AttentionGroup], list[Placed]]:
+def group_segments(
+    placed: Sequence[Placed], limits: GroupLimits, *, invariant: bool = False
+) -> tuple[list[AttentionGroup], list[Placed]]:
     """Split the segments into groups that attend together and single ones."""
     kinds: dict[tuple[PagePool | Prefix | None, int], list[Placed]] = defaultdict(list)
     single: list[Placed] = []
@@ -295,14 +322,29 @@ def group_segments(placed: Sequence[Placed], limits: GroupLimits) -> tuple[list[
     for (where, _), kind in kinds.items():
         if isinstance(where, PagePool):
             similar = _similar(kind, _num_keys, limits, limits.keys)
-            groups += [PageGroup(where, sorted(members, key=lambda member: member[0])) for members in similar]
+            in_order = (sorted(members, key=lambda member: member[0]) for members in similar)
+            groups += [PageGroup(where, members, invariant=invariant) for members in in_order]
             continue
-        for members in _similar(kind, _own_keys, limits, limits.scores):
+        for members in _in_place(kind, limits):
             if len(members) > 1:
-                groups.append(LaneGroup(members))
+                groups.append(LaneGroup(members, invariant=invariant))
             else:
                 single.extend(members)
     return groups, single
+
+
+def _in_place(kind: Sequence[Placed], limits: GroupLimits) -> list[list[Placed]]:
+    """Split segments in lanes into groups, those of many keys slab by slab: to copy them costs more than a product."""
+    groups: list[list[Placed]] = []
+    for members in _similar(kind, _own_keys, limits, limits.scores):
+        if len(members) * _own_keys(members[0][1]) <= limits.joined:
+            groups.append(members)
+            continue
+        slabs: dict[BufferSlab, list[Placed]] = defaultdict(list)
+        for member in members:
+            slabs[_buffer(member[1]).slab].append(member)
+        groups += slabs.values()
+    return groups
 
 
 def _similar(

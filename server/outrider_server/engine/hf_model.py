@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +12,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedModel
 
 from outrider_drafters.checkpoints.bundle import find_bundle
-from outrider_drafters.checkpoints.gguf_target import suitable_dtype
+from outrider_drafters.checkpoints.causal_lm import load_causal_lm
+from outrider_drafters.checkpoints.gguf_target import num_weights, suitable_dtype
+from outrider_drafters.checkpoints.hf_config import causal_config, explained
 from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_drafters.contracts.tap import BEFORE_NORM
 from outrider_drafters.processor import cpu_has_bf16
-from outrider_drafters.readers.config import read_config
+from outrider_drafters.quantization.codes import ExactInt8Codes, has_exact_int8
+from outrider_drafters.quantization.quantize import coded_names
+from outrider_drafters.quantization.quantized_tensor import QuantizedWeight
+from outrider_drafters.readers.checkpoint import Checkpoint, need_finite
 from outrider_drafters.readers.gguf_file import SUFFIX, GgufFile
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import IMPLEMENTATION, register
+from outrider_server.engine.int8_model import int8_dir, load_int8
 
-_SMALL = 30_000_000  # parameters of a target for which one thread is fastest
-_LONGEST_MESSAGE = 300
+# Parameters of a target for which one thread is fastest, and which in float32 takes some 15 ms a token on one core: in
+# bfloat16 10, of 25 and more that a token of a served answer takes.
+_SMALL = 30_000_000
+_FASTER_IN_INT8 = 300_000_000  # parameters from which int8's passes take two thirds of bfloat16's time, AMX or not
 _PRODUCT_ROWS = 32  # a tree of 16 with its chain is one product; a single row costs as much as 32
 AUTO = "auto"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 
 
 @contextmanager
@@ -71,6 +79,17 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     raise UsageError(f"{model.config.model_type}: its {count} layers are not found; no drafter can have their output")
 
 
+def int8_codes(weight: Tensor) -> ExactInt8Codes | None:
+    """Return the codes that a weight of an int8 target is made of."""
+    coded = weight.coded if isinstance(weight, QuantizedWeight) else None
+    return coded if isinstance(coded, ExactInt8Codes) else None
+
+
+def holds_int8(module: nn.Module) -> bool:
+    """Return whether a module belongs to an int8 target."""
+    return any(int8_codes(parameter) is not None for parameter in module.parameters())
+
+
 def is_small(model: PreTrainedModel) -> bool:
     """Return whether more CPU threads cost more than they gain."""
     return sum(parameter.numel() for parameter in model.parameters()) < _SMALL
@@ -82,36 +101,26 @@ def load_model(
     """Load a model onto a device, or (None) where `distributed_config` puts it. Raises UsageError."""
     if find_bundle(Path(path)) is not None:
         raise UsageError(f"target {path}: an edge bundle, which has no layers to verify with; give the full target")
-    read_config(Path(path))  # or transformers' own words for a directory without one, which go over pages
     register()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(  # its annotation lacks output_loading_info
-            path,
-            dtype=dtype,
-            attn_implementation=IMPLEMENTATION,
-            output_loading_info=True,
-            # Not left out: None would ask on the terminal whether to run the directory's own code.
-            trust_remote_code=False,
-            **_placement(device, distributed_config),
+        if dtype == torch.int8:
+            return load_int8(Path(path), IMPLEMENTATION)
+        placement = _placement(device, distributed_config)
+        model, info = load_causal_lm(
+            Path(path), quantized=True, dtype=dtype, attn_implementation=IMPLEMENTATION, **placement
         )
-        model: PreTrainedModel = loaded[0]
         if device is not None and model.device != device:
             model.to(device)  # type: ignore[arg-type] # transformers' annotation of `to` hides nn.Module's
+    except UsageError as error:
+        raise UsageError(f"target {error}") from error
     # Whatever a checkpoint does not stand: a quantization's missing library, a file cut short, no memory on the device.
     except Exception as error:
         raise UsageError(f"target {path}: {explained(error)}") from error
-    info: dict[str, Any] = loaded[1]
     # transformers only warns about missing tensors, and fills them with random numbers.
     if missing := sorted(info["missing_keys"]):
         raise UsageError(f"target {path}: {len(missing)} tensors are missing, the first is {missing[0]}")
+    need_finite(f"target {path}", chain(model.named_parameters(), model.named_buffers()))
     return model
-
-
-def explained(error: Exception) -> str:
-    """Return the error's name and its first line; transformers' messages go over pages."""
-    words = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {words[:_LONGEST_MESSAGE]}" if words else type(error).__name__
 
 
 def _placement(device: torch.device | None, distributed_config: object | None) -> dict[str, Any]:  # Any: arguments
@@ -140,21 +149,35 @@ def resolve_target(name_or_path: str, dtype: str, device: torch.device) -> tuple
 
     Raises UsageError.
     """
-    file = Path(name_or_path).expanduser()
-    path = file if file.suffix == SUFFIX and file.is_file() else resolve_dir(name_or_path)
+    path = _place(name_or_path)
     computed_in = resolve_dtype(dtype, path, device)
-    return resolve_dir(path, computed_in), computed_in
+    directory = resolve_dir(path, computed_in)
+    return (int8_dir(directory) if computed_in == torch.int8 else directory), computed_in
+
+
+def _place(name_or_path: str) -> Path:
+    file = Path(name_or_path).expanduser()
+    return file if file.suffix == SUFFIX and file.is_file() else resolve_dir(name_or_path)
+
+
+def own_dtype(name_or_path: str) -> torch.dtype:
+    """Return the dtype that loses nothing of a target's weights. Raises UsageError."""
+    return _own_dtype(_place(name_or_path))
 
 
 def resolve_dtype(name: str, path: Path, device: torch.device) -> torch.dtype:
     """Return the dtype of that name. Raises UsageError.
 
-    auto: the checkpoint's own on a GPU; float32 on a CPU, where answers then are the same on every processor.
+    auto: the checkpoint's own on a GPU; on a CPU bfloat16 where it computes in that, but float32 for small targets.
     """
     if name == AUTO:
-        return torch.float32 if device.type == "cpu" else _own_dtype(path)
+        return _own_dtype(path) if device.type != "cpu" else _processor_dtype(path)
     if name not in DTYPES:
         raise UsageError(f"dtype={name}: need one of {AUTO}, {', '.join(DTYPES)}")
+    if name == "int8" and device.type != "cpu":
+        raise UsageError(f"dtype=int8: for processors; on {device} take {AUTO}")
+    if name == "int8" and not has_exact_int8():
+        raise UsageError("dtype=int8: this processor does not multiply int8 exactly (VNNI, AMX); take bfloat16")
     return DTYPES[name]
 
 
@@ -163,21 +186,47 @@ def costly_placement(dtype: torch.dtype, device: torch.device, path: Path) -> st
     if device.type == "cpu":
         if torch.cuda.is_available():
             return "device=cpu: this machine has a GPU, which is many times faster; leave --device out to use it"
-        if dtype != torch.float32 and not cpu_has_bf16():
+        if dtype in (torch.bfloat16, torch.float16) and not cpu_has_bf16():
             return f"dtype={dtype_name(dtype)}: this processor does not compute in it; passes take several times longer"
     elif dtype == torch.float32 and (own := _own_dtype(path)) != torch.float32:
         return f"dtype=float32: twice the memory and several times the time of {dtype_name(own)}, the checkpoint's own"
     return None
 
 
+def int8_offer(model: PreTrainedModel) -> str | None:
+    """Return a line on what int8 would give a target on a processor; None where that is nothing."""
+    count, dtype = sum(parameter.numel() for parameter in model.parameters()), model.dtype
+    is_quantized = getattr(model.config, "quantization_config", None) is not None
+    if model.device.type != "cpu" or count < _SMALL or is_quantized or not has_exact_int8():
+        return None
+    try:
+        coded_names(model)
+    except UsageError:
+        return None
+    is_faster = dtype == torch.float32 or count >= _FASTER_IN_INT8
+    passes = "passes over a few tokens take some two thirds of the time, " if is_faster else ""
+    before, after = (f"{count * size / 1e9:.2g}" for size in (dtype.itemsize, 1))
+    return (
+        f"dtype={dtype_name(dtype)}: with --dtype int8 weights take {after} GB instead of {before}, {passes}and "
+        "answers are the same bits in any batch, those of a model rounded to 8 bits"
+    )
+
+
+def _processor_dtype(path: Path) -> torch.dtype:
+    if not cpu_has_bf16():
+        return torch.float32
+    try:
+        count = num_weights(GgufFile.read(path)) if path.is_file() else Checkpoint(path).num_values()
+    except UsageError:  # whoever loads it says why
+        return torch.float32
+    return torch.float32 if count < _SMALL else torch.bfloat16
+
+
 def _own_dtype(path: Path) -> torch.dtype:
     if path.is_file():
         return suitable_dtype(GgufFile.read(path))
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:
-        raise UsageError(f"target {path}: {explained(error)}") from error
-    own = config.get_text_config().dtype or config.dtype
+    config = causal_config(path)
+    own: Any = config.get_text_config().dtype or config.dtype  # Any: transformers' annotation has the name, too
     if own is None:
         return torch.float32
     return own if own in DTYPES.values() else torch.bfloat16  # weights of 8 bits and fewer are decoded to it
@@ -206,6 +255,10 @@ def eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(sorted(ids)) if isinstance(ids, (list, tuple)) else (int(ids),)
 
 
+# Sums, and functions whose results for sixteen numbers at a time and for one differ in the last bit.
+_WIDENED = {Tensor.mean, F.silu, F.gelu, Tensor.cos, Tensor.sin}
+
+
 class BatchInvariance(TorchFunctionMode):
     """While it is entered, passes do not depend on what else they compute: the switch `batch_invariant`.
 
@@ -213,22 +266,18 @@ class BatchInvariance(TorchFunctionMode):
     way, and where two tokens are about equally likely the argmax may change: drafted, batched and plain answers then
     part. Here linear layers take their rows in products of a fixed size, and means (a GPU's depend on the number of
     rows, too) and attention add up in float64, where the order changes less than the rounding to the model's type can
-    see. Activations and rotations work on a number at a time anyway. The same idea on a GPU: Horace He and Thinking
-    Machines Lab, "Defeating Nondeterminism in LLM Inference" (2025).
+    see. Products of int8 codes need nothing of this. The same idea on a GPU: Horace He and Thinking Machines Lab,
+    "Defeating Nondeterminism in LLM Inference" (2025).
     """
 
     def __torch_function__(
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is F.linear:
+        if func is F.linear and not isinstance(args[1], QuantizedWeight):
             func = _in_products
-        elif func is Tensor.mean:
-            func = _wide_mean
+        if func in _WIDENED:
+            return func(args[0].double(), *args[1:], **(kwargs or {})).to(args[0].dtype)
         return func(*args, **(kwargs or {}))
-
-
-def _wide_mean(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return x.double().mean(*args, **kwargs).to(x.dtype)
 
 
 def _in_products(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -63,7 +63,26 @@ def plain_greedy_on_slots(
     target: Target, ids: Sequence[int], max_new_tokens: int, step: Callable[[], None] = lambda: None
 ) -> list[int]:
     """Do as plain_greedy() in the passes that serve: what batch-invariant answers must be, bit for bit."""
-    engine, sequence, sampler = Engine(target), SlotSequence(target.kv, None), Sampler(Sampling())
+    return _decode_on_slots(target, ids, max_new_tokens, Sampling(), step)
+
+
+def plain_answer(
+    target: Target,
+    ids: Sequence[int],
+    max_new_tokens: int,
+    sampling: Sampling | None = None,
+    step: Callable[[], None] = lambda: None,
+) -> list[int]:
+    """Return what the target's answer must be: greedy, or drawn as `sampling` says. Not while the target serves."""
+    if target.batch_invariant:
+        return _decode_on_slots(target, ids, max_new_tokens, sampling or Sampling(), step)
+    return plain_decode(target, ids, max_new_tokens, sampling or Sampling(), step=step)
+
+
+def _decode_on_slots(
+    target: Target, ids: Sequence[int], max_new_tokens: int, sampling: Sampling, step: Callable[[], None]
+) -> list[int]:
+    engine, sequence, sampler = Engine(target), SlotSequence(target.kv, None), Sampler(sampling)
     chain, answer = list(ids), list[int]()
     while len(answer) < max_new_tokens:
         (result,) = engine.verify([StepInput(sequence, chain, sampler=sampler)])

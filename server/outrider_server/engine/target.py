@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,23 +14,30 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint, tokenizer_fingerprint
+from outrider_drafters.checkpoints.gguf_target import check_written
+from outrider_drafters.checkpoints.hf_config import explained
+from outrider_drafters.contracts.schema_compiler import SchemaCompiler
 from outrider_drafters.contracts.tap import BEFORE_NORM
-from outrider_drafters.contracts.token_rules import SchemaCompiler
+from outrider_drafters.readers.config import read_config
+from outrider_drafters.readers.digest import weights_digest
 from outrider_proto.errors import UsageError
 from outrider_server.engine.attention import SlotAttention, register
 from outrider_server.engine.compatibility import check_against_eager, check_invariance, probe
 from outrider_server.engine.fused_decoder import FusedDecoder, fused_decoder
 from outrider_server.engine.hf_model import (
+    AUTO,
     BatchInvariance,
     context_length,
     costly_placement,
     eos_token_ids,
-    explained,
+    holds_int8,
+    int8_offer,
     last_layer_output,
     load_model,
     resolve_device,
     resolve_target,
 )
+from outrider_server.engine.int8_model import map_codes, note_checked, pack_codes, was_checked
 from outrider_server.kv.budget import KVShape
 
 _log = logging.getLogger(__name__)
@@ -71,6 +78,7 @@ class Target:
     fused: FusedDecoder | None = None  # its passes in fewer steps; None: transformers' own
     batch_invariant: bool = False  # a row's result depends on its own text alone
     schemas: SchemaCompiler | None = None  # of JSON answers
+    digest: str = ""  # of all weights, in the dtype they are computed in
 
     def close(self) -> None:
         """End the other processes, where there are any. Safe to call twice."""
@@ -91,23 +99,32 @@ class Target:
         """Load a local directory or a hub name. Raises UsageError for anything that cannot serve as a target.
 
         `dtype`, `device`: auto as in resolve_dtype() and resolve_device(). Logs a warning where passes are slower than
-        they need be.
+        they need be, and with auto what int8 would give.
         """
         on = resolve_device(device)
         path, computed_in = resolve_target(name_or_path, dtype, on)
         if (warning := costly_placement(computed_in, on, path)) is not None:
             _log.warning(warning)
+        check_written(path)
         model = load_model(str(path), computed_in, on)
-        target = cls.of(
-            model,
-            name=public_name(name_or_path),
-            directory=path,
-            max_context=max_context,
-            fused=fused,
-            batch_invariant=batch_invariant,
-        )
-        # Behind the check: of what cannot be a target at all, the names of tensors are not what is wrong.
-        return replace(target, fingerprint=target_fingerprint(path))
+        if dtype == AUTO and (offer := int8_offer(model)) is not None:
+            _log.warning(offer)
+        # Beside the check, which leaves memory idle.
+        with ThreadPoolExecutor(1) as beside:
+            digesting = beside.submit(digest_of, model, path)
+            target = cls.of(
+                model,
+                name=public_name(name_or_path),
+                directory=path,
+                max_context=max_context,
+                fused=fused,
+                batch_invariant=batch_invariant,
+            )
+            digest = digesting.result()
+            if computed_in == torch.int8:
+                map_codes(model, path)
+            # Behind the check: of what cannot be a target at all, the names of tensors are not what is wrong.
+            return replace(target, fingerprint=target_fingerprint(path), digest=digest)
 
     @classmethod
     def of(
@@ -131,10 +148,16 @@ class Target:
         register()
         model.train(False)
         config, context = model.config.get_text_config(), context_length(model, max_context)
+        is_int8 = holds_int8(model)
+        batch_invariant = batch_invariant or is_int8
         try:
             kv = probe(model, context)
-            check_against_eager(model, kv, context)
-            if batch_invariant:
+            decoder = _exact_fused(model, kv, context, directory) if is_int8 and fused and not ranks else None
+            if decoder is None:
+                check_against_eager(model, kv, context)
+            if is_int8 and decoder is None:
+                pack_codes(model)
+            if batch_invariant and decoder is None:
                 # One expert after another: of their grouped products BatchInvariance sees nothing.
                 model.set_experts_implementation("eager")
                 check_invariance(model, kv, context)
@@ -143,6 +166,8 @@ class Target:
         # Layers that slots do not suit fail in as many ways as there are architectures.
         except Exception as error:
             raise UsageError(f"{config.model_type}: cannot be a target: {explained(error)}") from error
+        if fused and ranks is None and not batch_invariant:
+            decoder = _fused(model, kv, context)
         return cls(
             model=model,
             name=name,
@@ -155,7 +180,7 @@ class Target:
             eos_token_ids=(ends := eos_token_ids(model)),
             schemas=None if directory is None else SchemaCompiler(directory, config.vocab_size, ends),
             ranks=ranks,
-            fused=_fused(model, kv, context) if fused and ranks is None and not batch_invariant else None,
+            fused=decoder,
             batch_invariant=batch_invariant,
         )
 
@@ -201,6 +226,26 @@ def _fused(model: PreTrainedModel, kv: KVShape, context: int) -> FusedDecoder | 
         _log.warning("the fused pass does not compute here what transformers' own does: the latter serves, more slowly")
         return None
     return fused
+
+
+def _exact_fused(model: PreTrainedModel, kv: KVShape, context: int, directory: Path | None) -> FusedDecoder | None:
+    """Return the fused form of an int8 model: with plain products it is compared with the model, packed with those."""
+    if (plain := fused_decoder(model, packed=False)) is None:
+        return None
+    # The first needs every weight's value, which takes long: once for codes of the cache.
+    if not was_checked(directory, context):
+        check_against_eager(model, kv, context, plain)
+        note_checked(directory, context)
+    packed = fused_decoder(model)
+    check_invariance(model, kv, context, plain, packed)
+    return packed
+
+
+def digest_of(model: PreTrainedModel, directory: Path) -> str:
+    """Return the digest of the config and of all weights that this process holds."""
+    # Tied weights have several names. Buffers that are not saved may change with every pass.
+    named = {id(tensor): (name, tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
+    return weights_digest(read_config(directory), named.values())
 
 
 def public_name(name_or_path: str) -> str:

@@ -5,6 +5,7 @@ Every byte is counted in the budget.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
@@ -19,7 +20,7 @@ from outrider_server.kv.rows import KVRows
 
 _SMALLEST = 128  # rows of the smallest buffer
 _SLAB_LANES = 16
-_SLAB_BYTES = 64 * 2**20  # at most this at once: for a large model one buffer is a slab
+_SLAB_BYTES = 512 * 2**20  # at most this at once: for a large model one buffer is a slab
 _SLAB_SHARE = 8  # and at most one part in so many of the free budget
 
 
@@ -32,13 +33,19 @@ class BufferSlab:
     def __init__(self, shape: KVShape, lanes: int, capacity: int, width: int) -> None:
         self.shape = shape
 
-        def zeros(stack: LayerStack, dim: int) -> Tensor:
+        def empty_rows(stack: LayerStack, dim: int) -> Tensor:
             # Zeros, not empty: a product over the whole slab multiplies the rows behind a buffer's own by a weight of
             # 0, and 0 * NaN is NaN.
             size = (len(stack.layers), lanes, capacity, stack.row.kv_heads, dim)
-            return torch.zeros(size, dtype=shape.dtype, device=shape.device)
+            if shape.device.type != "cpu" or 0 in size:
+                return torch.zeros(size, dtype=shape.dtype, device=shape.device)
+            # The system's own zeros: a lane takes no memory before it is written to.
+            zeros = np.zeros(math.prod(size) * shape.dtype.itemsize, dtype=np.uint8)
+            return torch.from_numpy(zeros).view(shape.dtype).view(size)
 
-        self.stacks = [(zeros(stack, stack.row.key_dim), zeros(stack, stack.row.value_dim)) for stack in shape.stacks]
+        self.stacks = [
+            (empty_rows(stack, stack.row.key_dim), empty_rows(stack, stack.row.value_dim)) for stack in shape.stacks
+        ]
         self.features: NDArray[np.float32] = np.empty((lanes, capacity, width), dtype=np.float32)
         self.capacity = capacity
         self.num_lanes = lanes

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
+from outrider_drafters.checkpoints.hf_config import causal_config
 from outrider_proto.errors import Reason, Refusal, UsageError
 from outrider_server.config.config import ServerConfig
 from outrider_server.engine.attention import SlotAttention
 from outrider_server.engine.compatibility import TRIAL
 from outrider_server.engine.hf_model import AUTO, dtype_name, resolve_device, resolve_target
-from outrider_server.engine.target import Target, public_name
+from outrider_server.engine.target import Target, digest_of, public_name
 from outrider_server.parallel.gathered_attention import GatheringAttention
 from outrider_server.parallel.ranks import RankProcesses
 from outrider_server.parallel.shard import Shard, load_shard
@@ -33,6 +35,7 @@ def load_tensor_parallel(config: ServerConfig) -> Target:
     ranks, shard = RankProcesses.start(shard)
     try:
         model = load_shard(shard)
+        digest = digest_of(model, path)
         ranks.await_loaded()
         # As transformers does to each divided layer.
         model.forward = _DrivenModel(model, ranks).forward
@@ -44,6 +47,7 @@ def load_tensor_parallel(config: ServerConfig) -> Target:
             max_context=config.max_context,
             ranks=ranks,
         )
+        target = replace(target, digest=digest)
     except BaseException:
         ranks.close()
         raise
@@ -98,10 +102,7 @@ def _check_divisible(path: Path, num_ranks: int, device: str) -> None:
     """Raise UsageError, before any process starts, where the target or the machine does not allow it."""
     if device not in ("cpu", "cuda"):
         raise UsageError(f"device={device}: with tensor_parallel={num_ranks} need cpu, or cuda for cuda:0, cuda:1, ...")
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
-    except (ValueError, OSError, KeyError) as error:
-        raise UsageError(f"target {path}: {error}") from error
+    config = causal_config(path).get_text_config()
     _check_plan(config, num_ranks)
     heads = config.num_attention_heads
     for name, count in (("heads", heads), *(("K/V heads", count) for count in _kv_heads(config, heads))):

@@ -17,8 +17,9 @@ import typer
 
 from outrider_proto.addresses import free_port, join_host_port
 from outrider_proto.errors import UsageError
-from outrider_proto.files import write_atomically
+from outrider_proto.files import write_for_user
 from outrider_proto.options.command import with_options
+from outrider_proto.terminal.text import print_line
 from outrider_server.config.config import DeployConfig
 from outrider_server.config.file import load_config
 from outrider_server.security.address import check_exposure, check_free
@@ -45,7 +46,7 @@ def deploy(
         raise UsageError("remove needs --ray-address: from which cluster?")
     check_exposure(config.host, config.security)
     if config.telemetry.metrics_port is not None:
-        typer.echo("outrider-server: metrics_port has no effect here: replicas serve Ray's metrics", err=True)
+        print_line("outrider-server: metrics_port has no effect here: replicas serve Ray's metrics", err=True)
     if find_spec("ray") is None:
         raise UsageError('Ray is not installed: pip install "outrider[deploy]"')
     scale = replace(config.deploy, http_port=config.deploy.http_port or free_port())
@@ -103,6 +104,6 @@ def _launch(config: DeployConfig, ready_file: Path | None) -> None:
     address = join_host_port(config.host, config.port)
     if ready_file is not None:
         ready = {"address": address, "ray": ray.get_runtime_context().gcs_address, "http_port": scale.http_port}
-        write_atomically(ready_file, json.dumps(ready) + "\n")  # a script may be waiting for the file
+        write_for_user(ready_file, json.dumps(ready) + "\n", "ready_file")  # a script may be waiting for the file
     number = scale.replicas if scale.max_replicas is None else f"{scale.replicas} to {scale.max_replicas}"
-    typer.echo(f"outrider-server: ready on {address}, replicas: {number}; Ray listens on ports of its own", err=True)
+    print_line(f"outrider-server: ready on {address}, replicas: {number}; Ray listens on ports of its own", err=True)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 from grpc_health.v1 import health_pb2
 
-from outrider_proto import verifier_pb2 as pb
 from outrider_server.config.config import ServerConfig
 from outrider_server.rpc.server import Server
 from outrider_server.telemetry.logs import start_logging
@@ -115,15 +114,15 @@ class Replica:
 
     async def Describe(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:
         call: Any = RayServicerContext(grpc_context)  # Any: as above, and below
-        return await call.unary(self._verifier.describe(pb.DescribeRequest.FromString(request), call))  # type: ignore[no-any-return]
+        return await call.unary(self._verifier.describe(request, call))  # type: ignore[no-any-return]
 
     async def Manifest(self, request: bytes, grpc_context: RayServegRPCContext) -> SerializedMessage:
         call: Any = RayServicerContext(grpc_context)
-        return await call.unary(self._bundles.manifest(pb.ManifestRequest.FromString(request), call))  # type: ignore[no-any-return]
+        return await call.unary(self._bundles.manifest(request, call))  # type: ignore[no-any-return]
 
     async def Fetch(self, request: bytes, grpc_context: RayServegRPCContext) -> AsyncGenerator[SerializedMessage]:
         call: Any = RayServicerContext(grpc_context)
-        async with aclosing(call.streamed(self._bundles.fetch(pb.FetchRequest.FromString(request), call))) as messages:
+        async with aclosing(call.streamed(self._bundles.fetch(request, call))) as messages:
             async for message in messages:
                 yield message
 

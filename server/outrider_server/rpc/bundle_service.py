@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from outrider_proto import verifier_pb2 as pb
 from outrider_proto.bundles import manifest_to_proto
 from outrider_proto.errors import Reason, Refusal
 from outrider_server.bundles.catalogue import EdgeBundles
-from outrider_server.rpc.service import abort, caller_of
+from outrider_server.rpc.service import abort, caller_of, parsing
 from outrider_server.security.authenticator import Authenticator
 from outrider_server.security.principal import Principal, Scope
 from outrider_server.telemetry.observer import ServerObserver
@@ -22,7 +21,6 @@ from outrider_server.telemetry.observer import ServerObserver
 if TYPE_CHECKING:
     Context = grpc.aio.ServicerContext[pb.FetchRequest, pb.Chunk]
 
-_log = logging.getLogger(__name__)
 _STALL_S = 60.0  # a client that takes no byte for so long loses its place
 _LEAST_RATE = 4096  # bytes a second on average, after that time
 BUNDLES = pb.DESCRIPTOR.services_by_name["Bundles"].full_name
@@ -35,19 +33,19 @@ class BundlesService:
         self._bundles = bundles
         self._authenticator = authenticator
         self._observer = observer
+        self.manifest = parsing(self._manifest, pb.ManifestRequest, authenticator, observer)
+        self.fetch = parsing(self._fetch, pb.FetchRequest, authenticator, observer)
 
     def handler(self) -> grpc.GenericRpcHandler:
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {  # Any: each method has its own types
             "Manifest": grpc.unary_unary_rpc_method_handler(
-                self.manifest, pb.ManifestRequest.FromString, pb.BundleManifest.SerializeToString
+                self.manifest, response_serializer=pb.BundleManifest.SerializeToString
             ),
-            "Fetch": grpc.unary_stream_rpc_method_handler(
-                self.fetch, pb.FetchRequest.FromString, pb.Chunk.SerializeToString
-            ),
+            "Fetch": grpc.unary_stream_rpc_method_handler(self.fetch, response_serializer=pb.Chunk.SerializeToString),
         }
         return grpc.method_handlers_generic_handler(BUNDLES, methods)
 
-    async def manifest(self, request: pb.ManifestRequest, context: Context) -> pb.BundleManifest:
+    async def _manifest(self, request: pb.ManifestRequest, context: Context) -> pb.BundleManifest:
         try:
             self._authenticator.admit(caller_of(context), Scope.BUNDLE)
             return manifest_to_proto(await self._offered().manifest(request.drafter, request.weights))
@@ -55,7 +53,7 @@ class BundlesService:
             self._observer.refused(refusal.reason)
             await abort(context, refusal)
 
-    async def fetch(self, request: pb.FetchRequest, context: Context) -> None:
+    async def _fetch(self, request: pb.FetchRequest, context: Context) -> None:
         """Send one file as fast as the client takes it: each write waits for HTTP/2 flow control."""
         try:
             caller = caller_of(context)

@@ -10,7 +10,7 @@ from typing import Self
 
 import grpc
 import torch
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from outrider_drafters.emulation.pace import Pace
 from outrider_proto.addresses import join_host_port
@@ -23,7 +23,7 @@ from outrider_server.engine.load import load_drafters, load_taps
 from outrider_server.parallel.load import load_target
 from outrider_server.rpc.bundle_service import BUNDLES, BundlesService
 from outrider_server.rpc.service import SERVICE, VerifierService
-from outrider_server.rpc.standard_services import Health, add_reflection
+from outrider_server.rpc.standard_services import HEALTH, Health, Reflection, UnknownMethods
 from outrider_server.security.address import check_exposure
 from outrider_server.security.authenticator import Authenticator
 from outrider_server.security.tls import server_credentials
@@ -31,6 +31,7 @@ from outrider_server.sessions.verifier import Verifier
 from outrider_server.telemetry.observer import ServerObserver
 from outrider_server.telemetry.reporter import TelemetryReporter
 
+_OWN_DESCRIPTORS = 256  # of files, metrics and pipes: not for connections
 _LAST_WORDS_S = 1.0  # time for the last statuses and bundle downloads to be sent
 SERVER_OPTIONS = [
     # Room above our own limit, so that a frame somewhat too large gets our status and not the transport's.
@@ -73,7 +74,7 @@ class Server:
         self.host = host
         self.port = port  # the real one once started
         self._grpc: grpc.aio.Server | None = None
-        self._health = Health()
+        self._health = Health(self.authenticator)
 
     @classmethod
     def build(cls, config: ServerConfig) -> Server:
@@ -106,10 +107,13 @@ class Server:
         security = self.authenticator.security
         credentials = server_credentials(security)
         handshake = ("grpc.server_handshake_timeout_ms", round(security.handshake_s * 1000))
-        server = grpc.aio.server(options=[*SERVER_OPTIONS, handshake])
+        server = grpc.aio.server(options=[*SERVER_OPTIONS, *_most_connections(), handshake])
         server.add_generic_rpc_handlers([service.handler() for service in self.services()])
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        add_reflection(server, (SERVICE, BUNDLES, "grpc.health.v1.Health"), self.authenticator)
+        observer = self.verifier.observer
+        reflection = Reflection((SERVICE, BUNDLES, HEALTH), self.authenticator, observer)
+        server.add_generic_rpc_handlers([self._health.handler(observer), reflection.handler()])
+        # The last: gRPC asks them in this order.
+        server.add_generic_rpc_handlers([UnknownMethods(self.authenticator, observer)])
         try:
             if credentials is None:
                 self.port = server.add_insecure_port(self.address)
@@ -174,10 +178,24 @@ class Server:
         await self.stop()
 
 
+def _most_connections() -> list[tuple[str, int]]:
+    """Return gRPC's option that hangs up on connections for which the process would have no descriptor."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return []
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return []
+    return [("grpc.max_allowed_incoming_connections", min(max(soft - _OWN_DESCRIPTORS, soft // 2), 1 << 30))]
+
+
 def _build_verifier(config: ServerConfig, observer: ServerObserver) -> Verifier:
     """Load target, taps and drafters. Raises UsageError."""
     pace = None if config.pace is None else Pace.load(config.pace)
     target = load_target(config)
+    if target.schemas is not None:
+        target.schemas.warm()
     try:
         if (threads := config.threads or (1 if is_small(target.model) else None)) is not None:
             torch.set_num_threads(threads)

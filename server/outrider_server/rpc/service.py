@@ -6,12 +6,12 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from outrider_proto import verifier_pb2 as pb
 from outrider_proto.description import description_to_proto
@@ -30,6 +30,9 @@ _MAX_UNREAD = 128  # ended streams of one address whose client does not read tha
 _UNREAD_IN_ALL = 8  # times as many of all addresses
 SERVICE = pb.DESCRIPTOR.services_by_name["Verifier"].full_name
 
+_MAX_REQUEST_BYTES = 4096  # of all but a Session's frames: names, fingerprints and numbers
+
+_Request = TypeVar("_Request", bound=Message)
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 
 
@@ -40,19 +43,21 @@ class VerifierService:
         self._verifier = verifier
         self._authenticator = authenticator
         self._unread = Counter[str]()  # by address
+        # Raw bytes: with a deserializer, gRPC itself would answer malformed or oversized frames, in its own words, and
+        # log a traceback for each. Ray has none either.
+        self.describe = parsing(self._describe, pb.DescribeRequest, authenticator, verifier.observer)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handlers of both methods."""
-        methods = {
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {  # Any: each method has its own types
             "Describe": grpc.unary_unary_rpc_method_handler(
-                self.describe, pb.DescribeRequest.FromString, pb.Description.SerializeToString
+                self.describe, response_serializer=pb.Description.SerializeToString
             ),
-            # Raw bytes: with a deserializer, gRPC itself would answer malformed or oversized frames, in its own words.
             "Session": grpc.stream_stream_rpc_method_handler(self.session),
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    async def describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
+    async def _describe(self, request: pb.DescribeRequest, context: Context) -> pb.Description:
         try:
             self._authenticator.admit(caller_of(context), Scope.DESCRIBE)
         except Refusal as refusal:
@@ -134,6 +139,49 @@ def _parse(data: bytes) -> ClientFrame:
     except DecodeError as error:
         raise Violation(Reason.MALFORMED_FRAME, "not a ClientFrame") from error
     return client_frame_from_proto(message)
+
+
+def parsing(
+    method: Callable[[_Request, Any], Awaitable[Any]],  # Any: the contexts and answers of any method
+    kind: type[_Request],
+    authenticator: Authenticator,
+    observer: ServerObserver,
+) -> Callable[[bytes, Any], Awaitable[Any]]:
+    """Return a handler of raw bytes, which calls `method` with the request in them, or refuses and counts them."""
+
+    async def handle(data: bytes, context: Any) -> Any:
+        try:
+            return await method(parsed(kind, data), context)
+        except Violation as violation:
+            await refuse_bytes(context, violation, authenticator, observer)
+
+    return handle
+
+
+def parsed(kind: type[_Request], data: bytes) -> _Request:
+    """Return the request in `data`. Raises Violation."""
+    if len(data) > _MAX_REQUEST_BYTES:
+        raise Violation(Reason.FRAME_TOO_LARGE, f"a request of {len(data)} bytes: at most {_MAX_REQUEST_BYTES}")
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise Violation(Reason.MALFORMED_FRAME, f"not a {kind.__name__}") from error
+
+
+async def refuse_bytes(
+    context: grpc.aio.ServicerContext[Any, Any],  # Any: of any method
+    violation: Violation,
+    authenticator: Authenticator,
+    observer: ServerObserver,
+) -> NoReturn:
+    """End a call whose bytes are no request, counted by address."""
+    refusal: Refusal = violation
+    try:
+        authenticator.count_failure(caller_of(context))
+    except Refusal as too_many:
+        refusal = too_many
+    observer.refused(refusal.reason)
+    await abort(context, refusal)
 
 
 def caller_of(context: grpc.aio.ServicerContext[Any, Any]) -> Caller:  # Any: of any method

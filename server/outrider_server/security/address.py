@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from outrider_proto.addresses import is_loopback_host
+from outrider_proto.addresses import counted_as, is_loopback_host
 from outrider_proto.errors import UsageError
 from outrider_server.config.config import SecurityConfig
-
-_OWN_NETWORK = 64  # bits of an IPv6 prefix that one customer has: limits by single address could be evaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +25,10 @@ class PeerAddress:
         if kind == "unix":
             return cls(kind, is_loopback=True)
         try:
-            # A link-local peer has a zone, as in fe80::1%eth0, which names our interface and not the caller.
-            ip = ipaddress.ip_address(rest.rpartition(":")[0].strip("[]").partition("%")[0])
+            name = counted_as(rest.rpartition(":")[0].strip("[]"))
         except ValueError:
             return cls(peer.rpartition(":")[0] or peer, is_loopback=False)
-        # A dual-stack socket reports IPv4 clients as ::ffff:a.b.c.d: count them as what they are.
-        if ip.version == 6 and ip.ipv4_mapped is not None:
-            ip = ip.ipv4_mapped
-        if ip.version == 6 and not ip.is_loopback:
-            return cls(str(ipaddress.ip_network((ip, _OWN_NETWORK), strict=False)), is_loopback=False)
-        return cls(str(ip), is_loopback=ip.is_loopback)
+        return cls(name, is_loopback=is_loopback_host(name))
 
 
 def check_exposure(host: str, security: SecurityConfig) -> None:

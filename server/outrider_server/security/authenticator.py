@@ -12,12 +12,14 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
 from outrider_proto.errors import Reason, Refusal
+from outrider_proto.terminal.log_limit import BY_STRANGERS
 from outrider_server.config.config import SecurityConfig
 from outrider_server.security.address import PeerAddress
 from outrider_server.security.gcra import Gcra
@@ -25,11 +27,12 @@ from outrider_server.security.keys import Keyring, utc_now
 from outrider_server.security.principal import ANONYMOUS, Principal, Scope
 
 _log = logging.getLogger(__name__)
-_LOOK_S = 1.0  # how often the key file is checked for changes
+_LOOK_S = 0.5  # how often the key file is checked for changes
 _BEARER = "bearer "
 _MAX_LABEL = 64
+_WATCHES = 64  # of one address; a proxy has one for each of its own backends
 _MAX_ADDRESSES = 4096  # remembered at most; beyond that the least recently seen is forgotten
-_UNOPENED_IN_ALL = 8  # times what one address may have
+_IN_ALL = 8  # times what one address may have
 
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
@@ -65,18 +68,19 @@ class AddressRateLimit:
             self._known.popitem(last=False)
 
 
-class UnopenedStreams:
-    """Limits streams that have not sent Open yet: `limit` for each address, eight times that in all."""
+class StreamsByAddress:
+    """Limits streams of one kind that cost no key: `limit` for each address, eight times that in all."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, what: str) -> None:
         self._limit = limit
+        self._what = what
         self._count = Counter[str]()
 
     @contextmanager
     def one_more(self, address: PeerAddress) -> Iterator[Callable[[], None]]:
         """Count a stream until the block ends or the yielded function is called. Raises Refusal."""
-        if self._count[address.name] >= self._limit or self._count.total() >= _UNOPENED_IN_ALL * self._limit:
-            raise Refusal(Reason.SERVER_FULL, "too many streams have not sent Open yet: try again")
+        if self._count[address.name] >= self._limit or self._count.total() >= _IN_ALL * self._limit:
+            raise Refusal(Reason.SERVER_FULL, f"too many {self._what}: try again")
         self._count[address.name] += 1
         with ExitStack() as until_open:
             until_open.callback(self._drop, address.name)
@@ -100,7 +104,8 @@ class Authenticator:
         self._keyring = None if self.security.keys is None else Keyring(self.security.keys, calendar)
         self._failures = AddressRateLimit(self.security.failures_per_minute, "wrong keys", clock)
         self._begun = AddressRateLimit(self.security.streams_per_minute, "streams", clock)
-        self.unopened = UnopenedStreams(self.security.unopened_streams)
+        self.unopened = StreamsByAddress(self.security.unopened_streams, "streams have not sent Open yet")
+        self.watches = StreamsByAddress(_WATCHES, "health or reflection streams")
 
     def admit(self, caller: Caller, scope: Scope) -> Principal:
         """Return the caller's principal.
@@ -128,6 +133,10 @@ class Authenticator:
             return False
         return self._keyring is not None
 
+    def count_failure(self, caller: Caller) -> None:
+        """Count a call that no honest client makes. Raises Refusal OVER_QUOTA for an address that makes too many."""
+        self._failures.count(caller.address)
+
     def still_admits(self, principal: Principal) -> bool:
         """Return whether the principal's key is still the same and valid."""
         return self._keyring is None or self._keyring.holds(principal.payer, principal.digest)
@@ -137,14 +146,23 @@ class Authenticator:
 
         `end` gets a function that tells which principals are still admitted.
         """
-        while self._keyring is not None:
-            await asyncio.sleep(_LOOK_S)
-            try:
-                # In a thread: reading a file may block, and this is the loop of all streams.
-                await asyncio.to_thread(self._keyring.refresh)
-                end(self.still_admits)
-            except Exception as error:  # it must go on: nothing else revokes keys
-                _log.error("revoked keys could not be looked for; trying again", exc_info=error)
+        # In a thread: reading a file may block, and this is the loop of all streams. In one of its own: the loop's may
+        # all be busy with something else.
+        reader, reading = ThreadPoolExecutor(1, "outrider-keys"), None
+        with ExitStack() as until_end:
+            until_end.callback(reader.shutdown, wait=False)
+            while self._keyring is not None:
+                await asyncio.sleep(_LOOK_S)
+                reading = reading or asyncio.get_running_loop().run_in_executor(reader, self._keyring.refresh)
+                # Not for ever: keys expire while a disk hangs, too.
+                await asyncio.wait([reading], timeout=_LOOK_S)
+                try:
+                    end(self.still_admits)
+                    if reading.done():
+                        ended, reading = reading, None
+                        ended.result()
+                except Exception as error:  # it must go on: nothing else revokes keys
+                    _log.error("revoked keys could not be looked for; trying again", exc_info=error)
 
     def _principal(self, caller: Caller) -> Principal:
         if self._keyring is None:
@@ -156,7 +174,7 @@ class Authenticator:
         if key is not None:
             return Principal(key.id, key.scopes, key.quota, key.digest)
         self._failures.count(caller.address)
-        _log.info("no valid key from %s", caller.address.name)
+        _log.info("no valid key from %s", caller.address.name, extra={BY_STRANGERS: True})
         if presented is None:
             raise Refusal(Reason.NO_KEY, "this server needs a key: give --key-file")
         raise Refusal(Reason.NO_KEY, "this server does not know this key: it may have been revoked, or have expired")

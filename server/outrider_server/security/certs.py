@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from outrider_proto.errors import UsageError
-from outrider_proto.files import write_atomically
+from outrider_proto.files import read_regular, write_for_user
 
 _SKEW = timedelta(hours=1)  # a device's clock may be behind this one
 _MAX_NAME = 64  # characters of a common name, RFC 5280
@@ -41,9 +41,7 @@ def new_authority(days: int) -> IssuedCertificate:
 
 
 def new_server_certificate(authority: IssuedCertificate, hosts: Sequence[str], days: int) -> IssuedCertificate:
-    """Sign a server certificate for DNS names and IP addresses. Raises UsageError."""
-    if not hosts:
-        raise UsageError("host: name at least one, as clients will call the server")
+    """Sign a server certificate for DNS names and IP addresses, at least one. Raises UsageError."""
     names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
     return _end_entity(authority, hosts[0][:_MAX_NAME], ExtendedKeyUsageOID.SERVER_AUTH, days, names)
 
@@ -67,16 +65,16 @@ def write_issued(issued: IssuedCertificate, cert: Path, key: Path, *, force: boo
     for path in (key, cert):
         if path.exists() and not force:
             raise UsageError(f"{path}: already exists; --force replaces it")
-    _write(key, private, 0o600)
-    _write(cert, issued.certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    write_for_user(key, private, mode=0o600)
+    write_for_user(cert, issued.certificate.public_bytes(serialization.Encoding.PEM), mode=0o644)
 
 
 def read_issued(cert: Path, key: Path) -> IssuedCertificate:
     """Read a certificate and its key. Raises UsageError."""
     try:
-        certificate = x509.load_pem_x509_certificate(cert.read_bytes())
-        private = serialization.load_pem_private_key(key.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as error:
+        certificate = x509.load_pem_x509_certificate(read_regular(cert))
+        private = serialization.load_pem_private_key(read_regular(key), password=None)
+    except (UsageError, ValueError, TypeError) as error:
         raise UsageError(f"{cert}, {key}: not a readable authority; --force makes a new one") from error
     if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != certificate.public_key():
         raise UsageError(f"{cert}, {key}: not an authority of this command; --force makes a new one")
@@ -137,10 +135,3 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
     except ValueError as error:
         raise UsageError(f"host={host!r}: need an IP address or a DNS name in ASCII") from error
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    try:
-        write_atomically(path, data, mode)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error

@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import stat
-import tomllib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider_proto.errors import UsageError
-from outrider_proto.files import atomic_path, stamp_of
+from outrider_proto.files import atomic_path, parse_toml, read_regular, stamp_of
 from outrider_server.security.principal import ALL_SCOPES, NO_QUOTA, Quota, Scope
 
 _log = logging.getLogger(__name__)
@@ -73,12 +72,12 @@ def digest_of(key: str) -> bytes:
 def read_keys(file: Path) -> dict[str, Key]:
     """Read a key file; return keys by id. Raises UsageError, which never quotes a line of the file."""
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        remedy = f"; make it with `outrider-server keys add NAME --keys {file}`"
-        raise UsageError(f"keys={file}: cannot be read: {error.strerror}{remedy}") from error
-    # tomllib's own error, and what it lets through. `from None`: its message may quote a line with a hash.
-    except (ValueError, RecursionError):
+        data = read_regular(file, name=f"keys={file}")
+    except UsageError as error:
+        raise UsageError(f"{error}; make it with `outrider-server keys add NAME --keys {file}`") from error
+    try:
+        table = parse_toml(data, file)
+    except UsageError:  # `from None`: its message may quote a line with a hash
         raise UsageError(f"keys={file}: not TOML") from None
     try:
         if table.keys() - {"key"}:

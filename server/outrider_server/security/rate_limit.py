@@ -133,6 +133,12 @@ class RateLimiter:
         charge = self._charges[frame.seq] = _charge_for(request, frame, room)
         self._wait(charge, charge.fixed + min(_STEP_ROWS, charge.tokens_left), self._begin)
 
+    def charge(self, num_rows: int) -> None:
+        """Pay for work beside the requests, at once. Raises Refusal OVER_QUOTA."""
+        if self._usage is not None:
+            self._usage.check()
+            self._usage.settle(num_rows)
+
     def is_short(self, seq: int) -> bool:
         """Return whether a request has used what it paid for, and must wait. From any thread."""
         charge = self._charges.get(seq)

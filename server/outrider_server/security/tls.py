@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 
 from outrider_proto.errors import UsageError
-from outrider_proto.files import stamp_of
+from outrider_proto.files import read_regular, stamp_of
 from outrider_server.config.config import SecurityConfig
 
 _log = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ def server_credentials(security: SecurityConfig) -> grpc.ServerCredentials | Non
 
 def _load(cert: Path, key: Path, client_ca: Path | None) -> grpc.ServerCertificateConfiguration:
     """Load and check the files. Raises UsageError."""
-    pem, pem_key = _read(cert), _read(key)
-    ca = None if client_ca is None else _read(client_ca)
+    pem, pem_key = read_regular(cert), read_regular(key)
+    ca = None if client_ca is None else read_regular(client_ca)
     # gRPC takes any bytes and then fails at every handshake: let Python's ssl check the files first.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -67,13 +67,6 @@ def _load(cert: Path, key: Path, client_ca: Path | None) -> grpc.ServerCertifica
         except ssl.SSLError as error:
             raise UsageError(f"client_ca={client_ca}: {_plain(error)}") from error
     return grpc.ssl_server_certificate_configuration([(pem_key, pem)], ca)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _no_password() -> str:

@@ -87,23 +87,34 @@ class SessionTable:
 
         Raises Refusal: OVER_QUOTA where the principal has all the places it may have, else SERVER_FULL.
         """
-        most = self._client_sessions if principal.quota.sessions is None else principal.quota.sessions
         placed = [session for session in self._sessions.values() if session.owner is not None]
         count = Counter(session.principal.holder for session in placed)
         own = count[principal.holder]
         idle = [session for session in placed if _is_idle(session, now)]
-        if principal.holder and own >= most:
-            if self._park_one([s for s in idle if s.principal.holder == principal.holder], placed, now):
-                return  # its place is free now
-            whose = "this key" if principal.payer else "your address"
-            message = f"{whose} may have {most} sessions at work at once, and has them: end one, or try again later"
-            raise Refusal(Reason.OVER_QUOTA, message, retry_after_s=_FULL_S)
+        if self.check_quota(principal, now):
+            self._park_one([s for s in idle if s.principal.holder == principal.holder], placed, now)
+            return  # its place is free now
         if len(placed) < self._max_sessions or self._park_one(idle, placed, now):
             return
         # Whoever opens sessions faster than they become idle, and uses none, would keep all others out.
         unused = [s for s in placed if _is_unused(s) and count[s.principal.holder] > own + 1]
         if not self._park_one(unused, placed, now):
             raise Refusal(Reason.SERVER_FULL, f"{self._max_sessions} sessions are in use; try again later")
+
+    def check_quota(self, principal: Principal, now: float) -> bool:
+        """Return whether the principal's next session has to take the place of an idle one of its own.
+
+        Raises Refusal OVER_QUOTA where it has all the places it may have, and works in all of them.
+        """
+        most = self._client_sessions if principal.quota.sessions is None else principal.quota.sessions
+        own = [s for s in self._sessions.values() if s.owner is not None and s.principal.holder == principal.holder]
+        if not principal.holder or len(own) < most:
+            return False
+        if not any(_is_idle(session, now) for session in own):
+            whose = "this key" if principal.payer else "your address"
+            message = f"{whose} may have {most} sessions at work at once, and has them: end one, or try again later"
+            raise Refusal(Reason.OVER_QUOTA, message, retry_after_s=_FULL_S)
+        return True
 
     def add(self, sequence: Sequence, tap: str, owner: Owner, now: float) -> Session:
         """Add a new session; room must have been made."""

@@ -14,8 +14,9 @@ from functools import partial
 from typing import assert_never
 
 from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.contracts.schema_compiler import SchemaQueue
 from outrider_drafters.contracts.tap import Tap
-from outrider_drafters.contracts.token_rules import AnswerRules, SchemaCompiler
+from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_proto.errors import Reason, Refusal, Violation
 from outrider_proto.frames import (
     Cancel,
@@ -44,6 +45,7 @@ from outrider_server.sessions.session_table import Session, SessionTable
 from outrider_server.sessions.stream_writer import StreamWriter
 
 _log = logging.getLogger(__name__)
+_SCHEMA_ROWS = 256  # that a schema pays for as it is compiled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +62,7 @@ class ServerContext:
     clock: Callable[[], float]
     max_row_bytes: int  # of features that wait in one stream
     padded_width: int = 0  # of features, where a larger target is emulated
-    schemas: SchemaCompiler | None = None  # of the target's tokens
+    schemas: SchemaQueue | None = None  # of the target's tokens
 
 
 class StreamReader:
@@ -71,6 +73,7 @@ class StreamReader:
         self._stream = stream
         self._rate_limiter = RateLimiter(usage, server.submit)
         self._feed: FeatureFeed | None = None  # from Open on
+        self._has_asked_to_open = False
         self._about = _as_seen_by(stream.principal, server.description)
 
     async def run(self, incoming: AsyncIterator[ClientFrame]) -> None:
@@ -90,8 +93,8 @@ class StreamReader:
             stream.fail(Refusal(Reason.INTERNAL, f"the server failed on this stream: {type(error).__name__}"))
 
     def end_unless_opened(self, waited_s: float) -> None:
-        """End the stream if it has no session after so long."""
-        if self._stream.session is None:
+        """End the stream if no Open has come after so long."""
+        if not self._has_asked_to_open:
             self._stream.fail(Refusal(Reason.STALLED, f"no Open within {waited_s:g} s"))
 
     def hang_up(self) -> None:
@@ -133,7 +136,12 @@ class StreamReader:
         if stream.session is not None:
             raise Violation(Reason.MALFORMED_FRAME, "a second Open on one stream")
         check_open(frame, about)
+        self._has_asked_to_open = True
+        if frame.sampling.rules.json_schema:
+            self._check_room(frame)
         stream.sampler = await self._sampler(frame.sampling)
+        if stream.is_ending:
+            return
         session = self._resumed(frame)
         resumed = session is not None
         stream.session = session = session or self._new_session(frame)
@@ -155,8 +163,16 @@ class StreamReader:
                 server_draft=session.sequence.drafter is not None and stream.principal.may(Scope.SERVER_DRAFT),
                 request_sampling=True,
                 token_rules=True,
+                target_digest=about.target_digest,
             )
         )
+
+    def _check_room(self, frame: Open) -> None:
+        """Raise Refusal OVER_QUOTA where there can be no session for it, before anything is done for it."""
+        sessions, now = self._server.sessions, self._server.clock()
+        held = sessions.find(frame.session_id, now, self._stream.principal) if frame.session_id else None
+        if held is None or held.owner is None:
+            sessions.check_quota(self._stream.principal, now)
 
     def _resumed(self, frame: Open) -> Session | None:
         """Take over the requested session; return None if it is unknown or has other features."""
@@ -208,8 +224,12 @@ class StreamReader:
             return Sampler(sampling)
         if (token := max((token for token, _ in rules.logit_bias), default=0)) >= vocab_size:
             raise Refusal(Reason.BAD_SAMPLING, f"logit_bias of token {token}: the vocabulary has {vocab_size}")
-        # In a thread: a schema takes milliseconds to compile, and may take much longer.
-        return Sampler(sampling, await asyncio.to_thread(AnswerRules, rules, self._server.schemas))
+        queue, payer = self._server.schemas, self._stream.principal.holder
+        compiler = None if queue is None else queue.compiler
+        if rules.json_schema and queue is not None and queue.compiler.find(rules.json_schema, payer) is None:
+            self._rate_limiter.charge(_SCHEMA_ROWS)
+            await queue.compile(rules.json_schema, payer)
+        return Sampler(sampling, AnswerRules(rules, compiler, payer))
 
     async def _submit(self, frame: Draft | Decode) -> None:
         server, stream, about = self._server, self._stream, self._about

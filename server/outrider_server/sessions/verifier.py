@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from outrider_drafters.contracts.drafter import Drafter
+from outrider_drafters.contracts.schema_compiler import SchemaQueue
 from outrider_drafters.contracts.tap import Tap
 from outrider_drafters.emulation.pace import Pace
 from outrider_drafters.emulation.paced_drafter import PacedDrafter
@@ -98,7 +99,7 @@ class Verifier:
             clock=clock,
             max_row_bytes=max_row_bytes(limits.max_sessions),
             padded_width=pace.feature_width if pace else 0,
-            schemas=target.schemas,
+            schemas=None if target.schemas is None else SchemaQueue(target.schemas),
         )
 
     def describe(self) -> ServerDescription:
@@ -164,6 +165,8 @@ class Verifier:
     async def stop(self) -> None:
         """End all streams and the engine thread. Safe to call twice."""
         self.abandon()
+        if self._target.schemas is not None:
+            self._target.schemas.stop()
         if self._sweeper is not None:
             self._sweeper.cancel()
             with suppress(asyncio.CancelledError):
@@ -276,4 +279,5 @@ def _description(target: Target, taps: Sequence[Tap], max_nodes: int) -> ServerD
         max_nodes=max_nodes,
         eos_token_ids=target.eos_token_ids,
         taps=tuple(tap.info for tap in taps),
+        target_digest=target.digest,
     )

@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.frames import Decode, Draft, Verdict
+from outrider_proto.terminal.log_limit import BY_STRANGERS, LogLimit
+from outrider_proto.terminal.text import PrintableRecord, printable
 from outrider_server.config.config import LogFormat, LogLevel
 from outrider_server.scheduling.reply_poster import Reply
 from outrider_server.telemetry.observer import ServerObserver, StreamObserver
@@ -20,6 +22,13 @@ from outrider_server.telemetry.observer import ServerObserver, StreamObserver
 _access = logging.getLogger("outrider_server.access")
 _SHOWN = 8  # characters of a session's id: enough to find its lines, too few to resume it
 FIELDS: Final = "fields"  # key in logging's `extra`: the values of a message, by name
+
+
+class TextFormatter(logging.Formatter):
+    """Formats level, logger and message, and an error's traceback, as a terminal may get them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -40,12 +49,25 @@ class JsonFormatter(logging.Formatter):
 
 def start_logging(log_format: LogFormat, level: LogLevel) -> None:
     """Log to stderr from now on, replacing former settings."""
+    logging.setLogRecordFactory(PrintableRecord)
     handler = logging.StreamHandler()
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
     else:
-        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(TextFormatter("%(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(StrangersFilter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class StrangersFilter(LogLimit):
+    """Limits the lines that anybody can cause, of a handler's."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a line may be written."""
+        # Errors with a traceback too, and what these libraries say: a stranger may have found how to cause them.
+        is_unforeseen = record.exc_info or record.name.startswith(("grpc", "asyncio"))
+        is_by_strangers = is_unforeseen or getattr(record, BY_STRANGERS, False)
+        return super().filter(record) if is_by_strangers else True
 
 
 class AccessLog(ServerObserver):
@@ -56,7 +78,7 @@ class AccessLog(ServerObserver):
 
     def refused(self, reason: Reason) -> None:
         name = reason.name.lower()
-        _access.info("a call was refused: %s", name, extra={FIELDS: {"reason": name}})
+        _access.info("a call was refused: %s", name, extra={FIELDS: {"reason": name}, BY_STRANGERS: True})
 
 
 class _Entry(StreamObserver):
@@ -83,5 +105,8 @@ class _Entry(StreamObserver):
         _access.info(
             "stream of session %s ended after %.3f s, %d verdicts, %d tokens: %s",
             *(self._about["session"] or "(none)", seconds, self._verdicts, self._tokens, reason),
-            extra={FIELDS: {**self._about, "duration_s": seconds, **counts, "reason": reason}},
+            extra={
+                FIELDS: {**self._about, "duration_s": seconds, **counts, "reason": reason},
+                BY_STRANGERS: not self._about["session"],
+            },
         )

@@ -1,5 +1,9 @@
 """Where answers depart from the plain loop's, and whether rounding explains it."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,11 +11,16 @@ from outrider_bench.core.reference_answers import (
     LEAST_MARGIN,
     ROUNDINGS,
     Departure,
+    GenerateModel,
     departure,
     is_on_a_border,
 )
+from outrider_bench.load.control import GenerateControl
+from outrider_bench.studies.pair.verify_cost import random_target
 from outrider_drafters.contracts.token_draw import distribution, uniforms
 from outrider_models.core.embedded import target_dir
+from outrider_models.distillation.writer import TargetWriter
+from outrider_models.training.core.teacher import Teacher
 from outrider_proto.frames import Sampling
 from outrider_server.engine.reference_decode import plain_decode, plain_logits
 from outrider_server.engine.target import Target
@@ -59,3 +68,21 @@ def test_rounding_explains_a_draw_on_a_border_and_no_other():
         assert is_on_a_border(target, prompt, plain, (token + 1, plain[1]), sampling) is is_near
         assert not is_on_a_border(target, prompt, plain, plain[:1], sampling)  # it has ended elsewhere
     assert found == {True, False}
+
+
+LOADERS = {
+    "generate": lambda path: GenerateModel.load(path)._model,
+    "load's control": lambda path: GenerateControl(path, "float32", "cpu", ())._model,
+    "load's control of int8": lambda path: GenerateControl(path, "int8", "cpu", ())._model,
+    "verify-cost": lambda path: random_target(str(path), "float32", "cpu").model,
+    "training": lambda path: Teacher.load(path, torch.float32).model,
+    "distill": lambda path: TargetWriter.load(path, 1, "float32").model,
+}
+
+
+@pytest.mark.parametrize("load", LOADERS.values(), ids=LOADERS)
+def test_a_targets_config_names_no_code_to_whoever_loads_it(tmp_path: Path, load):
+    shutil.copytree(target_dir(), tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"_attn_implementation": "somebody/kernel"}))
+    assert load(tmp_path).config._attn_implementation != "somebody/kernel"

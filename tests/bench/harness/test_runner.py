@@ -110,7 +110,7 @@ def test_what_is_wrong_is_said_and_reported_and_ends_with_1(tmp_path, capsys):
 def test_what_cannot_be_shown_is_refused(tmp_path):
     path = tmp_path / "report.json"
     for content, options, said in (
-        ("{", (), f"cannot read {path}"),
+        ("{", (), f"{path}: cannot be read as JSON"),
         ('{"made_by": {"command": "outrider-bench load"}}', (), "no report of a study: need one of trace, exact"),
         ('{"made_by": {"study": "exact"}}', (), "no report of this version"),
         ('{"made_by": {"study": "exact"}}', ("--plot", "x.png"), "x.png: exact draws none"),

@@ -121,7 +121,7 @@ def test_an_unchanged_command_runs_behind_the_link(embedded_server, engine):
     """Outages that come so often that none of the connections lives for long, and 60 round trips."""
     address = "{link}" if engine == "proxy" else embedded_server.address
     command = [*OUTRIDER, "--prompt-ids", ",".join(map(str, asked())), "--max-new-tokens", str(NEW // 2), *CHAIN]
-    options = ["--engine", engine, "--upstream", embedded_server.address, "--outage", "700ms@1s/2s", "--"]
+    options = ["--engine", engine, "--upstream", embedded_server.address, "--outage", "1s@1s/2500ms", "--"]
     run = subprocess.run(
         [*NETSIM, *options, *command, "--server", address, "--wait-for-link", "60"],
         capture_output=True,

@@ -57,6 +57,7 @@ def test_files_are_found_beside_the_experiment(tmp_path):
         ("[tree]\ndepth = 3", r"\[tree\] depth: no such key; choose from breadth, levels, budget"),
         ("runs = 'two'", 'mine.toml: runs="two": input should be a valid integer'),
         ("runs = 0", "runs=0: need at least 1"),
+        ("dtype = 'int3'", "dtype=int3: need one of float32, bfloat16, float16, int8"),
         ("profiles = ['moon']", "profile 'moon' is unknown"),
         ("modes = ['telepathy']", "mode='telepathy'"),
         ("families = ['code', 'maths']", "families='maths': did you mean math"),

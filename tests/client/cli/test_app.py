@@ -95,7 +95,7 @@ def test_offline_without_a_drafter_copies_or_says_that_it_cannot(outrider, model
     ("arguments", "code", "message"),
     [
         (["generate"], 2, "standard input is empty: give PROMPT or --prompt-ids"),
-        (["generate", "hi", "--file", "/nowhere"], 2, "file=/nowhere: No such file"),
+        (["generate", "hi", "--file", "/nowhere"], 2, "file=/nowhere: cannot be read: No such file"),
         (["generate", "hi", "--raw", "--system", "be"], 2, "system: --raw and"),
         (["generate", "--prompt-ids", "1,x"], 2, "prompt-ids='1,x'"),
         (["generate", "hi", "--set", "breadth=0"], 2, "breadth=0"),
@@ -154,6 +154,12 @@ def test_nobody_is_asked_to_pull_where_nobody_types_or_the_model_was_named(outri
         monkeypatch.setattr("outrider_client.cli.pull.is_interactive", lambda there=is_there: there)
         code, out, err = outrider("generate", "hi", *options, options=False)
         assert (code, refusal in out + err) == (3, True)
+
+
+def test_who_does_not_want_to_pull_is_refused(outrider, server, monkeypatch):
+    monkeypatch.setattr("outrider_client.cli.pull.is_interactive", lambda: True)
+    code, out, err = outrider("generate", "hi", options=False, typed="n\n")
+    assert (code, "Pull it now (" in out + err, f"`outrider pull {server.address}`" in err) == (3, True, True)
 
 
 def test_standard_output_that_cannot_be_written():

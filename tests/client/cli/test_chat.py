@@ -271,7 +271,7 @@ def test_the_last_chat_is_kept_without_private_text(tmp_path, capsys):
         return [message["content"] for message in client.asked[-1][0]] if client.asked else []
 
     talk(Scripted(), "/load")
-    assert "last_chat.json: cannot be read (No such file" in capsys.readouterr().err
+    assert "last_chat.json: cannot be read: No such file" in capsys.readouterr().err
     talk(Scripted("one", "two"), "hi", "<<private: Ann>>")
     assert kept.stat().st_mode & 0o777 == 0o600
     assert "Ann" not in kept.read_text()

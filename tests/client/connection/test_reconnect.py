@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -61,10 +61,10 @@ class Yes(Deaf):
     """A server that opens a session, and later ends it."""
 
     async def connect(self):
-        return Yes()
+        return Yes(self._digest)
 
-    def __init__(self):
-        self._answers = [OPENED]
+    def __init__(self, digest=""):
+        self._digest, self._answers = digest, [replace(OPENED, target_digest=digest)]
 
     async def receive(self):
         if self._answers:
@@ -105,6 +105,30 @@ def reconnect(*met, seed=0):
         return [when - 1.0 for when in link.tried[1:]]
 
     return clock.run(outage())
+
+
+@pytest.mark.parametrize(
+    ("digests", "is_other"),
+    [(["", ""], False), (["a", "a"], False), (["", "a"], False), (["a", ""], False), (["a", "b"], True),
+     (["a", "", "a"], False), (["a", "", "b"], True), (["a", "b", "a"], True)],
+)  # fmt: skip
+def test_another_target_is_one_that_is_known_to_be(digests, is_other):
+    """Servers of earlier versions do not tell a digest."""
+    clock = VirtualClock()
+    link = Link(clock, *((float(at), Yes(digest)) for at, digest in enumerate(digests)))
+    policy = ConnectionPolicy(Timeouts(), Patience(), BACKOFF)
+
+    async def connections():
+        open_frame = Open(PROTOCOL_VERSION, "t", "k")
+        session = ClientSession(link, open_frame, Transcript(), policy, lambda: clock.now, random.Random(0))
+        for _ in digests:
+            await session.connect()
+            await session.disconnect("cut")
+            await asyncio.sleep(1.0)
+        await session.close()
+        return session.has_other_target
+
+    assert clock.run(connections()) is is_other
 
 
 def pauses(tried, attempt_s):

@@ -78,26 +78,6 @@ def test_cold_start_probes_the_target_alone():
     assert choose(Measurements(limits=ModeLimits(OFFERED), rtt_ms=300.0, stream_ms=33.0), probe).mode == "server-draft"
 
 
-def where_both_are_equal():
-    """A round trip at which the split is as fast as the stream."""
-    low, high = 30.0, 300.0
-    while high - low > 1e-3:
-        middle = (low + high) / 2
-        low, high = (middle, high) if choose(measured(middle), None).mode in SPLIT else (low, middle)
-    return low
-
-
-def test_hysteresis():
-    middle = where_both_are_equal()
-    split, stream = choose(measured(middle - 5), None), choose(measured(middle + 5), None)
-    for rtt_ms in (middle - 0.5, middle, middle + 0.5):
-        assert choose(measured(rtt_ms), split) == split
-        assert choose(measured(rtt_ms), stream) == stream
-    # Stream and server-draft are left only for a mode 4 % faster, and entered for 1 %.
-    assert choose(measured(middle - 2), stream) == stream
-    assert choose(measured(middle + 2), split).mode == "stream"
-
-
 def test_a_measured_speed_outweighs_its_prediction():
     split = choose(measured(), None)
     ratio = speed(measured(), split) / speed(measured(), Choice("stream"))

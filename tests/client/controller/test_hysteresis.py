@@ -12,7 +12,7 @@ import pytest
 
 from outrider_client.controller.hysteresis import ModeSelector
 from outrider_client.controller.measurements import AHEAD, SPLIT, Choice, Measurements, ModeLimits
-from outrider_client.controller.observer import CycleObserver, Priors
+from outrider_client.controller.observer import CycleObserver
 from outrider_client.controller.prediction import PredictionTerms
 from outrider_client.controller.search import best_in
 from outrider_proto.frames import Verdict
@@ -66,7 +66,7 @@ class SimulatedClient:
         self.world = world
         self.now_ms = 0.0
         self.num_tokens = 0
-        self.observer = CycleObserver(world.limits, Priors(batch_factors={8: 1.0}))
+        self.observer = CycleObserver(world.limits, Measurements(batch_factors={8: 1.0}))
         self._random = random.Random(seed)
         self._rank: int | None = None  # of the outcome that the last verdict was, among those drafted ahead
 

@@ -6,8 +6,8 @@ import pytest
 
 from outrider_client.controller.acceptance import AcceptanceEstimator
 from outrider_client.controller.hysteresis import ModeSelector
-from outrider_client.controller.measurements import SPLIT, Choice, ModeLimits
-from outrider_client.controller.observer import CycleObserver, Priors
+from outrider_client.controller.measurements import SPLIT, Choice, Measurements, ModeLimits
+from outrider_client.controller.observer import CycleObserver
 from outrider_proto.frames import Verdict
 from outrider_proto.tree import DraftTree
 
@@ -16,7 +16,7 @@ CHAIN = DraftTree.chain((1, 2, 3, 4))
 
 
 def observer(mode="stop-and-wait", **declared):
-    made = CycleObserver(ALL, Priors(**declared))
+    made = CycleObserver(ALL, Measurements(**declared))
     made.began(mode, 0.0)
     return made
 
@@ -53,6 +53,23 @@ def test_neither_a_hiccup_nor_waiting_in_a_pipeline_nor_a_stale_verdict_is_a_par
     assert (watched.num_tokens, watched.measured().is_cold) == (0, True)
     watched.record_verdict(1.0, verdict(), CHAIN)
     assert watched.measured().verify_ms == 30
+
+
+@pytest.mark.parametrize(("row_ms", "slower"), [(2.0, 1), (2.0, 2), (0.0, 1)])
+def test_passes_over_larger_trees_do_not_make_the_stream_slower(row_ms, slower):
+    """One-token passes were timed beside trees of 4 nodes; the next trees have 16, and the machine may be slower."""
+    watched = observer()
+    watched.row_ms = row_ms
+    watched.record_verdict(1.0, Verdict(1, (), 7, verify_us=int(1e3 * (20 + 4 * row_ms))), CHAIN)
+    watched.began("stream", 1.0)
+    for number in range(3):
+        watched.record_verdict(1.0 + 0.025 * number, Verdict(1, (), 7))
+    watched.began("stop-and-wait", 2.0)
+    for _ in range(15):
+        verify_us = int(1e3 * slower * (20 + 16 * row_ms))
+        watched.row_ms = slower * row_ms
+        watched.record_verdict(2.0, Verdict(1, (), 7, verify_us=verify_us), DraftTree.chain(tuple(range(16))))
+    assert watched.measured().stream_ms == pytest.approx(slower * 25)
 
 
 def test_the_first_verdict_of_the_servers_drafts_is_on_none():
@@ -97,7 +114,7 @@ def split_of(watched):
 
 
 def test_controller_leaves_a_mode_that_is_no_longer_offered_at_once():
-    watched = CycleObserver(ALL, Priors(draft_level_ms=20.0, server_level_ms=1.0))
+    watched = CycleObserver(ALL, Measurements(draft_level_ms=20.0, server_level_ms=1.0))
     controller, choice = split_of(watched)
     assert choice.mode == "server-draft"
     watched.limits = ModeLimits(frozenset(("stream",)))

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -28,7 +29,10 @@ from outrider_client.core.statistics import Statistics
 from outrider_client.display.display import PlainDisplay, show_answer
 from outrider_client.display.json_display import JsonDisplay
 from outrider_client.display.messages import print_message
+from outrider_client.display.pull_display import TextPullDisplay
+from outrider_client.display.stop_texts import stop_at
 from outrider_client.display.terminal import LiveDisplay, MarkdownDisplay, colored
+from outrider_client.pull.pull import Pulled, PullStarted, PullWaiting
 from outrider_proto.frames import Draft, Verdict
 from outrider_proto.tree import DraftTree
 
@@ -50,6 +54,43 @@ ANSWER = [
     Finished("limit", STATISTICS, "!"),
 ]
 TEXT = "one\ntwo three four!"
+
+
+OTHER_TARGET_ANSWER = [
+    Committed(0, (1,), "accepted", "one\n"),
+    Committed(1, (2,), "bonus", "two\n"),
+    Committed(2, (3,), "bonus", "three"),
+    RolledBack(0, 3, "one\ntwo\nthree"),
+    Unverified(0, (1,), "one\n"),
+    Unverified(1, (2,), "two\n"),
+    Unverified(2, (3,), "three"),
+    Verified(0, 1),
+    RolledBack(1, 2, "two\nthree"),
+    Committed(1, (4,), "corrected", "2\n"),
+    Committed(2, (5,), "accepted", "END"),
+    Finished("eos", STATISTICS),
+]
+
+
+@pytest.mark.parametrize(("stops", "end"), [((), "END"), (("never",), "END"), (("E",), "")])
+@pytest.mark.parametrize(
+    ("display_class", "shown"),
+    [
+        (PlainDisplay, "one\ntwo\nthree\none\n2\nEND"),
+        (LiveDisplay, "one\ntwo\none\n{=2\n=}END"),
+        (MarkdownDisplay, "one 2 END"),
+        (JsonDisplay, '"answer", "text": "one\\n2\\nEND", "token_ids": [1, 4'),
+    ],
+)
+def test_what_another_target_takes_back_is_shown_anew(display_class, shown, stops, end):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, color_system=None, width=40, height=20)
+    display = display_class(out if display_class in (PlainDisplay, JsonDisplay) else console)
+    for event in stop_at(stops, (event for event in OTHER_TARGET_ANSWER)):
+        display.show(event)
+    display.close()
+    assert display.written.text == f"one\n2\n{end}"
+    assert shown.replace("END", end) in re.sub(r"\x1b\[[?0-9]*[a-zA-Z]|\r", "", out.getvalue())
 
 
 def test_plain_text_never_takes_anything_back():
@@ -136,6 +177,22 @@ def test_the_text_cannot_control_the_terminal(display_class):
     assert "a\ufffd]0;b\ufffdc\ufffd31md\ufffd" in screen
     assert not any(control in screen for control in ("\x1b]", "\x07", "\x9b", "\x7f"))
     assert "\ufffd" not in colored([Span(0, (0,), "a\tb\n", "accepted")]).plain
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_servers_names_in_a_pull_cannot_control_the_terminal(is_terminal):
+    odd, out = "odd\x1b]0;x\x07\u202e\u200f\nname[/b]", io.StringIO()
+    console = Console(file=out, force_terminal=is_terminal, color_system=None, width=200)
+    display = TextPullDisplay(console, out)
+    for event in (
+        PullStarted("1", odd, odd, odd, 10, 5),
+        PullWaiting(odd, 1.0),
+        Pulled(Path("/x"), "1", odd, odd, odd, odd, 10, True),
+    ):
+        display.show(event)
+    display.close()
+    assert out.getvalue().count("odd\ufffd]0;x\ufffd\ufffd\ufffd name[/b]") >= 2
+    assert not any(each in out.getvalue() for each in "\x07\u202e\u200f")
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -126,10 +126,10 @@ def server(verifier):
 def start_gateway(models):
     """Start a gateway as a context manager."""
 
-    def start(server: str, gateway: GatewayConfig | None = None, profile: str | None = None, **client) -> InThread:
+    def start(server: str, gateway: GatewayConfig | None = None, profile=None, own=models, **client) -> InThread:
         config = ClientConfig(server, **({"patience": PATIENT, "wait_for_link_s": 30.0} | client))
         gateway = replace(gateway or GatewayConfig(), port=0, profile=profile, engine="proxy")
-        return InThread(lambda: _serving(config, gateway, models))
+        return InThread(lambda: _serving(config, gateway, own))
 
     return start
 

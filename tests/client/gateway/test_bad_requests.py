@@ -106,6 +106,13 @@ BAD = [  # a part of a request and what the error begins with: the name of its p
     ({"outrider": {"mode": "fast"}}, "outrider.mode: "),
     ({"outrider": {"wibble": 1}}, "outrider.wibble: "),
     ({"outrider": {"drafter": "eagle"}}, "outrider.drafter: "),
+    ({"messages": [{"role": "user", "content": SECRET}] * 4097}, "messages: at most 4096 are allowed, not 4097"),
+    (message(content=[{"type": "text", "text": "x"}] * 1025), "messages.0.content: at most 1024 are allowed"),
+    (message(role="assistant", tool_calls=[CALL] * 129), "messages.0.tool_calls: at most 128 are allowed"),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias: at most 1024 are allowed"),
+    (message(content=[{"type": "text", "text": SECRET, "private": True, "kind": SECRET}]), "messages.0.content.0.kind"),
+    (message(content=f"{'x' * 2**19} << {SECRET}") | {"outrider": {"fences": True}}, "outrider.fences: are read in"),
+    ({"metadata": {"a": f"{'x' * 2**19} << {SECRET}"}} | {"outrider": {"fences": True}}, "metadata: private markers"),
 ]  # fmt: skip
 UNSUPPORTED = {"repeat_penalty"} | {name for names in UNSUPPORTED_PARAMETERS.values() for name in names}
 
@@ -126,6 +133,9 @@ def test_a_bad_parameter_is_named(gateway, fields, expected):
     ("body", "status", "code"),
     [
         (b'{"model": ', 400, None),
+        (b'{"messages": [' + b"{}," * 2**18 + b"{}]}", 400, None),
+        (b'{"prompt": [' + b"1," * 2**20 + b"1]}", 400, None),
+        (b'{"a": {' + b",".join(b'"%d":1' % number for number in range(2**18)) + b"}}", 400, None),
         *((opening * 100_000, 400, None) for opening in (b"[", b'{"a":', b'{"messages": [')),
         (b'{"model": "\xff"}', 400, None),
         ([GOOD], 400, None),
@@ -216,7 +226,7 @@ def test_an_assistants_last_message_is_gone_on_with(gateway, models, plain):
 
 def test_any_model_where_that_is_allowed(gateway, start_gateway, server):
     status, error = post(gateway, GOOD | {"model": "gpt-4o"})
-    assert (status, error["message"].partition(":")[0]) == (404, "model 'gpt-4o' does not exist")
+    assert (status, error["message"].partition(":")[0]) == (404, "model")
     assert error["message"].endswith("choose one of outrider, embedded, or start the gateway with --any-model")
     with start_gateway(server, GatewayConfig(any_model=True)) as anything:
         status, answer = post(anything, GOOD | {"model": "gpt-4o"})
@@ -249,7 +259,6 @@ def test_unknown_paths_and_methods(gateway, method, path, status, allowed):
     assert (answer.status, answer.headers["Allow"]) == (status, allowed)
     assert answer.error["type"] == "invalid_request_error"
     assert answer.error["code"] == ("method_not_supported" if allowed else "unknown_url")
-    assert f"{method} {path}: " in answer.error["message"]
     assert (allowed or "/v1/chat/completions") in answer.error["message"]
 
 
@@ -312,6 +321,7 @@ def test_others_are_answered_while_a_prompt_is_tokenized(gateway, models, monkey
     [
         ({"x-outrider-mode": "stream"}, 200, None),
         ({"x-outrider-mode": "fast"}, 400, ("mode", None)),
+        ({"x-outrider-fence": "true"}, 400, (None, None)),
         ({"Host": "evil.example"}, 403, (None, "wrong_host")),
         ({"Origin": "http://evil.example"}, 403, (None, "wrong_origin")),
     ],
@@ -319,6 +329,78 @@ def test_others_are_answered_while_a_prompt_is_tokenized(gateway, models, monkey
 def test_headers_are_checked_and_pages_of_other_sites_refused(gateway, headers, status, told):
     got, answer = post(gateway, GOOD, **headers)
     assert (got, told and (answer["param"], answer["code"])) == (status, told)
+
+
+FENCE = f"send <<NAME: {SECRET}>>"
+NUMBERED = json.dumps({"to": FENCE}).replace("<", "\\u003c")
+FENCED_TOOL = {"name": "f", "parameters": {"properties": {"a": {"enum": [FENCE]}}}}
+FENCED_FORM = {"type": "json_schema", "name": "a", "schema": {"title": FENCE}}
+CHAT, COMPLETIONS, RESPONSES = "chat/completions", "completions", "responses"
+
+
+def called(arguments: str = "{}", name: str = "send") -> dict:
+    return message(role="assistant", tool_calls=[{"function": {"name": name, "arguments": arguments}}])
+
+
+def tool(**function) -> dict:
+    return {"tools": [{"type": "function", "function": {"name": "f"} | function}]}
+
+
+@pytest.mark.parametrize("by_header", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields", "place"),
+    [
+        (CHAT, called(json.dumps({"to": FENCE})), "messages.0.tool_calls.0.function.arguments"),
+        (CHAT, called(NUMBERED), "messages.0.tool_calls.0.function.arguments"),
+        (CHAT, called(name=FENCE), "messages.0.tool_calls.0.function.name"),
+        (CHAT, message(name=FENCE), "messages.0.name"),
+        (CHAT, tool(**FENCED_TOOL), "tools.0.function.parameters"),
+        (CHAT, tool(description=FENCE), "tools.0.function.description"),
+        (CHAT, schema({"schema": {"const": FENCE}}), "response_format.json_schema.schema"),
+        (CHAT, schema({"schema": {"properties": {FENCE: {}}}}), "response_format.json_schema.schema"),
+        (CHAT, {"stop": ["a", "<<private: b>>"]}, "stop.1"),
+        (CHAT, {"user": FENCE}, "user"),
+        (CHAT, {"metadata": {SECRET: FENCE}}, "metadata"),
+        (CHAT, {"user": "<<Private: b>>"}, "user"),
+        (COMPLETIONS, {"prompt": "a", "user": FENCE}, "user"),
+        (RESPONSES, {"input": [{"type": "function_call", "name": "f", "arguments": FENCE}]}, "input.0.arguments"),
+        (RESPONSES, {"input": "a", "tools": [{"type": "function", **FENCED_TOOL}]}, "tools.0.parameters"),
+        (RESPONSES, {"input": "a", "metadata": {"a": FENCE}}, "metadata"),
+        (RESPONSES, {"input": "a", "text": {"format": FENCED_FORM}}, "text.format.schema"),
+    ],
+)  # fmt: skip
+def test_a_private_marker_that_nothing_reads_is_refused_by_its_place(gateway, path, fields, place, by_header):
+    body = {"model": "outrider"} | (GOOD if path == CHAT else {}) | fields
+    headers = {"x-outrider-fences": "true"} if by_header else {}
+    body |= {} if by_header else {"outrider": {"fences": True, "privacy": "placeholder"}}
+    status, error = post(gateway, body, f"/v1/{path}", **headers)
+    assert (status, error["param"]) == (400, place)
+    assert error["message"].startswith(f"{place}: private markers are not read here")
+    assert SECRET not in json.dumps(error)
+
+
+PARTS = [{"type": "text", "text": "send <<NAME: ze"}, {"type": "text", "text": "bra-7731>>"}]
+DIGITS = [{"role": "user", "content": "call <<PHONE: 77315550>>"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "says"),
+    [
+        (CHAT, message(content=PARTS), None),
+        (CHAT, message(content=f"\\u003c\\u003cNAME: {SECRET}>>"), "is not read where it is escaped"),
+        (CHAT, message(content=f"&lt;&lt;NAME: {SECRET}&gt;&gt;"), "is not read where it is escaped"),
+        (CHAT, called(FENCE) | {"options": {"outrider": {"fences": True}}, "outrider": None}, "are not read here"),
+        (CHAT, {"messages": DIGITS} | schema({"schema": {"const": 77315550}}), "a pattern or number holds"),
+        (CHAT, {"messages": DIGITS} | schema({"schema": {"pattern": "^x77315550$"}}), "a pattern or number holds"),
+        (COMPLETIONS, {"prompt": [FENCE, SECRET]}, "private text goes with one prompt in a request"),
+    ],
+)  # fmt: skip
+def test_private_text_that_would_leave_another_way_is_refused(gateway, path, fields, says):
+    body = {"model": "outrider", "outrider": {"fences": True, "privacy": "placeholder"}, "max_tokens": 3}
+    status, answer = post(gateway, body | (GOOD if path == CHAT else {}) | fields, f"/v1/{path}")
+    assert status == (200 if says is None else 400), answer
+    assert says is None or says in answer["message"]
+    assert SECRET not in json.dumps(answer) or says is None
 
 
 def test_a_link_that_is_real_cannot_be_cut(gateway):
@@ -360,9 +442,9 @@ def test_the_page_loads_nothing_from_elsewhere(gateway):
 def test_a_key_may_hold_any_letters_and_is_not_shown():
     config = GatewayConfig(api_key=" schlüssel\n")
     headers = Headers(raw=[(b"authorization", "Bearer schlüssel".encode())])
-    assert wrong_key("/v1/models", headers, api_key=config.api_key) is None
+    assert wrong_key({"path": "/v1/models"}, headers, api_key=config.api_key) is None
     headers = Headers({"authorization": "Bearer schl"})
-    assert wrong_key("/v1/models", headers, api_key=config.api_key).status == 401
+    assert wrong_key({"path": "/v1/models"}, headers, api_key=config.api_key).status == 401
     assert "schl" not in repr(config)
 
 
@@ -375,8 +457,19 @@ def test_an_address_for_others_needs_a_key(tmp_path):
         GatewayConfig(api_key_file=tmp_path / "none").read_key()
     with pytest.raises(UsageError, match="one of them"):
         GatewayConfig(api_key="k-1", api_key_file=tmp_path / "key")
-    with pytest.raises(UsageError, match="api-key is empty"):
+    with pytest.raises(UsageError, match="API key is empty"):
         GatewayConfig(api_key=" ")
+
+
+def test_the_key_comes_from_the_environment_and_from_no_option():
+    outcomes = []
+    for options, key in ((["--host", "0.0.0.0"], "k"), (["--host", "0.0.0.0"], ""), (["--api-key", "k"], "")):
+        run = CliRunner().invoke(app, ["gateway", *options, "--allow-origin", "x"], env={"OUTRIDER_API_KEY": key})
+        outcomes.append(f"{run.exception} {run.output}")
+    assert "allow-origin=x" in outcomes[0]  # the address is all right
+    assert "OUTRIDER_API_KEY" in outcomes[1]
+    assert "--api-key" in outcomes[2]
+    assert "allow-origin" not in outcomes[2]
 
 
 def test_the_command_checks_before_it_loads():

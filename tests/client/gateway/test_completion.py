@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from outrider_client.core.config import ClientConfig
+from outrider_client.core.events import Committed, Finished
 from outrider_client.core.gateway_config import GatewayConfig
+from outrider_client.core.statistics import Statistics
 from outrider_client.gateway.completion import GatewayCompletion
 from outrider_client.gateway.gateway import Gateway
 from outrider_client.gateway.request_bodies import ChatRequest, CompletionRequest
 from outrider_client.gateway.request_mapping import map_chat_request, map_completion_request
-from outrider_client.gateway.response_bodies import CompletionFormatter
+from outrider_client.gateway.response_bodies import ChatFormatter, CompletionFormatter
+from outrider_client.gateway.responses_api import ResponsesFormatter, ResponsesRequest
 from outrider_client.gateway.text_stream import TextChunk
 from outrider_client.text.logprobs import TokenLogprobs
 from outrider_proto.frames import Sampling, TokenRules
@@ -43,6 +48,34 @@ def test_the_limit_does_not_reveal_the_length_of_a_private_value(completion, end
         return prepared._overrides["max_new_tokens"], prepared.prompt_tokens
 
     assert limit("Zoe") == limit("Bartholomew Featherstonehaugh of Kingston upon Hull")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '<tool_call>\n{"name": "send", "arguments": {"to": "[NAME_1]"}}\n</tool_call> for [NAME_1]',
+        "<tool_call><function=send><parameter=to>[NAME_1]</parameter></function></tool_call> for [NAME_1]",
+        '[NAME_1] for {"name": "[NAME_1]"}',
+    ],
+)
+def test_a_value_with_signs_of_json_comes_back_in_a_call(completion, models, written):
+    value = 'Zoë "the </tool_call>" M\\üller'
+    tools = [{"type": "function", "function": {"name": "send", "parameters": {"type": "object"}}}]
+    body = {"messages": [{"role": "user", "content": f"Write to <<NAME: {value}>>"}], "tools": tools}
+    body |= {"outrider": {"privacy": "placeholder", "fences": True}, "model": "outrider"}
+    [asked] = map_chat_request(ChatRequest.model_validate(body), {}, Sampling())
+    prepared, tokens = completion(asked), models.encode(written, raw=True)
+    shown = written.replace("[NAME_1]", value)
+    events = [Committed(0, tuple(tokens), "accepted", shown), Finished("limit", Statistics())]
+    chunks = [chunk for event in events for chunk in prepared._text_stream.take(event)]
+    message = ChatFormatter({}, prepared, 0).whole(chunks)["choices"][0]["message"]
+    items = ResponsesFormatter(prepared, ResponsesRequest(model="m", input="x")).whole(chunks)["output"]
+    if "send" not in written:
+        assert (message["content"], items[0]["content"][0]["text"]) == (shown, shown)
+        return
+    assert (message["content"], items[0]["content"][0]["text"]) == (f"for {value}",) * 2
+    for call in (message["tool_calls"][0]["function"], items[1]):
+        assert (call["name"], json.loads(call["arguments"])) == ("send", {"to": value})
 
 
 @pytest.mark.parametrize(("headers", "raw"), [({}, True), ({"x-outrider-parse-special": "false"}, "as text")])

@@ -3,6 +3,7 @@ app could not take back."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -13,6 +14,10 @@ from in_thread import InThread
 
 from outrider_client.connection.policy import Patience
 from outrider_client.core.gateway_config import GatewayConfig
+from outrider_drafters.load import load_tap
+from outrider_models.core.embedded import drafter_dir, target_dir
+from outrider_proto.addresses import free_port
+from outrider_proto.frames import Verdict
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
@@ -177,6 +182,54 @@ def test_without_a_server_it_begins_offline_and_connects_when_one_comes(start_ga
             assert gateway.get("/health")["status"] == "ok"
             answer = openai.chat.completions.create(**ask(), extra_body={"outrider": CHAIN})
             assert answer.choices[0].message.content == plain(QUESTION, NEW)[1]
+
+
+class Falling(Verifier):
+    """Says no more after a few verdicts."""
+
+    fallen: asyncio.Event
+
+    async def session(self, *args):
+        num_verdicts = 0
+        async for frame in super().session(*args):
+            num_verdicts += isinstance(frame, Verdict)
+            if num_verdicts > 3:
+                self.fallen.set()
+                return
+            yield frame
+
+
+@pytest.mark.parametrize("takes_back", [False, True])
+def test_another_target_takes_back_what_an_app_has_or_the_app_is_told(start_gateway, target, takes_back):
+    later, port = Target.load(str(target_dir()), "bfloat16"), free_port()
+
+    @contextlib.asynccontextmanager
+    async def replaced():
+        taps = [load_tap(drafter_dir("moa"), target_dir())]
+        first = Falling(target, taps)
+        first.fallen = asyncio.Event()
+
+        async def replace() -> None:
+            async with Server(first, port=port):
+                await first.fallen.wait()
+            async with Server(Verifier(later, taps), port=port):
+                await asyncio.Event().wait()
+
+        replacing = asyncio.create_task(replace())
+        yield
+        replacing.cancel()
+        await asyncio.gather(replacing, return_exceptions=True)
+
+    with InThread(replaced), start_gateway(f"127.0.0.1:{port}") as gateway, gateway.openai() as openai:
+        gateway.wait_for_link("online")
+        screen = Screen()
+        told = contextlib.nullcontext() if takes_back else pytest.raises(openai_library.APIError, match="another model")
+        with told as refused, streamed(openai, **({"unverified": "stream"} if takes_back else {})) as stream:
+            for chunk in stream:
+                screen.show(chunk)
+        assert screen.num_rolled_back >= takes_back
+        assert takes_back or refused.value.code == "server_unreachable"
+        assert takes_back or screen.text
 
 
 def test_a_server_with_other_models_is_told(start_gateway, golden, capfd):

@@ -7,9 +7,6 @@ import re
 import pytest
 from visitor import BROWSER, DESK, QUESTION, SMALL_PHONE, html
 
-from outrider_client.privacy.fences import parse_fences
-from outrider_proto.errors import UsageError
-
 from ...marks import slow
 
 pytestmark = BROWSER
@@ -93,52 +90,6 @@ def test_private_text_is_marked_and_stays(visitor, page):
     history = visitor.bodies()[1]["messages"]
     assert history[1]["role"] == "assistant"
     assert all(part["private"] for part in history[1]["content"])  # it may repeat what it was written from
-
-
-FENCED = [
-    "plain",
-    "",
-    "a <<b>> c",
-    "a <<private: b>> c",
-    "<<EMAIL: a@b.c>>",
-    "<<email: a@b.c>>",
-    "<<A_1:  x  >>y<< z >>",
-    "a \\<< b >> c \\<<private: d>>",
-    "a > b < c >> d",
-    "<<private: a\nb>>",
-    "<<private: a",
-    "<<private: a <<NAME: b>>",
-    "<<>>",
-    "<<private: >>",
-    "é <<private: 𝄞>> x",
-    "<<NAME:>>",
-    "<< private: a >>",
-    "<<private: a \\<< b>>",
-    "cout << x << y; (1 << 4) and 256 >> 2; 1<<4>>2",
-    "`<<a>>` and ``b ` <<c>>`` <<NAME: d>>",
-    "`<<private: a>>`",
-    "x\n```py\n<<a>>\n```\n<<NAME: b>>\n~~~\n<<c>>",
-    "```\n<<NAME: a>>\n```",
-    "don`t <<NAME: a>>",
-]
-
-
-def test_the_page_reads_markers_as_the_library_does(behind_link, visit):
-    page = visit(behind_link).page
-    read = page.evaluate(
-        """async (texts) => {
-        const { parseFences } = await import("./fences.js");
-        return texts.map((text) => { try { return parseFences(text); } catch { return null; } });
-    }""",
-        FENCED,
-    )
-    for text, parts in zip(FENCED, read, strict=True):
-        try:
-            expected = [(each.text, each.private, each.kind) for each in parse_fences(text)]
-        except UsageError:
-            expected = None
-        got = None if parts is None else [(part["text"], part["private"], part.get("kind")) for part in parts]
-        assert got == expected, text
 
 
 MARKDOWN = {

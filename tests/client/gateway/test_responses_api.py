@@ -110,7 +110,10 @@ def test_a_function_is_called_and_its_result_read(openai, stream):
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type: "),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type: Input should be 'function'"),
         ({"tool_choice": "required"}, "tool_choice: there is no such function in tools"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "foo"}}}}, "Invalid type: foo"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "foo"}}}},
+            "response_format: Invalid type",
+        ),
         ({"wibble": 1}, "wibble: no such parameter"),
     ],
 )

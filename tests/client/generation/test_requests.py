@@ -44,8 +44,8 @@ class ScriptedLink:
         self._replies += replies
         self._came.set()
 
-    def send(self, frame, num_bytes=0, num_values=0) -> None:
-        self.sent.append((frame, num_bytes))
+    def request(self, request, width) -> None:
+        self.sent.append(request)
 
     async def receive(self, timeout_s):
         if not self._replies and timeout_s <= 0.01:

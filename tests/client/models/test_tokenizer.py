@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 
@@ -42,17 +43,53 @@ def test_templates_may_refuse(changed):
         TargetTokenizer(changed(chat_template=None)).render([{"role": "user", "content": "y"}])
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        *("{{ messages.__class__.__mro__ }}", "{{ messages.append(1) }}"),  # they stay in their box
-        *("{{ +['x'] }}", "{{ 1 // 0 }}", "{{ messages[0].content['a':] }}"),
-        *("{{ " + "(" * 500 + "1 }}", "{{ " + "9" * 5000 + " }}", "{% if 1 %}" * 60),  # nobody can compile these
-    ],
-)
-def test_a_failing_template_is_reported(changed, template):
-    with pytest.raises(UsageError, match="chat template"):
-        TargetTokenizer(changed(chat_template=template)).render([{"role": "user", "content": "y"}])
+def test_a_good_tokenizer_can_be_tried_out(changed, tokenizers):
+    TargetTokenizer(changed()).try_out()
+    for ours, _ in tokenizers:
+        ours.try_out()
+
+
+ALL = "{% for m in messages %}{{ m.content }}{% endfor %}"
+# Templates with what alone they may have sent of a chat that begins with "banana " before its first private segment.
+MOVING = {
+    "{{ messages[-1].content }}{{ messages[0].content }}{{ messages[1].content }}": "banana",
+    "{% set x = messages | map(attribute='content') | join %}{{ x[::-1] }}{{ x }}": "",
+    "{% for m in messages + messages %}{{ m.content }}{% endfor %}": "banana",
+    "{{ messages[0].content.split('a') | reverse | join }}" + ALL: "",
+    "{% for m in messages | sort(attribute='content') %}{{ m.content }}{% endfor %}": "banana",
+    "{{ messages | map(attribute='content') | join | length }}" + ALL: "10banana",
+    "{{ messages | length }}" + ALL: "1banana",
+    "{{ messages[0].tool_calls }}" + ALL: "banana",
+    "{{ messages[-1].content[:1] }}" + ALL: "bbanana",
+    "{{ 1 if messages[2] else 1 // 0 }}" + ALL: "",
+    "{{ '\ue001' in messages[0].content }}" + ALL: "Falsebanana",
+    "{{ messages[0].content[:6] if messages | length == 1 }}" + ALL: "bananabanana",
+    "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% if loop.last %}end{% endif %}{% endfor %}":
+        "<assistant>banana",
+}  # fmt: skip
+CALLS = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+PRIVATE = ([Segment("Ann", private=True)], [Segment("\ue000 Bea", private=True), Segment(" tail")])
+LATER = ({"content": "zebra"}, {"content": [Segment("a"), Segment("yak", private=True)]}, {"content": ""})
+
+
+@pytest.mark.parametrize("template", MOVING, ids=range(len(MOVING)))
+def test_what_is_sent_of_a_chat_depends_on_nothing_from_its_first_private_segment_on(changed, template):
+    tokenizer, sent = TargetTokenizer(changed(chat_template=template)), set()
+    for first, later, calls in itertools.product(PRIVATE, LATER, ({}, {"tool_calls": CALLS})):
+        begun = {"role": "assistant", "content": [Segment("banana "), *first], **calls}
+        messages = [begun, {"role": "user", "content": "b"}, {"role": "user", **later}]
+        parts = split(messages, tokenizer, raw=False)
+        assert first[0].text in tokenizer.decode(parts.whole)
+        sent.add(tokenizer.decode(parts.safe))
+    assert sent <= {"", MOVING[template]}
+    # A template that writes one message after the other loses nothing.
+    assert "loop.last" not in template or sent == {MOVING[template]}
+
+
+def test_a_text_that_leaves_no_mark_is_refused(changed):
+    every = "".join(map(chr, range(0xE000, 0xF900)))
+    with pytest.raises(UsageError, match="private use"):
+        split([Segment(every), Segment("x", private=True)], TargetTokenizer(changed()), raw=True)
 
 
 CHATML = (

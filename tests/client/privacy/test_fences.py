@@ -23,59 +23,59 @@ def private(text: str, kind: str | None = None) -> Segment:
     return Segment(text, private=True, kind=kind)
 
 
-@pytest.mark.parametrize(
-    ("text", "segments"),
-    [
-        ("plain", [Segment("plain")]),
-        ("", []),
-        ("call <<private: Ann>> now", [Segment("call "), private("Ann"), Segment(" now")]),
-        ("<<EMAIL: a@b.c >>", [private("a@b.c", "EMAIL")]),
-        ("<<private: two\nlines>><<PRIVATE: x>>", [private("two\nlines"), private("x", "PRIVATE")]),
-        ("<<private: cout << x>> y", [private("cout << x"), Segment(" y")]),
-        (r"cout \<< x; cin >> y", [Segment("cout << x; cin >> y")]),
-        (r"\<<private: x>>", [Segment("<<private: x>>")]),
-        ("```\nput <<Ann>>\n``` <<private: Ann>>", [Segment("```\nput <<Ann>>\n``` "), private("Ann")]),
-        ("`<<Ann>>` <<private: Ann>>", [Segment("`<<Ann>>` "), private("Ann")]),
-        ("don`t <<private: Ann>>\nor `x`", [Segment("don`t "), private("Ann"), Segment("\nor `x`")]),
-    ],
-)
+FENCES = [
+    ("plain", [Segment("plain")]),
+    ("", []),
+    ("call <<private: Ann>> now", [Segment("call "), private("Ann"), Segment(" now")]),
+    ("<<EMAIL: a@b.c >>", [private("a@b.c", "EMAIL")]),
+    ("<<private: two\nlines>><<PRIVATE: x>>", [private("two\nlines"), private("x", "PRIVATE")]),
+    ("<<private: cout << x>> y", [private("cout << x"), Segment(" y")]),
+    (r"cout \<< x; cin >> y", [Segment("cout << x; cin >> y")]),
+    (r"\<<private: x>>", [Segment("<<private: x>>")]),
+    ("```\nput <<Ann>>\n``` <<private: Ann>>", [Segment("```\nput <<Ann>>\n``` "), private("Ann")]),
+    ("`<<Ann>>` <<private: Ann>>", [Segment("`<<Ann>>` "), private("Ann")]),
+    ("don`t <<private: Ann>>\nor `x`", [Segment("don`t "), private("Ann"), Segment("\nor `x`")]),
+]
+
+
+@pytest.mark.parametrize(("text", "segments"), FENCES)
 def test_fences(text, segments):
     assert list(parse_fences(text)) == segments
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "what does cout << x << y; do?",
-        "what is (1 << 4) and 256 >> 2 ?",
-        "a[1 << n: m >> 2]; x <<= 2; y >>= 3",
-        "cout<<x<<std::endl; cin>>y;",
-        "cat <<EOF >>out.txt\nName: x\nEOF",
-        "$text = <<<EOT\nhello\nEOT; $y >> 2;",
-        "vector<vector<int>> v; v<<x; std <<A::x >> y",
-        "<<<<<<< HEAD\none\n=======\ntwo\n>>>>>>> branch",
-        "while (<<>>) { print }",
-        ">>> 1 <<2",
-        "UML `<<interface>>`",
-        "~~~\n<<interface>>",
-    ],
-)
+CODE = [
+    "what does cout << x << y; do?",
+    "what is (1 << 4) and 256 >> 2 ?",
+    "a[1 << n: m >> 2]; x <<= 2; y >>= 3",
+    "cout<<x<<std::endl; cin>>y;",
+    "cat <<EOF >>out.txt\nName: x\nEOF",
+    "$text = <<<EOT\nhello\nEOT; $y >> 2;",
+    "vector<vector<int>> v; v<<x; std <<A::x >> y",
+    "<<<<<<< HEAD\none\n=======\ntwo\n>>>>>>> branch",
+    "while (<<>>) { print }",
+    ">>> 1 <<2",
+    "UML `<<interface>>`",
+    "~~~\n<<interface>>",
+]
+
+
+@pytest.mark.parametrize("code", CODE)
 def test_code_is_text(code):
     assert parse_fences(code) == (Segment(code),)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "call <<quokka>> now",
-        "write to <<quokka@example.org>>, please",
-        "<<email: quokka>>",
-        "<<EMAIL:quokka>>",
-        "<<Private: quokka>>",
-        "call << private: quokka >>",
-        "叫<<quokka>>来",
-    ],
-)
+MEANT = [
+    "call <<quokka>> now",
+    "write to <<quokka@example.org>>, please",
+    "<<email: quokka>>",
+    "<<EMAIL:quokka>>",
+    "<<Private: quokka>>",
+    "call << private: quokka >>",
+    "叫<<quokka>>来",
+]
+
+
+@pytest.mark.parametrize("text", MEANT)
 def test_what_is_plainly_meant_as_a_fence_is_neither_sent_nor_guessed(text):
     with pytest.raises(UsageError, match=r"<<private: \.\.\.>>") as refused:
         parse_fences(text)

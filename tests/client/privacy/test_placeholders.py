@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from outrider_client.core.events import RolledBack, Unverified
 from outrider_client.core.prompt import PromptMessage, Segment
 from outrider_client.models.local_models import LocalModels
 from outrider_client.privacy.fences import parse_fences
-from outrider_client.privacy.placeholders import Placeholders
+from outrider_client.privacy.placeholders import Placeholders, restored
 from outrider_client.text.detokenizer import Detokenizer
 from outrider_client.text.placeholder_restorer import PlaceholderRestorer
 
@@ -65,6 +66,50 @@ def test_what_is_private_once_is_so_everywhere():
     assert table.replace(history)[-1]["content"] == "Hello [PRIVATE_1]!"
     assert table.replace("Bye, Ann") == "Bye, [PRIVATE_1]"
     assert table.replace([1, 2]) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "sent"),
+    [
+        (
+            "Ann",
+            "_Ann_, **Ann** and user_Ann, not AnnLee or Ann2",
+            "_[P_1]_, **[P_1]** and user_[P_1], not AnnLee or Ann2",
+        ),
+        ("王小明", "我叫王小明，Mr王小明", "我叫[P_1]，Mr[P_1]"),
+        ("Zoë Lee", "Zo\u00eb\u00a0Lee, Zoe\u0308\u2003Lee", "[P_1], [P_1]"),
+        ("Zoë", r"Zo\xeb, Zo\xc3\xab, Zo%EB, Zo%C3%AB.", "[P_1], [P_1], [P_1], [P_1]."),
+        ("O'Brien-Lee", "O\u2019Brien\u2011Lee \uff2f'\u00adBrien-\u200bLee", "[P_1] [P_1]"),
+        ('%41"x', r'{"to": "%41\"x"}', '{"to": "[P_1]"}'),
+    ],
+    ids=["Markdown", "no blanks", "blanks", "bytes", "typography", "it looks escaped"],
+)
+def test_a_value_is_found_however_it_is_written(value, text, sent):
+    assert Placeholders().replace([Segment(text), private(value, "P")]) == f"{sent}[P_1]"
+
+
+def test_a_value_is_found_in_calls_as_a_number_in_ids_and_in_schemas():
+    call = {"id": "c77315550", "type": "function", "function": {"name": "dial", "arguments": {"number": 77315550}}}
+    turns = [
+        PromptMessage(role="user", content=[private("77315550", "PHONE"), private("c77315550", "ID")]),
+        PromptMessage(role="assistant", content="", tool_calls=[call]),
+        PromptMessage(role="tool", content="done", tool_call_id="c77315550"),
+    ]
+    schema = '{"const": "77315550", "const": "x", "title": "c77315550"}'
+    hidden = Placeholders().hidden(turns, schema)
+    assert "77315550" not in f"{hidden.prompt} {hidden.json_schema}"
+
+
+def test_answers_prepared_side_by_side_get_their_own_values_back():
+    table = Placeholders()
+
+    def prepared(number: int) -> bool:
+        value = f"zoe{number}@x.org"
+        hidden = table.hidden([Segment(f"not [EMAIL_{number}] "), private(value, "EMAIL")], "")
+        return restored(hidden.prompt, hidden.values).endswith(value)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(prepared, range(200)))
 
 
 def test_values_in_earlier_answers_are_private_whatever_stands_around_them():

@@ -9,19 +9,24 @@ import hashlib
 import json
 import random
 import shutil
+import sys
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from outrider_client import AsyncClient, ClientConfig
 from outrider_client.connection.policy import Backoff
 from outrider_client.models.pulled import pulled_dir
+from outrider_client.pull.partial_bundle import FOR_LOADING
 from outrider_client.pull.pull import BytesPulled, FilePulled, PullConfig, PullStarted, PullWaiting, pull_bundle
 from outrider_drafters.checkpoints.bundle import find_bundle
 from outrider_drafters.load import load_tap
+from outrider_drafters.trials.trial import BOUNDS, Bounds, Trial
 from outrider_models.bundling import make_bundle
 from outrider_models.core.embedded import drafter_dir, target_dir
 from outrider_proto import verifier_pb2 as pb
@@ -79,6 +84,19 @@ def pull_config(address: str, out: Path, **changes) -> PullConfig:
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def shared_trial():
+    with closing(Trial("model", *FOR_LOADING)) as trial:
+        yield trial
+
+
+@pytest.fixture(autouse=True)
+def one_trial_for_all(shared_trial, monkeypatch):
+    """Bundles are loaded in one child, which takes seconds to start."""
+    monkeypatch.setattr("outrider_client.pull.pull.Trial", lambda *args, **more: nullcontext(shared_trial))
+    monkeypatch.setattr("outrider_client.pull.pull.closing", lambda trial: trial)
 
 
 async def test_a_device_with_nothing_but_what_was_pulled(serve, made, models, tmp_path):
@@ -264,12 +282,9 @@ async def test_a_manifest_that_does_not_fit(liar, tmp_path, name, value, message
     ("name", "value", "message"),
     [
         ("drafter", "/etc", "a drafter outside of it: '/etc'"),
-        ("drafter", "owner/model", "a drafter outside of it"),
         ("options", {"unknown": 1}, "cannot be used"),
         ("target_fingerprint", "0", "not the one in its manifest"),
-        ("tap", {}, "cannot be used"),
-        ("drafter", ["drafter"], "a drafter outside of it"),
-        ("version", 9, "not an edge bundle of version 1"),
+        ("sizes", {"vocab": 10**12}, "its tensors hold 2048 rows"),
         ("files", {}, "not the one in its manifest"),
     ],
 )
@@ -287,6 +302,73 @@ async def test_a_bundle_that_differs_from_its_manifest(liar, made, tmp_path, nam
     with pytest.raises(Violation, match=message):
         await pull_bundle(pull_config(address, tmp_path / "device"))
     assert not (tmp_path / "device").exists()
+
+
+def with_bad_config(served: Path) -> None:
+    path = served / "drafter/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rms_norm_eps": "x"}))
+
+
+def with_nan(served: Path) -> None:
+    tensors = load_file(served / "drafter/model.safetensors")
+    next(iter(tensors.values())).view(-1)[0] = float("nan")
+    save_file(tensors, served / "drafter/model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (with_bad_config, "rms_norm_eps=x: need a positive number"),
+        (with_nan, "holds values that are no numbers"),
+        (lambda served: (served / "tokenizer.json").write_text("{}"), "tokenizer"),
+    ],
+)
+async def test_a_bundle_that_cannot_be_loaded_does_not_take_its_place(liar, made, tmp_path, spoil, message):
+    """It forms a bundle and matches its manifest; the one before it stays."""
+    server, address = liar
+    shutil.copytree(made["moa"], tmp_path / "served")
+    shutil.copytree(made["eagle2"], tmp_path / "device")
+    spoil(tmp_path / "served")
+    (tmp_path / "served/bundle.json").unlink()
+    find_bundle(made["moa"]).write(tmp_path / "served")
+    files = tuple(
+        BundleFile(
+            file.name, len(data := (tmp_path / "served" / file.name).read_bytes()), hashlib.sha256(data).digest()
+        )
+        for file in manifest_from_proto(server.manifest).files
+    )
+    server.manifest = manifest_to_proto(dataclasses.replace(manifest_from_proto(server.manifest), files=files))
+    server.directory = tmp_path / "served"
+    with pytest.raises(Violation, match=f"cannot be used: .*{message}") as told:
+        await pull_bundle(pull_config(address, tmp_path / "device"))
+    assert "\n" not in str(told.value)
+    assert contents(tmp_path / "device") == contents(made["eagle2"])
+
+
+@pytest.mark.parametrize(
+    ("executable", "message"),
+    [(sys.executable, "takes more than 0.1 s"), ("/nowhere/python", "no process can be started to try it in")],
+)
+async def test_a_device_that_cannot_try_a_bundle_does_not_blame_the_server(
+    serve, made, tmp_path, monkeypatch, executable, message
+):
+    monkeypatch.setitem(BOUNDS, "model", Bounds(0.1, 4096))
+    monkeypatch.setattr(sys, "executable", executable)
+    async with serve() as server:
+        with closing(Trial("model")) as trial:
+            monkeypatch.setattr("outrider_client.pull.pull.Trial", lambda *args, **more: nullcontext(trial))
+            with pytest.raises(UsageError, match=f"cannot be loaded on this device within bounds: .*{message}"):
+                await pull_bundle(pull_config(server.address, tmp_path / "device"))
+        assert contents(tmp_path / "device.part") == contents(made["moa"])  # kept
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "elsewhere", "config.json", "nowhere"])
+def test_a_bundle_on_this_device_holds_no_links(made, tmp_path, target):
+    shutil.copytree(made["moa"], tmp_path / "device")
+    (tmp_path / "elsewhere").write_text("{}")
+    (tmp_path / "device/drafter/draft_vocab.json").symlink_to(tmp_path / target)
+    with pytest.raises(UsageError, match=r"draft_vocab\.json: a link or a device"):
+        find_bundle(tmp_path / "device")
 
 
 HOSTILE = st.sampled_from([
@@ -365,7 +447,7 @@ async def test_the_command(serve, command, tmp_path, models):
         code, out, _ = await command("pull", server.address, "--json", "--drafter", "eagle2")
         events = [json.loads(line) for line in out.splitlines()]
         assert code == 0
-        assert {event["event"] for event in events} == {"pull_started", "file_pulled", "pulled"}
+        assert {event["event"] for event in events} == {"pull_started", "file_pulled", "bundle_tried", "pulled"}
         assert (events[-1]["event"], events[-1]["changed"], events[-1]["drafter"]) == ("pulled", True, "eagle2")
         generate = ("generate", "Who am I?", "--server", server.address, "--json", "--max-new-tokens", "12")
         code, out, err = await command(*generate, "--mode", "stop-and-wait")

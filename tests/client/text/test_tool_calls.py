@@ -4,13 +4,7 @@ import json
 
 import pytest
 
-from outrider_client.text.tool_calls import (
-    Tool,
-    ToolCall,
-    call_schema,
-    calls_in,
-    written,
-)
+from outrider_client.text.tool_calls import Tool, ToolCall, call_schema, calls_in, written
 
 ADD = Tool("add", "Add numbers.", {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]})
 WAIT = Tool("wait", "", {})
@@ -74,7 +68,8 @@ def test_a_call_that_is_cut_off_is_text(end):
 
 def test_long_answers_are_read_in_time_that_grows_with_them():
     """Where it grew with the square of their length, each of these took minutes."""
-    for text in ("add" + 400_000 * " ", 40_000 * "[TOOL_CALLS]add<parameter="):
+    tags = (400_000 * "[TOOL_CALLS]", 400_000 * "\n<tool_call>{")
+    for text in ("add" + 400_000 * " ", 40_000 * "[TOOL_CALLS]add<parameter=", *tags):
         assert calls_in(text, [ADD]) == (text, [])
 
 

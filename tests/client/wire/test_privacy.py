@@ -339,6 +339,17 @@ async def test_nothing_at_all_crosses_the_wire_while_it_writes(tiny):
         assert before[0] > 0
 
 
+async def test_a_private_answer_sends_nothing_of_the_clients_own_schema():
+    tap, models, _ = in_process(1)
+    config = SHORT.for_answer(json_schema={"const": "Zanzibar"})
+    async with AsyncClient(config, models=models, transport=tap) as client:
+        with contextlib.suppress(OutriderError):  # these models follow no schema
+            await client.complete([Segment("Say it: "), Segment("secret", private=True)], privacy="local")
+    sent = b"".join(tap.up)
+    assert sent
+    assert b"Zanzibar" not in sent
+
+
 def test_what_is_searched_for():
     """Hold the forms and their number, so that the search cannot silently find nothing."""
     made = Asked("", ["abcdefghijkl"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from outrider_bench.core.pair import InProcessPair, in_process
 from outrider_client import AsyncClient, ClientConfig
-from outrider_client.core.events import Cycle
+from outrider_client.core.events import Cycle, Finished, Warned
 from outrider_client.core.prompt import Segment
 from outrider_client.models.draft_history import DraftHistory
 from outrider_client.models.local_models import LocalModels
@@ -62,6 +63,32 @@ async def test_greedy_answers_are_the_plain_loops(config, mode, tmp_path):
                 for prompt, expected in zip(PROMPTS, plain, strict=True):
                     assert (await client.complete(prompt, mode=mode)).token_ids == expected
         assert history_in(tmp_path, pair.models).texts().tokens.tolist().count(-1) == 2 * len(PROMPTS)
+
+
+async def test_what_goes_wrong_with_keeping_an_answer_is_told_before_its_end(tmp_path, room_for):
+    async with in_process(target_dir(), embedded(drafter="suffix")) as pair, client_of(pair, tmp_path) as client:
+        await client.complete(PROMPTS[0])
+        with room_for(1000):
+            events = [event async for event in client.generate(PROMPTS[0])]
+    told = [event.message for event in events if isinstance(event, Warned)]
+    assert len(told) == 1
+    assert "drafting without the history" in told[0]
+    assert isinstance(events[-1], Finished)
+
+
+async def test_the_end_of_an_answer_does_not_wait_until_its_history_is_read_again(tmp_path, monkeypatch):
+    is_told, read = threading.Event(), DraftHistory._read
+
+    def read_then(history):
+        assert is_told.wait(60)
+        return read(history)
+
+    monkeypatch.setattr(DraftHistory, "_read", read_then)
+    async with in_process(target_dir(), embedded()) as pair, client_of(pair, tmp_path) as client:
+        async for event in client.generate(SHOWN):
+            if isinstance(event, Finished):
+                is_told.set()
+    assert history_in(tmp_path, pair.models).texts().tokens.size
 
 
 async def trees_of(client: AsyncClient, prompt, **overrides) -> list:

@@ -20,7 +20,6 @@ from outrider_server.config.config import LimitsConfig, SecurityConfig
 from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
-from outrider_server.security import authenticator as authenticator_module
 from outrider_server.security import certs
 from outrider_server.security.authenticator import Authenticator
 from outrider_server.security.keys import Key, digest_of, new_secret, write_keys
@@ -197,23 +196,6 @@ async def test_a_refusal_is_told_though_a_frame_was_being_sent(loaded, tmp_path)
                 await connection.receive()
             await connection.close()
             assert refused.value.reason is Reason.NO_KEY
-
-
-async def test_a_revoked_key_ends_the_answer(loaded, models, tmp_path, monkeypatch):
-    monkeypatch.setattr(authenticator_module, "_LOOK_S", 0.01)
-    secret, file = new_secret("a"), tmp_path / "keys"
-    write_keys(file, [Key("a", digest_of(secret))])
-
-    async def answers(remote):
-        while True:  # until the server has noticed
-            await answer(remote)
-            write_keys(file, [])
-
-    async with serving(loaded, SecurityConfig(keys=file)) as server:
-        async with client(models, server.address, Access(key=secret)) as remote:
-            with pytest.raises(Refusal) as refused:
-                await asyncio.wait_for(answers(remote), WAIT_S)
-        assert refused.value.reason is Reason.NO_KEY
 
 
 async def test_the_key_is_in_no_exception(loaded, tmp_path):

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider_drafters.blocks.packed_linear import PackedLinear, can_pack, padded_rows
+from outrider_drafters.blocks.packed_linear import PackedLinear, can_pack
+from outrider_drafters.processor import padded_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -262,19 +262,13 @@ def test_other_heads_are_refused(head, golden, part, changes, message):
         head.load(golden)
 
 
-def test_broken_files_are_refused(head, golden):
-    whole = head.write().read_bytes()
-    frozen = TargetWeights.load(golden / "target_l8")
-    for content in (b"", b"GGUF", b"PK\x03\x04" + whole[4:], whole[:60], whole[:1000], whole[:-5000]):
-        head.path.write_bytes(content)
-        with pytest.raises(UsageError, match=r"head\.gguf: not a readable GGUF file"):
-            load_drafter(head.path, frozen)
+def test_a_file_of_the_other_byte_order_is_refused(head, golden):
     writer = gguf.GGUFWriter(head.path, "eagle3", endianess=gguf.GGUFEndian.BIG)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
     with pytest.raises(UsageError, match=r"head\.gguf: its numbers are of the other byte order \(big-endian\)"):
-        load_drafter(head.path, frozen)
+        load_drafter(head.path, TargetWeights.load(golden / "target_l8"))
 
 
 def test_a_missing_package_is_named(head, golden, monkeypatch):

@@ -160,7 +160,7 @@ def test_a_language_model_drafts(tmp_path, split):
 
 def test_a_disk_that_is_too_small(file, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=2**20))
-    with pytest.raises(UsageError, match=r"small\.gguf: dequantized it takes [\d,]+ bytes; .* has [\d,]+ left"):
+    with pytest.raises(UsageError, match=r"small\.gguf: as float32 it takes [\d,]+ bytes; .* has [\d,]+ left"):
         resolve_dir(file)
     assert in_cache(tmp_path) == ["outrider", "targets"]
 

@@ -7,11 +7,13 @@ from typing import Any
 import gguf
 import pytest
 from gguf_models import make_model, write_model
+from gguf_writing import writing
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from outrider_drafters.checkpoints.gguf_target import dequantize_target
+from outrider_drafters.readers.gguf_file import GgufFile
 from outrider_proto.errors import UsageError
 
 BYTES = list(bytes_to_unicode().values())
@@ -132,3 +134,17 @@ def test_sentencepiece_text_begins_with_a_space_unless_the_file_says_not(tmp_pat
     made = AutoTokenizer.from_pretrained(str(tmp_path / "made"))
     assert made.convert_ids_to_tokens(made("ab")["input_ids"]) == tokens
     assert made.decode(made("ab")["input_ids"]) == "ab"
+
+
+def test_a_vocabulary_is_what_was_written(tmp_path):
+    words = [f"word {i} ä" for i in range(1000)] + [""]
+    with writing(tmp_path / "m.gguf", "llama", {"list": ["a", "b"]}) as writer:
+        writer.add_token_list(words)
+        writer.add_token_types([1, -2, 3])
+        writer.add_token_merges([b"\xff"])
+    file = GgufFile.read(tmp_path / "m.gguf")
+    assert file.tokenizer_array("tokens") == words
+    assert file.tokenizer_array("token_type") == [1, -2, 3]
+    assert file.of_architecture("list") == ["a", "b"]
+    with pytest.raises(UsageError, match="not a readable GGUF file"):
+        file.tokenizer_array("merges")

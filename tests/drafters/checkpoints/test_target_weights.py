@@ -9,7 +9,9 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider_drafters import TargetWeights, resolve_dir, target_fingerprint, tokenizer_fingerprint
+from outrider_drafters.readers.digest import weights_digest
 from outrider_proto.errors import UsageError
+from outrider_server.engine.target import Target
 
 
 def tiny_target(**changes) -> LlamaForCausalLM:
@@ -93,6 +95,8 @@ def test_tokenizer_fingerprint_follows_what_makes_ids(tmp_path: Path):
     before = tokenizer_fingerprint(tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer | {"truncation": {"max_length": 5}}, indent=1))
     assert tokenizer_fingerprint(tmp_path) == before
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer) + " " * 34_000_000)  # as large as Gemma's
+    assert tokenizer_fingerprint(tmp_path) == before
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer | {"model": {"vocab": {"a": 1, "b": 0}}}))
     assert tokenizer_fingerprint(tmp_path) != before
 
@@ -124,3 +128,30 @@ def test_a_directory_that_is_no_model_says_what_it_is(tmp_path, file, content, m
     (tmp_path / file).write_text(content)
     with pytest.raises(UsageError, match=rf"not a model directory, it has no config\.json{message}"):
         TargetWeights.load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", "lm_head.weight", "model.layers.2.mlp.up_proj.weight", "model.norm.weight"]
+)
+def test_weights_that_are_no_numbers_are_named(saved: Path, name: str, value: float):
+    """On the client, where it borrows them, and by whoever loads the whole model."""
+    tensors = load_file(saved / "model.safetensors")
+    tensors[name].view(-1)[3] = value
+    save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
+    readers = [Target.load]
+    if name in ("model.embed_tokens.weight", "lm_head.weight"):
+        readers.append(TargetWeights.load)
+    elif "layers.2" in name:
+        readers.append(lambda path: TargetWeights.load(path).last_layers(1))
+    for read in readers:
+        with pytest.raises(UsageError, match=rf"tensor {name} holds values that are no numbers"):
+            read(str(saved))
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4])
+def test_a_digest_is_of_the_values_wherever_they_lie(offset: int):
+    whole = torch.arange(600, dtype=torch.bfloat16)
+    part = whole[offset : offset + 520]
+    assert weights_digest({}, [("part", part)]) == weights_digest({}, [("part", part.clone())])
+    assert weights_digest({}, [("part", part)]) != weights_digest({}, [("part", part + 1)])

@@ -64,14 +64,6 @@ def test_rows_of_all_parameters_together_have_the_values_of_transformers_process
         assert torch.equal(distribution(row[None], sampling), expected), sampling
 
 
-def test_frequencies_are_those_of_the_seed_alone():
-    """Row by row and all at once."""
-    sampling, positions = Sampling(0.9, top_k=4, top_p=0.9, seed=2**62), list(range(500, 800))
-    together = choose_tokens(LOGITS.expand(len(positions), -1), sampling, positions)
-    assert [choose_token(LOGITS, sampling, position) for position in positions] == together
-    assert len(set(together)) > 1
-
-
 def test_typical_takes_the_likeliest_as_the_target_alone_would():
     assert {choose_token(LOGITS, Sampling(2.0, seed=seed, acceptance="typical"), 9) for seed in range(20)} == {3}
 

@@ -45,7 +45,7 @@ def test_a_pass_of_many_rows_lasts_longer():
         ({"verfy_ms": "3"}, "", "verfy_ms: no such key; did you mean verify_ms?"),
         ({}, "[batch_factors]\n", "batch_factors: empty"),
         ({}, "[batch_factors]\n8 = 2.0\n16 = 1.5\n", "batch_factors.16=1.5: need more than 0, and no less"),
-        ({}, "oh no", "not TOML"),
+        ({}, "oh no", "cannot be read as TOML"),
     ],
 )
 def test_a_wrong_file_is_told_by_file_key_and_remedy(tmp_path, changes, extra, message):

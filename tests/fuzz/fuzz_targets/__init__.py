@@ -19,6 +19,11 @@ _MODULES = {
     "status": "status",
     "credentials": "credentials",
     "bundle-file": "files",
+    "config": "strangers",
+    "gguf": "strangers",
+    "schema": "strangers",
+    "template": "strangers",
+    "keys-file": "strangers",
     "gateway-body": "gateway",
     "session": "session",
 }

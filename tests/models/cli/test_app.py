@@ -1,12 +1,18 @@
 """The command line: output that others can read, and one clear line for a mistake."""
 
 import json
+import re
 import sys
 
 import pytest
+from gguf_llama import write_gguf
 
+from outrider_drafters.checkpoints.catalog import installed_dir
 from outrider_drafters.checkpoints.draft_vocabulary import DRAFT_VOCAB, read_draft_vocab
+from outrider_drafters.checkpoints.gguf_target import dequantize_target
+from outrider_drafters.checkpoints.target_weights import resolve_dir
 from outrider_models.cli.app import main
+from outrider_models.core.embedded import target_dir
 
 
 def run(monkeypatch, *arguments):
@@ -44,6 +50,26 @@ def test_a_draft_vocabulary_is_chosen_and_bundled(monkeypatch, capsys, tmp_path)
 def test_info_lists_what_is_embedded(monkeypatch, capsys):
     assert run(monkeypatch, "info") == 0
     assert "total" in capsys.readouterr().out
+
+
+def test_cached_and_installed_models_are_listed_and_removed(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    write_gguf(target_dir(), tmp_path / "small.gguf")
+    name = resolve_dir(tmp_path / "small.gguf").name
+    dequantize_target(tmp_path / "small.gguf", installed_dir("smollm2"))
+    assert run(monkeypatch, "info") == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cached ")]
+    assert re.fullmatch(
+        rf"cached {name}: float32, [\d,]+ bytes, last used [\d-]+ [\d:]+, made of {tmp_path}/small\.gguf", line
+    )
+    assert run(monkeypatch, "remove", name, "smollm2", "smollm2") == 2
+    said = capsys.readouterr()
+    assert [line.partition(",")[0] for line in said.out.splitlines()] == [f"{name}: removed", "smollm2: removed"]
+    assert "smollm2: neither installed nor in the cache: `outrider-models info` lists what is" in said.err
+    assert not installed_dir("smollm2").exists()
+    assert run(monkeypatch, "info") == 0
+    assert "cached" not in capsys.readouterr().out
 
 
 def test_families_lists_them_with_their_options(monkeypatch, capsys):

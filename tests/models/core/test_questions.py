@@ -30,14 +30,14 @@ def test_every_form(tmp_path):
     ("text", "message"),
     [
         ("", "holds no questions"),
-        ("{", ":1: not JSON"),
+        ("{", ":1: cannot be read as JSON"),
         ('{"turns": []}', ':1: need "turns", "messages" or "prompt"'),
         ('{"turns": ["a", " "]}', ':1: need "turns", "messages" or "prompt"'),
         ('{"messages": ["a"]}', ":1: every message must be an object"),
         ('{"prompt": 3}', ':1: need "turns", "messages" or "prompt"'),
         ('{"prompt": "a", "category": 3}', ":1: question_id must be"),
         ('{"prompt": "a", "question_id": 2}\n"b"', ":2: two questions have the question_id 2"),
-        ("[" * 100_000, ":1: not JSON"),
+        ("[" * 100_000, ":1: cannot be read as JSON"),
     ],
 )
 def test_wrong_lines(tmp_path, text, message):

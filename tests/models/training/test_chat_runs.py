@@ -189,6 +189,7 @@ def test_two_processes_train_what_one_does(chats, target, tmp_path):
         f"--set={table}.{key}={json.dumps(value)}" for table, rows in changes.items() for key, value in rows.items()
     ]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
+    torchrun.append(f"--log_dir={tmp_path}")
     program = ["-m", "outrider_models.cli.app", "train", "--family=hass", f"--data={chats}", f"--target={target}"]
     subprocess.run([*torchrun, *program, f"--out={tmp_path / 'two'}", *pairs], check=True, timeout=200)
     first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))

@@ -67,7 +67,11 @@ def test_changes_nest_and_the_command_line_wins(facts):
         ("colors.red=3", "unknown tables colors; there are drafter"),
         ("length=3", "length=3: need a table"),
         ("length.batch=many", 'length: batch="many"'),
-        ("length.batch=0", "batch=0"),
+        ("length.batch=0", "length: batch=0: input should be greater than 0"),
+        ("length.epochs=0", "length: epochs=0: input should be greater than 0"),
+        ("validation.new_tokens=1", "new_tokens=1: input should be greater than or equal to 2"),
+        ("drafter.tli=-1", "drafter: tli=-1: input should be greater than or equal to 0"),
+        ("drafter.losses.feature=-1.0", "drafter: [losses] feature=-1.0: input should be"),
         ("schedule.decay=stairs", "input should be 'linear' or 'cosine'"),
         ("schedule.last=1.0", "last <= peak"),
         ("drafter.shape.self_kv_heads.x=1", "[shape] self_kv_heads={"),
@@ -78,6 +82,18 @@ def test_a_wrong_change_is_named(change, message, facts):
     with pytest.raises(UsageError) as error:
         make_train_config("moa", facts, parse_changes([change]))
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        *(("hydra", "dropout=1.0"), ("hydra", "noise=-1.0"), ("medusa", "blocks=0"), ("dflash", "gamma=0.0")),
+        *(("dspark", "layers=0"), ("hass", "layers=0"), ("hass", "top_k=0"), ("peagle", "mask_token=-2")),
+    ],
+)
+def test_a_size_that_no_drafter_has_is_named(family, change, facts):
+    with pytest.raises(UsageError, match=f"^drafter: {change}: input should be "):
+        make_train_config(family, facts, parse_changes([f"drafter.{change}"]))
 
 
 def schedule(**changes):

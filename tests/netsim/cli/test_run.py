@@ -287,13 +287,7 @@ def test_a_running_link_is_changed_and_reported(engine, tmp_path, monkeypatch):
         assert expected in said
     found = json.loads(report.read_text())
     changes = {(change["change"], *change["ways"]) for change in found["changes"]}
-    assert changes == {
-        ("cut", "down"),
-        ("restored", "down"),
-        ("set", "up", "down"),
-        ("cut", "up"),
-        ("restored", "up"),
-    }
+    assert changes == {("cut", "down"), ("restored", "down"), ("set", "up", "down"), ("cut", "up"), ("restored", "up")}
     assert (found["engine"], found["exit_status"], found["profile"]["name"]) == (engine, 0, "lan")
     assert found["up"]["packets_in"] >= found["connections"] == 1
     assert done.exit_code == 0, done.stderr
@@ -307,7 +301,7 @@ def answer_once(server):
 
 
 def test_where_no_link_runs_set_says_so():
-    done = CliRunner().invoke(app, ["set", "link=1", "cut"])
+    done = CliRunner().invoke(app, ["set", "link=1", "cut"], prog_name="outrider-netsim")
     said = "outrider-netsim: no link runs here as 1: start one with run or proxy\n"
     assert (done.exit_code, done.stderr) == (1, said)
 

@@ -71,6 +71,7 @@ def test_a_csv_of_round_trips_has_empty_cells_where_they_were_lost(tmp_path):
     [
         ("p", "From h icmp_seq=1 Destination Host Unreachable\n", "p: no reply: need lines such as '64 bytes"),
         ("p", "5 packets transmitted, 0 received, 100% packet loss, time 4090ms\n", "p: no reply: need lines such as"),
+        ("p", "1 bytes from icmp_seq=1 1 packets transmitted, time " * 15_000, "p: no reply: need lines such as"),
         ("p", "icmp_seq\n[now] 64 bytes from h: icmp_seq=1 ttl=5 time=1 ms\n", None),
         ("p", "[1-2] 64 bytes from h: icmp_seq=1 ttl=5 time=1 ms\n", r"p, line 1: \[1-2\] is not a time"),
         ("p", "64 bytes from h: icmp_seq=1 ttl=5 time=1.2.3 ms\n", "p, line 1: time='1.2.3' is not a finite number"),

@@ -84,10 +84,7 @@ def test_a_trace_is_found_beside_the_file(tmp_path):
         ("[profile.a.both]\ndelay_ms = -2", "links.toml [profile.a.both]: delay_ms=-2"),
         ("[profile.a]\nup = {}", "links.toml [profile.a]: no [profile.a.down]"),
         ("[profile.a.both]\n[both]", "links.toml: both: no such key beside [profile]"),
-        ("[both\n", "links.toml: not TOML: "),
         (f"[both]\ndelay_ms = 1{'0' * 400}", "links.toml [both]: delay_ms="),
-        (f"[both]\ndelay_ms = 1{'0' * 5000}", "links.toml: not TOML: "),
-        ("x = " + "[" * 9999, "links.toml: not TOML: "),
     ],
 )
 def test_mistakes_are_named_with_file_key_and_remedy(tmp_path, text, message):
@@ -103,7 +100,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(ProfileError, match="cannot be read: Is a directory"):
         load_profile(tmp_path)
     (tmp_path / "x.toml").write_bytes(b"source = '\xff'")
-    with pytest.raises(ProfileError, match=r"x\.toml: cannot be read: not UTF-8"):
+    with pytest.raises(ProfileError, match=r"x\.toml: cannot be read as TOML \(not UTF-8"):
         load_profile(tmp_path / "x.toml")
 
 

@@ -49,20 +49,6 @@ def test_the_clocks_events_and_the_loops_timers_interleave():
     assert seen == [("event", 1.0), ("timer", 1.25), ("event", 2.0), ("timer", 2.5)]
 
 
-def test_a_task_that_an_event_wakes_runs_at_its_time():
-    clock = VirtualClock()
-
-    async def program():
-        woken = asyncio.Event()
-        clock.call_at(1.0, woken.set)
-        clock.call_at(2.0, lambda: None)
-        async with asyncio.timeout(100):
-            await woken.wait()
-        return clock.now
-
-    assert clock.run(program()) == 1.0
-
-
 def test_a_timer_that_an_event_sets_comes_before_later_events():
     clock, seen = VirtualClock(), []
 

@@ -5,9 +5,9 @@
     script.py, netsim, arguments, seed --image-^                                                                  |
     result  <----------------------------------- second serial port, JSON <---------------------------------------+
 
-`script.py` runs as root, can import `outrider_netsim` and pyroute2, and takes and returns JSON; what it prints is the
-console's tail of an error. The guest's clock counts instructions (see machine.py): its measurements do not see the
-host's load.
+`script.py` runs as root, can import `outrider_netsim`, `outrider_proto` and pyroute2, and takes and returns JSON; what
+it prints is the console's tail of an error. The guest's clock counts instructions (see machine.py): its measurements do
+not see the host's load.
 """
 
 from vm.guest import GuestError, measured_in_guest

@@ -16,6 +16,7 @@ from vm.kernel_package import REPOSITORY, Kernel
 
 HERE = Path(__file__).parent
 NETSIM = REPOSITORY / "netsim" / "outrider_netsim"
+PROTO = REPOSITORY / "proto" / "outrider_proto"  # whose errors netsim's are
 GUEST_FOLDER = "/guest"
 
 
@@ -40,14 +41,14 @@ def _base(kernel: Kernel) -> bytes:
             Entry("/etc/passwd", b"root:x:0:0:root:/:/bin/sh\n"),
             *interpreter_entries(),
             Entry(f"{SITE}/{face.relative_to(NETSIM.parent)}", face.read_bytes()),
-            *(entry for path in NETSIM.rglob("*.py") for entry in _module(path)),
+            *(entry for room in (NETSIM, PROTO) for path in room.rglob("*.py") for entry in _module(path, room)),
         ]
     )
 
 
-def _module(path: Path) -> list[Entry]:
+def _module(path: Path, room: Path) -> list[Entry]:
     """Source and bytecode: tracebacks into our own code show lines."""
-    place = f"{SITE}/{path.relative_to(NETSIM.parent)}"
+    place = f"{SITE}/{path.relative_to(room.parent)}"
     return [Entry(place, path.read_bytes()), Entry(cache_from_source(place), compiled(path, place))]
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import os
+import resource
 import shutil
 import signal
 from contextlib import asynccontextmanager
@@ -113,6 +115,32 @@ async def test_a_damaged_cache_is_rebuilt_and_no_request_waits_long(copied, made
     assert [path.name for path in copied.parent.iterdir()] == [copied.name]
 
 
+def rotten(path: Path) -> None:
+    """Change bytes in the middle, and nothing that a directory tells of the file."""
+    before, data = path.stat(), bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    "damage", [rotten, lambda path: os.truncate(path, 100), lambda path: path.write_bytes(b""), Path.unlink]
+)
+async def test_damage_is_noticed_where_it_is_fetched_and_made_good(copied, made, pair, damage, caplog):
+    bundles = bundles_in(copied.parent, pair)
+    manifest = await until_made(bundles)
+    damage(copied / "drafter/model.safetensors")
+    for _ in range(2):
+        with refused(Reason.BUNDLE_CHANGED, "ask for the manifest"):
+            await content(bundles, manifest, "drafter/model.safetensors")
+    assert len([line for line in caplog.messages if "it is built again" in line]) == 1
+    again = await until_made(bundles)
+    assert again == manifest
+    data = await content(bundles, again, "drafter/model.safetensors")
+    assert data == (made / "drafter/model.safetensors").read_bytes()
+    assert [path.name for path in copied.parent.iterdir()] == [copied.name]
+
+
 def test_another_draft_vocabulary_is_another_bundle(pair, tmp_path):
     """Also under the same name: the cache must not give out the old one."""
     file, keys = tmp_path / "vocab.json", set()
@@ -186,6 +214,19 @@ async def test_offsets_and_ids(ready):
         await content(bundles, manifest, manifest.files[0].name, size + 1)
     with refused(Reason.BUNDLE_CHANGED):
         await anext(bundles.chunks("0" * 64, "config.json", 0, "a"))
+
+
+async def test_a_want_of_descriptors_costs_no_bundle(copied, pair):
+    bundles = bundles_in(copied.parent, pair)
+    manifest = await bundles.manifest()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with refused(Reason.SERVER_FULL):
+            await content(bundles, manifest, "config.json")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert await content(bundles, manifest, "config.json")
 
 
 async def test_fetches_are_bounded_and_end_with_the_server(made, cache, pair):

@@ -1,17 +1,26 @@
 """`outrider-server check`: what it finds, one thing at a time, all of them in one run."""
 
 import json
+import os
+import re
+import shutil
 import socket
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from tiny_targets import target
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 from watched import DRAFTER, TARGET
 
+from outrider_drafters.quantization.codes import has_exact_int8
+from outrider_models.core.embedded import target_dir
+from outrider_models.core.held_out import FAMILIES, held_out
+from outrider_server.checking import int8_quality
 from outrider_server.checking.environment import check_environment
 from outrider_server.cli.app import app
 from outrider_server.config.config import ServerConfig
@@ -130,8 +139,69 @@ def test_certificates_that_are_not_valid_now(tmp_path, begins, ends, verdict, te
     assert text in found["tls_cert"][0]["text"]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")
+def test_a_certificate_that_nobody_writes_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    code, found = check(target="/nowhere", port=0, tls_cert=str(tmp_path / "pipe"), tls_key=str(tmp_path / "pipe"))
+    assert (code, verdicts(found["tls"])) == (2, ["error"])
+    assert "not a regular file" in found["tls"][0]["text"]
+
+
 def test_a_bad_configuration_is_one_line(tmp_path):
     path = tmp_path / "outrider.toml"
     path.write_text("prot = 1")
     result = invoke("--config", str(path))
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.skipif(not has_exact_int8(), reason="this processor does not multiply int8 exactly")
+def test_what_int8_costs_is_told_once_it_is_asked_for(cache, monkeypatch):
+    settings = {"target": str(target_dir()), "drafters": [], "port": 0}
+    assert "int8" not in check(**settings, dtype="float32")[1]
+    (told,) = check(**settings, dtype="int8")[1]["int8"]
+    form = r"(\S+) nats a token, in bfloat16 (\S+); first choices equal at (\S+)% of (\d+) tokens of English and code"
+    coded, plain, share, count = map(float, re.fullmatch(form, told["text"]).groups())
+    assert told["verdict"] == "ok"
+    assert plain == pytest.approx(transformers_nats(), rel=0.005)
+    assert 0 < abs(coded - plain) < 0.05 * plain
+    assert 90 < share < 100
+    assert count > 500
+    monkeypatch.setattr(int8_quality, "load_target", None)  # not loaded again
+    assert check(**settings, dtype="int8")[1]["int8"] == [told]
+
+
+def transformers_nats() -> float:
+    """Nats a token of the text, as transformers' own loss has them in float32."""
+    tokenizer = AutoTokenizer.from_pretrained(str(target_dir()))
+    model = AutoModelForCausalLM.from_pretrained(str(target_dir()), dtype=torch.float32)
+    losses, counts = [], []
+    for sample in (each for family in FAMILIES for each in held_out(family, 2)):
+        ids = tokenizer("\n".join(turn.content for turn in sample.conversation()), return_tensors="pt")["input_ids"]
+        counts.append(ids.shape[1] - 1)
+        losses.append(model(ids, labels=ids).loss.item() * counts[-1])
+    return sum(losses) / sum(counts)
+
+
+@pytest.mark.skipif(not has_exact_int8(), reason="this processor does not multiply int8 exactly")
+@pytest.mark.parametrize(
+    ("trouble", "message"),
+    [
+        ("memory", r"not compared with its weights in bfloat16: they take [\d.]+ MiB, 0 B is free$"),
+        ("tokenizer", r"tokenizer\.json: "),
+    ],
+)
+def test_int8_is_no_error_where_it_cannot_be_compared(cache, monkeypatch, tmp_path, trouble, message):
+    place = shutil.copytree(target_dir(), tmp_path / "model")
+    if trouble == "memory":
+        monkeypatch.setattr(int8_quality, "free_bytes", lambda _: 0)
+    else:
+        (place / "tokenizer.json").write_text(json.dumps({"model": {"type": "none"}}))
+    code, found = check(target=str(place), drafters=[], port=0, dtype="int8")
+    assert verdicts(found["int8"]) == ["warning"]
+    assert re.search(message, found["int8"][0]["text"])
+    assert code == 0

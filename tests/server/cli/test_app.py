@@ -73,13 +73,14 @@ def test_a_port_in_use(target_dir):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_either_signal_stops_it(number):
-    stop = StopSignals()
+    stop = StopSignals(drain_s=1e5)
     signal.raise_signal(signal.SIGHUP)
     signal.raise_signal(number)
     await asyncio.wait_for(stop.first.wait(), 20)
     assert not stop.second.is_set()
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        asyncio.get_running_loop().remove_signal_handler(each)
+    signal.set_wakeup_fd(-1)
+    for each, former in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        signal.signal(each, former)
 
 
 def test_it_says_when_it_is_ready_and_stops_on_a_signal(target_dir, tmp_path):

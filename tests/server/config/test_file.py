@@ -67,7 +67,6 @@ def test_without_a_target_it_is_the_embedded_one(file):
     ("text", "message"),
     [
         ("port = 70000", "port=70000: need 0 (a free one) to 65535"),
-        ("drafters = 'one'", 'drafters="one": input should be a valid'),
         ("[limits]\nmax_sessions = 0", "[limits] max_sessions=0: need at least 1"),
         ("[limits]\nsession_ttl_s = nan", "[limits] session_ttl_s=nan: need at least 0"),
         ("[limits]\nbatch_tokens = 0", "[limits] batch_tokens=0: need"),

@@ -13,8 +13,10 @@ from transformers.models.mamba import MambaConfig
 
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_drafters.checkpoints.target_weights import TargetWeights
+from outrider_drafters.quantization.codes import has_exact_int8
 from outrider_proto.errors import UsageError
-from outrider_server.engine.hf_model import decoder_layers, resolve_device, resolve_dtype
+from outrider_server.engine import hf_model
+from outrider_server.engine.hf_model import decoder_layers, is_small, resolve_device, resolve_dtype
 from outrider_server.engine.reference_decode import plain_greedy, plain_greedy_on_slots
 from outrider_server.engine.target import Target
 from outrider_server.kv.budget import RowShape
@@ -138,9 +140,7 @@ def test_linear_attention_is_refused_by_name(kind):
 
 def test_a_checkpoint_that_is_no_causal_language_model_is_refused_in_one_line(tmp_path):
     AutoConfig.for_model("mistral3", text_config={"model_type": "mistral", **SIZES}).save_pretrained(tmp_path)
-    with pytest.raises(
-        UsageError, match=r"target .*: ValueError: Unrecognized configuration class .*Mistral3Config"
-    ) as told:
+    with pytest.raises(UsageError, match=r"target .*: model_type=mistral3: not a causal language model") as told:
         Target.load(str(tmp_path))
     assert "\n" not in str(told.value)
 
@@ -159,8 +159,22 @@ def set_config(directory, **changes) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_auto_is_float32_on_a_cpu_and_the_checkpoints_own_on_a_gpu(checkpoint):
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("computes_in_it", [True, False])
+def test_auto_is_bfloat16_on_a_cpu_for_large_targets_where_it_computes_in_it(
+    small, computes_in_it, checkpoint, monkeypatch
+):
+    count = sum(parameter.numel() for parameter in build("llama").parameters())
+    monkeypatch.setattr(hf_model, "_SMALL", count + small)
+    monkeypatch.setattr(hf_model, "cpu_has_bf16", lambda: computes_in_it)
+    expected = torch.float32 if small or not computes_in_it else torch.bfloat16
+    assert resolve_dtype("auto", checkpoint, CPU) == expected
+    assert is_small(build("llama")) is small
+    (checkpoint / "model.safetensors").unlink()  # whoever loads it says what is wrong
     assert resolve_dtype("auto", checkpoint, CPU) == torch.float32
+
+
+def test_auto_is_the_checkpoints_own_on_a_gpu(checkpoint):
     assert resolve_dtype("auto", checkpoint, GPU) == torch.bfloat16
     set_config(checkpoint, dtype=None)
     assert resolve_dtype("auto", checkpoint, GPU) == torch.float32
@@ -186,10 +200,33 @@ def test_a_loaded_target_tells_it(monkeypatch, checkpoint, caplog):
     assert "several times longer" in caplog.text
 
 
+@pytest.mark.skipif(not has_exact_int8(), reason="this processor does not multiply int8 exactly")
+@pytest.mark.parametrize(("small", "possible"), [(False, True), (True, True), (False, False)])
+def test_whoever_chooses_no_dtype_is_told_what_int8_would_give(small, possible, checkpoint, monkeypatch, caplog):
+    monkeypatch.setattr(hf_model, "_SMALL", 2**30 if small else 0)
+    monkeypatch.setattr(hf_model, "has_exact_int8", lambda: possible)
+    Target.load(str(checkpoint), "float32")
+    assert not caplog.records
+    Target.load(str(checkpoint), "auto", "cpu")
+    lines = [record.message for record in caplog.records if "--dtype int8" in record.message]
+    assert len(lines) == (possible and not small)
+    if lines:
+        count = sum(parameter.numel() for parameter in build("llama").parameters())
+        assert f"weights take {count / 1e9:.2g} GB instead of" in lines[0]
+
+
+@pytest.mark.skipif(not has_exact_int8(), reason="this processor does not multiply int8 exactly")
+def test_int8_does_not_need_bfloat16(checkpoint, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(checkpoint.parent / "cache"))
+    monkeypatch.setattr(hf_model, "cpu_has_bf16", lambda: False)
+    Target.load(str(checkpoint), "int8")
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("method", ["bitsandbytes", "gptq", "awq"])
 def test_quantized_without_its_library(checkpoint, method):
     set_config(checkpoint, quantization_config={"quant_method": method, "bits": 4, "load_in_4bit": True})
-    with pytest.raises(UsageError, match=f"target {checkpoint}: \\w+: .+") as error:
+    with pytest.raises(UsageError, match=f"target {checkpoint}: transformers cannot load it .+: \\w+: .+") as error:
         Target.load(str(checkpoint))
     assert "\n" not in str(error.value)
 
@@ -197,5 +234,5 @@ def test_quantized_without_its_library(checkpoint, method):
 def test_a_file_cut_short(checkpoint):
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(UsageError, match=f"target {checkpoint}: SafetensorError: "):
+    with pytest.raises(UsageError, match=f"target {path}: not a readable safetensors file"):
         Target.load(str(checkpoint))

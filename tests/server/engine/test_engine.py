@@ -136,21 +136,6 @@ def test_sampled_text_is_the_same_whatever_is_drafted(sampling):
     assert say(lambda a: tree_around(rng, truth[len(a) :], 3, 5), "batched") == truth
 
 
-def test_an_end_of_text_inside_the_path_ends_it():
-    prompt = random_tokens(np.random.default_rng(14), 10)
-    truth = plain_greedy(target(), prompt, 12)
-    model = build("llama")
-    stop = max(i for i in range(12) if truth[i] not in truth[:i])
-    assert stop > 0
-    model.generation_config.eos_token_id = [truth[stop]]
-    ending = Target.of(model)
-    assert plain_greedy(ending, prompt, 12) == truth[: stop + 1]
-    sequence = Sequence(ending.kv, None)
-    verdict = cycle(Engine(ending), sequence, prompt, DraftTree.chain(truth))
-    assert (len(verdict.path), verdict.bonus, verdict.finish) == (stop + 1, None, Finish.EOS)
-    assert sequence.tokens == prompt + truth[: stop + 1]
-
-
 class KVTap(StatelessTap):
     """Every K and V value of a token: the strictest of taps."""
 

@@ -13,6 +13,7 @@ from outrider_drafters.contracts.tap import LastHiddenTap
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
 from outrider_server.engine import attention as attention_module
+from outrider_server.engine import grouped_attention as grouped_module
 from outrider_server.engine.attention import FlatBatch
 from outrider_server.engine.batch_segment import AttentionCall, BatchSegment
 from outrider_server.engine.engine import Engine, StepInput
@@ -90,6 +91,55 @@ def test_together_is_as_alone(name, prefixes, layout):
     plain, fast = logits(name, parts, None), logits(name, parts)
     torch.testing.assert_close(fast, plain, atol=TOLERANCE, rtol=0)
     assert torch.equal(fast.argmax(-1), plain.argmax(-1))
+
+
+CALLS = {
+    "full": AttentionCall(0.3, None, None),
+    "window": AttentionCall(0.3, None, 7),
+    "softcap": AttentionCall(0.3, 5.0, None),
+    "sinks": AttentionCall(0.3, None, 9, torch.tensor([0.5, -1.0, 2.0, 0.0])),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("prefixes", [0, 1, 2])
+@pytest.mark.parametrize("layout", ["contiguous", "paged"])
+@of_the_host
+@torch.inference_mode()
+def test_invariant_rows_have_the_same_bits_alone_and_together(layout, prefixes, call, monkeypatch):
+    """In groups of one block of members and of several, over lanes of one slab and of two."""
+    rng = np.random.default_rng(prefixes)
+    torch.manual_seed(prefixes)
+    beginnings = [random_tokens(rng, 64 + 32 * i) for i in range(prefixes)] or [[]]
+    parts = [
+        (sequence, random_tokens(rng, int(rng.integers(1, 4))), random_tree(rng, int(rng.integers(0, 9))))
+        for sequence in sessions("llama", beginnings, [9, 30, 3, 62, 20, 1, 25, 117], layout)
+    ]
+    work = placed(parts)
+    segments, count = [segment for _, segment in work], sum(segment.num_rows for _, segment in work)
+    query, key, value = (torch.randn(1, heads, count, 8).mul(2) for heads in (4, 2, 2))
+
+    def attended(limits: GroupLimits | None, *, invariant: bool = True) -> torch.Tensor:
+        return FlatBatch(segments, limits=limits, invariant=invariant).attend(1, query, key, value, call)
+
+    alone, rounded = attended(None), attended(None, invariant=False)
+    assert group_segments(work, HOST_LIMITS, invariant=True)[0]
+    assert torch.equal(attended(HOST_LIMITS), alone)
+    assert torch.equal(attended(replace(HOST_LIMITS, joined=0)), alone)
+    monkeypatch.setattr(grouped_module, "_WIDE_VALUES", 3000)
+    assert torch.equal(attended(HOST_LIMITS), alone)
+    torch.testing.assert_close(rounded, alone, atol=TOLERANCE, rtol=0)
+    assert not torch.equal(rounded, alone)
+
+
+@of_the_host
+def test_lanes_of_many_keys_are_not_copied():
+    rng = np.random.default_rng(3)
+    parts = [(each, random_tokens(rng, 2), DraftTree()) for each in sessions("llama", [[]], [80, 150, 85, 140])]
+    assert [len(group._segments) for group in group_segments(placed(parts), HOST_LIMITS)[0]] == [4]
+    few = replace(HOST_LIMITS, joined=200)
+    assert sorted(len(group._segments) for group in group_segments(placed(parts), few)[0]) == [2, 2]
+    torch.testing.assert_close(logits("llama", parts, few), logits("llama", parts, None), atol=TOLERANCE, rtol=0)
 
 
 @of_the_host

@@ -13,8 +13,6 @@ from outrider_server.engine.acceptance import AcceptedPath
 from outrider_server.engine.sampler import token_logprobs
 from outrider_server.sessions.verifier import Verifier
 
-from .test_server_drafter import SHAPE, Prophet
-
 TOLERANCE = 2e-5  # of float32 logits whose sums run in another order
 RNG = np.random.default_rng(4)
 PROMPT = random_tokens(RNG, 12)
@@ -68,20 +66,6 @@ async def test_a_drafts_path_and_bonus(plain, rule):
             text += words
             deepest = max(deepest, len(verdict.path))
         assert deepest >= 2
-
-
-@pytest.mark.parametrize("rule", ["greedy", "sampled"])
-async def test_what_the_server_drafts(plain, rule):
-    prophet = Prophet([])
-    async with serving(drafters=[prophet]) as verifier:
-        for _ in range(2):  # the second time the drafter knows the text
-            async with session(verifier, SAMPLINGS[rule]) as talk:
-                verdicts = await talk.decode(0, PROMPT[:-1], PROMPT[-1], 30, tree=SHAPE, logprobs=2)
-            prophet.text = Prophet(PROMPT + text_of(verdicts)).text
-    assert any(verdict.tokens for verdict in verdicts)
-    words = text_of(verdicts)
-    given = [one for verdict in verdicts for one in verdict.logprobs]
-    check(given, plain([*PROMPT, *words])[HAVE - 1 :], words, 2)
 
 
 def test_of_impossible_tokens_and_small_vocabularies():

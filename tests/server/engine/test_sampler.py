@@ -9,7 +9,6 @@ import pytest
 import torch
 from scipy import stats
 from tiny_targets import random_tree
-from transformers import GenerationConfig
 
 from outrider_proto.frames import Finish, Sampling
 from outrider_proto.sampling_noise import uniform
@@ -18,39 +17,6 @@ from outrider_server.engine.acceptance import AcceptedPath
 from outrider_server.engine.sampler import BatchedChoices, ChoiceRequest, RowChoices, Sampler
 
 FALSE_ALARM = 1e-4  # a right implementation fails each chi-square test below once in 10 000 seeds; seeds are fixed
-
-
-@pytest.mark.parametrize(
-    "sampling", [Sampling(0.7), Sampling(1.0, top_k=5), Sampling(1.3, top_p=0.6), Sampling(0.9, top_k=9, top_p=0.8)]
-)
-def test_the_distribution_is_that_of_generate(sampling):
-    """Against the processors that `generate` itself builds from a generation config."""
-    from tiny_targets import build
-
-    model = build("llama")
-    config = GenerationConfig(
-        do_sample=True,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    processors = model._get_logits_processor(config, input_ids_seq_length=1, encoder_input_ids=None)
-    logits = torch.randn(4, 61, generator=torch.Generator().manual_seed(0)) * 2
-    expected = processors(torch.zeros(4, 1, dtype=torch.long), logits).softmax(-1)
-    torch.testing.assert_close(Sampler(sampling).distribution(logits).float(), expected, atol=1e-6, rtol=0)
-
-
-def test_draws_follow_the_distribution():
-    logits = torch.tensor([[1.0, 0.0, 2.0, -1.0, 0.5, 1.5]])
-    sampler = Sampler(Sampling(0.8, top_k=5, seed=11))
-    count = 20_000
-    drawn = np.bincount(sampler.choose(logits.expand(count, -1), list(range(count))), minlength=6)
-    expected = sampler.distribution(logits)[0].numpy() * count
-    assert drawn[3] == 0  # beyond top-k
-    kept = expected > 0
-    assert stats.chisquare(drawn[kept], expected[kept]).pvalue > FALSE_ALARM
 
 
 def test_uniforms_are_uniform_and_uncorrelated_over_positions_and_seeds():

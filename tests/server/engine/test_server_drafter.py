@@ -22,17 +22,7 @@ from outrider_drafters.families.feature_drafter import FeatureState
 from outrider_drafters.families.lookup.family import LookupDrafter
 from outrider_drafters.trees.tree_tuner import TreeTuner
 from outrider_proto.errors import Reason
-from outrider_proto.frames import (
-    MAX_EXPANDED,
-    Cancel,
-    Decode,
-    Draft,
-    Features,
-    Finish,
-    Sampling,
-    ServerTree,
-    Verdict,
-)
+from outrider_proto.frames import MAX_EXPANDED, Cancel, Decode, Draft, Features, Finish, Sampling, ServerTree, Verdict
 from outrider_proto.packing import prefix_hash
 from outrider_proto.tree import DraftTree
 from outrider_server.config.config import LimitsConfig
@@ -176,14 +166,6 @@ def test_the_size_follows_what_passes_and_levels_cost():
     blocks_of_six, blocks_of_seven = shape(0.1, 8.0, 6), shape(0.1, 8.0, 7)
     assert blocks_of_six.min_level_probability == pytest.approx(dear_levels.min_level_probability)
     assert blocks_of_seven.min_level_probability < cheap.min_level_probability  # none was a pass
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 6, 11])
-async def test_never_more_tokens_than_were_asked_for(count, truth):
-    async with serving(drafters=[Prophet(PROMPT + truth, errs=1000)]) as verifier:
-        verdicts = await said(verifier, Sampling(), count, SHAPE)
-    assert text_of(verdicts) == truth[:count]
-    assert verdicts[-1].finish is Finish.LIMIT
 
 
 async def test_features_come_along_and_a_draft_of_the_clients_goes_on(truth):

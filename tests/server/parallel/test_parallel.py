@@ -197,6 +197,8 @@ def test_no_rank_outlives_the_server(tiny):
     [
         ({"tensor_parallel": 3}, "tensor_parallel=3: the target has 4 heads; need a number that divides them"),
         ({"tensor_parallel": 4}, "tensor_parallel=4: the target has 2 K/V heads; need a number that divides them"),
+        ({"dtype": "int8"}, "dtype=int8: not with tensor_parallel"),
+        ({"batch_invariant": True}, "batch_invariant: not with tensor_parallel"),
         ({"device": "cuda:1"}, "device=cuda:1: with tensor_parallel=2 need cpu, or cuda for"),
         ({"dtype": "int4"}, "dtype=int4: need one of"),
         ({"target": "/nowhere"}, "/nowhere: no such directory"),

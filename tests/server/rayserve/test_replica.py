@@ -8,8 +8,11 @@ import grpc
 
 from outrider_proto.errors import Reason, Refusal
 from outrider_proto.status import DETAILS_KEY
-from outrider_server.rayserve.replica import RayServicerContext
+from outrider_server.rayserve.replica import RayServicerContext, Replica
+from outrider_server.rpc.bundle_service import BundlesService
 from outrider_server.rpc.service import abort
+from outrider_server.security.authenticator import Authenticator
+from outrider_server.telemetry.observer import ServerObserver
 
 
 async def test_what_is_written_comes_out_and_a_refusal_keeps_its_reason():
@@ -56,3 +59,15 @@ async def test_nobody_listens_any_more():
     async with aclosing(call.streamed(endless())) as messages:
         assert (await anext(messages)).SerializeToString() == b"first"
     assert cancelled.is_set()
+
+
+async def test_bytes_that_are_no_request_are_refused_here_too():
+    replica = object.__new__(Replica)  # without a target, which Manifest does not need
+    replica._bundles = BundlesService(None, Authenticator(), ServerObserver())
+    context = Mock()
+    context.invocation_metadata.return_value, context.auth_context.return_value = (), {}
+    context.peer.return_value = "ipv4:127.0.0.1:9"
+    for data, code in ((b"\xff", "INVALID_ARGUMENT"), (bytes(8192), "RESOURCE_EXHAUSTED")):
+        context.reset_mock()
+        assert (await replica.Manifest(data, context)).SerializeToString() == b""
+        context.set_code.assert_called_once_with(grpc.StatusCode[code])

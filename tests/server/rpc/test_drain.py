@@ -27,6 +27,8 @@ from outrider_server.engine.reference_decode import plain_greedy
 from outrider_server.engine.target import Target
 from outrider_server.rpc.server import Server
 from outrider_server.rpc.service import SERVICE
+from outrider_server.security.keys import Key, digest_of, new_secret, write_keys
+from outrider_server.security.principal import Scope
 from outrider_server.sessions.verifier import Verifier
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -103,14 +105,18 @@ class Process:
             bufsize=1,
         )
 
-    async def start(self, port: int, *options: str, passes: int | None = None) -> None:
-        """Until it is ready; after so many `passes` its device is lost."""
+    async def start(self, port: int, *options: str, passes: int | None = None, hang: str | None = None) -> None:
+        """Until it is ready; after so many `passes` its device is lost, or hangs; or something else does."""
         models = ["--target", str(TARGET), "--drafter", str(DRAFTER), "--no-edge-bundle", "--threads", "1"]
-        line = await self._ask({"start": ["serve", *models, "--port", str(port), *options], "passes": passes})
+        arguments = ["serve", *models, "--port", str(port), *options]
+        line = await self._ask({"start": arguments, "passes": passes, "hang": hang})
         assert "ready on" in line, line
 
     async def term(self) -> None:
-        await self._ask({"signal": signal.SIGTERM})
+        await self.signal(signal.SIGTERM)
+
+    async def signal(self, number: int) -> None:
+        await self._ask({"signal": number})
 
     async def ended(self, said: str = "", code: int = 0) -> None:
         """It ends by itself, with these last words and this code."""
@@ -219,3 +225,52 @@ async def test_a_second_signal_ends_it_at_once(process, port, tmp_path):
         await process.ended()
         with pytest.raises((Refusal, LinkError)):
             await to_the_end(talk)
+
+
+ENDING = "outrider-server: what was under way does not end; ending without it\n"
+HANGS = ["a pass", "the event loop", "all threads of the loop", "the disk under its log", "the disk with its keys"]
+
+
+@pytest.mark.parametrize("what", [pytest.param(what, marks=pytest.mark.slow) for what in HANGS[2:]] + HANGS[:2])
+@pytest.mark.parametrize("signals", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_a_signal_ends_it_whatever_hangs(process, port, tmp_path, what, signals):
+    """Two seconds after the time to drain, of which a second signal leaves one: told by the process's own clock."""
+    keys = tmp_path / "keys.toml"
+    secret = new_secret("a")
+    write_keys(keys, [Key("a", digest_of(secret), frozenset(Scope))])
+    drain = "1" if signals == 1 else "1000"
+    await process.start(port, "--drain", drain, "--keys", str(keys), passes=2 if what == "a pass" else None, hang=what)
+    async with calling(f"127.0.0.1:{port}", secret) as talk:
+        if what != "the event loop":
+            await talk.open(Verifier(Target.load(str(TARGET))).describe())
+            await talk.send(Decode(1, 0, PROMPT[:2], PROMPT[2], 400))
+        for _ in range(signals):
+            await asyncio.sleep(0.5)  # or two signals are one, where the process has not had the first yet
+            await process.term()
+        await process.ended("" if "disk under" in what else ENDING)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_it_at_once_while_it_loads(process, port, number):
+    await process.start(port, "--drain", "1000", hang="its load")
+    await process.signal(number)
+    await process.ended(code=-number)
+
+
+@pytest.mark.parametrize("what", ["a pass", "all threads of the loop", "the disk under its log"])
+async def test_a_revoked_key_ends_its_stream_whatever_hangs(process, port, tmp_path, what):
+    keys = tmp_path / "keys.toml"
+    secret, other = new_secret("a"), new_secret("b")
+    write_keys(keys, [Key("a", digest_of(secret), frozenset(Scope))])
+    await process.start(port, "--drain", "0", "--keys", str(keys), passes=1 if what == "a pass" else None, hang=what)
+    async with calling(f"127.0.0.1:{port}", secret) as talk:
+        await talk.open(Verifier(Target.load(str(TARGET))).describe())
+        await talk.send(Decode(1, 0, PROMPT[:2], PROMPT[2], 100_000 if what == "a pass" else 1))
+        if what != "a pass":
+            assert isinstance(await talk.receive(), Verdict)
+        write_keys(keys, [Key("b", digest_of(other), frozenset(Scope))])
+        refusal = await talk.refusal()
+    assert refusal.reason is Reason.NO_KEY
+    await process.term()
+    await process.term()
+    await process.ended("" if "disk" in what else ENDING)

@@ -1,6 +1,8 @@
 """Authentication by what a call came with, and limits by address. No transport, and a clock of the test's own."""
 
 import asyncio
+import threading
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from talk import Clock
@@ -163,3 +165,23 @@ async def test_keys_are_watched_on_after_a_failure(authenticator, monkeypatch, c
         await looked.wait()
     watching.cancel()
     assert caplog.text.count("revoked keys could not be looked for") == 2
+
+
+async def test_streams_of_keys_that_expire_end_while_the_disk_hangs(tmp_path, secret, monkeypatch):
+    monkeypatch.setattr(authenticator_module, "_LOOK_S", 0.01)
+    begun = datetime(2026, 1, 1, tzinfo=UTC)
+    now, hanging, expired = [begun], threading.Event(), asyncio.Event()
+    write_keys(tmp_path / "keys", [Key("a", digest_of(secret), expires=begun + timedelta(days=1))])
+    authenticator = Authenticator(SecurityConfig(keys=tmp_path / "keys"), calendar=lambda: now[0])
+    principal = authenticator.admit(caller(secret), Scope.SESSION)
+    monkeypatch.setattr(authenticator._keyring, "refresh", hanging.wait)
+    watching = asyncio.create_task(authenticator.watch(lambda admits: None if admits(principal) else expired.set()))
+    try:
+        async with asyncio.timeout(60):
+            await asyncio.sleep(0.05)
+            assert not expired.is_set()
+            now[0] += timedelta(days=2)
+            await expired.wait()
+    finally:
+        hanging.set()
+        watching.cancel()

@@ -74,8 +74,6 @@ def test_rewriting_the_file_keeps_its_readers(tmp_path):
     ("text", "complaint"),
     [
         ("[[key]\nTOPSECRET", "not TOML"),
-        ("key = " + "[" * 10_000, "not TOML"),
-        ("key = " + "9" * 5000, "not TOML"),
         ('[[key]]\nid = "a"\nsha256 = "TOPSECRET"', "64 hexadecimal digits"),
         ('[[key]]\nsha256 = "' + "0" * 64 + '"', "needs an id"),
         ('[[key]]\nid = "a b"\nsha256 = "' + "0" * 64 + '"', "'a b'"),

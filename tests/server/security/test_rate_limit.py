@@ -141,14 +141,6 @@ async def test_what_a_request_costs_in_the_end(payer, frame, replies, paid):
     assert payer.paid == paid
 
 
-def test_a_cost_above_the_burst_passes_and_the_next_one_waits_for_it():
-    rate = Gcra(rate=10, burst=5)
-    assert rate.wait_s(0) == 0
-    rate.charge(1000, 0)
-    assert rate.wait_s(0) == pytest.approx(99.5)
-    assert rate.wait_s(99.6) == 0
-
-
 @given(st.lists(st.tuples(st.floats(0.01, 300), st.floats(0, 3)), max_size=60))
 def test_who_waits_as_told_never_gets_more_than_rate_burst_and_one_cost(steps):
     rate, now, spent, largest = Gcra(rate=10, burst=20), 0.0, 0.0, 0.0

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from talk import TAP, conversing, serving, started, talking, text_of
+from talk import TAP, conversing, serving, started, talking
 from tiny_targets import FakeRequest, random_tokens, target, tree_around
 
 from outrider_drafters.contracts.tap import LastHiddenTap
@@ -34,28 +34,6 @@ def memory_of(rows: int) -> str:
 @pytest.fixture(scope="module")
 def truths() -> list[list[int]]:
     return [plain_greedy(target(), prompt, 20) for prompt in PROMPTS]
-
-
-@pytest.mark.parametrize("tap", [None, TAP], ids=["plain", "features"])
-async def test_decodes_that_take_turns_write_what_each_writes_alone(tap, monkeypatch):
-    """Room for one of two; each loses its rows while it runs."""
-    monkeypatch.setattr(verifier_module, "_HOLD_S", 0.0)
-    fingerprint = tap.info.fingerprint if tap else ""
-    async with (
-        serving(kv_memory=memory_of(130), room_wait_s=60) as verifier,
-        talking(verifier) as one,
-        talking(verifier) as two,
-    ):
-
-        async def written(talk, prompt) -> list[int]:
-            await talk.open(verifier.describe(), tap=fingerprint)
-            verdicts = await talk.decode(0, prompt[:-1], prompt[-1], 60, features_from=0)
-            return text_of(verdicts)
-
-        prompts = [PROMPTS[0], PROMPTS[3]]
-        answers = await asyncio.gather(written(one, prompts[0]), written(two, prompts[1]))
-        assert answers == [plain_greedy(target(), prompt, 60) for prompt in prompts]
-        assert verifier.memory.evictions > 1
 
 
 @pytest.mark.parametrize(

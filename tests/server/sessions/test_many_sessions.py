@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from talk import TAP, Clock, conversing, serving, talking, watched_launches
+from talk import TAP, Clock, conversing, serving, talking
 from tiny_targets import VOCAB, random_tokens, target
 
 from outrider_proto.errors import Reason, Refusal
@@ -52,15 +52,6 @@ async def answers(verifier: Verifier, truths: list[list[int]]) -> list[list[int]
 async def test_who_waits_for_whom_changes_no_text(limits, truths):
     async with serving(**limits) as verifier:
         assert await answers(verifier, truths) == truths
-
-
-async def test_passes_keep_to_the_budget(truths, monkeypatch):
-    """But for a draft that is larger: its rows are the root, its tree and at most so short a context."""
-    async with serving(batch_tokens=40, chunk_tokens=30) as verifier:
-        rows = watched_launches(verifier, monkeypatch, lambda inputs: [work.num_rows for work in inputs])
-        assert await answers(verifier, truths) == truths
-    assert max(sum(of_pass) for of_pass in rows) <= 40
-    assert max(map(len, rows)) > 1
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 from talk import NO_TREE, PROMPT, TAP, WAIT_S, KeysTap, conversing, refused, serving, talking
 from tiny_targets import build, random_tokens, target, tree_around
 
-from outrider_drafters.contracts.token_rules import AnswerRules
 from outrider_proto import packing
 from outrider_proto.errors import Reason
 from outrider_proto.frames import (
@@ -30,9 +29,11 @@ from outrider_proto.frames import (
 from outrider_proto.packing import pack_tokens, prefix_hash
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.engine import Engine
+from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.scheduling.engine_loop import EngineLoop
+from outrider_server.sessions.stream_reader import StreamReader
 
 
 async def finish(talk, have: int, answer: list[int], truth: list[int], seed: int = 0) -> list[int]:
@@ -61,26 +62,27 @@ async def test_a_request_may_change_the_sampling(truth):
 
 
 async def test_what_a_taken_over_stream_asked_does_not_run_once_its_rules_are_compiled(truth, monkeypatch):
-    compiling, go_on, submitted = threading.Event(), threading.Event(), []
+    compiling, go_on, submitted = asyncio.Event(), asyncio.Event(), []
 
-    def compile_slowly(*given) -> AnswerRules:
-        compiling.set()
-        go_on.wait(WAIT_S)
-        return AnswerRules(*given)
+    async def sampler_of(reader: StreamReader, sampling: Sampling) -> Sampler:
+        if sampling.rules:
+            compiling.set()
+            await go_on.wait()
+        return await plain_sampler(reader, sampling)
 
     def submit(loop: EngineLoop, request: object) -> None:
         submitted.append(request)
         plain_submit(loop, request)
 
-    plain_submit = EngineLoop.submit
+    plain_submit, plain_sampler = EngineLoop.submit, StreamReader._sampler
     monkeypatch.setattr(EngineLoop, "submit", submit)
-    monkeypatch.setattr("outrider_server.sessions.stream_reader.AnswerRules", compile_slowly)
+    monkeypatch.setattr(StreamReader, "_sampler", sampler_of)
     async with serving() as verifier, talking(verifier) as old, talking(verifier) as new:
         session = (await old.open(verifier.describe())).session_id
         await old.prompt(PROMPT)
         rules = Sampling(rules=TokenRules(presence_penalty=1.0))
         await old.draft(len(PROMPT), (), truth[0], DraftTree.chain(truth[1:3]), sampling=rules)
-        await asyncio.to_thread(compiling.wait, WAIT_S)
+        await asyncio.wait_for(compiling.wait(), WAIT_S)
         assert (await new.open(verifier.describe(), session_id=session, committed_len=len(PROMPT))).resumed
         submitted.clear()
         go_on.set()

@@ -5,13 +5,18 @@ import asyncio
 import io
 import json
 import logging
+import queue
+import re
+from logging.handlers import QueueHandler
 
 import pytest
 from talk import PROMPT, conversing, serving
 from watched import client_of, server_config
 
+from outrider_proto.terminal import log_limit
+from outrider_proto.terminal.log_limit import BY_STRANGERS
 from outrider_server.rpc.server import Server
-from outrider_server.telemetry.logs import AccessLog, JsonFormatter, start_logging
+from outrider_server.telemetry.logs import AccessLog, JsonFormatter, StrangersFilter, start_logging
 from outrider_server.telemetry.observer import ObserverGroup, ServerObserver, StreamObserver
 
 
@@ -54,6 +59,35 @@ async def test_every_stream_that_ends_leaves_a_line_without_tokens_text_or_whole
     text = json.dumps(lines("outrider_server"))
     assert str([61, 59, 53])[1:-1] not in text
     assert str(list(completion.token_ids))[1:-1] not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "about"),
+    [
+        ("outrider_server.security.authenticator", {"extra": {BY_STRANGERS: True}}),
+        ("outrider_server.rpc.service", {"exc_info": ValueError("found by a stranger")}),
+        ("grpc._cython.cygrpc", {}),
+    ],
+)
+def test_what_anybody_can_cause_is_ten_lines_a_second_and_a_count(name, about, monkeypatch):
+    monkeypatch.setattr(log_limit.time, "monotonic", lambda: second)
+    said = queue.SimpleQueue()
+    handler = QueueHandler(said)
+    handler.addFilter(StrangersFilter())
+    root, logger = logging.getLogger(), logging.getLogger(name)
+    root.addHandler(handler)
+    try:
+        for second in range(2):  # noqa: B007 # the clock reads it
+            for number in range(50):
+                logger.error("no. %d", number, **about)
+                logging.getLogger("outrider_server.access").error("of a session")
+    finally:
+        root.removeHandler(handler)
+    lines = [re.split(r"\n| ValueError", said.get().getMessage())[0] for _ in range(said.qsize())]
+    assert lines.count("of a session") == 100
+    first = [f"no. {number}" for number in range(10)]
+    counted = ["no. 0 (and 40 lines before it, left out)", *first[1:]]
+    assert [line for line in lines if line != "of a session"] == [*first, *counted]
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])

@@ -24,7 +24,7 @@ from outrider_client.models.local_models import LocalModels
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_models.core.held_out import FAMILIES
 from outrider_proto.errors import UsageError
-from outrider_proto.files import write_atomically
+from outrider_proto.files import MAX_REPORT_BYTES, read_json, write_atomically
 
 # The workers, which only read the texts, start without the server and transformers.
 if TYPE_CHECKING:
@@ -90,14 +90,18 @@ def load_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, device: s
 
 
 def read_texts(path: Path) -> list[LoadText]:
-    found = json.loads(path.read_text())
-    return [LoadText(text["name"], tuple(text["prompt"]), tuple(text["answer"])) for text in found]
+    """Raises UsageError."""
+    try:
+        found = read_json(path, MAX_REPORT_BYTES)
+        return [LoadText(text["name"], tuple(text["prompt"]), tuple(text["answer"])) for text in found]
+    except (KeyError, TypeError):
+        raise UsageError(f"{path}: holds no texts of this version: remove the file") from None
 
 
 def _compute_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, device: str, step: Step) -> list[LoadText]:
     from outrider_bench.core.reference_answers import LEAST_MARGIN
     from outrider_server.engine.hf_model import is_small
-    from outrider_server.engine.reference_decode import plain_greedy
+    from outrider_server.engine.reference_decode import plain_answer
     from outrider_server.engine.target import Target
 
     models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
@@ -105,7 +109,7 @@ def _compute_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, devic
     # As the server does: more threads are slower for a small target.
     if is_small(target.model):
         torch.set_num_threads(1)
-    asked = _asked(models, mix, seed, partial(plain_greedy, target))
+    asked = _asked(models, mix, seed, partial(plain_answer, target))
     longest = max(len(question.prompt) for _, question in asked)
     if longest + mix.limit + MARGIN_TOKENS >= target.max_context:
         raise UsageError(
@@ -114,9 +118,9 @@ def _compute_texts(directory: Path, mix: PromptMix, seed: int, dtype: str, devic
         )
     counter, texts = ProgressCounter(step, "the target's own answers", len(asked)), []
     for name, question in asked:
-        answer = plain_greedy(target, question.prompt, mix.limit + MARGIN_TOKENS)
+        answer = plain_answer(target, question.prompt, mix.limit + MARGIN_TOKENS)
         # Nearly equal logits swap with the size of a batch: such an answer would count as wrong under load.
-        if _margin(target, question.prompt, answer) > LEAST_MARGIN[dtype]:
+        if target.batch_invariant or _margin(target, question.prompt, answer) > LEAST_MARGIN[dtype]:
             texts.append(LoadText(name, question.prompt, tuple(answer)))
         counter()
     if not texts:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from multiprocessing import Pipe
 from typing import Any
 
-from outrider_bench.core.processes import ProcessUse
+from outrider_bench.core.processes import ProcessUse, forking
 from outrider_bench.load.clients.client import CountingWindow
 from outrider_bench.load.clients.counters import ClientCounters
 from outrider_bench.load.clients.worker import Assignment, work
@@ -24,10 +24,10 @@ class WorkerProcess:
     """A process with some of the clients, started at once."""
 
     def __init__(self, assignment: Assignment) -> None:
-        # Not a fork: torch and gRPC have threads here, whose locks would stay held in it for ever.
-        spawning = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawning.Pipe()
-        self._process = spawning.Process(target=work, args=(assignment, theirs), daemon=True)
+        self._pipe, theirs = Pipe()
+        self._process = forking("outrider_bench.load.clients.worker").Process(
+            target=work, args=(assignment, theirs), daemon=True
+        )
         self._process.start()
         theirs.close()  # so that the pipe ends with the process
         self._reading = threading.Lock()

@@ -53,7 +53,7 @@ from outrider_client.cli.options import tree_plan
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_models.core.embedded import drafter_source
-from outrider_server.engine.reference_decode import plain_greedy
+from outrider_server.engine.reference_decode import plain_answer
 from outrider_server.engine.target import Target
 
 RESULT = "compared"  # the last row
@@ -107,8 +107,8 @@ async def compare_entries(
     directory, limit = options.directory, options.max_new_tokens
     models = LocalModels.load(ClientConfig(target=directory, drafter=NO_DRAFTER))
     sampling = sampling_of(temperature=temperature, seed=options.seed if temperature else 0)
-    controls = Controls.load(directory, {path.name: path for path in assistants}, limit, sampling)
-    answer = partial(plain_greedy, controls.plain)
+    controls = Controls.load(directory, {path.name: path for path in assistants}, limit, sampling, options.dtype)
+    answer = partial(plain_answer, controls.plain)
     asked = options.source.per_family(models, per_family, limit, answer)
     prompts = AskedPrompts(asked, options.source.warm_up(models), options.repetitions, options.seed)
     if before is not None:
@@ -117,7 +117,7 @@ async def compare_entries(
         with_history = {f"{name}, history": replace(one, history=history) for name, one in entries.items()}
         entries = {**entries, **with_history}
     async with AsyncExitStack() as stack:
-        serving, meter = Target.load(str(directory)), EnergyMeter.of_machine()
+        serving, meter = Target.load(str(directory), options.dtype), EnergyMeter.of_machine()
         runs = await start_runs(entries, serving, stack, max_new_tokens=limit, sampling=sampling)
         ways = controls.answer_functions() | {name: run.answer for name, run in runs.items()}
         for warm_up in (*controls.answer_functions().values(), *(run.warm_up for run in runs.values())):

@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider_bench.core.answer_record import AnswerRecord, gather
 from outrider_bench.core.pair import COLD, InProcessPair, in_process
 from outrider_bench.core.prompts import WARM_UP_TOKENS, Question
-from outrider_bench.core.reference_answers import LOOKUP_TOKENS, GenerateModel
+from outrider_bench.core.reference_answers import INT8, LOOKUP_TOKENS, GenerateModel
 from outrider_bench.core.tapped_transport import TappedTransport, WiredConnection
 from outrider_bench.studies.drafters.comparison_report import (
     PLAIN,
@@ -31,7 +31,7 @@ from outrider_drafters.families.suffix.index import History
 from outrider_drafters.routing.routed_drafter import RoutedDrafter
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
-from outrider_server.engine.reference_decode import plain_decode
+from outrider_server.engine.reference_decode import plain_answer
 from outrider_server.engine.target import Target
 
 
@@ -130,7 +130,8 @@ class Controls:
     """The target without drafting of ours, one answer at a time.
 
     `plain` is a target that serves nobody, `model` the same one in transformers, `assistants` small models with the
-    same tokenizer for assisted generation. Sampled, the plain loop is alone: the draws of transformers are others.
+    same tokenizer for assisted generation. Sampled and in int8 the plain loop is alone: transformers draws otherwise,
+    and has no such model.
     """
 
     plain: Target
@@ -140,13 +141,17 @@ class Controls:
     sampling: Sampling
 
     @classmethod
-    def load(cls, target: Path, assistants: Mapping[str, Path], limit: int, sampling: Sampling) -> Controls:
-        """Load them. Raises UsageError for assistants of sampled answers."""
+    def load(cls, target: Path, assistants: Mapping[str, Path], limit: int, sampling: Sampling, dtype: str) -> Controls:
+        """Load them. Raises UsageError for assistants of sampled answers and in int8."""
         if sampling.draws and assistants:
             raise UsageError(f"temperature={sampling.temperature}: assistant needs 0, greedy answers")
-        loaded = {name: GenerateModel.load(path) for name, path in assistants.items()}
-        plain = Target.load(str(target))
-        model = None if sampling.draws else GenerateModel.load(target, eos_token_ids=plain.eos_token_ids)
+        if dtype == INT8 and assistants:
+            raise UsageError("dtype=int8: assistant needs float32, bfloat16 or float16, which transformers has")
+        plain = Target.load(str(target), dtype)
+        if sampling.draws or dtype == INT8:
+            return cls(plain, None, {}, limit, sampling)
+        loaded = {name: GenerateModel.load(path, plain.kv.dtype) for name, path in assistants.items()}
+        model = GenerateModel.load(target, plain.kv.dtype, eos_token_ids=plain.eos_token_ids)
         return cls(plain, model, loaded, limit, sampling)
 
     def answer_functions(self) -> dict[str, AnswerFunction]:
@@ -160,7 +165,7 @@ class Controls:
         return answer_functions
 
     async def _plain(self, question: Question) -> ComparedAnswer:
-        return ComparedAnswer(tuple(plain_decode(self.plain, question.prompt, self.limit, self.sampling)))
+        return ComparedAnswer(tuple(plain_answer(self.plain, question.prompt, self.limit, self.sampling)))
 
     def _generate_with(self, model: GenerateModel, **how: object) -> AnswerFunction:
         async def answer(question: Question) -> ComparedAnswer:

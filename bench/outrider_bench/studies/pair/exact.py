@@ -2,7 +2,7 @@
 
 In float32 they must equal those of transformers' `generate`. In a narrower type a pass over a draft tree may round
 another way than the plain loop's: there every answer is compared with the plain loop's, and each first difference must
-be a near-tie (core/reference_answers.py). Where passes are batch-invariant, there must be none in any type.
+be a near-tie (core/reference_answers.py). In int8, and where passes are batch-invariant, there must be none.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from outrider_bench.core.processes import ServerProcess
 from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.prompts import Question
 from outrider_bench.core.reference_answers import (
+    INT8,
     LEAST_MARGIN,
     ROUNDINGS,
     Departure,
@@ -35,10 +36,10 @@ from outrider_client.async_client import AsyncClient
 from outrider_client.core.config import NO_DRAFTER, ClientConfig
 from outrider_client.models.local_models import LocalModels
 from outrider_server.config.config import LimitsConfig
-from outrider_server.engine.reference_decode import plain_greedy, plain_logits
+from outrider_server.engine.reference_decode import plain_answer, plain_logits
 from outrider_server.engine.target import Target
 
-STRICT = "float32"
+STRICT = ("float32", INT8)
 _KV_MEMORY = "20%"  # the target's own in this process and the server's share a device, whose nine tenths one would take
 DEFAULT_PROMPTS = 200  # of the corpus
 RESULT = "compared"  # the last row
@@ -75,9 +76,9 @@ class Exactness:
     def failures(self, way: str) -> list[Departure]:
         """Return the departures that must not be.
 
-        In float32 and of batch-invariant passes all, otherwise those that are no near-ties.
+        In float32, int8 and of batch-invariant passes all, otherwise those that are no near-ties.
         """
-        is_strict = self.batch_invariant or self.dtype == STRICT
+        is_strict = self.batch_invariant or self.dtype in STRICT
         return [one for one in self.ways[way].departures if is_strict or not one.is_near_tie(self.dtype)]
 
     @property
@@ -98,7 +99,7 @@ class ExactStudy(Study[ExactOptions, _Row, Exactness]):
         )
         models = LocalModels.load(ClientConfig(target=options.directory, drafter=NO_DRAFTER))
         count = options.or_all(options.prompts, DEFAULT_PROMPTS)
-        asked = options.source.spread(models, count, options.max_new_tokens, partial(plain_greedy, target))
+        asked = options.source.spread(models, count, options.max_new_tokens, partial(plain_answer, target))
         reference, expected = self._reference(target, asked, step)
         for name, source in options.drafters.items():
             if (way := f"{name} in process") not in taken:
@@ -147,7 +148,7 @@ class ExactStudy(Study[ExactOptions, _Row, Exactness]):
 
     def _reference(self, target: Target, asked: Sequence[Question], step: Step) -> tuple[str, _Answers]:
         options = self.options
-        if options.batch_invariant or options.dtype != STRICT:
+        if target.batch_invariant or options.dtype not in STRICT:
             return "the plain loop", plain_answers(target, asked, options.max_new_tokens, step)
         counter = ProgressCounter(step, "transformers", len(asked))
         return "generate", generated(
@@ -173,13 +174,14 @@ class ExactStudy(Study[ExactOptions, _Row, Exactness]):
     ) -> Exactness:
         found = {way: _departures(asked, its.answers, expected) for way, its in answers.items()}
         tokens = {one.name: (one.prompt, right) for one, right in zip(asked, expected, strict=True)}
-        with_margins = _with_margins(target, found, tokens)
+        # The same bits are asked of int8: no other type's logits say anything.
+        with_margins = found if self.options.dtype == INT8 else _with_margins(target, found, tokens)
         return Exactness(
             reference,
             self.options.dtype,
             len(asked),
             sum(map(len, expected)),
-            {way: WayExactness(its.drafted, with_margins[way]) for way, its in answers.items()},
+            {way: WayExactness(its.drafted, tuple(with_margins[way])) for way, its in answers.items()},
             self.options.batch_invariant,
         )
 
@@ -238,7 +240,9 @@ def exactness_table(result: Exactness) -> ResultTable:
     title = f"answers beside those of {result.reference}, {how}: {asked}"
     least = LEAST_MARGIN[result.dtype]
     caption = (
-        f"near-tie: margins of at most {least:g}, or {ROUNDINGS:.1f} times a logit's rounding error; "
+        "int8 has no near-ties: equal to the bit"
+        if result.dtype == INT8
+        else f"near-tie: margins of at most {least:g}, or {ROUNDINGS:.1f} times a logit's rounding error; "
         "margin: the largest where answers depart"
     )
     return table(title, columns, rows, caption=caption)

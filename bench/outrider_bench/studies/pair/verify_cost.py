@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
+from huggingface_hub import hf_hub_download
 from pydantic import Field
-from transformers import AutoConfig, AutoModelForCausalLM, StaticCache
+from transformers import AutoModelForCausalLM, StaticCache
 
 from outrider_bench.core.bootstrap import Interval, Resamples, quotient
 from outrider_bench.core.plots import COLORS, reaches, saved_figure
@@ -28,13 +29,16 @@ from outrider_bench.core.progress import ProgressCounter, Step
 from outrider_bench.core.tables import ResultTable, plus_minus, table
 from outrider_bench.harness.study import WholeStudy
 from outrider_bench.studies.options import VerifyCostOptions
+from outrider_drafters.checkpoints.catalog import installed_dir
+from outrider_drafters.checkpoints.hf_config import causal_config, explained
 from outrider_models.core.embedded import target_source
 from outrider_proto.errors import UsageError
 from outrider_proto.frames import Sampling
 from outrider_proto.tree import DraftTree
 from outrider_server.engine.attention import IMPLEMENTATION
 from outrider_server.engine.engine import Engine, StepInput
-from outrider_server.engine.hf_model import explained, is_small, resolve_device, resolve_dtype
+from outrider_server.engine.hf_model import is_small, resolve_device, resolve_dtype
+from outrider_server.engine.int8_model import round_weights
 from outrider_server.engine.sampler import Sampler
 from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target, public_name
@@ -123,10 +127,17 @@ def random_target(path: str, dtype: str, device: str, *, fused: bool = True) -> 
     """
     on = resolve_device(device)
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        directory = Path(path) if Path(path).exists() else installed_dir(path)
+        if not directory.exists():  # a name on the hub, of whose model nothing else is fetched
+            directory = Path(hf_hub_download(path, "config.json")).parent
+        config = causal_config(directory)
         with torch.random.fork_rng(), on:
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config, dtype=resolve_dtype(dtype, Path(path), on))  # type: ignore[no-untyped-call] # transformers
+            computed_in = resolve_dtype(dtype, directory, on)
+            made_in = computed_in if computed_in.is_floating_point else torch.float32
+            model = AutoModelForCausalLM.from_config(config, dtype=made_in)  # type: ignore[no-untyped-call] # transformers
+            if computed_in == torch.int8:
+                round_weights(model)
             return Target.of(model, name=f"{public_name(path)}, random weights", fused=fused)
     except UsageError:
         raise

@@ -22,6 +22,7 @@ from outrider_client.core.prompt import (
 )
 from outrider_client.privacy.fences import parse_fences
 from outrider_proto.errors import UsageError
+from outrider_proto.files import parse_json
 
 
 class ChatConversation:
@@ -94,8 +95,8 @@ class ChatConversation:
     def load_json(self, text: str) -> None:
         """Replace everything by a conversation that `to_json` wrote. Raises UsageError, which quotes none of it."""
         try:
-            items = json.loads(text)
-        except (ValueError, RecursionError):
+            items = parse_json(text, "conversation")
+        except UsageError:
             raise _unreadable("not JSON; /save writes it to names in .json") from None
         if not isinstance(items, list):
             raise _unreadable("not a list of messages")

@@ -12,16 +12,17 @@ from outrider_client.cli.chat.commands import COMMANDS
 from outrider_client.client import Client
 from outrider_client.core.config import ClientConfig
 from outrider_client.core.statistics import Statistics
-from outrider_client.display.messages import explained, printable
+from outrider_client.display.messages import explained
 from outrider_client.models.pulled import find_pulled
 from outrider_proto.errors import OutriderError
+from outrider_proto.terminal.text import one_line
 
 _HINT = '/help lists the commands, """ begins a message of several lines, Ctrl-D leaves'
 
 
 def greeting(client: Client, config: ClientConfig) -> Text:
     """Name model, drafter and server, and say whether the server answers. Asks it, unless the mode is offline."""
-    text = Text(printable(f"{_model(config)}, {_drafter(config)}, "))
+    text = Text(f"{_model(config)}, {_drafter(config)}, ")
     if config.mode == "offline":
         text.append("offline: no server is asked", style="yellow")
     else:
@@ -49,7 +50,7 @@ def _link_state(client: Client, config: ClientConfig) -> Text:
         client.describe()
     except OutriderError as error:
         # No reason to end: the server may come, and until then there are /help and /load.
-        return Text(printable(f"● not online: {explained(error, config.server)}"), style="red")
+        return Text(f"● not online: {explained(error, config.server)}", style="red")
     return Text("● online", style="green")
 
 
@@ -59,9 +60,10 @@ def model_lines(client: Client, config: ClientConfig) -> str:
     try:
         served = client.describe()
     except OutriderError as error:
-        return f"{here}\n{config.server}: {explained(error, config.server)}"
-    there = f"{served.target_name}, context of {served.max_context} tokens, outrider-server {served.server_version}"
-    return f"{here}\n{config.server}: {there}"
+        there = str(explained(error, config.server))
+    else:
+        there = f"{served.target_name}, context of {served.max_context} tokens, outrider-server {served.server_version}"
+    return f"{one_line(here)}\n{one_line(f'{config.server}: {there}')}"
 
 
 def help_lines() -> list[str]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from rich.console import Console
-
 from outrider_client.cli.chat.commands import LEAVING, AnswerSettings, SlashCommand, parse_command
 from outrider_client.cli.chat.conversation import ChatConversation
 from outrider_client.cli.chat.information import greeting, help_lines, model_lines, statistics_table
@@ -16,10 +14,11 @@ from outrider_client.core.config import ClientConfig
 from outrider_client.core.prompt import PromptMessage
 from outrider_client.core.statistics import Statistics
 from outrider_client.display.display import cut_remark, display_for, show_answer
-from outrider_client.display.messages import explained, print_message, printable, report_error
-from outrider_client.privacy.fences import private_kinds, read_prompt_file
+from outrider_client.display.messages import explained, print_message, report_error
+from outrider_client.privacy.fences import private_kinds
 from outrider_proto.errors import LinkError, OutriderError, Reason, Refusal, UsageError
-from outrider_proto.files import write_atomically
+from outrider_proto.files import read_text, write_atomically
+from outrider_proto.terminal.console import TerminalConsole
 
 
 class ChatRepl:
@@ -49,7 +48,7 @@ class ChatRepl:
         self._failed: PromptMessage | None = None  # the last question, where it got no answer
         self._conversation = conversation
         self._statistics: list[Statistics] = []
-        self._console = Console(highlight=False)
+        self._console = TerminalConsole(highlight=False)
         self._link = link
 
     def run(self, lines: Iterable[str]) -> None:
@@ -121,15 +120,15 @@ class ChatRepl:
             case "set", argument:
                 self._print(self._settings.set_number(argument))
             case "model", _:
-                self._print(printable(model_lines(self._client, self._config)))
+                self._print(model_lines(self._client, self._config))
             case "system", argument:
                 self._system(argument)
             case "link", argument:
                 self._show_link(argument)
             case "private", argument:
-                self._conversation.attach(read_prompt_file(_path(slash)))
+                self._conversation.attach(read_text(_path(slash), "private"))
             case "history", _:
-                self._print(printable(self._conversation.text()) or "nothing yet")
+                self._print(self._conversation.text() or "nothing yet")
             case "save", _:
                 self._save(slash)
             case "load", _:
@@ -152,7 +151,7 @@ class ChatRepl:
 
     def _system(self, argument: str) -> None:
         if not argument:
-            return self._print(printable(self._conversation.system_text) or "no system message")
+            return self._print(self._conversation.system_text or "no system message")
         return self._conversation.set_system("" if argument == "-" else argument)
 
     def _retry(self) -> None:
@@ -201,13 +200,7 @@ class ChatRepl:
 
     def _load(self, slash: SlashCommand) -> None:
         path = self._autosave if self._autosave is not None and not slash.argument else _path(slash)
-        try:
-            text = path.read_text("utf-8")
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
-        except UnicodeDecodeError:
-            raise UsageError(f"{path}: not UTF-8 text") from None  # the decoder's error holds the text
-        self._conversation.load_json(text)
+        self._conversation.load_json(read_text(path))
         self._failed = None
         self._client.begin_conversation()
         self._print(f"{len(self._conversation.messages)} messages; /history shows them")

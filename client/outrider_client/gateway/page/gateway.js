@@ -1,11 +1,21 @@
 // Calls to the gateway, with its API key if it needs one.
 
-let key = sessionStorage.getItem("outrider key") ?? "";
+const PLACE = "outrider key";
+let key = "";
+try {
+  key = sessionStorage.getItem(PLACE) ?? "";
+} catch {
+  // a browser may forbid it: the page then asks again each time
+}
 
 /** Uses this key until the tab is closed. */
 export function useKey(given) {
   key = given;
-  sessionStorage.setItem("outrider key", given);
+  try {
+    sessionStorage.setItem(PLACE, given);
+  } catch {
+    // as above
+  }
 }
 
 export const hasKey = () => key !== "";
@@ -20,6 +30,7 @@ export class GatewayError extends Error {
 /** Throws GatewayError for an error response, TypeError if there is none. */
 export async function call(path, { body, signal } = {}) {
   const headers = { "content-type": "application/json" };
+  if (/[^\x20-\x7e\xa0-\xff]/.test(key)) throw new GatewayError(401, "No key has such characters.");
   if (key) headers.authorization = `Bearer ${key}`;
   const method = body === undefined ? "GET" : "POST";
   const response = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body) });

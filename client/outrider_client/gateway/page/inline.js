@@ -2,10 +2,11 @@
 // Nodes: {type: "text" or "code", from, to}, {type: "strong" or "em", nodes}, {type: "link", href, nodes}.
 
 const MARKABLE = /[!-/:-@[-`{-~]/;
-const LINK = /!?\[((?:\\.|[^[\]\\\n])*)\]\([ \t]*([^\s()<>]*(?:\([^\s()<>]*\)[^\s()<>]*)*)(?:[ \t]+"[^"\n]*")?[ \t]*\)/y;
+// As in markdown.js, what may be long is matched in one way only: a run of blanks ends where no blank follows.
+const LINK = /!?\[((?:\\.|[^[\]\\\n])*)\]\([ \t]*(?![ \t])([^\s()<>]*(?:\([^\s()<>]*\)[^\s()<>]*)*)(?:[ \t]+(?![ \t])(?:"[^"\n]*"[ \t]*)?)?\)/y;
 const ANGLE_LINK = /<((?:https?:\/\/|mailto:)[^\s<>]+)>/y;
-const BARE_LINK = /https?:\/\/[^\s<>"`*]+/y;
-const SAFE_PROTOCOLS = new Set(["http:", "https:", "mailto:"]);
+const BARE_LINK = /^https?:\/\/[^\s<>"`*]+/;
+const SAFE_PROTOCOL = /^(?:https?|mailto):/i;
 const MAX_DEPTH = 6;
 
 /** `isOpen`: more text will follow, so that what is open at its end counts as closed there. */
@@ -16,6 +17,7 @@ export function parseInline(text, { isOpen = false } = {}) {
 class InlineReader {
   #text;
   #missing = new Set(); // marks that do not close, and where the search ended: it is not repeated
+  #ticksByLength = null;
   #isInLink = false; // a link within a link is text
 
   constructor(text) {
@@ -54,9 +56,9 @@ class InlineReader {
       case "[":
         return this.#isInLink ? null : this.#link(at, to, depth);
       case "<":
-        return this.#isInLink ? null : this.#address(ANGLE_LINK, at, to);
+        return this.#isInLink ? null : this.#angleAddress(at, to);
       case "h":
-        return this.#isInLink || /\w/.test(text[at - 1] ?? "") ? null : this.#address(BARE_LINK, at, to);
+        return this.#isInLink || /\w/.test(text[at - 1] ?? "") ? null : this.#bareAddress(at, to);
       default:
         return null;
     }
@@ -73,14 +75,20 @@ class InlineReader {
   }
 
   #closingTicks(marker, from, to) {
-    if (this.#missing.has(marker + to)) return null;
-    for (let at = this.#text.indexOf(marker, from); at >= 0 && at < to;) {
-      const length = this.#run(at, to);
-      if (length === marker.length) return at;
-      at = this.#text.indexOf(marker, at + length);
+    const places = this.#ticks().get(marker.length) ?? [];
+    const place = places[firstIndex(places, (at) => at >= from)];
+    return place < to ? place : null;
+  }
+
+  /** Where runs of backticks begin, in order, by their length: a text may have runs of a thousand lengths. */
+  #ticks() {
+    if (this.#ticksByLength) return this.#ticksByLength;
+    this.#ticksByLength = new Map();
+    for (const { 0: run, index } of this.#text.matchAll(/`+/g)) {
+      if (!this.#ticksByLength.has(run.length)) this.#ticksByLength.set(run.length, []);
+      this.#ticksByLength.get(run.length).push(index);
     }
-    this.#missing.add(marker + to);
-    return null;
+    return this.#ticksByLength;
   }
 
   #emphasis(at, to, isOpen, depth) {
@@ -127,15 +135,24 @@ class InlineReader {
     return { node: { type: "link", href, nodes }, next: at + match[0].length };
   }
 
-  #address(pattern, at, to) {
-    pattern.lastIndex = at;
-    const match = pattern.exec(this.#text);
+  #angleAddress(at, to) {
+    ANGLE_LINK.lastIndex = at;
+    const match = ANGLE_LINK.exec(this.#text);
     if (!match || at + match[0].length > to) return null;
-    const isBare = pattern === BARE_LINK, shown = isBare ? trimmedAddress(match[0]) : match[1];
-    const href = safeAddress(shown), from = at + (isBare ? 0 : 1);
-    if (!href) return null;
-    const node = { type: "link", href, nodes: [{ type: "text", from, to: from + shown.length }] };
-    return { node, next: isBare ? at + shown.length : at + match[0].length };
+    return this.#addressed(match[1], at + 1, at + match[0].length);
+  }
+
+  #bareAddress(at, to) {
+    const match = BARE_LINK.exec(this.#text.slice(at, to));
+    if (!match) return null;
+    const shown = trimmedAddress(match[0]);
+    // What is no address is not read again from each http within.
+    return this.#addressed(shown, at, at + shown.length) ?? { next: at + match[0].length };
+  }
+
+  #addressed(shown, from, next) {
+    const href = safeAddress(shown);
+    return href && { node: { type: "link", href, nodes: [{ type: "text", from, to: from + shown.length }] }, next };
   }
 
   /** How often the character at this place is repeated from there on. */
@@ -146,11 +163,21 @@ class InlineReader {
   }
 }
 
+/** The index of the first of `items` that fits, where all behind it do; their number where none does. */
+export function firstIndex(items, fits) {
+  let low = 0, high = items.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (fits(items[middle])) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
 /** An address that a page may link to, or null. */
 function safeAddress(address) {
   try {
-    const { protocol, href } = new URL(address); // without a base: relative ones would lead into this page
-    return SAFE_PROTOCOLS.has(protocol) ? href : null;
+    return SAFE_PROTOCOL.test(address) ? new URL(address).href : null; // relative ones would lead into this page
   } catch {
     return null;
   }

@@ -106,15 +106,15 @@ function restoreSettings() {
   $("mode").replaceChildren(...MODES.map((mode) => new Option(mode)));
   $("kind").replaceChildren(...KINDS.map((kind) => new Option(kind ? kind.toLowerCase() : "anything", kind)));
   for (const id of KEPT_SETTINGS) {
-    const field = $(id), stored = localStorage.getItem(`outrider ${id}`);
+    const field = $(id), stored = history.read(`outrider ${id}`);
     if (stored !== null && field.type === "checkbox") field.checked = stored === "true";
-    else if (stored !== null) field.value = stored;
+    else if (stored !== null && (!field.options || [...field.options].some(({ value }) => value === stored))) field.value = stored;
     field.addEventListener("change", () => {
-      localStorage.setItem(`outrider ${id}`, field.type === "checkbox" ? field.checked : field.value);
+      history.write(`outrider ${id}`, field.type === "checkbox" ? field.checked : field.value);
       applySettings();
     });
   }
-  tellOrigins(localStorage.getItem("outrider who-wrote") === "true");
+  tellOrigins(history.read("outrider who-wrote") === "true");
   applySettings();
 }
 
@@ -189,7 +189,7 @@ $("forget-all").addEventListener("click", () => forget());
 for (const id of ["new-conversation", "begin-anew"]) $(id).addEventListener("click", openNew);
 $("who-wrote").addEventListener("click", () => {
   tellOrigins(!tellsOrigins());
-  localStorage.setItem("outrider who-wrote", tellsOrigins());
+  history.write("outrider who-wrote", tellsOrigins());
 });
 $("composer").addEventListener("submit", (event) => (event.preventDefault(), submit()));
 $("stop").addEventListener("click", stop);

@@ -2,13 +2,15 @@
 // what is not understood is text. Half an answer reads well, too: what is still open at its end counts as closed there.
 // HTML is text. Indented code and headings underlined by dashes are not read: models that write them mean neither.
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
+// The text is whatever a model writes: no two parts that may match the same characters stand side by side, or the time
+// would grow with the square of a line's length.
+const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+|$)/;
 const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: +|$)/;
 const INTERRUPTING_ITEM = /^ {0,3}(?:[-*+]|1[.)]) +\S/;
-const DELIMITER_ROW = /^[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+const DELIMITER_ROW = /^[ \t]*(?:\|[ \t]*)?:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*(?:\|[ \t]*)?$/;
 const HALF_MARKER = /^[ \t]*(?:`{1,2}|~{1,2}|#{1,6}|[-*+_]{1,2})$/; // of a last line: nobody knows yet what it will be
 const MAX_DEPTH = 8; // of lists and quotes within each other
 
@@ -116,7 +118,8 @@ function itemLines(lines, at) {
     if (isBlank(line) && !closing) {
       const after = afterBlanks(lines, next);
       if (after === lines.length || indentOf(lines[after]) < least) break;
-      body.push(line);
+      for (; next < after; next++) body.push(lines[next]);
+      next--;
       continue;
     }
     const isLazy = !isBlank(lines[next - 1]) && !ITEM.test(line.text) && !beginsBlock(line);

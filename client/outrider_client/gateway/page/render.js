@@ -2,7 +2,7 @@
 // textContent alone, so nothing that a model writes can become an element. Only blocks that changed are drawn again.
 
 import { copyButton, element } from "./elements.js";
-import { parseInline } from "./inline.js";
+import { firstIndex, parseInline } from "./inline.js";
 import { parseMarkdown } from "./markdown.js";
 
 const SETTLE_MS = 1600; // as the animation of style.css
@@ -68,7 +68,8 @@ class Ink {
   /** Goes on to the block from `start` to the next one. */
   begin(start, end) {
     this.#waiting = this.#taken.filter(({ at }) => at >= start && at < end);
-    const within = this.#runs.filter((run) => run.end > start && run.start < end);
+    const first = firstIndex(this.#runs, (run) => run.end > start);
+    const within = this.#runs.slice(first, firstIndex(this.#runs, (run) => run.start >= end));
     const parts = [...within.map((run) => [run.origin, run.start - start, run.settledAt]), ...this.#waiting.map(({ at, takenAt }) => [at, takenAt])];
     this.look = parts.join(); // differs where a block of the same source looks different
   }
@@ -78,7 +79,7 @@ class Ink {
     const nodes = [];
     for (let at = from; at < to;) {
       while (this.#waiting.length && this.#waiting[0].at <= places[at]) nodes.push(takenBack(this.#waiting.shift()));
-      const run = this.#runs.find(({ end }) => end > places[at]);
+      const run = this.#runs[firstIndex(this.#runs, ({ end }) => end > places[at])];
       const limit = Math.min(run?.end ?? Infinity, this.#waiting[0]?.at ?? Infinity);
       let end = at + 1;
       while (end < to && places[end] < limit) end++;

@@ -148,7 +148,8 @@ def _refuse_others(files: DrafterFiles, layout: Layout) -> None:
 
 
 def _num_layers(files: DrafterFiles) -> int:
-    stored = 1 + max(int(match[1]) for name in files.names if (match := re.match(r"layers\.(\d+)\.", name)))
+    # Not the highest number: a name may have any.
+    stored = len({match[1] for name in files.names if (match := re.match(r"layers\.(\d+)\.", name))})
     check_layers(files, stored)
     return stored
 

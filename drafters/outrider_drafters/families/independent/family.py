@@ -30,6 +30,7 @@ from outrider_drafters.families.family import Family
 from outrider_drafters.families.independent.network import CausalCache, CausalModel, num_embeddings
 from outrider_drafters.readers.config import read_json
 from outrider_proto.errors import UsageError
+from outrider_proto.files import MAX_TOKENIZER_BYTES
 from outrider_proto.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _words(directory: Path | None) -> dict[int, str] | None:
     path = None if directory is None else directory / TOKENIZER
     if path is None or not path.is_file():
         return None
-    tokenizer = read_json(path)
+    tokenizer = read_json(path, MAX_TOKENIZER_BYTES)
     try:
         vocabulary = tokenizer["model"]["vocab"]
         if isinstance(vocabulary, dict):
@@ -177,7 +178,8 @@ def _load(files: DrafterFiles, target: TargetWeights) -> Drafter:
         tokens = _cut_head(model, target.draft_tokens)
         return set()
 
-    model = CausalModel.load(files.directory, target.embed, prepare)
+    borrowed = target.embed.numel() + target.lm_head.numel() if tied else 0
+    model = CausalModel.load(files.directory, target.embed, prepare, spare=borrowed)
     return IndependentDrafter(model, target.sizes.vocab, tokens)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 from outrider_drafters.blocks.float32_arithmetic import Float32Arithmetic, is_plain
 from outrider_drafters.blocks.row_buffer import RowBuffer
 from outrider_drafters.checkpoints.causal_lm import load_causal_lm
+from outrider_drafters.checkpoints.hf_config import explained
+from outrider_drafters.readers.checkpoint import need_finite
 from outrider_proto.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,24 +85,26 @@ class CausalModel:
         self._check()
 
     @classmethod
-    def load(cls, directory: Path, like: Tensor, prepare: Callable[[PreTrainedModel], set[str]]) -> CausalModel:
-        """Load a directory, like `like`; `prepare` may change it and names tensors to spare. Raises UsageError."""
+    def load(
+        cls, directory: Path, like: Tensor, prepare: Callable[[PreTrainedModel], set[str]], spare: int = 0
+    ) -> CausalModel:
+        """Load a directory, like `like`; `prepare` may change it and names tensors to spare. Raises UsageError.
+
+        `spare`: how many weights these tensors have.
+        """
         try:
-            from transformers.utils import logging
+            import transformers  # noqa: F401  # what is missing, where it is
         except ImportError as error:
             raise UsageError(
                 f"{directory}: a whole language model needs transformers: install outrider[models]"
             ) from error
         _register()
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call] # transformers
-        try:
-            model, info = load_causal_lm(directory, dtype=like.dtype, attn_implementation=IMPLEMENTATION)
-        except (ValueError, OSError, KeyError, RuntimeError) as error:
-            raise UsageError(f"{directory}: transformers cannot load it as a causal language model: {error}") from error
-        spare = prepare(model)
-        for trouble, names in (("lacks", info["missing_keys"] - spare), ("holds unknown", info["unexpected_keys"])):
+        model, info = load_causal_lm(directory, spare=spare, dtype=like.dtype, attn_implementation=IMPLEMENTATION)
+        replaced = prepare(model)
+        for trouble, names in (("lacks", info["missing_keys"] - replaced), ("holds unknown", info["unexpected_keys"])):
             if names:
                 raise UsageError(f"{directory}: {trouble} tensors {', '.join(sorted(names)[:8])}")
+        need_finite(directory, chain(model.named_parameters(), model.named_buffers()))
         return cls(model.to(like.device))  # type: ignore[arg-type]  # transformers' wrapper hides the arguments
 
     @torch.inference_mode()
@@ -138,8 +143,8 @@ class CausalModel:
                 self.model.set_attn_implementation("eager")
                 ids = torch.tensor([tokens], device=self.model.device)
                 own = self.model(input_ids=ids, use_cache=False).logits[0].float()
-        except (TypeError, ValueError, AttributeError, KeyError, RuntimeError) as error:
-            raise UsageError(f"{self.kind}: it does not run on a drafter's cache: {error}") from error
+        except Exception as error:  # in as many ways as there are architectures
+            raise UsageError(f"{self.kind}: it does not run on a drafter's cache: {explained(error)}") from error
         finally:
             self.model.set_attn_implementation(IMPLEMENTATION)
         difference = float((torch.cat((first, second[1:])) - own).abs().mean() / own.std().clamp_min(1e-6))

@@ -47,7 +47,6 @@ class Texts(Protocol):
 
     def places(self, pattern: Sequence[int]) -> NDArray[np.int64]:
         """Return the positions behind a pattern of `shortest` tokens, rising; not the text's own end."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

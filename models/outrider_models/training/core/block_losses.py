@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.core import losses
 from outrider_models.training.core.interfaces import Batch, TeacherOutput
 from outrider_models.training.core.losses import Compared, TargetLabels, TextLabels
@@ -23,12 +23,11 @@ from outrider_proto.errors import UsageError
 class BlockLosses:
     """Weights of the terms of a slot."""
 
-    text: float  # cross-entropy against the text's own token
-    divergence: float  # cross-entropy against the target's distribution
-    variation: float  # L1 distance from the target's distribution
+    text: NonNegativeFloat  # cross-entropy against the text's own token
+    divergence: NonNegativeFloat  # cross-entropy against the target's distribution
+    variation: NonNegativeFloat  # L1 distance from the target's distribution
 
     def __post_init__(self) -> None:
-        need_at_least(self, 0, "text", "divergence", "variation")
         if not self.text + self.divergence + self.variation > 0:
             raise UsageError("losses: text, divergence and variation are 0: need one above 0")
 

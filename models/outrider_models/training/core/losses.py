@@ -3,15 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.interfaces import Batch, TeacherOutput
-from outrider_proto.errors import UsageError
 
 Reweigh = Callable[[Tensor], Tensor]  # distributions [n, Vd] -> weights of the cross-entropy
 MAX_SHARED = 1 << 26  # weights kept for all steps of a batch; more are computed for each step
@@ -23,12 +22,9 @@ MAX_HELD = 1 << 23  # logit gradients held for a trained output: each sum into i
 class Losses:
     """Weights of the two terms that EAGLE (arXiv 2401.15077, 3.3) and MoA (arXiv 2410.03804, 3.3) share."""
 
-    divergence: float  # cross-entropy against the target's distribution
-    feature: float  # smooth L1 against the target's last hidden state
+    divergence: NonNegativeFloat  # cross-entropy against the target's distribution
+    feature: NonNegativeFloat  # smooth L1 against the target's last hidden state
     in_units: bool  # divide features by their scale, so that a weight means the same for every target
-
-    def __post_init__(self) -> None:
-        need_at_least(self, 0, "divergence", "feature")
 
 
 PAPER = Losses(divergence=0.1, feature=1.0, in_units=False)
@@ -38,13 +34,8 @@ PAPER = Losses(divergence=0.1, feature=1.0, in_units=False)
 class HeadDecay:
     """Weights of several heads or steps: 1, decay, decay squared, ..."""
 
-    count: int
-    decay: float
-
-    def __post_init__(self) -> None:
-        need_at_least(self, 1, "count")
-        if not 0 < self.decay <= 1:
-            raise UsageError(f"decay={self.decay}: need more than 0 and at most 1")
+    count: PositiveInt
+    decay: Annotated[float, Field(gt=0, le=1)]
 
     @property
     def weights(self) -> list[float]:

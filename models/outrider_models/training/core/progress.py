@@ -3,20 +3,22 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from outrider_proto.terminal.console import TerminalConsole
+
+_EVERY_S = 30.0  # between two lines
+
 
 class ProgressReporter:
     """Shows progress on `console` and appends records to the run's log file."""
 
-    def __init__(self, directory: Path, title: str, console: Console | None = None, every_s: float = 30.0) -> None:
+    def __init__(self, directory: Path, title: str, console: Console | None = None) -> None:
         self._log = directory / "log.jsonl"
-        self._console = console or Console(stderr=True)
-        self._every_s = every_s
+        self._console = console or TerminalConsole(stderr=True)
         self._last_line_s = float("-inf")
         self._bar: Progress | None = None
         if self._console.is_terminal:
@@ -30,15 +32,15 @@ class ProgressReporter:
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
 
     def update(self, progress: float, elapsed_s: float, status: str) -> None:
-        """Move the bar; without a terminal, write a line every `every_s` seconds."""
+        """Move the bar; without a terminal, write a line now and then."""
         if self._bar:
             self._bar.update(self._task, completed=progress, status=status)
-        elif elapsed_s - self._last_line_s >= self._every_s:
+        elif elapsed_s - self._last_line_s >= _EVERY_S:
             self._last_line_s = elapsed_s
             self._console.print(f"{progress:6.1%}  {elapsed_s:7.0f} s  {status}", highlight=False, soft_wrap=True)
 

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import nn
 
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.optimizer import Optimizer
 from outrider_proto.errors import UsageError
 
@@ -19,19 +19,18 @@ class Schedule:
     """The optimizer's settings and learning rate: from 0 up to `peak`, then down to `last`, where it stays."""
 
     peak: float
-    warmup_updates: int
+    warmup_updates: NonNegativeInt
     decay: Decay
-    last: float = 0.0
-    decay_epochs: float = 0.0  # end of the decay; 0: the end of the run
+    last: NonNegativeFloat = 0.0
+    decay_epochs: NonNegativeFloat = 0.0  # end of the decay; 0: the end of the run
     beta1: float = 0.9
     beta2: float = 0.95
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     clip_norm: float = 1.0
     optimizer: OptimizerName = "adamw"
-    muon_peak: float = 0.01  # muon: the rate of hidden matrices where that of all else, AdamW's, is `peak`
+    muon_peak: NonNegativeFloat = 0.01  # muon: the rate of hidden matrices where that of all else, AdamW's, is `peak`
 
     def __post_init__(self) -> None:
-        need_at_least(self, 0, "last", "warmup_updates", "decay_epochs", "weight_decay", "muon_peak")
         if not self.peak > 0 or self.last > self.peak:
             raise UsageError(f"schedule: peak={self.peak}, last={self.last}: need 0 < peak and last <= peak")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.clip_norm > 0):
@@ -57,10 +56,5 @@ class Schedule:
 class Length:
     """Length of a run: chats per update, over all devices, and passes over the data."""
 
-    batch: int
-    epochs: float
-
-    def __post_init__(self) -> None:
-        need_at_least(self, 1, "batch")
-        if self.epochs <= 0:
-            raise UsageError(f"length: epochs={self.epochs}: need more than 0")
+    batch: PositiveInt
+    epochs: PositiveFloat

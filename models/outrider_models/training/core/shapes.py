@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
 
 from outrider_drafters.blocks.layers import BlockShape
 from outrider_drafters.checkpoints.target_weights import TargetSizes
@@ -11,6 +13,7 @@ from outrider_proto.errors import UsageError
 
 Init = Literal["random", "target"]
 RAREST = -1  # a mask_token: the token that replies have least, of several the first
+MaskToken = Annotated[int, Field(ge=RAREST)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging
+from transformers import PreTrainedModel
 
 from outrider_drafters.blocks.last_layers import LastLayers
+from outrider_drafters.checkpoints.causal_lm import load_causal_lm
 from outrider_drafters.checkpoints.target_weights import TargetWeights, resolve_dir, target_sizes
 from outrider_drafters.contracts.tap import LAST, Activations
 from outrider_drafters.families.moa.network import pack_kv
@@ -39,13 +39,9 @@ class Teacher:
     @classmethod
     def load(cls, name_or_path: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> "Teacher":
         """Load a model from a directory or by its hub name. Raises UsageError."""
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers
         directory = resolve_dir(name_or_path, dtype)
         facts = target_facts(directory)
-        try:
-            model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{directory}: not a causal language model that transformers loads ({error})") from error
+        model, _ = load_causal_lm(directory, quantized=True, dtype=dtype)
         teacher = cls(model.to(device), facts)  # type: ignore[arg-type]  # transformers' wrapper hides the arguments
         teacher.check_distribution()
         return teacher

@@ -6,11 +6,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field, NonNegativeInt
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.rates import Length
 from outrider_models.training.data.chats import read_chats
 from outrider_models.training.data.texts import ChatTokens, reply_frequencies
@@ -20,15 +21,11 @@ from outrider_proto.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    max_length: int  # tokens of a chat; longer chats are cut
-    held_out: int  # chats kept for validation, at most a tenth of all
+    max_length: Annotated[int, Field(ge=2)]  # tokens of a chat; longer chats are cut
+    held_out: NonNegativeInt  # chats kept for validation, at most a tenth of all
     seed: int
-    limit: int  # chats to train on, those that come first in a whole pass; 0: all
+    limit: NonNegativeInt  # chats to train on, those that come first in a whole pass; 0: all
     questions: bool  # teach at the other turns' tokens too: for chats that the target wrote itself, questions included
-
-    def __post_init__(self) -> None:
-        need_at_least(self, 2, "max_length")
-        need_at_least(self, 0, "held_out", "limit")
 
 
 class ChatSource:

@@ -48,23 +48,18 @@ class TextSource(Protocol):
 
     def updates(self, shard: int) -> Sequence[Sequence[ChatTokens]]:
         """Return the texts of each update of a shard, in order."""
-        ...
 
     def num_tokens(self, texts: Sequence[ChatTokens]) -> int:
         """Count tokens as the source's progress does."""
-        ...
 
     def progress(self, update: int, tokens: int) -> float:
         """Return the share of the run that is done, 1 at its end."""
-        ...
 
     def frequencies(self, vocab: int) -> Tensor:
         """Count each token [V] int64 in replies."""
-        ...
 
     def held_out_prompts(self) -> list[list[int]]:
         """Return prompts that are not trained on."""
-        ...
 
 
 def make_batch(texts: Sequence[ChatTokens], device: torch.device) -> Batch:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from outrider_drafters.readers.chat_template import ChatTemplate
 from outrider_models.training.data.chats import Chat, Message
 from outrider_models.training.data.texts import ChatTokens
 from outrider_proto.errors import UsageError
@@ -42,12 +43,18 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, chat: Chat, max_length: int) ->
 
 
 def load_chat_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """Load a target's tokenizer. Raises UsageError if there is none, or it has no chat template."""
+    """Load a target's tokenizer. Raises UsageError if there is none, or its chat template is missing or hangs."""
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UsageError(f"{directory}: has no tokenizer that transformers can load ({error})") from error
     need_chat_template(tokenizer, directory)
+    # Once in a process that can be killed. The chats of a corpus are rendered here, in a tenth of the time.
+    try:
+        template = ChatTemplate(tokenizer.special_tokens_map)
+        template.render(str(tokenizer.get_chat_template()), [{"role": "user", "content": "Hello"}])
+    except UsageError as error:
+        raise UsageError(f"{directory}: its chat template does not write a question: {error}") from error
     return tokenizer
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
@@ -17,7 +18,6 @@ from outrider_drafters.families.dflash.family import LATE_ROWS
 from outrider_drafters.families.dflash.layer_masks import LayerMask
 from outrider_drafters.families.dflash.layout import canonical, read_sizes
 from outrider_drafters.families.dflash.network import DFlash, DFlashSizes
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.block_losses import BlockLabels, BlockLosses, SlotsCompared, compare_slots
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (
@@ -30,8 +30,7 @@ from outrider_models.training.core.interfaces import (
     TeacherRequest,
 )
 from outrider_models.training.core.rates import Length, Schedule
-from outrider_models.training.core.shapes import RAREST, LayerShape, check_target_layers, chosen_mask_token
-from outrider_proto.errors import UsageError
+from outrider_models.training.core.shapes import RAREST, LayerShape, MaskToken, check_target_layers, chosen_mask_token
 
 LATE_SHARE = 0.6  # of the blocks
 
@@ -39,22 +38,17 @@ LATE_SHARE = 0.6  # of the blocks
 @dataclass(frozen=True, slots=True)
 class DFlashSettings:
     shape: LayerShape
-    layers: int
+    layers: PositiveInt
     target_layers: tuple[int, ...]  # as indices of Hugging Face's hidden_states
     block_size: int  # as published: with the root in DFlash, without it in DSpark
-    mask_token: int  # or RAREST
-    anchors: int  # most blocks of a text
-    late: int  # most features that a block lacks before its anchor; 0: all blocks have all
-    gamma: float  # slots weigh exp(-k / gamma)
+    mask_token: MaskToken  # or RAREST
+    anchors: PositiveInt  # most blocks of a text
+    late: NonNegativeInt  # most features that a block lacks before its anchor; 0: all blocks have all
+    gamma: PositiveFloat  # slots weigh exp(-k / gamma)
     losses: BlockLosses
-    draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
+    draft_vocab: NonNegativeInt  # tokens that it drafts, the most frequent ones; 0: all
 
     def __post_init__(self) -> None:
-        need_at_least(self, 1, "layers", "anchors")
-        need_at_least(self, 0, "draft_vocab", "late")
-        need_at_least(self, RAREST, "mask_token")
-        if not self.gamma > 0:
-            raise UsageError(f"gamma={self.gamma}: need more than 0")
         check_target_layers(self.target_layers)
 
 

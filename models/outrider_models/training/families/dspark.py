@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeFloat, NonNegativeInt
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.families.dspark.network import DSpark, DSparkHeads, MarkovKind
 from outrider_drafters.families.shared_layout import T2D
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.block_losses import BlockLabels, BlockLosses, SlotsCompared, compare_slots
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import Batch, Frequencies, TargetFacts, chosen_rows, most_frequent
@@ -32,22 +32,14 @@ from outrider_models.training.families.dflash import (
 
 @dataclass(frozen=True, slots=True)
 class MarkovSettings:
-    rank: int  # 0: no Markov head
+    rank: NonNegativeInt  # 0: no Markov head
     kind: MarkovKind
-
-    def __post_init__(self) -> None:
-        need_at_least(self, 0, "rank")
 
 
 @dataclass(frozen=True, slots=True)
 class DSparkSettings(DFlashSettings):
     markov: MarkovSettings
-    confidence: float  # weight of the confidence head's loss; 0: no such head
-
-    def __post_init__(self) -> None:
-        # Not super(): a dataclass with slots is made anew, and super() would look in the old one.
-        DFlashSettings.__post_init__(self)
-        need_at_least(self, 0, "confidence")
+    confidence: NonNegativeFloat  # weight of the confidence head's loss; 0: no such head
 
 
 class TrainableDSpark(TrainableBlocks):

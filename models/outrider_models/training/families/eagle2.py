@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from outrider_drafters.families.eagle2.network import Eagle2, Eagle2Sizes
 from outrider_drafters.families.shared_layout import EMBEDDING
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (
     Batch,
@@ -33,15 +33,11 @@ from outrider_proto.errors import UsageError
 @dataclass(frozen=True, slots=True)
 class Eagle2Settings:
     shape: LayerShape
-    layers: int  # blocks; 1 in the paper and in published heads
+    layers: PositiveInt  # blocks; 1 in the paper and in published heads
     init: Init  # target: start as its last layers (target_start.py)
     losses: Losses
-    noise: float  # uniform noise of +- this on features (paper 3.3: 0.1)
-    draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
-
-    def __post_init__(self) -> None:
-        need_at_least(self, 1, "layers")
-        need_at_least(self, 0, "noise", "draft_vocab")
+    noise: NonNegativeFloat  # uniform noise of +- this on features (paper 3.3: 0.1)
+    draft_vocab: NonNegativeInt  # tokens that it drafts, the most frequent ones; 0: all
 
 
 class TrainableEagle2(NetworkDrafter):

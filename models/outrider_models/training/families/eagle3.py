@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from pydantic import PositiveInt
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
@@ -19,7 +20,6 @@ from outrider_drafters.families.eagle3.layer import Eagle3Sizes
 from outrider_drafters.families.eagle3.layout import canonical, default_layers
 from outrider_drafters.families.eagle3.network import Eagle3
 from outrider_drafters.families.shared_layout import EMBEDDING, T2D
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (
     Batch,
@@ -41,14 +41,13 @@ from outrider_models.training.families.eagle3_start import start_from_target, st
 @dataclass(frozen=True, slots=True)
 class Eagle3Settings:
     shape: LayerShape
-    draft_vocab: int
+    draft_vocab: PositiveInt
     target_layers: tuple[int, ...]  # layers whose input it takes, as indices of Hugging Face's hidden_states
     steps: HeadDecay
     rope_theta: float
     init: Init  # target: start as its last layer (eagle3_start.py)
 
     def __post_init__(self) -> None:
-        need_at_least(self, 1, "draft_vocab")
         check_target_layers(self.target_layers)
 
 

@@ -19,9 +19,9 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import Batch, Frequencies, LossOutput, TargetFacts, TeacherOutput
 from outrider_models.training.core.losses import PAPER, TargetLabels, add_top, compare, feature_distance
@@ -32,16 +32,10 @@ from outrider_models.training.families.eagle2 import Eagle2Settings, TrainableEa
 
 @dataclass(frozen=True, slots=True)
 class HassSettings(Eagle2Settings):
-    steps: int
+    steps: PositiveInt
     detached: bool
-    top_k: int
-    top_weight: float
-
-    def __post_init__(self) -> None:
-        # Not super(): a dataclass with slots is made anew, and super() would look in the old one.
-        Eagle2Settings.__post_init__(self)
-        need_at_least(self, 1, "steps", "top_k")
-        need_at_least(self, 0, "top_weight")
+    top_k: PositiveInt
+    top_weight: NonNegativeFloat
 
 
 class TrainableHass(TrainableEagle2):

@@ -7,15 +7,16 @@ it is the target's, and the files contain none: `outrider_own_output` in their c
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
 from outrider_drafters.families.hydra.family import EMBEDDINGS, ROPE_THETA, renumber_blocks
 from outrider_drafters.families.hydra.network import Hydra, HydraSizes
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (
     PADDING,
@@ -29,26 +30,19 @@ from outrider_models.training.core.interfaces import (
 from outrider_models.training.core.rates import Length, Schedule
 from outrider_models.training.core.shapes import LayerShape
 from outrider_models.training.families.medusa import TrainableHeads
-from outrider_proto.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class HydraSettings:
-    heads: int
-    blocks: int
+    heads: PositiveInt
+    blocks: PositiveInt
     prefix: bool  # Hydra++'s layer over the target's hidden states
     shape: LayerShape  # of that layer
     own_output: bool
-    dropout: float
+    dropout: Annotated[float, Field(ge=0, lt=1)]
     distill: bool  # learn the target's distributions (the paper's teacher loss); false: the text's tokens
-    noise: float  # alpha of the uniform noise on the target's hidden states (paper, 6.1: 75, which did not help)
-    draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
-
-    def __post_init__(self) -> None:
-        need_at_least(self, 0, "noise", "draft_vocab")
-        need_at_least(self, 1, "heads", "blocks")
-        if not 0 <= self.dropout < 1:
-            raise UsageError(f"dropout={self.dropout}: need at least 0 and less than 1")
+    noise: NonNegativeFloat  # alpha of the uniform noise on hidden states (paper, 6.1: 75, which did not help)
+    draft_vocab: NonNegativeInt  # tokens that it drafts, the most frequent ones; 0: all
 
 
 class TrainableHydra(TrainableHeads):

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from outrider_drafters.checkpoints.causal_lm import load_causal_lm
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
+from outrider_drafters.checkpoints.hf_config import causal_config
 from outrider_drafters.checkpoints.target_weights import resolve_dir
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily, divisor
 from outrider_models.training.core.interfaces import (
     Batch,
@@ -38,16 +39,14 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 class IndependentSettings:
     start: str  # directory or hub name; empty: a new model of the sizes below
     init: Literal["random", "target"]  # target: a new one's embedding starts as the target's lm_head
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    intermediate: int
-    draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
+    layers: PositiveInt
+    hidden: PositiveInt
+    heads: PositiveInt
+    kv_heads: PositiveInt
+    intermediate: PositiveInt
+    draft_vocab: NonNegativeInt  # tokens that it drafts, the most frequent ones; 0: all
 
     def __post_init__(self) -> None:
-        need_at_least(self, 0, "draft_vocab")
-        need_at_least(self, 1, "layers", "hidden", "heads", "kv_heads", "intermediate")
         if self.hidden % self.heads or self.heads % self.kv_heads:
             raise UsageError(
                 f"hidden={self.hidden}, heads={self.heads}, kv_heads={self.kv_heads}: "
@@ -118,8 +117,7 @@ def default_settings(target: TargetFacts) -> IndependentSettings:
 
 
 def _fresh(settings: IndependentSettings, target: TargetFacts) -> PreTrainedModel:
-    config = AutoConfig.from_pretrained(target.directory, trust_remote_code=False)
-    config = getattr(config, "text_config", config)
+    config = causal_config(target.directory).get_text_config()
     config.num_hidden_layers = settings.layers
     config.hidden_size = settings.hidden
     config.num_attention_heads, config.num_key_value_heads = settings.heads, settings.kv_heads
@@ -136,11 +134,10 @@ def _fresh(settings: IndependentSettings, target: TargetFacts) -> PreTrainedMode
 
 
 def _continued(start: str) -> PreTrainedModel:
-    directory = resolve_dir(start)
     try:
-        return load_causal_lm(directory, dtype=torch.float32)[0]
-    except (OSError, ValueError) as error:
-        raise UsageError(f"start={start}: not a causal language model that transformers loads ({error})") from error
+        return load_causal_lm(resolve_dir(start), dtype=torch.float32)[0]
+    except UsageError as error:
+        raise UsageError(f"start={start}: {error}") from error
 
 
 FAMILY = TrainableFamily(

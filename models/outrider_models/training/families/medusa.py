@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from outrider_drafters.families.medusa.network import Medusa, MedusaSizes
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (
     Batch,
@@ -30,15 +30,11 @@ from outrider_models.training.core.rates import Length, Schedule
 @dataclass(frozen=True, slots=True)
 class MedusaSettings:
     heads: HeadDecay
-    blocks: int
+    blocks: PositiveInt
     tied: bool  # all blocks of a head share their weights, as in the published code
     own_output: bool
     distill: bool  # learn the target's distributions instead of the text's tokens
-    draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
-
-    def __post_init__(self) -> None:
-        need_at_least(self, 1, "blocks")
-        need_at_least(self, 0, "draft_vocab")
+    draft_vocab: NonNegativeInt  # tokens that it drafts, the most frequent ones; 0: all
 
 
 # Number of a head, from 1, and the rows [B, R] bool that it reads -> hidden states [n, E], output weight and bias.

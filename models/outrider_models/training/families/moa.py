@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeInt
 from torch import Tensor
 
 from outrider_drafters.blocks.layers import BlockShape
@@ -20,7 +21,6 @@ from outrider_drafters.blocks.rope import rope_scaling
 from outrider_drafters.checkpoints.options import DrafterOptions
 from outrider_drafters.families.moa.network import MoA, MoASizes
 from outrider_drafters.readers.config import read_config
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily, divisor
 from outrider_models.training.core.interfaces import (
     Batch,
@@ -67,13 +67,10 @@ class MoaSettings:
     shape: MoaShape
     blocks: Blocks
     losses: Losses
-    tli: int  # target layers that run on the client (paper 3.2)
+    tli: NonNegativeInt  # target layers that run on the client (paper 3.2)
     lsa: bool  # false: the paper's ablation with the target's last hidden state instead of its K/V
     staircase: bool
-    draft_vocab: int  # tokens that it drafts, the most frequent ones; 0: all
-
-    def __post_init__(self) -> None:
-        need_at_least(self, 0, "tli", "draft_vocab")
+    draft_vocab: NonNegativeInt  # tokens that it drafts, the most frequent ones; 0: all
 
 
 class TrainableMoa(NetworkDrafter):

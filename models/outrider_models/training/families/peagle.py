@@ -7,9 +7,11 @@ those whose masks of lesser depth are kept (COD sampling). All rows weigh the sa
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from outrider_drafters.checkpoints.drafter_files import DrafterFiles
@@ -17,7 +19,6 @@ from outrider_drafters.families.eagle3.layout import canonical, default_layers
 from outrider_drafters.families.peagle.family import MASK_TOKENS, NUM_DRAFTS
 from outrider_drafters.families.peagle.network import PEagle, PEagleSizes
 from outrider_drafters.families.shared_layout import T2D, mask_token
-from outrider_models.core.tables import need_at_least
 from outrider_models.training.core.family import TrainableFamily
 from outrider_models.training.core.interfaces import (
     Batch,
@@ -29,36 +30,28 @@ from outrider_models.training.core.interfaces import (
 )
 from outrider_models.training.core.losses import TargetLabels, compare
 from outrider_models.training.core.rates import Length, Schedule
-from outrider_models.training.core.shapes import RAREST, LayerShape, check_target_layers, chosen_mask_token
+from outrider_models.training.core.shapes import RAREST, LayerShape, MaskToken, check_target_layers, chosen_mask_token
 from outrider_models.training.families.eagle3 import EagleHead, head_sizes
-from outrider_proto.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
 class DepthSettings:
-    count: int  # tokens that a pass drafts, depth 0 counted
-    ratio: float  # depth d keeps ratio^d of a reply's tokens,
-    least: float  # or this share, if that is more
-
-    def __post_init__(self) -> None:
-        need_at_least(self, 2, "count")
-        if not (0 < self.ratio <= 1 and 0 <= self.least <= 1):
-            raise UsageError(f"depths: ratio={self.ratio}, least={self.least}: need 0 < ratio <= 1, 0 <= least <= 1")
+    count: Annotated[int, Field(ge=2)]  # tokens that a pass drafts, depth 0 counted
+    ratio: Annotated[float, Field(gt=0, le=1)]  # depth d keeps ratio^d of a reply's tokens,
+    least: Annotated[float, Field(ge=0, le=1)]  # or this share, if that is more
 
 
 @dataclass(frozen=True, slots=True)
 class PEagleSettings:
     shape: LayerShape
-    layers: int
-    draft_vocab: int
+    layers: PositiveInt
+    draft_vocab: PositiveInt
     target_layers: tuple[int, ...]  # layers whose input it takes, as indices of Hugging Face's hidden_states
-    mask_token: int  # or RAREST
+    mask_token: MaskToken  # or RAREST
     own_embedding: bool  # train a copy of the target's embedding, in which the mask has a row
     depths: DepthSettings
 
     def __post_init__(self) -> None:
-        need_at_least(self, 1, "layers", "draft_vocab")
-        need_at_least(self, RAREST, "mask_token")
         check_target_layers(self.target_layers)
 
 

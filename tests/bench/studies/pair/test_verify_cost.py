@@ -9,8 +9,11 @@ from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
 from outrider_bench.studies.pair.verify_cost import SIZES, _StaticCachePass, _tokens, verify_costs
+from outrider_drafters.quantization.codes import has_exact_int8
 from outrider_proto.errors import UsageError
 from outrider_server.engine.hf_model import eager_attention
+
+needs_int8 = pytest.mark.skipif(not has_exact_int8(), reason="this processor does not multiply int8 exactly")
 
 
 def test_every_size_is_measured_on_the_same_context(monkeypatch):
@@ -69,14 +72,20 @@ def test_a_context_that_leaves_no_room_is_refused():
         verify_costs(target("target_tiny"), room + 1, 1)
 
 
-def test_the_command_reports_and_draws(tmp_path):
+@pytest.mark.parametrize(
+    "more",
+    [(), *(pytest.param(more, marks=needs_int8) for more in (("--dtype", "int8"), ("--dtype", "int8", "--random")))],
+    ids=str,
+)
+def test_the_command_reports_and_draws(more, tmp_path):
     report, picture = tmp_path / "cost.json", tmp_path / "cost.png"
-    options = ["--target", GOLDEN / "target_tiny", "--context", 9, "--set", "repeats=1"]
+    options = ["--target", GOLDEN / "target_tiny", "--context", 9, "--set", "repeats=1", *more]
     options += ["--json", report, "--plot", picture]
     result = CliRunner().invoke(app, ["verify-cost", *map(str, options)])
     assert result.exit_code == 0, result.output
     told = json.loads(report.read_text())
-    assert (told["target"], told["context"], told["device"]) == ("target_tiny", 9, "cpu")
+    assert (told["target"].partition(",")[0], told["context"], told["device"]) == ("target_tiny", 9, "cpu")
+    assert told["dtype"] == ("int8" if "int8" in more else "float32")
     assert [cost["tokens"] for cost in told["costs"]] == list(SIZES)
     assert told["made_by"]["processor"]
     assert picture.stat().st_size > 5000

@@ -13,7 +13,7 @@ from outrider_models.training.core.rates import Length
 from outrider_models.training.data.chat_file import ChatSettings, ChatSource
 from outrider_models.training.data.chats import Chat, read_chats
 from outrider_models.training.data.texts import ChatTokens, make_batch
-from outrider_models.training.data.tokens import need_chat_template, tokenize
+from outrider_models.training.data.tokens import load_chat_tokenizer, need_chat_template, tokenize
 from outrider_models.training.data_parallel import DataParallel
 from outrider_proto.errors import UsageError
 
@@ -65,7 +65,7 @@ GOOD = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "c
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "not JSON"),
+        ("{", "cannot be read as JSON"),
         ([1], 'need an object with a list "messages"'),
         ({"text": "Hi"}, 'need an object with a list "messages"'),
         ({"messages": [{"role": "robot", "content": "Hi"}]}, "turn 0: role='robot'"),
@@ -190,3 +190,10 @@ def test_questions_teach_where_they_are_asked_to(tokenizer, tmp_path):
 def test_a_file_without_chats_is_refused(tmp_path):
     with pytest.raises(UsageError, match="holds no chats"):
         read_chats(written(tmp_path / "empty.jsonl", ""))
+
+
+def test_a_chat_template_that_hangs_is_found_at_once(tmp_path, tokenizer):
+    tokenizer.chat_template = "{{ 'a' * 3000000000 }}"
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="chat template does not write a question: it takes more than 256 MiB"):
+        load_chat_tokenizer(tmp_path)

@@ -1,0 +1,1 @@
+"""The speed of others who answer from the same file, beside ours."""

@@ -1,0 +1,1 @@
+"""Text of strangers on a terminal: answers, names, errors and logs."""

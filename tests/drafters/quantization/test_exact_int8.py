@@ -1,0 +1,71 @@
+"""Products of int8 targets: sums of integers, the same for a row in every company and in every kernel."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from outrider_drafters.quantization import codes
+from outrider_drafters.quantization.codes import ExactInt8Codes, PackedInt8, PackedInt8Codes, has_exact_int8
+
+pytestmark = pytest.mark.skipif(not has_exact_int8(), reason="this processor does not multiply int8 exactly")
+SHAPES = [(1, 1), (7, 5), (65, 33), (128, 513), (100, 2048), (64, 8960), (512, 640)]  # [n, k]
+VALUES = {
+    "random": lambda *size: torch.randint(-127, 128, size),
+    "extremes": lambda *size: torch.randint(0, 2, size) * 254 - 127,
+    "all 127": lambda *size: torch.full(size, 127),
+    "of one sign": lambda *size: torch.full(size, -127),
+}
+
+
+@pytest.fixture(params=[False, True], ids=["as torch packs", "all packed"], autouse=True)
+def packed(request, monkeypatch):
+    if request.param:
+        monkeypatch.setattr(codes, "_WORTH_PACKING", 0)
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_are_those_of_integers_of_64_bits(shape, values):
+    torch.manual_seed(0)
+    (n, k), make = shape, VALUES[values]
+    weight = make(n, k)
+    weight[0] = -128  # as int8 allows
+    matrix = ExactInt8Codes(weight.to(torch.int8), torch.ones(n, dtype=torch.bfloat16))
+    product = PackedInt8(matrix)
+    for count in (0, 1, 2, 3, 8, 17, 33):
+        x = make(count, k)
+        x[:, :1] = 127  # so that a row's scale is 1
+        wanted = (x @ weight.t()).float()
+        assert torch.equal(product(x.float()), wanted)
+        assert torch.equal(matrix.multiply(x.float()), wanted)
+
+
+def test_a_row_is_the_same_in_every_company():
+    x, weight = torch.randn(40, 640) * torch.logspace(-10, 10, 40)[:, None], torch.randn(512, 640)
+    matrix = ExactInt8Codes.rounded(weight)
+    alone = torch.cat([matrix.multiply(row[None]) for row in x])
+    both = PackedInt8(matrix, ExactInt8Codes.rounded(weight * 3))
+    for multiply in (matrix.multiply, PackedInt8Codes(*matrix.parts).multiply, lambda x: both(x)[:, :512]):
+        for count in (1, 7, 40):
+            assert torch.equal(torch.cat([multiply(part) for part in torch.split(x, count)]), alone)
+    near = x @ weight.t()
+    assert ((alone - near).norm(dim=1) / near.norm(dim=1)).max() < 0.03
+
+
+def test_what_is_no_number_stays_none():
+    x = torch.ones(3, 640)
+    x[0, 5], x[1, 6] = float("nan"), float("inf")
+    for product in (matrix := ExactInt8Codes.rounded(torch.ones(512, 640))).multiply, PackedInt8(matrix):
+        assert product(x).isfinite().all(dim=1).tolist() == [False, False, True]
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="for x86")
+def test_kernels_that_saturate_are_noticed():
+    script = "from outrider_drafters.quantization.codes import has_exact_int8; print(has_exact_int8())"
+    for isa, exact in (("DEFAULT", "True"), ("AVX2", "False")):
+        environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa}
+        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+        assert done.stdout.strip() == exact, done.stderr
