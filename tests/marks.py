@@ -1,8 +1,12 @@
-"""Which values of a parameter `make test` leaves out."""
+"""Marks of tests: which values of a parameter `make test` leaves out, and what needs a processor that can."""
 
 from collections.abc import Sequence
 
 import pytest
+
+from outrider_drafters.quantization.codes import has_exact_int8
+
+needs_int8 = pytest.mark.skipif(not has_exact_int8(), reason="this processor does not multiply int8 exactly")
 
 
 def slow(*values) -> list:

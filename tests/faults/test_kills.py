@@ -10,9 +10,8 @@ from mortal import MortalServer
 from stage import ANSWER_S, PROMPT, client, plain
 
 from outrider_client.core.events import Unverified
-from outrider_drafters.quantization.codes import has_exact_int8
 
-from ..marks import slow
+from ..marks import needs_int8, slow
 
 NEW = 40
 
@@ -22,11 +21,13 @@ EVERY_MODE = ["stop-and-wait", "pipelined", "stream", "auto"]
 
 @pytest.mark.parametrize(
     ("modes", "num_kills", "dtype"),
-    [(["stop-and-wait"], 2, "float32"), *slow((EVERY_MODE, 12, "float32"), (EVERY_MODE, 4, "int8"))],
+    [
+        (["stop-and-wait"], 2, "float32"),
+        *slow((EVERY_MODE, 12, "float32")),
+        pytest.param(EVERY_MODE, 4, "int8", marks=[needs_int8, pytest.mark.slow]),
+    ],
 )
 async def test_killed_again_and_again(modes, num_kills, dtype):
-    if dtype == "int8" and not has_exact_int8():
-        pytest.skip("this processor does not multiply int8 exactly")
     generator = random.Random(7)
     heard = Heard()
     async with MortalServer(dtype) as mortal:

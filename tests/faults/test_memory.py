@@ -5,10 +5,9 @@ import asyncio
 import pytest
 from stage import ANSWER_S, NEW, PROMPT, answer, client, opened, plain, server
 
-from outrider_drafters.quantization.codes import has_exact_int8
 from outrider_proto.errors import Reason, Refusal
 
-from ..marks import slow
+from ..marks import needs_int8
 
 MARK = 77  # a token of the prompt that there is no memory for
 NUM_CLIENTS = 4
@@ -20,10 +19,8 @@ def long_prompt(number: int) -> tuple[int, ...]:
     return tuple(3 + (number * 31 + place * 7) % 200 for place in range(LONG))
 
 
-@pytest.mark.parametrize("dtype", ["float32", *slow("int8")])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=[needs_int8, pytest.mark.slow])])
 async def test_more_long_sessions_than_there_is_room_for_all_finish_exactly(dtype):
-    if dtype == "int8" and not has_exact_int8():
-        pytest.skip("this processor does not multiply int8 exactly")
     async with server(dtype=dtype) as running:
         memory = running.verifier.memory
         row = memory.pool.bytes_of(1, running.verifier.describe().taps[0].width)

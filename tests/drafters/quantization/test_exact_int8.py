@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from outrider_drafters.quantization import codes
-from outrider_drafters.quantization.codes import ExactInt8Codes, PackedInt8, PackedInt8Codes, has_exact_int8
+from outrider_drafters.quantization.codes import ExactInt8Codes, PackedInt8, PackedInt8Codes
 
-pytestmark = pytest.mark.skipif(not has_exact_int8(), reason="this processor does not multiply int8 exactly")
+from ...marks import needs_int8
+
+pytestmark = needs_int8
 SHAPES = [(1, 1), (7, 5), (65, 33), (128, 513), (100, 2048), (64, 8960), (512, 640)]  # [n, k]
 VALUES = {
     "random": lambda *size: torch.randint(-127, 128, size),

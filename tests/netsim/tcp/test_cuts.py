@@ -13,12 +13,16 @@ RUNS = "silence_s, done_s"
 LIVE = [CASES[number] for number in (2, 11, 20, 28, 38)]  # none ends where a busy machine's shorter queue saves an RTO
 
 
-def check(ours, kernels):
+def is_near(ours, kernel):
     """Within 15 % of the kernel's median, or of its runs: they differ where a cut ends beside a retransmission."""
-    for our, kernel in zip(zip(*ours, strict=True), zip(*kernels, strict=True), strict=True):
-        median = statistics.median(kernel)
-        least, most = min(*kernel, 0.85 * median), max(*kernel, 1.15 * median)
-        assert least <= statistics.median(our) <= most, (ours, kernels)
+    median = statistics.median(kernel)
+    return min(*kernel, 0.85 * median) <= statistics.median(ours) <= max(*kernel, 1.15 * median)
+
+
+def check(ours, *kernels):
+    """Each figure is near that of one kernel."""
+    for our, *figures in zip(*(zip(*runs, strict=True) for runs in (ours, *kernels)), strict=True):
+        assert any(is_near(our, figure) for figure in figures), (ours, kernels)
 
 
 def name(case):
@@ -41,9 +45,8 @@ async def test_through_the_relay_a_cut_is_what_it_is_over_tun(case):
         kernels = await asyncio.gather(*(over_tun(case, run) for run in range(3)))
     except EngineError as error:
         pytest.skip(str(error))
-    # The kernel's own are slower beside a busy process: the relay's may lie between those and the recorded ones. Three
-    # relays at once want a processor each.
-    check([await over_proxy(case, run) for run in range(3)], [*kernels, *case[RUNS]])
+    # The kernel's own are slower beside a busy process. Three relays at once want a processor each.
+    check([await over_proxy(case, run) for run in range(3)], kernels, case[RUNS])
 
 
 @pytest.mark.root

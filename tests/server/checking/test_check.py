@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 from watched import DRAFTER, TARGET
 
-from outrider_drafters.quantization.codes import has_exact_int8
 from outrider_models.core.embedded import target_dir
 from outrider_models.core.held_out import FAMILIES, held_out
 from outrider_server.checking import int8_quality
@@ -26,6 +25,8 @@ from outrider_server.cli.app import app
 from outrider_server.config.config import ServerConfig
 from outrider_server.rpc.server import Server
 from outrider_server.sessions.verifier import Verifier
+
+from ...marks import needs_int8
 
 GOOD = {"target": str(TARGET), "drafters": [str(DRAFTER)], "port": 0}
 NOW = datetime.now(UTC)
@@ -159,7 +160,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.mark.skipif(not has_exact_int8(), reason="this processor does not multiply int8 exactly")
+@needs_int8
 def test_what_int8_costs_is_told_once_it_is_asked_for(cache, monkeypatch):
     settings = {"target": str(target_dir()), "drafters": [], "port": 0}
     assert "int8" not in check(**settings, dtype="float32")[1]
@@ -187,7 +188,7 @@ def transformers_nats() -> float:
     return sum(losses) / sum(counts)
 
 
-@pytest.mark.skipif(not has_exact_int8(), reason="this processor does not multiply int8 exactly")
+@needs_int8
 @pytest.mark.parametrize(
     ("trouble", "message"),
     [

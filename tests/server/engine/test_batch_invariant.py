@@ -19,8 +19,10 @@ from outrider_server.engine.sequence import Sequence
 from outrider_server.engine.target import Target
 from outrider_server.kv.memory import KVMemory
 
+from ...marks import needs_int8
+
 HALVES = (torch.bfloat16, torch.float16)
-TYPES = (*HALVES, torch.int8)
+TYPES = (*HALVES, pytest.param(torch.int8, marks=needs_int8))
 # gpt-oss rounds its softmax, too: the router of so small a model then takes other experts than on slots.
 NAMES = [
     pytest.param(name, marks=() if name in ("llama", "gemma2") else pytest.mark.slow)
@@ -87,7 +89,7 @@ def test_without_the_switch_they_differ():
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.5, seed=3)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.int8, marks=needs_int8)], ids=str)
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma2"])
 def test_drafted_answers_are_the_plain_ones(name, dtype, sampling):
     rng = np.random.default_rng(2)

@@ -13,13 +13,14 @@ from transformers.models.mamba import MambaConfig
 
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_drafters.checkpoints.target_weights import TargetWeights
-from outrider_drafters.quantization.codes import has_exact_int8
 from outrider_proto.errors import UsageError
 from outrider_server.engine import hf_model
 from outrider_server.engine.hf_model import decoder_layers, is_small, resolve_device, resolve_dtype
 from outrider_server.engine.reference_decode import plain_greedy, plain_greedy_on_slots
 from outrider_server.engine.target import Target
 from outrider_server.kv.budget import RowShape
+
+from ...marks import needs_int8
 
 
 def test_layers_that_keep_no_kv_are_refused(tmp_path):
@@ -200,7 +201,7 @@ def test_a_loaded_target_tells_it(monkeypatch, checkpoint, caplog):
     assert "several times longer" in caplog.text
 
 
-@pytest.mark.skipif(not has_exact_int8(), reason="this processor does not multiply int8 exactly")
+@needs_int8
 @pytest.mark.parametrize(("small", "possible"), [(False, True), (True, True), (False, False)])
 def test_whoever_chooses_no_dtype_is_told_what_int8_would_give(small, possible, checkpoint, monkeypatch, caplog):
     monkeypatch.setattr(hf_model, "_SMALL", 2**30 if small else 0)
@@ -215,7 +216,7 @@ def test_whoever_chooses_no_dtype_is_told_what_int8_would_give(small, possible, 
         assert f"weights take {count / 1e9:.2g} GB instead of" in lines[0]
 
 
-@pytest.mark.skipif(not has_exact_int8(), reason="this processor does not multiply int8 exactly")
+@needs_int8
 def test_int8_does_not_need_bfloat16(checkpoint, monkeypatch, caplog):
     monkeypatch.setenv("XDG_CACHE_HOME", str(checkpoint.parent / "cache"))
     monkeypatch.setattr(hf_model, "cpu_has_bf16", lambda: False)

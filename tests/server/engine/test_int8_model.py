@@ -13,14 +13,15 @@ from tiny_targets import build
 
 from outrider_drafters.checkpoints.fingerprint import target_fingerprint
 from outrider_drafters.checkpoints.gguf_target import dequantize_target
-from outrider_drafters.quantization.codes import has_exact_int8
 from outrider_models.core.embedded import target_dir
 from outrider_proto.errors import UsageError
 from outrider_server.engine import hf_model
 from outrider_server.engine.reference_decode import plain_greedy_on_slots
 from outrider_server.engine.target import Target
 
-pytestmark = pytest.mark.skipif(not has_exact_int8(), reason="this processor does not multiply int8 exactly")
+from ...marks import needs_int8
+
+pytestmark = needs_int8
 PROMPT = list(range(100, 130))
 
 

@@ -8,11 +8,11 @@ from typer.testing import CliRunner
 from outrider_bench.cli.app import app
 from outrider_bench.core.reference_answers import Departure
 from outrider_bench.studies.pair.exact import Exactness, WayExactness
-from outrider_drafters.quantization.codes import has_exact_int8
 from outrider_models.core.embedded import PAIR
 
+from ....marks import needs_int8
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-needs_int8 = pytest.mark.skipif(not has_exact_int8(), reason="this processor does not multiply int8 exactly")
 
 
 def run(tmp_path, *arguments):

@@ -9,11 +9,10 @@ from typer.testing import CliRunner
 
 from outrider_bench.cli.app import app
 from outrider_bench.studies.pair.verify_cost import SIZES, _StaticCachePass, _tokens, verify_costs
-from outrider_drafters.quantization.codes import has_exact_int8
 from outrider_proto.errors import UsageError
 from outrider_server.engine.hf_model import eager_attention
 
-needs_int8 = pytest.mark.skipif(not has_exact_int8(), reason="this processor does not multiply int8 exactly")
+from ....marks import needs_int8
 
 
 def test_every_size_is_measured_on_the_same_context(monkeypatch):
