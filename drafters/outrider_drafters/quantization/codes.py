@@ -118,7 +118,7 @@ class ExactInt8Codes(Int8Codes):
     def multiply(self, x: Tensor) -> Tensor:
         """Multiply rows [m, k] float32 with the matrix: [m, n] float32."""
         rows, scales = _rounded_rows(x)
-        return torch._int_mm(rows, self.codes.t()).float().mul_(self.scales.float()).mul_(scales)
+        return torch._int_mm(rows.to(torch.int8), self.codes.t()).float().mul_(self.scales.float()).mul_(scales)
 
 
 class PackedInt8:
@@ -158,18 +158,19 @@ def _packed_product(packed: Tensor, scales: Tensor, zeros: Tensor, x: Tensor) ->
     if (padding := padded_rows(count) - count) > 0:
         x = F.pad(x, (0, 0, 0, padding))
     rows, of_rows = _rounded_rows(x)
+    # uint8 about 128: weights are packed for that, and with int8 oneDNN takes its reference, but for AMX.
     # A sum is multiplied once here: of two multiplications kernels differ in the order, and in what they fuse.
     product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
-        rows, 1.0, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        rows.add_(128).to(torch.uint8), 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
     return product.mul_(of_rows)[:count]
 
 
 def _rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round rows [m, k] to int8, each by its own scale [m, 1]."""
+    """Round rows [m, k] to integers from -127 to 127, each by its own scale [m, 1]."""
     # NaN and infinity make the scale no number, and so the whole row of the product.
     scales = (x.abs().amax(dim=1, keepdim=True) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
-    return (x / scales).round_().to(torch.int8), scales
+    return (x / scales).round_(), scales
 
 
 @cache
