@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 
 import pytest
-from visitor import BROWSER
+from visitor import BROWSER, DESK, Visitor
 
 from outrider_client.privacy.fences import parse_fences
 from outrider_proto.errors import UsageError
@@ -42,22 +43,35 @@ def test_the_page_starts_from_whatever_is_stored(stored_page, raw):
     page.evaluate("new Promise((drawn) => requestAnimationFrame(drawn))")
 
 
+@pytest.fixture(scope="module")
+def shared(browser, behind_link):
+    with contextlib.closing(browser.new_context(viewport=DESK)) as context:
+        yield Visitor(context, behind_link.url)
+
+
 @pytest.fixture
-def stored_page(behind_link, visit):
+def page(shared):
+    """The page of one visitor for all of these tests; it may not have failed."""
+    yield shared.page
+    faults, shared.faults = shared.faults, []
+    assert faults == []
+
+
+@pytest.fixture
+def stored_page(page):
     """Load the page anew with these values in its storage; it must come up."""
-    visitor = visit(behind_link)
 
     def load(values: dict[str, str]):
-        visitor.page.evaluate(
+        page.evaluate(
             """(values) => {
                 localStorage.clear();
                 for (const name in values) localStorage.setItem(name, values[name]);
             }""",
             values,
         )
-        visitor.page.reload()
-        visitor.page.wait_for_selector("#link-pill[data-state=online]")
-        return visitor.page
+        page.reload()
+        page.wait_for_selector("#link-pill[data-state=online]")
+        return page
 
     return load
 
@@ -124,9 +138,8 @@ READ = """async ([texts]) => {
 }"""
 
 
-def test_all_that_a_model_may_write_is_read_in_linear_time(behind_link, visit):
+def test_all_that_a_model_may_write_is_read_in_linear_time(page):
     """In quadratic time a text of this length takes 20 seconds and more, in linear time 20 milliseconds."""
-    page = visit(behind_link).page
     texts = [(begun, sign, end, 150_000) for begun in BEGUN for sign in SIGNS for end in ("", "x")]
     texts += [("", unit, "", 150_000) for unit in PIECES]
     texts += [("", MANY_LENGTHS, "", len(MANY_LENGTHS)), ("", LINES, "", len(LINES)), ("- a\n", "\n", "  b", 150_000)]
@@ -136,8 +149,7 @@ def test_all_that_a_model_may_write_is_read_in_linear_time(behind_link, visit):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", SIGNS)
-def test_and_so_are_pairs_of_all_signs(behind_link, visit, first):
-    page = visit(behind_link).page
+def test_and_so_are_pairs_of_all_signs(page, first):
     pairs = [
         (begun, first + second, end, 100_000) for second in SIGNS for begun in ("", "| a |\n", "a") for end in ("", "x")
     ]
@@ -148,9 +160,8 @@ TICKS = ["`", "``", "```", "~~~", "\n", " ", "a", "<<A: b>>", "<<", ">>", "\\<<"
 MARKED = [*CODE, *MEANT, *(text for text, _ in FENCES), "é <<private: 𝄞>> x", "<<A_1:  x  >>y<< z >>", "<<NAME:>>"]
 
 
-def test_markers_are_read_as_the_library_does(behind_link, visit):
+def test_markers_are_read_as_the_library_does(page):
     texts = [*MARKED, *("".join(parts) for parts in itertools.product(TICKS, repeat=4))]
-    page = visit(behind_link).page
     read = page.evaluate(
         """async (texts) => {
         const { parseFences } = await import("./fences.js");
