@@ -1,9 +1,9 @@
 """Products with weights that are packed once for oneDNN, torch's own other library for products on CPUs.
 
-oneDNN's kernels use all that any maker's processor offers. MKL's, behind torch's float32 products, do not on AMD, and
-bfloat16 weights that are not packed are brought into oneDNN's layout anew in every product. Weights of 200 MB and more
-take about half the time packed, for 1 row as for 33, in both types (measured on an EPYC with AVX-512); weights that fit
-into the processor's cache gain from some ten rows on.
+oneDNN's kernels use all that any maker's processor offers. MKL's, behind torch's float32 products, do not on AMD: large
+weights take up to half the time by oneDNN as they are, though it brings them into its layout anew in every product.
+Weights of 200 MB and more take about half the time packed, for 1 row as for 33, in both types (measured on an EPYC with
+AVX-512); weights that fit into the processor's cache gain from some ten rows on.
 """
 
 import torch
@@ -23,11 +23,13 @@ class PackedLinear:
         self.bias = bias
         if packed is None:
             packed = weight.numel() in _WORTH_A_COPY
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None) if packed and can_pack(weight) else None
+        can = (packed or weight.numel() >= _WORTH_A_COPY.start) and can_pack(weight)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None) if packed and can else None
+        self._operand = weight if can and not packed else self._packed  # None: torch's own product
 
     @property
-    def is_packed(self) -> bool:
-        return self._packed is not None
+    def by_onednn(self) -> bool:
+        return self._operand is not None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [..., in] to [..., out]."""
@@ -44,15 +46,15 @@ class PackedLinear:
         num_rows = x.numel() // x.shape[-1]
         if not self._takes(x, num_rows) or padded_rows(num_rows) != num_rows:
             return residual + self(x)
-        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self.bias, "add")
+        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._operand, self.bias, "add")
         return total
 
     def _takes(self, x: Tensor, num_rows: int) -> bool:
-        # The packed product knows one type alone, and cannot be differentiated.
-        return self.is_packed and num_rows > 0 and x.dtype == self.weight.dtype and not x.requires_grad
+        # oneDNN's product knows one type alone, and cannot be differentiated.
+        return self.by_onednn and num_rows > 0 and x.dtype == self.weight.dtype and not x.requires_grad
 
     def _product(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._operand, self.bias, "none", [], "")
         return product
 
 

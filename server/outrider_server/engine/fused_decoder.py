@@ -91,13 +91,13 @@ class _FusedLayer:
 
 
 class FusedDecoder:
-    """The whole model, over a flat batch. `packed`: with weights in oneDNN's layout, for which rows are padded."""
+    """The whole model, over a flat batch. `packed`: with weights in oneDNN's layout."""
 
     def __init__(self, model: Any, *, packed: bool) -> None:  # Any: one of _MODELS, which share no typed base class
         inner = model.model
         self._embedding = inner.embed_tokens
         self._rotary = inner.rotary_emb
-        self._packed = packed
+        self._pads = packed or model.device.type == "cpu"  # for oneDNN
         self._exactly = BatchInvariance if holds_int8(model) else nullcontext
         self.layers = [_FusedLayer(layer, index, packed=packed) for index, layer in enumerate(inner.layers)]
         self._norm = _norm(inner.norm, exact=holds_int8(model))
@@ -111,7 +111,7 @@ class FusedDecoder:
         Return logits of rows `keep` (None: all), and the hidden states `wanted` by transformers' index or BEFORE_NORM.
         """
         num_rows = len(tokens)
-        if self._packed:  # once, here: the products would otherwise do so each on its own
+        if self._pads:  # once, here: the products would otherwise do so each on its own
             tokens = F.pad(tokens, (0, padded_rows(num_rows) - num_rows))
         x = F.embedding(tokens, self._embedding.weight)
         with self._exactly():
@@ -130,8 +130,8 @@ class FusedDecoder:
 def fused_decoder(model: PreTrainedModel, *, packed: bool | None = None) -> FusedDecoder | None:
     """Return the fused form of a Llama or its kin; None for others.
 
-    `packed` None: on a CPU, and there None is returned for large models and where torch has no oneDNN for the type. The
-    model's own weights become parts of the merged ones.
+    `packed` None: on a CPU, if it is not large; there None is returned where torch has no oneDNN for the type. The model's
+    own weights become parts of the merged ones.
     """
     if type(model) not in _MODELS or model.config.hidden_act != "silu":
         return None
@@ -143,7 +143,7 @@ def fused_decoder(model: PreTrainedModel, *, packed: bool | None = None) -> Fuse
     if not packed or holds_int8(model):
         return FusedDecoder(model, packed=packed)
     is_small = sum(parameter.nbytes for parameter in model.parameters()) <= _MOST_BYTES
-    return FusedDecoder(model, packed=True) if is_small and all(map(can_pack, model.parameters())) else None
+    return FusedDecoder(model, packed=is_small) if all(map(can_pack, model.parameters())) else None
 
 
 def _norm(norm: Any, *, exact: bool) -> Callable[[Tensor], Tensor]:  # transformers' class has no types
@@ -155,7 +155,7 @@ def _norm(norm: Any, *, exact: bool) -> Callable[[Tensor], Tensor]:  # transform
 
 
 def _plus(layer: PackedLinear | _Int8Linear, x: Tensor, residual: Tensor) -> Tensor:
-    if isinstance(layer, _Int8Linear) or layer.is_packed or layer.bias is not None:
+    if isinstance(layer, _Int8Linear) or layer.by_onednn or layer.bias is not None:
         return layer.plus(x, residual)
     return torch.addmm(residual, x, layer.weight.t())  # one kernel instead of two
 

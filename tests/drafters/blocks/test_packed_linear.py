@@ -36,10 +36,15 @@ def test_other_weights_stay_as_they_are():
 
 @pytest.mark.parametrize(("rows", "is_packed"), [(8, False), (600, True), (40_000, False)])
 def test_left_to_itself_it_packs_weights_that_are_worth_a_copy(rows, is_packed):
-    weight = torch.empty(rows, 512)
+    weight, x, residual = torch.randn(rows, 512), torch.randn(11, 512), torch.randn(11, rows)
     linear = PackedLinear(weight, packed=None)
     assert linear.weight is weight
     assert (linear._packed is not None) == (is_packed and can_pack(weight))
+    assert linear.by_onednn == (rows > 8 and can_pack(weight))
+    for rows_of_x in (1, 10, 11):
+        product = F.linear(x[:rows_of_x], weight)
+        torch.testing.assert_close(linear(x[:rows_of_x]), product, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(linear.plus(x[:1], residual[:1]), residual[:1] + product[:1], atol=1e-3, rtol=1e-3)
 
 
 @given(st.integers(1, 100_000))
