@@ -130,8 +130,8 @@ class FusedDecoder:
 def fused_decoder(model: PreTrainedModel, *, packed: bool | None = None) -> FusedDecoder | None:
     """Return the fused form of a Llama or its kin; None for others.
 
-    `packed` None: on a CPU, if it is not large; there None is returned where torch has no oneDNN for the type. The model's
-    own weights become parts of the merged ones.
+    `packed` None: on a CPU, if it is not large; there None is returned where torch has no oneDNN for the type. The
+    model's own weights become parts of the merged ones.
     """
     if type(model) not in _MODELS or model.config.hidden_act != "silu":
         return None
