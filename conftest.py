@@ -10,10 +10,10 @@ os.environ.pop("OUTRIDER_SERVER", None)
 os.environ.pop("OUTRIDER_KEY", None)
 os.environ.pop("OUTRIDER_KEY_FILE", None)
 # Before anything imports huggingface_hub or torch, which read them once. Processes that tests start inherit them.
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["TRANSFORMERS_OFFLINE"] = "1"
+os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # with it one in thirty of what a preexec_fn prepares crashes
+os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that wait leave the processors to others
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models; more threads only get in each other's way
 
 import asyncio
@@ -33,9 +33,11 @@ from hypothesis import settings
 
 from outrider_netsim import EngineError, Link, profile_named
 from outrider_proto.terminal.log_limit import LogLimit
+from outrider_server.bundles import builder
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # whoever imported torch first
 
+builder._NICE = 0  # or tests that wait for a bundle wait until all others leave it a processor
 DATA_HOME = os.environ["XDG_DATA_HOME"]
 
 # Modules and tests live to the end: looking for garbage among them took a sixth of the time that collecting them takes.

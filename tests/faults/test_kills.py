@@ -14,8 +14,6 @@ from outrider_client.core.events import Unverified
 from ..marks import needs_int8, slow
 
 NEW = 40
-
-
 EVERY_MODE = ["stop-and-wait", "pipelined", "stream", "auto"]
 
 

@@ -27,8 +27,6 @@ ODD = [
     [{**GOOD, "turns": [{"role": "assistant", "parts": [{"text": "x"}], "statistics": {"rtt_ms": "x"}}]}],
 ]  # fmt: skip
 SETTINGS = ("mode", "privacy", "max-tokens", "temperature", "copy-tint", "appearance", "who-wrote")
-
-
 STORED = ["", "{", "[" * 100_000, "\u0000", *map(json.dumps, ODD)]
 
 
@@ -104,18 +102,9 @@ BEGUN = ("", "| a |\n", "```", "[](", "[](a", "- a\n", "<<", "<<private: ", "> "
 MANY_LENGTHS = "".join("`" * length + "x" for length in range(600, 0, -1))
 LINES = "".join(" " * length + "- a\n" for length in range(600))
 PIECES = (
-    "- a\n\n\n",
-    "a\n- ",
-    "| - |\n",
-    "a|\n-|\n",
-    "[a](",
-    "http://:",
-    "_http://:a_-",
-    "[]()",
-    "<http://",
-    "<<A: b>>",
-    "a`",
-)
+    "- a\n\n\n", "a\n- ", "| - |\n", "a|\n-|\n", "[a](", "http://:", "_http://:a_-", "[]()", "<http://",
+    "<<A: b>>", "a`",
+)  # fmt: skip
 READ = """async ([texts]) => {
     const { parseMarkdown } = await import("./markdown.js");
     const { parseInline } = await import("./inline.js");

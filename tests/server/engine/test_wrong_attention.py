@@ -45,7 +45,7 @@ def random_model(kind: str, layers: int, dtype: torch.dtype) -> PreTrainedModel:
     return model.to(dtype).eval()
 
 
-model_of = cache(random_model)
+target_of = cache(lambda *kind: Target.of(random_model(*kind), fused=False))
 
 
 def call(**changes):
@@ -125,8 +125,7 @@ WRONG = {
 def test_a_wrong_attention_is_refused(monkeypatch, wrong, dtype):
     kind, change = WRONG[wrong]
     for layers in DEPTHS:
-        model = model_of(kind, layers, dtype)
-        Target.of(model, fused=False)
+        model = target_of(kind, layers, dtype).model
         with monkeypatch.context() as patched:
             patched.setattr(*change)
             with pytest.raises(UsageError, match="slots do not reproduce"):
@@ -148,12 +147,12 @@ FUSED = {
 def test_a_wrong_fused_pass_does_not_serve(wrong, dtype):
     kind, spoil = FUSED[wrong]
     for layers in DEPTHS:
-        model = model_of(kind, layers, dtype)
-        kv, decoder = Target.of(model, fused=False).kv, FusedDecoder(model, packed=False)
-        check_against_eager(model, kv, 512, decoder)
+        accepted = target_of(kind, layers, dtype)
+        decoder = FusedDecoder(accepted.model, packed=False)
+        check_against_eager(accepted.model, accepted.kv, 512, decoder)
         spoil(decoder.layers)
         with pytest.raises(UsageError, match="slots do not reproduce"):
-            check_against_eager(model, kv, 512, decoder)
+            check_against_eager(accepted.model, accepted.kv, 512, decoder)
 
 
 def test_rounding_is_no_wrong_attention():
@@ -174,4 +173,4 @@ def test_a_type_whose_passes_are_wrong_is_refused(monkeypatch):
     """As of a device whose kernels for it fail."""
     monkeypatch.setattr(*heads(before=lambda query: query * (0.5 if query.dtype == torch.float16 else 1)))
     with pytest.raises(UsageError, match=r"llama: in float16 its logits are off by .* serve it in float32"):
-        Target.of(model_of("llama", 2, torch.float16))
+        Target.of(random_model("llama", 2, torch.float16))
