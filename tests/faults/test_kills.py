@@ -37,8 +37,8 @@ async def test_killed_again_and_again(modes, num_kills, dtype):
             async with asyncio.timeout(2 * ANSWER_S):
                 for _ in range(num_kills):
                     await heard.more(generator.randrange(1, 2 * NEW))
-                    await mortal.tell("kill")
-                    await heard.more(3, alone=True)
+                    # Listening begins first: all that a drafter writes alone may come before "kill" is answered.
+                    await asyncio.gather(heard.more(3, alone=True), mortal.tell("kill"))
                     await mortal.tell("start")
                 heard.enough = True
                 assert sum(await asyncio.gather(*writing)) >= len(modes)
