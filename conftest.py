@@ -80,7 +80,7 @@ GROUPS = {
     "browser": "Chromium draws and animates in real time",
 }
 # These folders hold the longest of the other modules.
-LONG = ("tests/client/wire/", "tests/client/gateway/", "tests/faults/", "tests/models/training/", "tests/examples/")
+LONG = ("tests/client/wire/", "tests/client/gateway/", "tests/faults/", "tests/models/training/", "tests/server/")
 
 
 def group_of(item: pytest.Item) -> str:

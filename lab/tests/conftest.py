@@ -3,17 +3,6 @@
 import sys
 from pathlib import Path
 
-import pytest
-
-from outrider_bench.core import processes
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "bench"))
 
-from forked_server import ForkedServer  # its folder is found only now
-
-
-@pytest.fixture(scope="module", autouse=True)
-def forked_servers():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "Popen", ForkedServer)
-        yield
+from forked_server import forked_servers as forked_servers  # its folder is found only now

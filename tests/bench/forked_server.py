@@ -9,6 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import BinaryIO
 
+import pytest
+
+from outrider_bench.core import processes
+
 _FORKS = multiprocessing.get_context("forkserver")
 
 
@@ -40,3 +44,11 @@ class ForkedServer:
         if self._process.exitcode is None:
             raise subprocess.TimeoutExpired("outrider-server", timeout)
         return self._process.exitcode
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_servers():
+    """`embedded_server`, of the whole session, comes before this and is a command of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "Popen", ForkedServer)
+        yield

@@ -1,6 +1,7 @@
-"""Lets the tests of this folder import `vm`, the guest with a real kernel."""
+"""Lets the tests of these folders import `vm`, the guest with a real kernel, and what they share."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "tcp"), str(HERE / "impairments")]
