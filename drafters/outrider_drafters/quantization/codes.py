@@ -163,7 +163,8 @@ def _packed_product(packed: Tensor, scales: Tensor, zeros: Tensor, x: Tensor) ->
     product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
         rows.add_(128).to(torch.uint8), 1.0, 128, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
-    return product.mul_(of_rows)[:count]
+    product.mul_(of_rows)
+    return product[:count] if padding > 0 else product
 
 
 def _rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -142,15 +142,18 @@ def _by_hand(segment: BatchSegment, query: Tensor, parts: Sequence[Part], call: 
     """
     (heads, num_rows, dim), kv_heads = query.shape, parts[0][0].shape[0]
     *shared, (keys, values) = parts
-    group, mask = heads // kv_heads, segment.mask(call.window, 1)
+    group = heads // kv_heads
+    grouped = query.reshape(1, kv_heads, group, num_rows, dim)
     block = max(1, _SCORES // (heads * sum(keys.shape[1] for keys, _ in parts)))
     answers: list[Tensor] = []
-    for rows in torch.split(query.reshape(1, kv_heads, group, num_rows, dim), block, dim=3):
+    for rows in torch.split(grouped, block, dim=3):
         first, count = block * len(answers), rows.shape[3]
-        own = None if mask is None else mask[:, :, first : first + count].repeat(1, 1, group, 1)
-        out = attend_by_hand(rows.flatten(2, 3), keys[None], values[None], own, count, shared, call)
+        mask = segment.mask(call.window, group if count == num_rows else 1)
+        if mask is not None and count < num_rows:
+            mask = mask[:, :, first : first + count].repeat(1, 1, group, 1)
+        out = attend_by_hand(rows.flatten(2, 3), keys[None], values[None], mask, count, shared, call)
         answers.append(out.view(heads, count, -1))
-    return torch.cat(answers, dim=1)
+    return torch.cat(answers, dim=1) if len(answers) > 1 else answers[0]
 
 
 def _outrider_slots(

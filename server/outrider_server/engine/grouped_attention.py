@@ -279,11 +279,12 @@ def attend_by_hand(
     merged = rows.transpose(0, 1).reshape(kv_heads, members * count, -1) if shared else rows
     scores = [_wide_scores(merged, part).view(kv_heads, members, count, -1) for part, _ in shared]
     own = _wide_scores(rows, keys)
-    everything = torch.cat([*(each.transpose(0, 1) for each in scores), own], dim=-1) * call.scaling
+    everything = torch.cat([*(each.transpose(0, 1) for each in scores), own], dim=-1) if scores else own
+    everything.mul_(call.scaling)
     if call.softcap is not None:
         everything = torch.tanh(everything / call.softcap) * call.softcap
     if mask is not None:
-        everything = everything + mask
+        everything.add_(mask)
     of_heads = everything.view(members, -1, num_rows, everything.shape[-1])
     weights = call.weights(of_heads).to(rows.dtype).reshape(everything.shape)
     shares = torch.split(weights, [*(part.shape[1] for part, _ in shared), keys.shape[2]], dim=-1)
