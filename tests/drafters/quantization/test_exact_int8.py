@@ -71,9 +71,21 @@ def test_kernels_that_saturate_are_noticed():
         assert is_exact_with(isa) == exact
 
 
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="for x86")
+def test_without_amx_packed_products_have_a_kernel():
+    script = "import torch; from outrider_drafters.quantization.codes import ExactInt8Codes as I, PackedInt8 as P"
+    script += "; P(I.rounded(torch.ones(512, 640)))(torch.ones(2, 640))"
+    made = run(script, ONEDNN_MAX_CPU_ISA="AVX512_CORE_VNNI", ONEDNN_VERBOSE="1")
+    assert "brg_matmul" in made
+    assert "ref_int8" not in made  # hundreds of times as slow
+
+
 @cache  # how this process packs is nothing to that one
 def is_exact_with(isa: str) -> str:
     script = "from outrider_drafters.quantization.codes import has_exact_int8; print(has_exact_int8())"
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    return done.stdout.strip() or done.stderr
+    return run(script, ONEDNN_MAX_CPU_ISA=isa).strip()
+
+
+def run(script: str, **changes: str) -> str:
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **changes}, capture_output=True, text=True)
+    return done.stdout or done.stderr
